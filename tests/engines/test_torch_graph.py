@@ -176,6 +176,24 @@ def test_weights_that_are_written_in_place_leave_what_was_captured() -> None:
     assert (played.told()["captured"], played.fragments.n_moves) == (captured, moves)
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
+def test_who_listens_to_a_module_is_called_at_every_step(name: str) -> None:
+    """A graph plays what the card did, and no Python."""
+    engine = engine_of(name)
+    leaves = Leaves(engine, 3)
+    for _ in range(4):
+        leaves.step()
+    played, heard = engine.told()["played"], []
+    layer = engine.model.get_submodule("model.layers.1.mlp")
+    hook = layer.register_forward_hook(lambda *_: heard.append(1))
+    for _ in range(3):
+        leaves.step()
+    assert (len(heard), engine.told()["played"]) == (3, played)
+    hook.remove()
+    leaves.step()
+    assert (len(heard), engine.told()["played"]) == (3, played + 1)
+
+
 def test_weights_that_are_put_elsewhere_are_read_there() -> None:
     """As an owner does who sets `.data`: a graph would read where they were."""
     played, plain = engine_of(), engine_of(graphs=False)

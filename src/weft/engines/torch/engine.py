@@ -24,6 +24,7 @@ from .hook import NAME, PROBE, attention_of, number_layers, probing, seat_module
 from .laid import lay_weights, pack_or_raise, widen_weights
 from .lane import in_lane
 from .layout import Layout
+from .listeners import Listeners
 from .memories import (
     KVChoice,
     NewMemory,
@@ -276,7 +277,7 @@ class TorchEngine(ModelEngine):
             self.fragments.clear()
             self._graphs = None
             self._let_go()
-            del self._head, self._fused, self._now, self._keepers
+            del self._head, self._fused, self._now, self._keepers, self._listeners
 
     def prefix_cache(self, spans: Sequence[Span]) -> DynamicCache:
         """Copy a path's KV into a cache object that the Transformers model itself accepts.
@@ -356,6 +357,7 @@ class TorchEngine(ModelEngine):
         )
         self._ids = StepIds(self.info, self._device)
         self._wanted = Remembered(self._device)
+        self._listeners = Listeners(model)
         fused = FusedDecoder.of(model, probe.specs, self._call)
         *preferred, last = makers
         for make in preferred:
@@ -421,12 +423,11 @@ class TorchEngine(ModelEngine):
     ) -> Tensor:
         adapter = rows[0].adapter if rows else None
         self._lora.use(adapter)  # it is added by hooks on modules
-        fused = self._fused if adapter is None else None
-        if fused is not None and fused.is_hooked(self._lora.n_hooks):
-            fused = None
+        is_bare = adapter is None and not self._listeners.hear(self._lora.n_hooks)
+        fused = self._fused if is_bare else None
         self._now = self._head if fused is None else fused
         ids, positions = self._ids.packed(tokens, step.order)[None], step.positions[None]
-        if self._graphs is not None and adapter is None:
+        if self._graphs is not None and is_bare:
             return self._graphs.hidden(self._now, ids, positions, step)
         self._call.step = step
         try:

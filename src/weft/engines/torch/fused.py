@@ -61,15 +61,6 @@ class FusedDecoder:
             _Layer(layer, number, spec)
             for number, (layer, spec) in enumerate(zip(base.layers, specs, strict=True))
         ]
-        self._hooks = [
-            hooks
-            for module in model.modules()
-            for hooks in (module._forward_hooks, module._forward_pre_hooks)
-        ]
-
-    def is_hooked(self, n_idle: int) -> bool:
-        """Whether hooks on the modules do something, beside `n_idle` that do nothing now."""
-        return any(self._hooks) and sum(map(len, self._hooks)) > n_idle
 
     def hidden(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """Run the layers over packed tokens, both [1, T]; return hidden states [T, E]."""
