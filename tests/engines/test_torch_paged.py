@@ -864,6 +864,9 @@ def test_kv_is_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(kernel, "is_interpreted", lambda: True)
         assert makers("auto", card) == [padded]
         patch.setattr(kernel, "is_interpreted", lambda: False)
+        patch.setattr(memories, "is_for_triton", lambda device: False)
+        assert makers("auto", card) == [padded]
+        patch.setattr(memories, "is_for_triton", lambda device: True)
         assert makers("auto", card) == [PagedMemory, padded]
         assert memories.has_kernels(makers("auto", card), card)
         assert not memories.has_kernels(makers("padded", card), card)

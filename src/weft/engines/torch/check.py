@@ -1,12 +1,13 @@
 """The load check: what an engine says of a few paths, held against the model's own plain forward.
 
-Every load runs a small tree. Where kernels are tried that only a card runs, so is a long path in
-one step, whose queries fill tiles of every size, and the tree grows until a step is played from
-what was captured.
+Every load runs a small tree. Where kernels are tried that only a card runs, so is a long path: its
+prompt in one step, and what follows in steps of one row and of many, so that tiles of every size
+meet whole blocks of keys. And the tree grows until a step is played from what was captured.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from .refusals import NoTree
 
 if TYPE_CHECKING:
     from .engine import TorchEngine
+    from .output import TorchOutput
 
 # Root-mean-square error of a position, relative to the spread of the logits.
 # Where activations are quantised, a last bit of one may become a whole step of its grid.
@@ -28,6 +30,9 @@ _QUANTISED_TOLERANCE = 0.15
 _TRUNK, _CHUNKS, _PATHS, _WIDTH = 8, (7, 6), 3, 20  # 8 + 7 + 6, and single tokens at three tips
 _STEPS = 4  # of the tips: two alike are run, one is captured, one is played anew
 _FAR, _EVERY = 640, 16  # tokens of the long path, and every which one's logits are compared
+# Of those places the last ones, where a token alone is met again; and those before them, where as
+# many meet the same keys as fill more than the smallest tile.
+_LONELY, _CROWDED, _CROWD = 8, 3, 24
 
 
 def quantised(model: PreTrainedModel) -> str:
@@ -103,13 +108,14 @@ def check_tree(engine: TorchEngine, own: Own) -> None:
     """
     n_steps = 1 if own.far is None else _STEPS
     try:
-        got, want = _run_tree(engine, own, n_steps)
-        far = None if own.far is None else _run_far(engine, own.far.tolist())
+        _compare(*_run_tree(engine, own, n_steps), engine.model)
+        if own.far is not None and own.far_logits is not None:
+            for got, want in _run_far(engine, own.far.tolist(), own.far_logits):
+                _compare(got, want, engine.model)
+    except NoTree:
+        raise
     except (ForwardError, RuntimeError) as error:  # a card may tell later than it fails
         raise NoTree(f"it fails in a tree: {error}") from error
-    _compare(got, want, engine.model)
-    if far is not None and own.far_logits is not None:
-        _compare(far, own.far_logits, engine.model)
 
 
 def _compare(got: Tensor, want: Tensor, model: PreTrainedModel) -> None:
@@ -168,12 +174,27 @@ def _run_tree(engine: TorchEngine, own: Own, n_steps: int) -> tuple[Tensor, Tens
             store.free(fragment)
 
 
-def _run_far(engine: TorchEngine, path: list[int]) -> Tensor:
-    """The long path in one step."""
+def _run_far(engine: TorchEngine, path: list[int], own: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """The long path in one step; then tokens of it again, below what they followed: logits, own."""
     fragment = engine.fragments.new(None)
-    wanted = tuple(range(0, len(path), _EVERY))
+    places = range(0, len(path), _EVERY)
+    lonely = places[1:][-_LONELY:]
+    crowded = places[1 : -len(lonely)][-_CROWDED:]
+
+    def again(at: int) -> Row:
+        return Row((Span(fragment, at),), path[at : at + 1], at, None, (0,))
+
     try:
-        output = engine.forward([Row((), path, 0, fragment, wanted)])
-        return torch.stack([torch.from_numpy(output.logits(i)) for i in range(len(wanted))])
+        first = engine.forward([Row((), path, 0, fragment, tuple(places))])
+        yield _stacked(first, len(places)), own
+        for chosen, n in ((lonely, 1), (crowded, _CROWD)):
+            met = [at for at in chosen for _ in range(n)]
+            if met:
+                found = _stacked(engine.forward(list(map(again, met))), len(met))
+                yield found, own[[at // _EVERY for at in met]]
     finally:
         engine.fragments.free(fragment)
+
+
+def _stacked(output: TorchOutput, n: int) -> Tensor:
+    return torch.stack([torch.from_numpy(output.logits(i)) for i in range(n)])

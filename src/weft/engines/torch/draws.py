@@ -24,8 +24,8 @@ from ...sampling.metrics import MEMBERS, n_groups
 from ...sampling.sampler import BROKEN, NOTHING, DrawResult
 from ..base import HostDraws
 from . import cuts
+from .card import in_lane, is_for_triton
 from .cuts import put, some
-from .lane import in_lane
 from .noise import NoiseOfGroups, group_noise
 from .passes import MANY_LOGITS, TorchPasses
 from .seats import KNOWN_FILTERS, FromRows, Rank, Seats
@@ -108,7 +108,7 @@ class Drawer:
     def __init__(self, device: torch.device, *, kernels: bool | None = None) -> None:
         """kernels: draw by those of Triton; None: where a card and its Triton have them."""
         self._device = device
-        has_kernels = _is_for_triton(device) if kernels is None else kernels
+        has_kernels = is_for_triton(device) if kernels is None else kernels
         self._kernels = _kernels() if has_kernels else None
         self._have_run: set[tuple[str, ...]] = set()  # by filters: each brings kernels of its own
         self._passes = TorchPasses()
@@ -178,13 +178,6 @@ class Drawer:
                 return drawn
         seats.make_keys()
         return pack(*draw(place.of(logits).float(), seats, kept=kept))
-
-
-def _is_for_triton(device: torch.device) -> bool:
-    """Whether Triton's own documentation names such a card: of NVIDIA's, from 8.0 on."""
-    if device.type != "cuda" or torch.version.cuda is None or not torch.cuda.is_available():
-        return False
-    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _kernels() -> ModuleType | None:

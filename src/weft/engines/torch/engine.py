@@ -15,6 +15,7 @@ from ...checks import one_of
 from ...errors import ConfigError, EngineError, ForwardError, Unsupported, WeftError
 from ..abilities import OWN
 from ..base import EngineInfo, LateTokens, Row, Span, check_rows
+from .card import in_lane
 from .check import Own, check_tree
 from .dequantised import load_gguf
 from .experts import PackedExperts
@@ -22,7 +23,6 @@ from .fused import FusedDecoder
 from .held import ModelEngine
 from .hook import NAME, PROBE, attention_of, number_layers, probing, seat_modules
 from .laid import lay_weights, pack_or_raise, widen_weights
-from .lane import in_lane
 from .layout import Layout
 from .listeners import Listeners
 from .memories import (

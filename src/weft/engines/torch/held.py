@@ -13,10 +13,10 @@ from transformers import PreTrainedModel
 from ...errors import ForwardError
 from ...sampling import metrics
 from ..base import Draws, Engine, EngineInfo, KeptRow, Row, Score
+from .card import free_bytes
 from .check import quantised
 from .draws import Drawer
 from .lora import LoraAdapters
-from .memory import free_bytes
 from .model import context_of, freeze_rope
 from .output import TorchRows
 from .refusals import refuse_model

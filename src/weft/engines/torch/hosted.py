@@ -39,6 +39,7 @@ class HostCopies:
                 yield
         finally:
             aside.synchronize()
+            self._let_go()
 
     @contextmanager
     def coming(self, sources: list[Tensor]) -> Iterator[None]:
@@ -59,8 +60,11 @@ class HostCopies:
             past = aside.record_event()
             lane.wait_event(past)
             self._read.append((past, sources))
-            while self._read and self._read[0][0].query():
-                self._read.popleft()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        while self._read and self._read[0][0].query():
+            self._read.popleft()
 
 
 def to_host(tensor: Tensor) -> NDArray[Any]:

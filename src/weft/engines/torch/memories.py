@@ -10,6 +10,7 @@ import torch
 
 from ...checks import one_of
 from ...errors import ConfigError, EngineUnavailable, ModelLoadError
+from .card import is_for_triton
 from .hook import RunningForward
 from .layout import Layout
 from .memory import KVMemory
@@ -46,7 +47,8 @@ def memory_makers(kv: KVChoice, device: torch.device) -> list[NewMemory]:
             hint="pip install triton, or leave kv out",
         ) from error
     if kv == "auto":
-        return [PaddedMemory] if is_interpreted() else [PagedMemory, PaddedMemory]
+        is_for_it = is_for_triton(device) and not is_interpreted()
+        return [PagedMemory, PaddedMemory] if is_for_it else [PaddedMemory]
     if device.type == "cpu" and not is_interpreted():
         raise ConfigError(
             "kv is 'paged', whose kernels run on CUDA; on a CPU they run, slowly, in Triton's"

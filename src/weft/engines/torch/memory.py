@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from ..base import Fragment, Fragments, Row
@@ -101,9 +100,3 @@ class KVMemory(Fragments):
     @abstractmethod
     def clear(self) -> None:
         """Forget everything."""
-
-
-def free_bytes(device: torch.device) -> int:
-    """Return what a card has left, with what PyTorch holds of it for nobody."""
-    idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + idle

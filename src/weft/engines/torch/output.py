@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..base import Draws, KeptRows, Output, Score
+from .card import in_lane
 from .draws import Drawer
 
 if TYPE_CHECKING:
@@ -39,9 +40,14 @@ class TorchRows(KeptRows):
 
     def logprobs(self, number: int, *, on_host: bool) -> Any:
         """Return a row's log-probabilities: float32 [V], an array, or a tensor on the device."""
-        with torch.no_grad():
+        device = self.tensor.device
+        with torch.no_grad(), in_lane(device):
             row = self.tensor[self.place(number)].float().log_softmax(-1)
-            return row.cpu().numpy() if on_host else row
+            if on_host:
+                return row.cpu().numpy()
+        if device.type == "cuda":  # the caller may read it on a stream of its own
+            row.record_stream(torch.cuda.current_stream(device))
+        return row
 
 
 class TorchOutput(Output):
@@ -92,5 +98,6 @@ class TorchOutput(Output):
 
 
 def _on_host(logits: Tensor) -> NDArray[np.float32]:
-    found: NDArray[np.float32] = logits.float().cpu().numpy()
+    with in_lane(logits.device):
+        found: NDArray[np.float32] = logits.float().cpu().numpy()
     return found
