@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 from common import ROOT
+from gpu_check import LOST
 from gpu_model import Record, device, prompt, words
 
 import weft
@@ -91,6 +92,27 @@ def _chosen(family: str, dtype: str) -> str:
     if model.device.type == "cuda" and chosen != "PagedMemory":
         raise AssertionError(f"kv='auto' gave {chosen}; the log says why")
     return chosen
+
+
+def side_by_side(families: list[str]) -> None:
+    """Run this program for each family at once: a card's kernels are compiled by its host."""
+    running = {family: _started(family) for family in families}
+    failed = []
+    while running:
+        for family, process in list(running.items()):
+            code = process.poll()
+            if code == LOST:
+                running[family] = _started(family)  # it goes on after what it has noted
+            elif code is not None:
+                failed += [family] if code else []
+                del running[family]
+        time.sleep(0.2)
+    if failed:
+        raise SystemExit(f"ended with an error: {', '.join(failed)}")
+
+
+def _started(family: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, *sys.argv, "--family", family])
 
 
 def _logprobs(model: Any, ids: list[int]) -> np.ndarray:
@@ -178,6 +200,7 @@ def main() -> None:
     parser.add_argument("--json", required=True, help="the file that gets a JSON line a figure")
     parser.add_argument("--dry", action="store_true", help="toy sizes, on any machine")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--family", choices=list(OF_LAWS), help="of the truth; all otherwise")
     parser.add_argument("--seconds", type=float, default=150.0, help="how long it may take")
     parser.add_argument("--option", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"))
     options = parser.parse_args()
@@ -185,11 +208,14 @@ def main() -> None:
     record = Record(options.json)
     families = list(OF_LAWS)[: 1 if options.dry else None]
     dtypes = [each for each in DTYPES if not (options.dry and each != "float32")]
-    # What models are mostly run in first, of all families: a part may be ended before the last.
-    pairs = [(family, dtype) for dtype in reversed(dtypes) for family in families]
-    for family, dtype in pairs if "truth" in options.parts else ():
-        job = partial(truth, family, dtype, dict(options.option), 3 if options.dry else 10)
-        record.attempt("truth", job, family=family, dtype=dtype)
+    if options.family:
+        families, record = [options.family], Record(options.json, family=options.family)
+    if "truth" in options.parts and len(families) > 1:
+        side_by_side(families)
+    elif "truth" in options.parts:
+        for dtype in reversed(dtypes):  # what models are mostly run in first
+            job = partial(truth, families[0], dtype, dict(options.option), 3 if options.dry else 10)
+            record.attempt("truth", job, family=families[0], dtype=dtype)
     if "contract" in options.parts:
         names = [
             f"{family.capitalize()}{dtype.capitalize()}" for dtype in dtypes for family in families

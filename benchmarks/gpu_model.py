@@ -19,6 +19,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from weft.engines.base import Fragment, Row, Span
+from weft.engines.torch.paged.capture import GraphRecorder
 from weft.engines.torch.paged.pool import SlotList, own
 from weft.engines.torch.paged.step import PagedMemory
 
@@ -121,16 +122,17 @@ def timed_alone(job: Callable[[], object], least_s: float = 0.2) -> tuple[float,
     synchronise()
     if not torch.cuda.is_available():
         return timed(job, least_s), False
-    graph, now = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+
+    def some() -> torch.Tensor:
+        for _ in range(_CAPTURED):
+            job()
+        return torch.zeros(1, device=device())
+
     try:
-        with torch.cuda.graph(graph):
-            for _ in range(_CAPTURED):
-                job()
+        replay = GraphRecorder(torch.device("cuda", torch.cuda.current_device()))(some)
     except RuntimeError:
-        torch.cuda.set_stream(now)  # a capture that fails leaves its own stream current
-        synchronise()
         return timed(job, least_s), False
-    return timed(graph.replay, least_s) / _CAPTURED, True
+    return timed(replay.play, least_s) / _CAPTURED, True
 
 
 def copy_rate(*, dry: bool) -> float:
@@ -226,15 +228,17 @@ def _flat(above: tuple[Span, ...]) -> tuple[Span, ...]:
 
 
 class Record:
-    """A file of JSON lines, one a figure; what fails is a line, too."""
+    """A file of JSON lines, one a figure; what fails is a line, too. Several may write to one."""
 
-    def __init__(self, path: str) -> None:
-        """path: its file; attempts that are noted there are not made again."""
+    def __init__(self, path: str, **of: Any) -> None:
+        """path: its file; attempts that are noted there are not made again. of: what the lines of
+        this record say, where others write to the file, too.
+        """
         self._path = Path(path)
         self._n_attempts = self._n_before = 0
         if self._path.exists():
-            lines = self._path.read_text(encoding="utf-8").splitlines()
-            self._n_before = sum("attempt" in json.loads(line) for line in lines)
+            lines = map(json.loads, self._path.read_text(encoding="utf-8").splitlines())
+            self._n_before = sum("attempt" in line and of.items() <= line.items() for line in lines)
 
     def add(self, what: str, **figures: Any) -> None:
         line = json.dumps({"what": what, **figures}, default=str)
