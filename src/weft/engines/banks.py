@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -296,7 +297,10 @@ class BankedMemory(ABC, Generic[F, B]):
         return last and end + n <= block.capacity
 
     def _compact(self, block: SharedBlock) -> None:
-        """Give its fragments a block of their size, if much of this one is empty."""
+        """Give its fragments a block of their size, if much of this one is empty.
+
+        Where there is no memory to save memory with, they stay.
+        """
         live = sum(user.length for user in block.users)
         if block.capacity - live > live // SPARE:
             self.moved()
@@ -306,7 +310,8 @@ class BankedMemory(ABC, Generic[F, B]):
                     self._take_out(kv)
             if live:
                 kept = sorted((kv for kv in users if kv.length), key=lambda kv: kv.start)
-                self._put_in_line(kept)
+                with suppress(MemoryError, RuntimeError):  # NumPy's and PyTorch's
+                    self._put_in_line(kept)
 
 
 def own(fragment: Fragment, kind: type[F]) -> F:

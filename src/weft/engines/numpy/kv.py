@@ -23,6 +23,7 @@ have a quarter more than they need, as all are as wide as the widest.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -90,7 +91,8 @@ class TailBank:
         if not self.rows:
             self.data = np.zeros(self._shape, np.float32)
         elif len(self.rows) <= self.data.shape[2] // 2:
-            self._resize(len(self.rows), self._rounded(len(self.rows), self._longest()))
+            with suppress(MemoryError):  # there is none to save some with
+                self._resize(len(self.rows), self._rounded(len(self.rows), self._longest()))
 
     def widen(self, width: int) -> None:
         """Make room for `width` slots in every row."""

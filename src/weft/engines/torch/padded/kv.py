@@ -72,6 +72,12 @@ class DeviceBank(Bank):
         self._reseat([*staying, *tails], length, n_rows + n_rows // 4 if self.members else n_rows)
         return len(staying)
 
+    def refuse(self, tails: Sequence[BankedFragment]) -> None:
+        """Make holes of the rows of tails that were taken and have not come."""
+        gone = {id(t) for t in tails if t.home is not self}
+        self.members = [None if id(m) in gone else m for m in self.members]
+        self.n_members -= len(gone)
+
     def compact(self) -> None:
         """Give back the memory of holes, if they are most of it."""
         if self.is_sparse:
@@ -81,10 +87,10 @@ class DeviceBank(Bank):
     def _reseat(self, members: Sequence[BankedFragment], length: int, n_rows: int) -> None:
         rows = {id(m): row for row, m in enumerate(self.members) if m is not None}
         longest = max(length, max((m.length for m in members), default=0))
-        self.members, self.n_members = list(members), len(members)
         sources = [rows.get(id(m), -1) for m in members]
         room = room_for(self.width, n_rows, longest, self.layout.slot_bytes)
-        self._rebuild(n_rows, room, sources)
+        self._rebuild(n_rows, room, sources)  # or there is no memory, and nothing has changed
+        self.members, self.n_members = list(members), len(members)
         for row, member in enumerate(members):
             if id(member) in rows:
                 member.start = row
@@ -270,7 +276,11 @@ class Store(BankedMemory[KV, DeviceBank], KVMemory):
         if first is None:
             arriving = [t for t in tails if t.home is not bank]
             first = bank.take(tails, longest)
-            self._arrive(bank, arriving, {id(t): first + at for at, t in enumerate(tails)})
+            try:
+                self._arrive(bank, arriving, {id(t): first + at for at, t in enumerate(tails)})
+            except BaseException:
+                bank.refuse(arriving)
+                raise
         return bank, first
 
     @torch.inference_mode()

@@ -303,6 +303,7 @@ def plan_step(rows: Sequence[Row], store: Store) -> LanePlan:
     cached = store.plan
     if cached is not None and cached.fits(rows, crowd=store.is_crowd()):
         return cached
+    store.plan = None  # tails move to other rows now, whatever comes of it
     plan = _build(rows, store)
     store.plan = plan if not plan.chunks else None
     return plan

@@ -1,0 +1,156 @@
+"""Where there is no memory, at any moment: what fails has changed nothing, and goes well again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from families import build, plain_logits  # noqa: E402
+from weft.engines.base import Fragment, Row, Span  # noqa: E402
+from weft.engines.torch import TorchEngine  # noqa: E402
+from weft.engines.torch.layout import Layout, Slots  # noqa: E402
+from weft.errors import ForwardError  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+class Scarcity:
+    """Counts what takes memory, and lets one such call fail: the `at`th from now on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.n = self.at = 0
+        for kind, name in ((Layout, "empty"), (Slots, "copy_from"), (Slots, "copy")):
+            monkeypatch.setattr(kind, name, self._scarce(getattr(kind, name)))
+
+    def _scarce(self, does: Callable[..., Any]) -> Callable[..., Any]:
+        def tries(*given: Any) -> Any:
+            self.n += 1
+            if self.n == self.at:
+                raise MemoryError("there is no memory")
+            return does(*given)
+
+        return tries
+
+
+class Life:
+    """Fragments that grow alone and side by side, come and go, are cut, joined and settled."""
+
+    def __init__(self, engine: TorchEngine) -> None:
+        self.engine, self.store = engine, engine.fragments
+        self.paths: dict[int, list[int]] = {}
+        self.parts: dict[int, list[Fragment]] = {}
+        self.worst = 0.0
+        self.last: tuple[int, ...] = ()  # names of the last step
+        self.n_failed = 0
+
+    def again(self, does: Callable[[], None]) -> None:
+        """Do something; where it fails for want of memory go on as before, and do it then."""
+        before = self.lengths()
+        try:
+            does()
+        except (MemoryError, ForwardError):
+            self.n_failed += 1
+            assert self.lengths() == before
+            self.step(*self.last)
+            does()
+
+    def lengths(self) -> dict[int, list[int]]:
+        return {name: [each.length for each in parts] for name, parts in self.parts.items()}
+
+    def begin(self, name: int, n: int) -> None:
+        ids = [(name * 31 + 7 * i) % 117 + 3 for i in range(n)]
+        fragment = self.store.new(None)
+        self.engine.forward([Row((), ids, 0, fragment)])
+        self.paths[name], self.parts[name] = ids, [fragment]
+
+    def step(self, *names: int) -> None:
+        """Grow some by a token; without names nothing is done."""
+        rows = []
+        for name in names:
+            *above, own = self.parts[name]
+            path = tuple(Span(each, each.length) for each in above)
+            token = (13 * name + len(self.paths[name])) % 117 + 3
+            rows.append(Row(path, [token], len(self.paths[name]), own, (0,)))
+        output = self.engine.forward(rows) if rows else None
+        self.last = names
+        for number, (name, row) in enumerate(zip(names, rows, strict=True)):
+            assert output is not None
+            self.paths[name].append(row.tokens[0])
+            want = plain_logits(self.engine.model, self.paths[name])[-1]
+            off = float((torch.from_numpy(output.logits(number)) - want).abs().max())
+            self.worst = max(self.worst, off)
+
+    def split(self, name: int, at: int) -> None:
+        (own,) = self.parts[name]
+        self.parts[name] = [self.store.split(own, at), own]
+
+    def join(self, name: int) -> None:
+        upper, lower = self.parts[name]
+        self.store.join(upper, lower)
+        self.parts[name] = [lower]
+
+    def drop(self, name: int) -> None:
+        self.store.free(self.parts[name].pop())
+
+    def settle(self, name: int) -> None:
+        self.store.settle(self.parts[name][-1])
+
+    def free(self, name: int) -> None:
+        self.last = tuple(each for each in self.last if each != name)
+        for each in self.parts.pop(name):
+            self.store.free(each)
+
+    def run(self) -> None:
+        self.again(partial(self.begin, 0, 5))
+        self.again(partial(self.begin, 1, 6))
+        self.again(partial(self.begin, 2, 5))
+        self.again(partial(self.begin, 3, 100))
+        for names in ((0, 1), (0, 1), (1, 0, 3), (0, 1), (0, 1, 2, 3), (2, 3), (3, 2, 0)):
+            self.again(partial(self.step, *names))
+        self.again(partial(self.split, 3, 60))
+        self.again(partial(self.step, 3, 2))
+        self.again(partial(self.settle, 1))
+        self.again(partial(self.free, 0))
+        self.again(partial(self.free, 2))
+        self.again(partial(self.step, 3, 1))
+        self.again(partial(self.join, 3))
+        self.again(partial(self.step, 1, 3))
+        for _ in range(3):
+            self.again(partial(self.step, 3))
+        self.again(partial(self.begin, 4, 50))
+        self.again(partial(self.split, 4, 20))
+        self.again(partial(self.drop, 4))  # what shared its block may be given one of its size
+        for name in (1, 3, 4):
+            self.again(partial(self.free, name))
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[TorchEngine]:
+    made = TorchEngine.adopt(build("llama"))
+    assert isinstance(made, TorchEngine)
+    yield made
+    made.close()
+
+
+def test_whatever_takes_memory_may_fail_once(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scarcity = Scarcity(monkeypatch)
+    plain = Life(engine)
+    plain.run()
+    n_calls, n_failed = scarcity.n, 0
+    assert plain.worst < 1e-4
+    for at in range(1, n_calls + 1):
+        scarcity.n, scarcity.at = 0, at
+        life = Life(engine)
+        life.run()
+        n_failed += life.n_failed
+        assert life.worst < 1e-4, f"call {at} of {n_calls}"
+        assert engine.fragments.usage() == (0, 0), f"call {at} of {n_calls}"
+    assert n_failed > n_calls / 2
