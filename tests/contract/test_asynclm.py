@@ -52,6 +52,28 @@ def test_every_prefix_of_a_path_is_answered_in_one_step(make, kind, oracle) -> N
     same(asyncio.run(model.next_token_logprobs_uncached(ids)), expected[-1])
 
 
+def test_a_leaf_grows_while_another_path_reads_a_part_of_it(make, kind, oracle) -> None:
+    """A step writes to a node that another of its rows stands in the middle of."""
+    lm = make(kind)
+    model, ids = AsyncLM(lm), [token % 100 + 20 for token in range(7, 147)]
+    trunk, leaf, other = ids[:80], ids[80:110], [*ids[120:140], 9, 8, 7, 6, 5]
+    beside = [[*trunk, 15, *leaf[1:9]], [*other[:20], 15, 16]]
+
+    async def steps() -> list[tuple[list[int], object]]:
+        known = [[*trunk, *leaf], other, *beside]
+        await asyncio.gather(*map(model.next_token_logprobs, known))
+        grown, found = known[:2], []
+        for step in range(4):
+            grown = [[*grown[0], 17 + step], [*grown[1], 40 + step]]
+            paths = [*grown, [*trunk, *leaf[: 12 + step]]]
+            rows = await asyncio.gather(*map(model.next_token_logprobs, paths))
+            found += zip(paths, rows, strict=True)
+        return found
+
+    for path, row in asyncio.run(steps()):
+        same(row, log_softmax(oracle(path))[-1])
+
+
 def test_a_gather_is_one_step_and_equal_contexts_run_once(make, kind, oracle) -> None:
     lm = counted(make, kind)
     model, ids = AsyncLM(lm), prompt_ids(lm)

@@ -77,7 +77,7 @@ def test_those_side_by_side_are_one_however_long() -> None:
 
 def test_tails_and_what_ends_early_have_nothing_below_them() -> None:
     reaches = chain(3, 4, 5)
-    tail = reaches[2]._replace(is_tail=True)
+    tail = reaches[2]._replace(grows=True)
     assert lengths_of([*reaches[:2], tail]) == [[3, 4], [5]]
     side = Apart((reaches[1].fragment, reaches[2].fragment))
     assert lengths_of([*reaches[:2], tail], side) == [[3, 4], [5]]

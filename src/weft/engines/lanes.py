@@ -50,7 +50,7 @@ class ChunkLane(NamedTuple):
 class Reach(NamedTuple, Generic[F]):
     """The packed queries start..stop below one span. first: absolute position of its first slot.
 
-    is_tail: whether it is a row's own, that grows.
+    grows: whether a row of the step writes to it: it stays where it is.
     """
 
     fragment: F
@@ -58,7 +58,7 @@ class Reach(NamedTuple, Generic[F]):
     first: int
     start: int
     stop: int
-    is_tail: bool = False
+    grows: bool = False
 
 
 class Stretch(NamedTuple, Generic[F]):
@@ -91,11 +91,11 @@ def stretches_of(reaches: Sequence[Reach[F]], memory: BankedMemory[F, Any]) -> l
     a product a layer. Those that lie one behind the other already cost nothing; others are only put
     together up to JOINED, so that a path that grows is not moved again and again.
     """
-    tails = {id(reach.fragment) for reach in reaches if reach.is_tail}
+    growing = {id(reach.fragment) for reach in reaches if reach.grows}
 
     def goes_on(last: Stretch[F], piece: Stretch[F]) -> bool:
         ends = id(last.spans[-1][0]), id(piece.spans[-1][0])
-        return _follows(last, piece) and tails.isdisjoint(ends)
+        return _follows(last, piece) and growing.isdisjoint(ends)
 
     pieces: list[Stretch[F]] = []
     for fragment, length, first, start, stop, _ in reaches:
@@ -164,6 +164,7 @@ class Packing(Generic[F, B]):
         """
         found: list[Reach[F]] = []
         latest: dict[tuple[int, int], int] = {}
+        growing = {id(dest) for _, dest in self.rows}
         for i in self.order:
             start, stop, first = self.starts[i], self.starts[i] + rows[i].n_tokens, 0
             if stop > n_packed:
@@ -177,8 +178,8 @@ class Packing(Generic[F, B]):
                     found[at] = found[at]._replace(stop=stop)
                 else:
                     latest[key] = len(found)
-                    kv, is_tail = own(fragment, kind), fragment is rows[i].dest
-                    found.append(Reach(kv, length, first, start, stop, is_tail))
+                    kv, grows = own(fragment, kind), id(fragment) in growing
+                    found.append(Reach(kv, length, first, start, stop, grows))
                 first += length
         return found
 
