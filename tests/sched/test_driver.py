@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -55,6 +57,46 @@ def logits_item(rig: Rig, ids: list[int]) -> Extend:
 
 
 # Who steps ------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_forked_process_is_told_that_the_thread_is_not_its_own(make: MakeRig) -> None:
+    """It waited for ever: for a step that nobody makes, or a lock that nobody gives back."""
+    rig = make(engine=Threads())
+    asked = [
+        lambda: rig.driver.drive(rig.driver.submit([logits_item(rig, [1, 2, 3])])),
+        lambda: rig.driver.exclusive(lambda: None),
+    ]
+
+    def told() -> list[str]:
+        found = []
+        for ask in asked:
+            try:
+                ask()
+            except StaleHandle as error:
+                found.append(str(error))
+        return found
+
+    def told_in_a_fork() -> str:
+        reads, writes = os.pipe()
+        child = os.fork()
+        if not child:
+            signal.alarm(int(SOON))
+            try:
+                os.write(writes, "\n".join(told()).encode())
+            finally:
+                os._exit(0)
+        os.close(writes)
+        with os.fdopen(reads) as pipe:
+            text = pipe.read()
+        os.waitpid(child, 0)
+        return text
+
+    assert told() == []
+    assert told_in_a_fork() == ""  # nobody has a thread yet: it is as good as its parent
+    rig.driver.start()
+    assert told() == []
+    assert told_in_a_fork().count(f"by a thread of process {os.getpid()}") == len(asked)
 
 
 def test_one_thread_alone_steps_by_itself(make: MakeRig) -> None:

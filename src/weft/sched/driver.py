@@ -5,6 +5,7 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # without enums: every call comes by here
 import asyncio
 import logging
+import os
 import threading
 import weakref
 from collections import deque
@@ -74,6 +75,7 @@ class Driver:
         self.scheduler = scheduler
         self.closed = False
         self._thread: threading.Thread | None = None
+        self._home = 0  # the process that has it
         self._caller: int | None = None
         self._stepping = threading.Lock()  # held by whoever steps
         self._stepper: int | None = None  # that thread
@@ -87,6 +89,7 @@ class Driver:
 
     def submit(self, items: Sequence[Item], *, atomic: bool = False) -> list[Ticket]:
         """Queue items; see Scheduler.submit."""
+        self._refuse_forked()
         if self.closed:
             raise StaleHandle("this LM is closed; load it again")
         tickets = self.scheduler.submit(items, atomic=atomic)
@@ -122,6 +125,7 @@ class Driver:
 
     def _until(self, is_done: Callable[[], bool]) -> None:
         """Step, or wait for the thread that steps, until `is_done()`."""
+        self._refuse_forked()
         self._refuse_nested()
         if not self._claim():
             self._wait(is_done)
@@ -142,6 +146,7 @@ class Driver:
 
         An engine that wants its own thread is touched by the driver thread alone.
         """
+        self._refuse_forked()
         if self.scheduler.engine.info.owner_thread:
             return self._on_thread(lambda: self._between_steps(work))
         return self._between_steps(work)
@@ -206,6 +211,17 @@ class Driver:
         if self._stepper == threading.get_ident():
             raise RuntimeError("a sink or callback must not wait for the LM that calls it")
 
+    def _refuse_forked(self) -> None:
+        """Raise StaleHandle in a process that was forked from the one that has the thread: nobody
+        would ever step, and a lock that the thread held is held for ever.
+        """
+        if self._thread is not None and os.getpid() != self._home:
+            raise StaleHandle(
+                f"this LM is run by a thread of process {self._home}, and this process was forked"
+                " from it; load the model in this one, which may be started by 'spawn', or fork"
+                " before the LM is first used from a second thread or with await"
+            )
+
     def _claim(self) -> bool:
         """Whether the calling thread may step inline; starts the driver thread when it may not."""
         if self._thread is not None:
@@ -238,6 +254,7 @@ class Driver:
         with deferred_interrupt(), self._news:
             if self._thread is None and not self.closed:
                 name = f"weft-{self.scheduler.engine.info.name}"
+                self._home = os.getpid()
                 self._thread = threading.Thread(
                     target=drive_forever,
                     args=(weakref.ref(self), self._news),
