@@ -232,6 +232,9 @@ class Lines:
             if lease.line.job is not None:
                 busy.append(lease)
             elif self._leases.pop(id(lease), None) is not None:
+                lease.line.lease = (
+                    None  # or only Python's collector of cycles would let its path go
+                )
                 self.close(lease.line)
         self.gone.extend(busy)
 
