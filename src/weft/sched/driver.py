@@ -337,6 +337,7 @@ class Driver:
 
     async def asubmit(self, items: Sequence[Item], *, atomic: bool = False) -> list[Ticket]:
         """Queue items from an event loop; all that one pass of the loop submits enters one step."""
+        self._refuse_forked()
         if self.closed:
             raise StaleHandle("this LM is closed; load it again")
         loop = asyncio.get_running_loop()

@@ -232,9 +232,7 @@ class Lines:
             if lease.line.job is not None:
                 busy.append(lease)
             elif self._leases.pop(id(lease), None) is not None:
-                lease.line.lease = (
-                    None  # or only Python's collector of cycles would let its path go
-                )
+                lease.line.lease = None  # else Python's collector of cycles would have to come
                 self.close(lease.line)
         self.gone.extend(busy)
 
