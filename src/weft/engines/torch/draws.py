@@ -24,8 +24,9 @@ from ...sampling.metrics import MEMBERS, n_groups
 from ...sampling.sampler import BROKEN, NOTHING, DrawResult
 from ..base import HostDraws
 from . import cuts
-from .card import in_lane, is_for_triton
+from .card import is_for_triton
 from .cuts import put, some
+from .lane import in_lane
 from .noise import NoiseOfGroups, group_noise
 from .passes import MANY_LOGITS, TorchPasses
 from .seats import KNOWN_FILTERS, FromRows, Rank, Seats

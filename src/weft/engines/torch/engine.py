@@ -15,7 +15,6 @@ from ...checks import one_of
 from ...errors import ConfigError, EngineError, ForwardError, Unsupported, WeftError
 from ..abilities import OWN
 from ..base import EngineInfo, LateTokens, Row, Span, check_rows
-from .card import in_lane
 from .check import Own, check_tree
 from .dequantised import load_gguf
 from .experts import PackedExperts
@@ -23,6 +22,7 @@ from .fused import FusedDecoder
 from .held import ModelEngine
 from .hook import NAME, PROBE, attention_of, number_layers, probing, seat_modules
 from .laid import lay_weights, pack_or_raise, widen_weights
+from .lane import in_lane, uncast
 from .layout import Layout
 from .listeners import Listeners
 from .memories import (
@@ -104,6 +104,7 @@ class TorchEngine(ModelEngine):
         config_of(folder, trust_remote_code=False)
 
     @classmethod
+    @uncast()
     def load(
         cls,
         source: str | Path,
@@ -185,6 +186,7 @@ class TorchEngine(ModelEngine):
         )
 
     @classmethod
+    @uncast()
     def adopt(
         cls,
         model: Any,
@@ -289,7 +291,7 @@ class TorchEngine(ModelEngine):
             Unsupported: the model's cache is no keys and values, such as the latents of DeepSeek.
         """
         cache = DynamicCache(config=self.model.config)
-        with torch.no_grad():
+        with torch.no_grad(), uncast():
             self._refuse_other_cache()
             pairs = [self.fragments.views(s.fragment, s.length) for s in spans if s.length]
             for layer, (module, _) in enumerate(self._keepers):

@@ -21,6 +21,7 @@ from .model import context_of, freeze_rope
 from .output import TorchRows
 from .refusals import refuse_model
 from .seats import upload
+from .stepped import Steps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -52,6 +53,7 @@ class ModelEngine(Engine):
         self._closed = False
         self._parameters = list(model.parameters())
         self._counted = [each for each in self._parameters if not each.is_inference()]
+        self._steps = Steps(self._parameters)
         # Whoever converts or moves the model it handed over changes these very objects.
         self._watched = next((p for p in model.parameters() if p.is_floating_point()), None)
         self._as_was = None if self._watched is None else self._watched.detach()  # keeps its place
@@ -77,13 +79,15 @@ class ModelEngine(Engine):
         return self.brought
 
     def weights_mark(self) -> tuple[int, int]:
-        """Count the changes that PyTorch has seen of the parameters: 0.05 µs each. With it, where
-        the first one lies: a model that was converted and turned back has lost digits.
+        """Count the changes that PyTorch has seen of the parameters, 0.05 µs each, and the steps of
+        their optimizers. With it, where the first one lies: a model that was converted and turned
+        back has lost digits.
 
         What is written through `.data`, or was made in inference mode, it does not count.
         """
         place = 0 if self._watched is None else self._watched.data_ptr()
-        return sum([parameter._version for parameter in self._counted]), place
+        n_written = sum([parameter._version for parameter in self._counted])
+        return n_written + self._steps.n, place
 
     def _weights_lie(self) -> int:
         """Return another number once parameters lie elsewhere: 0.1 µs each."""
@@ -100,6 +104,7 @@ class ModelEngine(Engine):
     def _let_go(self) -> None:
         """Give the model's memory back."""
         self._parameters, self._counted = [], []
+        self._steps.stop()
         self._watched = self._as_was = None
         del self.model, self._lora
 

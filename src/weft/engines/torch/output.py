@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..base import Draws, KeptRows, Output, Score
-from .card import in_lane
 from .draws import Drawer
+from .lane import in_lane
 
 if TYPE_CHECKING:
     import numpy as np

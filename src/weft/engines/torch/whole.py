@@ -16,10 +16,10 @@ from ...checks import whole_number
 from ...errors import ForwardError, Unsupported, WeftError
 from ..abilities import OWN
 from ..base import EngineInfo, Row, Score, check_rows, row_tokens
-from .card import in_lane
 from .check import Own, difference
 from .ends import Ends
 from .held import ModelEngine
+from .lane import in_lane
 from .model import BareHead, Head, quiet
 from .output import TorchOutput
 from .paths import PathRunner, Pick

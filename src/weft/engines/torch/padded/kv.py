@@ -13,8 +13,8 @@ from torch import Tensor
 from ....errors import ModelMismatch
 from ...banks import GROW_BY, Bank, BankedFragment, BankedMemory, SharedBlock, own, room_for
 from ...base import Fragment, Row, Usage
-from ..card import in_lane
 from ..hosted import HostCopies, from_host, to_host
+from ..lane import in_lane
 from ..layout import Layout, Slots
 from ..memory import KVMemory, Spec
 from .products import attend

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from ....errors import ConfigError, ModelMismatch
 from ...base import Fragment, Usage
-from ..card import free_bytes, in_lane
+from ..card import free_bytes
 from ..hosted import HostCopies, from_host, to_host
+from ..lane import in_lane
 from ..layout import LayerShape, Layout
 from ..memory import KVMemory
 from ..seats import overwrite, upload

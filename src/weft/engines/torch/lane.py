@@ -1,0 +1,49 @@
+"""Engines run as they are, whatever the thread that calls has set: a stream, an autocast.
+
+Steps run in the thread of whoever waits for them, and a thread may have a stream of its own as its
+current one (`with torch.cuda.stream(…)`): what one launched there the next would not wait for. So
+all of an engine's work goes by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+
+
+@contextmanager
+def uncast() -> Iterator[None]:
+    """Leave the autocast that a caller may be in: KV of its dtype would stay for others."""
+    with ExitStack() as stack:
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+@contextmanager
+def in_lane(device: torch.device) -> Iterator[None]:
+    """Launch what this block does on the device's default stream, after what its caller launched
+    and before what it will, and in no autocast. Where the caller captures, it is captured.
+    """
+    with uncast(), _on_default_stream(device):
+        yield
+
+
+@contextmanager
+def _on_default_stream(device: torch.device) -> Iterator[None]:
+    if device.type != "cuda":
+        yield
+        return
+    now, lane = torch.cuda.current_stream(device), torch.cuda.default_stream(device)
+    if now == lane or torch.cuda.is_current_stream_capturing():
+        yield
+        return
+    lane.wait_stream(now)
+    try:
+        with torch.cuda.stream(lane):
+            yield
+    finally:
+        now.wait_stream(lane)

@@ -1,0 +1,100 @@
+"""What the owner of a model does beside an engine that runs it: trains it, and casts."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from torch.optim.optimizer import _global_optimizer_post_hooks as HOOKS  # noqa: E402
+
+import weft  # noqa: E402
+from families import build, plain_logits  # noqa: E402
+from shallow import shallow  # noqa: E402
+from weft import AsyncLM  # noqa: E402
+from weft.engines.torch import TorchEngine  # noqa: E402
+from weft.tokens.tokenizer import Tokenizer  # noqa: E402
+
+pytestmark = pytest.mark.torch
+IDS = [(i * i * 5 + 11 * i + 3) % 117 + 3 for i in range(30)]
+
+
+@pytest.fixture(scope="module")
+def text() -> Tokenizer:
+    return Tokenizer.from_folder(shallow())
+
+
+def off(lm: weft.LM, model: Any, ids: list[int]) -> float:
+    """How far a row is from the model's own."""
+    want = plain_logits(model, ids)[-1].log_softmax(-1).numpy()
+    got = AsyncLM(lm, as_torch=False).next_token_logprobs_sync(ids)
+    return float(np.abs(got - want).max())
+
+
+def train(model: Any, optimizer: Any) -> None:
+    ids = torch.tensor([IDS])
+    model(input_ids=ids, labels=ids).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("how", [{}, {"foreach": True}, {"fused": True}])
+@pytest.mark.parametrize("kind", ["AdamW", "SGD"])
+def test_a_step_of_an_optimizer_is_noticed(text: Tokenizer, kind: str, how: dict[str, Any]) -> None:
+    """Fused ones write what PyTorch does not count."""
+    model = build("llama")
+    optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.05, **how)
+    with weft.LM(TorchEngine.adopt(model), text) as lm:
+        before = plain_logits(model, IDS)[-1]
+        assert off(lm, model, IDS) < 1e-3
+        train(model, optimizer)
+        assert (plain_logits(model, IDS)[-1] - before).abs().max() > 0.1
+        assert off(lm, model, IDS) < 1e-3
+        train(model, optimizer)
+        assert off(lm, model, [*IDS, 5]) < 1e-3
+
+
+def test_an_optimizer_of_another_model_is_none_of_its_business() -> None:
+    one, other = build("llama"), build("llama")
+    engine = TorchEngine.adopt(one)
+    mark = engine.weights_mark()
+    train(other, torch.optim.AdamW(other.parameters(), fused=True))
+    assert engine.weights_mark() == mark
+
+
+def test_a_count_of_steps_ends_with_its_engine() -> None:
+    before = len(HOOKS)
+    closed, dropped = TorchEngine.adopt(build("llama")), TorchEngine.adopt(build("llama"))
+    assert len(HOOKS) == before + 2
+    closed.close()
+    assert len(HOOKS) == before + 1
+    gone = weakref.ref(dropped)
+    del dropped
+    gc.collect()
+    assert gone() is None
+    assert len(HOOKS) == before
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "mixtral", "mamba"])
+def test_a_callers_autocast_is_the_callers_own(text: Tokenizer, name: str) -> None:
+    """Its KV would be of another dtype, and stay for who comes after."""
+    model = build(name)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        engine = TorchEngine.adopt(model)
+    assert engine.info.kv == ("hidden" if name == "mamba" else "addressable")
+    with weft.LM(engine, text) as lm:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            rows = AsyncLM(lm, as_torch=False)
+            inside = [rows.next_token_logprobs_sync(IDS[:n]) for n in (20, 25)]
+            grown = weft.Loom(lm, IDS[:10]).grow(n=2, max_tokens=4, seed=1)
+        for n, row in zip((20, 25), inside, strict=True):
+            want = plain_logits(model, IDS[:n])[-1].log_softmax(-1).numpy()
+            assert np.abs(row - want).max() < 1e-3
+        assert off(lm, model, IDS) < 1e-3
+        assert off(lm, model, grown[0].get_prefix_tokens()) < 1e-3
