@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from weft.engines.banks import BankedFragment
-from weft.engines.lanes import COPIED, JOINED, SHORT, Reach, Stretch, stretches_of
+from weft.engines.lanes import COPIED, JOINED, MOST_MOVES, SHORT, Reach, Stretch, stretches_of
 
 Reaches = list[Reach[BankedFragment]]
 
@@ -64,6 +64,18 @@ def test_a_path_that_grows_is_not_moved_again_and_again() -> None:
         assert [len(s.spans) for s in found] == [5] * (n // 5) + [n % 5] * (n % 5 > 0)
         for one, other in pairwise(found):
             assert other.first == one.first + one.length
+
+
+def test_what_was_moved_often_stays_where_it_is() -> None:
+    """Two paths that part below a trunk, stepped in turn, would take it to and fro."""
+    reaches = chain(3, 4, 5, 6)
+    fragments = [reach.fragment for reach in reaches]
+    fragments[1].n_moves = MOST_MOVES - 1
+    assert lengths_of(reaches) == [[3, 4, 5, 6]]
+    fragments[1].n_moves += 1
+    assert lengths_of(reaches) == [[3], [4], [5, 6]]
+    memory = Apart((fragments[0], fragments[1]))
+    assert lengths_of(reaches, memory) == [[3, 4], [5, 6]]  # they need not be moved
 
 
 def test_those_side_by_side_are_one_however_long() -> None:

@@ -261,7 +261,7 @@ def test_a_fused_step_launches_few_kernels_a_layer(monkeypatch: pytest.MonkeyPat
 def test_a_played_step_launches_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """Outside of what is captured: filling the frame, the head, and drawing."""
     engine = TorchEngine.adopt(build("llama").to(DEVICE), kv="paged", graphs=True)
-    monkeypatch.setattr("weft.engines.torch.paged.graph._Eager.play", lambda self: None)
+    monkeypatch.setattr("weft.engines.torch.paged.capture._Eager.play", lambda self: None)
     counting, uploads = steady(engine, 3, monkeypatch)
     assert engine.told()["played"] > 3
     assert counting.waits() == {}

@@ -350,6 +350,37 @@ def test_short_spans_one_below_the_other_are_one_part(engine: TorchEngine) -> No
     assert path[0].fragment.home is home
 
 
+def test_paths_that_are_read_in_turn_move_what_they_share_a_few_times_only(
+    engine: TorchEngine, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, n_moved, put = engine.fragments, 0, banks.BankedMemory._put_in_line
+
+    def counted(self: Any, fragments: Any) -> None:
+        nonlocal n_moved
+        n_moved += 1
+        put(self, fragments)
+
+    monkeypatch.setattr(banks.BankedMemory, "_put_in_line", counted)
+    monkeypatch.setattr(lanes, "MOST_MOVES", 4)
+    trunk = _chain(engine, 2, size=40)
+    ends = []
+    for at in (80, 120):
+        fragment = memory.new(None)
+        engine.forward([Row(trunk, IDS[at : at + 30], 80, fragment)])
+        memory.settle(fragment)
+        ends.append(((*trunk, Span(fragment, 30)), [*IDS[:80], *IDS[at : at + 30]]))
+    for turn in range(12):
+        for path, ids in ends:
+            rows = [Row(path, [5 + turn + i], 110, None, (0,)) for i in range(2)]
+            output = engine.forward(rows)
+            for i in range(2):
+                assert _error(output, i, model, [*ids, 5 + turn + i]) < 1e-4
+        if turn == 8:
+            before = n_moved
+    assert 0 < n_moved <= 4 * lanes.MOST_MOVES
+    assert n_moved == before
+
+
 def test_what_is_moved_together_is_cut_and_freed_as_before(engine: TorchEngine, model: Any) -> None:
     memory, path = engine.fragments, _chain(engine, 6)
     other = _grow(engine, IDS[24:29])

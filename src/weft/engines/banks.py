@@ -27,15 +27,18 @@ SPARE = 16
 
 
 class BankedFragment(Fragment):
-    """Slots start..start+length of a block, or the head of row `start` of a bank."""
+    """Slots start..start+length of a block, or the head of row `start` of a bank.
 
-    __slots__ = ("home", "start")
+    n_moves: how often it was put in line with others.
+    """
+
+    __slots__ = ("home", "n_moves", "start")
     engine: ClassVar[str]
 
     def __init__(self) -> None:
         super().__init__(0)
         self.home: SharedBlock | Bank | None = None
-        self.start = 0
+        self.start = self.n_moves = 0
 
 
 F = TypeVar("F", bound=BankedFragment)
@@ -134,6 +137,7 @@ class BankedMemory(ABC, Generic[F, B]):
         assert isinstance(block, SharedBlock)
         upper = self.kind()
         upper.home, upper.start, upper.length = block, lower.start, at
+        upper.n_moves = lower.n_moves
         block.users.append(upper)
         lower.start += at
         lower.length -= at
@@ -227,6 +231,8 @@ class BankedMemory(ABC, Generic[F, B]):
             return
         homes = {id(kv.home): kv.home for kv in fragments}.values()
         self._put_in_line(fragments)
+        for kv in fragments:
+            kv.n_moves += 1
         for home in homes:
             if isinstance(home, SharedBlock) and home.users:
                 self._compact(home)

@@ -23,8 +23,9 @@ SHORT = 64
 FEW = 16
 SEVERAL = 3
 # Spans one below the other, with the same queries, that are no longer than this are moved together:
-# a product more costs as much as some hundred slots, and what is moved once stays.
+# a product more costs as much as some hundred slots, and what is moved once mostly stays.
 JOINED = 1024
+MOST_MOVES = 64
 # As long as this they are copied instead, where that puts several into a bundle.
 COPIED = 256
 
@@ -89,7 +90,8 @@ def stretches_of(reaches: Sequence[Reach[F]], memory: BankedMemory[F, Any]) -> l
 
     A search that goes on from the best of each round has many of them; on its own, each would cost
     a product a layer. Those that lie one behind the other already cost nothing; others are only put
-    together up to JOINED, so that a path that grows is not moved again and again.
+    together up to JOINED, so that a path that grows is not moved again and again, and while none of
+    them was moved MOST_MOVES times: paths that part below it would take it to and fro.
     """
     growing = {id(reach.fragment) for reach in reaches if reach.grows}
 
@@ -106,9 +108,12 @@ def stretches_of(reaches: Sequence[Reach[F]], memory: BankedMemory[F, Any]) -> l
         else:
             pieces.append(piece)
     found: list[Stretch[F]] = []
+    may_move = False  # what was found last
     for piece in pieces:
-        last = found[-1] if found else None
-        if last and max(last.length, piece.length) <= JOINED and goes_on(last, piece):
+        last, could_move = found[-1] if found else None, may_move
+        may_move = all(kv.n_moves < MOST_MOVES for kv, _ in piece.spans)
+        is_free = could_move and may_move
+        if last and is_free and max(last.length, piece.length) <= JOINED and goes_on(last, piece):
             found[-1] = _both(last, piece)
         else:
             found.append(piece)
