@@ -38,3 +38,22 @@ def test_an_error_that_is_its_own_cause_ends() -> None:
 
 
 _OURS = ("server_error", "unavailable_error", "not_supported_error")
+
+
+def test_no_memory_is_told_however_it_is_said() -> None:
+    """PyTorch's error on a CPU is a RuntimeError like any other, but for its words."""
+
+    def caused(error: Exception) -> errors.ForwardError:
+        outer = errors.ForwardError("the model call failed")
+        outer.__cause__ = error
+        return outer
+
+    told = RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"
+    )
+    for error in (MemoryError(), told, caused(MemoryError()), caused(told)):
+        assert errors.is_out_of_memory(error)
+        assert outcome_of(error).exit_code == 4
+    for error in (RuntimeError("shapes differ"), caused(ValueError("can't allocate memory"))):
+        assert not errors.is_out_of_memory(error)
+    assert outcome_of(error).exit_code == 1

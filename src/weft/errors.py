@@ -211,3 +211,21 @@ class Cancelled(WeftError):
 
 class BatchAbandoned(Cancelled, RuntimeError):
     """The batch this work belonged to was given up."""
+
+
+_CAUSES = 100  # of an error that are looked at: there may be a circle
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error, or what caused it, says that there is no memory: Python's, CUDA's or
+    PyTorch's on a CPU, which is a RuntimeError like any other.
+    """
+    cause: BaseException | None = error
+    for _ in range(_CAUSES):
+        if cause is None:
+            return False
+        is_told = isinstance(cause, RuntimeError) and "can't allocate memory" in str(cause)
+        if isinstance(cause, MemoryError) or type(cause).__name__ == "OutOfMemoryError" or is_told:
+            return True
+        cause = cause.__cause__
+    return False

@@ -11,7 +11,6 @@ from typing import NamedTuple
 from . import errors
 
 FAILURE, USAGE, UNAVAILABLE, MEMORY, INTERRUPTED = 1, 2, 3, 4, 130
-_CAUSES = 100  # of an error that are looked at
 CLIENT_GONE = 499  # nobody reads the answer: in the log only
 
 
@@ -87,11 +86,6 @@ OUTCOMES: dict[type[BaseException], Outcome] = {
 
 def outcome_of(error: BaseException) -> Outcome:
     """Return what becomes of this error."""
-    cause: BaseException | None = error
-    for _ in range(_CAUSES):  # there may be a circle
-        if cause is None:
-            break
-        if isinstance(cause, MemoryError) or type(cause).__name__ == "OutOfMemoryError":
-            return OUTCOMES[MemoryError]
-        cause = cause.__cause__
+    if errors.is_out_of_memory(error):
+        return OUTCOMES[MemoryError]
     return next(OUTCOMES[kind] for kind in type(error).__mro__ if kind in OUTCOMES)

@@ -15,7 +15,7 @@ from families import build, plain_logits  # noqa: E402
 from weft.engines.base import Fragment, Row, Span  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
 from weft.engines.torch.layout import Layout, Slots  # noqa: E402
-from weft.errors import ForwardError  # noqa: E402
+from weft.errors import ForwardError, ModelLoadError  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -154,3 +154,34 @@ def test_whatever_takes_memory_may_fail_once(
         assert life.worst < 1e-4, f"call {at} of {n_calls}"
         assert engine.fragments.usage() == (0, 0), f"call {at} of {n_calls}"
     assert n_failed > n_calls / 2
+
+
+def test_a_load_without_memory_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no trait of the model: it would run whole paths, without a word of memory."""
+
+    def scarce(*_: Any) -> Any:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 GB")
+
+    monkeypatch.setattr(Layout, "zeros", scarce)
+    with pytest.raises(ModelLoadError, match="no memory left to run LlamaForCausalLM"):
+        TorchEngine.adopt(build("llama"))
+
+
+def test_what_else_fails_as_slots_are_moved_is_told(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only for want of memory a block stays as large as it is, without a word."""
+
+    def breaks(*_: Any) -> Any:
+        raise RuntimeError("shapes differ")
+
+    memory = engine.fragments
+    lower = memory.new(None)
+    engine.forward([Row((), list(range(3, 53)), 0, lower)])
+    upper = memory.split(lower, 20)
+    with monkeypatch.context() as patch:
+        patch.setattr(Slots, "copy_from", breaks)
+        with pytest.raises(RuntimeError, match="shapes differ"):
+            memory.free(lower)
+    memory.free(upper)
+    assert memory.usage() == (0, 0)

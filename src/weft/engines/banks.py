@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import suppress
 from itertools import pairwise
 from typing import Any, ClassVar, Generic, TypeVar
 
-from ..errors import ConfigError
+from ..errors import ConfigError, is_out_of_memory
 from .base import Fragment, Usage
 
 GROW_BY = 32
@@ -316,8 +315,11 @@ class BankedMemory(ABC, Generic[F, B]):
                     self._take_out(kv)
             if live:
                 kept = sorted((kv for kv in users if kv.length), key=lambda kv: kv.start)
-                with suppress(MemoryError, RuntimeError):  # NumPy's and PyTorch's
+                try:
                     self._put_in_line(kept)
+                except Exception as error:
+                    if not is_out_of_memory(error):
+                        raise
 
 
 def own(fragment: Fragment, kind: type[F]) -> F:

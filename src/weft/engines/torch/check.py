@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ...errors import ForwardError, ModelLoadError
+from ...errors import ForwardError, ModelLoadError, is_out_of_memory
 from ..base import Row, Span
 from .refusals import NoTree
 
@@ -115,6 +115,10 @@ def check_tree(engine: TorchEngine, own: Own) -> None:
     except NoTree:
         raise
     except (ForwardError, RuntimeError) as error:  # a card may tell later than it fails
+        if is_out_of_memory(error):
+            raise ModelLoadError(
+                f"there is no memory left to run {type(engine.model).__name__} with: {error}"
+            ) from error
         raise NoTree(f"it fails in a tree: {error}") from error
 
 
