@@ -21,7 +21,7 @@ from .model import context_of, freeze_rope
 from .output import TorchRows
 from .refusals import refuse_model
 from .seats import upload
-from .stepped import Steps
+from .stepped import OptimizerSteps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -53,7 +53,7 @@ class ModelEngine(Engine):
         self._closed = False
         self._parameters = list(model.parameters())
         self._counted = [each for each in self._parameters if not each.is_inference()]
-        self._steps = Steps(self._parameters)
+        self._steps = OptimizerSteps(self._parameters)
         # Whoever converts or moves the model it handed over changes these very objects.
         self._watched = next((p for p in model.parameters() if p.is_floating_point()), None)
         self._as_was = None if self._watched is None else self._watched.detach()  # keeps its place

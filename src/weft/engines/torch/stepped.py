@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 
-class Steps:
+class OptimizerSteps:
     """n: the steps of any optimizer of these parameters, from now on."""
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
