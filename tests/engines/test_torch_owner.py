@@ -19,6 +19,7 @@ from families import build, plain_logits  # noqa: E402
 from shallow import shallow  # noqa: E402
 from weft import AsyncLM  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
+from weft.errors import ForwardError  # noqa: E402
 from weft.tokens.tokenizer import Tokenizer  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -98,3 +99,49 @@ def test_a_callers_autocast_is_the_callers_own(text: Tokenizer, name: str) -> No
             assert np.abs(row - want).max() < 1e-3
         assert off(lm, model, IDS) < 1e-3
         assert off(lm, model, grown[0].get_prefix_tokens()) < 1e-3
+
+
+def _assigned(model: Any) -> None:
+    model.load_state_dict(build("llama").state_dict(), assign=True)
+
+
+def _another_head(model: Any) -> None:
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach() * 1.3)
+
+
+def _another_module(model: Any) -> None:
+    model.model.layers[1].mlp = build("llama").model.layers[1].mlp
+
+
+def _resized(model: Any) -> None:
+    model.resize_token_embeddings(150)
+
+
+@pytest.mark.parametrize("change", [_assigned, _another_head, _another_module, _resized])
+def test_what_an_owner_replaces_is_told(text: Tokenizer, change: Any) -> None:
+    """The engine's copy shares what was there: it would go on with that in silence."""
+    model = build("llama")
+    with weft.LM(TorchEngine.adopt(model), text) as lm:
+        assert off(lm, model, IDS) < 1e-3
+        change(model)
+        for ids in (IDS, [*IDS, 5]):
+            with pytest.raises(ForwardError, match="was replaced by another after"):
+                AsyncLM(lm).next_token_logprobs_sync(ids)
+        with pytest.raises(ForwardError, match="load the model again"):
+            weft.Loom(lm, IDS[:10]).grow(max_tokens=2)
+    with weft.LM(TorchEngine.adopt(model), text) as again:
+        assert off(again, model, IDS) < 1e-3
+
+
+def test_what_leaves_a_models_parts_where_they_are_is_no_replacement(text: Tokenizer) -> None:
+    model = build("llama")
+    with weft.LM(TorchEngine.adopt(model), text) as lm:
+        for change in (
+            lambda: model.train().eval(),
+            lambda: model.load_state_dict(build("qwen2").state_dict(), strict=False),
+            lambda: model.tie_weights(),
+            lambda: model.requires_grad_(False).requires_grad_(True),
+            lambda: model.half().float(),
+        ):
+            change()
+            assert off(lm, model, IDS) < 1e-3

@@ -41,6 +41,7 @@ from .model import (
     fingerprint_of,
     load_model,
     resolve_device,
+    shares_weights,
     stop_looking_for_padding,
     structural_copy,
 )
@@ -225,9 +226,12 @@ class TorchEngine(ModelEngine):
         elif packed_weights is None and copied.device.type == "cpu":
             widen_weights(copied)
         name = fingerprint_of(model)
-        return open_model(
+        engine = open_model(
             copied, n_ctx=n_ctx, fingerprint=name, state_bytes=state_bytes, kv=kv, graphs=graphs
         )
+        if shares_weights(model):
+            engine.watch(model)
+        return engine
 
     # The protocol
 

@@ -20,6 +20,7 @@ from .lora import LoraAdapters
 from .model import context_of, freeze_rope
 from .output import TorchRows
 from .refusals import refuse_model
+from .replaced import Parts
 from .seats import upload
 from .stepped import OptimizerSteps
 
@@ -54,6 +55,8 @@ class ModelEngine(Engine):
         self._parameters = list(model.parameters())
         self._counted = [each for each in self._parameters if not each.is_inference()]
         self._steps = OptimizerSteps(self._parameters)
+        self._owned: Parts | None = None
+        self._replaced = ""
         # Whoever converts or moves the model it handed over changes these very objects.
         self._watched = next((p for p in model.parameters() if p.is_floating_point()), None)
         self._as_was = None if self._watched is None else self._watched.detach()  # keeps its place
@@ -78,16 +81,22 @@ class ModelEngine(Engine):
     def tokenizer(self) -> Tokenizer | None:
         return self.brought
 
-    def weights_mark(self) -> tuple[int, int]:
+    def watch(self, owned: PreTrainedModel) -> None:
+        """Refuse to run once something in the owner's model is replaced that this one shares."""
+        self._owned = Parts(owned)
+
+    def weights_mark(self) -> tuple[int, int, str]:
         """Count the changes that PyTorch has seen of the parameters, 0.05 µs each, and the steps of
         their optimizers. With it, where the first one lies: a model that was converted and turned
-        back has lost digits.
+        back has lost digits; and what the owner has replaced, see `watch`.
 
         What is written through `.data`, or was made in inference mode, it does not count.
         """
         place = 0 if self._watched is None else self._watched.data_ptr()
         n_written = sum([parameter._version for parameter in self._counted])
-        return n_written + self._steps.n, place
+        if self._owned is not None and not self._replaced:
+            self._replaced = self._owned.replaced()
+        return n_written + self._steps.n, place, self._replaced
 
     def _weights_lie(self) -> int:
         """Return another number once parameters lie elsewhere: 0.1 µs each."""
@@ -105,7 +114,7 @@ class ModelEngine(Engine):
         """Give the model's memory back."""
         self._parameters, self._counted = [], []
         self._steps.stop()
-        self._watched = self._as_was = None
+        self._watched = self._as_was = self._owned = None
         del self.model, self._lora
 
     # What every forward checks
@@ -115,7 +124,7 @@ class ModelEngine(Engine):
         return None if watched is None else (watched.dtype, watched.device)
 
     def _refuse_changed(self) -> None:
-        """Refuse to run a closed model, or one that its owner has converted or moved."""
+        """Refuse to run a closed model, or one that its owner has converted, moved or rebuilt."""
         if self._closed:
             raise ForwardError("the engine is closed; load the model again")
         known, now = self._known_as, self._kind()
@@ -124,6 +133,12 @@ class ModelEngine(Engine):
                 f"the model was {known[0]} on {known[1]} when it was handed over and is {now[0]} on"
                 f" {now[1]} now; close this LM and load the model again, or turn it back",
                 hint="close this LM and load the model again, or turn the model back",
+            )
+        if self._replaced:
+            raise ForwardError(
+                f"{self._replaced} of the model was replaced by another after it was handed over,"
+                " and the engine runs the old one; close this LM and load the model again",
+                hint="close this LM and load the model again",
             )
 
     def _scores_of(

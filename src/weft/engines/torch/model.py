@@ -228,13 +228,18 @@ def structural_copy(model: PreTrainedModel) -> PreTrainedModel:
 
     Not those of a model that rewrites its own weights as it runs: it would do so twice.
     """
-    named = (model.config.model_type, getattr(model, "quantization_method", None))
-    if any(name in _REWRITERS for name in named):
+    if not shares_weights(model):
         return copy.deepcopy(model).eval()
     shared: list[Tensor] = list(model.parameters())
     shared += [b for b in model.buffers() if b.numel() * b.element_size() > _COPIED_BUFFER_BYTES]
     memo: dict[int, Any] = {id(t): t for t in shared}
     return copy.deepcopy(model, memo).eval()
+
+
+def shares_weights(model: PreTrainedModel) -> bool:
+    """Whether our copy of a model has the owner's own parameters."""
+    named = (model.config.model_type, getattr(model, "quantization_method", None))
+    return not any(name in _REWRITERS for name in named)
 
 
 def stop_looking_for_padding(model: PreTrainedModel) -> None:
