@@ -529,6 +529,36 @@ def test_weights_that_are_changed_are_seen_before_the_next_work(make: MakeRig) -
     assert engine.sizes == [3, 3]
 
 
+def test_work_that_comes_after_weights_were_changed_waits_for_what_runs_with_others(
+    make: MakeRig,
+) -> None:
+    """It would meet KV of the old ones for as long as there is always something that runs."""
+
+    class Changing(MemoryEngine):
+        mark = 1
+
+        def weights_mark(self) -> object:
+            return self.mark
+
+    engine = Changing()
+    rig = make(engine)
+    rig.ask([1, 2, 3, 4], Logits(4))
+    (running,) = rig.submit(run(rig.place([5, 6]), max_tokens=6))
+    rig.step()
+    engine.mark = 2
+    (later,) = rig.submit(Extend(rig.place([1, 2, 3, 4]), (), (Logits(4),)))
+    for _ in range(3):
+        rig.step()
+    assert not later.done
+    assert not running.done
+    while not running.done:
+        rig.step()
+    before = len(engine.sizes)
+    rig.driver.drive([later])
+    assert later.result()[0].tolist() == logits_after([1, 2, 3, 4]).tolist()
+    assert engine.sizes[before:] == [4]  # all of it anew
+
+
 def test_what_is_forced_for_a_step_that_is_put_off_runs_in_the_next(
     make: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -131,7 +131,9 @@ class Scheduler:
         with self.lock:
             self.see_weights()
             before_moves = self.desk.n_moves
-            moved = self.take_in() + self.admission.admit(may_evict=self.flight is None)
+            moved = self.take_in()
+            if not self._awaits_weights():
+                moved += self.admission.admit(may_evict=self.flight is None)
             if self.abroad is not None:
                 moved += self.abroad.hear(self.desk) + self.abroad.send(self.desk)
             step = self._plan()
@@ -201,6 +203,13 @@ class Scheduler:
             self._weights = self.engine.weights_mark()
             self._forget_paths()
             self.engine.renew()
+
+    def _awaits_weights(self) -> bool:
+        """Whether work waits for what runs with other weights: it begins when all of that is gone,
+        or it would meet KV of both for as long as there is always something that runs.
+        """
+        desk = self.desk
+        return bool(desk.admitted) and desk.head() is not None and self.has_other_weights()
 
     def has_other_weights(self) -> bool:
         """Whether somebody has changed the model's weights in place since the last look."""
