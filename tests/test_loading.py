@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import EntryPoint, EntryPoints
 from importlib.resources import files
@@ -333,6 +336,30 @@ def test_asking_a_loaded_model_for_something_else_is_refused() -> None:
         for given in ({"n_ctx": 50}, {"kv_budget": "1GiB"}, {"n_batch": 4}):
             with pytest.raises(ConfigError, match="has an LM already"):
                 weft.load(model, tokenizer, **given)
+        same = AutoTokenizer.from_pretrained(TINY)
+        assert weft.load(model, same) is weft.load(model) is lm
+        same.add_special_tokens({"additional_special_tokens": ["<aside>"]})
+        chatty = AutoTokenizer.from_pretrained(TINY, chat_template="{{ messages }}")
+        for other in (same, chatty):
+            with pytest.raises(ConfigError, match=r"with another tokenizer; close that one first"):
+                weft.load(model, other)
+
+
+@pytest.mark.parametrize("attempt", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_copying_what_stands_over_a_model_says_what_to_do(attempt: Callable[[Any], Any]) -> None:
+    with weft.load("tiny") as lm, weft.Branch.create(lm) as branch:
+        branch.prefill([5, 6])
+        before = branch.produce()
+        for handle, advice in ((lm, "call weft.load there"), (lm.engine, "load it again where")):
+            with pytest.raises(TypeError, match=advice):
+                attempt(handle)
+        with pytest.raises(TypeError, match=r"fork\(\) it"):
+            attempt(branch)
+        if attempt is not copy.copy:  # a shallow copy of what has options alone is another
+            for face in (weft.AsyncLM(lm), weft.BranchStore(lm)):
+                with pytest.raises(TypeError, match="call weft.load there"):
+                    attempt(face)
+        assert branch.produce() == before
 
 
 @pytest.mark.parametrize("model", [None, 5, [1], b"x"])

@@ -432,6 +432,12 @@ class LM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "an LM is a model in this process's memory and cannot be pickled or copied; hand over"
+            " what it was loaded from and call weft.load there, or ask weft serve from there"
+        )
+
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self.info.name} on {self.info.device}"
         context = "unknown" if self.n_ctx == UNTOLD else self.n_ctx

@@ -279,6 +279,7 @@ def _load_object(
     lm, is_new = adopted(model, lambda: _adopt(name, model, tokenizer, budget, limits, options))
     asked = {**limits, "kv_budget": budget, "engine_options": options or None}
     if not is_new:
+        _refuse_other_tokenizer(lm, tokenizer)
         for argument, value in asked.items():
             if value is not None and value != lm.made_with.get(argument):
                 shown = {"row_bytes": "row_cache", "offload_bytes": "offload"}.get(
@@ -292,6 +293,15 @@ def _load_object(
     else:
         lm.made_with = asked
     return lm
+
+
+def _refuse_other_tokenizer(lm: LM, given: Any) -> None:
+    if given is None or given is lm.tokenizer or Tokenizer.wrap(given).is_like(lm.text):
+        return
+    raise ConfigError(
+        "this model has an LM already, loaded with another tokenizer; close that one first, or"
+        " leave tokenizer out"
+    )
 
 
 def _adopt(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -515,6 +515,12 @@ class Branch(Tunable):
 
     def __exit__(self, *_: object) -> None:
         self.prune_subtree()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a Branch is a place in the tree of one model and cannot be pickled or copied;"
+            " fork() it, or save it and open it elsewhere: branch.save(path), Branch.load(lm, path)"
+        )
 
     def __repr__(self) -> str:
         state = "ended" if self.ended_by is not None else f"at {self._depth} tokens"

@@ -25,7 +25,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Protocol, get_args
 
 from ..errors import ConfigError, ContextOverflow, ForwardError, Unsupported
 
@@ -619,6 +619,12 @@ class Engine(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give the memory back; idempotent."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} holds a model in this process's memory and cannot be pickled"
+            " or copied; load it again where it is to run"
+        )
 
 
 class HostDraws:

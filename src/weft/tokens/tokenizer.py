@@ -113,6 +113,15 @@ class Tokenizer:
         """One more than the highest token id."""
         return len(self.vocab_bytes)
 
+    def is_like(self, other: Tokenizer) -> bool:
+        """Whether ids, special tokens and chats mean the same to both."""
+        return self is other or (
+            self.chat_template == other.chat_template
+            and self._special_tokens == other._special_tokens
+            and self.special_ids == other.special_ids
+            and self.vocab_bytes == other.vocab_bytes
+        )
+
     def check_ids(self, ids: Iterable[int]) -> None:
         """Raise ConfigError for an id that is none of its tokens'."""
         wrong = next((token for token in ids if not 0 <= token < self.n_vocab), None)
