@@ -28,7 +28,13 @@ from weft.engines.base import Row  # noqa: E402
 from weft.engines.checkpoint import open_checkpoint  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
 from weft.engines.torch.model import fingerprint_of  # noqa: E402
-from weft.errors import ConfigError, ForwardError, ModelLoadError, Unsupported  # noqa: E402
+from weft.errors import (  # noqa: E402
+    ConfigError,
+    ContextOverflow,
+    ForwardError,
+    ModelLoadError,
+    Unsupported,
+)
 
 pytestmark = pytest.mark.torch
 
@@ -193,6 +199,19 @@ def test_n_ctx_bounds_the_path(folder: Path) -> None:
     for wrong in (0, 257):
         with pytest.raises(ConfigError, match="1 to 256"):
             TorchEngine.load(folder, n_ctx=wrong)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "mamba"])
+@pytest.mark.parametrize("n_ctx", [1, 3])
+def test_a_context_may_be_shorter_than_the_paths_of_the_load_check(name: str, n_ctx: int) -> None:
+    model = build(name)
+    engine = TorchEngine.adopt(model, n_ctx=n_ctx)
+    assert engine.info.n_positions == n_ctx
+    ids = [5, 9, 40, 7][:n_ctx]
+    got = engine.forward([Row((), ids, 0, None, (n_ctx - 1,))]).logits(0)
+    assert float((torch.from_numpy(got) - plain_logits(model, ids)[-1]).abs().max()) < 1e-4
+    with pytest.raises(ContextOverflow, match=f"longer than the context of {n_ctx}"):
+        engine.forward([Row((), [5] * (n_ctx + 1), 0, None, ())])
 
 
 def test_wrong_arguments_are_named(folder: Path) -> None:

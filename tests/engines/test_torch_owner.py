@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import threading
+import types
 import weakref
 from typing import Any
 
@@ -19,7 +22,7 @@ from families import build, plain_logits  # noqa: E402
 from shallow import shallow  # noqa: E402
 from weft import AsyncLM  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
-from weft.errors import ForwardError  # noqa: E402
+from weft.errors import ForwardError, Unsupported  # noqa: E402
 from weft.tokens.tokenizer import Tokenizer  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -145,3 +148,60 @@ def test_what_leaves_a_models_parts_where_they_are_is_no_replacement(text: Token
         ):
             change()
             assert off(lm, model, IDS) < 1e-3
+
+
+class _Recorder:
+    """A tool of the owner's that looks at a layer, with what no copy can be made of."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+        self.lock = threading.Lock()
+
+    def see(self, module: Any, given: Any, out: Any) -> None:
+        with self.lock:
+            self.seen.append(out.shape[-2])
+
+
+def _look(store: list[int], module: Any, given: Any) -> None:
+    store.append(given[0].shape[-2])
+
+
+def test_an_owners_hooks_keep_what_they_see_where_the_owner_looks(text: Tokenizer) -> None:
+    """Weft runs a copy of the modules; a hook's own object is none of the model's parts."""
+    model, recorder, store = build("llama"), _Recorder(), []
+    model.model.layers[1].mlp.register_forward_hook(recorder.see)
+    model.model.layers[0].mlp.register_forward_pre_hook(functools.partial(_look, store))
+    with weft.LM(TorchEngine.adopt(model), text) as lm:
+        recorder.seen.clear()
+        store.clear()
+        AsyncLM(lm).next_token_logprobs_sync(IDS)
+        assert recorder.seen == store == [len(IDS)]
+
+
+def test_a_hook_that_is_the_models_own_sees_the_copy() -> None:
+    """One that is bound to a layer changes that layer's state; the owner's is not touched."""
+    model = build("llama")
+    layer = model.model.layers[1]
+    layer.n_calls = 0
+
+    def count(self: Any, module: Any, given: Any, out: Any) -> None:
+        self.n_calls += 1
+
+    layer.mlp.register_forward_hook(types.MethodType(count, layer))
+    engine = TorchEngine.adopt(model)
+    assert layer.n_calls == 0
+    assert engine.model.model.layers[1].n_calls > 0
+
+
+def test_what_cannot_be_copied_is_named() -> None:
+    model = build("llama")
+    model.model.layers[1].lock = threading.Lock()
+    model.writer = open(__file__)
+    try:
+        told = r"for what is in writer, model\.layers\.1\.lock: .*take that off the model"
+        with pytest.raises(Unsupported, match=told):
+            TorchEngine.adopt(model)
+    finally:
+        model.writer.close()
+    del model.writer, model.model.layers[1].lock
+    TorchEngine.adopt(model).close()

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.08, torch.bfloat16: 0.15}
 _QUANTISED_TOLERANCE = 0.15
 
-_TRUNK, _CHUNKS, _PATHS, _WIDTH = 8, (7, 6), 3, 20  # 8 + 7 + 6, and single tokens at three tips
+LONGEST = 20  # path of the check tree
+_TRUNK, _CHUNKS, _PATHS = 8, (7, 6), 3  # 8 + 7 + 6, and single tokens at three tips
 _STEPS = 4  # of the tips: two alike are run, one is captured, one is played anew
 _FAR, _EVERY = 640, 16  # tokens of the long path, and every which one's logits are compared
 # Of those places the last ones, where a token alone is met again; and those before them, where as
@@ -70,7 +71,7 @@ class Own(NamedTuple):
 
 def check_paths(model: PreTrainedModel) -> Tensor:
     """Token ids of the three paths of the check tree, [3, 20]; the shorter ones are filled up."""
-    paths = _some_ids(_PATHS * _WIDTH, model).reshape(_PATHS, _WIDTH)
+    paths = _some_ids(_PATHS * LONGEST, model).reshape(_PATHS, LONGEST)
     paths[:, :_TRUNK] = paths[0, :_TRUNK]
     return paths
 

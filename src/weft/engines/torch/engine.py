@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,6 +17,7 @@ from ...errors import ConfigError, EngineError, ForwardError, Unsupported, WeftE
 from ..abilities import OWN
 from ..base import EngineInfo, LateTokens, Row, Span, check_rows
 from .check import Own, check_tree
+from .copied import shares_weights, structural_copy
 from .dequantised import load_gguf
 from .experts import PackedExperts
 from .fused import FusedDecoder
@@ -41,9 +43,7 @@ from .model import (
     fingerprint_of,
     load_model,
     resolve_device,
-    shares_weights,
     stop_looking_for_padding,
-    structural_copy,
 )
 from .output import TorchOutput
 from .packed import PackedLinear
@@ -98,6 +98,7 @@ class TorchEngine(ModelEngine):
         except NoTree:
             model.set_attn_implementation(own)
             raise
+        self.info = replace(self.info, n_positions=self._n_asked)
 
     @classmethod
     def refuse(cls, folder: Path) -> None:
@@ -361,7 +362,7 @@ class TorchEngine(ModelEngine):
             abilities=OWN["torch"],
             extra=self._extra,
         )
-        self._ids = StepIds(self.info, self._device)
+        self._ids = StepIds(self._device)
         self._wanted = Remembered(self._device)
         self._listeners = Listeners(model)
         fused = FusedDecoder.of(model, probe.specs, self._call)
@@ -412,7 +413,7 @@ class TorchEngine(ModelEngine):
         """
         self._refuse_changed()
         check_rows(rows)
-        tokens = self._ids.checked(rows)
+        tokens = self._ids.checked(rows, self.info)
         try:
             with in_lane(self._device):
                 step = self.fragments.begin(rows)

@@ -14,7 +14,7 @@ from ...errors import ForwardError
 from ...sampling import metrics
 from ..base import Draws, Engine, EngineInfo, KeptRow, Row, Score
 from .card import free_bytes
-from .check import quantised
+from .check import LONGEST, quantised
 from .draws import Drawer
 from .lora import LoraAdapters
 from .model import context_of, freeze_rope
@@ -46,7 +46,9 @@ class ModelEngine(Engine):
         refuse_model(model)
         self.model = model.eval()
         model.config.output_router_logits = False
-        self._n_positions = context_of(model.config, n_ctx)
+        self._n_asked = context_of(model.config, n_ctx)
+        # The load check's paths come first, however short those are that are asked for.
+        self._n_positions = max(self._n_asked, min(LONGEST, context_of(model.config, None)))
         rope = freeze_rope(model, self._n_positions)
         self._lora = LoraAdapters(model)
         self._device = model.device

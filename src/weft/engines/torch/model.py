@@ -1,4 +1,4 @@
-"""A Transformers model: from a folder, or our own copy of one that the owner loaded."""
+"""A Transformers model: how it is loaded from a folder, and its head parted from its base."""
 
 from __future__ import annotations
 
@@ -216,30 +216,6 @@ def quiet() -> Iterator[None]:
 
 
 _log = logging.getLogger("weft.engines.torch")
-
-# Buffers up to this size are copied: rotary tables are small, and models rewrite them at run time.
-_COPIED_BUFFER_BYTES = 1 << 20
-# At its first forward RWKV divides weights of later layers, and bitsandbytes packs its own anew.
-_REWRITERS = ("rwkv", "bitsandbytes")
-
-
-def structural_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """Copy modules and config; parameters and large buffers stay shared with the owner.
-
-    Not those of a model that rewrites its own weights as it runs: it would do so twice.
-    """
-    if not shares_weights(model):
-        return copy.deepcopy(model).eval()
-    shared: list[Tensor] = list(model.parameters())
-    shared += [b for b in model.buffers() if b.numel() * b.element_size() > _COPIED_BUFFER_BYTES]
-    memo: dict[int, Any] = {id(t): t for t in shared}
-    return copy.deepcopy(model, memo).eval()
-
-
-def shares_weights(model: PreTrainedModel) -> bool:
-    """Whether our copy of a model has the owner's own parameters."""
-    named = (model.config.model_type, getattr(model, "quantization_method", None))
-    return not any(name in _REWRITERS for name in named)
 
 
 def stop_looking_for_padding(model: PreTrainedModel) -> None:

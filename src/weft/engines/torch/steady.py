@@ -64,13 +64,12 @@ class DrawsThere(Protocol):
 class StepIds:
     """The token ids of each step, as a tensor: those that a step before has drawn stay there."""
 
-    def __init__(self, info: EngineInfo, device: torch.device) -> None:
-        self._info = info
+    def __init__(self, device: torch.device) -> None:
         self._device = device
         self._numbers = Remembered(device)
         self._places = Remembered(device)
 
-    def checked(self, rows: Sequence[Row]) -> list[Sequence[int] | LateTokens]:
+    def checked(self, rows: Sequence[Row], info: EngineInfo) -> list[Sequence[int] | LateTokens]:
         """Return the rows' tokens; late ones stay late, if their draws are on the device.
 
         Raises: ContextOverflow, ConfigError, as `row_tokens`.
@@ -81,16 +80,16 @@ class StepIds:
             tokens = row.tokens
             is_there = isinstance(there, DrawsThere)
             if is_there and isinstance(tokens, LateTokens) and tokens.draws is there:
-                if row.position >= self._info.n_positions:
+                if row.position >= info.n_positions:
                     raise ContextOverflow(
                         f"a path of {row.position + 1} tokens is longer than the context of"
-                        f" {self._info.n_positions}",
+                        f" {info.n_positions}",
                         n_tokens=row.position + 1,
-                        n_ctx=self._info.n_positions,
+                        n_ctx=info.n_positions,
                     )
                 found.append(tokens)
             else:
-                found.append(row_tokens(row, self._info))
+                found.append(row_tokens(row, info))
         return found
 
     def packed(self, tokens: Sequence[Sequence[int] | LateTokens], order: Sequence[int]) -> Tensor:

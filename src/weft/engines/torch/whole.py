@@ -69,6 +69,7 @@ class WholePathEngine(ModelEngine):
             state_bytes = _END_BYTES if free is None else int(free * _END_SHARE)
         self._seen = self.weights_mark()
         self._start(fingerprint, why, whole_number("state_bytes", state_bytes, 0))
+        self.info = replace(self.info, n_positions=self._n_asked)
         _log.warning(
             "prefix caching disabled for %s: %s; %s",
             type(model).__name__,
