@@ -428,6 +428,24 @@ def test_looms_are_listed_renamed_removed_and_restored(served: Served) -> None:
     assert (taken.status_code, taken.json()["error"]["code"]) == (409, "name_taken")
 
 
+def test_what_is_told_of_a_loom_is_no_older_than_what_was_done_here(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database is asked for names a moment apart; a short growth is over within it."""
+    monkeypatch.setattr("weft.server.looms._FRESH_S", 600.0)
+    assert desk.get()["n_nodes"] == 1
+    began = desk.loom["changed"]
+    desk.grow(n=2)
+    told = desk.get()
+    assert (told["n_nodes"], told["changed"] > began) == (3, True)
+    desk.post("/nodes/1/fork", 201, text=" cat", at_token=2)
+    edited = desk.client.patch(desk.base, json={"meta": {"x": 1}}).json()
+    assert (edited["n_nodes"], edited["changed"] > told["changed"]) == (4, True)
+    desk.post("/undo")
+    desk.post("/undo")
+    assert desk.client.delete(desk.base).json()["n_nodes"] == 3
+
+
 def test_changes_are_told_to_who_listens(served: Served, desk: Desk) -> None:
     came: list[Event] = []
     begun = threading.Event()

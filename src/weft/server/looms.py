@@ -513,10 +513,24 @@ class LiveLooms:
         return len(self._live)
 
     async def row(self, given: str) -> LoomRow:
-        """Return what a list says of a loom, by its name or id. Raises: NotFound."""
+        """Return what a list says of a loom, by its name or id, or said a moment ago.
+
+        Raises: NotFound.
+        """
         at, known = self._rows.get(given, (0.0, None))
         if known is not None and time.monotonic() - at < _FRESH_S:
             return known
+        return await self._read_row(given)
+
+    async def row_now(self, given: str) -> LoomRow:
+        """As `row`, with all that was written here: for who is told of more than its name."""
+        row = await self.row(given)
+        live = self._live.get(row.id)
+        if live is None or row.rev >= live.kept.rev:
+            return row
+        return await self._read_row(given)
+
+    async def _read_row(self, given: str) -> LoomRow:
         try:
             row = await asyncio.to_thread(self.library.row, given)
         except ConfigError as error:

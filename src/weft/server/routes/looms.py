@@ -117,7 +117,7 @@ async def restore_looms(
 async def read_loom(loom: LoomName, service: Here) -> Response:
     """Say what a loom is."""
     async with service.looms.held(loom) as live:
-        row = await service.looms.row(live.kept.id)
+        row = await service.looms.row_now(live.kept.id)
         return answer(loom_reply(row, live), rev=live.kept.rev)
 
 
@@ -142,7 +142,7 @@ async def edit_loom(loom: LoomName, asked: EditLoom, service: Here, actor: Actor
                 raise Refused(status, code, str(error), param="name") from error
             service.looms.forget_rows()
             await live.sync(now=True)
-        row = await service.looms.row(live.kept.id)
+        row = await service.looms.row_now(live.kept.id)
         return answer(loom_reply(row, live), rev=live.kept.rev)
 
 
@@ -157,7 +157,7 @@ async def remove_loom(
 ) -> Response:
     """Remove a loom. What grows in it is cancelled. POST /looms/restore brings it back."""
     looms = service.looms
-    row = await looms.row(loom)
+    row = await looms.row_now(loom)
     await asyncio.to_thread(looms.library.remove, [row.id])
     looms.removed(row.id)
     if purge:
