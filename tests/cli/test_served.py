@@ -30,6 +30,7 @@ from weft.server import ServerConfig
 
 FEW = ("--max-tokens", "6", "--seed", "1")
 NAME = "tell-story-about-fox"
+pytestmark = pytest.mark.programs  # a command, a server and a database at once
 posix = pytest.mark.skipif(sys.platform == "win32", reason="POSIX only")
 
 
@@ -94,7 +95,6 @@ def shown(weft: Any, verbs: list[tuple[str, ...]]) -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.programs
 def test_every_verb_shows_the_same_with_a_server_as_without(
     weft: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -380,7 +380,6 @@ def process(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.
     running.wait()
 
 
-@pytest.mark.programs
 @pytest.mark.fluent
 @posix
 def test_a_server_that_dies_in_mid_growth_is_told_and_what_came_is_kept(
@@ -399,7 +398,6 @@ def test_a_server_that_dies_in_mid_growth_is_told_and_what_came_is_kept(
     assert kept == [("interrupted", True)] * 2
 
 
-@pytest.mark.programs
 @posix
 def test_ctrl_c_ends_a_growth_at_the_server_and_keeps_it(
     weft: Any, process: subprocess.Popen[bytes], started: Any

@@ -32,6 +32,7 @@ SHORT = ("--max-tokens", "4", "--seed", "1")
 HOT = ("--temperature", "100", "--seed", "6")
 NAME = "tell-story-about-fox"
 OTHER = "what-37-58"
+pytestmark = pytest.mark.programs
 posix = pytest.mark.skipif(os.name == "nt", reason="POSIX only")
 
 
@@ -65,7 +66,7 @@ def told(result) -> dict:
     ("n_at_once", "n_rounds"),
     [
         (3, 1),
-        pytest.param(8, 1, marks=pytest.mark.programs),
+        (8, 1),
         pytest.param(8, 8, marks=pytest.mark.slow),
     ],
 )
@@ -105,7 +106,7 @@ def test_looms_begun_at_the_same_time_have_names_of_their_own(weft, started) -> 
     "n_times",
     [
         1,
-        pytest.param(3, marks=pytest.mark.programs),
+        3,
         pytest.param(50, marks=pytest.mark.slow),
     ],
 )
@@ -126,7 +127,6 @@ def test_a_command_that_is_killed_loses_a_second_at_most(weft, grown, started, n
     assert weft("grow", str(held(NAME).number(new[-1])), "-n", "1", *SHORT).exit_code == 0
 
 
-@pytest.mark.programs
 @posix
 def test_a_prompt_that_is_killed_before_its_end_is_a_loom_of_its_own(weft, started) -> None:
     process = started("run", samples.story, "--tree", "-n", "3", *ENDLESS)
@@ -139,7 +139,6 @@ def test_a_prompt_that_is_killed_before_its_end_is_a_loom_of_its_own(weft, start
     assert "interrupted" in weft("tree", NAME).stdout
 
 
-@pytest.mark.programs
 @posix
 def test_a_search_that_is_killed_loses_a_second_at_most(weft, started) -> None:
     """Also in the middle of its first round; and what is there is undone as a whole."""
@@ -155,7 +154,6 @@ def test_a_search_that_is_killed_loses_a_second_at_most(weft, started) -> None:
     assert numbers(weft) == [0]
 
 
-@pytest.mark.programs
 @posix
 def test_what_a_search_died_over_is_undone_with_it(weft, started) -> None:
     process = started("solve", samples.story, "--strategy", "smc", "-n", "64", *HOT)
@@ -214,7 +212,6 @@ def test_a_search_that_fails_keeps_what_it_has_made_and_says_so(weft, monkeypatc
     assert told(weft("undo", "--json"))["removed"] == grown
 
 
-@pytest.mark.programs
 def test_a_search_finds_in_the_command_what_it_finds_in_a_program(weft) -> None:
     """Here it is kept while it grows; what it does is the same."""
     few = {"budget_tokens": 300, "seed": 3}

@@ -138,6 +138,7 @@ def engine() -> Iterator[TorchEngine]:
     made.close()
 
 
+@pytest.mark.programs  # the longest of laws
 def test_whatever_takes_memory_may_fail_once(
     engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,8 @@ from weft.server import ServerConfig
 from weft.store.library import Library
 from weft.store.tables import leases, pieces
 
+pytestmark = pytest.mark.programs
+
 
 @pytest.fixture
 def servers(tmp_path: Path) -> Iterator[tuple[Served, Served]]:
@@ -68,7 +70,6 @@ def test_a_loom_that_another_server_grows_is_busy(servers: tuple[Served, Served]
     assert "length" in reasons(one, loom)
 
 
-@pytest.mark.programs
 def test_a_server_that_was_away_has_lost_the_loom_and_says_so(
     servers: tuple[Served, Served], tmp_path: Path
 ) -> None:
