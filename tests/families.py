@@ -35,6 +35,7 @@ _COMMON: dict[str, Any] = {
 }
 _ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _GEMMA = {"sliding_window": WINDOW, "query_pre_attn_scalar": 8}
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -42,6 +43,21 @@ _LONGROPE = {
     "long_factor": [1.5, 3.0, 6.0, 9.0],
     "original_max_position_embeddings": SHORT_CONTEXT,
     "factor": 256 / SHORT_CONTEXT,
+}
+
+_DEEPSEEK = {
+    "num_key_value_heads": 4,
+    "head_dim": None,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "n_group": 1,
+    "topk_group": 1,
 }
 
 # name: (model_type, what differs from the common config; None: it has no such entry)
@@ -87,21 +103,25 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
         | {"sliding_window": WINDOW, "global_attn_every_n_layers": 2},
     ),
-    "deepseek_v3": (
-        "deepseek_v3",
-        {"num_key_value_heads": 4, "head_dim": None, "q_lora_rank": 16, "kv_lora_rank": 16}
-        | {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12}
-        | {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-        | {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
-    ),
+    "deepseek_v3": ("deepseek_v3", _DEEPSEEK | {"first_k_dense_replace": 1}),
     "gpt_oss": (
         "gpt_oss",
         {
             "num_local_experts": 4,
             "num_experts_per_tok": 2,
             "sliding_window": WINDOW,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            "rope_parameters": _ROPE,
         },
+    ),
+    "minimax": (  # without linear layers; its cache is of its own kind all the same
+        "minimax",
+        {"num_local_experts": 2, "layer_types": ["full_attention"] * 3},
+    ),
+    "granite4": (  # of a hybrid family, and no layer of it is recurrent
+        "granitemoehybrid",
+        {"layer_types": ["full_attention"] * 3, "position_embedding_type": "rope"}
+        | {"num_local_experts": 0, "shared_intermediate_size": 48, "attention_multiplier": 0.3}
+        | {"mamba_n_heads": 8, "mamba_d_head": 8},
     ),
 }
 
@@ -121,9 +141,10 @@ _LINEAR = {
     "linear_value_head_dim": 8,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
 }
+_BLT = _COMMON | {"num_key_value_heads": 4, "num_hidden_layers": 2}
 _OLD = {"n_embd": 32, "n_head": 4, "n_layer": 3, "n_positions": 256}
 
-# Models without KV of single tokens: ALiBi, attention of their own, recurrent, hybrid.
+# Models without KV of single tokens: ALiBi, attention or positions of their own, recurrent, hybrid.
 _WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("bloom", {"n_layer": 3, "n_head": 4}),
     "mpt": ("mpt", {"d_model": 32, "n_layers": 3, "n_heads": 4, "max_seq_len": 256}),
@@ -134,6 +155,25 @@ _WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
         "llama4_text",
         {"num_local_experts": 2, "attention_chunk_size": 6, "intermediate_size_mlp": 48},
     ),
+    "llama4_whole": (  # its base model stands under another name than it says
+        "llama4_text",
+        {"num_local_experts": 2, "layer_types": ["full_attention"] * 3}
+        | {"intermediate_size_mlp": 48},
+    ),
+    "deepseek_v32": (
+        "deepseek_v32",
+        _DEEPSEEK
+        | {"index_topk": 64, "index_head_dim": 16, "index_n_heads": 16}
+        | {"mlp_layer_types": ["dense", "sparse", "dense"]},
+    ),
+    "blt": (  # layers of several kinds, and no number of them in all
+        "blt",
+        {"num_hidden_layers": None, "encoder_hash_byte_group_size": [2, 3], "cross_attn_k": 1}
+        | {"encoder_hash_byte_group_vocab": 64, "patcher_config": _BLT, "global_config": _BLT}
+        | {"encoder_config": _BLT | {"hidden_size_global": 32, "cross_attn_k": 1}}
+        | {"decoder_config": _BLT | {"hidden_size_global": 32, "cross_attn_k": 1}},
+    ),
+    "roberta": ("roberta", {"is_decoder": True}),  # positions are counted without padding
     "mamba": ("mamba", {"state_size": 4}),
     "mamba2": ("mamba2", {"state_size": 8, "num_heads": 8, "n_groups": 2, "chunk_size": 16}),
     "rwkv": ("rwkv", {"attention_hidden_size": 32, "context_length": 256, "rescale_every": 2}),
@@ -187,14 +227,16 @@ def cases(names: list[str]) -> list[Any]:
 _WIDE = {"llama_wide": ("llama", {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16})}
 
 _READER = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
-# Decoders that come only as the text part of a model that reads images, too: (type, text, images).
+# Decoders that come as the text part of a model that reads images, too: (type, text, the rest).
 _OF_IMAGES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "mistral3": (
         "mistral3",
         {"model_type": "mistral", "sliding_window": None},
-        _READER
-        | {"model_type": "pixtral", "num_hidden_layers": 1, "head_dim": 8}
-        | {"image_size": 28, "patch_size": 14},
+        {
+            "vision_config": _READER
+            | {"model_type": "pixtral", "num_hidden_layers": 1, "head_dim": 8}
+            | {"image_size": 28, "patch_size": 14}
+        },
     ),
     "qwen3_vl": (
         "qwen3_vl",
@@ -205,8 +247,29 @@ _OF_IMAGES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
                 "mrope_section": [1, 1, 2],
             }
         },
-        {"hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "depth": 1}
-        | {"out_hidden_size": 32, "deepstack_visual_indexes": [0]},
+        {
+            "vision_config": {"hidden_size": 16, "intermediate_size": 16, "num_heads": 2}
+            | {"depth": 1, "out_hidden_size": 32, "deepstack_visual_indexes": [0]}
+        },
+    ),
+    "mllama": (  # one layer attends images, and is left out of a text
+        "mllama",
+        {"cross_attention_layers": [1], "rope_parameters": _ROPE},
+        {
+            "vision_config": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+            | {"attention_heads": 2, "image_size": 28, "patch_size": 14, "num_global_layers": 1}
+            | {"intermediate_layers_indices": [0], "vision_output_dim": 32},
+            "image_token_index": 119,
+        },
+    ),
+    "emu3": (
+        "emu3",
+        {},
+        {
+            "vq_config": {"base_channels": 32, "hidden_size": 16, "channel_multiplier": [1, 1]}
+            | {"num_res_blocks": 1, "attn_resolutions": [], "codebook_size": 8},
+            "vocabulary_map": {"<image>": 119},
+        },
     ),
 }
 
@@ -232,8 +295,8 @@ def build(name: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> PreTr
 
 def build_reader(name: str) -> PreTrainedModel:
     """A random model of `IMAGE_FAMILIES`: a decoder, and what reads images for it."""
-    kind, text, images = _OF_IMAGES[name]
-    config = CONFIG_MAPPING[kind](text_config=_COMMON | _ENDS | text, vision_config=images)
+    kind, text, rest = _OF_IMAGES[name]
+    config = CONFIG_MAPPING[kind](text_config=_COMMON | _ENDS | text, **rest)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return AutoModelForImageTextToText.from_config(config).eval()

@@ -53,6 +53,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
+_ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+
+
 def _config(kind: str, **changes: Any) -> Any:
     small = {"vocab_size": N_VOCAB, "hidden_size": 32, "num_hidden_layers": 2}
     return transformers.CONFIG_MAPPING[kind](**(small | changes))
@@ -303,6 +306,48 @@ def test_encoder_decoder_models_are_refused(kind: str, tmp_path: Path) -> None:
     model.config.save_pretrained(tmp_path)
     with pytest.raises(Unsupported, match="encoder-decoder"):
         TorchEngine.load(tmp_path)
+
+
+def test_a_handed_over_model_is_what_its_class_is(tmp_path: Path) -> None:
+    """Its config may say what its checkpoint was, or nothing."""
+    small = {"num_attention_heads": 4, "intermediate_size": 48, "num_hidden_layers": 2}
+    transformers.BertForMaskedLM(_config("bert", **small)).save_pretrained(tmp_path)
+    as_decoder = transformers.BertLMHeadModel.from_pretrained(tmp_path, is_decoder=True).eval()
+    assert as_decoder.config.architectures == ["BertForMaskedLM"]
+    of_text = transformers.Emu3ForCausalLM(build_reader("emu3").config.text_config).eval()
+    assert of_text.config.architectures is None
+    for model in (as_decoder, of_text):
+        engine = TorchEngine.adopt(model)
+        assert (
+            float((torch.from_numpy(stepped(engine)) - plain_logits(model, IDS)).abs().max()) < 1e-4
+        )
+
+
+def test_a_folder_of_a_decoder_by_any_name_is_loaded(tmp_path: Path) -> None:
+    small = {"num_attention_heads": 4, "intermediate_size": 48, "is_decoder": True}
+    model = _causal("bert-generation", **small)
+    model.save_pretrained(tmp_path)
+    assert model.config.architectures == ["BertGenerationDecoder"]
+    engine = TorchEngine.load(tmp_path)
+    assert float((torch.from_numpy(stepped(engine)) - plain_logits(model, IDS)).abs().max()) < 1e-4
+
+
+def test_a_context_is_as_long_as_the_table_of_positions() -> None:
+    sizes = {"decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48}
+    whisper = transformers.WhisperForCausalLM(
+        _config("whisper", d_model=32, max_target_positions=24, **_ENDS, **sizes)
+    ).eval()
+    padded = {"num_attention_heads": 4, "intermediate_size": 48, "is_decoder": True}
+    roberta = _causal("roberta", max_position_embeddings=26, pad_token_id=1, **padded)
+    for model in (whisper, roberta):
+        engine = TorchEngine.adopt(model)
+        assert engine.info.n_positions == 24
+        ids = [5 + i % 90 for i in range(25)]
+        got = engine.forward([Row((), ids[:24], 0, None, (23,))]).logits(0)
+        want = plain_logits(model, ids[:24])[-1]
+        assert float((torch.from_numpy(got) - want).abs().max()) < 1e-4
+        with pytest.raises(ContextOverflow):
+            engine.forward([Row((), ids, 0, None, ())])
 
 
 def test_models_without_a_language_model_head_are_refused(tmp_path: Path) -> None:

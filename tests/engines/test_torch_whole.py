@@ -346,13 +346,23 @@ def test_a_failed_forward_is_said_and_the_next_one_works(monkeypatch: pytest.Mon
     _near(engine.forward([whole(IDS[:9])]).logits(0), want, 1e-6)
 
 
+def test_a_padding_token_within_a_text_is_read_as_the_model_reads_it() -> None:
+    """RoBERTa gives what comes after one other positions, and its own cache does not."""
+    model = build("roberta")
+    engine = TorchEngine.adopt(model)
+    text = [5, 9, 40, 0, 33, 7, 0, 18, 12, 50, 3, 44]
+    for n in (8, 9, 10, 12):
+        _near(engine.forward([whole(text[:n])]).logits(0), plain_logits(model, text[:n])[-1])
+
+
 # Loading ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("name", "why"),
     [("bloom", "ALiBi"), ("mamba", "recurrent"), ("jamba", "recurrent")]
-    + [("llama4_chunked", "chunks"), ("gptj", "AttentionInterface")],
+    + [("llama4_chunked", "chunks"), ("gptj", "AttentionInterface"), ("roberta", "positions")]
+    + [("deepseek_v32", "choose or compress"), ("llama4_whole", "does not stand apart")],
 )
 def test_one_warning_says_that_prefixes_are_not_cached_and_why(
     name: str, why: str, caplog: pytest.LogCaptureFixture

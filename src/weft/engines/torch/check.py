@@ -29,6 +29,7 @@ _QUANTISED_TOLERANCE = 0.15
 
 LONGEST = 20  # path of the check tree
 _TRUNK, _CHUNKS, _PATHS = 8, (7, 6), 3  # 8 + 7 + 6, and single tokens at three tips
+_FILLER_AT = 3  # a place of the trunk
 _STEPS = 4  # of the tips: two alike are run, one is captured, one is played anew
 _FAR, _EVERY = 640, 16  # tokens of the long path, and every which one's logits are compared
 # Of those places the last ones, where a token alone is met again; and those before them, where as
@@ -70,16 +71,26 @@ class Own(NamedTuple):
 
 
 def check_paths(model: PreTrainedModel) -> Tensor:
-    """Token ids of the three paths of the check tree, [3, 20]; the shorter ones are filled up."""
+    """Token ids of the three paths of the check tree, [3, 20]; the shorter ones are filled up.
+
+    A padding token is among them: some models give the tokens after one other positions.
+    """
     paths = _some_ids(_PATHS * LONGEST, model).reshape(_PATHS, LONGEST)
+    filler = getattr(model.config.get_text_config(), "pad_token_id", None)
+    if isinstance(filler, int) and 0 <= filler < _n_ids(model):
+        paths[:, _FILLER_AT] = filler
     paths[:, :_TRUNK] = paths[0, :_TRUNK]
     return paths
 
 
 def _some_ids(n: int, model: PreTrainedModel) -> Tensor:
-    n_known = model.get_input_embeddings().num_embeddings
-    n_vocab = min(n_known, getattr(model.config.get_text_config(), "vocab_size", n_known))
+    n_vocab = _n_ids(model)
     return torch.tensor([(i * i * 7 + 13 * i + 5) % n_vocab for i in range(n)])
+
+
+def _n_ids(model: PreTrainedModel) -> int:
+    n_known: int = model.get_input_embeddings().num_embeddings
+    return min(n_known, getattr(model.config.get_text_config(), "vocab_size", n_known))
 
 
 def _plain_logits(model: PreTrainedModel, paths: Tensor, every: int = 1) -> Tensor:
@@ -128,8 +139,8 @@ def _compare(got: Tensor, want: Tensor, model: PreTrainedModel) -> None:
     if not off <= tolerance:
         raise NoTree(
             f"its logits in a tree differ from its own plain forward by {off:.2g} of their spread"
-            f" (allowed: {tolerance}): its attention does something that Transformers' attention"
-            " interface does not carry"
+            f" (allowed: {tolerance}): its attention or its positions do something that"
+            " Transformers' attention interface does not carry"
         )
 
 

@@ -310,7 +310,13 @@ class TorchEngine(ModelEngine):
         """Hold what the model keeps of one token against the KV that its attention meets."""
         own = DynamicCache(config=self.model.config)
         ids = torch.zeros(1, 1, dtype=torch.long, device=self._device)
-        self.model(input_ids=ids, past_key_values=own, use_cache=True)
+        try:
+            self.model(input_ids=ids, past_key_values=own, use_cache=True)
+        except Exception as error:
+            raise Unsupported(
+                f"{type(self.model).__name__} takes no cache of keys and values ({error}), so none"
+                " can be made of a path's KV; take lm.kv"
+            ) from error
         for layer, (module, shape) in enumerate(self._keepers):
             kept: Any = own.layers[getattr(module, "layer_idx", layer)]
             if (*kept.keys.shape[1::2], kept.values.shape[3]) != shape[:3]:

@@ -46,9 +46,9 @@ class ModelEngine(Engine):
         refuse_model(model)
         self.model = model.eval()
         model.config.output_router_logits = False
-        self._n_asked = context_of(model.config, n_ctx)
+        self._n_asked = context_of(model, n_ctx)
         # The load check's paths come first, however short those are that are asked for.
-        self._n_positions = max(self._n_asked, min(LONGEST, context_of(model.config, None)))
+        self._n_positions = max(self._n_asked, min(LONGEST, context_of(model, None)))
         rope = freeze_rope(model, self._n_positions)
         self._lora = LoraAdapters(model)
         self._device = model.device

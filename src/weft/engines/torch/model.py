@@ -20,7 +20,7 @@ from ...checks import one_of, whole_number
 from ...errors import ConfigError, EngineError, ModelLoadError, Unsupported
 from .. import checkpoint
 from .laid import lay_weights
-from .refusals import auto_class_of, refuse_config
+from .refusals import NoTree, auto_class_of, refuse_config
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,7 +29,14 @@ if TYPE_CHECKING:
     from ..source import Progress
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
+_CONTEXT_NAMES = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "n_ctx",
+    "max_target_positions",
+)
 _NO_LIMIT = 1 << 20
 
 
@@ -114,12 +121,20 @@ def config_of(folder: Path, *, trust_remote_code: bool) -> PretrainedConfig:
     return config
 
 
-def context_of(config: PretrainedConfig, n_ctx: int | None) -> int:
+def context_of(model: PreTrainedModel, n_ctx: int | None) -> int:
     """The longest path: `n_ctx` if given, else what the model was made for."""
-    text: Any = config.get_text_config()
+    text: Any = model.config.get_text_config()
     given = [int(getattr(text, name, None) or 0) for name in _CONTEXT_NAMES]
-    known = next((n for n in given if n > 0), _NO_LIMIT)
+    known = min([next((n for n in given if n > 0), _NO_LIMIT), *_places(model)])
     return known if n_ctx is None else whole_number("n_ctx", n_ctx, 1, known)
+
+
+def _places(model: PreTrainedModel) -> Iterator[int]:
+    """How many positions a table has for tokens, where places of padding come before those."""
+    for path, module in model.named_modules():
+        is_table = isinstance(module, nn.Embedding) and "position" in path.rpartition(".")[2]
+        if is_table and module.padding_idx is not None:
+            yield module.num_embeddings - module.padding_idx - 1
 
 
 def fingerprint_of(model: PreTrainedModel) -> str:
@@ -239,10 +254,7 @@ class Head(nn.Module):
         super().__init__()
         prefix = model.base_model_prefix
         if model.base_model is model or prefix not in model._modules:
-            raise Unsupported(
-                f"{type(model).__name__} has no base model apart from its head; "
-                "load the …ForCausalLM class of the model"
-            )
+            raise NoTree("its base model does not stand apart from its head")
         self.base = model.base_model
         self._replay = _Replay(self.base)
         self._shell = copy.copy(model)

@@ -12,6 +12,10 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING as _OF_IMAGES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from ...errors import Unsupported
 from .hook import Probe
@@ -23,6 +27,7 @@ _ATTENDING = {
     "global_attention",
     "local_attention",
 }
+_CHOOSING = ("sparse", "indexed", "compressed")
 _HEADS = ("CausalLM", "LMHead", "ConditionalGeneration")
 _ALTERNATIVE = "use another model, or another engine (llamacpp, vllm)"
 
@@ -38,12 +43,12 @@ class NoTree(Unsupported):
 def refuse_config(config: PretrainedConfig) -> None:
     """Raise Unsupported for what the config alone shows, before any weight is read."""
     name = config.model_type
-    if config.is_encoder_decoder:
-        raise _unsupported(
-            name, "it is an encoder-decoder model; only decoder-only models have one path"
-        )
+    _refuse_encoder(config, name)
     architectures = config.architectures or []
-    if architectures and not any(head in a for a in architectures for head in _HEADS):
+    known = {each for _, names in _kinds_of(config) for each in names}
+    if architectures and not any(
+        a in known or any(head in a for head in _HEADS) for a in architectures
+    ):
         raise _unsupported(
             name,
             f"{architectures[0]} has no causal language-model head, it cannot continue text",
@@ -55,11 +60,42 @@ def refuse_config(config: PretrainedConfig) -> None:
 def auto_class_of(config: PretrainedConfig) -> Any:
     """Return the class of Transformers that loads such a model; None where it knows none.
 
-    Many decoders come only as the text part of one that reads images, too.
+    Many decoders come only as the text part of one that reads images, too; some in both ways, and
+    their files are those of the class that they name.
     """
-    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
-        return AutoModelForCausalLM
-    return AutoModelForImageTextToText if type(config) in _OF_IMAGES else None
+    kinds = _kinds_of(config)
+    for auto, names in kinds:
+        if names & set(config.architectures or ()):
+            return auto
+    return kinds[0][0] if kinds else None
+
+
+def _kinds_of(config: PretrainedConfig) -> list[tuple[Any, set[str]]]:
+    """Return which of Transformers' classes load such a model, and of what classes it is then.
+
+    By their names, as importing one takes a while.
+    """
+    ways = (
+        (AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
+        (AutoModelForImageTextToText, _OF_IMAGES, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES),
+    )
+    found = []
+    for auto, known, names in ways:
+        if type(config) in known:
+            named = names.get(config.model_type, ())
+            found.append((auto, {named} if isinstance(named, str) else set(named)))
+    return found
+
+
+def _classes(found: Any) -> tuple[type[Any], ...]:
+    return found if isinstance(found, tuple) else (found,)
+
+
+def _refuse_encoder(config: PretrainedConfig, name: str) -> None:
+    if config.is_encoder_decoder:
+        raise _unsupported(
+            name, "it is an encoder-decoder model; only decoder-only models have one path"
+        )
 
 
 def why_no_tree(config: PretrainedConfig) -> str:
@@ -67,23 +103,30 @@ def why_no_tree(config: PretrainedConfig) -> str:
     text = config.get_text_config()
     if _uses_alibi(config) or _uses_alibi(text):
         return "it biases attention by ALiBi, which the attention hook is not told"
-    known = [MODEL_FOR_CAUSAL_LM_MAPPING.get(type(each), None) for each in (config, text)]
-    for classes in (*known, _OF_IMAGES.get(type(config), None)):
-        for one in classes if isinstance(classes, tuple | list) else [classes]:
-            if getattr(one, "_is_stateful", False):
-                return _RECURRENT
-    for kind in getattr(text, "layer_types", None) or []:
+    kinds = getattr(text, "layer_types", None) or []
+    for kind in kinds:
         if kind == "chunked_attention":
             return "it attends in fixed chunks (layer type chunked_attention)"
+        if kind not in _ATTENDING and any(word in kind for word in _CHOOSING):
+            return (
+                "it has layers that choose or compress what they attend, which the attention hook"
+                f" is not told (layer type {kind})"
+            )
         if kind not in _ATTENDING:
             return f"{_RECURRENT} (layer type {kind})"
+    if kinds:  # of a family that may have such layers, perhaps: the load check sees the rest
+        return ""
+    known = [MODEL_FOR_CAUSAL_LM_MAPPING.get(type(each), None) for each in (config, text)]
+    for found in (*known, _OF_IMAGES.get(type(config), None)):
+        if any(getattr(one, "_is_stateful", False) for one in _classes(found)):
+            return _RECURRENT
     return ""
 
 
 def refuse_model(model: PreTrainedModel) -> None:
-    """Raise Unsupported for what the loaded object shows."""
-    refuse_config(model.config)
+    """Raise Unsupported for what the loaded object shows; its config says what it was made of."""
     name = type(model).__name__
+    _refuse_encoder(model.config, name)
     if model.get_output_embeddings() is None or not model.can_generate():
         raise _unsupported(
             name, "it has no causal language-model head; hand over the …ForCausalLM class"
@@ -125,7 +168,8 @@ def refuse_handed_over(model: PreTrainedModel) -> None:
 def refuse_probe(model: PreTrainedModel, probe: Probe, n_ctx: int) -> None:
     """Raise NoTree for what one forward through the hook showed."""
     text = model.config.get_text_config()
-    n_layers = int(text.num_hidden_layers)
+    n_layers = int(getattr(text, "num_hidden_layers", 0))
+    n_layers -= len(getattr(text, "cross_attention_layers", None) or ())  # skipped without images
     if len(probe.modules) < n_layers:
         raise NoTree(
             f"{len(probe.modules)} of its {n_layers} layers attend through Transformers' "
@@ -134,7 +178,7 @@ def refuse_probe(model: PreTrainedModel, probe: Probe, n_ctx: int) -> None:
     if len({id(m) for m in probe.modules}) < len(probe.modules):
         raise NoTree("an attention layer runs more than once a forward")
     if not probe.is_causal:
-        raise NoTree("its attention looks at later tokens")
+        raise NoTree("an attention layer says that it is not causal (is_causal)")
     kinds = list(getattr(text, "layer_types", None) or [])
     if len(kinds) == len(probe.specs) and getattr(text, "sliding_window", None):
         for layer, (kind, spec) in enumerate(zip(kinds, probe.specs, strict=True)):
@@ -144,7 +188,7 @@ def refuse_probe(model: PreTrainedModel, probe: Probe, n_ctx: int) -> None:
     is_local = not kinds or any("full" not in kind for kind in kinds)
     if not told and probe.hides(n_ctx - 1, with_local=is_local):
         raise NoTree(
-            "its mask hides earlier tokens in a way the hook is not told (chunked attention)"
+            "its mask hides earlier tokens in a way the hook is not told (chunks, or a window)"
         )
 
 

@@ -155,7 +155,7 @@ class WholePathEngine(ModelEngine):
         self.info = EngineInfo(
             name="torch",
             model=Path(model.config.name_or_path).name or model.config.model_type,
-            n_layers=int(model.config.get_text_config().num_hidden_layers),
+            n_layers=int(getattr(model.config.get_text_config(), "num_hidden_layers", 0)),
             n_vocab=own.shape[-1],
             n_positions=self._n_positions,
             kv_bytes_per_token=0,
