@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("triton", reason="triton is not installed; it comes with torch for CUDA")
 
+from compiled import compiled  # noqa: E402
 from drawing import (  # noqa: E402
     allowing,
     assert_draws_agree,
@@ -20,7 +21,6 @@ from drawing import (  # noqa: E402
     texts_of_many_rules,
 )
 from families import N_VOCAB, build  # noqa: E402
-from on_sm_90 import compiled_for_sm_90  # noqa: E402
 from weft.engines.base import KeptRow, Row  # noqa: E402
 from weft.engines.torch import TorchEngine, draw_kernel, draws  # noqa: E402
 from weft.engines.torch.draws import Drawer  # noqa: E402
@@ -237,7 +237,7 @@ def test_tiles_of_logits_compile_for_sm_90(dtype: str, *, has_all: bool) -> None
     """Without a card: nothing spills, and two programs share a processor."""
     fixed = {"N_VOCAB": 128256, "N_TILES": 32, "num_warps": 8}
     fixed |= dict.fromkeys(("HAS_LEFT", "HAS_MASK", "HAS_EDGE", "HAS_KEPT"), has_all)
-    made = compiled_for_sm_90("draw_kernel", "look_at_tile", fixed, raw_ptr=dtype)
+    made = compiled("draw_kernel", "look_at_tile", fixed, raw_ptr=dtype)
     assert made.stack == 0
     assert made.registers <= 128
 
@@ -245,4 +245,4 @@ def test_tiles_of_logits_compile_for_sm_90(dtype: str, *, has_all: bool) -> None
 @pytest.mark.slow
 def test_the_look_at_a_row_compiles_for_sm_90() -> None:
     fixed = {"N_TILES": 38, "PAD": 64, "HAS_LEFT": True, "HAS_KEPT": True, "num_warps": 1}
-    assert compiled_for_sm_90("draw_kernel", "look_at_row", fixed).stack == 0
+    assert compiled("draw_kernel", "look_at_row", fixed).stack == 0

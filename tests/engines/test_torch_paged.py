@@ -19,8 +19,8 @@ pytest.importorskip("triton", reason="triton is not installed; it comes with tor
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import weft  # noqa: E402
+from compiled import compiled  # noqa: E402
 from families import FAMILIES, build  # noqa: E402
-from on_sm_90 import compiled_for_sm_90  # noqa: E402
 from shallow import shallow  # noqa: E402
 from weft.engines.base import Fragment, Row, Span  # noqa: E402
 from weft.engines.torch import TorchEngine, hosted, memories  # noqa: E402
@@ -288,19 +288,29 @@ def test_wide_tiles_and_many_chunks_agree_with_a_softmax(monkeypatch: pytest.Mon
     assert len(work.narrow) > 0
 
 
-@pytest.mark.parametrize(("dtype", "n_broad"), [("float16", 2 + 2), ("float32", 0)])
+@pytest.mark.parametrize(
+    ("dtype", "n_smaller", "met"),
+    [("float16", 0, (2 + 2, True)), ("float32", 0, (0, True))]
+    + [("float16", 1, (0, True)), ("float16", 2, (0, False))],
+)
 def test_lines_of_many_queries_are_met_by_broad_tiles(
-    dtype: str, n_broad: int, monkeypatch: pytest.MonkeyPatch
+    dtype: str, n_smaller: int, met: tuple[int, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two lines of two chunks, each a tile of 128 rows and a rest; float32 has none of them."""
+    """Two lines of two chunks, each a tile of 128 rows and a rest; float32 has none of them, nor
+    has a card whose processors have less room, or one with the least, where all tiles are narrow.
+    """
     monkeypatch.setattr(plan, "_CHUNK", 64)
     monkeypatch.setattr(lines, "BROAD_FROM", 200)
     twin = Twin(4, 2, dtype=dtype)
+    for _ in range(n_smaller):
+        smaller = twin.memory.with_smaller_tiles()
+        assert smaller is not None
+        twin.memory = smaller
     trunk = twin.node(None, 100)
     parts: list[Part] = [(trunk, twin.node(trunk, 0), 101), (trunk, twin.node(trunk, 3), 1)]
     assert twin.step(parts, Spec(0.3, window=90)) < (5e-3 if dtype == "float16" else NEAR)
     work = twin.last.work(2)
-    assert (len(work.broad), len(work.narrow) > 0) == (n_broad, True)
+    assert (len(work.broad), len(work.wide) > 0, len(work.narrow) > 0) == (*met, True)
     assert_met_once(twin, twin.rows([(trunk, None, 130)]), 2)
 
 
@@ -988,7 +998,7 @@ def test_the_merge_fills_a_processor(size: int) -> None:
     """Without a card: nothing spills, and registers are enough for twenty warps at once."""
     fixed = {"N_HEADS": 32, "VALUE_DIM": size, "VALUE_PAD": size, "BM": 1, "BP": 16}
     fixed |= {"HAS_SINKS": True, "num_warps": 4}
-    made = compiled_for_sm_90("paged.kernel", "tree_merge", fixed)
+    made = compiled("paged.kernel", "tree_merge", fixed)
     assert (made.stack, made.registers <= 96, made.shared <= 16 * 1024) == (0, True, True)
 
 
@@ -996,14 +1006,14 @@ def test_the_merge_fills_a_processor(size: int) -> None:
 @pytest.mark.parametrize("size", [64, 128])
 def test_the_turn_fills_a_processor(size: int) -> None:
     fixed = {"N_QUERIES": 32, "N_KV": 8, "DIM": size, "PAD": size, "BM": 8, "HAS_NORMS": True}
-    made = compiled_for_sm_90("paged.elementwise", "turn_and_store", {**fixed, "num_warps": 4})
+    made = compiled("paged.elementwise", "turn_and_store", {**fixed, "num_warps": 4})
     assert (made.stack, made.registers <= 96, made.shared <= 16 * 1024) == (0, True, True)
 
 
 @pytest.mark.slow
 def test_the_gate_fills_a_processor() -> None:
     fixed = {"WIDTH": 14336, "BT": 1, "BW": 1024, "num_warps": 4}
-    made = compiled_for_sm_90("paged.elementwise", "gate_and_multiply", fixed)
+    made = compiled("paged.elementwise", "gate_and_multiply", fixed)
     assert (made.stack, made.registers <= 32) == (0, True)
 
 
@@ -1015,7 +1025,7 @@ def test_tiles_compile_for_sm_90(size: int, n_rows: int, is_plain: bool) -> None
     """Without a card: nothing spills, two programs share a processor, wide ones use warp groups."""
     fixed = kernel.tile_of(32, 8, size, size, n_rows, 2)
     asked = {"HAS_CAP": not is_plain, "HAS_WINDOW": not is_plain}
-    made = compiled_for_sm_90("paged.kernel", "tree_part", {**fixed, **asked})
+    made = compiled("paged.kernel", "tree_part", {**fixed, **asked})
     n_programs = 1 if n_rows == kernel.BROAD else 2  # of a processor
     assert made.shared <= 227 * 1024 // n_programs
     is_narrow = n_rows == kernel.NARROW
@@ -1025,3 +1035,20 @@ def test_tiles_compile_for_sm_90(size: int, n_rows: int, is_plain: bool) -> None
     assert made.registers <= 255
     if n_rows == kernel.BROAD or (n_rows == kernel.WIDE and size <= 128):
         assert made.ahead > 0  # the next keys come while these are met
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("capability", "room"), [(80, 163), (89, 99), (120, 99)])
+@pytest.mark.parametrize("size", [64, 128, 256])
+def test_tiles_fit_other_cards(capability: int, room: int, size: int) -> None:
+    """All classes do; of heads of 256 numbers those of 128 rows only where there is more room, and
+    a memory has smaller ones there."""
+    met = {}
+    for n_rows in kernel.TILES:
+        fixed = kernel.tile_of(32, 8, size, size, n_rows, 2)
+        asked = {**fixed, "HAS_CAP": False, "HAS_WINDOW": False}
+        made = compiled("paged.kernel", "tree_part", asked, capability=capability)
+        met[n_rows] = made.shared <= room * 1024
+        assert made.has_mma
+        assert made.stack <= (256 if n_rows == kernel.BROAD and size == 256 else 8)
+    assert met == {n_rows: (n_rows, size, room) != (128, 256, 99) for n_rows in kernel.TILES}

@@ -110,6 +110,37 @@ def test_a_card_whose_kernels_fail_has_padded_kv(
     assert "KV of LlamaForCausalLM lies in padded rows: " in caplog.text
 
 
+class OutOfResources(Exception):
+    """Stands for Triton's, which no interpreter raises."""
+
+
+@pytest.mark.parametrize(
+    ("too_large", "there"),
+    [(["broad"], ["wide", "narrow"]), (["broad", "wide"], ["narrow"])]
+    + [(["broad", "wide", "narrow"], [])],
+)
+def test_a_card_whose_processors_have_less_room_has_smaller_tiles(
+    trial: Trial, caplog: pytest.LogCaptureFixture, too_large: list[str], there: list[str]
+) -> None:
+    attend = step.attend_tree
+    met: set[str] = set()
+
+    def attend_if_there_is_room(query: Any, keys: Any, values: Any, work: Any, spec: Any) -> Any:
+        used = {each for each in ("broad", "wide", "narrow") if len(getattr(work, each))}
+        if used & set(too_large):
+            raise OutOfResources("out of resource: shared memory, Required: 139264, limit: 101376")
+        met.update(used)
+        return attend(query, keys, values, work, spec)
+
+    trial.patch.setattr(step, "attend_tree", attend_if_there_is_room)
+    with caplog.at_level("INFO", "weft"):
+        engine = trial.load(torch.float16, far=256)
+    assert isinstance(engine.fragments, PagedMemory) == bool(there)
+    assert met >= set(there)
+    assert "smaller tiles are tried on this card: out of resource" in caplog.text
+    assert ("lies in padded rows" in caplog.text) == (not there)
+
+
 def test_a_card_that_a_kernel_broke_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     def synchronize(device: torch.device) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")

@@ -35,6 +35,7 @@ from .memories import (
     memory_makers,
     refuse_broken,
     step_graphs,
+    with_smaller_tiles,
 )
 from .memory import KVMemory, KVStep
 from .model import (
@@ -394,10 +395,21 @@ class TorchEngine(ModelEngine):
         own: Own,
     ) -> None:
         """Have a memory, and check the model over it. Raises: NoTree, ConfigError."""
-        self.fragments = make(layout)
-        self._graphs = step_graphs(
-            graphs, self.fragments, self._call, self._device, self._weights_lie
-        )
+        memory = make(layout)
+        while True:
+            try:
+                return self._check_over(memory, graphs, fused, own)
+            except NoTree as error:
+                smaller = with_smaller_tiles(memory, error)
+                if smaller is None:
+                    raise
+            memory = smaller
+
+    def _check_over(
+        self, memory: KVMemory, graphs: bool | None, fused: FusedDecoder | None, own: Own
+    ) -> None:
+        self.fragments = memory
+        self._graphs = step_graphs(graphs, memory, self._call, self._device, self._weights_lie)
         self._fused = fused
         try:
             check_tree(self, own)

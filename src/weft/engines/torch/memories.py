@@ -57,6 +57,26 @@ def memory_makers(kv: KVChoice, device: torch.device) -> list[NewMemory]:
     return [PagedMemory]
 
 
+def with_smaller_tiles(memory: KVMemory, error: BaseException) -> KVMemory | None:
+    """Return a memory like one whose tiles do not fit a processor of this card, as `error` tells.
+
+    None for any other error, and where there are no smaller tiles. Cards of one generation differ:
+    a program of sm_90 has 227 KiB of shared memory, one of sm_89 or sm_120 99.
+    """
+    found: BaseException | None = error
+    while found is not None and type(found).__name__ != "OutOfResources":  # Triton's
+        found = found.__cause__
+    if found is None or isinstance(memory, PaddedMemory):
+        return None
+    from .paged.step import PagedMemory
+
+    assert isinstance(memory, PagedMemory)
+    smaller = memory.with_smaller_tiles()
+    if smaller is not None:
+        _log.info("smaller tiles are tried on this card: %s", found)
+    return smaller
+
+
 def has_kernels(makers: Sequence[NewMemory], device: torch.device) -> bool:
     """Whether kernels will be tried that are compiled for this very device."""
     return device.type == "cuda" and makers[0] is not PaddedMemory

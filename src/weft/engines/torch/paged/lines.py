@@ -29,9 +29,15 @@ def chunks_of(n: Ints, chunk: int) -> Ints:
     return np.maximum(1, -(-(n - chunk // 4) // chunk))
 
 
-def tiles_of(n_rows: Ints, *, has_broad: bool) -> Ints:
-    """Return how many tiles of each class lines have, one after the other: [len(TILES), n]."""
-    n_broad = np.where(n_rows >= BROAD_FROM, n_rows // BROAD, 0) if has_broad else 0 * n_rows
+def tiles_of(n_rows: Ints, largest: int) -> Ints:
+    """Return how many tiles of each class lines have, one after the other: [len(TILES), n].
+
+    largest: rows of the largest class that there is, one of TILES.
+    """
+    none = 0 * n_rows
+    if largest == NARROW:
+        return np.array([none, none, -(-n_rows // NARROW)])
+    n_broad = np.where(n_rows >= BROAD_FROM, n_rows // BROAD, 0) if largest == BROAD else none
     n_wide, rest = np.divmod(n_rows - n_broad * BROAD, WIDE)
     is_narrow = (rest > 0) & (rest <= NARROW)
     return np.array([n_broad, n_wide + ((rest > 0) & ~is_narrow), is_narrow])

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ...base import Fragment, Row
 from ..seats import overwrite, upload
-from .kernel import ITEM_FIELDS, NARROW, Work, has_broad
+from .kernel import ITEM_FIELDS, NARROW, Work
 from .lines import (
     AT,
     BEFORE,
@@ -71,9 +71,14 @@ class TreePlan:
     table: Tensor
 
     def __init__(
-        self, rows: Sequence[Row], sizes: list[int], lists: Sequence[SlotList], pool: SlotPool
+        self,
+        rows: Sequence[Row],
+        sizes: list[int],
+        lists: Sequence[SlotList],
+        pool: SlotPool,
+        largest: int,
     ) -> None:
-        """sizes: the rows' tokens."""
+        """sizes: the rows' tokens. largest: rows of the largest tiles."""
         pool.table.tidy()  # what is met is placed anew below
         self._pool, self._age = pool, pool.table.age
         self.lists, self._paths = list(lists), [row.path for row in rows]
@@ -81,7 +86,7 @@ class TreePlan:
         self._n_planned, self._now = len(rows), _positions(rows)
         self._above = Stretches(pool)
         self.is_steady = max(sizes, default=0) == 1 and None not in [row.dest for row in rows]
-        self._has_broad = has_broad(pool.layout)
+        self._largest = largest
         self._groups: list[int] = []
         self._cuts: dict[int, Cut] = {}  # by group, of what lies above rows alone
         self._bottoms = self._above.bottoms(self._paths)
@@ -321,7 +326,7 @@ class TreePlan:
         if not is_all:
             lines, packed = np.concatenate([lines, packed[~is_short]]), packed[is_short]
         n_rows = lines[:, SIZE] * group
-        n_tiles = tiles_of(n_rows, has_broad=self._has_broad)
+        n_tiles = tiles_of(n_rows, self._largest)
         cut = self._cuts.get(group) if is_all else None
         if cut is None or not np.array_equal(cut.n_tiles, n_tiles):
             cut = cut_lines(lines, n_tiles, self._above.chunk)

@@ -12,7 +12,7 @@ from ...base import Fragment, LateTokens, Row, Usage
 from ..layout import Layout
 from ..memory import KVStep, Spec, Turn
 from .elementwise import gated, turn_heads
-from .kernel import Work, attend_tree, is_interpreted
+from .kernel import BROAD, TILES, WIDE, Work, attend_tree, has_broad, is_interpreted
 from .plan import TreePlan
 from .pool import SlotList, SlotPool, own
 
@@ -24,13 +24,22 @@ _MOST_LOST = 4096  # lists that a plan is told of, which no step has gone by for
 class PagedMemory(SlotPool):
     """The memory, with the steps over it."""
 
-    def __init__(self, layout: Layout) -> None:
-        """Raises: ConfigError for what the kernels cannot do; see `_refuse`."""
+    def __init__(self, layout: Layout, largest: int = BROAD) -> None:
+        """largest: rows of the largest tiles, one of TILES; those of BROAD are not for all heads.
+
+        Raises: ConfigError for what the kernels cannot do; see `_refuse`.
+        """
         _refuse(layout)
         super().__init__(layout)
+        self._largest = largest if largest < BROAD or has_broad(layout) else WIDE
         self._plan: TreePlan | None = None
         self._passing: list[SlotList] = []  # of rows that keep nothing
         self.groups: set[int] = set()  # query heads a KV head, of every kind of layer
+
+    def with_smaller_tiles(self) -> PagedMemory | None:
+        """Return an empty memory like this one for a card that has less room; None at the least."""
+        smaller = [n_rows for n_rows in TILES if n_rows < self._largest]
+        return PagedMemory(self.layout, max(smaller)) if smaller else None
 
     def begin(self, rows: Sequence[Row]) -> PagedStep:
         self.forget_passing()
@@ -68,7 +77,7 @@ class PagedMemory(SlotPool):
         for kv, n in zip(lists, sizes, strict=True):
             if kv.length + n > len(kv.slots):
                 self.reserve(kv, n)
-        return TreePlan(rows, sizes, lists, self)
+        return TreePlan(rows, sizes, lists, self, self._largest)
 
     def forget_passing(self) -> None:
         """Give the slots of rows that keep nothing back: their step is over, or has failed."""

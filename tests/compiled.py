@@ -1,4 +1,4 @@
-"""Kernels compiled for compute capability 9.0 without a card: what they would take of one."""
+"""Kernels compiled without a card: what they would take of one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-module, name, fixed, kinds = json.loads(sys.argv[1])
+module, name, fixed, kinds, capability = json.loads(sys.argv[1])
 function = getattr(importlib.import_module("weft.engines.torch." + module), name)
 options = {name: fixed.pop(name) for name in ("num_warps", "num_stages") if name in fixed}
 names = function.arg_names
@@ -40,7 +40,7 @@ source = ASTSource(
     {(names.index(n),): value for n, value in fixed.items()},
     {(i,): [["tt.divisibility", 16]] for i in aligned},
 )
-made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 ptx, tool = made.asm["ptx"], Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
     file.write(made.asm["cubin"])
@@ -71,14 +71,17 @@ class Compiled(NamedTuple):
     is_serial: bool
 
 
-def compiled_for_sm_90(module: str, name: str, fixed: dict[str, Any], **kinds: str) -> Compiled:
+def compiled(
+    module: str, name: str, fixed: dict[str, Any], *, capability: int = 90, **kinds: str
+) -> Compiled:
     """Compile a kernel of `weft.engines.torch`, in a process that has no interpreter.
 
-    fixed: its constants, with num_warps and num_stages. kinds: of pointers, where they are others
-    than bfloat16 and than is known here: "fp32", …
+    fixed: its constants, with num_warps and num_stages. capability: 90 of an H100 or H200, 80 of an
+    A100, 89 of an RTX 4090, … kinds: of pointers, where they are others than bfloat16 and than is
+    known here: "fp32", …
     """
     named = {**_KINDS, **{key: f"*{kind}" for key, kind in kinds.items()}}
-    asked = json.dumps([module, name, fixed, named])
+    asked = json.dumps([module, name, fixed, named, capability])
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", _COMPILE, asked],
         env={**os.environ, "TRITON_INTERPRET": "0"}, capture_output=True, text=True, check=True,
