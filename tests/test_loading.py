@@ -350,14 +350,14 @@ def test_copying_what_stands_over_a_model_says_what_to_do(attempt: Callable[[Any
     with weft.load("tiny") as lm, weft.Branch.create(lm) as branch:
         branch.prefill([5, 6])
         before = branch.produce()
-        for handle, advice in ((lm, "call weft.load there"), (lm.engine, "load it again where")):
+        for handle, advice in ((lm, "load the model there"), (lm.engine, "load it again where")):
             with pytest.raises(TypeError, match=advice):
                 attempt(handle)
         with pytest.raises(TypeError, match=r"fork\(\) it"):
             attempt(branch)
         if attempt is not copy.copy:  # a shallow copy of what has options alone is another
             for face in (weft.AsyncLM(lm), weft.BranchStore(lm)):
-                with pytest.raises(TypeError, match="call weft.load there"):
+                with pytest.raises(TypeError, match="load the model there"):
                     attempt(face)
         assert branch.produce() == before
 

@@ -33,6 +33,7 @@ from .tokens.chat import check_variables
 from .tokens.parse import ChatOutput, parse_chat_output
 from .tokens.tokenizer import Tokenizer
 from .tokens.turns import turn_delta, turn_separator
+from .uncopied import Uncopied
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,7 +47,10 @@ _adopted: WeakValueDictionary[int, LM] = WeakValueDictionary()
 _adopting = threading.Lock()
 
 
-class LM:
+class LM(
+    Uncopied,
+    instead="load the model there from what it was loaded from (weft.load), or ask weft serve",
+):
     """A loaded model: engine + tokenizer + token tree + scheduler. Make it with `weft.load`.
 
     Everything that runs the model goes through `submit` and `drive`, whichever face asks, so equal
@@ -431,12 +435,6 @@ class LM:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "an LM is a model in this process's memory and cannot be pickled or copied; hand over"
-            " what it was loaded from and call weft.load there, or ask weft serve from there"
-        )
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self.info.name} on {self.info.device}"

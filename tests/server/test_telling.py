@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from serving import Served, held
-from weft.server import looms, pulse
+from weft.server import live as live_module
+from weft.server import pulse
 from weft.server.events import EventLog, EventStream
 from weft.server.joint import JointWork
 from weft.server.openai.runs import ChoiceRun
@@ -185,7 +186,7 @@ def test_many_calls_that_end_at_once_are_kept_by_few_writes(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     n, writes = 24, {"append": 0, "commit": 0}
-    monkeypatch.setattr(looms, "_FLUSH_S", 60.0)
+    monkeypatch.setattr(live_module, "_FLUSH_S", 60.0)
 
     def counted(name: str) -> Callable[..., Any]:
         real = getattr(KeptLoom, name)

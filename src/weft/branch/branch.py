@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -19,6 +19,7 @@ from ..sampling.params import SamplingParams
 from ..sampling.rng import fresh_seed, stream_of
 from ..sched.driver import deferred_interrupt
 from ..sched.rows import LogitsRow
+from ..uncopied import Uncopied
 from .calls import CommitCall, PrefillCall, ReadCall, arun, checked_pairs, run
 from .state import Base, Floats, Metrics, Produced, State, draw, in_base, perplexity, tokens_of
 
@@ -205,7 +206,11 @@ def constraint_of(grammar: Any) -> Any:
     return GBNF(grammar)
 
 
-class Branch(Tunable):
+class Branch(
+    Uncopied,
+    Tunable,
+    instead="fork() it, or save it and open it elsewhere: branch.save(path), Branch.load(lm, path)",
+):
     """A sequence being decoded: tokens, logits at the tip, and a sampler with all its state.
 
     A branch is cheap: its tokens are a place in the LM's tree, its KV is shared with every branch
@@ -515,12 +520,6 @@ class Branch(Tunable):
 
     def __exit__(self, *_: object) -> None:
         self.prune_subtree()
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a Branch is a place in the tree of one model and cannot be pickled or copied;"
-            " fork() it, or save it and open it elsewhere: branch.save(path), Branch.load(lm, path)"
-        )
 
     def __repr__(self) -> str:
         state = "ended" if self.ended_by is not None else f"at {self._depth} tokens"

@@ -25,9 +25,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
 
 from ..errors import ConfigError, ContextOverflow, ForwardError, Unsupported
+from ..uncopied import Uncopied
 
 if TYPE_CHECKING:
     import numpy as np
@@ -471,7 +472,7 @@ class Fragments(ABC):
         """What is held now."""
 
 
-class Engine(ABC):
+class Engine(Uncopied, ABC, instead="load it again where it is to run"):
     """One loaded model.
 
     fragments: its KV memory; None for hidden engines. native: its own generation loop, of hidden
@@ -503,7 +504,7 @@ class Engine(ABC):
             " weft.LM(engine, tokenizer)"
         )
 
-    @classmethod  # noqa: B027  (an engine may also find out as it loads)
+    @classmethod
     def refuse(cls, folder: Path) -> None:
         """Raise Unsupported for a model that this engine cannot run, as far as config.json shows.
 
@@ -599,7 +600,7 @@ class Engine(ABC):
         """
         return len(tokens)
 
-    def forget(self) -> None:  # noqa: B027  (fragments are freed one by one)
+    def forget(self) -> None:
         """Forget what is kept of paths beside fragments: somebody knows that it is stale."""
 
     def renew(self) -> None:
@@ -619,12 +620,6 @@ class Engine(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give the memory back; idempotent."""
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            f"a {type(self).__name__} holds a model in this process's memory and cannot be pickled"
-            " or copied; load it again where it is to run"
-        )
 
 
 class HostDraws:

@@ -9,11 +9,12 @@ import math
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import index
-from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from ..checks import whole_number
 from ..errors import ConfigError, TreeError
 from ..sched.driver import deferred_interrupt
+from ..uncopied import Uncopied
 from .home import Home
 
 if TYPE_CHECKING:
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     from .heddle import Heddle
 
 
-class HeddleState:
+class HeddleState(
+    Uncopied, instead="save the loom and open it elsewhere: loom.save(path), Loom.open(path, lm)"
+):
     """Reading and editing of a node; `Heddle` adds what runs the model. Never made alone.
 
     Tokens are the truth: text is a view of them, and the place in the token tree (where KV is
@@ -338,12 +341,6 @@ class HeddleState:
         """
         adopt_node(self, child)
         return child
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            f"a {type(self).__name__} stands in a tree of one model and cannot be pickled or "
-            "copied; save the loom and open it elsewhere: loom.save(path), Loom.open(path, lm)"
-        )
 
     def __repr__(self) -> str:
         text = " ".join(self.text.split())

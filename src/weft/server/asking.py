@@ -22,7 +22,7 @@ from ..sampling.params import SamplingParams
 from ..sampling.sampler import probabilities
 from ..sched.work import Extend, Logits
 from .errors import Refused
-from .looms import LiveLoom
+from .live import LiveLoom
 from .service import Service
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from .pulse import TICK_S
 if TYPE_CHECKING:
     from ..sched.work import FinishReason
     from .events import EventLog
-    from .looms import LiveLoom
+    from .live import LiveLoom
 
 Json = dict[str, Any]
 

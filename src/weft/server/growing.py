@@ -25,7 +25,7 @@ from .branches import Author, JobBranches
 from .config import ServerLimits
 from .jobs import ServerJob
 from .limits import check_most
-from .looms import LiveLoom
+from .live import LiveLoom
 from .service import Service
 
 Pick = Callable[[LiveLoom], Sequence[Heddle]]

@@ -32,7 +32,7 @@ from .errors import Refused, told_of
 from .growing import start_growth
 from .jobs import ServerJob
 from .limits import check_most
-from .looms import LiveLoom
+from .live import LiveLoom
 from .models import ModelWish, ServedModel
 from .pulse import TICK_S
 from .service import Here, Service

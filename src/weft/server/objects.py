@@ -24,7 +24,7 @@ from .errors import told_of
 
 if TYPE_CHECKING:
     from ..store.facts import LoomRow
-    from .looms import LiveLoom
+    from .live import LiveLoom
     from .models import ModelShelf, ServedModel
 
 Json = dict[str, Any]

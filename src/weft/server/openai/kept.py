@@ -21,7 +21,7 @@ from .refusals import invalid
 if TYPE_CHECKING:
     from ...loom.grow import Growth
     from ...tokens.tokenizer import Tokenizer
-    from ..looms import LiveLoom
+    from ..live import LiveLoom
     from ..service import Service
     from .fields import LoomOptions
 

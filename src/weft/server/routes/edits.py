@@ -25,7 +25,7 @@ from ..asked import ERRORS, Actor, IfMatch, LoomName, NodeName
 from ..edits import copy_below, fork, loom_below, move, say, say_instead, token_before_char
 from ..errors import Refused
 from ..limits import check_most
-from ..looms import LiveLoom
+from ..live import LiveLoom
 from ..objects import answer, loom_reply
 from ..service import Here, Service
 from .looms import changed_reply

@@ -18,7 +18,7 @@ from ...loom.heddle import next_item
 from ...loom.node import is_below, preorder
 from ..asked import ERRORS, LoomName, NodeName
 from ..errors import Refused
-from ..looms import LiveLoom
+from ..live import LiveLoom
 from ..objects import answer, kv_sizes, kv_state, node_told, sent
 from ..service import Here, Service
 

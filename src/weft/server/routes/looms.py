@@ -30,7 +30,7 @@ from ...store.kept import Change
 from ..asked import ERRORS, EVENTS, Actor, LastEvent, LoomName
 from ..errors import Refused
 from ..events import EventStream
-from ..looms import LiveLoom
+from ..live import LiveLoom
 from ..objects import answer, loom_of_row, loom_reply, moment, nodes_told
 from ..service import Here, Service
 

@@ -23,7 +23,7 @@ from ..asked import ERRORS, LoomName, NodeName
 from ..asking import measured, next_told, tokens_told
 from ..errors import Refused
 from ..limits import check_most
-from ..looms import LiveLoom
+from ..live import LiveLoom
 from ..objects import node_told, nodes_told, sent, sizes_of
 from ..service import Here
 
