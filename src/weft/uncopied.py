@@ -19,6 +19,6 @@ class Uncopied:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            f"this {type(self).__name__} is in the memory of its process, by its model, and cannot be"
-            f" pickled or copied; {self._instead}"
+            f"this {type(self).__name__} is in the memory of its process, by its model, and cannot"
+            f" be pickled or copied; {self._instead}"
         )
