@@ -27,7 +27,7 @@ from .sampling.sampler import Sampler
 from .sched.driver import Channel, Driver
 from .sched.native import check_rows_suffice
 from .sched.scheduler import Scheduler
-from .sched.work import Item, Run, Ticket
+from .sched.work import Extend, Item, Logits, Run, Ticket
 from .stats import Stats, gather_stats
 from .tokens.chat import check_variables
 from .tokens.parse import ChatOutput, parse_chat_output
@@ -411,10 +411,14 @@ class LM(
     def see_weights(self) -> None:
         """Forget what was computed with weights that somebody has changed since.
 
-        Every call that runs the model does so first; for what is kept beside the tree.
+        Every call that runs the model does so first; for what is kept beside the tree. Where
+        something runs that has begun with the weights of before, this waits for its end.
         """
         if self.scheduler.has_other_weights():
             self.driver.exclusive(self.scheduler.see_weights)
+            if self.scheduler.has_other_weights():
+                # What is asked for now begins once they are seen; see `Scheduler._awaits_weights`.
+                self.drive(self.submit([Extend(self.place([0]), (), (Logits(1),))]))
 
     async def asee_weights(self) -> None:
         """As `see_weights`, without blocking the loop."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import gc
 import threading
@@ -205,3 +206,32 @@ def test_what_cannot_be_copied_is_named() -> None:
         model.writer.close()
     del model.writer, model.model.layers[1].lock
     TorchEngine.adopt(model).close()
+
+
+@pytest.mark.parametrize("is_packed", [None, True])
+def test_what_is_kept_of_a_tip_is_none_of_weights_before_also_beside_a_run(
+    text: Tokenizer, is_packed: bool | None
+) -> None:
+    """While something runs nothing can be forgotten; who asks waits for that, as new work does."""
+    model = build("llama")
+    engine = TorchEngine.adopt(model, packed_weights=is_packed)
+    with weft.LM(engine, text) as lm, weft.Branch.create(lm) as branch:
+        exact = AsyncLM(lm, strict=True, as_torch=False)
+        branch.prefill(IDS)
+        no_end = {token: float("-inf") for token in text.stop_ids}
+        loom = weft.Loom(lm, IDS[:10], template=False)
+        for ask in (
+            lambda: exact.next_token_logprobs_sync(IDS),
+            lambda: asyncio.run(exact.next_token_logprobs_uncached(IDS)),
+            lambda: torch.from_numpy(branch.logits).log_softmax(-1).numpy(),
+            lambda: (weft.BranchStore(lm).produce([branch]), branch.logits)[1],
+        ):
+            ask()
+            stream = loom.stream(n=2, max_tokens=60, logit_bias=no_end)
+            next(stream)
+            with torch.no_grad():
+                model.lm_head.weight.mul_(-1.1)
+            want = plain_logits(model, IDS)[-1].log_softmax(-1)
+            got = torch.from_numpy(np.asarray(ask())).log_softmax(-1)
+            assert float((got - want).abs().max()) < 1e-3
+            assert sum(len(delta.token_ids) for delta in stream) > 60  # it went on to its end
