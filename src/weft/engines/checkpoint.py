@@ -32,6 +32,17 @@ _ESSENTIALS = (
     "num_key_value_heads",
 )
 _SAMPLE = 32
+# What configurations call the longest path, the commonest first.
+CONTEXT_NAMES = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    "n_ctx",
+    "max_target_positions",
+    "max_sequence_length",
+    "model_max_length",
+)
 
 
 class Tensor(NamedTuple):

@@ -25,15 +25,6 @@ if TYPE_CHECKING:
 MakeCache = Callable[[], list[Any]]
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
-_CONTEXT_NAMES = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_seq_len",
-    "seq_length",
-    "n_ctx",
-    "max_sequence_length",
-    "model_max_length",
-)
 _NO_LIMIT = 1 << 20
 # Families whose KV, and numbers, are those of Transformers' model with the same weights.
 _AS_TRANSFORMERS = ("llama", "mistral", "qwen2", "qwen3")
@@ -144,7 +135,7 @@ def _fields(args: Any) -> dict[str, Any]:
 
 def context_of(config: Mapping[str, Any], n_ctx: int | None) -> int:
     """The longest path: `n_ctx` if given, else what the model was made for."""
-    values = (config.get(name) for name in _CONTEXT_NAMES)
+    values = (config.get(name) for name in checkpoint.CONTEXT_NAMES)
     known = next((value for value in values if isinstance(value, int) and value > 0), _NO_LIMIT)
     return known if n_ctx is None else whole_number("n_ctx", n_ctx, 1, known)
 

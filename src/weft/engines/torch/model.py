@@ -29,14 +29,6 @@ if TYPE_CHECKING:
     from ..source import Progress
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_CONTEXT_NAMES = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_seq_len",
-    "seq_length",
-    "n_ctx",
-    "max_target_positions",
-)
 _NO_LIMIT = 1 << 20
 
 
@@ -124,7 +116,7 @@ def config_of(folder: Path, *, trust_remote_code: bool) -> PretrainedConfig:
 def context_of(model: PreTrainedModel, n_ctx: int | None) -> int:
     """The longest path: `n_ctx` if given, else what the model was made for."""
     text: Any = model.config.get_text_config()
-    given = [int(getattr(text, name, None) or 0) for name in _CONTEXT_NAMES]
+    given = [int(getattr(text, name, None) or 0) for name in checkpoint.CONTEXT_NAMES]
     known = min([next((n for n in given if n > 0), _NO_LIMIT), *_places(model)])
     return known if n_ctx is None else whole_number("n_ctx", n_ctx, 1, known)
 
