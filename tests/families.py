@@ -14,6 +14,7 @@ from transformers import (
     AutoModelForImageTextToText,
     PreTrainedModel,
 )
+from transformers.models.gptj import modeling_gptj as gptj
 
 from weft.engines.base import Engine, Row, Span
 
@@ -125,6 +126,13 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+_OLD = {"n_embd": 32, "n_head": 4, "n_layer": 3, "n_positions": 256}
+_GPTJ = {"gptj": ("gptj", _OLD | {"rotary_dim": 4})}
+# Its attention goes through the library's interface since Transformers 5.24.
+_GPTJ_HAS_KV = hasattr(gptj, "ALL_ATTENTION_FUNCTIONS")
+if _GPTJ_HAS_KV:
+    _CONFIGS |= _GPTJ
+
 FAMILIES: list[str] = list(_CONFIGS)
 
 _MAMBA2 = {
@@ -142,7 +150,6 @@ _LINEAR = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
 }
 _BLT = _COMMON | {"num_key_value_heads": 4, "num_hidden_layers": 2}
-_OLD = {"n_embd": 32, "n_head": 4, "n_layer": 3, "n_positions": 256}
 
 # Models without KV of single tokens: ALiBi, attention or positions of their own, recurrent, hybrid.
 _WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
@@ -150,7 +157,6 @@ _WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
     "mpt": ("mpt", {"d_model": 32, "n_layers": 3, "n_heads": 4, "max_seq_len": 256}),
     "falcon": ("falcon", {"alibi": False, "head_dim": None}),
     "falcon_alibi": ("falcon", {"alibi": True, "head_dim": None}),
-    "gptj": ("gptj", _OLD | {"rotary_dim": 4}),
     "llama4_chunked": (
         "llama4_text",
         {"num_local_experts": 2, "attention_chunk_size": 6, "intermediate_size_mlp": 48},
@@ -210,6 +216,9 @@ _WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
         | {"shared_expert_intermediate_size": 16},
     ),
 }
+
+if not _GPTJ_HAS_KV:
+    _WHOLE |= _GPTJ
 
 WHOLE_FAMILIES: list[str] = list(_WHOLE)
 

@@ -220,6 +220,8 @@ def test_a_model_of_another_library_is_refused_in_short_words() -> None:
 def test_a_fused_cache_is_taken_by_the_engines_own_model() -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
+    from weft.engines.torch.model import cache_name
+
     config = transformers.LlamaConfig(
         vocab_size=2048, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2,
@@ -233,7 +235,7 @@ def test_a_fused_cache_is_taken_by_the_engines_own_model() -> None:
     ids = [*root.tokens, *child.tokens]
     with torch.no_grad():
         whole = model(torch.tensor([[*ids, 7]])).logits[0, -1]
-        ahead = model(torch.tensor([[7]]), past_key_values=cache).logits[0, -1]
+        ahead = model(torch.tensor([[7]]), **{cache_name(model): cache}).logits[0, -1]
     assert float((whole - ahead).abs().max()) < 1e-4
     lm = weft.load("tiny")
     fused = n8loom.fuse_cache_frags([[frag] for frag in n8loom.Loom(lm, "Hi").frag])

@@ -16,6 +16,7 @@ from families import FAMILIES, N_CTX, N_VOCAB, build, cases, plain_logits  # noq
 from weft.engines import lanes  # noqa: E402
 from weft.engines.base import Fragment, Row, ScoreSpan, Span  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
+from weft.engines.torch.model import cache_name  # noqa: E402
 from weft.errors import Unsupported  # noqa: E402
 from weft.sampling import metrics  # noqa: E402
 
@@ -212,10 +213,9 @@ def test_prefix_cache_is_accepted_by_the_model_itself(bench: Bench) -> None:
         with pytest.raises(Unsupported, match=told):
             bench.engine.prefix_cache(path)
         return
+    given = {cache_name(bench.model): bench.engine.prefix_cache(path)}
     with torch.no_grad():
-        got = bench.model(
-            input_ids=torch.tensor([[5]]), past_key_values=bench.engine.prefix_cache(path)
-        ).logits[0, -1]
+        got = bench.model(input_ids=torch.tensor([[5]]), **given).logits[0, -1]
     _near(got, bench.oracle([*IDS[:13], 5])[-1])
 
 

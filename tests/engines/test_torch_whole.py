@@ -361,7 +361,7 @@ def test_a_padding_token_within_a_text_is_read_as_the_model_reads_it() -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [("bloom", "ALiBi"), ("mamba", "recurrent"), ("jamba", "recurrent")]
-    + [("llama4_chunked", "chunks"), ("gptj", "AttentionInterface"), ("roberta", "positions")]
+    + [("llama4_chunked", "chunks"), ("falcon", "AttentionInterface"), ("roberta", "positions")]
     + [("deepseek_v32", "choose or compress"), ("llama4_whole", "does not stand apart")],
 )
 def test_one_warning_says_that_prefixes_are_not_cached_and_why(
@@ -378,7 +378,7 @@ def test_one_warning_says_that_prefixes_are_not_cached_and_why(
     assert engine.fragments is None
 
 
-@pytest.mark.parametrize("name", ["bloom", "mamba", "jamba", "gptj"])
+@pytest.mark.parametrize("name", ["bloom", "mamba", "jamba", "falcon"])
 def test_a_folder_gives_the_logits_of_its_model(name: str, tmp_path: Path) -> None:
     model = build(name)
     model.save_pretrained(tmp_path)

@@ -261,13 +261,15 @@ def test_the_reflection_program_runs_on_a_loaded_transformers_model(
 def test_the_models_own_library_goes_on_from_the_prefix_cache(loaded: tuple[Any, Any]) -> None:
     import torch
 
+    from weft.engines.torch.model import cache_name
+
     model, tokenizer = loaded
     loom = Loom(model, tokenizer, samples.game24)
     node = loom.add("4 + 9").grow(max_tokens=5, seed=1)[0]
     cache = node.get_prefix_cache()
     token = node.next(1)[0].id
     with torch.inference_mode():
-        logits = model(torch.tensor([[token]]), past_key_values=cache).logits[0, -1]
+        logits = model(torch.tensor([[token]]), **{cache_name(model): cache}).logits[0, -1]
     found = torch.log_softmax(logits.double(), -1)
     for entry in node.add([token]).next(20):
         assert entry.logprob == pytest.approx(float(found[entry.id]), abs=1e-4)

@@ -118,8 +118,8 @@ class PromptCache(list[Any]):
         """Return it as the cache object of the engine's own library, which its model accepts.
 
         model, tokenizer: as `Loom` takes them. The torch engine gives a `DynamicCache`, for
-        `past_key_values=`. Raises: Unsupported where the library has none; ConfigError for a cache
-        that is not one whole prefix.
+        `past_key_values=` (`cache=` since Transformers 5.24). Raises: Unsupported where the library
+        has none; ConfigError for a cache that is not one whole prefix.
         """
         lm = LM.of(model, tokenizer)
         return lm.kv.engine_cache(self.place(lm))

@@ -40,6 +40,7 @@ from .memories import (
 from .memory import KVMemory, KVStep
 from .model import (
     Head,
+    cache_name,
     config_of,
     fingerprint_of,
     load_model,
@@ -312,7 +313,8 @@ class TorchEngine(ModelEngine):
         own = DynamicCache(config=self.model.config)
         ids = torch.zeros(1, 1, dtype=torch.long, device=self._device)
         try:
-            self.model(input_ids=ids, past_key_values=own, use_cache=True)
+            given: dict[str, Any] = {cache_name(self.model): own, "use_cache": True}
+            self.model(input_ids=ids, **given)
         except Exception as error:
             raise Unsupported(
                 f"{type(self.model).__name__} takes no cache of keys and values ({error}), so none"

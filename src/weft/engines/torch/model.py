@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _NO_LIMIT = 1 << 20
+# What models call the cache that they take and give, Mamba's kinds, and all since Transformers 5.24.
+_CACHES = ("past_key_values", "cache_params", "cache")
 
 
 def resolve_device(device: str) -> torch.device:
@@ -223,6 +226,12 @@ def quiet() -> Iterator[None]:
 
 
 _log = logging.getLogger("weft.engines.torch")
+
+
+def cache_name(module: nn.Module) -> str:
+    """Return what a model, or its base, calls its cache; "" where it takes none."""
+    taken = inspect.signature(module.forward).parameters
+    return next((name for name in _CACHES if name in taken), "")
 
 
 def stop_looking_for_padding(model: PreTrainedModel) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from ..paths import Ids, Rows, WholePath, calls, rows_of
 from .ends import EndBatch, Ends, KnownEnd
-from .model import BareHead, Head
+from .model import BareHead, Head, cache_name
 
 # Tokens of one model call, padding included; a longer path runs alone. A call needs working memory
 # for all of them in each layer, and on a CPU more of them run no faster.
@@ -32,9 +31,7 @@ class PathRunner:
         self._device = device
         self._most = CALL_TOKENS.get(device.type, max(CALL_TOKENS.values()))
         self._least = CALL_COST.get(device.type, max(CALL_COST.values()))
-        taken = inspect.signature(head.base.forward).parameters
-        names = [name for name in ("past_key_values", "cache_params") if name in taken]
-        self._cache_name = names[0] if names else ""
+        self._cache_name = cache_name(head.base)
 
     @property
     def may_keep_ends(self) -> bool:
