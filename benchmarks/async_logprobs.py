@@ -47,15 +47,18 @@ def by_hand(model: Any, ids: list[int], n: int, n_new: int) -> int:
     import torch
     from transformers import DynamicCache
 
+    from weft.engines.torch.model import cache_name
+
     with torch.inference_mode():
         cache = DynamicCache()
-        first = model(torch.tensor([ids]), past_key_values=cache, use_cache=True)
+        given = {cache_name(model): cache}
+        first = model(torch.tensor([ids]), **given, use_cache=True)
         cache.batch_repeat_interleave(n)
         logits = first.logits[:, -1].expand(n, -1)
         for _ in range(n_new):
             logprobs = logits.float().log_softmax(-1)
             tokens = torch.multinomial(logprobs.exp(), 1)
-            logits = model(tokens, past_key_values=cache, use_cache=True).logits[:, -1]
+            logits = model(tokens, **given, use_cache=True).logits[:, -1]
     return n * n_new
 
 

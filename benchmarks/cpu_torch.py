@@ -48,6 +48,7 @@ from transformers import (
 )
 
 import weft
+from weft.engines.torch.model import cache_name
 
 TEMPERATURE = 0.8
 N_STEPS = {1: 8, 8: 4, 32: 3}
@@ -136,18 +137,19 @@ class Theirs:
 
     def __init__(self, folder: Path) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
+        self.cache_name = cache_name(self.model)
 
     @torch.inference_mode()
     def prefill(self, prompts: list[list[int]]) -> DynamicCache:
         cache = DynamicCache(config=self.model.config)
         ids = torch.tensor(prompts)
-        out = self.model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        out = self.model(ids, **{self.cache_name: cache}, use_cache=True, logits_to_keep=1)
         self._draw(out.logits[:, -1])
         return cache
 
     @torch.inference_mode()
     def step(self, ids: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
-        out = self.model(ids[:, None], past_key_values=cache, use_cache=True, logits_to_keep=1)
+        out = self.model(ids[:, None], **{self.cache_name: cache}, use_cache=True, logits_to_keep=1)
         return self._draw(out.logits[:, -1])
 
     def n_bytes(self, cache: DynamicCache) -> int:

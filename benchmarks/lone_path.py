@@ -34,6 +34,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaF
 import weft
 from weft import AsyncLM
 from weft.engines.base import Row
+from weft.engines.torch.model import cache_name
 
 TINY = Path(str(files("weft") / "data" / "tiny"))
 MUST = 1.15
@@ -69,13 +70,11 @@ def asked(folder: Path, engine: str, ids: list[int], start: int) -> Iterator[Cal
 
 def by_hand(folder: Path, ids: list[int], start: int) -> Iterator[Callable[[], Any]]:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    cache = DynamicCache()
+    given = {cache_name(model): DynamicCache()}
 
     def run(some: list[int]) -> Any:
         with torch.inference_mode():
-            out = model(
-                torch.tensor([some]), past_key_values=cache, use_cache=True, logits_to_keep=1
-            )
+            out = model(torch.tensor([some]), **given, use_cache=True, logits_to_keep=1)
             return out.logits[0, -1].log_softmax(-1)
 
     run(ids[:start])

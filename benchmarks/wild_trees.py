@@ -32,6 +32,7 @@ from common import median, report
 from transformers import AutoModelForCausalLM, DynamicCache
 
 import weft
+from weft.engines.torch.model import cache_name
 
 N_PROMPT, N_CHILDREN, PRUNE_EVERY = 256, 2, 4
 PROMPT = [(7 * i * i + 13 * i + 5) % 500 + 4 for i in range(N_PROMPT)]
@@ -103,6 +104,7 @@ class ByHand:
 
     def __init__(self) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(str(TINY)).eval()
+        self.cache_name = cache_name(self.model)
         ends = self.model.generation_config.eos_token_id
         self.ends = [ends] if isinstance(ends, int) else list(ends or ())
 
@@ -110,7 +112,7 @@ class ByHand:
     def run(self, walk: Walk, each: int) -> tuple[int, int]:
         config = self.model.config
         cache = DynamicCache(config=config)
-        logits = self.model(torch.tensor([PROMPT]), past_key_values=cache).logits[0, -1]
+        logits = self.model(torch.tensor([PROMPT]), **{self.cache_name: cache}).logits[0, -1]
         kept: dict[int, tuple[Any, torch.Tensor]] = {0: (cache, logits)}
         n_made, n_tokens, most = 1, 0, 0
 
@@ -123,7 +125,7 @@ class ByHand:
                 rows = logits.expand(N_CHILDREN, -1)
                 for _ in range(each):
                     ids = self.draw(rows)
-                    rows = self.model(ids, past_key_values=cache).logits[:, -1]
+                    rows = self.model(ids, **{self.cache_name: cache}).logits[:, -1]
                     n_tokens += N_CHILDREN
                 for row in range(N_CHILDREN):
                     own = copy.deepcopy(cache)
