@@ -105,6 +105,21 @@ def test_a_callers_autocast_is_the_callers_own(text: Tokenizer, name: str) -> No
         assert off(lm, model, grown[0].get_prefix_tokens()) < 1e-3
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_loaded_in_inference_mode_is_one_that_can_be_trained(dtype: str) -> None:
+    """PyTorch 2.11 could not even run it: its weights had been laid otherwise."""
+    with torch.inference_mode():
+        engine = TorchEngine.load(shallow(), dtype=dtype)
+    state = [*engine.model.parameters(), *engine.model.buffers()]
+    assert not any(tensor.is_inference() for tensor in state)
+    with weft.LM(engine, Tokenizer.from_folder(shallow())) as lm:
+        model = engine.model
+        assert off(lm, model, IDS) < (1e-3 if dtype == "float32" else 0.1)
+        with torch.no_grad():
+            model.get_input_embeddings().weight.mul_(1.1)
+        assert off(lm, model, IDS) < (1e-3 if dtype == "float32" else 0.1)
+
+
 def _assigned(model: Any) -> None:
     model.load_state_dict(build("llama").state_dict(), assign=True)
 

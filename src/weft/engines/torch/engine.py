@@ -109,6 +109,7 @@ class TorchEngine(ModelEngine):
 
     @classmethod
     @uncast()
+    @torch.inference_mode(False)  # weights made in it could not be laid otherwise, or trained
     def load(
         cls,
         source: str | Path,
