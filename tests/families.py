@@ -14,7 +14,7 @@ from transformers import (
     AutoModelForImageTextToText,
     PreTrainedModel,
 )
-from transformers.models.gptj import modeling_gptj as gptj
+from transformers.models.gptj import modeling_gptj
 
 from weft.engines.base import Engine, Row, Span
 
@@ -127,11 +127,11 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 _OLD = {"n_embd": 32, "n_head": 4, "n_layer": 3, "n_positions": 256}
-_GPTJ = {"gptj": ("gptj", _OLD | {"rotary_dim": 4})}
-# Its attention goes through the library's interface since Transformers 5.24.
-_GPTJ_HAS_KV = hasattr(gptj, "ALL_ATTENTION_FUNCTIONS")
-if _GPTJ_HAS_KV:
-    _CONFIGS |= _GPTJ
+# Their attention goes through the library's interface since Transformers 5.24.
+_LATE = {name: (name, _OLD | {"rotary_dim": 4}) for name in ("gptj", "codegen")}
+_IS_LATE_THERE = hasattr(modeling_gptj, "ALL_ATTENTION_FUNCTIONS")
+if _IS_LATE_THERE:
+    _CONFIGS |= _LATE
 
 FAMILIES: list[str] = list(_CONFIGS)
 
@@ -217,8 +217,8 @@ _WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
-if not _GPTJ_HAS_KV:
-    _WHOLE |= _GPTJ
+if not _IS_LATE_THERE:
+    _WHOLE |= _LATE
 
 WHOLE_FAMILIES: list[str] = list(_WHOLE)
 

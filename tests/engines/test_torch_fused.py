@@ -122,7 +122,8 @@ def test_an_adapter_of_the_owners_counts_while_it_is_trained(calls) -> None:
     """A fresh one adds nothing, so that a look at the numbers does not show it."""
     peft = pytest.importorskip("peft")
     model = build("llama")
-    model.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj", "down_proj"]))
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "down_proj"])
+    peft.inject_adapter_in_model(config, model)
     engine = TorchEngine.adopt(model.eval())
     with torch.no_grad():
         for name, weight in model.named_parameters():
