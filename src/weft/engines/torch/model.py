@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _NO_LIMIT = 1 << 20
-# What models call the cache that they take and give, Mamba's kinds, and all since Transformers 5.24.
+# What models call the cache that they take and give; Mamba's kinds; all since Transformers 5.24.
 _CACHES = ("past_key_values", "cache_params", "cache")
 
 
