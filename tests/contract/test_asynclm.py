@@ -606,7 +606,7 @@ def test_two_methods_make_a_whole_model(text) -> None:
     assert model.byte_vocab[200].byte_string == text.vocab_bytes[200]
     with pytest.raises(NotImplementedError):
         model.add_new_lora("x", "y")
-    with pytest.raises(TypeError, match="abstract method.* next_token_logprobs"):
+    with pytest.raises(TypeError, match="abstract method.*next_token_logprobs"):
         Half(text)
     with pytest.raises(RuntimeError, match="lora_name="):
         model.set_lora("x", "y")
