@@ -205,6 +205,7 @@ def test_a_locked_database_is_waited_for_and_then_said_to_be_locked(file: Path) 
     timer.run()
     assert len(kept.commit("add").added) == 1
     other.close()
+    library.close()
 
 
 def test_a_database_that_is_gone_is_told_and_taken_up_when_it_is_back(file: Path) -> None:
