@@ -20,7 +20,7 @@ BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --constraint constraints.txt
 SOURCES = $(shell find src -type f -not -name '*.pyc')
 
-.PHONY: help demo page page-check test-page screens test test-programs postgresql test-kernels test-engines llamacpp vllm test-clients test-plugins slow coverage lint format types pyright imports check sizes pages docs dist clean gpu-check
+.PHONY: help demo page page-check test-page screens test test-programs postgresql test-kernels test-engines test-others test-vllm llamacpp vllm test-clients test-plugins slow coverage lint format types pyright imports check sizes pages docs dist clean gpu-check
 
 help:
 	@echo "make demo      a venv with the base package, then weft demo"
@@ -103,7 +103,13 @@ ifneq ($(INSTALL),0)
 	-$(MAKE) llamacpp
 	-$(MAKE) vllm
 endif
+	$(MAKE) test-others test-vllm
+
+test-others: $(VENV)/.stamp
 	$(BIN)/python -m pytest tests -m 'engines and not slow and not vllm' $(PYTEST_ARGS)
+
+# In an environment of its own, where there is one.
+test-vllm:
 	if [ -e $(VLLM_VENV)/.stamp ]; then \
 	    $(VLLM_VENV)/bin/python -m pytest tests/contract tests/engines -m 'not slow' -k vllm $(PYTEST_ARGS); fi
 
