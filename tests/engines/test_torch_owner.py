@@ -166,6 +166,60 @@ def test_what_leaves_a_models_parts_where_they_are_is_no_replacement(text: Token
             assert off(lm, model, IDS) < 1e-3
 
 
+class _Steered(torch.nn.Module):
+    """A layer with a vector of the owner's behind it, saved with the weights, and a count."""
+
+    def __init__(self, layer: Any, n: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.register_buffer("vector", torch.zeros(n))
+        self.register_buffer("n_called", torch.zeros(()))
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("layer"), name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.n_called += 1
+        return self.layer(*args, **kwargs) + self.vector
+
+
+def steered(name: str) -> tuple[Any, _Steered]:
+    model = build(name)
+    layers, n = model.base_model.layers, model.config.hidden_size
+    layers[1] = _Steered(layers[1], n)
+    return model, layers[1]
+
+
+@pytest.mark.parametrize("name", ["llama", "mamba"])
+def test_an_owners_vectors_count_as_weights(text: Tokenizer, name: str) -> None:
+    model, layer = steered(name)
+    with weft.LM(TorchEngine.adopt(model), text) as lm:
+        assert off(lm, model, IDS) < 1e-3
+        before = plain_logits(model, IDS)[-1]
+        layer.vector.copy_(torch.linspace(-3, 3, len(layer.vector)))
+        assert (plain_logits(model, IDS)[-1] - before).abs().max() > 0.1
+        assert off(lm, model, IDS) < 1e-3
+        layer.vector.zero_()
+        assert off(lm, model, [*IDS, 5]) < 1e-3
+
+        layer.vector = torch.ones(len(layer.vector))
+        with pytest.raises(ForwardError, match=r"layers\.1\.vector of the model was replaced"):
+            AsyncLM(lm).next_token_logprobs_sync(IDS)
+
+
+def test_a_buffer_that_the_model_writes_as_it_runs_is_no_weight(text: Tokenizer) -> None:
+    model, layer = steered("llama")
+    with weft.LM(TorchEngine.adopt(model), text) as lm:
+        loom, before = weft.Loom(lm, IDS), layer.n_called.item()
+        loom.grow(max_tokens=3)
+        loom.grow(max_tokens=3)
+        assert layer.n_called > before
+        assert lm.stats().prefilled == len(IDS)
+
+
 class _Recorder:
     """A tool of the owner's that looks at a layer, with what no copy can be made of."""
 

@@ -19,7 +19,8 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 def structural_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """Copy modules and config; parameters, large buffers and hooks stay shared with the owner.
+    """Copy modules and config; parameters, hooks and the buffers that count as weights, or are
+    large, stay shared with the owner.
 
     Not the weights of a model that rewrites its own as it runs: it would do so twice.
 
@@ -29,6 +30,7 @@ def structural_copy(model: PreTrainedModel) -> PreTrainedModel:
     shared: list[Any] = list(_hooks_of_others(model))
     if shares_weights(model):
         shared += model.parameters()
+        shared += lasting_buffers(model)
         shared += (b for b in model.buffers() if b.nbytes > _COPIED_BUFFER_BYTES)
     memo = {id(each): each for each in shared}
     try:
@@ -47,6 +49,14 @@ def shares_weights(model: PreTrainedModel) -> bool:
     """Whether our copy of a model has the owner's own parameters."""
     named = (model.config.model_type, getattr(model, "quantization_method", None))
     return not any(name in _REWRITERS for name in named)
+
+
+def lasting_buffers(model: nn.Module) -> Iterator[Tensor]:
+    """Yield the buffers that are saved with the weights: biases of routers, an owner's vectors."""
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and name not in module._non_persistent_buffers_set:
+                yield buffer
 
 
 def _hooks_of_others(model: PreTrainedModel) -> Iterator[Any]:

@@ -15,6 +15,7 @@ from ...sampling import metrics
 from ..base import Draws, Engine, EngineInfo, KeptRow, Row, Score
 from .card import free_bytes
 from .check import LONGEST, quantised
+from .copied import lasting_buffers
 from .draws import Drawer
 from .lora import LoraAdapters
 from .model import context_of, freeze_rope
@@ -55,7 +56,9 @@ class ModelEngine(Engine):
         self._drawer = Drawer(self._device)
         self._closed = False
         self._parameters = list(model.parameters())
-        self._counted = [each for each in self._parameters if not each.is_inference()]
+        self._counted: list[Tensor] = [p for p in self._parameters if not p.is_inference()]
+        lasting = [each for each in lasting_buffers(model) if not each.is_inference()]
+        self._lasting = [(each, each._version) for each in lasting]
         self._steps = OptimizerSteps(self._parameters)
         self._owned: Parts | None = None
         self._replaced = ""
@@ -86,11 +89,14 @@ class ModelEngine(Engine):
     def watch(self, owned: PreTrainedModel) -> None:
         """Refuse to run once something in the owner's model is replaced that this one shares."""
         self._owned = Parts(owned)
+        # A buffer that the model writes to as it runs, as the load check ran it, says nothing.
+        self._counted += [each for each, version in self._lasting if each._version == version]
 
     def weights_mark(self) -> tuple[int, int, str]:
-        """Count the changes that PyTorch has seen of the parameters, 0.05 µs each, and the steps of
-        their optimizers. With it, where the first one lies: a model that was converted and turned
-        back has lost digits; and what the owner has replaced, see `watch`.
+        """Count the changes that PyTorch has seen of the parameters, and of buffers that an owner
+        saves with them, 0.05 µs each, and the steps of their optimizers. With it, where the first
+        one lies: a model that was converted and turned back has lost digits; and what the owner has
+        replaced, see `watch`.
 
         What is written through `.data`, or was made in inference mode, it does not count.
         """
@@ -114,7 +120,7 @@ class ModelEngine(Engine):
 
     def _let_go(self) -> None:
         """Give the model's memory back."""
-        self._parameters, self._counted = [], []
+        self._parameters, self._counted, self._lasting = [], [], []
         self._steps.stop()
         self._watched = self._as_was = self._owned = None
         del self.model, self._lora
