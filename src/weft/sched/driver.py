@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # without enums: every call comes by here
 import asyncio
+import atexit
 import logging
 import os
 import threading
@@ -26,6 +27,7 @@ _log = logging.getLogger(__name__)
 Value = TypeVar("Value")
 Given = ParamSpec("Given")
 IDLE_S = 0.5  # how long the thread sleeps at most before it looks whether its LM is still there
+END_S = 30.0  # how long a program that ends waits at most for a model call
 
 
 class Channel:
@@ -76,6 +78,7 @@ class Driver:
         self.closed = False
         self._thread: threading.Thread | None = None
         self._home = 0  # the process that has it
+        self._ends_with_program = False
         self._caller: int | None = None
         self._stepping = threading.Lock()  # held by whoever steps
         self._stepper: int | None = None  # that thread
@@ -262,6 +265,28 @@ class Driver:
                     daemon=True,
                 )
                 self._thread.start()
+                _STARTED.add(self)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the thread is to end."""
+        return self.closed or self._ends_with_program
+
+    def end_with_program(self) -> None:
+        """End the thread between two steps: a thread that dies within a library aborts the process.
+
+        What somebody still asks for then is stepped inline. An engine that wants its own thread
+        keeps it.
+        """
+        thread = self._thread
+        if thread is None or self._home != os.getpid() or self.scheduler.engine.info.owner_thread:
+            return
+        self._ends_with_program = True
+        self._wake()
+        thread.join(END_S)
+        if not thread.is_alive():
+            self._thread = self._caller = None
+            self._ends_with_program = False
 
     def _shut(self, last: Callable[[], None] | None) -> None:
         with self._turn():
@@ -425,6 +450,15 @@ def relief(driver_ref: weakref.ref[Driver]) -> Callable[[], None]:
     return relieve
 
 
+_STARTED = weakref.WeakSet[Driver]()
+
+
+@atexit.register
+def _end_with_program() -> None:
+    for driver in list(_STARTED):
+        driver.end_with_program()
+
+
 def drive_forever(driver_ref: weakref.ref[Driver], news: threading.Condition) -> None:
     """The driver thread: step while there is work, sleep while there is none.
 
@@ -432,7 +466,7 @@ def drive_forever(driver_ref: weakref.ref[Driver], news: threading.Condition) ->
     """
     while True:
         driver = driver_ref()
-        if driver is None or driver.closed:
+        if driver is None or driver.is_over:
             return
         try:
             worked = driver.turn()
@@ -441,7 +475,7 @@ def drive_forever(driver_ref: weakref.ref[Driver], news: threading.Condition) ->
             return
         if not worked:
             with news:
-                if driver.closed:
+                if driver.is_over:
                     return
                 if driver.scheduler.is_idle and not driver._errands:
                     del driver
