@@ -406,7 +406,8 @@ class LM(
         Weights changed in place are noticed where PyTorch counts changes (an optimizer's step,
         `add_`, `load_state_dict`); call this after other changes, such as through `.data`.
         """
-        self.driver.exclusive(self.scheduler.clear)
+        if not self.closed:  # then there is none
+            self.driver.exclusive(self.scheduler.clear)
 
     def see_weights(self) -> None:
         """Forget what was computed with weights that somebody has changed since.
@@ -414,7 +415,7 @@ class LM(
         Every call that runs the model does so first; for what is kept beside the tree. Where
         something runs that has begun with the weights of before, this waits for its end.
         """
-        if self.scheduler.has_other_weights():
+        if not self.closed and self.scheduler.has_other_weights():
             self.driver.exclusive(self.scheduler.see_weights)
             if self.scheduler.has_other_weights():
                 # What is asked for now begins once they are seen; see `Scheduler._awaits_weights`.

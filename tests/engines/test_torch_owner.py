@@ -23,7 +23,7 @@ from families import build, plain_logits  # noqa: E402
 from shallow import shallow  # noqa: E402
 from weft import AsyncLM  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
-from weft.errors import ForwardError, Unsupported  # noqa: E402
+from weft.errors import ForwardError, StaleHandle, Unsupported  # noqa: E402
 from weft.tokens.tokenizer import Tokenizer  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -218,6 +218,18 @@ def test_a_buffer_that_the_model_writes_as_it_runs_is_no_weight(text: Tokenizer)
         loom.grow(max_tokens=3)
         assert layer.n_called > before
         assert lm.stats().prefilled == len(IDS)
+
+
+@pytest.mark.parametrize("name", ["llama", "mamba"])
+def test_a_closed_lm_has_no_cache_and_its_branches_are_stale(text: Tokenizer, name: str) -> None:
+    lm = weft.LM(TorchEngine.adopt(build(name)), text)
+    branch = weft.Branch.create(lm, seed=1)
+    branch.prefill(IDS)
+    lm.close()
+    lm.clear_cache()
+    AsyncLM(lm).clear_cache()
+    with pytest.raises(StaleHandle):
+        branch.produce()
 
 
 class _Recorder:
