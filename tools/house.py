@@ -42,6 +42,8 @@ ALLOWED = {
     "_forward_pre_hooks": "torch has no public list of hooks (engines/torch/fused.py)",
     "_modules": "torch has no public table of a module's parts (engines/torch/model.py)",
     "_parameters": "torch takes a microsecond for a weight by its name (engines/torch/fused.py)",
+    "_buffers": "as of its parameters (engines/torch/replaced.py)",
+    "_non_persistent_buffers_set": "which are saved (engines/torch/copied.py)",
     "_scaled_dot_product_flash_attention_for_cpu": "the one CPU product with its log-sum-exp",
     "_reorder_linear_weight": "packs for oneDNN, of private name only (engines/torch/packed.py)",
     "_linear_pointwise": "the product with what it packs (engines/torch/packed.py)",
