@@ -71,7 +71,7 @@ class FusedDecoder:
         if step.turns:
             for layer in self._layers:
                 x = layer.run_turning(x, cos[0], sin[0], step)
-            return _normed(x, self._norm)
+            return _normed_by(step, x, self._norm)
         cos, sin = cos.transpose(0, 1), sin.transpose(0, 1)  # [T, 1, D]: the same for all heads
         half = sin.shape[-1] // 2
         sin = torch.cat((-sin[..., :half], sin[..., half:]), -1)
@@ -122,7 +122,8 @@ class _Layer:
     def run_turning(self, x: Tensor, cos: Tensor, sin: Tensor, step: KVStep) -> Tensor:
         """The same by a step that turns heads, and in place; cos, sin: [T, D]."""
         n_tokens = len(x)
-        heads = self._qkv.of(_normed(x, self._before)).view(n_tokens, -1, self._head_dim)
+        normed = _normed_by(step, x, self._before)
+        heads = self._qkv.of(normed).view(n_tokens, -1, self._head_dim)
         turn = Turn(self._n_q, cos, sin)
         if self._q_norm is not None:
             q_norm: Any = self._q_norm
@@ -131,7 +132,7 @@ class _Layer:
             turn = Turn(self._n_q, cos, sin, *norms)
         met = step.attend_turned(self._number, heads, turn, self._spec)
         x = _added_to(x, met.view(n_tokens, -1), self._back)
-        between = _normed(x, self._between)
+        between = _normed_by(step, x, self._between)
         if self._is_silu:
             return _added_to(x, step.gated(self._gated.of(between)), self._down)
         gate, up = self._gated.each(between)
@@ -195,6 +196,10 @@ def _whole(weights: Sequence[Tensor]) -> Tensor | None:
 
 def _normed(x: Tensor, norm: Any) -> Tensor:
     return F.rms_norm(x, x.shape[-1:], norm.weight, norm.variance_epsilon)
+
+
+def _normed_by(step: KVStep, x: Tensor, norm: Any) -> Tensor:
+    return step.normed(x, norm.weight, norm.variance_epsilon)
 
 
 def _added(x: Tensor, more: Tensor, layer: nn.Linear) -> Tensor:

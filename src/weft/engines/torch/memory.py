@@ -68,6 +68,10 @@ class KVStep(ABC):
         """
         raise NotImplementedError
 
+    def normed(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Return the root mean square norm of [T, E], contiguous: [T, E]."""
+        raise NotImplementedError
+
     def gated(self, both: Tensor) -> Tensor:
         """Return silu(gate) * up of [T, 2 I], side by side: [T, I]."""
         raise NotImplementedError

@@ -85,6 +85,28 @@ def turn_and_store(
     )
 
 
+@triton.jit(do_not_specialize=["n_rows"])
+def norm_rows(
+    x_ptr,
+    weight_ptr,
+    out_ptr,
+    n_rows,
+    eps,
+    WIDTH: tl.constexpr,
+    PAD: tl.constexpr,
+    BM: tl.constexpr,
+):
+    """Root mean square norm of each row, in float32."""
+    row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    d = tl.arange(0, PAD)
+    inside = (row < n_rows)[:, None] & (d < WIDTH)[None, :]
+    at = row[:, None] * WIDTH + d[None, :]
+    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + d, mask=d < WIDTH, other=0.0).to(tl.float32)[None, :]
+    out = x * tl.rsqrt(tl.sum(x * x, 1) / WIDTH + eps)[:, None] * weight
+    tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=inside)
+
+
 @triton.jit(do_not_specialize=["n_tokens"])
 def gate_and_multiply(
     both_ptr, out_ptr, n_tokens, WIDTH: tl.constexpr, BT: tl.constexpr, BW: tl.constexpr
@@ -132,6 +154,20 @@ def turn_heads(heads: Tensor, turn: Turn, slots: Tensor, keys: Tensor, values: T
             num_warps=4,
         )
     return query
+
+
+def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root mean square norm of the rows of x, [T, E], contiguous. Returns [T, E]."""
+    n_rows, width = x.shape
+    out = torch.empty_like(x)
+    pad = padded(width)
+    n_each = _INTERPRETED if is_interpreted() else 1
+    with torch.cuda.device_of(x):
+        norm_rows[(triton.cdiv(n_rows, n_each),)](
+            x, weight, out, n_rows, eps, WIDTH=width, PAD=pad, BM=n_each,
+            num_warps=max(1, min(16, pad // 512)),
+        )  # fmt: skip
+    return out
 
 
 def gated(both: Tensor) -> Tensor:

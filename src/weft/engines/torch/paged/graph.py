@@ -50,13 +50,21 @@ class FrameSize(NamedTuple):
     wide: int
     broad: int
     parts: int
+    is_single: bool  # what is merged elsewhere is written at once
 
     @classmethod
     def of(cls, work: Work) -> FrameSize:
-        return cls(len(work.narrow), len(work.wide), len(work.broad), work.n_parts)
+        n_each = len(work.narrow), len(work.wide), len(work.broad)
+        return cls(*n_each, work.n_parts, work.is_single)
+
+    def roomy(self) -> FrameSize:
+        """Return one with room for more."""
+        narrow, wide, broad, parts = (_up(n, 16) if n else 0 for n in self[:4])
+        return FrameSize(narrow, wide, broad, parts, self.is_single)
 
     def holds(self, other: FrameSize) -> bool:
-        return all(mine >= asked for mine, asked in zip(self, other, strict=True))
+        is_alike = self.is_single == other.is_single
+        return is_alike and all(mine >= asked for mine, asked in zip(self, other, strict=True))
 
     def is_near(self, other: FrameSize) -> bool:
         """Whether programs that do nothing are few enough."""
@@ -98,6 +106,8 @@ class Frame(PagedStep):
             first_part=ints(self.key.n_tokens + 1),
             positions=self._places,
             n_parts=room.parts,
+            is_single=room.is_single,
+            has_fill=self.key.n_tokens > 1,
         )
 
     @property
@@ -225,7 +235,7 @@ class StepGraphs:
         if found is not None:
             found[0].fill(ids, step)
             return found
-        key = Key(id(body), bucket_of(n), tuple((g, _roomy(room)) for g, room in rooms))
+        key = Key(id(body), bucket_of(n), tuple((g, room.roomy()) for g, room in rooms))
         self._seen[key] = self._seen.get(key, 0) + 1
         if self._seen[key] <= _OFTEN:
             return None
@@ -299,10 +309,6 @@ def bucket_of(n: int) -> int:
 def _most_for(n: int) -> int:
     """Return how many tokens a frame may have that a step of n is run in."""
     return bucket_of(n) if n > _MANY_TOKENS // 2 else max(2 * n, 16)
-
-
-def _roomy(room: FrameSize) -> FrameSize:
-    return FrameSize(*(_up(n, 16) if n else 0 for n in room))
 
 
 def _up(n: int, least: int) -> int:

@@ -13,6 +13,7 @@ Written for sm_90 and Triton's interpreter: types are those of the tensors, sums
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from ..layout import Layout
 from ..memory import Spec
+from .beside import side_by_side
 
 # Rows of a tile. From 64 on sm_90 multiplies tiles by whole warp groups (wgmma); those of 128 read
 # the keys half as often, and their sums leave room for one program a processor.
@@ -30,7 +32,6 @@ TILES = BROAD, WIDE, NARROW
 ITEM_FIELDS = 8
 _WIDEST_OF_BROAD = 256  # numbers of a head
 _TILE_BYTES = 16384  # of the keys that a program holds at once, a stage
-_MERGED_ROWS, _MERGED_PARTS = 1, 16  # of a program, at once
 _INTERPRETED_ROWS = 256  # the interpreter runs programs one after the other
 # Before 3.7 a product's sum stays in its registers over to the next block, which rescales it there;
 # ptxas then waits for every single wgmma.
@@ -125,6 +126,7 @@ def tree_part(
     item_ptr,
     part_ptr,
     lse_ptr,
+    out_ptr,
     scale,
     softcap,
     window,
@@ -140,10 +142,14 @@ def tree_part(
     BN: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
     ENDS_PRODUCTS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Meet the keys of one item with one tile of queries, for one KV head."""
+    """Meet the keys of one item with one tile of queries, for one KV head.
+
+    IS_WHOLE: no row has other parts, so what is found is its output.
+    """
     N_KV: tl.constexpr = N_HEADS // GROUP
     # KV heads first: programs side by side read what lies side by side in a slot.
     kv_head = tl.program_id(0) % N_KV
@@ -164,51 +170,63 @@ def tree_part(
         other=0.0,
     )
 
-    # Keys:  low ── some queries ── open ── all queries see them ── shut ── some queries ── end
     end = tl.minimum(n, tl.max(position, 0) - first + 1)
     low = 0
-    opens = 0
     if HAS_WINDOW:
         oldest = tl.min(tl.where(is_row, position, 1 << 30), 0)
         low = tl.maximum(0, oldest - window + 1 - first)
-        late = tl.maximum(low, tl.max(position, 0) - window + 1 - first)
-        opens = low + tl.cdiv(late - low, BN) * BN
-    shuts = tl.minimum(end, tl.min(tl.where(is_row, position, 1 << 30), 0) - first + 1)
-    shuts = opens + tl.maximum(shuts - opens, 0) // BN * BN
     acc = tl.zeros([BM, VALUE_PAD], tl.float32)
     top = tl.full([BM], float("-inf"), tl.float32)
     total = tl.zeros([BM], tl.float32)
     slots_at = table_ptr + at
     k_ptr += kv_head * KEY_DIM
     v_ptr += kv_head * VALUE_DIM
-    if HAS_WINDOW:
-        until = tl.minimum(opens, end)
+    # A tile of few rows waits for memory: a second loop would wait for its own first keys.
+    if BM >= 64:
+        # Keys:  low ── some queries ── open ── all queries see them ── shut ── some queries ── end
+        opens = 0
+        if HAS_WINDOW:
+            late = tl.maximum(low, tl.max(position, 0) - window + 1 - first)
+            opens = low + tl.cdiv(late - low, BN) * BN
+            until = tl.minimum(opens, end)
+            acc, top, total = meet_keys(
+                acc, top, total, q, position, low, until, slots_at, first, k_ptr, v_ptr, scale,
+                softcap, window, N_KV * KEY_DIM, N_KV * VALUE_DIM, KEY_DIM, VALUE_DIM, KEY_PAD,
+                VALUE_PAD, BN, HAS_CAP, True, False, ENDS_PRODUCTS, PRECISION,
+            )  # fmt: skip
+        shuts = tl.minimum(end, tl.min(tl.where(is_row, position, 1 << 30), 0) - first + 1)
+        shuts = opens + tl.maximum(shuts - opens, 0) // BN * BN
         acc, top, total = meet_keys(
-            acc, top, total, q, position, low, until, slots_at, first, k_ptr, v_ptr, scale, softcap,
-            window, N_KV * KEY_DIM, N_KV * VALUE_DIM, KEY_DIM, VALUE_DIM, KEY_PAD, VALUE_PAD, BN,
-            HAS_CAP, True, False, ENDS_PRODUCTS, PRECISION,
+            acc, top, total, q, position, opens, shuts, slots_at, first, k_ptr, v_ptr, scale,
+            softcap, window, N_KV * KEY_DIM, N_KV * VALUE_DIM, KEY_DIM, VALUE_DIM, KEY_PAD,
+            VALUE_PAD, BN, HAS_CAP, HAS_WINDOW, True, ENDS_PRODUCTS, PRECISION,
         )  # fmt: skip
+        low = shuts
     acc, top, total = meet_keys(
-        acc, top, total, q, position, opens, shuts, slots_at, first, k_ptr, v_ptr, scale, softcap,
-        window, N_KV * KEY_DIM, N_KV * VALUE_DIM, KEY_DIM, VALUE_DIM, KEY_PAD, VALUE_PAD, BN,
-        HAS_CAP, HAS_WINDOW, True, ENDS_PRODUCTS, PRECISION,
-    )  # fmt: skip
-    acc, top, total = meet_keys(
-        acc, top, total, q, position, shuts, end, slots_at, first, k_ptr, v_ptr, scale, softcap,
+        acc, top, total, q, position, low, end, slots_at, first, k_ptr, v_ptr, scale, softcap,
         window, N_KV * KEY_DIM, N_KV * VALUE_DIM, KEY_DIM, VALUE_DIM, KEY_PAD, VALUE_PAD, BN,
         HAS_CAP, HAS_WINDOW, False, ENDS_PRODUCTS, PRECISION,
     )  # fmt: skip
 
     has_seen = total > 0
     below = tl.where(has_seen, total, 1.0)
-    part = tl.load(first_part_ptr + token, mask=is_row, other=0).to(tl.int64) + ordinal
-    row = part * N_HEADS + head
-    tl.store(lse_ptr + row, tl.where(has_seen, top + tl.log2(below), _HIDDEN), mask=is_row)
-    tl.store(
-        part_ptr + row[:, None] * VALUE_DIM + d_value[None, :],
-        acc / below[:, None],
-        mask=is_row[:, None] & (d_value < VALUE_DIM)[None, :],
-    )
+    inside = is_row[:, None] & (d_value < VALUE_DIM)[None, :]
+    if IS_WHOLE:
+        row = token.to(tl.int64) * N_HEADS + head
+        tl.store(
+            out_ptr + row[:, None] * VALUE_DIM + d_value[None, :],
+            (acc / below[:, None]).to(out_ptr.dtype.element_ty),
+            mask=inside,
+        )
+    else:
+        part = tl.load(first_part_ptr + token, mask=is_row, other=0).to(tl.int64) + ordinal
+        row = part * N_HEADS + head
+        tl.store(lse_ptr + row, tl.where(has_seen, top + tl.log2(below), _HIDDEN), mask=is_row)
+        tl.store(
+            part_ptr + row[:, None] * VALUE_DIM + d_value[None, :],
+            acc / below[:, None],
+            mask=inside,
+        )
 
 
 @triton.jit(do_not_specialize=["n_tokens"])
@@ -280,7 +298,8 @@ class Work(NamedTuple):
     begin in the table, how many, the position of the first, the first query token, query rows
     (tokens times heads of a group), the first of them in this tile, its number among a row's parts,
     0. One of zeros has no rows: it reads and writes nothing.
-    first_part: [T + 1], where each token's parts begin. positions: [T].
+    first_part: [T + 1], where each token's parts begin. positions: [T]. is_single: every token has
+    one part. has_fill: there may be tokens without any, of which nothing is asked but numbers.
     """
 
     table: Tensor
@@ -290,6 +309,8 @@ class Work(NamedTuple):
     first_part: Tensor
     positions: Tensor
     n_parts: int
+    is_single: bool = False
+    has_fill: bool = False
 
     @property
     def by_tile(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -307,38 +328,49 @@ def attend_tree(query: Tensor, keys: Tensor, values: Tensor, work: Work, spec: S
         query = query.contiguous()
     n_heads, n_tokens, key_dim = query.shape
     n_kv, value_dim = values.shape[1:]
-    parts = query.new_empty(work.n_parts, n_heads, value_dim, dtype=torch.float32)
-    lse = query.new_empty(work.n_parts, n_heads, dtype=torch.float32)
+    is_whole = work.is_single and spec.sinks is None
+    if is_whole:
+        make = query.new_zeros if work.has_fill else query.new_empty
+        parts = lse = out = make(n_tokens, n_heads, value_dim)
+    else:
+        parts = query.new_empty(work.n_parts, n_heads, value_dim, dtype=torch.float32)
+        lse = query.new_empty(work.n_parts, n_heads, dtype=torch.float32)
+        out = query.new_empty(n_tokens, n_heads, value_dim)
+
+    def meet(items: Tensor, n_rows: int) -> None:
+        tree_part[(len(items) * n_kv,)](
+            query,
+            keys,
+            values,
+            work.table,
+            work.positions,
+            work.first_part,
+            items,
+            parts,
+            lse,
+            out,
+            spec.scale,
+            spec.softcap or 1.0,
+            spec.window or 0,
+            query.stride(1),
+            query.stride(0),
+            **tile_of(n_heads, n_kv, key_dim, value_dim, n_rows, keys.dtype.itemsize),
+            HAS_CAP=spec.softcap is not None,
+            HAS_WINDOW=spec.window is not None,
+            IS_WHOLE=is_whole,
+        )
+
+    classes = zip(TILES, work.by_tile, strict=True)
     with torch.cuda.device_of(query):  # Triton launches where CUDA is
-        for n_rows, items in zip(TILES, work.by_tile, strict=True):
-            if len(items):
-                tree_part[(len(items) * n_kv,)](
-                    query,
-                    keys,
-                    values,
-                    work.table,
-                    work.positions,
-                    work.first_part,
-                    items,
-                    parts,
-                    lse,
-                    spec.scale,
-                    spec.softcap or 1.0,
-                    spec.window or 0,
-                    query.stride(1),
-                    query.stride(0),
-                    **tile_of(n_heads, n_kv, key_dim, value_dim, n_rows, keys.dtype.itemsize),
-                    HAS_CAP=spec.softcap is not None,
-                    HAS_WINDOW=spec.window is not None,
-                )
-        return _merged(query, parts, lse, work, spec.sinks)
+        side_by_side([partial(meet, items, n) for n, items in classes if len(items)], query)
+        if not is_whole:
+            _merge(parts, lse, work, spec.sinks, out)
+    return out
 
 
-def _merged(query: Tensor, parts: Tensor, lse: Tensor, work: Work, sinks: Tensor | None) -> Tensor:
-    n_heads, n_tokens, _ = query.shape
-    value_dim = parts.shape[2]
-    out = query.new_empty(n_tokens, n_heads, value_dim)
-    n_rows = _INTERPRETED_ROWS if is_interpreted() else _MERGED_ROWS
+def _merge(parts: Tensor, lse: Tensor, work: Work, sinks: Tensor | None, out: Tensor) -> None:
+    n_tokens, n_heads, value_dim = out.shape
+    n_rows, n_parts = merged_at_once(n_tokens, n_heads, work.n_parts)
     tree_merge[(triton.cdiv(n_tokens * n_heads, n_rows),)](
         parts,
         lse,
@@ -350,11 +382,22 @@ def _merged(query: Tensor, parts: Tensor, lse: Tensor, work: Work, sinks: Tensor
         VALUE_DIM=value_dim,
         VALUE_PAD=padded(value_dim),
         BM=n_rows,
-        BP=_MERGED_PARTS,
+        BP=n_parts,
         HAS_SINKS=sinks is not None,
         num_warps=4,
     )
-    return out
+
+
+def merged_at_once(n_tokens: int, n_heads: int, n_parts: int) -> tuple[int, int]:
+    """Return how many rows a program merges, and how many parts of each it reads at once.
+
+    Where rows are many, a program that waits for memory waits for several.
+    """
+    if is_interpreted():
+        return _INTERPRETED_ROWS, 4
+    each = min(16, max(2, int(triton.next_power_of_2(-(-n_parts // n_tokens)))))
+    n_rows = min(32 // each, max(1, int(triton.next_power_of_2(n_tokens * n_heads // 2048))))
+    return n_rows, each
 
 
 def tile_of(

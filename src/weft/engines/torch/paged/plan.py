@@ -315,6 +315,7 @@ class TreePlan:
             first_part=self._first_part,
             positions=self.positions,
             n_parts=self._n_parts,
+            is_single=self._n_parts == len(self.positions),
         )
 
     def _items(self, group: int) -> tuple[Ints, list[int]]:

@@ -11,7 +11,7 @@ from ....errors import ConfigError
 from ...base import Fragment, LateTokens, Row, Usage
 from ..layout import Layout
 from ..memory import KVStep, Spec, Turn
-from .elementwise import gated, turn_heads
+from .elementwise import gated, normed, turn_heads
 from .kernel import BROAD, TILES, WIDE, Work, attend_tree, has_broad, is_interpreted
 from .plan import TreePlan
 from .pool import SlotList, SlotPool, own
@@ -128,6 +128,9 @@ class PagedStep(KVStep):
         query = turn_heads(heads, turn, self.slots, keys, values)
         work = self.work(turn.n_queries // keys.shape[1])
         return attend_tree(query.transpose(0, 1), keys, values, work, spec)
+
+    def normed(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return normed(x, weight, eps)
 
     def gated(self, both: Tensor) -> Tensor:
         return gated(both)
