@@ -276,8 +276,8 @@ def staged(case: Case, shape: Shape, n_rows: int, n_stages: int) -> dict[str, An
     """Time one layer of a step over a tree, one class of tiles compiled with other stages."""
     chosen = kernel.tile_of
 
-    def other(*sizes: int) -> dict[str, Any]:
-        made = chosen(*sizes)
+    def other(*sizes: int, n_programs: int) -> dict[str, Any]:
+        made = chosen(*sizes, n_programs=n_programs)
         return {**made, "num_stages": n_stages} if made["BM"] == n_rows else made
 
     kernel.tile_of = other
@@ -340,7 +340,7 @@ def run_attention(record: Record, *, dry: bool) -> None:
     record.attempt("host", partial(to_host_and_back, llama, 60 if dry else 4096))
     wide = list(trees(dry=dry).items())[1:]
     for name, shape in wide:
-        for n_programs in (264, 396, 528, 1056):
+        for n_programs in (132, 198, 264, 528):
             job = partial(cut, llama, shape, n_programs)
             record.attempt("cut", job, tree=name, programs=n_programs)
     n_deep, n_leaves = (6, 4) if dry else (100, 32)

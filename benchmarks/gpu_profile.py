@@ -84,8 +84,13 @@ def kernels_of(events: Sequence[Any]) -> dict[str, Any]:
     }
 
 
-def looked_at(ours: Ours, shape: Shape, sizes: Sizes, trace: Path | None) -> dict[str, Any]:
-    looked = Looked(ours, shape.n_leaves, max(2, sizes.last // 2))
+def looked_at(
+    ours: Ours, shape: Shape, sizes: Sizes, trace: Path | None, *, late: bool
+) -> dict[str, Any]:
+    """late: look at the last steps of a level, not at those that come soon after its first."""
+    n_steps = shape.lengths[-1] if shape.counts[0] == 1 < len(shape.counts) else 3 * sizes.last
+    after = n_steps - _STEPS - 4 if late else sizes.last // 2
+    looked = Looked(ours, shape.n_leaves, max(2, after))
     try:
         found = ours.grow(shape, sizes.last)
     finally:
@@ -102,6 +107,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", required=True, help="the file that gets a JSON line a figure")
     parser.add_argument("--trees", nargs="+", help="by their names; all otherwise")
+    parser.add_argument("--late", action="store_true", help="look at the last steps of each level")
     parser.add_argument("--traces", type=Path, help="a folder for traces")
     parser.add_argument("--dry", action="store_true", help="toy sizes, on any machine")
     parser.add_argument("--option", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"))
@@ -114,8 +120,8 @@ def main() -> None:
     for number, (name, shape) in enumerate(trees(dry=options.dry).items()):
         if options.trees is None or name in options.trees:
             trace = options.traces and options.traces / f"tree{number}.json"
-            job = partial(looked_at, ours, shape, sizes, trace)
-            record.attempt("profile", job, tree=name)
+            job = partial(looked_at, ours, shape, sizes, trace, late=options.late)
+            record.attempt("profile", job, tree=name, late=options.late)
             ours.forget()
     ours.lm.close()
 

@@ -994,9 +994,10 @@ def test_heads_too_large_for_a_tile_of_float32_are_refused(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [128, 256])
-def test_the_merge_fills_a_processor(size: int) -> None:
+@pytest.mark.parametrize(("n_rows", "n_parts"), [(4, 4), (1, 16)])
+def test_the_merge_fills_a_processor(size: int, n_rows: int, n_parts: int) -> None:
     """Without a card: nothing spills, and registers are enough for twenty warps at once."""
-    fixed = {"N_HEADS": 32, "VALUE_DIM": size, "VALUE_PAD": size, "BM": 1, "BP": 16}
+    fixed = {"N_HEADS": 32, "VALUE_DIM": size, "VALUE_PAD": size, "BM": n_rows, "BP": n_parts}
     fixed |= {"HAS_SINKS": True, "num_warps": 4}
     made = compiled("paged.kernel", "tree_merge", fixed)
     assert (made.stack, made.registers <= 96, made.shared <= 16 * 1024) == (0, True, True)
@@ -1008,6 +1009,15 @@ def test_the_turn_fills_a_processor(size: int) -> None:
     fixed = {"N_QUERIES": 32, "N_KV": 8, "DIM": size, "PAD": size, "BM": 8, "HAS_NORMS": True}
     made = compiled("paged.elementwise", "turn_and_store", {**fixed, "num_warps": 4})
     assert (made.stack, made.registers <= 96, made.shared <= 16 * 1024) == (0, True, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [4096, 5120, 16384])
+def test_the_norm_fills_a_processor(width: int) -> None:
+    pad = kernel.padded(width)
+    fixed = {"WIDTH": width, "PAD": pad, "BM": 1, "num_warps": min(16, pad // 512)}
+    made = compiled("paged.elementwise", "norm_rows", fixed)
+    assert (made.stack, made.registers <= 128) == (0, True)
 
 
 @pytest.mark.slow
@@ -1024,7 +1034,7 @@ def test_the_gate_fills_a_processor() -> None:
 def test_tiles_compile_for_sm_90(size: int, n_rows: int, is_plain: bool) -> None:
     """Without a card: nothing spills, two programs share a processor, wide ones use warp groups."""
     fixed = kernel.tile_of(32, 8, size, size, n_rows, 2)
-    asked = {"HAS_CAP": not is_plain, "HAS_WINDOW": not is_plain}
+    asked = {"HAS_CAP": not is_plain, "HAS_WINDOW": not is_plain, "IS_WHOLE": False}
     made = compiled("paged.kernel", "tree_part", {**fixed, **asked})
     n_programs = 1 if n_rows == kernel.BROAD else 2  # of a processor
     assert made.shared <= 227 * 1024 // n_programs
@@ -1046,7 +1056,7 @@ def test_tiles_fit_other_cards(capability: int, room: int, size: int) -> None:
     met = {}
     for n_rows in kernel.TILES:
         fixed = kernel.tile_of(32, 8, size, size, n_rows, 2)
-        asked = {**fixed, "HAS_CAP": False, "HAS_WINDOW": False}
+        asked = {**fixed, "HAS_CAP": False, "HAS_WINDOW": False, "IS_WHOLE": True}
         made = compiled("paged.kernel", "tree_part", asked, capability=capability)
         met[n_rows] = made.shared <= room * 1024
         assert made.has_mma

@@ -58,17 +58,21 @@ class TorchDraws:
 
     __slots__ = ("_arrived", "_has_kept", "_host", "_result", "ids")
 
-    def __init__(self, packed: Tensor) -> None:
-        """Start the copy to the host. packed: see `pack`."""
+    def __init__(self, packed: Tensor, aside: torch.cuda.Stream | None = None) -> None:
+        """Start the copy to the host. packed: see `pack`. aside: on a card, the stream that it goes
+        by, beside what is launched next.
+        """
         self.ids = packed[0]
         self._has_kept = len(packed) == 4
         self._result: DrawResult | None = None
         self._arrived: torch.cuda.Event | None = None
-        if packed.device.type == "cuda":
+        if aside is not None:
             self._host = torch.empty(packed.shape, dtype=torch.int64, pin_memory=True)
-            self._host.copy_(packed, non_blocking=True)
-            self._arrived = torch.cuda.Event()
-            self._arrived.record(torch.cuda.current_stream(packed.device))
+            aside.wait_stream(torch.cuda.current_stream(packed.device))
+            with torch.cuda.stream(aside):
+                self._host.copy_(packed, non_blocking=True)
+            packed.record_stream(aside)  # who made it may let it go before
+            self._arrived = aside.record_event()
         else:
             self._host = packed
 
@@ -109,6 +113,7 @@ class Drawer:
     def __init__(self, device: torch.device, *, kernels: bool | None = None) -> None:
         """kernels: draw by those of Triton; None: where a card and its Triton have them."""
         self._device = device
+        self._aside = torch.cuda.Stream(device) if device.type == "cuda" else None
         has_kernels = is_for_triton(device) if kernels is None else kernels
         self._kernels = _kernels() if has_kernels else None
         self._have_run: set[tuple[str, ...]] = set()  # by filters: each brings kernels of its own
@@ -134,7 +139,7 @@ class Drawer:
         logits: [R, V], raw, of any float dtype.
         Raises: ConfigError for a biased or counted token outside of the vocabulary.
         """
-        return TorchDraws(self.packed(logits, batch))
+        return TorchDraws(self.packed(logits, batch), self._aside)
 
     @torch.inference_mode()
     def packed(self, logits: Tensor, batch: DrawBatch) -> Tensor:

@@ -30,8 +30,10 @@ from .beside import side_by_side
 NARROW, WIDE, BROAD = 16, 64, 128
 TILES = BROAD, WIDE, NARROW
 ITEM_FIELDS = 8
+_MANY_PROGRAMS = 1024  # of a launch
 _WIDEST_OF_BROAD = 256  # numbers of a head
 _TILE_BYTES = 16384  # of the keys that a program holds at once, a stage
+_MANY_PARTS = 24  # of a row
 _INTERPRETED_ROWS = 256  # the interpreter runs programs one after the other
 # Before 3.7 a product's sum stays in its registers over to the next block, which rescales it there;
 # ptxas then waits for every single wgmma.
@@ -338,7 +340,8 @@ def attend_tree(query: Tensor, keys: Tensor, values: Tensor, work: Work, spec: S
         out = query.new_empty(n_tokens, n_heads, value_dim)
 
     def meet(items: Tensor, n_rows: int) -> None:
-        tree_part[(len(items) * n_kv,)](
+        n_programs, sizes = len(items) * n_kv, (n_heads, n_kv, key_dim, value_dim)
+        tree_part[(n_programs,)](
             query,
             keys,
             values,
@@ -354,7 +357,7 @@ def attend_tree(query: Tensor, keys: Tensor, values: Tensor, work: Work, spec: S
             spec.window or 0,
             query.stride(1),
             query.stride(0),
-            **tile_of(n_heads, n_kv, key_dim, value_dim, n_rows, keys.dtype.itemsize),
+            **tile_of(*sizes, n_rows, keys.dtype.itemsize, n_programs=n_programs),
             HAS_CAP=spec.softcap is not None,
             HAS_WINDOW=spec.window is not None,
             IS_WHOLE=is_whole,
@@ -370,7 +373,7 @@ def attend_tree(query: Tensor, keys: Tensor, values: Tensor, work: Work, spec: S
 
 def _merge(parts: Tensor, lse: Tensor, work: Work, sinks: Tensor | None, out: Tensor) -> None:
     n_tokens, n_heads, value_dim = out.shape
-    n_rows, n_parts = merged_at_once(n_tokens, n_heads, work.n_parts)
+    n_rows, n_parts = merged_at_once(n_tokens, work.n_parts)
     tree_merge[(triton.cdiv(n_tokens * n_heads, n_rows),)](
         parts,
         lse,
@@ -388,25 +391,38 @@ def _merge(parts: Tensor, lse: Tensor, work: Work, sinks: Tensor | None, out: Te
     )
 
 
-def merged_at_once(n_tokens: int, n_heads: int, n_parts: int) -> tuple[int, int]:
+def merged_at_once(n_tokens: int, n_parts: int) -> tuple[int, int]:
     """Return how many rows a program merges, and how many parts of each it reads at once.
 
-    Where rows are many, a program that waits for memory waits for several.
+    More of either was slower: over 18 parts of 10 leaves by a third, over 4 of 512 by half.
     """
     if is_interpreted():
         return _INTERPRETED_ROWS, 4
-    each = min(16, max(2, int(triton.next_power_of_2(-(-n_parts // n_tokens)))))
-    n_rows = min(32 // each, max(1, int(triton.next_power_of_2(n_tokens * n_heads // 2048))))
-    return n_rows, each
+    return (4, 4) if n_parts <= _MANY_PARTS * n_tokens else (1, 16)
 
 
 def tile_of(
-    n_heads: int, n_kv: int, key_dim: int, value_dim: int, n_rows: int, n_bytes: int
+    n_heads: int,
+    n_kv: int,
+    key_dim: int,
+    value_dim: int,
+    n_rows: int,
+    n_bytes: int,
+    *,
+    n_programs: int = 0,
 ) -> dict[str, Any]:
-    """Return what a tile class is compiled with; n_rows: of a tile, n_bytes: of a number."""
+    """Return what a tile class is compiled with.
+
+    n_rows: of a tile. n_bytes: of a number. n_programs: about how many there are.
+    """
     key_pad, value_pad = padded(key_dim), padded(value_dim)
     widest = max(key_pad, value_pad)
+    n_keys = max(16, min(64, _TILE_BYTES // (widest * n_bytes)))
     is_large = widest > 128 or n_bytes > 2
+    if n_rows == BROAD or (n_rows == WIDE and not is_large):
+        n_stages = 5
+    else:
+        n_stages = 2 if n_programs > _MANY_PROGRAMS else 3
     return {
         "N_HEADS": n_heads,
         "GROUP": n_heads // n_kv,
@@ -415,14 +431,16 @@ def tile_of(
         "KEY_PAD": key_pad,
         "VALUE_PAD": value_pad,
         "BM": n_rows,
-        "BN": max(16, min(64, _TILE_BYTES // (widest * n_bytes))),
+        "BN": n_keys,
         "ENDS_PRODUCTS": n_rows >= WIDE and _WAITS_ALWAYS,
         "PRECISION": "tf32x3",  # of float32: nearly all its bits; others have no choice
-        # So many that sums and products fit their registers.
-        "num_warps": 8 if n_rows > WIDE or (n_rows == WIDE and is_large) else 4,
+        # So many that sums and products fit their registers. By 8 over blocks of 16 keys Triton 3.6
+        # makes a kernel that reads past its shared memory.
+        "num_warps": 8 if n_rows > WIDE or (n_rows == WIDE and is_large and n_keys > 16) else 4,
         # Slots take as many as keys and values: with 3 a block is asked for when the one before it
-        # is done, with 5 two blocks before. Where that leaves room for as many programs.
-        "num_stages": 5 if n_rows == BROAD or (n_rows == WIDE and not is_large) else 3,
+        # is done, with 5 two blocks before. Where that leaves room for as many programs; and where
+        # there are more than fit a card at once, room for them is worth more.
+        "num_stages": n_stages,
     }
 
 

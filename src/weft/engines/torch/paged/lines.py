@@ -19,7 +19,7 @@ from .kernel import BROAD, ITEM_FIELDS, NARROW, TILES, WIDE
 AT, N, FIRST, START, SIZE, CHUNKS, BEFORE, LIMIT = range(ITEM_FIELDS)
 # An item is the line of its chunk, with query rows for tokens, and here the first of its tile.
 N_ROWS, M0 = SIZE, CHUNKS
-BROAD_FROM = 512  # query rows from which a line is met by tiles of 128
+BROAD_FROM = 256  # query rows from which a line is met by tiles of 128
 
 Ints = NDArray[np.signedinteger]
 
