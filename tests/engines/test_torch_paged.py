@@ -408,14 +408,17 @@ def assert_met_once(twin: Twin, rows: list[Row], group: int) -> paged_step.Paged
     positions, first_part = step.positions.tolist(), work.first_part.tolist()
     met: dict[tuple[int, int], dict[int, list[int]]] = {}  # by token and head: slots by part
     for items, n_rows in zip(work.by_tile, kernel.TILES, strict=True):
-        for at, n, first, start, n_query, m0, ordinal, _ in items.tolist():
+        for item in items.tolist():
+            at, n, first, start, n_query, m0, ordinal, _, at_above, n_above, *_ = item
             assert m0 < n_query  # no tile without a query
+            assert not n_above or n_query == group  # others are read without it
+            above = table[at_above : at_above + n_above].tolist()
             for m in range(m0, min(m0 + n_rows, n_query)):
                 token = start + m // group
                 n_seen = max(0, min(n, positions[token] + 1 - first))
                 found = met.setdefault((token, m % group), {})
                 assert ordinal not in found
-                found[ordinal] = table[at : at + n_seen].tolist()
+                found[ordinal] = above + table[at : at + n_seen].tolist()
     n_met = 0
     assert sorted(step.order) == list(range(len(rows)))
     for row, kv, start in zip(rows, step._plan.lists, step.starts, strict=True):
@@ -504,7 +507,8 @@ def test_no_more_than_a_chunk_is_handed_down() -> None:
 
     def n_met(parts: list[Part]) -> int:
         work = assert_met_once(twin, twin.rows(parts), 2).work(2)
-        return sum(int(items[:, lines.N].sum()) for items in work.by_tile)
+        fields = lines.N, lines.N_ABOVE
+        return sum(int(items[:, each].sum()) for items in work.by_tile for each in fields)
 
     before = n_met(leaves)
     joined = [*leaves, (nodes[7], twin.node(nodes[7], 0), 1)]
@@ -548,10 +552,32 @@ def test_joined_lists_go_with_their_plans(monkeypatch: pytest.MonkeyPatch) -> No
     for _ in range(40):
         for some in (leaves[:1], leaves, [(low, None, 3)]):
             step = twin.memory.begin(twin.rows(some))
-            assert step.work(2).n_parts == 2 * sum(n for _, _, n in some)
+            n_each = 1 if step.work(2).is_single else 2  # what is above one row is met with it
+            assert (step.work(2).n_parts, n_each) == (
+                n_each * sum(n for _, _, n in some),
+                2 - (some == leaves[:1]),
+            )
         assert twin.memory.table._end < 4000
     twin.memory.clear()
     assert len(twin.memory.table.lost) == 0
+
+
+def test_what_lies_above_one_row_is_met_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until another row lies below it, too; the plan goes along."""
+    monkeypatch.setattr(plan, "_CHUNK", 64)
+    twin = Twin(2, 1)
+    parents = [twin.node(None, n) for n in (40, 70, 200)]  # the last is too long for it
+    runs, made = Runs(twin, [twin.node(each, 0) for each in parents]), Planned(monkeypatch)
+    assert runs.step(2).work(2).n_parts == 1 + 1 + 4
+    runs.join(parents=parents[:1])
+    assert runs.step(2).work(2).n_parts == 2 + 2 + 1 + 4
+    child = twin.node(parents[1], 3)
+    runs.live.append(twin.node(child, 0))
+    assert runs.step(2).work(2).n_parts == 2 + 2 + 2 + 3 + 4
+    runs.live.remove(next(n for n in runs.live if twin.nodes[n].parent == parents[1]))
+    for _ in range(90):  # past a chunk of their own
+        runs.step(2)
+    assert made.n == 1
 
 
 def test_slots_that_a_node_gave_up_are_met_no_more() -> None:

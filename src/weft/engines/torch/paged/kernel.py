@@ -29,7 +29,8 @@ from .beside import side_by_side
 # the keys half as often, and their sums leave room for one program a processor.
 NARROW, WIDE, BROAD = 16, 64, 128
 TILES = BROAD, WIDE, NARROW
-ITEM_FIELDS = 8
+ITEM_FIELDS = 12
+_FIELDS = tl.constexpr(ITEM_FIELDS)
 _MANY_PROGRAMS = 1024  # of a launch
 _WIDEST_OF_BROAD = 256  # numbers of a head
 _TILE_BYTES = 16384  # of the keys that a program holds at once, a stage
@@ -155,10 +156,11 @@ def tree_part(
     N_KV: tl.constexpr = N_HEADS // GROUP
     # KV heads first: programs side by side read what lies side by side in a slot.
     kv_head = tl.program_id(0) % N_KV
-    item = item_ptr + tl.program_id(0) // N_KV * 8
+    item = item_ptr + tl.program_id(0) // N_KV * _FIELDS
     at, n, first = tl.load(item), tl.load(item + 1), tl.load(item + 2)
     token0, n_rows, m0 = tl.load(item + 3), tl.load(item + 4), tl.load(item + 5)
     ordinal = tl.load(item + 6)
+    at_before, n_before = tl.load(item + 8), tl.load(item + 9)
 
     m = m0 + tl.arange(0, BM)
     is_row = m < n_rows
@@ -183,6 +185,15 @@ def tree_part(
     slots_at = table_ptr + at
     k_ptr += kv_head * KEY_DIM
     v_ptr += kv_head * VALUE_DIM
+    if BM == 16 or GROUP > 16:  # others are no tiles of one token
+        begin = 0
+        if HAS_WINDOW:
+            begin = tl.maximum(0, oldest - window + 1 - first + n_before)
+        acc, top, total = meet_keys(
+            acc, top, total, q, position, begin, n_before, table_ptr + at_before, first - n_before,
+            k_ptr, v_ptr, scale, softcap, window, N_KV * KEY_DIM, N_KV * VALUE_DIM, KEY_DIM,
+            VALUE_DIM, KEY_PAD, VALUE_PAD, BN, HAS_CAP, HAS_WINDOW, False, ENDS_PRODUCTS, PRECISION,
+        )  # fmt: skip
     # A tile of few rows waits for memory: a second loop would wait for its own first keys.
     if BM >= 64:
         # Keys:  low ── some queries ── open ── all queries see them ── shut ── some queries ── end
@@ -296,10 +307,11 @@ def is_interpreted() -> bool:
 class Work(NamedTuple):
     """A plan on the device, all int32.
 
-    table: slots, list after list. narrow, wide, broad: items [n, 8] by tile class: where its slots
-    begin in the table, how many, the position of the first, the first query token, query rows
-    (tokens times heads of a group), the first of them in this tile, its number among a row's parts,
-    0. One of zeros has no rows: it reads and writes nothing.
+    table: slots, list after list. narrow, wide, broad: items [n, ITEM_FIELDS] by tile class: where
+    its slots begin in the table, how many, the position of the first, the first query token, query
+    rows (tokens times heads of a group), the first of them in this tile, its number among a row's
+    parts, 0; of an item of one token where slots before these begin, and how many, which are met
+    with it; 0, 0. One of zeros has no rows: it reads and writes nothing.
     first_part: [T + 1], where each token's parts begin. positions: [T]. is_single: every token has
     one part. has_fill: there may be tokens without any, of which nothing is asked but numbers.
     """

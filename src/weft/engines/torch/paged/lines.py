@@ -1,6 +1,6 @@
 """Lines, what is known of a list that packed queries meet; and the items that they are cut into.
 
-A line is eight numbers, nearly an item: a line of many slots is cut into chunks, one of many query
+A line is nearly an item: a line of many slots is cut into chunks, one of many query
 rows into tiles, and every chunk meets every tile.
 """
 
@@ -11,12 +11,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .kernel import BROAD, ITEM_FIELDS, NARROW, TILES, WIDE
+from .kernel import BROAD, NARROW, TILES, WIDE
 
 # A line: N entries of the table from AT on, the first of position FIRST, met by the packed query
 # tokens START … START + SIZE, in so many CHUNKS, after BEFORE others on the path. A row's own list
-# is good for tokens up to position LIMIT.
-AT, N, FIRST, START, SIZE, CHUNKS, BEFORE, LIMIT = range(ITEM_FIELDS)
+# is good for tokens up to position LIMIT, and may have what lies above it met with it: the N_ABOVE
+# entries from AT_ABOVE on, right before its own first position.
+AT, N, FIRST, START, SIZE, CHUNKS, BEFORE, LIMIT, AT_ABOVE, N_ABOVE = range(10)
 # An item is the line of its chunk, with query rows for tokens, and here the first of its tile.
 N_ROWS, M0 = SIZE, CHUNKS
 BROAD_FROM = 256  # query rows from which a line is met by tiles of 128

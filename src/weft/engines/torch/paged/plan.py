@@ -27,11 +27,13 @@ from ..seats import overwrite, upload
 from .kernel import ITEM_FIELDS, NARROW, Work
 from .lines import (
     AT,
+    AT_ABOVE,
     BEFORE,
     CHUNKS,
     FIRST,
     LIMIT,
     M0,
+    N_ABOVE,
     N_ROWS,
     SIZE,
     START,
@@ -98,6 +100,8 @@ class TreePlan:
         if bottoms is not self._bottoms:
             self._bottoms = bottoms
             self._pack()
+        if self.is_steady:
+            self._join_lone(chunk)
         self._above.cut(chunk)
         self._most_above = 2 * len(self._above.lines) + _SPARE_STRETCHES
         self._cut(self._lines, room, self._bottoms, self.lists)
@@ -227,6 +231,7 @@ class TreePlan:
                 self._pool.reserve(kv, 1)
             made, room = _begun(lists, [1] * len(lists), now[fresh], self._pool)
             bottoms[fresh] = below = self._above.bottoms([paths[number] for number in numbers])
+            self._part_lone(below, lines, bottoms)
             self._cut(made, room, below, lists)
             lines[fresh] = made
         self._lines, self._bottoms, self._now = lines, bottoms, now
@@ -250,6 +255,25 @@ class TreePlan:
         first, end = self._starts.take(ranks.take(order).searchsorted(above.bounds))
         above.lines[:, START] = first
         above.lines[:, SIZE] = end - first
+
+    def _join_lone(self, chunk: int) -> None:
+        """Let what lies above one row alone be met with its own list: it is one part of it then."""
+        is_short = chunks_of(self._lines[:, N], chunk) == 1
+        bottoms = np.where(is_short, self._bottoms, 0)
+        rows = self._above.join_lone(bottoms, chunk)
+        above = self._above.lines.take(bottoms[rows], 0)
+        self._lines[rows, AT_ABOVE], self._lines[rows, N_ABOVE] = above[:, AT], above[:, N]
+
+    def _part_lone(self, below: Ints, lines: Ints, bottoms: Ints) -> None:
+        """Have what new rows lie below, too, be met on its own again. below: their lowest ones."""
+        parted = self._above.part_lone(below)
+        if not len(parted):
+            return
+        self._cuts.clear()
+        rows = np.flatnonzero(np.isin(bottoms, parted))
+        above = self._above.lines.take(bottoms[rows], 0)
+        lines[rows, AT_ABOVE] = lines[rows, N_ABOVE] = 0
+        lines[rows, BEFORE] = above[:, BEFORE] + above[:, CHUNKS]
 
     def _cut(self, lines: Ints, room: Ints, bottoms: Ints, lists: Sequence[SlotList]) -> None:
         """Cut rows' own lists into chunks."""

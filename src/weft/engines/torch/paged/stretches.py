@@ -6,6 +6,8 @@ met with it, from one list of the slots of both, and it has no line any more:
 
     paths      a ─ b ─ c      met        (a b c)           one list, and one part a row
                      └ d      as         (a b d)
+
+What lies above a single row is met with the row's own list, and has no line either.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ class Stretches:
         self._lists: list[tuple[SlotList, ...]] = [()]  # whose slots its line has
         self._held: set[SlotList] = set()
         self._lost: list[int] = []
+        self._lone = np.zeros(0, np.int64)  # those that are met with the one row below them
         # Of those that were handed down: what has their slots for rows that go on from there.
         self._ends: dict[int, int] = {}
         self._joined: list[SlotList] = []
@@ -84,11 +87,33 @@ class Stretches:
         self._rank()
         return found
 
+    def join_lone(self, bottoms: Ints, chunk: int) -> Ints:
+        """Give those up that lie above one row alone, of one token, and have one chunk.
+
+        bottoms: the rows' lowest ones. Returns which rows are to have theirs met with them.
+        """
+        lines = self.lines.take(bottoms, 0)
+        is_lone = (lines[:, SIZE] == 1) & (lines[:, N] > 0) & (chunks_of(lines[:, N], chunk) == 1)
+        self._lone = bottoms[is_lone]
+        return np.flatnonzero(is_lone)
+
+    def part_lone(self, bottoms: Ints) -> Ints:
+        """Let those have lines again that new rows lie below; return their numbers."""
+        lone, numbers, found = set(self._lone.tolist()), set(bottoms.tolist()), set[int]()
+        while lone and numbers:
+            found |= lone & numbers
+            numbers = {self._parents[number] for number in numbers} - {0}
+        if found:
+            self._lone = np.array(sorted(lone - found), np.int64)
+            self.cut(self.chunk)
+        return np.array(sorted(found), np.int64)
+
     def cut(self, chunk: int) -> None:
-        """Cut them into chunks; what was handed down has none."""
+        """Cut them into chunks; what was handed down, or is met with one row, has none."""
         self.chunk = chunk
         lines = self.lines
         lines[:, CHUNKS] = np.where(lines[:, N] > 0, chunks_of(lines[:, N], chunk), 0)
+        lines[self._lone, CHUNKS] = 0
         chunks, before = lines[:, CHUNKS].tolist(), [0]
         for parent in self._parents[1:]:
             before.append(before[parent] + chunks[parent])
@@ -129,7 +154,7 @@ class Stretches:
         number = self._new(above, span, (kv,))
         self._numbers[parent, span] = number
         first = self._found[above][FIRST] + self._found[above][N]
-        self._found.append([self._pool.place(kv), span.length, first, 0, 0, 0, 0, 0])
+        self._found.append([self._pool.place(kv), span.length, first, *[0] * (ITEM_FIELDS - 3)])
         return number
 
     def _end(self, number: int) -> int:
