@@ -111,12 +111,9 @@ class Ours:
         some = sorted(gaps[-last:])
         return some[len(some) // 2]
 
-    def looms(self, shape: Shape) -> list[Heddle]:
-        """Return the prompts of a tree, read; several where nothing is shared."""
-        heads = [
-            weft.Loom(self.lm, prompt(shape.lengths[0], self.n_vocab, number))
-            for number in range(shape.counts[0])
-        ]
+    def looms(self, n: int, length: int) -> list[Heddle]:
+        """Return n prompts of so many tokens, read; several where nothing is shared."""
+        heads = [weft.Loom(self.lm, prompt(length, self.n_vocab, number)) for number in range(n)]
 
         async def read() -> list[Distribution]:
             return await asyncio.gather(*(head.anext(1) for head in heads))
@@ -126,10 +123,12 @@ class Ours:
 
     def grow(self, shape: Shape, last: int) -> dict[str, Any]:
         """Grow a tree, level by level; return how long its last steps took."""
-        level, n_above = self.looms(shape), shape.counts[0]
+        n_above, length = shape.counts[0], shape.lengths[0]
         counts, lengths = list(shape.counts[1:]), list(shape.lengths[1:])
-        if not counts or n_above > 1:
-            counts, lengths = [n_above, *counts], [3 * last, *lengths]
+        if not counts or n_above > 1:  # the prompts' last tokens are grown
+            n_grown = min(3 * last, length // 2)
+            counts, lengths, length = [n_above, *counts], [n_grown, *lengths], length - n_grown
+        level = self.looms(n_above, length)
         began = time.perf_counter()
         for count, length in zip(counts, lengths, strict=True):
             self.calls.clear()
@@ -213,6 +212,9 @@ def run_trees(record: Record, sizes: Sizes, options: Any) -> None:
     for name, shape in shapes.items():
         record.attempt("tree", partial(one, name, shape), tree=name, leaves=shape.n_leaves)
         ours.forget()
+    for number in range(2):  # the first captures steps
+        record.attempt("whole job", partial(whole_job, ours, sizes, number), round=number)
+    ours.forget()
     for name, shape in shapes.items():
         record.attempt("engine alone", partial(alone, shape, flat=False), tree=name)
         record.attempt("flat reads", partial(alone, shape, flat=True), tree=name)
@@ -223,6 +225,16 @@ def _told(engine: Any) -> dict[str, Any]:
     """What the engine says of how it ran its steps, where it says it."""
     told = getattr(engine, "told", None)
     return {} if told is None else {"engine": told()}
+
+
+def whole_job(ours: Ours, sizes: Sizes, number: int) -> dict[str, Any]:
+    """What Transformers is asked in `run_hf`: a prompt is read, and its branches are grown."""
+    n, n_new = sizes.branches, sizes.new[1]
+    began = time.perf_counter()
+    loom = weft.Loom(ours.lm, prompt(sizes.shared, ours.n_vocab, 100 + number))
+    loom.grow(n=n, max_tokens=n_new, temperature=1.0)
+    took = time.perf_counter() - began
+    return {"n": n, "prompt": sizes.shared, "s": took, "tok_s": n * n_new / took}
 
 
 def run_prefill(record: Record, sizes: Sizes, options: Any) -> None:

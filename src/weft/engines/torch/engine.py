@@ -454,12 +454,12 @@ class TorchEngine(ModelEngine):
         is_bare = adapter is None and not self._listeners.hear(self._lora.n_hooks)
         fused = self._fused if is_bare else None
         self._now = self._head if fused is None else fused
-        ids, positions = self._ids.packed(tokens, step.order)[None], step.positions[None]
+        ids = self._ids.packed(tokens, step.order)[None]
         if self._graphs is not None and is_bare:
-            return self._graphs.hidden(self._now, ids, positions, step)
+            return self._graphs.hidden(self._now, ids, step)
         self._call.step = step
         try:
-            return self._now.hidden(ids, positions)
+            return self._now.hidden(ids, step.positions[None])
         finally:
             self._call.step = None
 

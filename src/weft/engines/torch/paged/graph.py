@@ -126,7 +126,7 @@ class Frame(PagedStep):
             self._slots[n:] = self._memory.nobodys
         self._n_tokens = n
         self.ids[:, :n].copy_(ids)
-        self._slots[:n].copy_(step.slots)
+        self._slots[:n].copy_(step.short_slots)
         for group, mine in self._works.items():
             work = step.work(group)
             if self._filled.get(group) is not work:
@@ -164,8 +164,8 @@ class StepGraphs:
         self.why_eager = ""
         self._begin_count()
 
-    def hidden(self, body: Body, ids: Tensor, positions: Tensor, step: KVStep) -> Tensor:
-        """Return hidden states [T, E] of packed tokens; ids, positions: [1, T].
+    def hidden(self, body: Body, ids: Tensor, step: KVStep) -> Tensor:
+        """Return hidden states [T, E] of packed tokens; ids: [1, T].
 
         step: of this object's memory.
         """
@@ -173,14 +173,14 @@ class StepGraphs:
         held = None if self.why_eager else self._held(body, ids, step)
         if held is None:
             self.n_eager += 1
-            return self._run(body, ids, positions, step)
+            return self._run(body, ids, step)
         frame, replay = held
         try:
             replay.play()
         except RuntimeError as error:
             self._has_failed(f"a captured step of {frame.key.n_tokens} tokens", "played", error)
             self.n_eager += 1
-            return self._run(body, ids, positions, step)
+            return self._run(body, ids, step)
         self.n_played += 1
         self._n_failed = 0
         return replay.hidden[: ids.shape[1]]
@@ -211,10 +211,10 @@ class StepGraphs:
             "why_eager": self.why_eager,
         }
 
-    def _run(self, body: Body, ids: Tensor, positions: Tensor, step: PagedStep) -> Tensor:
+    def _run(self, body: Body, ids: Tensor, step: PagedStep) -> Tensor:
         self._call.step = step
         try:
-            return body.hidden(ids, positions)
+            return body.hidden(ids, step.positions[None])
         finally:
             self._call.step = None
 
@@ -269,7 +269,7 @@ class StepGraphs:
         frame.fill(ids, step)
         began = time.perf_counter()
         try:
-            replay = self._record(lambda: self._run(body, frame.ids, frame.positions[None], frame))
+            replay = self._record(lambda: self._run(body, frame.ids, frame))
         except Exception as error:
             self._has_failed(f"a step of {key.n_tokens} tokens", "captured", error)
             return None

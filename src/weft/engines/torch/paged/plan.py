@@ -61,8 +61,9 @@ class TreePlan:
     """How one set of rows is packed, and what each meets.
 
     order: row numbers as packed. starts: packed index of each row's first token, by row number.
-    positions, slots: of every packed token. table: the lists' slots. lists: the rows' own, by row
-    number; each has room for its row's tokens. is_steady: every row has one token, and keeps it.
+    positions, slots: of every packed token, int32 [T]. table: the lists' slots. lists: the rows'
+    own, by row number; each has room for its row's tokens. is_steady: every row has one token, and
+    keeps it.
 
     The last chunk of a row's own list is open, so its line holds as the row grows.
     """
@@ -328,7 +329,7 @@ class TreePlan:
 
     def _find_slots(self) -> None:
         self.table = self._pool.table.on_device()
-        self.slots = self.table.index_select(0, self._bases + self.positions).long()
+        self.slots = self.table.index_select(0, self._bases + self.positions)
 
     def _work(self, items: Tensor, n_each: list[int]) -> Work:
         broad, wide, narrow = items.split(n_each)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -104,11 +105,22 @@ class PagedStep(KVStep):
     def __init__(self, rows: Sequence[Row], plan: TreePlan, memory: PagedMemory) -> None:
         self.rows, self._plan, self._memory = rows, plan, memory
         self.order, self.starts = plan.order, plan.starts
-        self.positions = plan.positions.long()
 
-    @property
+    # A step that is played from a graph needs neither: what they are is copied into its frame.
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """Those of the packed tokens: int64 [T]."""
+        return self._plan.positions.long()
+
+    @cached_property
     def slots(self) -> Tensor:
         """Where each packed token goes: int64 [T]."""
+        return self._plan.slots.long()
+
+    @property
+    def short_slots(self) -> Tensor:
+        """The same: int32 [T]."""
         return self._plan.slots
 
     def work(self, group: int) -> Work:
