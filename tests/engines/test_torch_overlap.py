@@ -171,6 +171,7 @@ class Kernel:
 KERNELS = [
     (kernel, "tree_part"),
     (kernel, "tree_merge"),
+    (elementwise, "norm_rows"),
     (elementwise, "turn_and_store"),
     (elementwise, "gate_and_multiply"),
     (draw_kernel, "look_at_tile"),
