@@ -22,7 +22,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from gpu_model import (
@@ -52,6 +52,7 @@ from weft.results import Distribution
 
 TEMPERATURE = 0.8
 N_BATCH = 2048
+_SETTLES_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,43 @@ REAL = Sizes(24, 16384, 256, 12, 4096, 32, (8, 40))
 DRY = Sizes(3, 40, 3, 2, 24, 2, (2, 4))
 
 
+def settle() -> None:
+    """Let a card's clocks come back, which it lowers for a second after a long prompt."""
+    synchronise()
+    if device().type == "cuda":
+        time.sleep(_SETTLES_S)
+
+
+class Stretch:
+    """A stretch of a card's work; of a CPU's where there is none."""
+
+    def __init__(self, n_rows: int) -> None:
+        self.n_rows = n_rows
+        self._is_there = device().type == "cuda"
+        self._marks: list[Any] = []
+
+    def __enter__(self) -> Self:
+        self._mark()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._mark()
+
+    def _mark(self) -> None:
+        if self._is_there:
+            mark = torch.cuda.Event(enable_timing=True)
+            mark.record()
+            self._marks.append(mark)
+        else:
+            self._marks.append(time.perf_counter())
+
+    def seconds(self) -> float:
+        first, last = self._marks
+        return float(first.elapsed_time(last) / 1e3 if self._is_there else last - first)
+
+
 class Ours:
-    """The engine and an LM over it; notes when forwards begin."""
+    """The engine and an LM over it; notes when forwards begin, and how long the card takes."""
 
     def __init__(self, model: LlamaForCausalLM, *, options: dict[str, Any]) -> None:
         self.n_vocab = model.config.vocab_size
@@ -91,13 +127,24 @@ class Ours:
             kv_bytes=None if free is None else int(0.8 * free),
         )
         self.calls: list[tuple[float, int]] = []  # when, and how many rows
+        self.forwards: list[Stretch] = []
         forward = self.engine.forward
 
         def noted(rows: Sequence[Row]) -> Any:
             self.calls.append((time.perf_counter(), len(rows)))
-            return forward(rows)
+            with Stretch(len(rows)) as stretch:
+                made = forward(rows)
+            self.forwards.append(stretch)
+            return made
 
         self.engine.forward = noted
+
+    def forward_s(self, n_rows: int) -> float:
+        """Median seconds of the forwards of so many rows, from the call to the card's end of it."""
+        some = sorted(each.seconds() for each in self.forwards if each.n_rows == n_rows)
+        if not some:
+            raise RuntimeError(f"no step had {n_rows} rows")
+        return some[len(some) // 2]
 
     def step_s(self, n_rows: int, last: int) -> float:
         """Median seconds between the last forwards of all `n_rows` rows."""
@@ -129,6 +176,7 @@ class Ours:
             n_grown = min(3 * last, length // 2)
             counts, lengths, length = [n_above, *counts], [n_grown, *lengths], length - n_grown
         level = self.looms(n_above, length)
+        settle()
         began = time.perf_counter()
         for count, length in zip(counts, lengths, strict=True):
             self.calls.clear()
@@ -273,8 +321,10 @@ def run_callers(record: Record, sizes: Sizes, options: Any) -> None:
         loom = weft.Loom(ours.lm, ids)
         loom.next(1)
         ours.calls.clear()
+        ours.forwards.clear()
         loom.grow(n=n, max_tokens=n_new + 2, temperature=1.0)
-        return {"ms": ours.step_s(n, n_new) * 1e3}
+        synchronise()
+        return {"ms": ours.step_s(n, n_new) * 1e3, "engine_ms": ours.forward_s(n) * 1e3}
 
     def asked(way: dict[str, bool], n_before: int) -> dict[str, Any]:
         model = weft.AsyncLM(ours.lm, **way)
@@ -289,17 +339,16 @@ def run_callers(record: Record, sizes: Sizes, options: Any) -> None:
         async def all_of_them() -> None:
             await asyncio.gather(*(one(number) for number in range(n)))
 
-        before = ours.lm.stats()
+        ours.forwards.clear()
         began = time.perf_counter()
         asyncio.run(all_of_them())
         took = time.perf_counter() - began
-        after = ours.lm.stats()
-        n_steps = max(after.steps - before.steps, 1)
+        synchronise()
         return {
             "s": took,
-            "steps": n_steps,
-            "ms": took / n_steps * 1e3,
-            "engine_ms": (after.forward_s - before.forward_s) / n_steps * 1e3,
+            "steps": len(ours.forwards),
+            "ms": took / n_new * 1e3,
+            "engine_ms": ours.forward_s(n) * 1e3,
         }
 
     record.attempt("sampled decode", sampled, callers=n)

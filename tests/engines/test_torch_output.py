@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 import weft  # noqa: E402
 from shallow import shallow  # noqa: E402
-from weft.engines.torch.output import TorchOutput, TorchRows  # noqa: E402
+from weft.engines.torch.output import TorchOutput, TorchRows, _Made  # noqa: E402
 from weft.sampling.metrics import log_softmax  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -53,6 +53,35 @@ def test_log_probabilities_are_found_where_the_rows_are() -> None:
         assert tensor.dtype == torch.float32
         assert not tensor.is_inference()  # a program may go on with it in any way
         array[:] = 0  # the caller's own
+        tensor.zero_()
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+def test_neighbours_are_found_together_and_one_keeps_what_it_found(
+    on_host: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.engines.torch.output._MADE_BYTES", 4 * 300 * 3)  # three rows
+    first, other = (TorchOutput(torch.randn(8, 300), []).keep(range(8)) for _ in range(2))
+    wanted = first.tensor.log_softmax(-1).numpy()
+    made = list[int]()
+    real = _Made.of.__func__  # type: ignore[attr-defined]
+
+    def counted(cls: type, logits: torch.Tensor, first: int, *, on_host: bool) -> object:
+        made.append(len(logits))
+        return real(cls, logits, first, on_host=on_host)
+
+    monkeypatch.setattr(_Made, "of", classmethod(counted))
+    for number in (0, 1, 2, 3, 7):
+        row = first.logprobs(number, on_host=on_host)
+        np.testing.assert_allclose(np.asarray(row), wanted[number], atol=1e-6)
+        row[:] = 0  # the caller's own
+    assert made == [1, 3, 3, 2]
+    assert other.logprobs(5, on_host=on_host) is not None
+    assert first.logprobs(6, on_host=on_host) is not None
+    assert made == [1, 3, 3, 2, 1]  # what one row is asked of drives out nothing
+    assert other.logprobs(4, on_host=on_host) is not None
+    assert other._made is not None
+    assert first._made is None
 
 
 @pytest.mark.parametrize("on_device", [False, True])

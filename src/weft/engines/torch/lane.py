@@ -28,12 +28,13 @@ def in_lane(device: torch.device) -> Iterator[None]:
     """Launch what this block does on the device's default stream, after what its caller launched
     and before what it will, and in no autocast. Where the caller captures, it is captured.
     """
-    with uncast(), _on_default_stream(device):
+    with uncast(), on_default_stream(device):
         yield
 
 
 @contextmanager
-def _on_default_stream(device: torch.device) -> Iterator[None]:
+def on_default_stream(device: torch.device) -> Iterator[None]:
+    """Launch what this block does there, as `in_lane`, where no autocast matters."""
     if device.type != "cuda":
         yield
         return

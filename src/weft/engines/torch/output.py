@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
 
 from ..base import Draws, KeptRows, Output, Score
 from .draws import Drawer
-from .lane import in_lane
+from .lane import in_lane, on_default_stream
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,15 +20,26 @@ if TYPE_CHECKING:
     from ...sampling.sampler import DrawBatch
 
 
-class TorchRows(KeptRows):
-    """Kept rows on the engine's device and in its dtype. tensor: [N, V], not to be written to."""
+_MADE_BYTES = 1 << 27  # of log-probabilities that are made together
 
-    __slots__ = ("_at", "n_bytes", "tensor")
+
+class TorchRows(KeptRows):
+    """Kept rows on the engine's device and in its dtype. tensor: [N, V], not to be written to.
+
+    Who asks for the log-probabilities of a second row is mostly one of many: those of its
+    neighbours are made with it, and are there until others' are made.
+    """
+
+    __slots__ = ("_asked", "_at", "_made", "n_bytes", "tensor")
+
+    _last: ClassVar[ReferenceType[TorchRows] | None] = None  # one holds what it has made
 
     def __init__(self, tensor: Tensor, at: Sequence[int] | None = None) -> None:
         """at: the places of those that are kept; None: all, in turn."""
         self.tensor = tensor
         self._at = at
+        self._asked = False
+        self._made: _Made | None = None
         self.n_bytes = tensor.nbytes
 
     def place(self, number: int) -> int:
@@ -39,15 +51,63 @@ class TorchRows(KeptRows):
         return _on_host(self.tensor[self.place(number)])
 
     def logprobs(self, number: int, *, on_host: bool) -> Any:
-        """Return a row's log-probabilities: float32 [V], an array, or a tensor on the device."""
-        device = self.tensor.device
-        with torch.no_grad(), in_lane(device):
-            row = self.tensor[self.place(number)].float().log_softmax(-1)
-            if on_host:
-                return row.cpu().numpy()
+        """Return a row's log-probabilities: float32 [V], an array, or a tensor on the device; the
+        caller's own.
+        """
+        place, device = self.place(number), self.tensor.device
+        made = self._made_for(place, on_host=on_host)
+        values: Any = made.values[place - made.first]
+        if on_host:
+            return values.copy() if made.n > 1 else values
+        if made.n > 1:
+            with on_default_stream(device):
+                values = values.clone()
         if device.type == "cuda":  # the caller may read it on a stream of its own
-            row.record_stream(torch.cuda.current_stream(device))
-        return row
+            values.record_stream(torch.cuda.current_stream(device))
+        return values
+
+    def _made_for(self, place: int, *, on_host: bool) -> _Made:
+        made = self._made
+        if made is not None and made.has(place, on_host=on_host):
+            return made
+        n_rows = 1
+        if self._asked:
+            n_rows = max(1, _MADE_BYTES // (4 * self.tensor.shape[1]))
+        self._asked = True
+        first = place // n_rows * n_rows
+        made = _Made.of(self.tensor[first : first + n_rows], first, on_host=on_host)
+        if made.n > 1:
+            last = TorchRows._last
+            before = None if last is None else last()
+            if before is not None:
+                before._made = None
+            TorchRows._last, self._made = ref(self), made
+        return made
+
+
+class _Made(NamedTuple):
+    """Log-probabilities of n rows from `first` on: float32 [n, V], an array or a tensor."""
+
+    first: int
+    n: int
+    values: Any
+
+    @classmethod
+    def of(cls, logits: Tensor, first: int, *, on_host: bool) -> _Made:
+        with torch.no_grad(), in_lane(logits.device):
+            values = logits.float().log_softmax(-1)
+            return cls(first, len(logits), cls._here(values) if on_host else values)
+
+    @staticmethod
+    def _here(values: Tensor) -> NDArray[np.float32]:
+        if values.is_cuda and len(values) > 1:  # a single row is the caller's own
+            values = torch.empty(values.shape, pin_memory=True).copy_(values)
+        here: NDArray[np.float32] = values.cpu().numpy()
+        return here
+
+    def has(self, place: int, *, on_host: bool) -> bool:
+        is_there = self.first <= place < self.first + self.n
+        return is_there and isinstance(self.values, Tensor) != on_host
 
 
 class TorchOutput(Output):

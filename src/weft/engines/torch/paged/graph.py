@@ -107,7 +107,7 @@ class Frame(PagedStep):
             positions=self._places,
             n_parts=room.parts,
             is_single=room.is_single,
-            has_fill=self.key.n_tokens > 1,
+            outputs={},  # one for all layers: each is read before the next is made
         )
 
     @property

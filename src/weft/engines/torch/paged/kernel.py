@@ -79,42 +79,46 @@ def meet_keys(
     d_key, d_value = tl.arange(0, KEY_PAD), tl.arange(0, VALUE_PAD)
     # Logits are scaled, and made powers of two, by one multiplication as they are shifted.
     factor = _LOG2E if HAS_CAP else scale * _LOG2E
-    for start in range(low, high, BN):
-        number = start + tl.arange(0, BN)
-        is_key = number < high
-        if IS_OPEN:
-            slot = tl.load(slots_at + number).to(tl.int64)
-        else:
-            slot = tl.load(slots_at + number, mask=is_key, other=0).to(tl.int64)
-        key_at = k_ptr + (slot * SLOT_KEYS)[:, None] + d_key[None, :]
-        if IS_OPEN and KEY_DIM == KEY_PAD:
-            k = tl.load(key_at)
-        else:
-            k = tl.load(key_at, mask=is_key[:, None] & (d_key < KEY_DIM)[None, :], other=0.0)
-        x = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        if HAS_CAP:
-            x = softcap * (1 - 2 / (tl.exp2(x * (2 * _LOG2E * scale / softcap)) + 1))  # tanh
-        if not IS_OPEN:
-            place = first + number
-            seen = is_key[None, :] & (place[None, :] <= position[:, None])
-            if HAS_WINDOW:
-                seen = seen & (place[None, :] > position[:, None] - window)
-            x = tl.where(seen, x, float("-inf"))
-        higher = tl.maximum(top, tl.max(x, 1) * factor)
-        base = higher if IS_OPEN else tl.where(higher == float("-inf"), 0.0, higher)
-        p = tl.exp2(x * factor - base[:, None])
-        shrink = tl.exp2(top - base)
-        value_at = v_ptr + (slot * SLOT_VALUES)[:, None] + d_value[None, :]
-        if IS_OPEN and VALUE_DIM == VALUE_PAD:
-            v = tl.load(value_at)
-        else:
-            v = tl.load(value_at, mask=is_key[:, None] & (d_value < VALUE_DIM)[None, :], other=0.0)
-        acc = acc * shrink[:, None]
-        acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
-        if ENDS_PRODUCTS:  # a sum that is read here is not carried on in the product's registers
-            acc += 0.0 * shrink[:, None]
-        total = total * shrink + tl.sum(p, 1)
-        top = higher
+    if low < high:  # a loop that turns no time waits for its first keys, too
+        for start in range(low, high, BN):
+            number = start + tl.arange(0, BN)
+            is_key = number < high
+            if IS_OPEN:
+                slot = tl.load(slots_at + number).to(tl.int64)
+            else:
+                slot = tl.load(slots_at + number, mask=is_key, other=0).to(tl.int64)
+            key_at = k_ptr + (slot * SLOT_KEYS)[:, None] + d_key[None, :]
+            if IS_OPEN and KEY_DIM == KEY_PAD:
+                k = tl.load(key_at)
+            else:
+                k = tl.load(key_at, mask=is_key[:, None] & (d_key < KEY_DIM)[None, :], other=0.0)
+            x = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            if HAS_CAP:
+                x = softcap * (1 - 2 / (tl.exp2(x * (2 * _LOG2E * scale / softcap)) + 1))  # tanh
+            if not IS_OPEN:
+                place = first + number
+                seen = is_key[None, :] & (place[None, :] <= position[:, None])
+                if HAS_WINDOW:
+                    seen = seen & (place[None, :] > position[:, None] - window)
+                x = tl.where(seen, x, float("-inf"))
+            higher = tl.maximum(top, tl.max(x, 1) * factor)
+            base = higher if IS_OPEN else tl.where(higher == float("-inf"), 0.0, higher)
+            p = tl.exp2(x * factor - base[:, None])
+            shrink = tl.exp2(top - base)
+            value_at = v_ptr + (slot * SLOT_VALUES)[:, None] + d_value[None, :]
+            if IS_OPEN and VALUE_DIM == VALUE_PAD:
+                v = tl.load(value_at)
+            else:
+                v = tl.load(
+                    value_at, mask=is_key[:, None] & (d_value < VALUE_DIM)[None, :], other=0.0
+                )
+            acc = acc * shrink[:, None]
+            acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
+            # A sum that is read here is not carried on in the product's registers.
+            if ENDS_PRODUCTS:
+                acc += 0.0 * shrink[:, None]
+            total = total * shrink + tl.sum(p, 1)
+            top = higher
     return acc, top, total
 
 
@@ -313,7 +317,8 @@ class Work(NamedTuple):
     parts, 0; of an item of one token where slots before these begin, and how many, which are met
     with it; 0, 0. One of zeros has no rows: it reads and writes nothing.
     first_part: [T + 1], where each token's parts begin. positions: [T]. is_single: every token has
-    one part. has_fill: there may be tokens without any, of which nothing is asked but numbers.
+    one part. outputs: where they are kept by a step with fill, tokens of no part, of whose outputs
+    nothing is asked but that they are numbers.
     """
 
     table: Tensor
@@ -324,7 +329,7 @@ class Work(NamedTuple):
     positions: Tensor
     n_parts: int
     is_single: bool = False
-    has_fill: bool = False
+    outputs: dict[tuple[int, int, torch.dtype], Tensor] | None = None
 
     @property
     def by_tile(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -344,8 +349,7 @@ def attend_tree(query: Tensor, keys: Tensor, values: Tensor, work: Work, spec: S
     n_kv, value_dim = values.shape[1:]
     is_whole = work.is_single and spec.sinks is None
     if is_whole:
-        make = query.new_zeros if work.has_fill else query.new_empty
-        parts = lse = out = make(n_tokens, n_heads, value_dim)
+        parts = lse = out = _output(query, work, n_heads, value_dim)
     else:
         parts = query.new_empty(work.n_parts, n_heads, value_dim, dtype=torch.float32)
         lse = query.new_empty(work.n_parts, n_heads, dtype=torch.float32)
@@ -381,6 +385,18 @@ def attend_tree(query: Tensor, keys: Tensor, values: Tensor, work: Work, spec: S
         if not is_whole:
             _merge(parts, lse, work, spec.sinks, out)
     return out
+
+
+def _output(query: Tensor, work: Work, n_heads: int, value_dim: int) -> Tensor:
+    """Return what outputs of single parts are written to: that of fill stays what it is."""
+    shape = query.shape[1], n_heads, value_dim
+    if work.outputs is None:
+        return query.new_empty(shape)
+    key = n_heads, value_dim, query.dtype
+    held = work.outputs.get(key)
+    if held is None:
+        held = work.outputs[key] = query.new_zeros(shape)
+    return held
 
 
 def _merge(parts: Tensor, lse: Tensor, work: Work, sinks: Tensor | None, out: Tensor) -> None:
