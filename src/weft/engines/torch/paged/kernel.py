@@ -79,46 +79,43 @@ def meet_keys(
     d_key, d_value = tl.arange(0, KEY_PAD), tl.arange(0, VALUE_PAD)
     # Logits are scaled, and made powers of two, by one multiplication as they are shifted.
     factor = _LOG2E if HAS_CAP else scale * _LOG2E
-    if low < high:  # a loop that turns no time waits for its first keys, too
-        for start in range(low, high, BN):
-            number = start + tl.arange(0, BN)
-            is_key = number < high
-            if IS_OPEN:
-                slot = tl.load(slots_at + number).to(tl.int64)
-            else:
-                slot = tl.load(slots_at + number, mask=is_key, other=0).to(tl.int64)
-            key_at = k_ptr + (slot * SLOT_KEYS)[:, None] + d_key[None, :]
-            if IS_OPEN and KEY_DIM == KEY_PAD:
-                k = tl.load(key_at)
-            else:
-                k = tl.load(key_at, mask=is_key[:, None] & (d_key < KEY_DIM)[None, :], other=0.0)
-            x = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-            if HAS_CAP:
-                x = softcap * (1 - 2 / (tl.exp2(x * (2 * _LOG2E * scale / softcap)) + 1))  # tanh
-            if not IS_OPEN:
-                place = first + number
-                seen = is_key[None, :] & (place[None, :] <= position[:, None])
-                if HAS_WINDOW:
-                    seen = seen & (place[None, :] > position[:, None] - window)
-                x = tl.where(seen, x, float("-inf"))
-            higher = tl.maximum(top, tl.max(x, 1) * factor)
-            base = higher if IS_OPEN else tl.where(higher == float("-inf"), 0.0, higher)
-            p = tl.exp2(x * factor - base[:, None])
-            shrink = tl.exp2(top - base)
-            value_at = v_ptr + (slot * SLOT_VALUES)[:, None] + d_value[None, :]
-            if IS_OPEN and VALUE_DIM == VALUE_PAD:
-                v = tl.load(value_at)
-            else:
-                v = tl.load(
-                    value_at, mask=is_key[:, None] & (d_value < VALUE_DIM)[None, :], other=0.0
-                )
-            acc = acc * shrink[:, None]
-            acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
-            # A sum that is read here is not carried on in the product's registers.
-            if ENDS_PRODUCTS:
-                acc += 0.0 * shrink[:, None]
-            total = total * shrink + tl.sum(p, 1)
-            top = higher
+    for start in range(low, high, BN):
+        number = start + tl.arange(0, BN)
+        is_key = number < high
+        if IS_OPEN:
+            slot = tl.load(slots_at + number).to(tl.int64)
+        else:
+            slot = tl.load(slots_at + number, mask=is_key, other=0).to(tl.int64)
+        key_at = k_ptr + (slot * SLOT_KEYS)[:, None] + d_key[None, :]
+        if IS_OPEN and KEY_DIM == KEY_PAD:
+            k = tl.load(key_at)
+        else:
+            k = tl.load(key_at, mask=is_key[:, None] & (d_key < KEY_DIM)[None, :], other=0.0)
+        x = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        if HAS_CAP:
+            x = softcap * (1 - 2 / (tl.exp2(x * (2 * _LOG2E * scale / softcap)) + 1))  # tanh
+        if not IS_OPEN:
+            place = first + number
+            seen = is_key[None, :] & (place[None, :] <= position[:, None])
+            if HAS_WINDOW:
+                seen = seen & (place[None, :] > position[:, None] - window)
+            x = tl.where(seen, x, float("-inf"))
+        higher = tl.maximum(top, tl.max(x, 1) * factor)
+        base = higher if IS_OPEN else tl.where(higher == float("-inf"), 0.0, higher)
+        p = tl.exp2(x * factor - base[:, None])
+        shrink = tl.exp2(top - base)
+        value_at = v_ptr + (slot * SLOT_VALUES)[:, None] + d_value[None, :]
+        if IS_OPEN and VALUE_DIM == VALUE_PAD:
+            v = tl.load(value_at)
+        else:
+            v = tl.load(value_at, mask=is_key[:, None] & (d_value < VALUE_DIM)[None, :], other=0.0)
+        acc = acc * shrink[:, None]
+        acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)
+        # A sum that is read here is not carried on in the product's registers.
+        if ENDS_PRODUCTS:
+            acc += 0.0 * shrink[:, None]
+        total = total * shrink + tl.sum(p, 1)
+        top = higher
     return acc, top, total
 
 
@@ -193,11 +190,13 @@ def tree_part(
         begin = 0
         if HAS_WINDOW:
             begin = tl.maximum(0, oldest - window + 1 - first + n_before)
-        acc, top, total = meet_keys(
-            acc, top, total, q, position, begin, n_before, table_ptr + at_before, first - n_before,
-            k_ptr, v_ptr, scale, softcap, window, N_KV * KEY_DIM, N_KV * VALUE_DIM, KEY_DIM,
-            VALUE_DIM, KEY_PAD, VALUE_PAD, BN, HAS_CAP, HAS_WINDOW, False, ENDS_PRODUCTS, PRECISION,
-        )  # fmt: skip
+        if begin < n_before:  # a loop that turns no time waits for its first keys, too
+            acc, top, total = meet_keys(
+                acc, top, total, q, position, begin, n_before, table_ptr + at_before,
+                first - n_before, k_ptr, v_ptr, scale, softcap, window, N_KV * KEY_DIM,
+                N_KV * VALUE_DIM, KEY_DIM, VALUE_DIM, KEY_PAD, VALUE_PAD, BN, HAS_CAP, HAS_WINDOW,
+                False, ENDS_PRODUCTS, PRECISION,
+            )  # fmt: skip
     # A tile of few rows waits for memory: a second loop would wait for its own first keys.
     if BM >= 64:
         # Keys:  low ── some queries ── open ── all queries see them ── shut ── some queries ── end
