@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,9 @@ from shallow import shallow  # noqa: E402
 from weft import LM, Loom  # noqa: E402
 from weft.constraints import Regex  # noqa: E402
 from weft.engines.base import HostDraws, LateTokens, Row, Span  # noqa: E402
-from weft.engines.torch import TorchEngine  # noqa: E402
+from weft.engines.torch import TorchEngine, steady  # noqa: E402
 from weft.engines.torch.hook import NAME, no_mask  # noqa: E402
-from weft.engines.torch.steady import Advancing, Remembered  # noqa: E402
+from weft.engines.torch.steady import Advancing, Remembered, StepIds  # noqa: E402
 from weft.errors import ContextOverflow  # noqa: E402
 from weft.sampling.sampler import DrawResult  # noqa: E402
 from weft.tokens.tokenizer import Tokenizer  # noqa: E402
@@ -227,3 +228,22 @@ def test_numbers_on_the_device_are_those_that_were_asked_for() -> None:
         assert counted.at(numbers).tolist() == numbers
         assert kept.of(numbers).tolist() == numbers
     assert kept.of([0]) is kept.of([0])
+
+
+def test_what_draws_are_is_asked_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not row by row: a protocol is asked for by all of its names, which takes microseconds."""
+    asked = []
+
+    class Counting(type):
+        def __instancecheck__(cls, _: object) -> bool:
+            asked.append(1)
+            return True
+
+    class There(metaclass=Counting): ...
+
+    monkeypatch.setattr(steady, "DrawsThere", There)
+    ids, drawn = StepIds(CPU), Drawn(range(40))
+    info: Any = SimpleNamespace(n_positions=50, n_vocab=90)
+    rows = [Row((), LateTokens(drawn, number), 3, None, (0,)) for number in range(40)]
+    assert ids.packed(ids.checked(rows, info), range(40)).tolist() == list(range(40))
+    assert len(asked) == 2

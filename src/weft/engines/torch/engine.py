@@ -15,7 +15,7 @@ from transformers import DynamicCache, PreTrainedModel
 from ...checks import one_of
 from ...errors import ConfigError, EngineError, ForwardError, Unsupported, WeftError
 from ..abilities import OWN
-from ..base import EngineInfo, LateTokens, Row, Span, check_rows
+from ..base import EngineInfo, LateTokens, Row, Score, Span, check_rows
 from .check import Own, check_tree
 from .copied import shares_weights, structural_copy
 from .dequantised import load_gguf
@@ -244,11 +244,14 @@ class TorchEngine(ModelEngine):
         """Run all rows as one packed sequence; see Engine.forward."""
 
         def answers(step: KVStep, hidden: Tensor) -> TorchOutput:
-            scores = [
-                self._scores_of(row, hidden[start : start + row.n_tokens], self._now.logits)
+            def scores(row: Row, start: int) -> list[Score]:
+                return self._scores_of(row, hidden[start : start + row.n_tokens], self._now.logits)
+
+            scored = [
+                scores(row, start) if row.scores else []
                 for row, start in zip(rows, step.starts, strict=True)
             ]
-            return TorchOutput(self._logits(step, rows, hidden), scores, self._drawer)
+            return TorchOutput(self._logits(step, rows, hidden), scored, self._drawer)
 
         return self._run(rows, answers)
 

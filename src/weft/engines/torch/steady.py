@@ -76,9 +76,9 @@ class StepIds:
         """
         found: list[Sequence[int] | LateTokens] = []
         there = next((row.tokens.draws for row in rows if isinstance(row.tokens, LateTokens)), None)
+        is_there = isinstance(there, DrawsThere)  # asked once: a protocol is asked for slowly
         for row in rows:
             tokens = row.tokens
-            is_there = isinstance(there, DrawsThere)
             if is_there and isinstance(tokens, LateTokens) and tokens.draws is there:
                 if row.position >= info.n_positions:
                     raise ContextOverflow(
@@ -97,19 +97,20 @@ class StepIds:
         known: list[int] = []
         places: list[int] = []
         numbers: list[int] = []
-        drawn: Tensor | None = None
+        late: LateTokens | None = None
         for number in order:
             of_row = tokens[number]
             if isinstance(of_row, LateTokens):
                 places.append(len(known))
                 numbers.append(of_row.number)
                 known.append(0)
-                assert isinstance(of_row.draws, DrawsThere)
-                drawn = of_row.draws.ids
+                late = of_row
             else:
                 known += of_row
-        if drawn is None:
+        if late is None:
             return upload(np.array(known, np.int64), self._device)
+        assert isinstance(late.draws, DrawsThere)  # as those of all of them, which are one
+        drawn = late.draws.ids
         if numbers != list(range(len(drawn))):
             drawn = drawn[self._numbers.of(numbers)]
         drawn = drawn.clamp(min=0)  # the run ends where nothing was drawn
