@@ -104,6 +104,22 @@ def test_a_frame_serves_smaller_steps_and_forgets_them() -> None:
                 torch.testing.assert_close(*(torch.from_numpy(k[name]) for k in (one, two)))
 
 
+def test_frames_of_single_parts_and_of_merged_ones_do_not_serve_each_other() -> None:
+    """Rows alone below a trunk of their own have one part each, which is their output."""
+    played, plain = engine_of(), engine_of(graphs=False)
+    pairs = []
+    for engine in (played, plain):
+        alone, other = Leaves(engine, 1), Leaves(engine, 1, trunk=12)
+        alone.rows += other.rows
+        pairs.append((alone, Leaves(engine, 2)))
+    ours, theirs = pairs
+    for number in [0] * 4 + [1] * 4 + [0, 1, 0]:
+        mine, other = ours[number].step(), theirs[number].step()
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
+        assert played.fragments._plan.work(2).is_single == (number == 0)
+    assert played.told()["played"] >= 5
+
+
 def test_a_frame_serves_as_leaves_end_and_others_join() -> None:
     """The plan changes beneath what was captured: what it reads is filled anew."""
     played, plain = engine_of(), engine_of(graphs=False)

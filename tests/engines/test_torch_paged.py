@@ -266,6 +266,29 @@ def test_windows_caps_sinks_and_groups_agree_with_a_softmax(name: str, kv: int) 
     assert twin.step(ragged(twin), SPECS[name]) < NEAR
 
 
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize(("n_heads", "n_kv"), [(6, 3), (32, 1)])
+def test_what_lies_above_one_row_agrees_with_a_softmax(
+    name: str, n_heads: int, n_kv: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Met with the row's own list, in tiles of any size; and some rows' parts are merged."""
+    monkeypatch.setattr(plan, "_CHUNK", 64)
+    spec = SPECS[name]
+    if spec.sinks is not None:
+        spec = spec._replace(sinks=torch.linspace(-1, 2, n_heads, device=DEVICE))
+    twin = Twin(n_heads, n_kv)
+    alone: list[Part] = []
+    for n_above, n_own in ((40, 0), (3, 7), (70, 30), (0, 5)):
+        above = twin.node(None, n_above) if n_above else None
+        alone.append((above, twin.node(above, n_own), 1))
+    work = twin.memory.begin(twin.rows(alone)).work(n_heads // n_kv)
+    assert work.is_single
+    assert twin.step(alone, spec) < NEAR
+    trunk = twin.node(None, 20)
+    beside: list[Part] = [(trunk, twin.node(trunk, n), 1) for n in (2, 0)]
+    assert twin.step([*alone, *beside], spec) < NEAR
+
+
 @pytest.mark.parametrize("window", [None, 40, 64, 130, 200])
 def test_keys_that_all_of_a_tile_see_are_met_as_others(window: int | None) -> None:
     """Long nodes, so that whole blocks lie before, between and behind those that are masked."""

@@ -113,7 +113,7 @@ class Drawer:
     def __init__(self, device: torch.device, *, kernels: bool | None = None) -> None:
         """kernels: draw by those of Triton; None: where a card and its Triton have them."""
         self._device = device
-        self._aside = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._aside: torch.cuda.Stream | None = None  # from the first draw on a card
         has_kernels = is_for_triton(device) if kernels is None else kernels
         self._kernels = _kernels() if has_kernels else None
         self._have_run: set[tuple[str, ...]] = set()  # by filters: each brings kernels of its own
@@ -139,7 +139,10 @@ class Drawer:
         logits: [R, V], raw, of any float dtype.
         Raises: ConfigError for a biased or counted token outside of the vocabulary.
         """
-        return TorchDraws(self.packed(logits, batch), self._aside)
+        packed = self.packed(logits, batch)
+        if self._aside is None and packed.is_cuda:
+            self._aside = torch.cuda.Stream(packed.device)
+        return TorchDraws(packed, self._aside)
 
     @torch.inference_mode()
     def packed(self, logits: Tensor, batch: DrawBatch) -> Tensor:
