@@ -340,7 +340,7 @@ def run_attention(record: Record, *, dry: bool) -> None:
     record.attempt("host", partial(to_host_and_back, llama, 60 if dry else 4096))
     wide = list(trees(dry=dry).items())[1:]
     for name, shape in wide:
-        for n_programs in (132, 198, 264, 528):
+        for n_programs in (132, 264):
             job = partial(cut, llama, shape, n_programs)
             record.attempt("cut", job, tree=name, programs=n_programs)
     n_deep, n_leaves = (6, 4) if dry else (100, 32)
