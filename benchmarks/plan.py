@@ -34,12 +34,21 @@ from gpu_model import Shape, shape_of, tree_rows
 
 from weft.engines.base import Row
 from weft.engines.torch.layout import LayerShape, Layout
+from weft.engines.torch.paged import plan
 from weft.engines.torch.paged.pool import GROW_BY, own
 from weft.engines.torch.paged.step import PagedMemory
 
 TREE = "1,4,16,512;1024,256,128,32"
 SHORT = 20  # tokens
 GROUP = 4
+
+
+def slots_at(
+    positions: torch.Tensor, n_on: int, bases: torch.Tensor, table: torch.Tensor
+) -> torch.Tensor:
+    """In the place of the one kernel, which the interpreter would take milliseconds for."""
+    positions += n_on
+    return table.index_select(0, bases + positions)
 
 
 class Leaves:
@@ -94,6 +103,7 @@ def main() -> None:
     parser.add_argument("--below", type=int, default=0, help="short nodes above the tree")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    plan.slots_at = slots_at
     leaves = Leaves(options.tree, options.below)
     gone: list[Row] = []
     changes: dict[str, Callable[[], object]] = {

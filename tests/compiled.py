@@ -15,7 +15,7 @@ _KINDS = {
     "left_row_ptr": "*i64", "left_ptr": "*fp32", "allowed_ptr": "*i32", "stream_ptr": "*i64",
     "drawn_at_ptr": "*i64", "greedy_ptr": "*i64", "early_ptr": "*fp64", "late_ptr": "*fp64",
     "moment_ptr": "*fp32", "best_ptr": "*i32", "least_ptr": "*fp32", "last_ptr": "*i64",
-    "scale": "fp32", "softcap": "fp32", "eps": "fp32",
+    "scale": "fp32", "softcap": "fp32", "eps": "fp32", "scaling": "fp32", "frequency_ptr": "*fp32",
 }  # fmt: skip
 
 _COMPILE = """
@@ -51,7 +51,8 @@ stack, registers = (int(re.search(n + ":([0-9]+)", told)[1]) for n in ("STACK", 
 waits = [int(n) for n in re.findall("cp.async.wait_group\\s+([0-9]+)", ptx)]
 found = [made.metadata.shared, "wgmma" in ptx, "mma.sync" in ptx, stack, registers]
 is_serial = 0 < sass.count("HGMMA") <= sass.count("WARPGROUP.DEPBAR")
-print(json.dumps([*found, max(waits, default=0), is_serial]))
+n_approximate = len(re.findall("(?:sin|cos)[.]approx", ptx))
+print(json.dumps([*found, max(waits, default=0), is_serial, n_approximate]))
 """
 
 
@@ -59,7 +60,8 @@ class Compiled(NamedTuple):
     """What one program takes. shared: bytes; stack: bytes a thread that did not fit registers.
 
     ahead: copies into shared memory that may be under way while others are waited for.
-    is_serial: each product of a warp group is waited for before the next begins.
+    is_serial: each product of a warp group is waited for before the next begins. approximations:
+    sines and cosines that are approximated.
     """
 
     shared: int
@@ -69,6 +71,7 @@ class Compiled(NamedTuple):
     registers: int
     ahead: int
     is_serial: bool
+    approximations: int
 
 
 def compiled(

@@ -25,7 +25,7 @@ from weft.engines.base import LateTokens, Row, Span  # noqa: E402
 from weft.engines.torch import TorchEngine, draw_kernel, draws, laid  # noqa: E402
 from weft.engines.torch.draws import Drawer, TorchDraws  # noqa: E402
 from weft.engines.torch.engine import open_model  # noqa: E402
-from weft.engines.torch.paged import elementwise, kernel  # noqa: E402
+from weft.engines.torch.paged import advance, elementwise, kernel  # noqa: E402
 from weft.errors import ContextOverflow  # noqa: E402
 from weft.sampling.params import SamplingParams  # noqa: E402
 from weft.sampling.rng import stream_of  # noqa: E402
@@ -171,6 +171,9 @@ class Kernel:
 KERNELS = [
     (kernel, "tree_part"),
     (kernel, "tree_merge"),
+    (advance, "find_slots"),
+    (advance, "put_tokens"),
+    (elementwise, "cos_and_sin"),
     (elementwise, "norm_rows"),
     (elementwise, "turn_and_store"),
     (elementwise, "gate_and_multiply"),
@@ -240,14 +243,17 @@ def test_a_steady_step_waits_for_nothing(name: str, monkeypatch: pytest.MonkeyPa
     assert uploads == []
 
 
-def test_a_fused_step_launches_few_kernels_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_a_fused_step_launches_few_kernels_a_layer(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two norms, four products, turning, attending, merging and gating, of three layers; drawing
-    and what is outside of the layers takes as many at any depth.
+    and what is outside of the layers takes as many at any depth, the angles of all one.
     """
     launches = []
     for n_layers in (1, 3):
         with torch.inference_mode(False):
-            model = build("llama").to(DEVICE)
+            model = build(name).to(DEVICE)
             model.config.num_hidden_layers = n_layers
             model.model.layers = model.model.layers[:n_layers]
             laid.lay_side_by_side(model)
@@ -255,6 +261,7 @@ def test_a_fused_step_launches_few_kernels_a_layer(monkeypatch: pytest.MonkeyPat
         with monkeypatch.context() as patch:
             counting, _ = steady(engine, 3, patch)
         launches.append(counting.launches())
+        assert (counting.counts["cos_and_sin"], counting.counts["cos"]) == (1, 0)
     assert launches[1] - launches[0] == 2 * 10
     assert launches[0] + 31 * 10 <= 400  # of 32 layers, nothing captured
 
@@ -269,4 +276,5 @@ def test_a_played_step_launches_little(monkeypatch: pytest.MonkeyPatch) -> None:
     assert uploads == []
     assert counting.counts["tree_part"] == 0
     assert counting.counts["look_at_tile"] == 1
-    assert counting.launches() <= 30
+    assert counting.counts["find_slots"] == counting.counts["put_tokens"] == 1
+    assert counting.launches() <= 12

@@ -17,6 +17,8 @@ pytest.importorskip("transformers")
 pytest.importorskip("triton", reason="triton is not installed; it comes with torch for CUDA")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from transformers import LlamaConfig  # noqa: E402
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # noqa: E402
 
 import weft  # noqa: E402
 from compiled import compiled  # noqa: E402
@@ -26,7 +28,7 @@ from weft.engines.base import Fragment, Row, Span  # noqa: E402
 from weft.engines.torch import TorchEngine, hosted, memories  # noqa: E402
 from weft.engines.torch.layout import LayerShape, Layout  # noqa: E402
 from weft.engines.torch.memory import Spec, Turn  # noqa: E402
-from weft.engines.torch.paged import elementwise, kernel, lines, plan, pool  # noqa: E402
+from weft.engines.torch.paged import advance, elementwise, kernel, lines, plan, pool  # noqa: E402
 from weft.engines.torch.paged import step as paged_step  # noqa: E402
 from weft.engines.torch.paged.step import PagedMemory  # noqa: E402
 from weft.errors import ConfigError, EngineUnavailable, ModelMismatch  # noqa: E402
@@ -39,6 +41,9 @@ pytestmark = [pytest.mark.torch, pytest.mark.kernels]
 CPU = torch.device("cpu")
 DEVICE = CPU if kernel.is_interpreted() else torch.device("cuda")
 NEAR = 1e-5 if kernel.is_interpreted() else 1e-4  # three TF32 products are nearly float32
+
+# Ids, slots, and positions twice.
+_OF_A_FRAME = torch.int64, torch.int64, torch.int32, torch.int64
 
 # A row of a step: the node above it, the node that takes its slots (None: none does), its tokens.
 Part = tuple[int | None, int | None, int]
@@ -986,6 +991,44 @@ def test_a_gate_of_many_programs_is_the_gate() -> None:
     torch.testing.assert_close(elementwise.gated(both), torch.nn.functional.silu(gate) * up)
 
 
+@pytest.mark.parametrize("size", [8, 80, 128])
+def test_angles_are_those_of_the_model(size: int) -> None:
+    """As far out as float32 counts positions, scaled, and more tokens than a program takes."""
+    n_heads, numbers = 4, torch.Generator(DEVICE).manual_seed(1)
+    config = LlamaConfig(hidden_size=n_heads * size, num_attention_heads=n_heads)
+    rotary = LlamaRotaryEmbedding(config).to(DEVICE)
+    rotary.attention_scaling = 1.5
+    positions = torch.randint(1 << 20, (150,), device=DEVICE, generator=numbers)
+    positions[:2] = torch.tensor([0, (1 << 24) - 1])
+    given = rotary.inv_freq, rotary.attention_scaling
+    made = elementwise.angles(positions, *given, torch.float32)
+    want = rotary(made, positions[None])
+    assert made.shape == (150, size)
+    halves = torch.cat([half[0, :, : size // 2] for half in want], 1)
+    torch.testing.assert_close(made, halves, rtol=1e-5, atol=1e-6)
+    assert torch.equal(elementwise.angles(positions, *given, torch.float16), made.half())
+
+
+def test_tokens_go_on_to_their_slots() -> None:
+    """As many as one program takes, and one more; what lies behind them stays."""
+    for n in (1, 256, 257):
+        numbers = torch.Generator(DEVICE).manual_seed(n)
+        table = torch.randperm(5000, device=DEVICE, generator=numbers).int()
+        bases, positions = torch.randint(2000, (2, n), device=DEVICE, generator=numbers).int()
+        before = positions.clone()
+        for n_on in (0, 1, 1):
+            slots = advance.slots_at(positions, n_on, bases, table)
+            before += n_on
+            assert torch.equal(positions, before)
+            assert torch.equal(slots, table[(bases + before).long()])
+        ids = torch.randint(1 << 40, (n,), device=DEVICE, generator=numbers)
+        into = [torch.full((n + 3,), -7, device=DEVICE, dtype=kind) for kind in _OF_A_FRAME]
+        advance.put(ids, slots, positions, (into[0], into[1], into[2], into[3]))
+        for held, given in zip(into, (ids, slots, positions, positions), strict=True):
+            assert torch.equal(held[:n], given.to(held.dtype))
+            assert (held[n:] == -7).all()
+
+
 def test_heads_of_many_programs_are_normed_turned_and_stored() -> None:
     """More heads than a program takes, and no multiple of it; slots in any order."""
     n_tokens, n_queries, n_kv, size = 77, 6, 2, 12
@@ -996,8 +1039,9 @@ def test_heads_of_many_programs_are_normed_turned_and_stored() -> None:
 
     heads, slots = normal(n_tokens, n_queries + 2 * n_kv, size), torch.randperm(90)[:n_tokens]
     keys, values = normal(90, n_kv, size), normal(90, n_kv, size)
-    cos, sin = normal(n_tokens, size), normal(n_tokens, size)
-    turn = Turn(n_queries, cos, sin, normal(size), normal(size), eps=1e-6)
+    angles = normal(n_tokens, size)
+    cos, sin = (half.repeat(1, 2) for half in angles.chunk(2, 1))
+    turn = Turn(n_queries, angles, normal(size), normal(size), eps=1e-6)
     slots, before = slots.to(DEVICE), (keys.clone(), values.clone())
     query = elementwise.turn_heads(heads, turn, slots, keys, values)
 
@@ -1067,6 +1111,14 @@ def test_the_norm_fills_a_processor(width: int) -> None:
     fixed = {"WIDTH": width, "PAD": pad, "BM": 1, "num_warps": min(16, pad // 512)}
     made = compiled("paged.elementwise", "norm_rows", fixed)
     assert (made.stack, made.registers <= 128) == (0, True)
+
+
+@pytest.mark.slow
+def test_angles_are_turned_about_exactly() -> None:
+    """Without a card: by no approximation of sines, which is wrong far out."""
+    fixed = {"HALF": 64, "PAD": 64, "BT": 1, "num_warps": 1}
+    made = compiled("paged.elementwise", "cos_and_sin", fixed, position_ptr="i64")
+    assert made.approximations == 0
 
 
 @pytest.mark.slow

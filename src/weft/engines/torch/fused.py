@@ -67,11 +67,14 @@ class FusedDecoder:
         step = self._call.step
         assert step is not None
         x = F.embedding(token_ids[0], self._embedding.weight)
-        cos, sin = self._rotary(x, positions)
         if step.turns:
+            rotary = self._rotary
+            frequencies, scaling = rotary.inv_freq, rotary.attention_scaling
+            angles = step.angles(positions[0], frequencies, scaling, x.dtype)
             for layer in self._layers:
-                x = layer.run_turning(x, cos[0], sin[0], step)
+                x = layer.run_turning(x, angles, step)
             return _normed_by(step, x, self._norm)
+        cos, sin = self._rotary(x, positions)
         cos, sin = cos.transpose(0, 1), sin.transpose(0, 1)  # [T, 1, D]: the same for all heads
         half = sin.shape[-1] // 2
         sin = torch.cat((-sin[..., :half], sin[..., half:]), -1)
@@ -119,17 +122,17 @@ class _Layer:
         gate, up = self._gated.each(_normed(x, self._between))
         return _added(x, self._act(gate).mul_(up), self._down)
 
-    def run_turning(self, x: Tensor, cos: Tensor, sin: Tensor, step: KVStep) -> Tensor:
-        """The same by a step that turns heads, and in place; cos, sin: [T, D]."""
+    def run_turning(self, x: Tensor, angles: Tensor, step: KVStep) -> Tensor:
+        """The same by a step that turns heads, and in place; angles: [T, D], as in `Turn`."""
         n_tokens = len(x)
         normed = _normed_by(step, x, self._before)
         heads = self._qkv.of(normed).view(n_tokens, -1, self._head_dim)
-        turn = Turn(self._n_q, cos, sin)
+        turn = Turn(self._n_q, angles)
         if self._q_norm is not None:
             q_norm: Any = self._q_norm
             k_norm: Any = self._k_norm
             norms = q_norm.weight, k_norm.weight, q_norm.variance_epsilon
-            turn = Turn(self._n_q, cos, sin, *norms)
+            turn = Turn(self._n_q, angles, *norms)
         met = step.attend_turned(self._number, heads, turn, self._spec)
         x = _added_to(x, met.view(n_tokens, -1), self._back)
         between = _normed_by(step, x, self._between)

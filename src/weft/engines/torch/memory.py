@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from ..base import Fragment, Fragments, Row
@@ -28,13 +29,12 @@ class Spec(NamedTuple):
 class Turn(NamedTuple):
     """What is done to heads before they attend: normed where there are weights for it, then turned.
 
-    n_queries: how many of the heads are queries; keys and values share the rest. cos, sin: [T, D].
-    query_norm, key_norm: [D]; eps: of both.
+    n_queries: how many of the heads are queries; keys and values share the rest. angles: their
+    cosines, then their sines, [T, D]. query_norm, key_norm: [D]; eps: of both.
     """
 
     n_queries: int
-    cos: Tensor
-    sin: Tensor
+    angles: Tensor
     query_norm: Tensor | None = None
     key_norm: Tensor | None = None
     eps: float = 0.0
@@ -45,7 +45,8 @@ class KVStep(ABC):
 
     order: row numbers as packed. starts: packed index of each row's first token, by row number.
     positions: of every packed token: int64 [T] on the device, for this step alone. turns: whether
-    it has `attend_turned` and `gated`, which do in one kernel each what PyTorch does in several.
+    it has `angles`, `attend_turned`, `normed` and `gated`, which do in one kernel each what PyTorch
+    does in several.
     """
 
     turns = False
@@ -60,6 +61,14 @@ class KVStep(ABC):
 
         query: [1, H, T, D]; key, value: [1, K, T, …]. Returns [1, T, H, Dv].
         """
+
+    def angles(
+        self, positions: Tensor, frequencies: Tensor, scaling: float, dtype: torch.dtype
+    ) -> Tensor:
+        """Return cosines and sines of positions [T] times frequencies [D / 2], float32 both, scaled
+        and then rounded: [T, D], a half each.
+        """
+        raise NotImplementedError
 
     def attend_turned(self, layer: int, heads: Tensor, turn: Turn, spec: Spec) -> Tensor:
         """Turn heads, then do as `attend`: [T, H + 2 K, D], side by side: queries, keys, values.

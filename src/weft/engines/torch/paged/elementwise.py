@@ -19,11 +19,35 @@ _NUMBERS = 1024
 _INTERPRETED = 64  # the interpreter runs programs one after the other: each has so many times more
 
 
+@triton.jit(do_not_specialize=["n_tokens"])
+def cos_and_sin(
+    position_ptr,
+    frequency_ptr,
+    out_ptr,
+    n_tokens,
+    scaling,
+    HALF: tl.constexpr,
+    PAD: tl.constexpr,
+    BT: tl.constexpr,
+):
+    """Cosines of a token's position times each frequency, and behind them the sines."""
+    token = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
+    d = tl.arange(0, PAD)
+    is_token = token < n_tokens
+    inside = is_token[:, None] & (d < HALF)[None, :]
+    position = tl.load(position_ptr + token, mask=is_token, other=0).to(tl.float32)
+    frequency = tl.load(frequency_ptr + d, mask=d < HALF, other=0.0).to(tl.float32)
+    angle = position[:, None] * frequency[None, :]
+    at = token[:, None] * (2 * HALF) + d[None, :]
+    kind = out_ptr.dtype.element_ty
+    tl.store(out_ptr + at, (tl.cos(angle) * scaling).to(kind), mask=inside)
+    tl.store(out_ptr + at + HALF, (tl.sin(angle) * scaling).to(kind), mask=inside)
+
+
 @triton.jit(do_not_specialize=["n_rows"])
 def turn_and_store(
     heads_ptr,
-    cos_ptr,
-    sin_ptr,
+    angles_ptr,
     query_norm_ptr,
     key_norm_ptr,
     slot_ptr,
@@ -61,9 +85,9 @@ def turn_and_store(
         q_pair = tl.load(query_norm_ptr + other, mask=d < DIM, other=0.0).to(tl.float32)[None, :]
         k_pair = tl.load(key_norm_ptr + other, mask=d < DIM, other=0.0).to(tl.float32)[None, :]
         pair = pair * scale * tl.where(is_query[:, None], q_pair, k_pair)
-    place = token[:, None] * DIM + d[None, :]
-    cos = tl.load(cos_ptr + place, mask=inside, other=0.0).to(tl.float32)
-    sin = tl.load(sin_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    place = token[:, None] * DIM + (d % (DIM // 2))[None, :]
+    cos = tl.load(angles_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    sin = tl.load(angles_ptr + place + DIM // 2, mask=inside, other=0.0).to(tl.float32)
     sign = tl.where(d < DIM // 2, -1.0, 1.0)[None, :]
     turned = turned * cos + pair * sign * sin
     slot = tl.load(slot_ptr + token, mask=is_row, other=0)
@@ -123,6 +147,19 @@ def gate_and_multiply(
     tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
+def angles(positions: Tensor, frequencies: Tensor, scaling: float, dtype: torch.dtype) -> Tensor:
+    """Cosines and sines of positions, int64 [T], times frequencies, [D / 2]: [T, D], half each."""
+    n_tokens, half = len(positions), len(frequencies)
+    out = torch.empty(n_tokens, 2 * half, dtype=dtype, device=positions.device)
+    n_each = _INTERPRETED if is_interpreted() else 1
+    with torch.cuda.device_of(positions):
+        cos_and_sin[(triton.cdiv(n_tokens, n_each),)](
+            positions, frequencies, out, n_tokens, scaling,
+            HALF=half, PAD=padded(half), BT=n_each, num_warps=1,
+        )  # fmt: skip
+    return out
+
+
 def turn_heads(heads: Tensor, turn: Turn, slots: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Norm and turn the heads of packed tokens; write keys and values into a layer's pool.
 
@@ -135,8 +172,7 @@ def turn_heads(heads: Tensor, turn: Turn, slots: Tensor, keys: Tensor, values: T
     with torch.cuda.device_of(heads):
         turn_and_store[(triton.cdiv(n_tokens * n_heads, n_each),)](
             heads,
-            turn.cos,
-            turn.sin,
+            turn.angles,
             heads if turn.query_norm is None else turn.query_norm,
             heads if turn.key_norm is None else turn.key_norm,
             slots,

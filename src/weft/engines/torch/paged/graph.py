@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ..hook import RunningForward
 from ..memory import KVStep
+from .advance import put
 from .capture import Record, Replay
 from .kernel import ITEM_FIELDS, Work
 from .step import PagedMemory, PagedStep
@@ -122,11 +123,9 @@ class Frame(PagedStep):
         n = ids.shape[1]
         if n < self._n_tokens:
             self.ids[:, n:] = 0
-            self._places[n:] = 0
+            self.positions[n:] = self._places[n:] = 0
             self._slots[n:] = self._memory.nobodys
         self._n_tokens = n
-        self.ids[:, :n].copy_(ids)
-        self._slots[:n].copy_(step.short_slots)
         for group, mine in self._works.items():
             work = step.work(group)
             if self._filled.get(group) is not work:
@@ -136,8 +135,8 @@ class Frame(PagedStep):
                     into[len(items) :] = 0
                 mine.first_part[: n + 1].copy_(work.first_part)
                 mine.first_part[n + 1 :] = work.n_parts
-        self._places[:n].copy_(work.positions)
-        self.positions.copy_(self._places)
+        held = self.ids[0], self._slots, self._places, self.positions
+        put(ids[0], step.short_slots, step.short_positions, held)
 
 
 class StepGraphs:

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from ...base import Fragment, Row
 from ..seats import overwrite, upload
+from .advance import slots_at
 from .kernel import ITEM_FIELDS, NARROW, Work
 from .lines import (
     AT,
@@ -312,7 +313,7 @@ class TreePlan:
         bases, positions, first_part = sent[:at].view(3, width).unbind()
         self._bases, self.positions = bases[:n], positions[:n]
         self._first_part = first_part[: n + 1]
-        self._find_slots()
+        self._find_slots(0)
         self._works: dict[int, Work] = {}
         for group, items, n_each in made:
             self._works[group] = self._work(sent[at : at + len(items)], n_each)
@@ -320,16 +321,16 @@ class TreePlan:
 
     def _advance(self, now: Ints) -> None:
         """Find where the packed tokens are: one on from the last step, on the device alone."""
-        if (now == self._now + 1).all():
-            self.positions += 1
-        else:
+        n_on = 1
+        if not (now == self._now + 1).all():
             overwrite(self.positions, now.take(self._order).astype(np.int32))
+            n_on = 0
         self._now = now
-        self._find_slots()
+        self._find_slots(n_on)
 
-    def _find_slots(self) -> None:
+    def _find_slots(self, n_on: int) -> None:
         self.table = self._pool.table.on_device()
-        self.slots = self.table.index_select(0, self._bases + self.positions)
+        self.slots = slots_at(self.positions, n_on, self._bases, self.table)
 
     def _work(self, items: Tensor, n_each: list[int]) -> Work:
         broad, wide, narrow = items.split(n_each)

@@ -74,9 +74,8 @@ class SlotTable:
         self._host = np.zeros(_TABLE if device.type == "cpu" else _TABLE_ON_CARD, np.int32)
         self._on_device = torch.zeros(len(self._host), dtype=torch.int32, device=device)
         self._end = self._waste = 0
-        self._written: list[
-            int
-        ] = []  # from where to where, again and again, since it was on the device
+        # From where to where, again and again, since it was on the device.
+        self._written: list[int] = []
 
     def has(self, kv: SlotList) -> bool:
         """Whether the list is in its region."""

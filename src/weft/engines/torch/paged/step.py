@@ -12,7 +12,7 @@ from ....errors import ConfigError
 from ...base import Fragment, LateTokens, Row, Usage
 from ..layout import Layout
 from ..memory import KVStep, Spec, Turn
-from .elementwise import gated, normed, turn_heads
+from .elementwise import angles, gated, normed, turn_heads
 from .kernel import BROAD, TILES, WIDE, Work, attend_tree, has_broad, is_interpreted
 from .plan import TreePlan
 from .pool import SlotList, SlotPool, own
@@ -119,8 +119,13 @@ class PagedStep(KVStep):
         return self._plan.slots.long()
 
     @property
+    def short_positions(self) -> Tensor:
+        """The same as `positions`: int32 [T]."""
+        return self._plan.positions
+
+    @property
     def short_slots(self) -> Tensor:
-        """The same: int32 [T]."""
+        """The same as `slots`: int32 [T]."""
         return self._plan.slots
 
     def work(self, group: int) -> Work:
@@ -140,6 +145,11 @@ class PagedStep(KVStep):
         query = turn_heads(heads, turn, self.slots, keys, values)
         work = self.work(turn.n_queries // keys.shape[1])
         return attend_tree(query.transpose(0, 1), keys, values, work, spec)
+
+    def angles(
+        self, positions: Tensor, frequencies: Tensor, scaling: float, dtype: torch.dtype
+    ) -> Tensor:
+        return angles(positions, frequencies, scaling, dtype)
 
     def normed(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return normed(x, weight, eps)

@@ -1,0 +1,81 @@
+"""Where a step's tokens are, found from where the last one's were, and put into a frame.
+
+One Triton kernel each: they are launched one by one before every captured step.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_TOKENS = 256  # of a program
+
+
+@triton.jit(do_not_specialize=["n_tokens", "n_on"])
+def find_slots(
+    position_ptr, base_ptr, table_ptr, slot_ptr, n_tokens, n_on, BT: tl.constexpr
+):  # fmt: skip
+    """Let positions go on by n_on, in place, and look up the slots there."""
+    token = tl.program_id(0) * BT + tl.arange(0, BT)
+    is_token = token < n_tokens
+    position = tl.load(position_ptr + token, mask=is_token, other=0) + n_on
+    base = tl.load(base_ptr + token, mask=is_token, other=0)
+    slot = tl.load(table_ptr + base + position, mask=is_token, other=0)
+    tl.store(position_ptr + token, position, mask=is_token)
+    tl.store(slot_ptr + token, slot, mask=is_token)
+
+
+@triton.jit(do_not_specialize=["n_tokens"])
+def put_tokens(
+    id_ptr,
+    slot_ptr,
+    position_ptr,
+    to_id_ptr,
+    to_slot_ptr,
+    to_place_ptr,
+    to_position_ptr,
+    n_tokens,
+    BT: tl.constexpr,
+):
+    """Copy what a step's tokens are, where they go and where they stand."""
+    token = tl.program_id(0) * BT + tl.arange(0, BT)
+    is_token = token < n_tokens
+    known = tl.load(id_ptr + token, mask=is_token, other=0)
+    slot = tl.load(slot_ptr + token, mask=is_token, other=0)
+    position = tl.load(position_ptr + token, mask=is_token, other=0)
+    tl.store(to_id_ptr + token, known, mask=is_token)
+    tl.store(to_slot_ptr + token, slot.to(tl.int64), mask=is_token)
+    tl.store(to_place_ptr + token, position, mask=is_token)
+    tl.store(to_position_ptr + token, position.to(tl.int64), mask=is_token)
+
+
+def slots_at(positions: Tensor, n_on: int, bases: Tensor, table: Tensor) -> Tensor:
+    """Add n_on to the positions of packed tokens, in place; return their slots.
+
+    positions, bases, and what is returned: int32 [T]; a token's slot is in the table, int32, at the
+    sum of its two.
+    """
+    slots = torch.empty_like(positions)
+    n_tokens = len(positions)
+    with torch.cuda.device_of(positions):
+        find_slots[(triton.cdiv(n_tokens, _TOKENS),)](
+            positions, bases, table, slots, n_tokens, n_on, BT=_TOKENS, num_warps=2
+        )
+    return slots
+
+
+def put(
+    ids: Tensor, slots: Tensor, positions: Tensor, into: tuple[Tensor, Tensor, Tensor, Tensor]
+) -> None:
+    """Copy T tokens to the beginning of other tensors.
+
+    ids: int64 [T]; slots, positions: int32 [T]. into: ids and slots, int64; positions, int32 and
+    int64.
+    """
+    n_tokens = len(ids)
+    with torch.cuda.device_of(ids):
+        put_tokens[(triton.cdiv(n_tokens, _TOKENS),)](
+            ids, slots, positions, *into, n_tokens, BT=_TOKENS, num_warps=2
+        )
