@@ -67,6 +67,26 @@ def test_biases_of_every_layer_count(tmp_path: Path, calls) -> None:
         assert calls
 
 
+@pytest.mark.parametrize("how", ["written into", "put in its place"])
+def test_another_bias_counts(how: str, tmp_path: Path, calls) -> None:
+    """Of layers whose biases lie in one piece, and one of them is changed."""
+    build("qwen2").save_pretrained(tmp_path)
+    engine, plain = TorchEngine.load(tmp_path), build("qwen2")
+    asked = [model.base_model.layers[1].self_attn for model in (engine.model, plain)]
+    held = [(each.q_proj.bias, each.k_proj.bias) for each in asked]
+    assert held[0][0].data_ptr() + held[0][0].nbytes == held[0][1].data_ptr()
+    with torch.no_grad():
+        fresh = torch.linspace(-2, 2, len(held[0][1]))
+        for attention, (_, bias) in zip(asked, held, strict=True):
+            if how == "written into":
+                bias.copy_(fresh)
+            else:
+                attention.k_proj.bias = torch.nn.Parameter(fresh.clone())
+    calls.clear()
+    np.testing.assert_allclose(stepped(engine), plain_logits(plain, IDS).numpy(), atol=2e-4)
+    assert calls
+
+
 @pytest.mark.parametrize("name", sorted(set(FAMILIES) - set(FUSED)))
 def test_models_it_does_not_know_run_their_modules(name: str, calls) -> None:
     TorchEngine.adopt(build(name)).forward([Row((), IDS, 0, None, (0,))])

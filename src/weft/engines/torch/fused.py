@@ -154,6 +154,9 @@ class _Siblings:
         self._has_biases = first.bias is not None
         self._whole = _whole(weights) if len(weights) == len(layers) else None
         self._places = [weight.data_ptr() for weight in weights]
+        biases = [bias for held in self._held if (bias := held.get("bias")) is not None]
+        self._bias = _whole(biases) if len(biases) == len(layers) else None
+        self._bias_places = [bias.data_ptr() for bias in biases]
 
     def each(self, x: Tensor) -> Sequence[Tensor]:
         """x: [T, in]. Returns what each layer makes of it, [T, out]."""
@@ -165,25 +168,33 @@ class _Siblings:
         """x: [T, in]. Returns [T, out of all], side by side."""
         if self._is_packed_for(x):
             return torch.cat([of_linear(x, layer) for layer in self._layers], -1)
+        # What was never side by side, or where others were put in their place, is met apart.
         weights: list[Any] = [held["weight"] for held in self._held]
+        bias = self._bias_now() if self._has_biases else None
         if self._whole is not None and [weight.data_ptr() for weight in weights] == self._places:
-            out = F.linear(x, self._whole)
-        else:  # never side by side, or others were put in their place
-            out = torch.cat([F.linear(x, weight) for weight in weights], -1)
-        if self._has_biases:
-            biases: list[Any] = [held["bias"] for held in self._held]
-            out.add_(torch.cat(biases))
-        return out
+            return F.linear(x, self._whole, bias)
+        out = torch.cat([F.linear(x, weight) for weight in weights], -1)
+        return out if bias is None else out.add_(bias)
+
+    def _bias_now(self) -> Tensor:
+        biases: list[Any] = [held["bias"] for held in self._held]
+        if self._bias is not None and [bias.data_ptr() for bias in biases] == self._bias_places:
+            return self._bias
+        return torch.cat(biases)
 
     def _is_packed_for(self, x: Tensor) -> bool:
         return self._packed is not None and not self._packed.is_few(x)
 
 
 def _whole(weights: Sequence[Tensor]) -> Tensor | None:
-    """Return weights [out, in] that lie together as one, by column or by row: see `laid`."""
+    """Return weights [out, in] that lie together as one, by column or by row, or biases [out]: see
+    `laid`.
+    """
     first = weights[0].data
-    n, width = sum(len(weight) for weight in weights), first.shape[1]
-    strides = (1, n) if first.stride() == (1, n) else (width, 1)
+    n, width = sum(len(weight) for weight in weights), first[0].numel()
+    strides: tuple[int, ...] = (1,)
+    if first.dim() > 1:
+        strides = (1, n) if first.stride() == (1, n) else (width, 1)
     at = first.data_ptr()
     for weight in weights:
         if weight.stride() != strides or weight.data_ptr() != at:
@@ -194,7 +205,7 @@ def _whole(weights: Sequence[Tensor]) -> Tensor | None:
         return None
     if any(weight.untyped_storage().data_ptr() != held.data_ptr() for weight in weights):
         return None
-    return first.as_strided((n, width), strides)
+    return first.as_strided((n, *first.shape[1:]), strides)
 
 
 def _normed(x: Tensor, norm: Any) -> Tensor:

@@ -173,6 +173,7 @@ def lay_by_column(model: PreTrainedModel) -> None:
     rows are looked up. The other weights are copied as they lie.
     """
     laid: set[int] = set()
+    is_fused = is_known(model)
     modules = list(model.modules())
     seen = {id(module.weight) for module in modules if isinstance(module, nn.Embedding)}
     for module in modules:
@@ -184,6 +185,7 @@ def lay_by_column(model: PreTrainedModel) -> None:
                 seen.update(map(id, weights))
                 if _lay_together(weights):
                     laid.update(map(id, weights))
+                    laid.update(map(id, _biases_together(layers) if is_fused else ()))
     if laid:
         _leave_the_file(model, laid)
         model.save_pretrained = SavingApart(model)
@@ -191,7 +193,8 @@ def lay_by_column(model: PreTrainedModel) -> None:
 
 @torch.inference_mode(False)
 def lay_side_by_side(model: PreTrainedModel) -> None:
-    """Store the weights of layers of one input in one piece, of a model that runs fused.
+    """Store the weights of layers of one input in one piece, and their biases in another, of a
+    model that runs fused.
 
     They are one product then. The numbers, shapes and strides stay.
     """
@@ -203,17 +206,29 @@ def lay_side_by_side(model: PreTrainedModel) -> None:
         for names in SIBLINGS:
             layers: list[Any] = [children.get(name) for name in names]
             if all(type(layer) is nn.Linear for layer in layers):
-                weights = [layer.weight for layer in layers]
-                whole = torch.cat([weight.data for weight in weights])
-                for weight, part in zip(
-                    weights, whole.split([len(w) for w in weights]), strict=True
-                ):
-                    weight.data = part
+                _put_together([layer.weight for layer in layers])
+                _biases_together(layers)
                 has_laid = True
     if has_laid:
         model.save_pretrained = SavingApart(model)
         if model.device.type == "cuda":  # where the weights lay apart is room for KV
             torch.cuda.empty_cache()
+
+
+def _biases_together(layers: Sequence[nn.Linear]) -> list[Tensor]:
+    """Let the biases of layers be one piece, if all have one; return them then."""
+    biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
+    if len(biases) < len(layers):
+        return []
+    _put_together(biases)
+    return biases
+
+
+def _put_together(tensors: Sequence[Tensor]) -> None:
+    """Let tensors be parts of one piece, one after the other, each in one stretch of it."""
+    whole = torch.cat([tensor.data for tensor in tensors])
+    for tensor, part in zip(tensors, whole.split([len(t) for t in tensors]), strict=True):
+        tensor.data = part
 
 
 def _leave_the_file(model: PreTrainedModel, copied: set[int]) -> None:
