@@ -3,7 +3,8 @@
   tree    the trees of `gpu_tree` in bfloat16, one layer: milliseconds, and what share of the card's
           measured copy rate the reads of the unique KV are
   prompt  2,048 tokens more of a long prompt, one layer, with tiles of 128 rows and without
-  cut     the same trees, cut for fewer programs and for more; and with other stages of tiles
+  cut     the same trees, cut for fewer programs and for more
+  tiles   some of them with tiles that are compiled otherwise
   deep    trees below short nodes, which are handed down to what lies below them, and are not
   host    4,096 slots of eight layers to pinned memory and back
   kernel  head sizes, windows, caps, sinks, groups and dtypes over one small tree
@@ -49,6 +50,16 @@ from weft.sampling.rng import stream_of
 from weft.sampling.sampler import Chain, DrawBatch, Sampler
 
 COLD = 8  # layers that are timed in turn
+# By rows of a tile. Those of few rows and 32 keys find registers enough beside one of 128 rows on a
+# processor; the others wait for it to end.
+OTHER_TILES = (
+    (kernel.NARROW, {"BN": 64, "num_stages": 5}),
+    (kernel.NARROW, {"BN": 32, "num_stages": 2}),
+    (kernel.NARROW, {"BN": 32, "num_stages": 3}),
+    (kernel.NARROW, {"BN": 32, "num_stages": 4}),
+    (kernel.WIDE, {"BN": 64, "num_stages": 2}),
+    (kernel.WIDE, {"BN": 64, "num_stages": 3}),
+)
 # Largest error of an output, whose numbers are near one. What a model is mostly run in comes first:
 # each case compiles its own kernels, for some seconds, and a part may be ended before the last.
 NEAR = {torch.bfloat16: 4e-2, torch.float32: 1e-4, torch.float16: 5e-3}
@@ -272,13 +283,13 @@ def handed_down(case: Case, shape: Shape, worth: int) -> dict[str, Any]:
 
 
 @torch.inference_mode()
-def staged(case: Case, shape: Shape, n_rows: int, n_stages: int) -> dict[str, Any]:
-    """Time one layer of a step over a tree, one class of tiles compiled with other stages."""
+def tiled(case: Case, shape: Shape, n_rows: int, asked: dict[str, int]) -> dict[str, Any]:
+    """Time one layer of a step over a tree, one class of tiles compiled otherwise."""
     chosen = kernel.tile_of
 
     def other(*sizes: int, n_programs: int) -> dict[str, Any]:
         made = chosen(*sizes, n_programs=n_programs)
-        return {**made, "num_stages": n_stages} if made["BM"] == n_rows else made
+        return {**made, **asked} if made["BM"] == n_rows else made
 
     kernel.tile_of = other
     try:
@@ -350,9 +361,9 @@ def run_attention(record: Record, *, dry: bool) -> None:
         job = partial(handed_down, llama, shape, worth)
         record.attempt("deep", job, leaves=shape.n_leaves, depth=len(shape.counts), worth=worth)
     for name, shape in wide[-3:-1]:
-        for n_rows, n_stages in ((kernel.NARROW, 5), (kernel.WIDE, 2), (kernel.WIDE, 3)):
-            job = partial(staged, llama, shape, n_rows, n_stages)
-            record.attempt("stages", job, tree=name, tile=n_rows, stages=n_stages)
+        for n_rows, asked in OTHER_TILES:
+            job = partial(tiled, llama, shape, n_rows, asked)
+            record.attempt("tiles", job, tree=name, tile=n_rows, **asked)
 
 
 def run_draws(record: Record, *, dry: bool) -> None:

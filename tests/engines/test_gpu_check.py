@@ -36,7 +36,7 @@ def test_all_that_a_card_is_to_show_runs_at_toy_size(tmp_path: Path) -> None:
     code, report, printed = check(tmp_path)
     assert code == 0, printed
     parts = report["parts"]
-    kernels = {"kernel", "copy", "tree", "prompt", "cut", "deep", "stages", "host"}
+    kernels = {"kernel", "copy", "tree", "prompt", "cut", "deep", "tiles", "host"}
     assert what(parts["kernels"]) == kernels
     assert what(parts["trees"]) == {"rates", "tree", "engine alone", "flat reads"}
     assert what(parts["laws"]) == {"truth"}
