@@ -35,6 +35,7 @@ from .memories import (
     memory_makers,
     refuse_broken,
     step_graphs,
+    tries_kernels,
     with_smaller_tiles,
 )
 from .memory import KVMemory, KVStep
@@ -47,6 +48,7 @@ from .model import (
     resolve_device,
     stop_looking_for_padding,
 )
+from .norms import fuse_norms
 from .output import TorchOutput
 from .packed import PackedLinear
 from .refusals import NoTree, refuse_handed_over, refuse_model, refuse_probe, why_no_tree
@@ -379,6 +381,8 @@ class TorchEngine(ModelEngine):
         self._wanted = Remembered(self._device)
         self._listeners = Listeners(model)
         fused = FusedDecoder.of(model, probe.specs, self._call)
+        if fused is None and tries_kernels(makers):
+            fuse_norms(model, hidden.dtype)
         *preferred, last = makers
         for make in preferred:
             try:

@@ -131,6 +131,12 @@ def seat_modules(model: nn.Module) -> RunningForward:
     return call
 
 
+def step_of(module: nn.Module) -> KVStep | None:
+    """Return the step that is running, where a module of our copy is called in one."""
+    seat: Seat = module.__dict__[_SEAT]
+    return seat.call.step
+
+
 def attention_of(model: PreTrainedModel) -> Any:
     """Return the attention that a model has now, for `set_attn_implementation` to put back."""
     return getattr(model.config, "_attn_implementation", None)

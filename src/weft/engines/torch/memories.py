@@ -77,9 +77,14 @@ def with_smaller_tiles(memory: KVMemory, error: BaseException) -> KVMemory | Non
     return smaller
 
 
+def tries_kernels(makers: Sequence[NewMemory]) -> bool:
+    """Whether a memory of kernels will be tried."""
+    return makers[0] is not PaddedMemory
+
+
 def has_kernels(makers: Sequence[NewMemory], device: torch.device) -> bool:
     """Whether kernels will be tried that are compiled for this very device."""
-    return device.type == "cuda" and makers[0] is not PaddedMemory
+    return device.type == "cuda" and tries_kernels(makers)
 
 
 def refuse_broken(device: torch.device, why: str) -> None:

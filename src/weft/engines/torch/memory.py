@@ -77,8 +77,14 @@ class KVStep(ABC):
         """
         raise NotImplementedError
 
-    def normed(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Return the root mean square norm of [T, E], contiguous: [T, E]."""
+    def can_norm(self, x: Tensor) -> bool:
+        """Whether `normed` takes x, [..., E]: numbers of a row beside each other, two axes of rows
+        at most.
+        """
+        raise NotImplementedError
+
+    def normed(self, x: Tensor, weight: Tensor, eps: float, shift: float = 0.0) -> Tensor:
+        """Return the root mean square norm of rows, times weight + shift: contiguous, as x."""
         raise NotImplementedError
 
     def gated(self, both: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ read, and that is little, so what counts is how many they are.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -16,6 +18,7 @@ from .kernel import is_interpreted, padded
 
 _HEADS = 8  # of a program
 _NUMBERS = 1024
+_LEAST_NUMBERS = 512  # of a program that norms: one warp's
 _INTERPRETED = 64  # the interpreter runs programs one after the other: each has so many times more
 
 
@@ -109,13 +112,17 @@ def turn_and_store(
     )
 
 
-@triton.jit(do_not_specialize=["n_rows"])
+@triton.jit(do_not_specialize=["n_rows", "n_inner", "outer_stride", "inner_stride"])
 def norm_rows(
     x_ptr,
     weight_ptr,
     out_ptr,
     n_rows,
+    n_inner,
+    outer_stride,
+    inner_stride,
     eps,
+    shift,
     WIDTH: tl.constexpr,
     PAD: tl.constexpr,
     BM: tl.constexpr,
@@ -124,10 +131,11 @@ def norm_rows(
     row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     d = tl.arange(0, PAD)
     inside = (row < n_rows)[:, None] & (d < WIDTH)[None, :]
-    at = row[:, None] * WIDTH + d[None, :]
-    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    weight = tl.load(weight_ptr + d, mask=d < WIDTH, other=0.0).to(tl.float32)[None, :]
+    first = row // n_inner * outer_stride + row % n_inner * inner_stride
+    x = tl.load(x_ptr + first[:, None] + d[None, :], mask=inside, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + d, mask=d < WIDTH, other=0.0).to(tl.float32)[None, :] + shift
     out = x * tl.rsqrt(tl.sum(x * x, 1) / WIDTH + eps)[:, None] * weight
+    at = row[:, None] * WIDTH + d[None, :]
     tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
@@ -192,16 +200,44 @@ def turn_heads(heads: Tensor, turn: Turn, slots: Tensor, keys: Tensor, values: T
     return query
 
 
-def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root mean square norm of the rows of x, [T, E], contiguous. Returns [T, E]."""
-    n_rows, width = x.shape
-    out = torch.empty_like(x)
+class RowsOf(NamedTuple):
+    """Where the rows of a tensor [..., E] lie, along two axes at most."""
+
+    n: int
+    n_inner: int
+    outer_stride: int
+    inner_stride: int
+
+    @classmethod
+    def tensor(cls, x: Tensor) -> RowsOf | None:
+        """Return them; None where they lie along more, or their numbers apart."""
+        if x.stride(-1) != 1:
+            return None
+        axes = [axis for axis in zip(x.shape[:-1], x.stride(), strict=False) if axis[0] != 1]
+        if len(axes) > 2:
+            if not x.is_contiguous():
+                return None
+            axes = [(x.numel() // x.shape[-1], x.shape[-1])]
+        (n_outer, outer), (n_inner, inner) = [(1, 0), (1, 0), *axes][-2:]
+        return cls(n_outer * n_inner, n_inner, outer, inner)
+
+
+def normed(x: Tensor, weight: Tensor, eps: float, shift: float = 0.0) -> Tensor:
+    """Root mean square norm of rows [..., E] that `RowsOf` knows, times weight + shift.
+
+    Returns them contiguous, in the shape and dtype of x.
+    """
+    rows, width = RowsOf.tensor(x), x.shape[-1]
+    assert rows is not None
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if not rows.n:
+        return out
     pad = padded(width)
-    n_each = _INTERPRETED if is_interpreted() else 1
+    n_each = _INTERPRETED if is_interpreted() else max(1, _LEAST_NUMBERS // pad)
     with torch.cuda.device_of(x):
-        norm_rows[(triton.cdiv(n_rows, n_each),)](
-            x, weight, out, n_rows, eps, WIDTH=width, PAD=pad, BM=n_each,
-            num_warps=max(1, min(16, pad // 512)),
+        norm_rows[(triton.cdiv(rows.n, n_each),)](
+            x, weight, out, *rows, eps, shift, WIDTH=width, PAD=pad, BM=n_each,
+            num_warps=max(1, min(16, n_each * pad // 512)),
         )  # fmt: skip
     return out
 

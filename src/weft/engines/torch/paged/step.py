@@ -12,7 +12,7 @@ from ....errors import ConfigError
 from ...base import Fragment, LateTokens, Row, Usage
 from ..layout import Layout
 from ..memory import KVStep, Spec, Turn
-from .elementwise import angles, gated, normed, turn_heads
+from .elementwise import RowsOf, angles, gated, normed, turn_heads
 from .kernel import BROAD, TILES, WIDE, Work, attend_tree, has_broad, is_interpreted
 from .plan import TreePlan
 from .pool import SlotList, SlotPool, own
@@ -151,8 +151,11 @@ class PagedStep(KVStep):
     ) -> Tensor:
         return angles(positions, frequencies, scaling, dtype)
 
-    def normed(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return normed(x, weight, eps)
+    def can_norm(self, x: Tensor) -> bool:
+        return RowsOf.tensor(x) is not None
+
+    def normed(self, x: Tensor, weight: Tensor, eps: float, shift: float = 0.0) -> Tensor:
+        return normed(x, weight, eps, shift)
 
     def gated(self, both: Tensor) -> Tensor:
         return gated(both)

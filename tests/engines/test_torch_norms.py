@@ -1,0 +1,134 @@
+"""Norms of a model's own modules, as one kernel each: which are found, and what they give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("triton", reason="triton is not installed; it comes with torch for CUDA")
+
+from families import IDS, build, plain_logits, stepped  # noqa: E402
+from weft.engines.torch import TorchEngine  # noqa: E402
+from weft.engines.torch.hook import seat_modules  # noqa: E402
+from weft.engines.torch.norms import fuse_norms  # noqa: E402
+from weft.engines.torch.paged import elementwise, kernel  # noqa: E402
+
+if not (kernel.is_interpreted() or torch.cuda.is_available()):
+    pytest.skip("triton has neither its interpreter nor a card", allow_module_level=True)
+
+pytestmark = [pytest.mark.torch, pytest.mark.kernels]
+DEVICE = torch.device("cpu" if kernel.is_interpreted() else "cuda")
+F = torch.nn.functional
+
+
+def found(model: Any) -> int:
+    seat_modules(model)
+    return fuse_norms(model, next(model.parameters()).dtype)
+
+
+def norms_of(model: Any) -> list[Any]:
+    return [module for module in model.modules() if type(module).__name__.endswith("RMSNorm")]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["gemma2", "gemma3_text", "olmo2", "phi3", "mixtral", "gpt_oss"])
+def test_all_norms_of_a_family_are_found(name: str, dtype: str) -> None:
+    model = build(name, getattr(torch, dtype))
+    n_norms = len(norms_of(model))
+    assert found(model) == n_norms > 6
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "cohere", "opt"])
+def test_norms_that_take_the_mean_away_are_not(name: str) -> None:
+    assert found(build(name)) == 0
+
+
+class Norm(torch.nn.Module):
+    """One of these norms, but for what a subclass does."""
+
+    def __init__(self, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.linspace(0.5, 2, 16))
+        self.eps = eps
+
+    def forward(self, x: Any) -> Any:
+        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+
+
+class ScaledFirst(Norm):
+    def forward(self, x: Any) -> Any:
+        return super().forward(self.weight * x)
+
+
+class OfLength(Norm):
+    def forward(self, x: Any) -> Any:
+        return self.weight * F.normalize(x, dim=-1)
+
+
+class Gated(Norm):
+    def forward(self, x: Any, gate: Any) -> Any:
+        return super().forward(x) * gate
+
+
+class Biased(Norm):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.zeros(16))
+
+
+class WithMore(Norm):
+    """Its root takes more than it says."""
+
+    def forward(self, x: Any) -> Any:
+        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 2 * self.eps)
+
+
+def test_what_is_another_norm_stays() -> None:
+    assert found(Norm()) == found(torch.nn.Sequential(Norm(), Norm(1e-5))) - 1 == 1
+    patched = Norm()
+    patched.forward = lambda x: 2 * x
+    for other in (ScaledFirst(), OfLength(), Gated(), Biased(), WithMore(), patched):
+        assert found(other) == 0, type(other).__name__
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0])
+def test_rows_along_two_axes_are_normed(shift: float) -> None:
+    """Of heads that lie token by token, of some of the numbers of a token, and of one token."""
+    seeded = torch.Generator(DEVICE).manual_seed(1)
+    whole = torch.randn(1, 70, 6, 40, device=DEVICE, generator=seeded)
+    weight = torch.randn(40, device=DEVICE, generator=seeded)
+    some = (whole, whole.transpose(1, 2), whole[:, :, 1:4], whole[:, :, :2].transpose(1, 2))
+    for x in (*some, whole[0, 0], whole[:, 0], whole[0, :1], whole[:, :0]):
+        made = elementwise.normed(x, weight, 1e-6, shift)
+        torch.testing.assert_close(made, F.rms_norm(x, (40,), weight + shift, 1e-6))
+        assert made.is_contiguous()
+    assert elementwise.RowsOf.tensor(whole[..., ::2]) is None
+    assert elementwise.RowsOf.tensor(whole.expand(3, -1, -1, -1)) is None
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "olmo2", "gpt_oss"])
+def test_what_an_owner_writes_into_a_norm_counts(name: str) -> None:
+    model = build(name).to(DEVICE)
+    engine = TorchEngine.adopt(model, kv="paged", graphs=False)
+    before = stepped(engine)
+    np.testing.assert_allclose(before, plain_logits(model.cpu(), IDS).numpy(), atol=2e-4)
+    model.to(DEVICE)
+    with torch.no_grad():
+        for norm in norms_of(model):
+            norm.weight.mul_(1.5)
+    after = stepped(TorchEngine.adopt(model, kv="paged", graphs=False))
+    engine.fragments.clear()
+    np.testing.assert_allclose(stepped(engine), after, atol=1e-5)
+    assert np.abs(after - before).max() > 0.01
+
+
+def test_the_owners_modules_stay_what_they_are() -> None:
+    model = build("gemma2").to(DEVICE)
+    kinds = [type(module) for module in model.modules()]
+    engine = TorchEngine.adopt(model, kv="paged", graphs=False)
+    assert [type(module) for module in model.modules()] == kinds
+    assert [type(module) for module in engine.model.modules()] != kinds
