@@ -176,6 +176,8 @@ KERNELS = [
     (elementwise, "cos_and_sin"),
     (elementwise, "norm_rows"),
     (elementwise, "turn_and_store"),
+    (elementwise, "turn_only"),
+    (elementwise, "store_heads"),
     (elementwise, "gate_and_multiply"),
     (draw_kernel, "look_at_tile"),
     (draw_kernel, "look_at_row"),
@@ -264,6 +266,19 @@ def test_a_fused_step_launches_few_kernels_a_layer(
         assert (counting.counts["cos_and_sin"], counting.counts["cos"]) == (1, 0)
     assert launches[1] - launches[0] == 2 * 10
     assert launches[0] + 31 * 10 <= 400  # of 32 layers, nothing captured
+
+
+@pytest.mark.parametrize(
+    ("name", "n_before", "most"), [("gemma2", 237, 90), ("olmo2", 210, 83), ("phi3", 164, 79)]
+)
+def test_a_step_of_a_models_own_modules_launches_less(
+    name: str, n_before: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three layers and what is around them, all norms and turns by kernels; n_before: without."""
+    engine = TorchEngine.adopt(build(name).to(DEVICE), kv="paged", graphs=False)
+    counting, _ = steady(engine, 3, monkeypatch)
+    assert not counting.counts.keys() & {"rsqrt", "pow", "neg", "index_copy_"}
+    assert counting.launches() <= most < n_before / 2
 
 
 def test_a_played_step_launches_little(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1062,6 +1062,23 @@ def test_heads_of_many_programs_are_normed_turned_and_stored() -> None:
         assert torch.equal(now[others], was[others])
 
 
+@pytest.mark.parametrize("dims", [(8, 8), (24, 16), (16, 40)])
+def test_heads_of_many_programs_are_stored(dims: tuple[int, int]) -> None:
+    """Keys and values of any sizes, as models hand them over: by head, or token by token."""
+    seeded = torch.Generator(DEVICE).manual_seed(1)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, device=DEVICE, generator=seeded)
+
+    slots = torch.randperm(700, device=DEVICE, generator=seeded)[:300]
+    held = [normal(700, 3, dim) for dim in dims]
+    before = [tensor.clone() for tensor in held]
+    by_head, by_token = normal(3, 300, dims[0]), normal(300, 3, dims[1]).transpose(0, 1)
+    elementwise.store(by_head, by_token, slots, *held)
+    for now, was, given in zip(held, before, (by_head, by_token), strict=True):
+        assert torch.equal(now, was.index_copy(0, slots, given.transpose(0, 1)))
+
+
 @pytest.mark.parametrize(
     ("size", "dtype", "is_met"),
     [(256, torch.bfloat16, True), (512, torch.bfloat16, False), (64, torch.float32, False)],
@@ -1102,6 +1119,19 @@ def test_the_turn_fills_a_processor(size: int) -> None:
     fixed = {"N_QUERIES": 32, "N_KV": 8, "DIM": size, "PAD": size, "BM": 8, "HAS_NORMS": True}
     made = compiled("paged.elementwise", "turn_and_store", {**fixed, "num_warps": 4})
     assert (made.stack, made.registers <= 96, made.shared <= 16 * 1024) == (0, True, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [64, 128, 256])
+def test_turning_and_storing_apart_fill_a_processor(size: int) -> None:
+    """Of models whose own modules run."""
+    fixed = {"N_QUERIES": 32, "N_KEYS": 8, "DIM": size, "TURNED": size, "WIDTH": size}
+    fixed |= {"PAD": size, "BM": 8, "num_warps": 4}
+    made = compiled("paged.elementwise", "turn_only", fixed)
+    assert (made.stack, made.registers <= 96) == (0, True)
+    fixed = {"N_KV": 8, "KEY_DIM": size, "VALUE_DIM": size, "PAD": size, "BM": 8, "num_warps": 4}
+    made = compiled("paged.elementwise", "store_heads", fixed)
+    assert (made.stack, made.registers <= 64) == (0, True)
 
 
 @pytest.mark.slow

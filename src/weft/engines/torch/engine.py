@@ -52,6 +52,7 @@ from .norms import fuse_norms
 from .output import TorchOutput
 from .packed import PackedLinear
 from .refusals import NoTree, refuse_handed_over, refuse_model, refuse_probe, why_no_tree
+from .rotary import fuse_rotary
 from .steady import Remembered, StepIds
 from .whole import WholePathEngine
 
@@ -383,6 +384,7 @@ class TorchEngine(ModelEngine):
         fused = FusedDecoder.of(model, probe.specs, self._call)
         if fused is None and tries_kernels(makers):
             fuse_norms(model, hidden.dtype)
+            fuse_rotary(model, self._call, hidden.dtype)
         *preferred, last = makers
         for make in preferred:
             try:

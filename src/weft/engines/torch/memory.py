@@ -45,8 +45,8 @@ class KVStep(ABC):
 
     order: row numbers as packed. starts: packed index of each row's first token, by row number.
     positions: of every packed token: int64 [T] on the device, for this step alone. turns: whether
-    it has `angles`, `attend_turned`, `normed` and `gated`, which do in one kernel each what PyTorch
-    does in several.
+    it has `angles`, `attend_turned`, `turned`, `normed` and `gated`, which do in one kernel each
+    what PyTorch does in several.
     """
 
     turns = False
@@ -74,6 +74,19 @@ class KVStep(ABC):
         """Turn heads, then do as `attend`: [T, H + 2 K, D], side by side: queries, keys, values.
 
         Returns [T, H, D].
+        """
+        raise NotImplementedError
+
+    def can_turn(self, heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int) -> bool:
+        """Whether `turned` takes these: cosines [1, T, …], numbers of a head beside each other."""
+        raise NotImplementedError
+
+    def turned(
+        self, heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int, n: int
+    ) -> tuple[Tensor, ...]:
+        """Turn the first n numbers of one or two tensors of heads, halves with each other.
+
+        heads: [1, H, T, D] each with axis 1, [1, T, H, D] with 2. cos, sin: [1, T, n], or n / 2.
         """
         raise NotImplementedError
 

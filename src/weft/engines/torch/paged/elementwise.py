@@ -6,6 +6,7 @@ read, and that is little, so what counts is how many they are.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -112,6 +113,90 @@ def turn_and_store(
     )
 
 
+_STRIDES = [f"{x}_{of}_stride" for x in ("query", "key", "value") for of in ("head", "token")]
+
+
+@triton.jit(do_not_specialize=["n_rows", *_STRIDES[2:]])
+def store_heads(
+    key_ptr,
+    value_ptr,
+    slot_ptr,
+    k_ptr,
+    v_ptr,
+    n_rows,
+    key_head_stride,
+    key_token_stride,
+    value_head_stride,
+    value_token_stride,
+    N_KV: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    PAD: tl.constexpr,
+    BM: tl.constexpr,
+):
+    """Store keys and values where the tokens' slots are."""
+    row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    is_row = row < n_rows
+    token, head = row // N_KV, row % N_KV
+    d = tl.arange(0, PAD)[None, :]
+    to = tl.load(slot_ptr + token, mask=is_row, other=0) * N_KV + head
+    is_key = is_row[:, None] & (d < KEY_DIM)
+    key = key_ptr + (token * key_token_stride + head * key_head_stride)[:, None] + d
+    tl.store(k_ptr + to[:, None] * KEY_DIM + d, tl.load(key, mask=is_key, other=0.0), mask=is_key)
+    is_value = is_row[:, None] & (d < VALUE_DIM)
+    value = value_ptr + (token * value_token_stride + head * value_head_stride)[:, None] + d
+    held = tl.load(value, mask=is_value, other=0.0)
+    tl.store(v_ptr + to[:, None] * VALUE_DIM + d, held, mask=is_value)
+
+
+@triton.jit(do_not_specialize=["n_rows", "cos_stride", *_STRIDES[:4]])
+def turn_only(
+    query_ptr,
+    key_ptr,
+    cos_ptr,
+    sin_ptr,
+    query_out_ptr,
+    key_out_ptr,
+    n_rows,
+    query_head_stride,
+    query_token_stride,
+    key_head_stride,
+    key_token_stride,
+    cos_stride,
+    N_QUERIES: tl.constexpr,
+    N_KEYS: tl.constexpr,
+    DIM: tl.constexpr,
+    TURNED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PAD: tl.constexpr,
+    BM: tl.constexpr,
+):
+    """Turn the first numbers of queries and keys; WIDTH: cosines of a token."""
+    row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    token, head = row // (N_QUERIES + N_KEYS), row % (N_QUERIES + N_KEYS)
+    d = tl.arange(0, PAD)
+    other = tl.where(d < TURNED, (d + TURNED // 2) % TURNED, d)
+    in_size = (d < DIM)[None, :]
+    is_query = ((row < n_rows) & (head < N_QUERIES))[:, None] & in_size
+    is_key = ((row < n_rows) & (head >= N_QUERIES))[:, None] & in_size
+    query = query_ptr + (token * query_token_stride + head * query_head_stride)[:, None]
+    key = key_ptr + (token * key_token_stride + (head - N_QUERIES) * key_head_stride)[:, None]
+    x = tl.load(query + d[None, :], mask=is_query, other=0.0).to(tl.float32)
+    x += tl.load(key + d[None, :], mask=is_key, other=0.0).to(tl.float32)
+    pair = tl.load(query + other[None, :], mask=is_query, other=0.0).to(tl.float32)
+    pair += tl.load(key + other[None, :], mask=is_key, other=0.0).to(tl.float32)
+    place = (token * cos_stride)[:, None] + (d % WIDTH)[None, :]
+    has_angle = (row < n_rows)[:, None] & (d < TURNED)[None, :]
+    cos = tl.load(cos_ptr + place, mask=has_angle, other=1.0).to(tl.float32)
+    sin = tl.load(sin_ptr + place, mask=has_angle, other=0.0).to(tl.float32)
+    sign = tl.where(d < TURNED // 2, -1.0, 1.0)[None, :]
+    turned = x * cos + pair * sign * sin
+    query_out = query_out_ptr + ((token * N_QUERIES + head) * DIM)[:, None] + d[None, :]
+    key_out = key_out_ptr + ((token * N_KEYS + head - N_QUERIES) * DIM)[:, None] + d[None, :]
+    tl.store(query_out, turned.to(query_out_ptr.dtype.element_ty), mask=is_query)
+    tl.store(key_out, turned.to(key_out_ptr.dtype.element_ty), mask=is_key)
+
+
 @triton.jit(do_not_specialize=["n_rows", "n_inner", "outer_stride", "inner_stride"])
 def norm_rows(
     x_ptr,
@@ -198,6 +283,93 @@ def turn_heads(heads: Tensor, turn: Turn, slots: Tensor, keys: Tensor, values: T
             num_warps=4,
         )
     return query
+
+
+def store(key: Tensor, value: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+    """Write heads of packed tokens into a layer's pool.
+
+    key, value: [K, T, D] and [K, T, Dv]. slots: int64 [T]. keys, values: [S, K, D], [S, K, Dv].
+    """
+    key, value = (x if x.stride(2) == 1 else x.contiguous() for x in (key, value))
+    n_kv, n_tokens, key_dim = key.shape
+    n_rows, value_dim = n_tokens * n_kv, value.shape[2]
+    n_each = _HEADS * (_INTERPRETED if is_interpreted() else 1)
+    with torch.cuda.device_of(key):
+        store_heads[(triton.cdiv(n_rows, n_each),)](
+            key,
+            value,
+            slots,
+            keys,
+            values,
+            n_rows,
+            key.stride(0),
+            key.stride(1),
+            value.stride(0),
+            value.stride(1),
+            N_KV=n_kv,
+            KEY_DIM=key_dim,
+            VALUE_DIM=value_dim,
+            PAD=padded(max(key_dim, value_dim)),
+            BM=n_each,
+            num_warps=4,
+        )
+
+
+def can_turn(heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int) -> bool:
+    """Whether `turned` takes these."""
+    if cos.dim() != 3 or len(cos) != 1 or cos.stride(2) != 1:
+        return False
+    if (cos.shape, cos.stride(), cos.dtype) != (sin.shape, sin.stride(), sin.dtype):
+        return False
+    size = heads[0].shape[-1]
+    return all(
+        x.dim() == 4
+        and len(x) == 1
+        and x.stride(3) == 1
+        and (x.shape[3 - axis], x.shape[3], x.dtype) == (cos.shape[1], size, heads[0].dtype)
+        for x in heads
+    )
+
+
+def turned(
+    heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int, n: int
+) -> tuple[Tensor, ...]:
+    """Turn the first n numbers of one or two tensors of heads that `can_turn`; see `KVStep.turned`.
+
+    What is returned lies token by token.
+    """
+    first, last, size = heads[0], heads[-1], heads[0].shape[-1]
+    n_tokens = cos.shape[1]
+    n_each = [x.shape[axis] for x in heads]
+    outs = [
+        x.new_empty(1, n_tokens, n_heads, size) for x, n_heads in zip(heads, n_each, strict=True)
+    ]
+    n_rows = n_tokens * sum(n_each)
+    n_of_program = _HEADS * (_INTERPRETED if is_interpreted() else 1)
+    with torch.cuda.device_of(first):
+        turn_only[(triton.cdiv(n_rows, n_of_program),)](
+            first,
+            last,
+            cos,
+            sin,
+            outs[0],
+            outs[-1],
+            n_rows,
+            first.stride(axis),
+            first.stride(3 - axis),
+            last.stride(axis),
+            last.stride(3 - axis),
+            cos.stride(1),
+            N_QUERIES=n_each[0],
+            N_KEYS=sum(n_each[1:]),
+            DIM=size,
+            TURNED=n,
+            WIDTH=cos.shape[2],
+            PAD=padded(size),
+            BM=n_of_program,
+            num_warps=4,
+        )
+    return tuple(out if axis == 2 else out.transpose(1, 2) for out in outs)
 
 
 class RowsOf(NamedTuple):

@@ -12,7 +12,7 @@ from ....errors import ConfigError
 from ...base import Fragment, LateTokens, Row, Usage
 from ..layout import Layout
 from ..memory import KVStep, Spec, Turn
-from .elementwise import RowsOf, angles, gated, normed, turn_heads
+from .elementwise import RowsOf, angles, can_turn, gated, normed, store, turn_heads, turned
 from .kernel import BROAD, TILES, WIDE, Work, attend_tree, has_broad, is_interpreted
 from .plan import TreePlan
 from .pool import SlotList, SlotPool, own
@@ -98,7 +98,7 @@ class PagedMemory(SlotPool):
 
 
 class PagedStep(KVStep):
-    """Writes each layer's new slots, then attends: two copies, the tile classes and a merge."""
+    """Writes each layer's new slots, then attends: a copy, the tile classes and a merge."""
 
     turns = True
 
@@ -135,8 +135,7 @@ class PagedStep(KVStep):
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: Spec) -> Tensor:
         keys, values = self._memory.keys[layer], self._memory.values[layer]
-        keys.index_copy_(0, self.slots, key[0].transpose(0, 1))
-        values.index_copy_(0, self.slots, value[0].transpose(0, 1))
+        store(key[0], value[0], self.slots, keys, values)
         work = self.work(query.shape[1] // key.shape[1])
         return attend_tree(query[0], keys, values, work, spec)[None]
 
@@ -150,6 +149,14 @@ class PagedStep(KVStep):
         self, positions: Tensor, frequencies: Tensor, scaling: float, dtype: torch.dtype
     ) -> Tensor:
         return angles(positions, frequencies, scaling, dtype)
+
+    def can_turn(self, heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int) -> bool:
+        return can_turn(heads, cos, sin, axis)
+
+    def turned(
+        self, heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int, n: int
+    ) -> tuple[Tensor, ...]:
+        return turned(heads, cos, sin, axis, n)
 
     def can_norm(self, x: Tensor) -> bool:
         return RowsOf.tensor(x) is not None

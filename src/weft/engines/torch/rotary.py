@@ -1,0 +1,185 @@
+"""Rotary embeddings of a model's own attention: one kernel for a layer's heads in a paged step.
+
+Transformers' attention modules call a function of their file, `apply_rotary_pos_emb`, which is ten
+operations for queries and keys. Modules of our copy get a class of their own, whose `forward` is
+theirs but for that one name; the file, and what others make of its classes, stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from types import CellType, FunctionType
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .hook import RunningForward, step_of
+
+_NAME = "apply_rotary_pos_emb"
+_SIZE = 16  # of heads that a function is tried with
+_TOKENS = 3
+
+
+Cosines = Literal["whole", "part", "half"]
+
+
+class _Form(NamedTuple):
+    """How a function turns heads, the first half of each with the second.
+
+    n: how many tensors of heads it takes. cosines: there is one for every number of a head, for
+    those of a part that alone is turned, or for every two. dtypes: of heads and cosines, for which
+    it gives the heads' own.
+    """
+
+    n: int
+    cosines: Cosines
+    dtypes: frozenset[tuple[torch.dtype, torch.dtype]]
+
+    def n_turned(self, size: int, width: int) -> int:
+        """Return how many numbers of a head of some size so many cosines turn; 0: none such."""
+        n = 2 * width if self.cosines == "half" else width
+        is_known = n == size or (self.cosines == "part" and n < size and n % 2 == 0)
+        return n if is_known else 0
+
+
+@torch.inference_mode()
+def fuse_rotary(model: nn.Module, call: RunningForward, dtype: torch.dtype) -> int:
+    """Let attention of our copy, whose modules have seats, turn heads by the step; return how many
+    modules do.
+
+    call: that of the seats. dtype: of the heads.
+    """
+    made: dict[Any, type[nn.Module] | None] = {}
+    n = 0
+    for module in model.modules():
+        kind: Any = type(module)
+        if kind not in made:
+            made[kind] = _by_step(kind, call, dtype)
+        other = made[kind]
+        if other is not None and "forward" not in module.__dict__:
+            module.__class__ = other
+            n += 1
+    return n
+
+
+def _by_step(
+    kind: type[nn.Module], call: RunningForward, dtype: torch.dtype
+) -> type[nn.Module] | None:
+    """Return a class that turns heads by the step of a call; None where this one does not call such
+    a function.
+    """
+    own: Any = kind.forward
+    caller = _caller(own)
+    plain = None if caller is None else caller.__globals__.get(_NAME)
+    form = None if plain is None else _form_of(plain, dtype)
+    if plain is None or form is None:
+        return None
+    turning = _calling(own, _Turning(call, plain, form))
+
+    def forward(self: nn.Module, *given: Any, **named: Any) -> Any:
+        step = step_of(self)
+        does = own if step is None or not step.turns else turning
+        return does(self, *given, **named)
+
+    return type(f"{kind.__name__}ByStep", (kind,), {"forward": forward, "__module__": __name__})
+
+
+def _caller(function: Any) -> FunctionType | None:
+    """Return the function that calls the one that turns, perhaps within decorators; or None."""
+    if not isinstance(function, FunctionType):
+        return None
+    inner = getattr(function, "__wrapped__", None)
+    if inner is None:
+        return function if _NAME in function.__code__.co_names else None
+    held = [cell.cell_contents for cell in function.__closure__ or ()]
+    return _caller(inner) if any(each is inner for each in held) else None
+
+
+def _calling(function: Any, turning: Callable[..., Any]) -> FunctionType:
+    """Return a function whose caller, as `_caller` finds it, calls another one that turns."""
+    inner, closure, names = getattr(function, "__wrapped__", None), function.__closure__, None
+    if inner is None:
+        names = {**function.__globals__, _NAME: turning}
+    else:
+        other = CellType(_calling(inner, turning))
+        closure = tuple(other if cell.cell_contents is inner else cell for cell in closure)
+    made = FunctionType(
+        function.__code__,
+        function.__globals__ if names is None else names,
+        function.__name__,
+        function.__defaults__,
+        closure,
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
+
+
+class _Turning:
+    """Stands for a function that turns heads, in steps that do."""
+
+    def __init__(self, call: RunningForward, plain: Callable[..., Any], form: _Form) -> None:
+        self._call, self._plain, self._form = call, plain, form
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        form, axis, step = self._form, named.get("unsqueeze_dim", 1), self._call.step
+        if len(given) == form.n + 2 and step is not None and not set(named) - {"unsqueeze_dim"}:
+            heads, (cos, sin) = given[: form.n], given[form.n :]
+            n = form.n_turned(heads[0].shape[-1], cos.shape[-1])
+            is_known = n and all((each.dtype, cos.dtype) in form.dtypes for each in heads)
+            if is_known and axis in (1, 2) and step.can_turn(heads, cos, sin, axis):
+                turned = step.turned(heads, cos, sin, axis, n)
+                return turned if form.n > 1 else turned[0]
+        return self._plain(*given, **named)
+
+
+def _form_of(plain: Callable[..., Any], dtype: torch.dtype) -> _Form | None:
+    """Return how a function turns heads, by what it makes of some; None for other ways."""
+    every: tuple[Cosines, ...] = ("part", "whole", "half")
+    for n, cosines in product((2, 1), every):
+        dtypes = {(dtype, of_cos) for of_cos in (dtype, torch.float32)}
+        known = frozenset(pair for pair in dtypes if _turns_so(plain, n, cosines, *pair))
+        if known:
+            return _Form(n, cosines, known)
+    return None
+
+
+def _turns_so(
+    plain: Callable[..., Any], n: int, cosines: str, dtype: torch.dtype, of_cos: torch.dtype
+) -> bool:
+    """Whether a function does that to n tensors of heads, laid either way."""
+    seeded = torch.Generator().manual_seed(0)
+    widths = {"whole": [_SIZE], "half": [_SIZE // 2], "part": [_SIZE, _SIZE // 2]}[cosines]
+    for width, axis in product(widths, (1, 2)):
+        shapes = [(1, 2 + i, _TOKENS, _SIZE) for i in range(n)]
+        heads = [torch.randn(shape, generator=seeded).to(dtype) for shape in shapes]
+        heads = [each.transpose(1, axis) for each in heads]
+        cos, sin = (torch.randn(1, _TOKENS, width, generator=seeded).to(of_cos) for _ in "cs")
+        if cosines != "half":  # a head's halves turn by the same angles, which some rely on
+            cos, sin = (each[..., : width // 2].repeat(1, 1, 2) for each in (cos, sin))
+        try:
+            made = plain(*heads, cos, sin, unsqueeze_dim=axis)
+        except Exception:
+            return False
+        made = made if isinstance(made, Sequence) else [made]
+        if len(made) != n or any(not isinstance(each, Tensor) for each in made):
+            return False
+        n_turned = 2 * width if cosines == "half" else width
+        for each, of in zip(made, heads, strict=True):
+            if (each.shape, each.dtype) != (of.shape, of.dtype):
+                return False
+            want = turned_plainly(of, cos, sin, axis, n_turned)
+            near = 8 * torch.finfo(dtype).eps  # each product and the sum may round
+            if not torch.allclose(each.float(), want, rtol=near, atol=near * 4):
+                return False
+    return True
+
+
+def turned_plainly(x: Tensor, cos: Tensor, sin: Tensor, axis: int, n: int) -> Tensor:
+    """Turn the first n numbers of heads, in float32: what a step's `turned` gives of one tensor."""
+    cos, sin = (each.float().repeat(1, 1, n // each.shape[-1]) for each in (cos, sin))
+    turning, rest = x.float().split([n, x.shape[-1] - n], -1)
+    first, second = turning.chunk(2, -1)
+    pair = torch.cat((-second, first), -1)
+    return torch.cat((turning * cos.unsqueeze(axis) + pair * sin.unsqueeze(axis), rest), -1)

@@ -1,0 +1,160 @@
+"""Heads that a model's own attention turns: which functions are known, what the kernel gives."""
+
+from __future__ import annotations
+
+import sys
+from functools import wraps
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("triton", reason="triton is not installed; it comes with torch for CUDA")
+
+from families import IDS, build, plain_logits, stepped  # noqa: E402
+from weft.engines.torch import TorchEngine, rotary  # noqa: E402
+from weft.engines.torch.hook import seat_modules  # noqa: E402
+from weft.engines.torch.paged import elementwise, kernel  # noqa: E402
+
+if not (kernel.is_interpreted() or torch.cuda.is_available()):
+    pytest.skip("triton has neither its interpreter nor a card", allow_module_level=True)
+
+pytestmark = [pytest.mark.torch, pytest.mark.kernels]
+DEVICE = torch.device("cpu" if kernel.is_interpreted() else "cuda")
+FLOAT, BRAIN = torch.float32, torch.bfloat16
+
+
+def found(model: Any) -> int:
+    return rotary.fuse_rotary(model, seat_modules(model), next(model.parameters()).dtype)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT, BRAIN])
+@pytest.mark.parametrize(
+    ("name", "n"),
+    [("gemma2", 3), ("gemma3_text", 3), ("olmo2", 3), ("phi3", 3), ("gpt_neox", 3), ("gpt_oss", 3),
+     ("gemma3n", 5), ("gpt2", 0), ("cohere", 0), ("opt", 0)],
+)  # fmt: skip
+def test_attention_that_turns_halves_is_found(name: str, n: int, dtype: Any) -> None:
+    assert found(build(name, dtype)) == n
+
+
+def halves(x: Any) -> Any:
+    first, second = x.chunk(2, -1)
+    return torch.cat((-second, first), -1)
+
+
+def whole(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+    return q * cos + halves(q) * sin, k * cos + halves(k) * sin
+
+
+def part(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+    n = cos.shape[-1]
+    turned = whole(q[..., :n], k[..., :n], cos, sin, unsqueeze_dim)
+    rests = q[..., n:], k[..., n:]
+    return tuple(torch.cat(pair, -1) for pair in zip(turned, rests, strict=True))
+
+
+def half(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+    return whole(q, k, cos.repeat(1, 1, 2), sin.repeat(1, 1, 2), unsqueeze_dim)
+
+
+def one(x: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+    return whole(x, x, cos, sin, unsqueeze_dim)[0]
+
+
+def narrowed(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+    return tuple(each.to(q.dtype) for each in whole(q, k, cos, sin, unsqueeze_dim))
+
+
+def backwards(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+    return whole(q, k, cos, -sin, unsqueeze_dim)
+
+
+def neighbours(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+    pairs = [each.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) for each in (q, k)]
+    return whole(*pairs, cos, sin, unsqueeze_dim)
+
+
+def with_keys_left(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+    return whole(q, k, cos, sin, unsqueeze_dim)[0], k
+
+
+@pytest.mark.parametrize(
+    ("function", "n", "cosines", "with_wide"),
+    [(whole, 2, "whole", False), (part, 2, "part", False), (half, 2, "half", False),
+     (one, 1, "whole", False), (narrowed, 2, "whole", True)],
+)  # fmt: skip
+def test_functions_are_known_by_what_they_do(
+    function: Any, n: int, cosines: str, *, with_wide: bool
+) -> None:
+    """With cosines of float32 where heads of bfloat16 stay so; else their results are wider."""
+    form = rotary._form_of(function, BRAIN)
+    assert form is not None
+    assert (form.n, form.cosines) == (n, cosines)
+    assert ((BRAIN, FLOAT) in form.dtypes) == with_wide
+    assert form.n_turned(64, 64) == (0 if cosines == "half" else 64)
+    assert form.n_turned(64, 32) == {"whole": 0, "part": 32, "half": 64}[cosines]
+
+
+@pytest.mark.parametrize("function", [backwards, neighbours, with_keys_left, len, torch.add])
+def test_what_turns_otherwise_is_not_known(function: Any) -> None:
+    assert rotary._form_of(function, FLOAT) is None
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+@pytest.mark.parametrize("n", [12, 8])
+@pytest.mark.parametrize("is_half", [False, True])
+def test_heads_of_many_programs_are_turned(axis: int, n: int, *, is_half: bool) -> None:
+    """More heads than a program takes, that lie as projections leave them; rests pass."""
+    seeded = torch.Generator(DEVICE).manual_seed(1)
+
+    def normal(*shape: int) -> Any:
+        return torch.randn(shape, device=DEVICE, generator=seeded)
+
+    both = normal(1, 77, 9, 12)
+    heads = [some.transpose(1, 3 - axis) for some in both.split([6, 3], 2)]
+    # Of a token there is more than its cosines.
+    cos, sin = normal(2, 1, 77, 20)[..., : n // 2 if is_half else n]
+    for some in (heads, heads[:1], [heads[1].contiguous(), heads[0]]):
+        assert elementwise.can_turn(some, cos, sin, axis)
+        for made, x in zip(elementwise.turned(some, cos, sin, axis, n), some, strict=True):
+            want = rotary.turned_plainly(x, cos, sin, axis, n)
+            torch.testing.assert_close(made, want, rtol=1e-5, atol=1e-5)
+    others = ((heads, cos[:, :70], sin[:, :70]), (heads, cos, sin.half()), (heads, cos[0], sin[0]))
+    for some, other_cos, other_sin in others:
+        assert not elementwise.can_turn(some, other_cos, other_sin, axis)
+    assert not elementwise.can_turn([heads[0][..., ::2]], cos, sin, axis)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt_neox"])
+def test_the_owners_classes_stay_what_they_are(name: str) -> None:
+    """In one of the files forward is decorated, in the other it is not."""
+    model = build(name).to(DEVICE)
+    file = sys.modules[type(model).__module__]
+    before = dict(vars(file))
+    kinds = {type(module): type(module).forward for module in model.modules()}
+    engine = TorchEngine.adopt(model, kv="paged", graphs=False)
+    np.testing.assert_allclose(stepped(engine), plain_logits(build(name), IDS).numpy(), atol=2e-4)
+    assert dict(vars(file)) == before
+    assert {type(module): type(module).forward for module in model.modules()} == kinds
+    kinds_here = [type(module).__name__ for module in engine.model.modules()]
+    assert sum(kind.endswith("AttentionByStep") for kind in kinds_here) == 3
+
+
+def test_a_forward_that_others_have_put_there_stays() -> None:
+    """Whether it is of one module, or wraps that of the class without saying what it calls."""
+    model = build("gemma2")
+    attention: Any = model.model.layers[0].self_attn
+    own = type(attention).forward
+
+    @wraps(own)
+    def watched(self: Any, *given: Any, **named: Any) -> Any:
+        return type(self).own_forward(self, *given, **named)
+
+    attention.forward = own.__get__(attention)
+    other: Any = model.model.layers[1].self_attn
+    other.__class__ = type("Watched", (type(other),), {"own_forward": own, "forward": watched})
+    assert found(model) == 1
