@@ -16,6 +16,7 @@ from ...checks import one_of
 from ...errors import ConfigError, EngineError, ForwardError, Unsupported, WeftError
 from ..abilities import OWN
 from ..base import EngineInfo, LateTokens, Row, Score, Span, check_rows
+from .activations import fuse_activations
 from .check import Own, check_tree
 from .copied import shares_weights, structural_copy
 from .dequantised import load_gguf
@@ -385,6 +386,7 @@ class TorchEngine(ModelEngine):
         if fused is None and tries_kernels(makers):
             fuse_norms(model, hidden.dtype)
             fuse_rotary(model, self._call, hidden.dtype)
+            fuse_activations(model)
         *preferred, last = makers
         for make in preferred:
             try:

@@ -1,0 +1,56 @@
+"""GELU by a tanh at once: which modules are found, and that they do as before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("triton", reason="triton is not installed; it comes with torch for CUDA")
+
+from transformers.activations import ACT2FN  # noqa: E402
+
+from families import IDS, build, plain_logits, stepped  # noqa: E402
+from weft.engines.torch import TorchEngine  # noqa: E402
+from weft.engines.torch.activations import fuse_activations  # noqa: E402
+from weft.engines.torch.hook import seat_modules  # noqa: E402
+from weft.engines.torch.paged import kernel  # noqa: E402
+
+if not (kernel.is_interpreted() or torch.cuda.is_available()):
+    pytest.skip("triton has neither its interpreter nor a card", allow_module_level=True)
+
+pytestmark = [pytest.mark.torch, pytest.mark.kernels]
+DEVICE = torch.device("cpu" if kernel.is_interpreted() else "cuda")
+
+
+@pytest.mark.parametrize(
+    ("name", "is_found"),
+    [("gelu_new", True), ("gelu_fast", True), ("gelu_accurate", True), ("gelu", False),
+     ("gelu_10", False), ("quick_gelu", False), ("silu", False), ("relu2", False)],
+)  # fmt: skip
+def test_what_is_written_out_is_found(name: str, *, is_found: bool) -> None:
+    module = torch.nn.ModuleDict({"act": ACT2FN[name]})
+    seat_modules(module)
+    assert fuse_activations(module) == is_found
+    x = torch.linspace(-4, 4, 99)
+    torch.testing.assert_close(module["act"](x), ACT2FN[name](x))  # no step runs
+
+
+def test_a_forward_that_somebody_has_put_there_stays() -> None:
+    own: Any = ACT2FN["gelu_new"]
+    own.forward = lambda x: 2 * x
+    seat_modules(own)
+    assert fuse_activations(own) == 0
+
+
+def test_a_model_gives_what_it_did() -> None:
+    model = build("gpt2").to(DEVICE)
+    kinds = [type(module) for module in model.modules()]
+    engine = TorchEngine.adopt(model, kv="paged", graphs=False)
+    here = {type(module).__name__ for module in engine.model.modules()}
+    assert "NewGELUActivationAtOnce" in here
+    np.testing.assert_allclose(stepped(engine), plain_logits(build("gpt2"), IDS).numpy(), atol=2e-4)
+    assert [type(module) for module in model.modules()] == kinds
