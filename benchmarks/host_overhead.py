@@ -2,12 +2,14 @@
 
 Process CPU time, not wall clock, so other processes do not matter much. One run: prefill once, then
 `--steps` steps of n branches through `Loom.grow`, `Loom.stream` and `BranchStore.commit`; medians
-over `--repeat` runs.
+over `--repeat` runs. Then n callers of `AsyncLM`, each of which goes on by one token a step: median
+and least; `--callers` for these alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import statistics
 import time
@@ -16,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import weft
-from weft import LM, Branch, BranchStore, Loom
+from weft import LM, AsyncLM, Branch, BranchStore, Loom
 from weft.engines.stub import StubEngine
 from weft.sched.work import Extend
 from weft.tokens.tokenizer import Tokenizer
 
 BRANCHES = (1, 8, 32, 128, 512)
 BUDGET_MS, BUDGET_US = 0.3, 10.0  # a step, and a branch of it
+CALLERS = ((1, 64), (16, 64), (256, 64), (256, 2048))  # and how many tokens their contexts share
 N_PRODUCING, PRODUCE_MS = 32, 0.3
 PRODUCING: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -77,6 +80,46 @@ def branch_s(n: int, steps: int) -> float:
     took = time.process_time() - began
     lm.close()
     return took
+
+
+def caller_us(n: int, n_shared: int, steps: int) -> float:
+    """CPU microseconds a caller and step: n callers of `AsyncLM` that go on by a token a step."""
+    lm = make_lm()
+    model, n_vocab = AsyncLM(lm), lm.info.n_vocab
+    shared = [5 + 3 * i % 500 for i in range(n_shared)]
+
+    async def one(path: list[int]) -> None:
+        for step in range(steps):
+            await model.next_token_logprobs(path)
+            path.append((7 * path[n_shared] + 31 * step) % n_vocab)
+
+    async def all_of_them() -> float:
+        paths = [[*shared, k + 5] for k in range(n)]
+        await asyncio.gather(*map(model.next_token_logprobs, paths))
+        n_before, began = lm.stats().steps, time.process_time()
+        await asyncio.gather(*(one([*path, 9]) for path in paths))
+        took = time.process_time() - began
+        assert lm.stats().steps == n_before + steps, "callers did not share their steps"
+        return took
+
+    took = asyncio.run(all_of_them())
+    lm.close()
+    return took / n / steps * 1e6
+
+
+def print_callers(repeat: int) -> list[dict[str, Any]]:
+    """Time all kinds of callers in turn; print, and return them."""
+    record = []
+    print(f"{'callers':>8} {'shared tokens':>14} {'µs a caller and step':>22} {'least':>8}")
+    rounds = [
+        [caller_us(n, n_shared, max(6, min(200, 3072 // n))) for n, n_shared in CALLERS]
+        for _ in range(repeat)
+    ]
+    for (n, n_shared), took in zip(CALLERS, zip(*rounds, strict=True), strict=True):
+        median, least = statistics.median(took), min(took)
+        print(f"{n:8} {n_shared:14} {median:22.1f} {least:8.1f}")
+        record.append({"n": n, "n_shared": n_shared, "caller_us": median, "least_us": least})
+    return record
 
 
 def produce_ms(kind: str, steps: int = 40) -> float:
@@ -138,7 +181,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--callers", action="store_true", help="time callers of AsyncLM alone")
     options = parser.parse_args()
+    if options.callers:
+        callers = print_callers(options.repeat)
+        print(json.dumps({"benchmark": "host_overhead", "callers": callers}))
+        return
     names = ("grow", "stream", "branch")
     print(f"{'branches':>8}", *(f"{name + ' ms/step':>15}" for name in names), " budget ms")
     record = []
@@ -154,6 +202,7 @@ def main() -> None:
         print(f"{n:8}", *(f"{median:15.3f}" for median in medians), f"{budget:10.2f}")
         figures = {f"{name}_ms": ms for name, ms in zip(names, medians, strict=True)}
         record.append({"n": n, **figures, "budget_ms": budget})
+    callers = print_callers(options.repeat)
     fork, branch_fork = fork_us(), branch_fork_us()
     print(f"fork of a 32,768-token path: {fork:.1f} µs; of a branch there: {branch_fork:.1f} µs")
     print("(budget 50)")
@@ -161,7 +210,8 @@ def main() -> None:
     shown = ", ".join(f"{kind} {ms:.3f}" for kind, ms in producing.items())
     print(f"produce on {N_PRODUCING} branches, ms: {shown} (budget {PRODUCE_MS})")
     forks = {"produce_ms": producing, "fork_us": fork, "branch_fork_us": branch_fork}
-    line = {"benchmark": "host_overhead", "steps": options.steps, "rows": record, **forks}
+    line = {"benchmark": "host_overhead", "steps": options.steps, "rows": record}
+    line = {**line, "callers": callers, **forks}
     print(json.dumps(line))
 
 
