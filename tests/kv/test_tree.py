@@ -259,6 +259,40 @@ def test_stale_entries_of_the_eviction_queue_do_not_pile_up() -> None:
     assert len(tree.queue) <= 4 * tree.n_nodes + 65
 
 
+def test_a_path_that_is_used_again_and_again_is_queued_once_and_evicted_in_its_turn() -> None:
+    kv = ListFragments()
+    tree = TokenTree(kv, capacity=6)
+    first, other = compute(tree, kv, [1, 2]), compute(tree, kv, [3, 4])
+    held = tree.held(other)
+    tree.unpin(other)
+    tree.unpin(first)
+    n_queued = len(tree.queue)
+    for _ in range(50):
+        tree.unpin(tree.pin(first))
+    assert len(tree.queue) == n_queued
+    del held
+    tree.drain_released()  # nobody holds it any more, so it goes before what was used since
+    tree.pin(tree.extend(tree.root(), [5, 6, 7]))
+    assert tree.make_room()
+    assert (first.node.resident, other.node.resident) == (True, False)
+    tree.pin(tree.extend(tree.root(), [6, 7, 8]))
+    assert tree.make_room()
+    assert not first.node.resident
+    tree.check()
+
+
+def test_a_queue_that_was_made_anew_takes_what_it_has_dropped() -> None:
+    queue = EvictionQueue()
+    one, two = (Node([i], 0, None, None) for i in range(2))
+    one.used, two.used = 1, 2
+    for node in (one, two):
+        queue.offer(node)
+    queue.rebuild([two])
+    assert len(queue) == 1
+    queue.offer(one)
+    assert [queue.pop(lambda node: True) for _ in range(3)] == [one, two, None]
+
+
 def test_a_leaf_whose_key_changed_is_offered_again_under_the_new_one() -> None:
     queue = EvictionQueue()
     one, two = (Node([i], 0, None, None) for i in range(2))

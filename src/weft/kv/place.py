@@ -20,7 +20,8 @@ class Node:
     holds: places on this node; while > 0 the tokens stay known.
     ends: pins by hand whose paths end with it: its end stays one.
     live: children that are resident or pinned, and tails that grow from here.
-    used: clock of the last use. rows: cached logits rows by depth.
+    used: clock of the last use. offered: its key among those that may be evicted, if it is there.
+    rows: cached logits rows by depth.
     joined: the node that this one was merged into. launched: part of a step in flight.
     """
 
@@ -34,6 +35,7 @@ class Node:
         "launched",
         "live",
         "namespace",
+        "offered",
         "parent",
         "pins",
         "rows",
@@ -57,6 +59,7 @@ class Node:
         self.ends = 0
         self.live = 0
         self.used = 0
+        self.offered: tuple[bool, int, int] | None = None
         self.rows: dict[int, Any] | None = None
         self.joined: Node | None = None
         self.launched = False
@@ -102,10 +105,16 @@ def resolve(cursor: Cursor) -> Cursor:
     node, depth = cursor
     if node.joined is None and (depth > node.start or node.parent is None):
         return cursor  # mostly
-    node = resolve_joined(node)
+    return Cursor(node_at(node, depth), depth)
+
+
+def node_at(node: Node, depth: int) -> Node:
+    """Return the node of `resolve(Cursor(node, depth))`."""
+    if node.joined is not None:
+        node = resolve_joined(node)
     while depth <= node.start and node.parent is not None:
         node = node.parent
-    return Cursor(node, depth)
+    return node
 
 
 def resolve_joined(node: Node) -> Node:
@@ -140,7 +149,9 @@ def path_ids(cursor: Cursor, first: int = 0) -> list[int]:
 def common_prefix(known: list[int], ids: list[int], offset: int) -> int:
     """Return how many of `known` equal `ids` from `offset` on; compares slices in C."""
     limit = min(len(known), len(ids) - offset)
-    if known[:limit] == ids[offset : offset + limit]:
+    # Of whole lists no copies are made: a prompt may be long, and is met in every call.
+    some = known if limit == len(known) else known[:limit]
+    if some == (ids if limit == len(ids) else ids[offset : offset + limit]):
         return limit
     low, high = 0, limit  # known[:low] is equal, known[:high] is not
     while high - low > 1:
@@ -158,19 +169,22 @@ def follow(cursor: Cursor, ids: Sequence[int]) -> Cursor:
     Changes nothing. Cost: O(len(ids)).
     """
     ids = ids if isinstance(ids, list) else list(ids)
-    node, depth = resolve(cursor)
-    done = 0
-    while done < len(ids):
-        if depth == node.end:
+    node, depth = cursor = resolve(cursor)
+    done, n = 0, len(ids)
+    while done < n:
+        tokens, at = node.tokens, depth - node.start
+        if at == len(tokens):
             child = node.children.get(ids[done])
             if child is None:
                 break
-            node = child
-        same = common_prefix(node.tokens[depth - node.start :], ids, done)
+            node, tokens = child, child.tokens
+        elif at:
+            tokens = tokens[at:]
+        same = common_prefix(tokens, ids, done)
         done, depth = done + same, depth + same
-        if depth < node.end:
+        if same < len(tokens):
             break
-    return Cursor(node, depth)
+    return Cursor(node, depth) if done else cursor
 
 
 class Hold(weakref.ref["Place"]):

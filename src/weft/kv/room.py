@@ -184,7 +184,8 @@ class EvictionQueue:
     """Evictable leaves, worst first.
 
     Entries are not updated in place: `offer` again when a node's key changed; stale entries are
-    skipped.
+    skipped. One that stands before where a node belongs will do for it, and is put right when it
+    comes to the front: a path that is used again and again is not put in each time.
     """
 
     def __init__(self) -> None:
@@ -193,12 +194,16 @@ class EvictionQueue:
 
     def offer(self, node: Node) -> None:
         """Say that a node may be evicted now. Cost: O(log entries)."""
-        heapq.heappush(self._heap, (eviction_key(node), next(self._tick), node))
+        key = eviction_key(node)
+        if node.offered is None or key < node.offered:
+            node.offered = key
+            heapq.heappush(self._heap, (key, next(self._tick), node))
 
     def pop(self, evictable: Callable[[Node], bool]) -> Node | None:
         """Return the first node that still is evictable under its present key, or None."""
         while self._heap:
             key, _, node = heapq.heappop(self._heap)
+            node.offered = None
             if evictable(node):
                 if key == eviction_key(node):
                     return node
@@ -210,8 +215,11 @@ class EvictionQueue:
 
     def rebuild(self, nodes: list[Node]) -> None:
         """Forget stale entries: only these nodes are evictable."""
-        self._heap = [(eviction_key(node), next(self._tick), node) for node in nodes]
-        heapq.heapify(self._heap)
+        for _, _, node in self._heap:
+            node.offered = None
+        self._heap = []
+        for node in nodes:
+            self.offer(node)
 
 
 _log = logging.getLogger(__name__)

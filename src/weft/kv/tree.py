@@ -31,6 +31,7 @@ from .place import (
     Tail,
     climb,
     follow,
+    node_at,
     path_ids,
     resolve,
     resolve_joined,
@@ -193,22 +194,28 @@ class TokenTree:
         Changes the tree: may split a node. The result stays valid while it is held or pinned.
         """
         ids = ids if isinstance(ids, list) else list(ids)
-        node, depth = follow(cursor, ids)
-        if depth == cursor.depth + len(ids):
-            return Cursor(node, depth)
+        known = follow(cursor, ids)
+        node, depth = known
+        n_known, n = depth - cursor.depth, len(ids)
+        if n_known == n:
+            return known
         if depth < node.end:
             node = self.split(node, depth)
-        leaf = grow_leaf(node, ids[depth - cursor.depth :])
-        self.n_nodes += leaf is not node
-        return Cursor(leaf, leaf.end)
+        leaf = grow_leaf(node, ids[n_known:])
+        if leaf is not node:
+            self.n_nodes += 1
+        return Cursor(leaf, depth - n_known + n)
 
     def place(self, place: Place) -> Cursor:
         """Put a place, and those it follows, into the tree; return its resolved cursor."""
+        cursor = place.cursor
+        if cursor is not None:
+            return cursor
         for item in place.pending():
             before = item.after.cursor if item.after is not None else self.root(item.namespace)
             assert before is not None
-            item.settle(self.extend(before, item.own_ids))
-        cursor = place.cursor
+            cursor = self.extend(before, item.own_ids)
+            item.settle(cursor)
         assert cursor is not None
         return cursor
 
@@ -218,10 +225,8 @@ class TokenTree:
 
     def cut(self, cursor: Cursor) -> Cursor:
         """Return the same place as the end of a node; splits the node it is inside of."""
-        node, depth = resolve(cursor)
-        if depth < node.end:
-            node = self.split(node, depth)
-        return Cursor(node, depth)
+        node, depth = cursor = resolve(cursor)
+        return Cursor(self.split(node, depth), depth) if depth < node.end else cursor
 
     def drain_released(self) -> None:
         """Let go of what dropped places held; forget tokens that nothing needs any more."""
@@ -431,10 +436,13 @@ class TokenTree:
         leaf ── child ── … ── end       leaf.fragment  ├── leaf ──┼── child ──┼── … ──┤
         """
         assert self.fragments is not None and leaf.fragment is not None
-        end = resolve(end)
-        if not end.node.resident:
-            end = self.cut(end)
-        chain = list(takewhile(lambda node: node is not leaf, self.up(end)))
+        last = node_at(*end)
+        if last.fragment is None and end.depth < last.end:
+            last = self.split(last, end.depth)
+        chain, below = list[Node](), last
+        while below is not leaf and below.parent is not None:
+            chain.append(below)
+            below = below.parent
         for node in reversed(chain):
             above = node.parent
             assert above is not None and above.fragment is not None
@@ -445,7 +453,8 @@ class TokenTree:
                 self._absorb(above, node)
             else:
                 self._part(above, node)
-        last = end.node if end.node.joined is None else resolve_joined(end.node)
+        if last.joined is not None:
+            last = resolve_joined(last)
         self.growing[last] = self.n_steps
         self.growing.move_to_end(last)
         self.room.growing = len(self.growing)
@@ -470,9 +479,11 @@ class TokenTree:
 
     def _absorb(self, leaf: Node, node: Node) -> None:
         """Make one node of a leaf and its absent only child, whose slots it has."""
-        self.host.free(node)
+        if node.host is not None:
+            self.host.free(node)
         self.room.absorb(leaf, node)
-        move_rows(node, leaf, node.end)
+        if node.rows:
+            move_rows(node, leaf, node.end)
         leaf.tokens.extend(node.tokens)
         leaf.holds += node.holds
         leaf.ends += node.ends
