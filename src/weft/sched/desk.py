@@ -105,7 +105,10 @@ class Desk:
         heapq.heappop(self.queue)
         job.admitted = True
         self.admitted[job] = None
-        self.guard(job, job.start, self)
+        try:
+            job.start(self)
+        except Exception as error:
+            self.fault(job, error)
 
     def park(self, job: Job) -> None:
         """Send an admitted job back: its KV becomes evictable, what it made is kept."""
@@ -140,9 +143,12 @@ class Desk:
         job.claims = []
 
     def _let_go(self, job: Job) -> None:
+        fresh, waiting = self.fresh, self.waiting
         for claim in job.claims:
-            self.fresh.pop(claim, None)
-            self.waiting.pop(claim, None)
+            if claim in fresh:
+                del fresh[claim]
+            if claim in waiting:
+                del waiting[claim]
             claim.leave(self.tree)
         self.admitted.pop(job, None)
         job.admitted = False
@@ -184,12 +190,15 @@ class Desk:
         while self.fresh or self.first:
             fresh, self.fresh = self.fresh, {}
             for claim in fresh:
-                self.guard(claim.job, self._promote, claim)
+                try:  # as `guard` has it: many come by here each step
+                    self._promote(claim)
+                except Exception as error:
+                    self.fault(claim.job, error)
             first, self.first = self.first, []
             self._draw_first([run for run in first if not run.done])
 
     def _promote(self, claim: Claim) -> None:
-        if claim.pin is None or claim.outstanding:
+        if claim.pin is None or claim.outstanding or claim.job.done:
             return
         if self.reader.is_complete(claim):
             self.n_moves += 1
@@ -208,6 +217,8 @@ class Desk:
         claims = sorted(self.waiting, key=lambda claim: claim.job.age)
         if len(claims) > 1:
             n_open = {claim: self.reader.n_open(claim) for claim in claims}
+            if sum(n_open.values()) <= budget:
+                return [(claim, budget) for claim in claims]
             paths = {claim: claim.path() for claim in claims}
             of_path = dict.fromkeys(paths.values(), 0)
             for claim, n in n_open.items():

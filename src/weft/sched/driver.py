@@ -86,6 +86,7 @@ class Driver:
         self._errands: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Outbox]
         self._loops = weakref.WeakKeyDictionary()
+        self._last_loop: tuple[weakref.ref[asyncio.AbstractEventLoop], Outbox] | None = None
         scheduler.tree.holds.relieve = relief(weakref.ref(self))
 
     # Sync -------------------------------------------------------------------------------------
@@ -425,10 +426,14 @@ class Driver:
             raise
 
     def _outbox(self, loop: asyncio.AbstractEventLoop) -> Outbox:
+        last = self._last_loop
+        if last is not None and last[0]() is loop:
+            return last[1]
         outbox = self._loops.get(loop)
         if outbox is None:
             with self._news:
                 outbox = self._loops[loop] = Outbox(self._enter)  # no other thread has this loop
+        self._last_loop = weakref.ref(loop), outbox
         return outbox
 
 

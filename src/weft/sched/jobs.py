@@ -114,21 +114,26 @@ class ExtendJob(Job):
         """Claim each item's path, once: what was answered stays answered when it is parked."""
         if self.claims:
             return
-        for ticket in self._tickets:
+        exact = len(self._tickets) > 1  # paths that must fit together are counted exactly
+        for number, ticket in enumerate(self._tickets):
             item: Extend = ticket.item
-            # Paths that must fit together are counted exactly.
-            claim = Claim(self, item.place, item.tokens, exact=len(self._tickets) > 1)
+            claim = Claim(self, item.place, item.tokens, exact=exact)
             claim.needs = [_need(claim, want) for want in item.wants]
-            claim.number = len(self.claims)
+            claim.number = number
             self.claims.append(claim)
 
     def note_reused(self, claim: Claim, reused: int) -> None:
         self._tickets[claim.number].reused = reused
 
     def ready(self, claim: Claim, desk: Desk) -> None:
-        wants = self._tickets[claim.number].item.wants
-        pairs = zip(wants, claim.needs, strict=True)
-        self._answers[claim.number] = [_answer(want, need, desk) for want, need in pairs]
+        ticket = self._tickets[claim.number]
+        pairs = zip(ticket.item.wants, claim.needs, strict=True)
+        answers = [_answer(want, need, desk) for want, need in pairs]
+        if len(self._tickets) == 1:  # mostly
+            ticket.resolve(answers)
+            desk.end(self)
+            return
+        self._answers[claim.number] = answers
         if len(self._answers) == len(self._tickets):
             for number, ticket in enumerate(self._tickets):
                 ticket.resolve(self._answers[number])
@@ -142,10 +147,9 @@ def _need(claim: Claim, want: Any) -> Need:
 
 
 def _answer(want: Any, need: Need, desk: Desk) -> Any:
-    answers = need.answers()
     if isinstance(want, Scores):
-        return join_scores(answers)
-    lent: LentRow = answers[0]
+        return join_scores(need.answers())
+    lent: LentRow = need.parts[0][1]
     if want.lent:
         return lent.at
     return lent.row if want.kept else desk.rows.read_lent(lent)

@@ -7,10 +7,11 @@ for claims, oldest first, within a budget of tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from ..engines.base import Fragment, KeptRow, Row, ScoreSpan, Span
-from ..kv.place import Cursor, Node, Place, resolve
+from ..kv.place import Cursor, Node, Place, node_at, resolve
 from ..kv.tree import TokenTree
 from .rows import LentRow, RowStore
 from .step import Part, as_forward_error
@@ -39,6 +40,11 @@ class Need:
 
     def take(self, first: int, last: int) -> list[tuple[int, int]]:
         """Take what lies in [first, last) out of the open ranges."""
+        if self.top is None:  # one row, mostly
+            taken = self.todo if first <= self.first < last else []
+            if taken:
+                self.todo = []
+            return taken
         taken, left = [], []
         for a, b in self.todo:
             low, high = max(a, first), min(b, last)
@@ -53,14 +59,13 @@ class Need:
     @property
     def complete(self) -> bool:
         """All answers are there."""
-        return sum(self._covered(part) for _, part in self.parts) == self.last - self.first
-
-    def _covered(self, part: Any) -> int:
-        return 1 if self.top is None else len(part.logprobs)
+        if self.top is None:
+            return bool(self.parts)
+        return sum([len(part.logprobs) for _, part in self.parts]) == self.last - self.first
 
     def answers(self) -> list[Any]:
         """Return the answers in order."""
-        return [part for _, part in sorted(self.parts, key=lambda entry: entry[0])]
+        return [part for _, part in sorted(self.parts, key=itemgetter(0))]
 
 
 class Claim:
@@ -109,13 +114,16 @@ class Claim:
 
     def enter(self, tree: TokenTree) -> tuple[int, int]:
         """Put the path into the tree and pin it; return slots found, and slots to compute."""
-        promised = tree.room.promised
-        end = tree.extend(tree.place(self.place), self.tokens)
+        room = tree.room
+        promised = room.promised
+        place = self.place  # at the root it needs no hold, and may be everybody's
+        end = tree.place(place) if place.depth else tree.root(place.namespace)
+        if self.tokens:
+            end = tree.extend(end, self.tokens)
         if self.exact or not end.node.resident:
             end = tree.cut(end)
-        self.cursor = end
-        self.pin = tree.pin(end)
-        missing = tree.room.promised - promised
+        self.cursor = self.pin = tree.pin(end)
+        missing = room.promised - promised
         return end.depth - missing, missing
 
     def leave(self, tree: TokenTree) -> None:
@@ -127,7 +135,8 @@ class Claim:
     def path(self) -> Cursor:
         """Return the end of its path as the tree has it now; for claims of admitted jobs."""
         assert self.cursor is not None
-        return resolve(self.cursor)
+        self.cursor = cursor = resolve(self.cursor)
+        return cursor
 
     def open_needs(self) -> list[Need]:
         """Return the needs that no step has taken on yet."""
@@ -183,9 +192,16 @@ class PathPart(Part):
             claim.outstanding += 1
 
     def rows(self) -> list[Row]:
-        wanted = {first - self.start for need, first, _ in self.takes if need.top is None}
-        self.logits_at = at = tuple(sorted(wanted))
-        spans = tuple([span for _, _, span in self.scored])
+        takes, start = self.takes, self.start
+        at: tuple[int, ...] = ()
+        if len(takes) == 1:  # mostly
+            if takes[0][0].top is None:
+                at = (takes[0][1] - start,)
+        else:
+            wanted = {first - start for need, first, _ in takes if need.top is None}
+            at = tuple(sorted(wanted))
+        self.logits_at = at
+        spans = tuple([span for _, _, span in self.scored]) if self.scored else ()
         row = Row(self.path, self.tokens, self.start, self.fragment, at, spans, self.namespace)
         return [row]
 
@@ -202,12 +218,13 @@ class PathPart(Part):
         error: Exception | None = None
         try:
             if desk.reader.attach(self):
-                desk.to_join.append(desk.tree.held(Cursor(self.pin.node, self.end)))
+                desk.to_join.append(desk.tree.held(self.pin))
         except Exception as raised:
             error = raised
         if self.logits_at:
             self._give_logits(desk)
-        self._give_scores(desk)
+        for number, (need, first, _) in enumerate(self.scored):
+            desk.guard(need.claim.job, self._give_score, need, first, number)
         desk.reader.close(self, desk)
         if error is not None:
             desk.fail(self.owner, as_forward_error(error))
@@ -215,17 +232,17 @@ class PathPart(Part):
     def _give_logits(self, desk: Desk) -> None:
         """Keep the rows on the tree, and give them to who asked."""
         assert self.kept_in is not None
-        for number, (offset, row) in enumerate(zip(self.logits_at, self.kept, strict=True)):
+        lent: dict[int, LentRow] = {}
+        number = self.first_kept
+        for offset, row in zip(self.logits_at, self.kept, strict=True):
             at = self.start + offset
-            desk.rows.put(Cursor(self.pin.node, at + 1), row)
-            for need, first, _ in self.takes:
-                if need.top is None and first == at:
-                    where = KeptRow(self.kept_in, self.first_kept + number)
-                    need.parts.append((need.first, LentRow(row, where)))
-
-    def _give_scores(self, desk: Desk) -> None:
-        for number, (need, first, _) in enumerate(self.scored):
-            desk.guard(need.claim.job, self._give_score, need, first, number)
+            place = self.pin if at + 1 == self.pin.depth else Cursor(self.pin.node, at + 1)
+            desk.rows.put(place, row)
+            lent[at] = LentRow(row, KeptRow(self.kept_in, number))
+            number += 1
+        for need, first, _ in self.takes:
+            if need.top is None:
+                need.parts.append((first, lent[first]))
 
     def _give_score(self, need: Need, first: int, number: int) -> None:
         assert self.output is not None
@@ -280,7 +297,11 @@ class Reader:
             if budget <= 0 and not self._is_brought(claim):
                 continue
             most = max(min(budget, most), 0)
-            budget -= desk.guard(claim.job, self._pack, claim, most) or 0
+            try:  # as `Desk.guard` has it: many come by here each step
+                if not claim.job.done:
+                    budget -= self._pack(claim, most)
+            except Exception as error:
+                desk.fault(claim.job, error)
             if claim.outstanding:
                 desk.waiting.pop(claim, None)
             else:
@@ -294,15 +315,17 @@ class Reader:
 
     def n_open(self, claim: Claim) -> int:
         """Return how many tokens, about, a claim has still to be run. Cost: O(nodes absent)."""
-        assert claim.cursor is not None
         if self.tree.fragments is None:
             return claim.depth
-        n = max((need.last - need.first + 1 for need in claim.open_needs()), default=0)
-        absent = 0
-        for node in self.tree.up(claim.cursor):
-            if node.resident:
-                break
+        n = absent = 0
+        for need in claim.needs:
+            if need.todo and need.last - need.first >= n:
+                n = need.last - need.first + 1
+        assert claim.cursor is not None
+        node = node_at(*claim.cursor)
+        while node.fragment is None and node.parent is not None:
             absent += len(node.tokens)
+            node = node.parent
         return max(n, absent)
 
     def take_counts(self) -> tuple[int, int]:
@@ -315,13 +338,18 @@ class Reader:
         """Whether a claim has all it wants; answers what it can from the row store."""
         if claim.needs:
             self._serve_stored(claim)
-        if claim.outstanding or not all(need.complete for need in claim.needs):
+        if claim.outstanding:
             return False
+        for need in claim.needs:
+            if not need.complete:
+                return False
         if not claim.wants_kv or self.tree.fragments is None:
             return True
         assert claim.cursor is not None
-        node = resolve(claim.cursor).node
-        return node.resident and not self.follows_grower(claim, node)
+        node = node_at(*claim.cursor)
+        if node.fragment is None and node.parent is not None:
+            return False
+        return not self.follows_grower(claim, node)
 
     def is_written(self, cursor: Cursor) -> bool:
         """Whether a part on its way writes the fragment at a place."""
@@ -342,8 +370,11 @@ class Reader:
         """Answer needs of one logits row that the store still has."""
         assert claim.cursor is not None
         for need in claim.needs:
-            if need.top is None and need.todo:
-                row = self.rows.at(Cursor(claim.cursor.node, need.last))
+            if need.todo and need.top is None:
+                cursor = claim.cursor
+                if need.last != cursor.depth:
+                    cursor = Cursor(cursor.node, need.last)
+                row = self.rows.at(cursor)
                 lent = None if row is None else self.rows.lend(row)
                 if lent is not None:
                     need.take(need.first, need.last)
@@ -355,35 +386,35 @@ class Reader:
         if self.tree.fragments is None:
             return self._whole(claim)
         absent = self._absent(claim)
-        assert claim.cursor is not None
-        known = absent[0].start if absent else claim.cursor.depth
+        known = absent[0].start if absent else claim.path().depth
         cost = self._read(claim, known, budget)
         if absent:
             cost += self._fill(claim, absent, budget - cost)
-            if absent[0] in self._writers:
-                self._writers[absent[0]].add(claim)
+            part = self._writers.get(absent[0])
+            if part is not None:
+                part.add(claim)
         return cost
 
     def _absent(self, claim: Claim) -> list[Node]:
         """Return the absent nodes of a path, topmost first; brings offloaded ones back."""
-        assert claim.cursor is not None
         while True:
-            absent: list[Node] = []
-            for node in self.tree.up(claim.cursor):
-                if node.resident:
-                    break
+            absent, node = list[Node](), claim.path().node
+            while node.fragment is None and node.parent is not None:
                 absent.append(node)
+                node = node.parent
             if not absent or absent[-1].host is None or absent[-1].launched:
                 return absent[::-1]
             self.tree.load_host(absent[-1])
 
     def _fill(self, claim: Claim, absent: list[Node], budget: int) -> int:
         """Let a part compute absent nodes, as far as they go on where it ends."""
-        above = absent[0].parent
-        if above is not None and absent[0] not in self._writers:
-            if self.follows_grower(claim, above):
-                return 0
-        part, cost, end = self._fresh(absent[0]), 0, absent[0].start
+        first = absent[0]
+        part, above = self._writers.get(first), first.parent
+        if part is None and above is not None and self.follows_grower(claim, above):
+            return 0
+        if part is not None and part.launched:
+            part = None
+        cost, end = 0, first.start
         for node in absent:
             if part is not None and self._writers.get(node) is part:
                 end = node.end
@@ -396,7 +427,7 @@ class Reader:
                 node = self.tree.split(node, node.start + budget - cost)
             part = self._new_fill(claim, node) if part is None else self._longer(part, node)
             cost += len(node.tokens)
-            end = node.end
+            end = part.end
         if part is not None:
             self._take(claim, part, end)
         return cost
@@ -443,7 +474,9 @@ class Reader:
         """Read again, in parts of at most the budget, what is resident but was never asked for."""
         assert claim.cursor is not None
         cost = 0
-        for need in claim.open_needs():
+        for need in claim.needs:
+            if not need.todo or need.first >= known:
+                continue
             for first, last in [(a, min(b, known)) for a, b in need.todo if a < known]:
                 last = min(last, first + max(budget - cost, 0))
                 if first >= last:
@@ -491,8 +524,9 @@ class Reader:
     def _take(self, claim: Claim, part: PathPart, end: int) -> None:
         """Let a part answer what it covers of a claim's needs; to `end` their paths are one."""
         part.add(claim)
-        for need in claim.open_needs():
-            self._take_need(claim, need, part, end)
+        for need in claim.needs:
+            if need.todo:
+                self._take_need(claim, need, part, end)
 
     def _take_need(self, claim: Claim, need: Need, part: PathPart, end: int) -> None:
         assert claim.cursor is not None
@@ -516,16 +550,15 @@ class Reader:
         if fragment is None:
             return False
         assert self.tree.fragments is not None
-        end = Cursor(part.pin.node, part.end)
         if part.leaf is not None:
-            self.tree.grew(part.leaf, end)
+            self.tree.grew(part.leaf, part.pin)
             return False
         try:
             self.tree.fragments.settle(fragment)
         except BaseException:
             self.tree.free(fragment)
             raise
-        self.tree.fill(end, part.start, fragment)
+        self.tree.fill(part.pin, part.start, fragment)
         return True
 
     def undo(self, part: PathPart) -> None:
@@ -551,7 +584,7 @@ class Reader:
         if part.leaf is not None:
             self._growers.pop(part.leaf, None)
         if part.fragment is not None:
-            for node in self.tree.up(Cursor(part.pin.node, part.end)):
-                if node.end <= part.from_depth:
-                    break
-                node.launched = False
+            below = node_at(*part.pin)
+            while below.parent is not None and below.end > part.from_depth:
+                below.launched = False
+                below = below.parent

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ..engines.base import HostRows, KeptRow, KeptRows
 from ..errors import ForwardError, WeftError
-from ..kv.place import Cursor, Node, resolve
+from ..kv.place import Cursor, Node, node_at
 
 
 class LogitsRow:
@@ -90,16 +90,12 @@ class RowStore:
         itself; the others are forgotten together.
         """
         rows = [LogitsRow() for _ in numbers]
-        each = kept.n_bytes // n_kept
-        held = None if hung else _Held(kept)
+        each, held = kept.n_bytes // n_kept, _Held(kept)
         for row, number in zip(rows, numbers, strict=True):
-            row._index = number
-            if held is None:
-                row._held = _Held(kept)
+            row._index, row._held = number, held
+            if hung:
                 self._enter(row, each)
-            else:
-                row._held = held
-        if held is not None:
+        if not hung:
             self._enter(held, each * len(rows))
         return rows
 
@@ -171,7 +167,8 @@ class RowStore:
 
     def put(self, cursor: Cursor, row: LogitsRow) -> None:
         """Hang a row on the tree, instead of one that hung there."""
-        node, depth = resolve(cursor)
+        node, depth = cursor
+        node = node_at(node, depth)
         if node.parent is None:
             return
         if node.rows is None:
@@ -189,7 +186,8 @@ class RowStore:
 
     def at(self, cursor: Cursor) -> LogitsRow | None:
         """Return the row that hangs at a place."""
-        node, depth = resolve(cursor)
+        node, depth = cursor
+        node = node_at(node, depth)
         return node.rows.get(depth) if node.rows else None
 
     def clear(self) -> None:
@@ -222,10 +220,14 @@ class RowStore:
 
     def _enter(self, counted: LogitsRow | _Held, n_bytes: int) -> None:
         """Count a row, or an output, as the one used last."""
-        self._leave(counted._ref)
-        entry = counted._ref = _Entry(counted, self._go)
+        entry, order = counted._ref, self._order
+        if entry is not None and id(entry) in order:
+            self.used_bytes -= entry.n_bytes
+            order.move_to_end(id(entry))
+        else:
+            entry = counted._ref = _Entry(counted, self._go)
+            order[id(entry)] = entry
         entry.n_bytes = n_bytes
-        self._order[id(entry)] = entry
         self.used_bytes += n_bytes
 
     def _leave(self, entry: _Entry | None) -> None:

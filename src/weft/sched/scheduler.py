@@ -77,10 +77,12 @@ class Scheduler:
         """Return tickets, and the jobs that answer them once these have entered. Takes no lock."""
         if atomic and not all(isinstance(item, Extend) for item in items):
             raise ConfigError("an atomic call takes extends only; submit runs on their own")
-        self._refuse_retired(items)
-        if not self.engine.info.abilities.steps:
+        if self.retired:
+            self._refuse_retired(items)
+        abilities = self.engine.info.abilities
+        if not abilities.steps:
             refuse(items, self.engine)
-        elif not self.engine.info.abilities.raw_logits:
+        elif not abilities.raw_logits:
             refuse_scaled(items, self.engine)
         tickets = [Ticket(item, self._inbox) for item in items]
         groups = [tickets] if atomic else [[ticket] for ticket in tickets]
@@ -418,7 +420,6 @@ class Scheduler:
 
     def _deliver_part(self, part: Part) -> None:
         """Give out what a part brought; what goes wrong fails its jobs alone."""
-        jobs = list(part.jobs())
         part_error = part.error
         if part_error is None:
             try:
@@ -428,7 +429,7 @@ class Scheduler:
                 part_error = error
         else:
             part.discard(self.desk)
-        for job in jobs:
+        for job in list(part.jobs()):
             self.desk.fail(job, as_forward_error(part_error))
 
     def _crash(self, step: Step, raised: BaseException) -> None:
@@ -551,8 +552,7 @@ class Scheduler:
 
     def _refuse_retired(self, items: Sequence[Item]) -> None:
         """Raise StaleHandle for work in a namespace that is gone."""
-        if self.retired:
-            for item in items:
-                for name in item.namespaces():
-                    if name is not None and name in self.retired:
-                        raise StaleHandle(self.retired[name])
+        for item in items:
+            for name in item.namespaces():
+                if name is not None and name in self.retired:
+                    raise StaleHandle(self.retired[name])

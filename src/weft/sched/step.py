@@ -320,12 +320,21 @@ class Call:
         if n_kept < self.n_logits:
             indices = [part.first_logit + i for part in self.parts for i in range(part.n_kept())]
         kept, first = self.output.keep(indices), 0
+        hung: list[tuple[Part, int]] = []
+        numbers: list[int] = []  # of the rows that are hung: there may be very many parts of one
         for part in self.parts:
             n = part.n_kept()
             if n:
-                part.kept = store.keep(kept, range(first, first + n), n_kept, hung=part.hangs)
                 part.kept_in, part.first_kept = kept, first
+                if part.hangs:
+                    hung.append((part, len(numbers)))
+                    numbers += range(first, first + n)
+                else:
+                    part.kept = store.keep(kept, range(first, first + n), n_kept, hung=False)
                 first += n
+        rows = store.keep(kept, numbers, n_kept, hung=True) if hung else []
+        for part, at in hung:
+            part.kept = rows[at : at + part.n_kept()]
         store.shrink()
 
 
