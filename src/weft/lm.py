@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from weakref import WeakValueDictionary
+
+import numpy as np
 
 from . import doors
 from .chat import ChatPrompt
@@ -138,10 +141,22 @@ class LM(
         Raises: ConfigError for ids outside the vocabulary or an unknown adapter, ContextOverflow
         beyond n_ctx.
         """
+        self.check_path(ids, 0 if after is None else after.depth)
+        name = None if after is None else after.namespace
+        if namespace is not None and after is None:
+            name = self.adapters.space(namespace)
+        return Place(self.tree.holds, name, after, list(ids))
+
+    def root(self, namespace: str | None = None) -> Place:
+        """Return the place before all tokens of an adapter's tree, or of the model's own."""
+        return Place(self.tree.holds, self.adapters.space(namespace))
+
+    def check_path(self, ids: Sequence[int], n_before: int = 0) -> None:
+        """Raise what `place` does for ids that cannot follow so many others."""
         if self.closed:
             raise StaleHandle("this LM is closed; load it again")
         self._check_ids(ids)
-        depth = len(ids) + (after.depth if after is not None else 0)
+        depth = n_before + len(ids)
         if depth > self.n_ctx:
             raise ContextOverflow(
                 f"the path has {depth} tokens, but the context is {self.n_ctx}",
@@ -149,15 +164,11 @@ class LM(
                 n_ctx=self.n_ctx,
                 hint="shorten the prompt, clip the path, or load the model with a larger n_ctx",
             )
-        name = None if after is None else after.namespace
-        if namespace is not None and after is None:
-            name = self.adapters.space(namespace)
-        return Place(self.tree.holds, name, after, list(ids))
 
     def _check_ids(self, ids: Sequence[int]) -> None:
         if len(ids) == 0:
             return
-        low, high = min(ids), max(ids)
+        low, high = least_and_most(ids)
         if self.info.n_vocab == 0:
             self.text.check_ids(ids)
         elif low < 0 or high >= self.info.n_vocab:
@@ -445,6 +456,19 @@ class LM(
         state = "closed" if self.closed else f"{self.info.name} on {self.info.device}"
         context = "unknown" if self.n_ctx == UNTOLD else self.n_ctx
         return f"<LM {self.info.model} ({state}), context {context}, {self.info.dtype}>"
+
+
+def least_and_most(ids: Sequence[int]) -> tuple[int, int]:
+    """Return the least and the largest of some ids. Long lists are looked through in C: a context
+    is checked whole each time that it is asked about.
+    """
+    if type(ids) is list and len(ids) >= 256:
+        try:
+            packed = np.frombuffer(array("q", ids), np.int64)
+        except (TypeError, OverflowError):  # none that are ids: who compares them tells
+            return min(ids), max(ids)
+        return int(packed.min()), int(packed.max())
+    return min(ids), max(ids)
 
 
 class Loaded(NamedTuple):

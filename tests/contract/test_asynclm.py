@@ -202,6 +202,68 @@ def test_reset_tells_those_who_wait(make) -> None:
     assert asyncio.run(model.next_token_logprobs(ids)).shape == (lm.info.n_vocab,)
 
 
+def test_a_caller_that_has_its_answer_leaves_nothing_behind(make, kind) -> None:
+    """Neither a query to reset nor a hold on the tree, while its path's KV is kept."""
+    lm = make(kind)
+    model, ids = AsyncLM(lm), prompt_ids(lm)
+
+    async def main():
+        rows = await asyncio.gather(*(model.next_token_logprobs([*ids, k]) for k in (5, 6, 7)))
+        task = asyncio.ensure_future(model.next_token_logprobs([*ids, 8]))
+        await asyncio.sleep(0)
+        task.cancel()
+        return rows, await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(main())
+    model.next_token_logprobs_sync([*ids, 9])
+    model.batch_next_token_logprobs_sync([ids, [*ids, 5]])
+    assert not model._waiting
+    assert lm.stats().pinned_tokens == 0
+    assert not any(node.holds for node in lm.tree.nodes())
+    assert lm.tree.root().node.holds == 0
+
+
+def test_a_long_context_is_checked_as_a_short_one(make) -> None:
+    lm = make("numpy")
+    model, n_vocab = AsyncLM(lm), lm.info.n_vocab
+    for n in (3, 300):
+        ids = [5 + i % 50 for i in range(n)]
+        for wrong in (-1, n_vocab, 1 << 70):
+            with pytest.raises(ConfigError, match=f"token id {wrong} is outside the vocabulary"):
+                model.next_token_logprobs_sync([*ids, wrong, 5])
+        with pytest.raises(ConfigError, match="whole numbers"):
+            model.next_token_logprobs_sync([*ids, 1.0])
+    with pytest.raises(ContextOverflow, match=f"the context is {lm.n_ctx}"):
+        model.next_token_logprobs_sync([5] * (lm.n_ctx + 1))
+
+
+def test_callers_that_go_on_have_their_work_counted_once(make, kind, oracle) -> None:
+    """Each asks for the context before and a token: that token is computed, the others reused."""
+    lm = make(kind)
+    if lm.info.kv == "hidden":
+        pytest.skip("what a hidden engine has is its own affair")
+    model, ids = AsyncLM(lm), prompt_ids(lm)
+    paths = [[*ids, 5 + k] for k in range(6)]
+
+    async def step(n: int):
+        rows = await asyncio.gather(*map(model.next_token_logprobs, paths))
+        for path in paths:
+            path.append((len(path) * 7 + path[-1]) % 50 + 5)
+        return rows
+
+    asyncio.run(step(0))
+    before = lm.stats()
+    for n in range(1, 4):
+        rows = asyncio.run(step(n))
+    after = lm.stats()
+    same(rows[2], log_softmax(oracle(paths[2][:-1]))[-1])
+    n_tokens = sum(len(path) - 1 - n for path in paths for n in range(3))
+    assert after.prefilled - before.prefilled == 3 * len(paths)
+    assert after.reused - before.reused == n_tokens - 3 * len(paths)
+    assert after.recomputed == before.recomputed
+    lm.tree.check()
+
+
 def test_several_loops_and_threads_ask_one_model(make, oracle) -> None:
     lm = make("numpy")
     model, ids = AsyncLM(lm), prompt_ids(lm)

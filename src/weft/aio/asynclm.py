@@ -252,9 +252,10 @@ class AsyncLM(AbstractAsyncLM):
         self.batch_size = None if batch_size is None else whole_number("batch_size", batch_size, 1)
         self.strict = strict
         self._as_torch = True if as_torch is None and lm.info.name == "torch" else as_torch
+        self._root = lm.root()
         self._device = lm.info.device if on_device else None
         self._exact = ExactRows(lm, whole_number("strict_bytes", strict_bytes, 0))
-        self._waiting: weakref.WeakSet[Ticket] = weakref.WeakSet()
+        self._waiting: set[Ticket] = set()
         self._gates: weakref.WeakKeyDictionary[Any, tuple[int, asyncio.Semaphore]]
         self._gates = weakref.WeakKeyDictionary()
 
@@ -270,20 +271,19 @@ class AsyncLM(AbstractAsyncLM):
         """
         if (turn := self.lm.turn_of_loop()) is not None:
             await turn
-        place = self._place(token_ids, lora_name)
         if self.strict:
+            place = self._place(token_ids, lora_name)
             return self._given((await self._exact.arows([place]))[0])
-        ((row,),) = await self._aread([self._read_of(place)])
+        ((row,),) = await self._aread([self._read_of(checked_ids(token_ids), lora_name)])
         return self._given(row)
 
     def next_token_logprobs_sync(
         self, token_ids: Sequence[int], lora_name: str | None = None
     ) -> Any:
         """The same, blocking; works inside a running loop too, which it blocks."""
-        place = self._place(token_ids, lora_name)
         if self.strict:
-            return self._given(self._exact.rows([place])[0])
-        ((row,),) = self._read([self._read_of(place)])
+            return self._given(self._exact.rows([self._place(token_ids, lora_name)])[0])
+        ((row,),) = self._read([self._read_of(checked_ids(token_ids), lora_name)])
         return self._given(row)
 
     async def batch_next_token_logprobs(
@@ -361,15 +361,19 @@ class AsyncLM(AbstractAsyncLM):
     def _reads(
         self, paths: Iterable[tuple[list[int], Sequence[int]]], lora_name: str | None
     ) -> list[Extend]:
-        return [
-            self._read_of(self.lm.place(ids, namespace=lora_name), *depths) for ids, depths in paths
-        ]
+        return [self._read_of(ids, lora_name, depths) for ids, depths in paths]
 
-    def _read_of(self, place: Place, *depths: int) -> Extend:
-        """Ask for the logits at a place, or at depths before it, computing what is missing."""
-        is_far = self.lm.info.far_rows
-        wants = tuple(Logits(depth, lent=is_far) for depth in depths or (place.depth,))
-        return Extend(place, (), wants)
+    def _read_of(self, ids: list[int], lora_name: str | None, depths: Sequence[int] = ()) -> Extend:
+        """Ask for the logits after a context, or after beginnings of it, computing what is missing.
+
+        No place is held there: while it is worked on a path is pinned.
+        """
+        lm = self.lm
+        lm.check_path(ids)
+        root = self._root if lora_name is None else lm.root(lora_name)
+        is_far = lm.info.far_rows
+        wants = [Logits(depth, False, is_far) for depth in depths or (len(ids),)]
+        return Extend(root, ids, tuple(wants))
 
     def _rows_of(self, ticket: Ticket) -> list[Floats]:
         """Return the log-probabilities of a read's answers."""
@@ -395,7 +399,10 @@ class AsyncLM(AbstractAsyncLM):
             return await self._agated(gate, reads)
         tickets = await self.lm.asubmit(reads)
         self._waiting.update(tickets)
-        await self.lm.adrive(tickets)
+        try:
+            await self.lm.adrive(tickets)
+        finally:
+            self._waiting.difference_update(tickets)
         return [self._rows_of(ticket) for ticket in tickets]
 
     async def _agated(self, gate: asyncio.Semaphore, reads: list[Extend]) -> list[list[Floats]]:
@@ -403,7 +410,10 @@ class AsyncLM(AbstractAsyncLM):
             async with gate:
                 (ticket,) = await self.lm.asubmit([read])
                 self._waiting.add(ticket)
-                await self.lm.adrive([ticket])
+                try:
+                    await self.lm.adrive([ticket])
+                finally:
+                    self._waiting.discard(ticket)
                 return self._rows_of(ticket)
 
         return list(await asyncio.gather(*map(one, reads)))
@@ -414,7 +424,10 @@ class AsyncLM(AbstractAsyncLM):
         for at in range(0, len(reads), size):
             tickets = self.lm.submit(reads[at : at + size])
             self._waiting.update(tickets)
-            self.lm.drive(tickets)
+            try:
+                self.lm.drive(tickets)
+            finally:
+                self._waiting.difference_update(tickets)
             answers += map(self._rows_of, tickets)
         return answers
 
@@ -614,11 +627,14 @@ def checked_ends(eos_token_ids: Any) -> frozenset[int]:
     return frozenset(whole_numbers("eos_token_ids", eos_token_ids))
 
 
+NO_LISTS = (str, bytes, bytearray, set, frozenset, dict)  # of ids, though they can be iterated
+
+
 def whole_numbers(name: str, given: Any) -> list[int]:
     """Return a list, tuple, array or tensor of ids as ints; refuse what has no order, or no ids."""
     values = given.tolist() if hasattr(given, "tolist") else given
     try:
-        if isinstance(values, str | bytes | bytearray | set | frozenset | dict):
+        if type(values) is not list and isinstance(values, NO_LISTS):
             raise TypeError
         return list(map(operator.index, values))
     except TypeError as error:
