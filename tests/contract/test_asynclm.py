@@ -614,6 +614,66 @@ def test_the_cache_is_seen_kept_and_cleared(make) -> None:
     assert model.walk_cache(ids)[0].logits is None
 
 
+SPOILT = 77  # the last token of a context whose row is no distribution
+
+
+def spoilt(lm, at, value) -> None:
+    """Let the model give `value` at some entries of the row after SPOILT."""
+    forward = lm.engine.forward
+
+    def spoiling(rows):
+        output, index = forward(rows), 0
+        held = output._logits if lm.info.name == "numpy" else output._device_logits.numpy()
+        for row in rows:
+            for place in row.logits_at:
+                if row.tokens[place] == SPOILT:
+                    held[index, at] = value
+                index += 1
+        return output
+
+    lm.engine.forward = spoiling
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    ("at", "value"), [(5, np.nan), (5, np.inf), (slice(None), -np.inf), (slice(None), np.nan)]
+)
+def test_a_row_that_is_no_distribution_is_refused_to_who_asked(
+    make, kind, strict, at, value, recwarn
+) -> None:
+    """By every form of the call, whether it is new or known; others of its step get theirs."""
+    lm = counted(make, kind)
+    spoilt(lm, at, value)
+    model, fine, broken = AsyncLM(lm, strict=strict), [3, 4, 5], [3, 4, SPOILT]
+
+    async def both() -> list[object]:
+        asked = [model.next_token_logprobs(ids) for ids in (fine, broken, [*fine, 9], broken)]
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    for _ in range(2):
+        first, failed, other, again = asyncio.run(both())
+        assert type(failed) is type(again) is ForwardError
+        assert "NaN or +inf" in str(failed)
+        assert np.isfinite(np.asarray(first)).all()
+        assert np.isfinite(np.asarray(other)).all()
+    for call in (model.next_token_logprobs_sync, model.prefix_logprobs_sync):
+        with pytest.raises(ForwardError, match="NaN or"):
+            call(broken)
+    with pytest.raises(ForwardError, match="NaN or"):
+        model.batch_top_logprobs_sync([fine, broken], 3)
+    assert not [each for each in recwarn if issubclass(each.category, RuntimeWarning)]
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_tokens_that_the_model_bans_are_none_of_it(make, kind) -> None:
+    lm = counted(make, kind)
+    spoilt(lm, slice(0, 9), -np.inf)
+    row = np.asarray(AsyncLM(lm).next_token_logprobs_sync([3, SPOILT]))
+    assert np.isneginf(row[:9]).all()
+    np.testing.assert_allclose(np.exp(row).sum(), 1, atol=1e-5)
+
+
 def test_batch_size_caps_the_contexts_of_a_step(make) -> None:
     lm = counted(make)
     model, ids = AsyncLM(lm, batch_size=4), prompt_ids(lm)

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 import weft  # noqa: E402
 from shallow import shallow  # noqa: E402
 from weft.engines.torch.output import TorchOutput, TorchRows, _Made  # noqa: E402
+from weft.errors import ForwardError  # noqa: E402
 from weft.sampling.metrics import log_softmax  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -117,3 +118,21 @@ def test_callers_get_far_rows_without_their_logits_on_the_host(
         weft.Loom(lm, contexts[1]).next(1)
         mixed = model.batch_next_token_logprobs_sync(contexts[:3])
         np.testing.assert_allclose(mixed.numpy(), np.stack(want[:3]), atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_row_that_is_no_distribution_is_refused_on_the_host(
+    value: float, *, is_first: bool
+) -> None:
+    """Alone or made with its neighbours, which are fine."""
+    logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(1))
+    logits[2] = value
+    kept = TorchRows(logits)
+    for number in (2,) if is_first else (0, 1, 3):
+        if number != 2:
+            row = kept.logprobs(number, on_host=True)
+            torch.testing.assert_close(torch.from_numpy(row), logits[number].log_softmax(-1))
+    with pytest.raises(ForwardError, match="NaN or"):
+        kept.logprobs(2, on_host=True)
+    assert kept.logprobs(2, on_host=False).isnan().all()

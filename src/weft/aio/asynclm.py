@@ -267,7 +267,8 @@ class AsyncLM(AbstractAsyncLM):
         """Return the log-probabilities of every token after a context: float32 [V], nats.
 
         Raises: ConfigError (a ValueError) for an empty context, ids outside the vocabulary or an
-        unknown adapter; ContextOverflow, KVFull, ForwardError.
+        unknown adapter; ContextOverflow, KVFull; ForwardError, also for a row that is no
+        distribution, unless it stays on the device: there all of it is NaN.
         """
         if (turn := self.lm.turn_of_loop()) is not None:
             await turn

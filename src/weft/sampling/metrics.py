@@ -44,11 +44,26 @@ class Moments(NamedTuple):
 
 
 def log_softmax(logits: Floats) -> Floats:
-    """Return log-probabilities of raw logits: float32 [..., V], a new array."""
-    below = logits - logits.max(axis=-1, keepdims=True)
-    total = np.log(np.exp(below).sum(axis=-1, keepdims=True, dtype=np.float64))
+    """Return log-probabilities of raw logits: float32 [..., V], a new array.
+
+    Raises: ForwardError if a row has NaN, +inf, or no finite entry at all.
+    """
+    with np.errstate(invalid="ignore"):
+        below = logits - logits.max(axis=-1, keepdims=True)
+        total = np.log(np.exp(below).sum(axis=-1, keepdims=True, dtype=np.float64))
+    if not np.isfinite(total).all():
+        raise broken_logits()
     logprobs: Floats = below - total.astype(np.float32)
     return logprobs
+
+
+def broken_logits() -> ForwardError:
+    """Return what is raised for a row that is no distribution."""
+    return ForwardError(
+        "the model gave logits with NaN or +inf, or nothing but -inf; allowed are finite ones "
+        "and -inf. Load the model in float32, or check its files",
+        hint="Load the model in float32, or check its files.",
+    )
 
 
 def moments(logits: Floats, scratch: Scratch | None = None, peak: Floats | None = None) -> Moments:
@@ -157,11 +172,7 @@ def _ranks(logits: Floats, targets: NDArray[np.int64], chosen: Floats) -> NDArra
 def _repaired(products: Floats, total: Floats) -> Floats:
     """Return the row sums of weight * shifted logit, where -inf logits made 0 * -inf = NaN."""
     if not np.isfinite(total).all():
-        raise ForwardError(
-            "the model gave logits with NaN or +inf, or nothing but -inf; allowed are finite ones "
-            "and -inf. Load the model in float32, or check its files",
-            hint="Load the model in float32, or check its files.",
-        )
+        raise broken_logits()
     sums: Floats = np.nan_to_num(products, copy=False, nan=0.0).sum(axis=1)
     return sums
 

@@ -14,9 +14,9 @@ from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..engines.base import KeptRow, LateTokens, Row, ScoreSpan
-from ..errors import Cancelled, ConstraintError, DeadEnd, ForwardError, WeftError
+from ..errors import Cancelled, ConstraintError, DeadEnd, WeftError
 from ..kv.place import Place
-from ..sampling.metrics import join_scores
+from ..sampling.metrics import broken_logits, join_scores
 from ..sampling.sampler import BROKEN, Chain, draw_at
 from .lines import Line
 from .reads import Claim, Need
@@ -397,11 +397,7 @@ class RunJob(Job):
 
     def _cannot_go_on(self, token: int) -> WeftError:
         if token == BROKEN:
-            return ForwardError(
-                "the model gave logits with NaN or +inf, or nothing but -inf; allowed are finite"
-                " ones and -inf. Load the model in float32, or check its files",
-                hint="Load the model in float32, or check its files.",
-            )
+            return broken_logits()
         matcher = self.sampler.matcher
         if matcher is not None and matcher.failure is not None:
             return ConstraintError(f"after {self.n_drawn} new tokens, {matcher.failure}")

@@ -9,6 +9,7 @@ from weakref import ReferenceType, ref
 import torch
 from torch import Tensor
 
+from ...sampling.metrics import broken_logits
 from ..base import Draws, KeptRows, Output, Score
 from .draws import Drawer
 from .lane import in_lane, on_default_stream
@@ -52,12 +53,15 @@ class TorchRows(KeptRows):
 
     def logprobs(self, number: int, *, on_host: bool) -> Any:
         """Return a row's log-probabilities: float32 [V], an array, or a tensor on the device; the
-        caller's own.
+        caller's own. Raises: ForwardError for a row on the host that is no distribution; one on the
+        device is not looked at, as that would wait for it.
         """
         place, device = self.place(number), self.tensor.device
         made = self._made_for(place, on_host=on_host)
         values: Any = made.values[place - made.first]
         if on_host:
+            if values[0] != values[0]:  # where one is not a number, none is
+                raise broken_logits()
             return values.copy() if made.n > 1 else values
         if made.n > 1:
             with on_default_stream(device):
