@@ -29,10 +29,30 @@ lm = weft.load("tiny", engine="torch")
 asyncio.run(weft.AsyncLM(lm).next_token_logprobs([5, 6]))
 """
 
+CONSTRAINED = """
+import atexit, logging, sys, threading
+logging.basicConfig()  # what is logged is told
+import weft
+from weft.constraints import Regex
+lm = weft.load("tiny", engine=sys.argv[1])
+loom, seen = weft.Loom(lm, "Once"), threading.Event()
+def last():
+    seen.clear()
+    print(seen.wait(20))  # the thread goes on meanwhile
+    some = loom.grow(n=2, max_tokens=9, seed=1, constraint=Regex("[a-z ]{3,9}"), show=False)
+    print(all(node.text.strip().islower() for node in some))
+atexit.register(last)
+def grow():
+    for event in loom.stream(n=2, max_tokens=900, constraint=Regex("[a-z ]{900,1000}")):
+        seen.set()
+threading.Thread(target=grow, daemon=True).start()
+seen.wait(20)
+"""
 
-def ran(program: str) -> subprocess.CompletedProcess[str]:
+
+def ran(program: str, *given: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", program, *given], capture_output=True, text=True, timeout=120
     )
 
 
@@ -45,3 +65,12 @@ def test_a_step_under_way_is_ended_first() -> None:
 def test_an_lm_still_answers_after_its_thread_has_ended() -> None:
     done = ran(LATER)
     assert (done.returncode, done.stdout.strip()) == (0, "True"), done.stderr
+
+
+@pytest.mark.parametrize("engine", ["numpy", "torch"])
+def test_what_is_constrained_goes_on_while_the_program_ends(engine: str) -> None:
+    """Python's executors take no more work by then; masks are filled without."""
+    pytest.importorskip("llguidance")
+    done = ran(CONSTRAINED, engine)
+    assert (done.returncode, done.stdout.split()) == (0, ["True", "True"]), done.stderr
+    assert done.stderr == ""

@@ -374,7 +374,10 @@ class Masks:
 
     def begin(self, matchers: Sequence[Matcher | None], n_vocab: int) -> None:
         """Start filling on another thread; matchers must stay as they are until `finish`."""
-        self._filling = _worker().submit(self._fill, list(matchers), n_vocab)
+        try:
+            self._filling = _worker().submit(self._fill, list(matchers), n_vocab)
+        except RuntimeError:  # the program ends, and threads take no more work: `finish` does it
+            self._filling = None
 
     def finish(self, matchers: Sequence[Matcher | None], n_vocab: int) -> NDArray[np.int32]:
         """Fill, or wait for what `begin` started; return the masks, int32 [B, words]."""
