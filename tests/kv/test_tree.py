@@ -9,8 +9,8 @@ import pytest
 from fakes import BrokenFragments
 from kv.listkv import ListFragments
 from weft.kv.place import Cursor, Node, Place, common_prefix, resolve
-from weft.kv.room import EvictionQueue, HostTier
-from weft.kv.tree import TokenTree, split_exported
+from weft.kv.room import EvictionQueue, HostTier, split_exported
+from weft.kv.tree import TokenTree
 from weft.sched.rows import LogitsRow
 
 

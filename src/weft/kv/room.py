@@ -6,6 +6,7 @@ import heapq
 import logging
 from collections.abc import Callable
 from itertools import count
+from typing import Any
 
 from ..engines.base import Fragments
 from .place import Node, Tail
@@ -258,6 +259,20 @@ class HostTier:
             node.host = None
             del self._nodes[node]
 
-    def split(self, upper: Node) -> None:
-        """A node was cut: its new upper half has a part of the host copy of its own."""
+    def split(self, upper: Node, lower: Node, cut: int) -> None:
+        """A node was cut before its slot `cut`: each half has its part of the host copy."""
+        assert lower.host is not None
+        upper.host, lower.host = split_exported(lower.host, cut)
         self._nodes[upper] = None
+
+
+def split_exported(host: dict[str, Any], cut: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Cut exported KV: k.* and v.* have their slots on axis 1, others describe the whole.
+
+    Both are copies: a view would keep the memory of the whole, whatever becomes of the other half.
+    """
+    upper, lower = dict(host), dict(host)
+    for name, array in host.items():
+        if name.startswith(("k.", "v.")):
+            upper[name], lower[name] = array[:, :cut].copy(), array[:, cut:].copy()
+    return upper, lower

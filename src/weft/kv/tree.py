@@ -18,7 +18,6 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import takewhile
-from typing import Any
 
 from ..engines.base import Fragment, Fragments, Span
 from .check import check_tree
@@ -76,18 +75,6 @@ def can_join(upper: Node, lower: Node) -> bool:
         and not upper.launched
         and not lower.launched
     )
-
-
-def split_exported(host: dict[str, Any], cut: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Cut exported KV: k.* and v.* have their slots on axis 1, others describe the whole.
-
-    Both are copies: a view would keep the memory of the whole, whatever becomes of the other half.
-    """
-    upper, lower = dict(host), dict(host)
-    for name, array in host.items():
-        if name.startswith(("k.", "v.")):
-            upper[name], lower[name] = array[:, :cut].copy(), array[:, cut:].copy()
-    return upper, lower
 
 
 def move_rows(source: Node, target: Node, last: int) -> None:
@@ -589,8 +576,7 @@ class TokenTree:
             self.epoch += 1
             self._spans.clear()
         if node.host is not None:
-            upper.host, node.host = split_exported(node.host, cut)
-            self.host.split(upper)
+            self.host.split(upper, node, cut)
         move_rows(node, upper, depth)
         above.children[upper.tokens[0]] = upper
         node.tokens, node.start, node.parent = node.tokens[cut:], depth, upper

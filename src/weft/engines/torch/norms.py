@@ -22,7 +22,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _SIZES = ((1.0, 0.0), (30.0, 0.0), (1.0, 3.0), (1e-3, 0.0))
 
 
-class _Form(NamedTuple):
+class _NormForm(NamedTuple):
     """What a norm does: x times shift + weight, over the root of mean square + eps."""
 
     eps: float
@@ -52,7 +52,7 @@ def _by_step(kind: type[nn.Module]) -> type[nn.Module]:
     """Return the class of a norm, which asks the step first."""
 
     def forward(self: nn.Module, *given: Any, **named: Any) -> Any:
-        form: _Form = self.__dict__[_FORM]
+        form: _NormForm = self.__dict__[_FORM]
         step = step_of(self)
         if step is None or not step.turns or named or len(given) != 1:
             return kind.forward(self, *given, **named)
@@ -65,7 +65,7 @@ def _by_step(kind: type[nn.Module]) -> type[nn.Module]:
     return type(f"{kind.__name__}ByStep", (kind,), {"forward": forward, "__module__": __name__})
 
 
-def _form_of(module: nn.Module, dtype: torch.dtype) -> _Form | None:
+def _form_of(module: nn.Module, dtype: torch.dtype) -> _NormForm | None:
     """Return what a module does, if that is such a norm and nothing else."""
     weight = module._parameters.get("weight")
     if list(module._parameters) != ["weight"] or module._modules or module._buffers:
@@ -93,5 +93,5 @@ def _form_of(module: nn.Module, dtype: torch.dtype) -> _Form | None:
     for shift in (0.0, 1.0):
         want = scaled * (weight.float() + shift)
         if torch.allclose(made.float(), want, rtol=near, atol=near * float(want.abs().max())):
-            return _Form(eps, shift, dtype)
+            return _NormForm(eps, shift, dtype)
     return None

@@ -25,7 +25,7 @@ _TOKENS = 3
 Cosines = Literal["whole", "part", "half"]
 
 
-class _Form(NamedTuple):
+class _TurnForm(NamedTuple):
     """How a function turns heads, the first half of each with the second.
 
     n: how many tensors of heads it takes. cosines: there is one for every number of a head, for
@@ -119,7 +119,7 @@ def _calling(function: Any, turning: Callable[..., Any]) -> FunctionType:
 class _Turning:
     """Stands for a function that turns heads, in steps that do."""
 
-    def __init__(self, call: RunningForward, plain: Callable[..., Any], form: _Form) -> None:
+    def __init__(self, call: RunningForward, plain: Callable[..., Any], form: _TurnForm) -> None:
         self._call, self._plain, self._form = call, plain, form
 
     def __call__(self, *given: Any, **named: Any) -> Any:
@@ -134,14 +134,14 @@ class _Turning:
         return self._plain(*given, **named)
 
 
-def _form_of(plain: Callable[..., Any], dtype: torch.dtype) -> _Form | None:
+def _form_of(plain: Callable[..., Any], dtype: torch.dtype) -> _TurnForm | None:
     """Return how a function turns heads, by what it makes of some; None for other ways."""
     every: tuple[Cosines, ...] = ("part", "whole", "half")
     for n, cosines in product((2, 1), every):
         dtypes = {(dtype, of_cos) for of_cos in (dtype, torch.float32)}
         known = frozenset(pair for pair in dtypes if _turns_so(plain, n, cosines, *pair))
         if known:
-            return _Form(n, cosines, known)
+            return _TurnForm(n, cosines, known)
     return None
 
 
