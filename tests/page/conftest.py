@@ -29,9 +29,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    import browsing
+    if config.option.late:
+        import browsing
 
-    browsing.always_late.update(config.option.late)
+        browsing.always_late.update(config.option.late)
 
 
 @pytest.fixture(scope="session")
