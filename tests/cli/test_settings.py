@@ -93,6 +93,7 @@ def test_the_home_is_the_systems_own_place_unless_it_is_given(monkeypatch, tmp_p
     assert home() == user_data_path("weft", appauthor=False)
 
 
+@pytest.mark.torch
 def test_models_in_the_cache_are_listed_with_what_they_lack(weft, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     for name, files in (("whole", ("model.safetensors",)), ("half", ()), ("empty", None)):
