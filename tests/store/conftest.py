@@ -16,6 +16,7 @@ _names = (f"weft{n}" for n in itertools.count())
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Cluster]:
+    pytest.importorskip("psycopg", reason="the extra postgresql is not installed")
     try:
         with cluster() as made:
             yield made

@@ -408,6 +408,7 @@ def test_what_is_no_database_is_refused(url: str, said: str) -> None:
 
 
 def test_passwords_are_in_no_message() -> None:
+    pytest.importorskip("psycopg", reason="the extra postgresql is not installed")
     with pytest.raises(StoreError) as told:
         Database("postgresql://me:secret@127.0.0.1:1/x", patience_s=0.0)
     assert "secret" not in f"{told.value} {told.value.hint}"
