@@ -49,6 +49,21 @@ threading.Thread(target=grow, daemon=True).start()
 seen.wait(20)
 """
 
+INLINE = """
+import atexit, sys, threading
+late = lambda: print(bool(weft.Loom(lm, "Once").grow(max_tokens=3, show=False)[0].text))
+atexit.register(late)  # before weft's own: it runs after that
+import weft
+lm = weft.load("tiny", engine=sys.argv[1])
+loom, begun = weft.Loom(lm, "Once upon a time"), threading.Event()
+def grow():
+    for event in loom.stream(n=8, max_tokens=900, temperature=1.0):
+        begun.set()
+threading.Thread(target=grow, daemon=True).start()
+begun.wait(30)
+print(not [each for each in threading.enumerate() if each.name.startswith("weft")])
+"""
+
 
 def ran(program: str, *given: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -74,3 +89,12 @@ def test_what_is_constrained_goes_on_while_the_program_ends(engine: str) -> None
     done = ran(CONSTRAINED, engine)
     assert (done.returncode, done.stdout.split()) == (0, ["True", "True"]), done.stderr
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("engine", ["numpy", "torch"])
+def test_a_step_that_a_daemon_thread_makes_is_ended_first(engine: str) -> None:
+    """The LM has no thread of its own there; what the program does last is answered."""
+    for _ in range(3):
+        done = ran(INLINE, engine)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.split() == ["True", "True"]

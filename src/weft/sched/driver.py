@@ -78,6 +78,7 @@ class Driver:
         self.closed = False
         self._thread: threading.Thread | None = None
         self._home = 0  # the process that has it
+        self._made_in = os.getpid()
         self._ends_with_program = False
         self._caller: int | None = None
         self._stepping = threading.Lock()  # held by whoever steps
@@ -88,6 +89,7 @@ class Driver:
         self._loops = weakref.WeakKeyDictionary()
         self._last_loop: tuple[weakref.ref[asyncio.AbstractEventLoop], Outbox] | None = None
         scheduler.tree.holds.relieve = relief(weakref.ref(self))
+        _DRIVERS.add(self)
 
     # Sync -------------------------------------------------------------------------------------
 
@@ -205,11 +207,20 @@ class Driver:
         """Be the one who steps."""
         self._refuse_nested()
         with self._stepping:
-            self._stepper = threading.get_ident()
-            try:
-                yield
-            finally:
-                self._stepper = None
+            if self._goes_on() or threading.current_thread() is self._thread:
+                self._stepper = threading.get_ident()
+                try:
+                    yield
+                    return
+                finally:
+                    self._stepper = None
+        threading.Event().wait()  # for ever: this is a daemon thread of a program that has ended
+
+    def _goes_on(self) -> bool:
+        """Whether the program goes on, or this is the thread that does what is last in it."""
+        if _last_thread is None or self.scheduler.engine.info.owner_thread:
+            return True
+        return _last_thread == threading.get_ident()
 
     def _refuse_nested(self) -> None:
         if self._stepper == threading.get_ident():
@@ -231,6 +242,8 @@ class Driver:
         if self._thread is not None:
             return False
         me = threading.get_ident()
+        if _last_thread is not None and not self.scheduler.engine.info.owner_thread:
+            return True  # to one; all others stay in their turn
         with deferred_interrupt(), self._news:
             if self._caller is None and not self.scheduler.engine.info.owner_thread:
                 self._caller = me
@@ -253,7 +266,7 @@ class Driver:
 
     def start(self) -> None:
         """Start the driver thread, if there is none; it ends with the LM."""
-        if self._thread is not None:
+        if self._thread is not None or not self._goes_on():
             return
         with deferred_interrupt(), self._news:
             if self._thread is None and not self.closed:
@@ -266,7 +279,6 @@ class Driver:
                     daemon=True,
                 )
                 self._thread.start()
-                _STARTED.add(self)
 
     @property
     def is_over(self) -> bool:
@@ -288,6 +300,12 @@ class Driver:
         if not thread.is_alive():
             self._thread = self._caller = None
             self._ends_with_program = False
+
+    def await_step(self) -> None:
+        """Wait for a step that some thread makes inline: it would die within it, as above."""
+        is_mine = self._stepper == threading.get_ident() or self._made_in != os.getpid()
+        if not is_mine and self._stepping.acquire(timeout=END_S):
+            self._stepping.release()
 
     def _shut(self, last: Callable[[], None] | None) -> None:
         with self._turn():
@@ -455,13 +473,18 @@ def relief(driver_ref: weakref.ref[Driver]) -> Callable[[], None]:
     return relieve
 
 
-_STARTED = weakref.WeakSet[Driver]()
+_DRIVERS = weakref.WeakSet[Driver]()
+_last_thread: int | None = None  # the one that does what is last in a program, once that ends
 
 
 @atexit.register
 def _end_with_program() -> None:
-    for driver in list(_STARTED):
+    global _last_thread
+    for driver in list(_DRIVERS):
         driver.end_with_program()
+    _last_thread = threading.get_ident()
+    for driver in list(_DRIVERS):
+        driver.await_step()
 
 
 def drive_forever(driver_ref: weakref.ref[Driver], news: threading.Condition) -> None:
