@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -178,6 +179,42 @@ def test_a_caller_that_steps_lets_the_thread_take_over_between_steps(make: MakeR
     assert_result(rig, item, result)
     join(*others)
     assert len(engine.threads) == 2
+
+
+def test_who_awaits_what_another_thread_steps_inline_is_told(
+    make: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver thread was started during that step, which has done all there is: it has none."""
+    rig = make(MemoryEngine())
+    driver, step, entered = rig.driver, rig.scheduler.step, threading.Event()
+    other: list[threading.Thread] = []
+    found: list[object] = []
+
+    async def ask() -> None:
+        tickets = await driver.asubmit([Extend(rig.place([4, 5]), (), (Logits(2),))])
+        waiting = driver.when_done(tickets)
+        await asyncio.wait_for(waiting, SOON)
+        found.append(tickets[0].result())
+
+    def stepping() -> None:
+        if not other:
+            other.append(beside(lambda: asyncio.run(ask())))
+            assert entered.wait(SOON)
+        step()
+
+    inner = rig.scheduler.enter
+
+    def entering(jobs: list[Any]) -> None:
+        inner(jobs)
+        if other and jobs:
+            entered.set()
+
+    monkeypatch.setattr(rig.scheduler, "step", stepping)
+    monkeypatch.setattr(rig.scheduler, "enter", entering)
+    (ticket,) = driver.submit([Extend(rig.place([1, 2, 3]), (), (Logits(3),))])
+    driver.drive([ticket])
+    join(*other)
+    assert len(found) == 1
 
 
 def test_work_submitted_while_the_thread_sleeps_wakes_it(make: MakeRig) -> None:

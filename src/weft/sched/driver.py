@@ -144,6 +144,8 @@ class Driver:
                         self.scheduler.step()
                 done = is_done()
                 check()
+            if self._thread is not None:  # it came meanwhile: who waits may be answered already
+                self._tell()
         if not done:
             self._wait(is_done)
 
