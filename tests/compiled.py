@@ -31,9 +31,10 @@ function = getattr(importlib.import_module("weft.engines.torch." + module), name
 options = {name: fixed.pop(name) for name in ("num_warps", "num_stages") if name in fixed}
 names = function.arg_names
 kinds = {n: kinds.get(n, "*bf16" if n.endswith("_ptr") else "i32") for n in names}
+unknown = {each.name for each in function.params if each.do_not_specialize}
 aligned = [
-    i for i, n in enumerate(names)
-    if n not in fixed and (n.endswith(("_ptr", "_stride")) or n.startswith("q_"))
+    i for i, n in enumerate(names) if n not in fixed and n not in unknown
+    and (n.endswith(("_ptr", "_stride")) or n.startswith("q_"))
 ]
 source = ASTSource(
     function,
@@ -52,8 +53,9 @@ stack, registers = (int(re.search(n + ":([0-9]+)", told)[1]) for n in ("STACK", 
 waits = [int(n) for n in re.findall("cp.async.wait_group\\s+([0-9]+)", ptx)]
 found = [made.metadata.shared, "wgmma" in ptx, "mma.sync" in ptx, stack, registers]
 is_serial = 0 < sass.count("HGMMA") <= sass.count("WARPGROUP.DEPBAR")
+n_narrow = len(re.findall("ld.global[.a-z_]*[.]b16", ptx))
 n_approximate = len(re.findall("(?:sin|cos)[.]approx", ptx))
-print(json.dumps([*found, max(waits, default=0), is_serial, n_approximate]))
+print(json.dumps([*found, max(waits, default=0), is_serial, n_approximate, n_narrow]))
 """
 
 
@@ -62,7 +64,7 @@ class Compiled(NamedTuple):
 
     ahead: copies into shared memory that may be under way while others are waited for.
     is_serial: each product of a warp group is waited for before the next begins. approximations:
-    sines and cosines that are approximated.
+    sines and cosines that are approximated. narrow: loads of two bytes a thread.
     """
 
     shared: int
@@ -73,6 +75,7 @@ class Compiled(NamedTuple):
     ahead: int
     is_serial: bool
     approximations: int
+    narrow: int
 
 
 def compiled(

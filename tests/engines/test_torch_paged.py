@@ -1128,10 +1128,10 @@ def test_turning_and_storing_apart_fill_a_processor(size: int) -> None:
     fixed = {"N_QUERIES": 32, "N_KEYS": 8, "DIM": size, "TURNED": size, "WIDTH": size}
     fixed |= {"PAD": size, "BM": 8, "num_warps": 4}
     made = compiled("paged.elementwise", "turn_only", fixed)
-    assert (made.stack, made.registers <= 96) == (0, True)
+    assert (made.stack, made.registers <= 96, made.narrow) == (0, True, 0)
     fixed = {"N_KV": 8, "KEY_DIM": size, "VALUE_DIM": size, "PAD": size, "BM": 8, "num_warps": 4}
     made = compiled("paged.elementwise", "store_heads", fixed)
-    assert (made.stack, made.registers <= 64) == (0, True)
+    assert (made.stack, made.registers <= 64, made.narrow) == (0, True, 0)
 
 
 @pytest.mark.slow
@@ -1140,7 +1140,7 @@ def test_the_norm_fills_a_processor(width: int) -> None:
     pad = kernel.padded(width)
     fixed = {"WIDTH": width, "PAD": pad, "BM": 1, "num_warps": min(16, pad // 512)}
     made = compiled("paged.elementwise", "norm_rows", fixed)
-    assert (made.stack, made.registers <= 128) == (0, True)
+    assert (made.stack, made.registers <= 128, made.narrow) == (0, True, 0)
 
 
 @pytest.mark.slow
@@ -1155,7 +1155,7 @@ def test_angles_are_turned_about_exactly() -> None:
 def test_the_gate_fills_a_processor() -> None:
     fixed = {"WIDTH": 14336, "BT": 1, "BW": 1024, "num_warps": 4}
     made = compiled("paged.elementwise", "gate_and_multiply", fixed)
-    assert (made.stack, made.registers <= 32) == (0, True)
+    assert (made.stack, made.registers <= 32, made.narrow) == (0, True, 0)
 
 
 @pytest.mark.slow

@@ -113,10 +113,8 @@ def turn_and_store(
     )
 
 
-_STRIDES = [f"{x}_{of}_stride" for x in ("query", "key", "value") for of in ("head", "token")]
-
-
-@triton.jit(do_not_specialize=["n_rows", *_STRIDES[2:]])
+# Strides are specialised: a kernel that does not know them as multiples of 16 reads number by number.
+@triton.jit(do_not_specialize=["n_rows"])
 def store_heads(
     key_ptr,
     value_ptr,
@@ -149,7 +147,7 @@ def store_heads(
     tl.store(v_ptr + to[:, None] * VALUE_DIM + d, held, mask=is_value)
 
 
-@triton.jit(do_not_specialize=["n_rows", "cos_stride", *_STRIDES[:4]])
+@triton.jit(do_not_specialize=["n_rows"])
 def turn_only(
     query_ptr,
     key_ptr,
@@ -197,7 +195,7 @@ def turn_only(
     tl.store(key_out, turned.to(key_out_ptr.dtype.element_ty), mask=is_key)
 
 
-@triton.jit(do_not_specialize=["n_rows", "n_inner", "outer_stride", "inner_stride"])
+@triton.jit(do_not_specialize=["n_rows", "n_inner"])
 def norm_rows(
     x_ptr,
     weight_ptr,
