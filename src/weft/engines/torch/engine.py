@@ -54,6 +54,7 @@ from .output import TorchOutput
 from .packed import PackedLinear
 from .refusals import NoTree, refuse_handed_over, refuse_model, refuse_probe, why_no_tree
 from .rotary import fuse_rotary
+from .siblings import fuse_siblings
 from .steady import Remembered, StepIds
 from .whole import WholePathEngine
 
@@ -384,6 +385,7 @@ class TorchEngine(ModelEngine):
         self._listeners = Listeners(model)
         fused = FusedDecoder.of(model, probe.specs, self._call)
         if fused is None and tries_kernels(makers):
+            fuse_siblings(model)
             fuse_norms(model, hidden.dtype)
             fuse_rotary(model, self._call, hidden.dtype)
             fuse_activations(model)

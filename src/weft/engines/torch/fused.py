@@ -14,6 +14,7 @@ from transformers.activations import SiLUActivation
 from .hook import RunningForward
 from .memory import KVStep, Spec, Turn
 from .packed import PackedLinear
+from .siblings import SIBLINGS, Siblings, of_linear
 
 # What `FusedDecoder` computes is what these classes do, and no other.
 _MODELS = frozenset(
@@ -22,8 +23,6 @@ _MODELS = frozenset(
 )
 _DTYPES = (torch.float32, torch.bfloat16)
 _DTYPES_ON_CARD = (*_DTYPES, torch.float16)
-# Projections of one input, which are one product where their weights lie together.
-SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 class FusedDecoder:
@@ -99,9 +98,9 @@ class _Layer:
         self._n_k = attention.k_proj.out_features // attention.head_dim
         self._q_norm = getattr(attention, "q_norm", None)
         self._k_norm = getattr(attention, "k_norm", None)
-        self._qkv = _Siblings([getattr(attention, name) for name in SIBLINGS[0]])
+        self._qkv = Siblings([getattr(attention, name) for name in SIBLINGS[0]])
         self._back = attention.o_proj
-        self._gated = _Siblings([getattr(mlp, name) for name in SIBLINGS[1]])
+        self._gated = Siblings([getattr(mlp, name) for name in SIBLINGS[1]])
         self._act, self._down = mlp.act_fn, mlp.down_proj
         self._is_silu = type(mlp.act_fn) in (nn.SiLU, SiLUActivation)
 
@@ -142,72 +141,6 @@ class _Layer:
         return _added_to(x, self._act(gate).mul_(up), self._down)
 
 
-class _Siblings:
-    """Linear layers of one input."""
-
-    def __init__(self, layers: Sequence[nn.Linear]) -> None:
-        self._layers = layers
-        first = layers[0]
-        self._packed = first if isinstance(first, PackedLinear) else None
-        self._held = [layer._parameters for layer in layers]  # `layer.weight` takes ten times it
-        weights = [weight for held in self._held if (weight := held.get("weight")) is not None]
-        self._has_biases = first.bias is not None
-        self._whole = _whole(weights) if len(weights) == len(layers) else None
-        self._places = [weight.data_ptr() for weight in weights]
-        biases = [bias for held in self._held if (bias := held.get("bias")) is not None]
-        self._bias = _whole(biases) if len(biases) == len(layers) else None
-        self._bias_places = [bias.data_ptr() for bias in biases]
-
-    def each(self, x: Tensor) -> Sequence[Tensor]:
-        """x: [T, in]. Returns what each layer makes of it, [T, out]."""
-        if self._whole is None or self._is_packed_for(x):
-            return [of_linear(x, layer) for layer in self._layers]
-        return self.of(x).split([layer.out_features for layer in self._layers], -1)
-
-    def of(self, x: Tensor) -> Tensor:
-        """x: [T, in]. Returns [T, out of all], side by side."""
-        if self._is_packed_for(x):
-            return torch.cat([of_linear(x, layer) for layer in self._layers], -1)
-        # What was never side by side, or where others were put in their place, is met apart.
-        weights: list[Any] = [held["weight"] for held in self._held]
-        bias = self._bias_now() if self._has_biases else None
-        if self._whole is not None and [weight.data_ptr() for weight in weights] == self._places:
-            return F.linear(x, self._whole, bias)
-        out = torch.cat([F.linear(x, weight) for weight in weights], -1)
-        return out if bias is None else out.add_(bias)
-
-    def _bias_now(self) -> Tensor:
-        biases: list[Any] = [held["bias"] for held in self._held]
-        if self._bias is not None and [bias.data_ptr() for bias in biases] == self._bias_places:
-            return self._bias
-        return torch.cat(biases)
-
-    def _is_packed_for(self, x: Tensor) -> bool:
-        return self._packed is not None and not self._packed.is_few(x)
-
-
-def _whole(weights: Sequence[Tensor]) -> Tensor | None:
-    """Return weights [out, in] that lie together as one, by column or by row, or biases [out]: see
-    `laid`.
-    """
-    first = weights[0].data
-    n, width = sum(len(weight) for weight in weights), first[0].numel()
-    strides: tuple[int, ...] = (1,)
-    if first.dim() > 1:
-        strides = (1, n) if first.stride() == (1, n) else (width, 1)
-    at = first.data_ptr()
-    for weight in weights:
-        if weight.stride() != strides or weight.data_ptr() != at:
-            return None
-        at += len(weight) * strides[0] * weight.element_size()
-    held = first.untyped_storage()
-    if held.nbytes() < (first.storage_offset() + n * width) * first.element_size():
-        return None
-    if any(weight.untyped_storage().data_ptr() != held.data_ptr() for weight in weights):
-        return None
-    return first.as_strided((n, *first.shape[1:]), strides)
-
-
 def _normed(x: Tensor, norm: Any) -> Tensor:
     return F.rms_norm(x, x.shape[-1:], norm.weight, norm.variance_epsilon)
 
@@ -230,13 +163,6 @@ def _added_to(x: Tensor, more: Tensor, layer: nn.Linear) -> Tensor:
         return x.add_(layer.product(more))
     x.addmm_(more, layer.weight.t())
     return x if layer.bias is None else x.add_(layer.bias)
-
-
-def of_linear(x: Tensor, layer: nn.Linear) -> Tensor:
-    """Return what a linear layer makes of x: [T, out]."""
-    if isinstance(layer, PackedLinear):
-        return layer.product(x)
-    return F.linear(x, layer.weight, layer.bias)
 
 
 def is_plain(weight: nn.Parameter, dtypes: Container[torch.dtype] = (torch.float32,)) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,10 @@ from transformers.pytorch_utils import Conv1D
 from ...errors import ConfigError
 from .check import quantised
 from .experts import pack_experts
-from .fused import SIBLINGS, is_known, is_plain
+from .fused import is_known, is_plain
 from .packed import TOLERANCE, can_pack, pack_layer
-from .watched import only_called
+from .siblings import SIBLINGS
+from .watched import fed_alike, only_called
 from .widened import is_widened
 
 _log = logging.getLogger("weft.engines.torch")
@@ -28,6 +29,7 @@ _log = logging.getLogger("weft.engines.torch")
 # rows than FEW: there a call of oneDNN costs it more than the product.
 LEAST_NUMBERS = 1 << 19
 FEW = 16
+_AT_ONCE = 16  # bytes
 
 
 def lay_weights(model: PreTrainedModel, packed_weights: bool | None) -> None:
@@ -193,26 +195,61 @@ def lay_by_column(model: PreTrainedModel) -> None:
 
 @torch.inference_mode(False)
 def lay_side_by_side(model: PreTrainedModel) -> None:
-    """Store the weights of layers of one input in one piece, and their biases in another, of a
-    model that runs fused.
+    """Store the weights of layers of one input in one piece, and their biases in another.
 
     They are one product then. The numbers, shapes and strides stay.
     """
-    if not is_known(model):
-        return
-    has_laid = False
-    for module in model.modules():
-        children = dict(module.named_children())
-        for names in SIBLINGS:
-            layers: list[Any] = [children.get(name) for name in names]
-            if all(type(layer) is nn.Linear for layer in layers):
-                _put_together([layer.weight for layer in layers])
-                _biases_together(layers)
-                has_laid = True
-    if has_laid:
+    together = _by_name(model) if is_known(model) else _by_input(model)
+    for layers in together:
+        _put_together([layer.weight for layer in layers])
+        _biases_together(layers)
+    if together:
         model.save_pretrained = SavingApart(model)
         if model.device.type == "cuda":  # where the weights lay apart is room for KV
             torch.cuda.empty_cache()
+
+
+def _by_name(model: PreTrainedModel) -> list[list[nn.Linear]]:
+    """Return the layers of one input of a model that runs fused, in the order it asks for."""
+    found: list[list[nn.Linear]] = []
+    for module in model.modules():
+        children: dict[str, Any] = dict(module.named_children())
+        for names in SIBLINGS:
+            layers = [children.get(name) for name in names]
+            if all(type(layer) is nn.Linear for layer in layers):
+                found.append(layers)
+    return found
+
+
+def _by_input(model: PreTrainedModel) -> list[list[nn.Linear]]:
+    """Return the layers of one input of any other model, as far as their weights are alike.
+
+    Not those whose rows would lie across what a card reads at once, and their siblings' with them.
+    """
+    if not type(model).__module__.startswith("transformers.models.") or quantised(model):
+        return []
+    uses = Counter(id(w) for module in model.modules() for w in module._parameters.values())
+    layers = [
+        each for each in model.modules() if type(each) is nn.Linear and _can_be_moved(each, uses)
+    ]
+    found: list[list[nn.Linear]] = []
+    for alike in fed_alike(model, layers) if layers else ():
+        by_kind: dict[Any, list[nn.Linear]] = defaultdict(list)
+        for each in alike:
+            if len(each.weight) * each.weight.element_size() % _AT_ONCE == 0:
+                by_kind[each.weight.dtype, each.weight.device, each.bias is None].append(each)
+        found += [kind for kind in by_kind.values() if len(kind) > 1]
+    return found
+
+
+def _can_be_moved(layer: nn.Linear, uses: Counter[int]) -> bool:
+    """Whether a layer is its weight and bias by row, nobody else's, and nothing more is done."""
+    held = [each for each in layer._parameters.values() if each is not None]
+    return (
+        all(type(w) is nn.Parameter and w.is_contiguous() and uses[id(w)] == 1 for w in held)
+        and not (layer._forward_hooks or layer._forward_pre_hooks)
+        and "forward" not in layer.__dict__
+    )
 
 
 def _biases_together(layers: Sequence[nn.Linear]) -> list[Tensor]:

@@ -1,0 +1,240 @@
+"""Layers of one input as one product: which are put together, and what they give."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("triton", reason="triton is not installed; it comes with torch for CUDA")
+
+from families import IDS, build, plain_logits, stepped  # noqa: E402
+from weft.engines.torch import TorchEngine, laid, siblings  # noqa: E402
+from weft.engines.torch.engine import open_model  # noqa: E402
+from weft.engines.torch.hook import seat_modules  # noqa: E402
+from weft.engines.torch.paged import kernel  # noqa: E402
+from weft.engines.torch.siblings import fuse_siblings  # noqa: E402
+
+if not (kernel.is_interpreted() or torch.cuda.is_available()):
+    pytest.skip("triton has neither its interpreter nor a card", allow_module_level=True)
+
+pytestmark = [pytest.mark.torch, pytest.mark.kernels]
+DEVICE = torch.device("cpu" if kernel.is_interpreted() else "cuda")
+F = torch.nn.functional
+
+
+def loaded(name: str) -> Any:
+    """A model whose weights lie as on a card."""
+    with torch.inference_mode(False):
+        model = build(name).to(DEVICE)
+    laid.lay_side_by_side(model)
+    return model
+
+
+def opened(model: Any) -> TorchEngine:
+    engine = open_model(
+        model, n_ctx=None, fingerprint="x", state_bytes=None, kv="paged", graphs=False
+    )
+    assert isinstance(engine, TorchEngine)
+    return engine
+
+
+def together(model: Any) -> list[list[str]]:
+    """The layers that are one product, by name in the order of their weights, of each group."""
+    found: dict[int, list[tuple[int, str]]] = {}
+    for name, module in model.named_modules():
+        place = module.__dict__.get("weft_sibling")
+        if place is not None:
+            found.setdefault(id(place.product), []).append((place.number, name.split(".")[-1]))
+    return [[name for _, name in sorted(group)] for group in found.values()]
+
+
+class Products:
+    """Counts products, and what columns they have."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.widths: list[int] = []
+        plain = F.linear
+
+        def counted(x: Any, weight: Any, bias: Any = None) -> Any:
+            self.widths.append(len(weight))
+            return plain(x, weight, bias)
+
+        monkeypatch.setattr(siblings.F, "linear", counted)
+
+
+@pytest.mark.parametrize(
+    ("name", "groups"),
+    [
+        ("gemma2", [["q_proj", "k_proj", "v_proj"], ["gate_proj", "up_proj"]]),
+        ("gemma3_text", [["q_proj", "k_proj", "v_proj"], ["gate_proj", "up_proj"]]),
+        ("cohere", [["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"]]),
+        ("gpt_oss", [["q_proj", "k_proj", "v_proj"]]),
+        ("deepseek_v3", [["q_a_proj", "kv_a_proj_with_mqa"], ["gate_proj", "up_proj"]]),
+        # One number of a token, beside which the others would lie across what is read at once.
+        ("qwen2_moe", [["q_proj", "k_proj", "v_proj"], ["gate_proj", "up_proj"]]),
+        ("phi3", []),
+        ("gpt2", []),
+    ],
+)
+def test_what_is_given_the_same_is_one_product(name: str, groups: list[list[str]]) -> None:
+    engine = opened(loaded(name))
+    found = together(engine.model)
+    assert found == groups * (len(found) // max(1, len(groups)))
+    assert bool(found) == bool(groups)
+    want = plain_logits(build(name), IDS).numpy()
+    np.testing.assert_allclose(stepped(engine), want, atol=2e-4)
+
+
+def test_a_step_has_so_many_products_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three layers: two and one of each."""
+    widths, made = [], []
+    for model in (loaded("gemma3_text"), build("gemma3_text").to(DEVICE)):
+        engine = opened(model)
+        with monkeypatch.context() as patch:
+            products = Products(patch)
+            made.append(stepped(engine))
+        widths.append(products.widths)
+    assert len(widths[1]) - len(widths[0]) == 3 * 3 * 7  # a prefill and six steps
+    assert {32 + 16 + 16, 48 + 48} < set(widths[0])
+    np.testing.assert_allclose(*made, atol=1e-4)
+
+
+def test_weights_of_an_owner_stay_where_they_are() -> None:
+    model = build("gemma2").to(DEVICE)
+    places = [weight.data_ptr() for weight in model.parameters()]
+    engine = TorchEngine.adopt(model, kv="paged", graphs=False)
+    assert together(engine.model) == []
+    assert [weight.data_ptr() for weight in model.parameters()] == places
+
+
+class Two(torch.nn.Module):
+    """Two layers that share a piece of memory, as `laid` has them."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__()
+        self.first, self.second = (torch.nn.Linear(8, n, **more) for n in (16, 24))
+        laid._put_together([self.first.weight, self.second.weight])
+        seat_modules(self)
+
+
+class Step:
+    """Stands for one that has kernels: siblings ask for nothing more."""
+
+    turns = True
+
+
+def running(module: Any) -> Any:
+    module.first.__dict__["weft_seat"].call.step = Step()
+    return module
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_each_gets_its_own_whatever_it_is_given(
+    has_bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In any order, the same or another, once or twice."""
+    module = running(Two(bias=has_bias))
+    assert fuse_siblings(module) == 2
+    x, y = torch.randn(1, 3, 8), torch.randn(1, 3, 8)
+    products = Products(monkeypatch)
+    calls = [("first", x), ("second", x), ("second", y), ("first", y), ("first", x), ("second", y)]
+    calls += [("first", x), ("first", x), ("second", x), ("second", x)]
+    for name, given in calls:
+        layer = getattr(module, name)
+        want = torch.addmm(layer.bias if has_bias else torch.zeros(()), given[0], layer.weight.t())
+        torch.testing.assert_close(layer(given)[0], want)
+    assert products.widths[:2] == [40, 40]  # of x, then of y
+
+
+@torch.inference_mode()
+def test_what_is_written_or_put_into_a_layer_counts() -> None:
+    module = running(Two())
+    fuse_siblings(module)
+    x = torch.randn(3, 8)
+
+    def check() -> None:
+        for layer in (module.first, module.second):
+            want = torch.addmm(layer.bias, x, layer.weight.t())
+            torch.testing.assert_close(layer(x), want)
+
+    check()
+    x = torch.randn(3, 8)
+    module.second.weight.mul_(2)
+    check()
+    x = torch.randn(3, 8)
+    module.first.weight.data = torch.randn(16, 8)
+    module.second.bias.data = torch.randn(24)
+    check()
+
+
+@torch.inference_mode()
+def test_a_copy_goes_by_its_own_weights() -> None:
+    module = running(Two())
+    fuse_siblings(module)
+    x = torch.randn(3, 8)
+    module.first(x)
+    twin = copy.deepcopy(module)
+    twin.first.weight.mul_(3)
+    twin.second.weight.mul_(3)
+    for one in (module, twin):
+        for layer in (one.first, one.second):
+            torch.testing.assert_close(layer(x), torch.addmm(layer.bias, x, layer.weight.t()))
+
+
+def test_nothing_is_held_once_all_were_asked() -> None:
+    module = running(Two())
+    fuse_siblings(module)
+    with torch.inference_mode():
+        x = torch.randn(3, 8)
+        module.first(x), module.second(x)
+    product = module.first.__dict__["weft_sibling"].product
+    assert product._parts == {}
+    del x
+    assert product._given() is None
+
+
+def test_layers_with_hooks_or_of_two_places_are_not_moved() -> None:
+    model = build("gemma2")
+    attention, mlp = model.model.layers[0].self_attn, model.model.layers[0].mlp
+    attention.k_proj.register_forward_hook(lambda module, given, made: made * 2)
+    mlp.up_proj.weight = mlp.gate_proj.weight
+    places = [attention.k_proj.weight.data_ptr(), mlp.up_proj.weight.data_ptr()]
+    laid.lay_side_by_side(model)
+    assert [attention.k_proj.weight.data_ptr(), mlp.up_proj.weight.data_ptr()] == places
+    others = [attention.q_proj.weight, attention.v_proj.weight]
+    assert siblings.whole_of(others) is not None
+
+
+def test_a_tensor_that_is_written_to_between_calls_is_not_the_same() -> None:
+    model = build("gemma2")
+    kind = type(model.model.layers[0].mlp)
+
+    class Writing(kind):  # type: ignore[misc, valid-type]
+        def forward(self, x: Any) -> Any:
+            gate = self.act_fn(self.gate_proj(x))
+            x += 1
+            return self.down_proj(gate * self.up_proj(x))
+
+    for layer in model.model.layers:
+        layer.mlp.__class__ = Writing
+    want = plain_logits(model, IDS).numpy()
+    laid.lay_side_by_side(model)
+    engine = opened(model.to(DEVICE))
+    assert together(engine.model) == [["q_proj", "k_proj", "v_proj"]] * 3
+    np.testing.assert_allclose(stepped(engine), want, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", ["cohere", "gemma3_text"])
+def test_a_model_whose_weights_lie_together_is_saved_whole(name: str, tmp_path: Path) -> None:
+    model, plain = loaded(name), build(name)
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path)
+    for key, weight in plain.state_dict().items():
+        torch.testing.assert_close(again.state_dict()[key], weight)
