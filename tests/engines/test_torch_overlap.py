@@ -270,13 +270,18 @@ def test_a_fused_step_launches_few_kernels_a_layer(
 
 @pytest.mark.parametrize(
     ("name", "n_before", "most"),
-    [("gemma2", 237, 90), ("olmo2", 210, 83), ("phi3", 164, 79), ("gpt2", 88, 64)],
+    [("gemma2", 237, 79), ("olmo2", 210, 72), ("phi3", 164, 77), ("gpt2", 88, 65)],
 )
 def test_a_step_of_a_models_own_modules_launches_less(
     name: str, n_before: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three layers and what is around them; n_before: each by the operations that it writes."""
-    engine = TorchEngine.adopt(build(name).to(DEVICE), kv="paged", graphs=False)
+    with torch.inference_mode(False):
+        model = build(name).to(DEVICE)
+        laid.lay_side_by_side(model)
+        engine = open_model(
+            model, n_ctx=None, fingerprint="x", state_bytes=None, kv="paged", graphs=False
+        )
     counting, _ = steady(engine, 3, monkeypatch)
     assert not counting.counts.keys() & {"rsqrt", "pow", "neg", "index_copy_"}
     assert counting.launches() <= most < 0.75 * n_before

@@ -22,6 +22,7 @@ from .copied import shares_weights, structural_copy
 from .dequantised import load_gguf
 from .experts import PackedExperts
 from .fused import FusedDecoder
+from .gates import fuse_gates
 from .held import ModelEngine
 from .hook import NAME, PROBE, attention_of, number_layers, probing, seat_modules
 from .laid import lay_weights, pack_or_raise, widen_weights
@@ -389,6 +390,7 @@ class TorchEngine(ModelEngine):
             fuse_norms(model, hidden.dtype)
             fuse_rotary(model, self._call, hidden.dtype)
             fuse_activations(model)
+            fuse_gates(model, hidden.dtype)
         *preferred, last = makers
         for make in preferred:
             try:

@@ -135,9 +135,9 @@ class _Layer:
         met = step.attend_turned(self._number, heads, turn, self._spec)
         x = _added_to(x, met.view(n_tokens, -1), self._back)
         between = _normed_by(step, x, self._between)
-        if self._is_silu:
-            return _added_to(x, step.gated(self._gated.of(between)), self._down)
         gate, up = self._gated.each(between)
+        if self._is_silu:
+            return _added_to(x, step.gated(gate, up, "silu"), self._down)
         return _added_to(x, self._act(gate).mul_(up), self._down)
 
 

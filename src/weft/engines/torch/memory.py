@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..base import Fragment, Fragments, Row
+
+# What gates go through: GELU is by the error function, or by a tanh.
+Activation = Literal["silu", "gelu", "gelu_tanh"]
 
 
 class Spec(NamedTuple):
@@ -100,8 +103,10 @@ class KVStep(ABC):
         """Return the root mean square norm of rows, times weight + shift: contiguous, as x."""
         raise NotImplementedError
 
-    def gated(self, both: Tensor) -> Tensor:
-        """Return silu(gate) * up of [T, 2 I], side by side: [T, I]."""
+    def gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+        """Return activation(gate) * up of [T, I] or [1, T, I], a token's numbers beside each other:
+        contiguous.
+        """
         raise NotImplementedError
 
     @abstractmethod

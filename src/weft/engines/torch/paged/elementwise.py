@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..memory import Turn
+from ..memory import Activation, Turn
 from .kernel import is_interpreted, padded
 
 _HEADS = 8  # of a program
@@ -113,7 +113,7 @@ def turn_and_store(
     )
 
 
-# Strides are specialised: a kernel that does not know them as multiples of 16 reads number by number.
+# Strides are specialised: who does not know them as multiples of 16 reads number by number.
 @triton.jit(do_not_specialize=["n_rows"])
 def store_heads(
     key_ptr,
@@ -224,17 +224,34 @@ def norm_rows(
 
 @triton.jit(do_not_specialize=["n_tokens"])
 def gate_and_multiply(
-    both_ptr, out_ptr, n_tokens, WIDTH: tl.constexpr, BT: tl.constexpr, BW: tl.constexpr
+    gate_ptr,
+    up_ptr,
+    out_ptr,
+    n_tokens,
+    gate_stride,
+    up_stride,
+    ACTIVATION: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BT: tl.constexpr,
+    BW: tl.constexpr,
 ):
-    """silu of the first half of each row times the second."""
+    """What an activation makes of one row times another row."""
     token = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
     d = tl.program_id(1) * BW + tl.arange(0, BW)
     inside = (token < n_tokens)[:, None] & (d < WIDTH)[None, :]
-    at = token[:, None] * (2 * WIDTH) + d[None, :]
-    gate = tl.load(both_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(both_ptr + at + WIDTH, mask=inside, other=0.0).to(tl.float32)
-    out = gate / (1 + tl.exp(-gate)) * up
+    gate_at = (token * gate_stride)[:, None] + d[None, :]
+    up_at = (token * up_stride)[:, None] + d[None, :]
+    gate = tl.load(gate_ptr + gate_at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(up_ptr + up_at, mask=inside, other=0.0).to(tl.float32)
+    if ACTIVATION == "silu":
+        share = 1 / (1 + tl.exp(tl.minimum(-gate, 80.0)))  # no infinity far out
+    elif ACTIVATION == "gelu":
+        share = 0.5 + 0.5 * tl.erf(gate * 0.7071067811865476)
+    else:  # GELU by a tanh: (1 + tanh(z)) / 2 is the logistic function of 2 z
+        z = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
+        share = 1 / (1 + tl.exp(tl.minimum(-2 * z, 80.0)))
     place = token[:, None] * WIDTH + d[None, :]
+    out = gate * share * up
     tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
@@ -412,14 +429,19 @@ def normed(x: Tensor, weight: Tensor, eps: float, shift: float = 0.0) -> Tensor:
     return out
 
 
-def gated(both: Tensor) -> Tensor:
-    """silu(gate) * up of packed tokens, side by side: [T, 2 I], contiguous. Returns [T, I]."""
-    n_tokens, width = len(both), both.shape[1] // 2
-    out = both.new_empty(n_tokens, width)
+def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+    """Return activation(gate) * up of packed tokens [T, I] or [1, T, I]: contiguous."""
+    width = gate.shape[-1]
+    out = torch.empty_like(gate, memory_format=torch.contiguous_format)
+    gates, ups = gate.view(-1, width), up.view(-1, width)
+    n_tokens = len(gates)
+    if not n_tokens:
+        return out
     n_each = _INTERPRETED if is_interpreted() else 1
-    with torch.cuda.device_of(both):
+    with torch.cuda.device_of(gate):
         # Tokens first: CUDA allows 65,535 programs on the second axis.
         gate_and_multiply[(triton.cdiv(n_tokens, n_each), triton.cdiv(width, _NUMBERS))](
-            both, out, n_tokens, WIDTH=width, BT=n_each, BW=_NUMBERS, num_warps=4
-        )
+            gates, ups, out, n_tokens, gates.stride(0), ups.stride(0),
+            ACTIVATION=activation, WIDTH=width, BT=n_each, BW=_NUMBERS, num_warps=4,
+        )  # fmt: skip
     return out

@@ -11,7 +11,7 @@ from torch import Tensor
 from ....errors import ConfigError
 from ...base import Fragment, LateTokens, Row, Usage
 from ..layout import Layout
-from ..memory import KVStep, Spec, Turn
+from ..memory import Activation, KVStep, Spec, Turn
 from .elementwise import RowsOf, angles, can_turn, gated, normed, store, turn_heads, turned
 from .kernel import BROAD, TILES, WIDE, Work, attend_tree, has_broad, is_interpreted
 from .plan import TreePlan
@@ -164,8 +164,8 @@ class PagedStep(KVStep):
     def normed(self, x: Tensor, weight: Tensor, eps: float, shift: float = 0.0) -> Tensor:
         return normed(x, weight, eps, shift)
 
-    def gated(self, both: Tensor) -> Tensor:
-        return gated(both)
+    def gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+        return gated(gate, up, activation)
 
     def commit(self) -> None:
         if self._plan.is_steady:

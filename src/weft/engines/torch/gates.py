@@ -1,0 +1,155 @@
+"""Gated products of a model's own modules: activation and product as one kernel in a step.
+
+feed-forward    down(activation(gate(x)) * up(x))
+or              both(x) in halves: gate and up, or the other way round
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import permutations
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .hook import step_of
+from .memory import Activation
+
+_FORM = "weft_gate"
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_NEAR = 1e-6  # of activations, in float32
+_SIZES = (0.1, 1.0, 10.0)  # of rows that a module is tried with
+# What it makes of them, against the spread: it rounds twice more.
+_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+
+
+class _GateForm(NamedTuple):
+    """Which of a module's own do what, by name.
+
+    given: the layers that are given what the module is: gate and up, or one for both, whose halves
+    are gate and up, or, `is_turned`, up and gate. dtype: for which that was found.
+    """
+
+    given: tuple[str, ...]
+    is_turned: bool
+    act: str
+    activation: Activation
+    down: str
+    dtype: torch.dtype
+
+    def gate_and_up(self, modules: dict[str, Any], x: Tensor) -> Sequence[Tensor]:
+        if len(self.given) == 2:
+            return [modules[name](x) for name in self.given]
+        halves: Sequence[Tensor] = modules[self.given[0]](x).chunk(2, -1)
+        return halves[::-1] if self.is_turned else halves
+
+
+@torch.inference_mode()
+def fuse_gates(model: nn.Module, dtype: torch.dtype) -> int:
+    """Let gated products of our copy, whose modules have seats, be the step's; return how many are.
+
+    dtype: of what they are given.
+    """
+    n = 0
+    for module in model.modules():
+        form = _form_of(module, dtype)
+        if form is not None:
+            module.__dict__[_FORM] = form
+            kind: Any = type(module)
+            module.__class__ = _by_step(kind)
+            n += 1
+    return n
+
+
+@cache
+def _by_step(kind: type[nn.Module]) -> type[nn.Module]:
+    """Return the class of a feed-forward part, which asks the step first."""
+
+    def forward(self: nn.Module, *given: Any, **named: Any) -> Any:
+        form: _GateForm = self.__dict__[_FORM]
+        step = step_of(self)
+        if step is None or not step.turns or named or len(given) != 1:
+            return kind.forward(self, *given, **named)
+        (x,) = given
+        modules: dict[str, Any] = self._modules
+        if x.dtype != form.dtype or not _is_bare(modules[form.act]):
+            return kind.forward(self, x)
+        gate, up = form.gate_and_up(modules, x)
+        return modules[form.down](step.gated(gate, up, form.activation))
+
+    return type(f"{kind.__name__}ByStep", (kind,), {"forward": forward, "__module__": __name__})
+
+
+def _form_of(module: nn.Module, dtype: torch.dtype) -> _GateForm | None:
+    """Return what a module does, if that is a gated product and nothing else."""
+    layers = [name for name, each in module._modules.items() if isinstance(each, nn.Linear)]
+    others = [(name, each) for name, each in module._modules.items() if name not in layers]
+    if len(layers) not in (2, 3) or len(others) != 1 or "forward" in module.__dict__:
+        return None
+    if module._parameters or module._buffers or dtype not in _DTYPES:
+        return None
+    ((act, of_gate),) = others
+    activation = _activation_of(of_gate)
+    if activation is None or any(weight.is_meta for weight in module.parameters()):
+        return None
+    first: Any = module._modules[layers[0]]
+    for form in _forms(layers, act, activation, dtype):
+        if _does(module, form, first):
+            return form
+    return None
+
+
+def _forms(
+    layers: Sequence[str], act: str, activation: Activation, dtype: torch.dtype
+) -> Iterator[_GateForm]:
+    """Yield what a module of such layers may do, the usual first."""
+    for *given, down in permutations(layers):
+        for is_turned in (False, True)[: 3 - len(given)]:
+            yield _GateForm(tuple(given), is_turned, act, activation, down, dtype)
+
+
+def _does(module: nn.Module, form: _GateForm, first: Any) -> bool:
+    """Whether a module does that, to some rows."""
+    modules: dict[str, Any] = module._modules
+    n_in, weight = modules[form.given[0]].in_features, first.weight
+    seeded = torch.Generator().manual_seed(0)
+    rows = [torch.randn(1, n_in, generator=seeded) * size for size in _SIZES]
+    x = torch.cat(rows).to(weight.device, form.dtype)[None]
+    try:
+        made = type(module).forward(module, x)
+        gate, up = form.gate_and_up(modules, x)
+        want = modules[form.down](modules[form.act](gate) * up)
+    except Exception:  # other shapes, or it takes more than rows
+        return False
+    if not isinstance(made, Tensor) or (made.shape, made.dtype) != (want.shape, form.dtype):
+        return False
+    error = (made.float() - want.float()).square().mean(-1).sqrt()
+    spread = want.float().square().mean(-1).sqrt().clamp_min(1e-30)
+    return bool((error <= _TOLERANCE[form.dtype] * spread).all())
+
+
+def _activation_of(module: Any) -> Activation | None:
+    """Return which activation a module is, by what it makes of numbers; None: no such."""
+    if not isinstance(module, nn.Module) or not _is_bare(module):
+        return None
+    if [*module.parameters(), *module.buffers()]:
+        return None
+    x = torch.linspace(-20, 20, 2001)  # some are cut off far out
+    known: dict[Activation, Tensor] = {
+        "silu": F.silu(x), "gelu": F.gelu(x), "gelu_tanh": F.gelu(x, approximate="tanh"),
+    }  # fmt: skip
+    try:
+        made = type(module).forward(module, x)
+    except Exception:
+        return None
+    for name, want in known.items():
+        if isinstance(made, Tensor) and torch.allclose(made, want, rtol=_NEAR, atol=_NEAR):
+            return name
+    return None
+
+
+def _is_bare(module: nn.Module) -> bool:
+    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)

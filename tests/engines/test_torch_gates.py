@@ -1,0 +1,190 @@
+"""Activation and product of gated parts as one kernel: which are found, and what they give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("triton", reason="triton is not installed; it comes with torch for CUDA")
+
+from transformers.activations import ACT2FN  # noqa: E402
+
+from families import IDS, build, plain_logits, stepped  # noqa: E402
+from weft.engines.torch import TorchEngine  # noqa: E402
+from weft.engines.torch.gates import fuse_gates  # noqa: E402
+from weft.engines.torch.hook import seat_modules  # noqa: E402
+from weft.engines.torch.paged import elementwise, kernel  # noqa: E402
+
+if not (kernel.is_interpreted() or torch.cuda.is_available()):
+    pytest.skip("triton has neither its interpreter nor a card", allow_module_level=True)
+
+pytestmark = [pytest.mark.torch, pytest.mark.kernels]
+DEVICE = torch.device("cpu" if kernel.is_interpreted() else "cuda")
+F = torch.nn.functional
+ACTIVATIONS = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+}
+
+
+def found(model: Any) -> int:
+    seat_modules(model)
+    return fuse_gates(model, next(model.parameters()).dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("name", "activation", "n_given"),
+    [("gemma2", "gelu_tanh", 2), ("olmo2", "silu", 2), ("cohere", "silu", 2), ("phi3", "silu", 1),
+     ("granite4", "silu", 1), ("qwen2_moe", "silu", 2), ("gpt2", "", 0), ("opt", "", 0)],
+)  # fmt: skip
+def test_gated_parts_of_a_family_are_found(
+    name: str, activation: str, n_given: int, dtype: str
+) -> None:
+    model = build(name, getattr(torch, dtype))
+    assert found(model) == 3 * bool(n_given)
+    for module in model.modules():
+        form = module.__dict__.get("weft_gate")
+        if form is not None:
+            assert (form.activation, len(form.given)) == (activation, n_given)
+
+
+class Gated(torch.nn.Module):
+    """One of these parts, but for what a subclass does."""
+
+    def __init__(self, act: str = "silu", n_between: int = 24) -> None:
+        super().__init__()
+        self.gate, self.up = (torch.nn.Linear(16, n_between) for _ in range(2))
+        self.down = torch.nn.Linear(n_between, 16)
+        self.act = ACT2FN[act]
+
+    def forward(self, x: Any) -> Any:
+        return self.down(self.act(self.gate(x)) * self.up(x))
+
+
+class Both(torch.nn.Module):
+    """Of one layer for gate and up."""
+
+    def __init__(self, *, is_turned: bool) -> None:
+        super().__init__()
+        self.both, self.down = torch.nn.Linear(16, 48), torch.nn.Linear(24, 16)
+        self.act, self.is_turned = ACT2FN["gelu"], is_turned
+
+    def forward(self, x: Any) -> Any:
+        first, second = self.both(x).chunk(2, -1)
+        if self.is_turned:
+            first, second = second, first
+        return self.down(self.act(first) * second)
+
+
+class Scaled(Gated):
+    def forward(self, x: Any) -> Any:
+        return super().forward(x) * 1.25
+
+
+class OfSome(Gated):
+    """The largest of its gates alone count."""
+
+    def forward(self, x: Any) -> Any:
+        gate = self.gate(x)
+        gate = gate * (gate > gate.mean(-1, keepdim=True))
+        return self.down(self.act(gate) * self.up(x))
+
+
+class Twice(Gated):
+    def forward(self, x: Any) -> Any:
+        return self.down(self.act(self.gate(x)) * self.act(self.up(x)))
+
+
+class WithMore(Gated):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(16))
+
+
+class WithAnother(Gated):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(16)
+
+
+def test_what_does_something_else_stays() -> None:
+    torch.manual_seed(0)
+    patched = Gated()
+    patched.forward = lambda x: 2 * x
+    watched = Gated()
+    watched.act = torch.nn.SiLU()
+    watched.act.register_forward_hook(lambda module, given, made: made * 2)
+    others = (Scaled(), OfSome(), Twice(), WithMore(), WithAnother(), patched, watched)
+    for other in (*others, Gated("relu"), Gated("quick_gelu"), Gated("gelu_10")):
+        assert found(other) == 0, type(other).__name__
+
+
+@pytest.mark.parametrize("n_between", [16, 24])
+@pytest.mark.parametrize(
+    ("act", "name"),
+    [("silu", "silu"), ("gelu", "gelu"), ("gelu_new", "gelu_tanh"),
+     ("gelu_pytorch_tanh", "gelu_tanh")],
+)  # fmt: skip
+def test_which_layer_is_the_gate_is_seen_where_all_have_one_shape(
+    act: str, name: str, n_between: int
+) -> None:
+    torch.manual_seed(0)
+    module = Gated(act, n_between)
+    assert found(module) == 1
+    form = module.__dict__["weft_gate"]
+    assert (form.given, form.down, form.activation) == (("gate", "up"), "down", name)
+
+
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_which_half_is_the_gate_is_seen(*, is_turned: bool) -> None:
+    torch.manual_seed(0)
+    module = Both(is_turned=is_turned)
+    assert found(module) == 1
+    assert module.__dict__["weft_gate"].is_turned == is_turned
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_the_kernel_gates_as_pytorch_does(activation: Any, dtype: str) -> None:
+    """More tokens than a program takes, and more numbers, neither a multiple; far out, too."""
+    seeded = torch.Generator(DEVICE).manual_seed(1)
+    both = torch.randn(1, 70, 2 * 1100 + 8, device=DEVICE, generator=seeded) * 6
+    both = both.to(getattr(torch, dtype))
+    for gate, up in (
+        (both[..., :1100], both[..., 1100:2200]),
+        (both[..., 1108:], both[..., 4:1104]),
+        (both[0, :, :1100].contiguous(), both[0, :, 1100:2200]),
+        (both[:, :0, :1100], both[:, :0, 1100:2200]),
+    ):
+        made = elementwise.gated(gate, up, activation)
+        want = ACTIVATIONS[activation](gate.float()) * up.float()
+        assert made.is_contiguous()
+        assert (made.dtype, made.shape) == (gate.dtype, gate.shape)
+        torch.testing.assert_close(made, want.to(gate.dtype))
+
+
+@pytest.mark.parametrize("name", ["gemma2", "phi3"])
+def test_a_model_gives_what_it_did_and_is_not_touched(name: str) -> None:
+    model = build(name).to(DEVICE)
+    kinds = [type(module) for module in model.modules()]
+    engine = TorchEngine.adopt(model, kv="paged", graphs=False)
+    assert sum("weft_gate" in module.__dict__ for module in engine.model.modules()) == 3
+    want = plain_logits(build(name), IDS).numpy()
+    np.testing.assert_allclose(stepped(engine), want, atol=2e-4)
+    assert [type(module) for module in model.modules()] == kinds
+
+
+def test_a_hook_on_an_activation_is_asked() -> None:
+    model = build("gemma2").to(DEVICE)
+    engine = TorchEngine.adopt(model, kv="paged", graphs=False)
+    before = stepped(engine)
+    for layer in engine.model.model.layers:
+        layer.mlp.act_fn.register_forward_hook(lambda module, given, made: made + 1)
+    engine.fragments.clear()
+    assert np.abs(stepped(engine) - before).max() > 0.1
