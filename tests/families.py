@@ -80,6 +80,8 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("smollm3", {"no_rope_layer_interval": 2}),
     "mixtral": ("mixtral", {"num_local_experts": 4}),
     "cohere": ("cohere", {"logit_scale": 0.25}),
+    "glm": ("glm", {"partial_rotary_factor": 0.5}),  # neighbours turn, in a part of a head
+    "ernie4_5": ("ernie4_5", {}),
     "opt": ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
     "qwen2_moe": (
         "qwen2_moe",

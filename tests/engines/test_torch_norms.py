@@ -31,7 +31,8 @@ def found(model: Any) -> int:
 
 
 def norms_of(model: Any) -> list[Any]:
-    return [module for module in model.modules() if type(module).__name__.endswith("RMSNorm")]
+    kinds = ("RMSNorm", "CohereLayerNorm", "ByStep")
+    return [module for module in model.modules() if type(module).__name__.endswith(kinds)]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -42,8 +43,15 @@ def test_all_norms_of_a_family_are_found(name: str, dtype: str) -> None:
     assert found(model) == n_norms > 6
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "cohere", "opt"])
-def test_norms_that_take_the_mean_away_are_not(name: str) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_norms_that_take_the_mean_away_first_are_found(dtype: str) -> None:
+    model = build("cohere", getattr(torch, dtype))
+    assert found(model) == 3 + 1
+    assert all(module.__dict__["weft_norm"].is_centred for module in norms_of(model))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "opt"])
+def test_norms_that_are_one_operation_are_not(name: str) -> None:
     assert found(build(name)) == 0
 
 
@@ -95,22 +103,25 @@ def test_what_is_another_norm_stays() -> None:
         assert found(other) == 0, type(other).__name__
 
 
+@pytest.mark.parametrize("is_centred", [False, True])
 @pytest.mark.parametrize("shift", [0.0, 1.0])
-def test_rows_along_two_axes_are_normed(shift: float) -> None:
+def test_rows_along_two_axes_are_normed(shift: float, *, is_centred: bool) -> None:
     """Of heads that lie token by token, of some of the numbers of a token, and of one token."""
     seeded = torch.Generator(DEVICE).manual_seed(1)
     whole = torch.randn(1, 70, 6, 40, device=DEVICE, generator=seeded)
     weight = torch.randn(40, device=DEVICE, generator=seeded)
     some = (whole, whole.transpose(1, 2), whole[:, :, 1:4], whole[:, :, :2].transpose(1, 2))
     for x in (*some, whole[0, 0], whole[:, 0], whole[0, :1], whole[:, :0]):
-        made = elementwise.normed(x, weight, 1e-6, shift)
-        torch.testing.assert_close(made, F.rms_norm(x, (40,), weight + shift, 1e-6))
+        made = elementwise.normed(x, weight, 1e-6, shift, is_centred=is_centred)
+        normed = F.layer_norm if is_centred else F.rms_norm
+        want = normed(x, (40,), weight + shift, eps=1e-6)
+        torch.testing.assert_close(made, want)
         assert made.is_contiguous()
     assert elementwise.RowsOf.tensor(whole[..., ::2]) is None
     assert elementwise.RowsOf.tensor(whole.expand(3, -1, -1, -1)) is None
 
 
-@pytest.mark.parametrize("name", ["gemma3_text", "olmo2", "gpt_oss"])
+@pytest.mark.parametrize("name", ["gemma3_text", "olmo2", "gpt_oss", "cohere"])
 def test_what_an_owner_writes_into_a_norm_counts(name: str) -> None:
     model = build(name).to(DEVICE)
     engine = TorchEngine.adopt(model, kv="paged", graphs=False)

@@ -1114,12 +1114,19 @@ def test_the_turn_fills_a_processor(size: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [64, 128, 256])
-def test_turning_and_storing_apart_fill_a_processor(size: int) -> None:
+@pytest.mark.parametrize(("are_neighbours", "every"), [(False, 1), (True, 1), (True, 2)])
+def test_turning_apart_fills_a_processor(size: int, every: int, *, are_neighbours: bool) -> None:
     """Of models whose own modules run."""
     fixed = {"N_QUERIES": 32, "N_KEYS": 8, "DIM": size, "TURNED": size, "WIDTH": size}
+    fixed |= {"ARE_NEIGHBOURS": are_neighbours, "EVERY": every}
     fixed |= {"PAD": size, "BM": 8, "num_warps": 4}
     made = compiled("paged.elementwise", "turn_only", fixed)
     assert (made.stack, made.registers <= 96, made.narrow) == (0, True, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [64, 128, 256])
+def test_storing_apart_fills_a_processor(size: int) -> None:
     fixed = {"N_KV": 8, "KEY_DIM": size, "VALUE_DIM": size, "PAD": size, "BM": 8, "num_warps": 4}
     made = compiled("paged.elementwise", "store_heads", fixed)
     assert (made.stack, made.registers <= 64, made.narrow) == (0, True, 0)
@@ -1127,9 +1134,11 @@ def test_turning_and_storing_apart_fill_a_processor(size: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [4096, 5120, 16384])
-def test_the_norm_fills_a_processor(width: int) -> None:
+@pytest.mark.parametrize("is_centred", [False, True])
+def test_the_norm_fills_a_processor(width: int, *, is_centred: bool) -> None:
     pad = kernel.padded(width)
     fixed = {"WIDTH": width, "PAD": pad, "BM": 1, "num_warps": min(16, pad // 512)}
+    fixed |= {"IS_CENTRED": is_centred}
     made = compiled("paged.elementwise", "norm_rows", fixed)
     assert (made.stack, made.registers <= 128, made.narrow) == (0, True, 0)
 

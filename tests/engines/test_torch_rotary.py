@@ -16,6 +16,7 @@ pytest.importorskip("triton", reason="triton is not installed; it comes with tor
 from families import IDS, build, plain_logits, stepped  # noqa: E402
 from weft.engines.torch import TorchEngine, rotary  # noqa: E402
 from weft.engines.torch.hook import seat_modules  # noqa: E402
+from weft.engines.torch.memory import Pairs  # noqa: E402
 from weft.engines.torch.paged import elementwise, kernel  # noqa: E402
 
 if not (kernel.is_interpreted() or torch.cuda.is_available()):
@@ -34,9 +35,9 @@ def found(model: Any) -> int:
 @pytest.mark.parametrize(
     ("name", "n"),
     [("gemma2", 3), ("gemma3_text", 3), ("olmo2", 3), ("phi3", 3), ("gpt_neox", 3), ("gpt_oss", 3),
-     ("gemma3n", 5), ("gpt2", 0), ("cohere", 0), ("opt", 0)],
+     ("gemma3n", 5), ("cohere", 3), ("glm", 3), ("ernie4_5", 3), ("gpt2", 0), ("opt", 0)],
 )  # fmt: skip
-def test_attention_that_turns_halves_is_found(name: str, n: int, dtype: Any) -> None:
+def test_attention_that_turns_heads_is_found(name: str, n: int, dtype: Any) -> None:
     assert found(build(name, dtype)) == n
 
 
@@ -74,6 +75,30 @@ def backwards(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any
 
 
 def neighbours(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+    others = [torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2) for x in (q, k)]
+    return q * cos + others[0] * sin, k * cos + others[1] * sin
+
+
+def by_pair(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+    """Of the cosines of halves it takes those of the first."""
+    cos, sin = (x[..., : x.shape[-1] // 2].repeat_interleave(2, -1) for x in (cos, sin))
+    return neighbours(q, k, cos, sin, unsqueeze_dim)
+
+
+def part_by_pair(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+    n = cos.shape[-1]
+    turned = by_pair(q[..., :n], k[..., :n], cos, sin, unsqueeze_dim)
+    rests = q[..., n:], k[..., n:]
+    return tuple(torch.cat(pair, -1) for pair in zip(turned, rests, strict=True))
+
+
+def half_by_pair(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+    return by_pair(q, k, cos.repeat(1, 1, 2), sin.repeat(1, 1, 2), unsqueeze_dim)
+
+
+def reordered(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
+    """Neighbours turn, and lie in halves then."""
     pairs = [each.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2) for each in (q, k)]
     return whole(*pairs, cos, sin, unsqueeze_dim)
 
@@ -83,23 +108,28 @@ def with_keys_left(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -
 
 
 @pytest.mark.parametrize(
-    ("function", "n", "cosines", "with_wide"),
-    [(whole, 2, "whole", False), (part, 2, "part", False), (half, 2, "half", False),
-     (one, 1, "whole", False), (narrowed, 2, "whole", True)],
+    ("function", "n", "cosines", "are_neighbours", "every", "with_wide"),
+    [(whole, 2, "whole", False, 1, False), (part, 2, "part", False, 1, False),
+     (half, 2, "half", False, 1, False), (one, 1, "whole", False, 1, False),
+     (narrowed, 2, "whole", False, 1, True), (neighbours, 2, "whole", True, 1, False),
+     (by_pair, 2, "whole", True, 2, False), (part_by_pair, 2, "part", True, 2, False),
+     (half_by_pair, 2, "half", True, 2, False)],
 )  # fmt: skip
 def test_functions_are_known_by_what_they_do(
-    function: Any, n: int, cosines: str, *, with_wide: bool
+    function: Any, n: int, cosines: str, are_neighbours: bool, every: int, *, with_wide: bool
 ) -> None:
     """With cosines of float32 where heads of bfloat16 stay so; else their results are wider."""
-    form = rotary._form_of(function, BRAIN)
-    assert form is not None
-    assert (form.n, form.cosines) == (n, cosines)
-    assert ((BRAIN, FLOAT) in form.dtypes) == with_wide
-    assert form.n_turned(64, 64) == (0 if cosines == "half" else 64)
-    assert form.n_turned(64, 32) == {"whole": 0, "part": 32, "half": 64}[cosines]
+    known = rotary._form_of(function, BRAIN)
+    assert known is not None
+    form = known.form
+    assert form == (n, cosines, are_neighbours, every)
+    assert ((BRAIN, FLOAT) in known.dtypes) == with_wide
+    for width in (64, 32):
+        n_turned = {"whole": width // 64 * 64, "part": width, "half": width % 64 * 2}[cosines]
+        assert form.pairs(64, width) == ((n_turned, are_neighbours, every) if n_turned else None)
 
 
-@pytest.mark.parametrize("function", [backwards, neighbours, with_keys_left, len, torch.add])
+@pytest.mark.parametrize("function", [backwards, reordered, with_keys_left, len, torch.add])
 def test_what_turns_otherwise_is_not_known(function: Any) -> None:
     assert rotary._form_of(function, FLOAT) is None
 
@@ -107,9 +137,12 @@ def test_what_turns_otherwise_is_not_known(function: Any) -> None:
 @pytest.mark.parametrize("axis", [1, 2])
 @pytest.mark.parametrize("n", [12, 8])
 @pytest.mark.parametrize("is_half", [False, True])
-def test_heads_of_many_programs_are_turned(axis: int, n: int, *, is_half: bool) -> None:
+@pytest.mark.parametrize("pairing", [(False, 1), (True, 1), (True, 2)])
+def test_heads_of_many_programs_are_turned(
+    axis: int, n: int, pairing: tuple[bool, int], *, is_half: bool
+) -> None:
     """More heads than a program takes, that lie as projections leave them; rests pass."""
-    seeded = torch.Generator(DEVICE).manual_seed(1)
+    seeded, pairs = torch.Generator(DEVICE).manual_seed(1), Pairs(n, *pairing)
 
     def normal(*shape: int) -> Any:
         return torch.randn(shape, device=DEVICE, generator=seeded)
@@ -120,8 +153,8 @@ def test_heads_of_many_programs_are_turned(axis: int, n: int, *, is_half: bool) 
     cos, sin = normal(2, 1, 77, 20)[..., : n // 2 if is_half else n]
     for some in (heads, heads[:1], [heads[1].contiguous(), heads[0]]):
         assert elementwise.can_turn(some, cos, sin, axis)
-        for made, x in zip(elementwise.turned(some, cos, sin, axis, n), some, strict=True):
-            want = rotary.turned_plainly(x, cos, sin, axis, n)
+        for made, x in zip(elementwise.turned(some, cos, sin, axis, pairs), some, strict=True):
+            want = rotary.turned_plainly(x, cos, sin, axis, pairs)
             torch.testing.assert_close(made, want, rtol=1e-5, atol=1e-5)
     others = ((heads, cos[:, :70], sin[:, :70]), (heads, cos, sin.half()), (heads, cos[0], sin[0]))
     for some, other_cos, other_sin in others:
@@ -129,7 +162,7 @@ def test_heads_of_many_programs_are_turned(axis: int, n: int, *, is_half: bool) 
     assert not elementwise.can_turn([heads[0][..., ::2]], cos, sin, axis)
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gpt_neox"])
+@pytest.mark.parametrize("name", ["gemma2", "gpt_neox", "cohere", "glm", "ernie4_5"])
 def test_the_owners_classes_stay_what_they_are(name: str) -> None:
     """In one of the files forward is decorated, in the other it is not."""
     model = build(name).to(DEVICE)

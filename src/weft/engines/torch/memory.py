@@ -43,6 +43,16 @@ class Turn(NamedTuple):
     eps: float = 0.0
 
 
+class Pairs(NamedTuple):
+    """Which numbers of a head turn with each other: of the first n, those of its halves, or
+    neighbours. every: so many numbers, beside each other, have one cosine.
+    """
+
+    n: int
+    are_neighbours: bool = False
+    every: int = 1
+
+
 class KVStep(ABC):
     """One forward over a memory: all tokens of its rows, packed into one sequence.
 
@@ -85,9 +95,9 @@ class KVStep(ABC):
         raise NotImplementedError
 
     def turned(
-        self, heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int, n: int
+        self, heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int, pairs: Pairs
     ) -> tuple[Tensor, ...]:
-        """Turn the first n numbers of one or two tensors of heads, halves with each other.
+        """Turn one or two tensors of heads.
 
         heads: [1, H, T, D] each with axis 1, [1, T, H, D] with 2. cos, sin: [1, T, n], or n / 2.
         """
@@ -99,8 +109,12 @@ class KVStep(ABC):
         """
         raise NotImplementedError
 
-    def normed(self, x: Tensor, weight: Tensor, eps: float, shift: float = 0.0) -> Tensor:
-        """Return the root mean square norm of rows, times weight + shift: contiguous, as x."""
+    def normed(
+        self, x: Tensor, weight: Tensor, eps: float, shift: float = 0.0, *, is_centred: bool = False
+    ) -> Tensor:
+        """Return the root mean square norm of rows, less their mean if is_centred, times weight +
+        shift: contiguous, as x.
+        """
         raise NotImplementedError
 
     def gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:

@@ -8,6 +8,7 @@ of their own, which is theirs but for it. Elsewhere they do as they did.
 from __future__ import annotations
 
 from functools import cache
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -23,10 +24,13 @@ _SIZES = ((1.0, 0.0), (30.0, 0.0), (1.0, 3.0), (1e-3, 0.0))
 
 
 class _NormForm(NamedTuple):
-    """What a norm does: x times shift + weight, over the root of mean square + eps."""
+    """What a norm does: x, less its mean if is_centred, times shift + weight, over the root of mean
+    square + eps.
+    """
 
     eps: float
     shift: float
+    is_centred: bool
     dtype: torch.dtype  # of x, for which that was found
 
 
@@ -60,7 +64,7 @@ def _by_step(kind: type[nn.Module]) -> type[nn.Module]:
         if x.dtype != form.dtype or not step.can_norm(x):
             return kind.forward(self, x)
         weight: Any = self._parameters["weight"]
-        return step.normed(x, weight, form.eps, form.shift)
+        return step.normed(x, weight, form.eps, form.shift, is_centred=form.is_centred)
 
     return type(f"{kind.__name__}ByStep", (kind,), {"forward": forward, "__module__": __name__})
 
@@ -87,11 +91,13 @@ def _form_of(module: nn.Module, dtype: torch.dtype) -> _NormForm | None:
         return None
     if not isinstance(made, Tensor) or (made.shape, made.dtype) != (x.shape, dtype):
         return None
-    wide = x.float()
-    scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     near = 4 * torch.finfo(dtype).eps  # it may round twice
-    for shift in (0.0, 1.0):
+    for is_centred, shift in product((False, True), (0.0, 1.0)):
+        wide = x.float()
+        if is_centred:
+            wide = wide - wide.mean(-1, keepdim=True)
+        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
         want = scaled * (weight.float() + shift)
         if torch.allclose(made.float(), want, rtol=near, atol=near * float(want.abs().max())):
-            return _NormForm(eps, shift, dtype)
+            return _NormForm(eps, shift, is_centred, dtype)
     return None

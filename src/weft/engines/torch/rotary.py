@@ -16,32 +16,49 @@ import torch
 from torch import Tensor, nn
 
 from .hook import RunningForward, step_of
+from .memory import Pairs
 
 _NAME = "apply_rotary_pos_emb"
 _SIZE = 16  # of heads that a function is tried with
 _TOKENS = 3
 
-
 Cosines = Literal["whole", "part", "half"]
 
 
-class _TurnForm(NamedTuple):
-    """How a function turns heads, the first half of each with the second.
+class _Form(NamedTuple):
+    """How a function turns heads.
 
     n: how many tensors of heads it takes. cosines: there is one for every number of a head, for
-    those of a part that alone is turned, or for every two. dtypes: of heads and cosines, for which
-    it gives the heads' own.
+    those of a part that alone is turned, or for every two. are_neighbours, every: see `Pairs`.
     """
 
     n: int
     cosines: Cosines
-    dtypes: frozenset[tuple[torch.dtype, torch.dtype]]
+    are_neighbours: bool = False
+    every: int = 1
 
-    def n_turned(self, size: int, width: int) -> int:
-        """Return how many numbers of a head of some size so many cosines turn; 0: none such."""
+    def pairs(self, size: int, width: int) -> Pairs | None:
+        """Return which numbers of a head of some size so many cosines turn; None: none such."""
         n = 2 * width if self.cosines == "half" else width
         is_known = n == size or (self.cosines == "part" and n < size and n % 2 == 0)
-        return n if is_known else 0
+        return Pairs(n, self.are_neighbours, self.every) if is_known else None
+
+
+class _TurnForm(NamedTuple):
+    """What a function does, and for which dtypes of heads and cosines it gives the heads' own."""
+
+    form: _Form
+    dtypes: frozenset[tuple[torch.dtype, torch.dtype]]
+
+
+# What functions are tried for, those of most models first.
+_FORMS = [
+    _Form(n, cosines, *pairing)
+    for n in (2, 1)
+    for pairing in ((False, 1), (True, 1), (True, 2))
+    for cosines in ("part", "whole", "half")
+    if pairing != (True, 1) or cosines != "half"
+]
 
 
 @torch.inference_mode()
@@ -123,63 +140,74 @@ class _Turning:
         self._call, self._plain, self._form = call, plain, form
 
     def __call__(self, *given: Any, **named: Any) -> Any:
-        form, axis, step = self._form, named.get("unsqueeze_dim", 1), self._call.step
+        (form, dtypes), axis, step = self._form, named.get("unsqueeze_dim", 1), self._call.step
         if len(given) == form.n + 2 and step is not None and not set(named) - {"unsqueeze_dim"}:
             heads, (cos, sin) = given[: form.n], given[form.n :]
-            n = form.n_turned(heads[0].shape[-1], cos.shape[-1])
-            is_known = n and all((each.dtype, cos.dtype) in form.dtypes for each in heads)
-            if is_known and axis in (1, 2) and step.can_turn(heads, cos, sin, axis):
-                turned = step.turned(heads, cos, sin, axis, n)
+            pairs = form.pairs(heads[0].shape[-1], cos.shape[-1])
+            is_known = all((each.dtype, cos.dtype) in dtypes for each in heads)
+            if pairs and is_known and axis in (1, 2) and step.can_turn(heads, cos, sin, axis):
+                turned = step.turned(heads, cos, sin, axis, pairs)
                 return turned if form.n > 1 else turned[0]
         return self._plain(*given, **named)
 
 
 def _form_of(plain: Callable[..., Any], dtype: torch.dtype) -> _TurnForm | None:
     """Return how a function turns heads, by what it makes of some; None for other ways."""
-    every: tuple[Cosines, ...] = ("part", "whole", "half")
-    for n, cosines in product((2, 1), every):
-        dtypes = {(dtype, of_cos) for of_cos in (dtype, torch.float32)}
-        known = frozenset(pair for pair in dtypes if _turns_so(plain, n, cosines, *pair))
+    dtypes = [(dtype, of_cos) for of_cos in {dtype, torch.float32}]
+    for form in _FORMS:
+        known = frozenset(pair for pair in dtypes if _turns_so(plain, form, *pair))
         if known:
-            return _TurnForm(n, cosines, known)
+            return _TurnForm(form, known)
     return None
 
 
 def _turns_so(
-    plain: Callable[..., Any], n: int, cosines: str, dtype: torch.dtype, of_cos: torch.dtype
+    plain: Callable[..., Any], form: _Form, dtype: torch.dtype, of_cos: torch.dtype
 ) -> bool:
-    """Whether a function does that to n tensors of heads, laid either way."""
+    """Whether a function does that to tensors of heads, laid either way."""
     seeded = torch.Generator().manual_seed(0)
-    widths = {"whole": [_SIZE], "half": [_SIZE // 2], "part": [_SIZE, _SIZE // 2]}[cosines]
+    widths = {"whole": [_SIZE], "half": [_SIZE // 2], "part": [_SIZE, _SIZE // 2]}[form.cosines]
     for width, axis in product(widths, (1, 2)):
-        shapes = [(1, 2 + i, _TOKENS, _SIZE) for i in range(n)]
+        shapes = [(1, 2 + i, _TOKENS, _SIZE) for i in range(form.n)]
         heads = [torch.randn(shape, generator=seeded).to(dtype) for shape in shapes]
         heads = [each.transpose(1, axis) for each in heads]
         cos, sin = (torch.randn(1, _TOKENS, width, generator=seeded).to(of_cos) for _ in "cs")
-        if cosines != "half":  # a head's halves turn by the same angles, which some rely on
-            cos, sin = (each[..., : width // 2].repeat(1, 1, 2) for each in (cos, sin))
+        if form.cosines != "half":  # what turns together turns by one angle, which some rely on
+            cos, sin = (_in_pairs(each[..., : width // 2], form) for each in (cos, sin))
         try:
             made = plain(*heads, cos, sin, unsqueeze_dim=axis)
         except Exception:
             return False
         made = made if isinstance(made, Sequence) else [made]
-        if len(made) != n or any(not isinstance(each, Tensor) for each in made):
+        if len(made) != form.n or any(not isinstance(each, Tensor) for each in made):
             return False
-        n_turned = 2 * width if cosines == "half" else width
+        pairs = form.pairs(_SIZE, width)
+        assert pairs is not None
         for each, of in zip(made, heads, strict=True):
             if (each.shape, each.dtype) != (of.shape, of.dtype):
                 return False
-            want = turned_plainly(of, cos, sin, axis, n_turned)
+            want = turned_plainly(of, cos, sin, axis, pairs)
             near = 8 * torch.finfo(dtype).eps  # each product and the sum may round
             if not torch.allclose(each.float(), want, rtol=near, atol=near * 4):
                 return False
     return True
 
 
-def turned_plainly(x: Tensor, cos: Tensor, sin: Tensor, axis: int, n: int) -> Tensor:
-    """Turn the first n numbers of heads, in float32: what a step's `turned` gives of one tensor."""
-    cos, sin = (each.float().repeat(1, 1, n // each.shape[-1]) for each in (cos, sin))
-    turning, rest = x.float().split([n, x.shape[-1] - n], -1)
-    first, second = turning.chunk(2, -1)
-    pair = torch.cat((-second, first), -1)
-    return torch.cat((turning * cos.unsqueeze(axis) + pair * sin.unsqueeze(axis), rest), -1)
+def _in_pairs(angles: Tensor, form: _Form) -> Tensor:
+    """Return what is of every pair as it is given for every number."""
+    if form.are_neighbours and form.every == 1:
+        return angles.repeat_interleave(2, -1)
+    return angles.repeat(1, 1, 2)
+
+
+def turned_plainly(x: Tensor, cos: Tensor, sin: Tensor, axis: int, pairs: Pairs) -> Tensor:
+    """Turn heads in float32: what a step's `turned` gives of one tensor."""
+    at = torch.arange(pairs.n, device=x.device) // pairs.every % cos.shape[-1]
+    cos, sin = (each.float()[..., at].unsqueeze(axis) for each in (cos, sin))
+    turning, rest = x.float().split([pairs.n, x.shape[-1] - pairs.n], -1)
+    if pairs.are_neighbours:
+        pair = torch.stack((-turning[..., 1::2], turning[..., ::2]), -1).flatten(-2)
+    else:
+        first, second = turning.chunk(2, -1)
+        pair = torch.cat((-second, first), -1)
+    return torch.cat((turning * cos + pair * sin, rest), -1)

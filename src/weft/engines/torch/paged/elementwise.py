@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..memory import Activation, Turn
+from ..memory import Activation, Pairs, Turn
 from .kernel import is_interpreted, padded
 
 _HEADS = 8  # of a program
@@ -165,15 +165,16 @@ def turn_only(
     N_KEYS: tl.constexpr,
     DIM: tl.constexpr,
     TURNED: tl.constexpr,
+    ARE_NEIGHBOURS: tl.constexpr,
+    EVERY: tl.constexpr,
     WIDTH: tl.constexpr,
     PAD: tl.constexpr,
     BM: tl.constexpr,
 ):
-    """Turn the first numbers of queries and keys; WIDTH: cosines of a token."""
+    """Turn the first numbers of queries and keys; WIDTH: cosines of a token, of EVERY numbers."""
     row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     token, head = row // (N_QUERIES + N_KEYS), row % (N_QUERIES + N_KEYS)
     d = tl.arange(0, PAD)
-    other = tl.where(d < TURNED, (d + TURNED // 2) % TURNED, d)
     in_size = (d < DIM)[None, :]
     is_query = ((row < n_rows) & (head < N_QUERIES))[:, None] & in_size
     is_key = ((row < n_rows) & (head >= N_QUERIES))[:, None] & in_size
@@ -181,14 +182,28 @@ def turn_only(
     key = key_ptr + (token * key_token_stride + (head - N_QUERIES) * key_head_stride)[:, None]
     x = tl.load(query + d[None, :], mask=is_query, other=0.0).to(tl.float32)
     x += tl.load(key + d[None, :], mask=is_key, other=0.0).to(tl.float32)
-    pair = tl.load(query + other[None, :], mask=is_query, other=0.0).to(tl.float32)
-    pair += tl.load(key + other[None, :], mask=is_key, other=0.0).to(tl.float32)
-    place = (token * cos_stride)[:, None] + (d % WIDTH)[None, :]
-    has_angle = (row < n_rows)[:, None] & (d < TURNED)[None, :]
-    cos = tl.load(cos_ptr + place, mask=has_angle, other=1.0).to(tl.float32)
-    sin = tl.load(sin_ptr + place, mask=has_angle, other=0.0).to(tl.float32)
-    sign = tl.where(d < TURNED // 2, -1.0, 1.0)[None, :]
-    turned = x * cos + pair * sign * sin
+    if ARE_NEIGHBOURS:
+        even, odd = tl.split(tl.reshape(x, (BM, PAD // 2, 2)))
+        pair = tl.reshape(tl.join(-odd, even), (BM, PAD))
+    else:
+        other = tl.where(d < TURNED, (d + TURNED // 2) % TURNED, d)
+        pair = tl.load(query + other[None, :], mask=is_query, other=0.0).to(tl.float32)
+        pair += tl.load(key + other[None, :], mask=is_key, other=0.0).to(tl.float32)
+        pair = tl.where(d < TURNED // 2, -1.0, 1.0)[None, :] * pair
+    place = (token * cos_stride)[:, None]
+    if EVERY == 2:
+        each = tl.arange(0, PAD // 2)
+        has_angle = (row < n_rows)[:, None] & (each < TURNED // 2)[None, :]
+        cos = tl.load(cos_ptr + place + each[None, :], mask=has_angle, other=1.0).to(tl.float32)
+        sin = tl.load(sin_ptr + place + each[None, :], mask=has_angle, other=0.0).to(tl.float32)
+        cos = tl.reshape(tl.join(cos, cos), (BM, PAD))
+        sin = tl.reshape(tl.join(sin, sin), (BM, PAD))
+    else:
+        place += (d % WIDTH)[None, :]
+        has_angle = (row < n_rows)[:, None] & (d < TURNED)[None, :]
+        cos = tl.load(cos_ptr + place, mask=has_angle, other=1.0).to(tl.float32)
+        sin = tl.load(sin_ptr + place, mask=has_angle, other=0.0).to(tl.float32)
+    turned = x * cos + pair * sin
     query_out = query_out_ptr + ((token * N_QUERIES + head) * DIM)[:, None] + d[None, :]
     key_out = key_out_ptr + ((token * N_KEYS + head - N_QUERIES) * DIM)[:, None] + d[None, :]
     tl.store(query_out, turned.to(query_out_ptr.dtype.element_ty), mask=is_query)
@@ -206,17 +221,20 @@ def norm_rows(
     inner_stride,
     eps,
     shift,
+    IS_CENTRED: tl.constexpr,
     WIDTH: tl.constexpr,
     PAD: tl.constexpr,
     BM: tl.constexpr,
 ):
-    """Root mean square norm of each row, in float32."""
+    """Root mean square norm of each row, in float32; less its mean first, if IS_CENTRED."""
     row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     d = tl.arange(0, PAD)
     inside = (row < n_rows)[:, None] & (d < WIDTH)[None, :]
     first = row // n_inner * outer_stride + row % n_inner * inner_stride
     x = tl.load(x_ptr + first[:, None] + d[None, :], mask=inside, other=0.0).to(tl.float32)
     weight = tl.load(weight_ptr + d, mask=d < WIDTH, other=0.0).to(tl.float32)[None, :] + shift
+    if IS_CENTRED:
+        x = tl.where(inside, x - (tl.sum(x, 1) / WIDTH)[:, None], 0.0)
     out = x * tl.rsqrt(tl.sum(x * x, 1) / WIDTH + eps)[:, None] * weight
     at = row[:, None] * WIDTH + d[None, :]
     tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=inside)
@@ -347,9 +365,9 @@ def can_turn(heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int) -> bo
 
 
 def turned(
-    heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int, n: int
+    heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int, pairs: Pairs
 ) -> tuple[Tensor, ...]:
-    """Turn the first n numbers of one or two tensors of heads that `can_turn`; see `KVStep.turned`.
+    """Turn one or two tensors of heads that `can_turn`; see `KVStep.turned`.
 
     What is returned lies token by token.
     """
@@ -378,7 +396,9 @@ def turned(
             N_QUERIES=n_each[0],
             N_KEYS=sum(n_each[1:]),
             DIM=size,
-            TURNED=n,
+            TURNED=pairs.n,
+            ARE_NEIGHBOURS=pairs.are_neighbours,
+            EVERY=pairs.every,
             WIDTH=cos.shape[2],
             PAD=padded(size),
             BM=n_of_program,
@@ -409,11 +429,10 @@ class RowsOf(NamedTuple):
         return cls(n_outer * n_inner, n_inner, outer, inner)
 
 
-def normed(x: Tensor, weight: Tensor, eps: float, shift: float = 0.0) -> Tensor:
-    """Root mean square norm of rows [..., E] that `RowsOf` knows, times weight + shift.
-
-    Returns them contiguous, in the shape and dtype of x.
-    """
+def normed(
+    x: Tensor, weight: Tensor, eps: float, shift: float = 0.0, *, is_centred: bool = False
+) -> Tensor:
+    """Norm rows [..., E] that `RowsOf` knows; see `KVStep.normed`."""
     rows, width = RowsOf.tensor(x), x.shape[-1]
     assert rows is not None
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -423,7 +442,8 @@ def normed(x: Tensor, weight: Tensor, eps: float, shift: float = 0.0) -> Tensor:
     n_each = _INTERPRETED if is_interpreted() else max(1, _LEAST_NUMBERS // pad)
     with torch.cuda.device_of(x):
         norm_rows[(triton.cdiv(rows.n, n_each),)](
-            x, weight, out, *rows, eps, shift, WIDTH=width, PAD=pad, BM=n_each,
+            x, weight, out, *rows, eps, shift,
+            IS_CENTRED=is_centred, WIDTH=width, PAD=pad, BM=n_each,
             num_warps=max(1, min(16, n_each * pad // 512)),
         )  # fmt: skip
     return out

@@ -11,7 +11,7 @@ from torch import Tensor
 from ....errors import ConfigError
 from ...base import Fragment, LateTokens, Row, Usage
 from ..layout import Layout
-from ..memory import Activation, KVStep, Spec, Turn
+from ..memory import Activation, KVStep, Pairs, Spec, Turn
 from .elementwise import RowsOf, angles, can_turn, gated, normed, store, turn_heads, turned
 from .kernel import BROAD, TILES, WIDE, Work, attend_tree, has_broad, is_interpreted
 from .plan import TreePlan
@@ -154,15 +154,17 @@ class PagedStep(KVStep):
         return can_turn(heads, cos, sin, axis)
 
     def turned(
-        self, heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int, n: int
+        self, heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int, pairs: Pairs
     ) -> tuple[Tensor, ...]:
-        return turned(heads, cos, sin, axis, n)
+        return turned(heads, cos, sin, axis, pairs)
 
     def can_norm(self, x: Tensor) -> bool:
         return RowsOf.tensor(x) is not None
 
-    def normed(self, x: Tensor, weight: Tensor, eps: float, shift: float = 0.0) -> Tensor:
-        return normed(x, weight, eps, shift)
+    def normed(
+        self, x: Tensor, weight: Tensor, eps: float, shift: float = 0.0, *, is_centred: bool = False
+    ) -> Tensor:
+        return normed(x, weight, eps, shift, is_centred=is_centred)
 
     def gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
         return gated(gate, up, activation)
