@@ -286,12 +286,15 @@ _OF_IMAGES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 IMAGE_FAMILIES: list[str] = list(_OF_IMAGES)
 
-# The shapes that a card runs the laws on: one of each way to attend, over any vocabulary.
+# The shapes that a card runs the laws on, over any vocabulary: one of each way to attend, and those
+# whose modules have another norm, other pairs of numbers that turn, and other gates.
 OF_LAWS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "qwen3": ("qwen3", {}),
     "gemma3": ("gemma3_text", _GEMMA | {"sliding_window_pattern": 2}),
     "gpt2": ("gpt2", {"n_embd": 32, "n_layer": 3, "n_head": 4}),
+    "cohere": ("cohere", {"logit_scale": 0.25}),
+    "glm": ("glm", {"partial_rotary_factor": 0.5}),
 }
 
 # The context to load a family with, where its own plain forward depends on how long it is.

@@ -1,4 +1,4 @@
-"""Engines for the laws on a card: paged KV, four families, each in every precision.
+"""Engines for the laws on a card: paged KV, some families, each in every precision.
 
     pytest tests/contract --engine on_card:Qwen3Bfloat16
 
@@ -15,6 +15,7 @@ import torch
 
 from families import OF_LAWS, build_for_laws
 from weft.engines.torch import TorchEngine
+from weft.engines.torch.laid import lay_side_by_side
 from weft.engines.torch.model import DTYPES
 
 # The names of the classes below: Llama, LlamaBfloat16 …, by family and dtype.
@@ -37,6 +38,8 @@ def __getattr__(name: str) -> type[TorchEngine]:
             family, DTYPES[dtype], config["vocab_size"], config["max_position_embeddings"]
         )
         place = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return TorchEngine.adopt(model.to(place), **{"kv": "paged", **options})
+        model = model.to(place)
+        lay_side_by_side(model)  # as one that is loaded there is
+        return TorchEngine.adopt(model, **{"kv": "paged", **options})
 
     return type(name, (TorchEngine,), {"load": classmethod(load)})
