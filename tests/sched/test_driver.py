@@ -58,6 +58,24 @@ def logits_item(rig: Rig, ids: list[int]) -> Extend:
     return Extend(rig.place(ids), (), (Logits(len(ids)),))
 
 
+def in_a_fork(work: Callable[[], list[str]]) -> list[str]:
+    """Return what is found in a process that is forked from this one."""
+    reads, writes = os.pipe()
+    child = os.fork()
+    if not child:
+        signal.alarm(int(SOON))
+        try:
+            os.write(writes, "\n".join(work()).encode())
+        finally:
+            os._exit(0)
+    os.close(writes)
+    with os.fdopen(reads) as pipe:
+        text = pipe.read()
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    return text.split("\n") if text else []
+
+
 # Who steps ------------------------------------------------------------------------------------
 
 
@@ -80,26 +98,93 @@ def test_a_forked_process_is_told_that_the_thread_is_not_its_own(make: MakeRig) 
                 found.append(str(error))
         return found
 
-    def told_in_a_fork() -> str:
-        reads, writes = os.pipe()
-        child = os.fork()
-        if not child:
-            signal.alarm(int(SOON))
-            try:
-                os.write(writes, "\n".join(told()).encode())
-            finally:
-                os._exit(0)
-        os.close(writes)
-        with os.fdopen(reads) as pipe:
-            text = pipe.read()
-        os.waitpid(child, 0)
-        return text
-
     assert told() == []
-    assert told_in_a_fork() == ""  # nobody has a thread yet: it is as good as its parent
+    assert in_a_fork(told) == []  # nobody has a thread yet: it is as good as its parent
     rig.driver.start()
     assert told() == []
-    assert told_in_a_fork().count(f"by a thread of process {os.getpid()}") == 3
+    found = in_a_fork(told)
+    assert len(found) == 3
+    assert all(f"by a thread of process {os.getpid()}" in each for each in found)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.parametrize("has_thread", [False, True])
+def test_a_fork_waits_for_the_step_of_another_thread(make: MakeRig, *, has_thread: bool) -> None:
+    """Its locks were held for ever in the other process, where a close did not end."""
+    engine = Threads()
+    rig, begun = make(engine), threading.Event()
+
+    def slow() -> None:
+        begun.set()
+        time.sleep(0.3)
+
+    engine.during = slow
+    if has_thread:
+        rig.driver.start()
+    thread = beside(lambda: rig.drive(logits_item(rig, [1, 2])))
+    assert begun.wait(SOON)
+
+    def closed() -> list[str]:
+        engine.during = lambda: None
+        found = [str(rig.driver._stepping.locked())]
+        if not has_thread:
+            rig.drive(logits_item(rig, [5, 6]))
+        rig.driver.close()
+        return [*found, str(rig.driver.closed)]
+
+    assert in_a_fork(closed) == ["False", "True"]
+    join(thread)
+    rig.drive(logits_item(rig, [3]))  # nothing is held here
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_fork_in_a_step_that_does_not_end_soon_is_told(
+    make: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "END_S", 0.05)
+    engine = Threads()
+    rig, begun, goes_on = make(engine), threading.Event(), threading.Event()
+
+    def slow() -> None:
+        begun.set()
+        goes_on.wait(SOON)
+
+    engine.during = slow
+    thread = beside(lambda: rig.drive(logits_item(rig, [1, 2])))
+    assert begun.wait(SOON)
+
+    def asked() -> list[str]:
+        found = []
+        for ask in (
+            lambda: rig.drive(logits_item(rig, [3])),
+            lambda: rig.driver.exclusive(lambda: None),
+            rig.driver.try_drain,
+            rig.driver.close,
+        ):
+            try:
+                ask()
+            except StaleHandle as error:
+                found.append(str(error))
+        return found
+
+    found = in_a_fork(asked)
+    assert len(found) == 2
+    assert all("in the middle of a step" in each for each in found)
+    goes_on.set()
+    join(thread)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_sink_may_fork(make: MakeRig) -> None:
+    """A step is its own thread's: nobody waits for it."""
+    engine = Threads()
+    rig = make(engine)
+    found: list[list[str]] = []
+    engine.during = lambda: found.append(in_a_fork(lambda: ["there"]))
+    rig.drive(logits_item(rig, [1]))
+    assert found == [["there"]]
+    engine.during = lambda: None
+    rig.drive(logits_item(rig, [2]))
 
 
 def test_one_thread_alone_steps_by_itself(make: MakeRig) -> None:

@@ -79,6 +79,8 @@ class Driver:
         self._thread: threading.Thread | None = None
         self._home = 0  # the process that has it
         self._made_in = os.getpid()
+        self._held: list[Any] = []  # locks, while the process forks
+        self._is_torn = False  # forked in the middle of another thread's step
         self._ends_with_program = False
         self._caller: int | None = None
         self._stepping = threading.Lock()  # held by whoever steps
@@ -169,6 +171,8 @@ class Driver:
 
     def try_drain(self) -> None:
         """Let go of what nobody holds any more, unless a step is running: that will do it."""
+        if self._is_torn:
+            return
         if not self.scheduler.engine.info.owner_thread and self._stepping.acquire(blocking=False):
             try:
                 with self.scheduler.lock:
@@ -232,6 +236,11 @@ class Driver:
         """Raise StaleHandle in a process that was forked from the one that has the thread: nobody
         would ever step, and a lock that the thread held is held for ever.
         """
+        if self._is_torn:
+            raise StaleHandle(
+                "this process was forked in the middle of a step that another thread made with"
+                " this LM; load the model in this one, which may be started by 'spawn'"
+            )
         if self._thread is not None and os.getpid() != self._home:
             raise StaleHandle(
                 f"this LM is run by a thread of process {self._home}, and this process was forked"
@@ -309,6 +318,26 @@ class Driver:
         if not is_mine and self._stepping.acquire(timeout=END_S):
             self._stepping.release()
 
+    def pause(self) -> None:
+        """Before a fork: wait until no other thread is in the middle of anything, and hold what it
+        would have held; there is no such thread in the process that comes.
+        """
+        is_mine = self._stepper == threading.get_ident()
+        for lock in (self._stepping, self.scheduler.lock, self._news):
+            if not (is_mine and lock is self._stepping) and lock.acquire(timeout=END_S):
+                self._held.append(lock)
+
+    def go_on(self) -> None:
+        """After the fork."""
+        while self._held:
+            self._held.pop().release()
+
+    def go_on_forked(self) -> None:
+        """After the fork, in the process that has come."""
+        is_mine = self._stepper == threading.get_ident()
+        self._is_torn = not is_mine and self._stepping not in self._held
+        self.go_on()
+
     def _shut(self, last: Callable[[], None] | None) -> None:
         with self._turn():
             self.closed = True
@@ -354,6 +383,9 @@ class Driver:
     def close(self, last: Callable[[], None] | None = None) -> None:
         """Stop stepping and fail what is left, then call `last`; idempotent."""
         if self.closed:
+            return
+        if self._is_torn:  # nothing here is of any use, and nothing is waited for
+            self.closed = True
             return
         self._refuse_nested()
         owned = self.scheduler.engine.info.owner_thread
@@ -487,6 +519,33 @@ def _end_with_program() -> None:
     _last_thread = threading.get_ident()
     for driver in list(_DRIVERS):
         driver.await_step()
+
+
+_forking = threading.Lock()  # one thread at a time
+_paused: list[Driver] = []
+
+
+def _before_fork() -> None:
+    with deferred_interrupt():
+        _forking.acquire()
+        for driver in list(_DRIVERS):
+            _paused.append(driver)
+            driver.pause()
+
+
+def _after_fork(go_on: Callable[[Driver], None]) -> None:
+    with deferred_interrupt():
+        while _paused:
+            go_on(_paused.pop())
+        _forking.release()
+
+
+if hasattr(os, "register_at_fork"):  # Windows has none
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=lambda: _after_fork(Driver.go_on),
+        after_in_child=lambda: _after_fork(Driver.go_on_forked),
+    )
 
 
 def drive_forever(driver_ref: weakref.ref[Driver], news: threading.Condition) -> None:
