@@ -28,8 +28,8 @@ from common import median, report
 from weft import SamplingParams
 from weft.constraints.base import n_words
 from weft.constraints.kinds import AllowMatcher
-from weft.engines.torch.draws import Drawer
-from weft.engines.torch.passes import TorchPasses
+from weft.engines.torch.draws.drawer import Drawer
+from weft.engines.torch.draws.passes import TorchPasses
 from weft.sampling.rng import stream_of
 from weft.sampling.sampler import Chain, DrawBatch, Sampler
 

@@ -26,7 +26,7 @@ from common import median, report
 from cpu_torch import SHAPES, TEMPERATURE, prompt, random_model
 
 import weft
-from weft.engines.torch import packed
+from weft.engines.torch.weights import packed
 
 LAYERS = [(896, 896), (9728, 896), (896, 4864), (151_936, 896)]
 CACHE_NUMBERS = 50_000_000  # more than any cache holds

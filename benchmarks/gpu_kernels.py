@@ -39,7 +39,7 @@ from gpu_model import (
 from torch import Tensor
 
 from weft.engines.base import Row
-from weft.engines.torch.draws import Drawer
+from weft.engines.torch.draws.drawer import Drawer
 from weft.engines.torch.layout import LayerShape, Layout
 from weft.engines.torch.memory import Spec
 from weft.engines.torch.paged import kernel, lines, plan, stretches

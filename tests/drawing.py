@@ -183,7 +183,7 @@ def everything(n_vocab: int) -> list[Sampler]:
 
 def note_draws(monkeypatch: pytest.MonkeyPatch) -> list[DrawBatch]:
     """Let any device draw as a card does, and note what is drawn."""
-    from weft.engines.torch.draws import Drawer
+    from weft.engines.torch.draws.drawer import Drawer
 
     drawn: list[DrawBatch] = []
     whole = Drawer.draw
@@ -192,7 +192,7 @@ def note_draws(monkeypatch: pytest.MonkeyPatch) -> list[DrawBatch]:
         drawn.append(batch)
         return whole(self, logits, batch)
 
-    monkeypatch.setattr("weft.engines.torch.draws.DEVICES", frozenset(("cpu", "cuda")))
+    monkeypatch.setattr("weft.engines.torch.draws.drawer.DEVICES", frozenset(("cpu", "cuda")))
     monkeypatch.setattr(Drawer, "draw", noted)
     return drawn
 

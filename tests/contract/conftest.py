@@ -146,7 +146,7 @@ def _load_whole() -> Engine:
     pytest.importorskip("torch", reason="torch is not installed")
     from transformers import AutoModelForCausalLM
 
-    from weft.engines.torch.whole import WholePathEngine
+    from weft.engines.torch.whole.engine import WholePathEngine
 
     model = AutoModelForCausalLM.from_pretrained(shallow())
     return WholePathEngine(model.float(), "it was asked for", n_ctx=None, fingerprint="whole")

@@ -15,7 +15,7 @@ from transformers.activations import ACT2FN  # noqa: E402
 
 from families import IDS, build, plain_logits, stepped  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
-from weft.engines.torch.activations import fuse_activations  # noqa: E402
+from weft.engines.torch.fused.activations import fuse_activations  # noqa: E402
 from weft.engines.torch.hook import seat_modules  # noqa: E402
 from weft.engines.torch.paged import kernel  # noqa: E402
 

@@ -22,8 +22,10 @@ from drawing import (  # noqa: E402
 )
 from families import N_VOCAB, build  # noqa: E402
 from weft.engines.base import KeptRow, Row  # noqa: E402
-from weft.engines.torch import TorchEngine, draw_kernel, draws  # noqa: E402
-from weft.engines.torch.draws import Drawer  # noqa: E402
+from weft.engines.torch import TorchEngine  # noqa: E402
+from weft.engines.torch.draws import drawer as device_draws  # noqa: E402
+from weft.engines.torch.draws import kernel as draw_kernel  # noqa: E402
+from weft.engines.torch.draws.drawer import Drawer  # noqa: E402
 from weft.engines.torch.paged import kernel  # noqa: E402
 from weft.sampling.params import SamplingParams  # noqa: E402
 from weft.sampling.sampler import BROKEN, NOTHING, Chain, DrawBatch, Sampler  # noqa: E402
@@ -132,7 +134,7 @@ def test_rows_in_several_blocks_draw_as_in_one(monkeypatch: pytest.MonkeyPatch) 
     logits = there(random_logits(random, 11, 500))
     batch = DrawBatch(random.permutation(11), Chain(samplers), np.arange(11, dtype=np.uint64))
     whole = drawer().draw(logits, batch)
-    monkeypatch.setattr(draws, "_BLOCK_OF_KERNELS", 500 * 4)
+    monkeypatch.setattr(device_draws, "_BLOCK_OF_KERNELS", 500 * 4)
     parts = drawer().draw(logits, batch)
     assert torch.equal(whole.ids, parts.ids)
     assert np.array_equal(whole.result().logprobs, parts.result().logprobs)
@@ -226,7 +228,7 @@ def test_texts_of_kernels_are_those_of_the_host(
 ) -> None:
     found = texts_of_many_rules()
     assert len(on_the_device) > 20
-    monkeypatch.setattr(draws, "DEVICES", frozenset())
+    monkeypatch.setattr(device_draws, "DEVICES", frozenset())
     assert texts_of_many_rules() == found
 
 
@@ -237,7 +239,7 @@ def test_tiles_of_logits_compile_for_sm_90(dtype: str, *, has_all: bool) -> None
     """Without a card: nothing spills, and two programs share a processor."""
     fixed = {"N_VOCAB": 128256, "N_TILES": 32, "num_warps": 8}
     fixed |= dict.fromkeys(("HAS_LEFT", "HAS_MASK", "HAS_EDGE", "HAS_KEPT"), has_all)
-    made = compiled("draw_kernel", "look_at_tile", fixed, raw_ptr=dtype)
+    made = compiled("draws.kernel", "look_at_tile", fixed, raw_ptr=dtype)
     assert made.stack == 0
     assert made.registers <= 128
 
@@ -245,4 +247,4 @@ def test_tiles_of_logits_compile_for_sm_90(dtype: str, *, has_all: bool) -> None
 @pytest.mark.slow
 def test_the_look_at_a_row_compiles_for_sm_90() -> None:
     fixed = {"N_TILES": 38, "PAD": 64, "HAS_LEFT": True, "HAS_KEPT": True, "num_warps": 1}
-    assert compiled("draw_kernel", "look_at_row", fixed).stack == 0
+    assert compiled("draws.kernel", "look_at_row", fixed).stack == 0

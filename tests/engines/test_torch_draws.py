@@ -27,9 +27,10 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from families import N_VOCAB, build  # noqa: E402
 from weft.engines.base import HostRows, KeptRow, Row  # noqa: E402
-from weft.engines.torch import TorchEngine, cuts, noise  # noqa: E402
-from weft.engines.torch.draws import Drawer, draw  # noqa: E402
-from weft.engines.torch.seats import KNOWN_FILTERS, Seats  # noqa: E402
+from weft.engines.torch import TorchEngine  # noqa: E402
+from weft.engines.torch.draws import cuts, noise  # noqa: E402
+from weft.engines.torch.draws.drawer import Drawer, draw  # noqa: E402
+from weft.engines.torch.draws.seats import KNOWN_FILTERS, Seats  # noqa: E402
 
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")
@@ -212,7 +213,7 @@ def test_rows_in_several_blocks_draw_as_in_one(monkeypatch: pytest.MonkeyPatch) 
     logits = torch.from_numpy(random_logits(random, 11, 500))
     batch = DrawBatch(random.permutation(11), Chain(samplers), np.arange(11, dtype=np.uint64))
     whole = Drawer(CPU).draw(logits, batch)
-    monkeypatch.setattr("weft.engines.torch.draws._BLOCK", 500 * 4)
+    monkeypatch.setattr("weft.engines.torch.draws.drawer._BLOCK", 500 * 4)
     parts = Drawer(CPU).draw(logits, batch)
     assert torch.equal(whole.ids, parts.ids)
     assert np.array_equal(whole.result().logprobs, parts.result().logprobs)
@@ -380,5 +381,5 @@ def test_texts_of_a_device_that_draws_are_those_of_the_host(
 ) -> None:
     there = texts_of_many_rules()
     assert len(on_the_device) > 20
-    monkeypatch.setattr("weft.engines.torch.draws.DEVICES", frozenset())
+    monkeypatch.setattr("weft.engines.torch.draws.drawer.DEVICES", frozenset())
     assert texts_of_many_rules() == there

@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="triton is not installed; it comes with tor
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from weft.engines.torch import cuts, edges  # noqa: E402
+from weft.engines.torch.draws import cuts, edges  # noqa: E402
 from weft.engines.torch.paged import kernel  # noqa: E402
 
 # The interpreter, or a card where there is one and TRITON_INTERPRET is not set.
@@ -303,7 +303,7 @@ from pathlib import Path
 import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from weft.engines.torch import edges
+from weft.engines.torch.draws import edges
 
 POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}
 POINTERS |= {torch.float64: "*fp64", torch.int64: "*i64", torch.int32: "*i32"}

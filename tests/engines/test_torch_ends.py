@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from transformers import DynamicCache  # noqa: E402
 
-from weft.engines.torch.ends import Ends  # noqa: E402
+from weft.engines.torch.whole.ends import Ends  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

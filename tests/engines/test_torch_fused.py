@@ -15,7 +15,7 @@ from families import FAMILIES, FUSED, IDS, build, plain_logits, stepped  # noqa:
 from weft.engines.base import Row, ScoreSpan  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
 from weft.engines.torch.check import check_paths  # noqa: E402
-from weft.engines.torch.fused import FusedDecoder  # noqa: E402
+from weft.engines.torch.fused.decoder import FusedDecoder  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -250,7 +250,7 @@ def test_a_class_that_does_something_else_by_now_is_run_by_its_modules(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The check at load holds it against the model's own forward."""
-    monkeypatch.setattr("weft.engines.torch.fused._normed", lambda x, norm: x)
+    monkeypatch.setattr("weft.engines.torch.fused.decoder._normed", lambda x, norm: x)
     model = build("llama")
     engine = TorchEngine.adopt(model)
     got = engine.forward([Row((), IDS, 0, None, (11,))]).logits(0)

@@ -19,7 +19,7 @@ from shallow import shallow  # noqa: E402
 from weft.engines.base import Row, Span  # noqa: E402
 from weft.engines.torch import TorchEngine, laid  # noqa: E402
 from weft.engines.torch.engine import open_model  # noqa: E402
-from weft.engines.torch.fused import FusedDecoder  # noqa: E402
+from weft.engines.torch.fused.decoder import FusedDecoder  # noqa: E402
 from weft.engines.torch.paged import capture, graph, kernel, pool  # noqa: E402
 from weft.engines.torch.paged.capture import replay_eagerly  # noqa: E402
 from weft.engines.torch.paged.graph import bucket_of  # noqa: E402

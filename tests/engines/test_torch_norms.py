@@ -13,8 +13,8 @@ pytest.importorskip("triton", reason="triton is not installed; it comes with tor
 
 from families import IDS, build, plain_logits, stepped  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
+from weft.engines.torch.fused.norms import fuse_norms  # noqa: E402
 from weft.engines.torch.hook import seat_modules  # noqa: E402
-from weft.engines.torch.norms import fuse_norms  # noqa: E402
 from weft.engines.torch.paged import elementwise, kernel  # noqa: E402
 
 if not (kernel.is_interpreted() or torch.cuda.is_available()):

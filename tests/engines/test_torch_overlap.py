@@ -22,8 +22,10 @@ import weft  # noqa: E402
 from families import build  # noqa: E402
 from shallow import shallow  # noqa: E402
 from weft.engines.base import LateTokens, Row, Span  # noqa: E402
-from weft.engines.torch import TorchEngine, draw_kernel, draws, laid  # noqa: E402
-from weft.engines.torch.draws import Drawer, TorchDraws  # noqa: E402
+from weft.engines.torch import TorchEngine, laid  # noqa: E402
+from weft.engines.torch.draws import drawer  # noqa: E402
+from weft.engines.torch.draws import kernel as draw_kernel  # noqa: E402
+from weft.engines.torch.draws.drawer import Drawer, TorchDraws  # noqa: E402
 from weft.engines.torch.engine import open_model  # noqa: E402
 from weft.engines.torch.paged import advance, elementwise, kernel  # noqa: E402
 from weft.errors import ContextOverflow  # noqa: E402
@@ -40,7 +42,7 @@ DEVICE = torch.device("cpu" if kernel.is_interpreted() else "cuda")
 
 @pytest.fixture(autouse=True)
 def _draws_on_the_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(draws, "DEVICES", frozenset(("cpu", "cuda")))
+    monkeypatch.setattr(drawer, "DEVICES", frozenset(("cpu", "cuda")))
     with torch.inference_mode():
         yield
 
@@ -86,12 +88,12 @@ def test_texts_are_the_same_with_steps_in_flight(
     graphs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of runs that end at different lengths, with penalties and without; the rule is one."""
-    monkeypatch.setattr(draws, "DEVICES", frozenset[str]())
+    monkeypatch.setattr(drawer, "DEVICES", frozenset[str]())
     texts: list[list[str]] = []
     n_late = 0
     for is_card in (False, True):
         if is_card:
-            monkeypatch.setattr(draws, "DEVICES", frozenset(("cpu", "cuda")))
+            monkeypatch.setattr(drawer, "DEVICES", frozenset(("cpu", "cuda")))
         engine = TorchEngine.load(shallow(), dtype="float32", kv="paged", graphs=graphs)
         if is_card:
             as_a_card(engine)
@@ -183,7 +185,7 @@ KERNELS = [
     (draw_kernel, "look_at_row"),
 ]
 UPLOADS = [
-    *("steady.upload", "seats.upload", "seats.overwrite"),
+    *("steady.upload", "draws.seats.upload", "draws.seats.overwrite"),
     *("paged.plan.upload", "paged.plan.overwrite", "paged.pool.upload", "paged.pool.overwrite"),
 ]
 

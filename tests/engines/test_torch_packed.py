@@ -25,12 +25,12 @@ from families import (  # noqa: E402
 )
 from weft.engines.base import Row  # noqa: E402
 from weft.engines.torch import TorchEngine, laid  # noqa: E402
-from weft.engines.torch import experts as packed_experts  # noqa: E402
-from weft.engines.torch import packed as packing  # noqa: E402
-from weft.engines.torch.experts import PackedExperts, pack_experts  # noqa: E402
 from weft.engines.torch.model import fingerprint_of  # noqa: E402
-from weft.engines.torch.packed import PackedLinear  # noqa: E402
-from weft.engines.torch.widened import is_widened  # noqa: E402
+from weft.engines.torch.weights import experts as packed_experts  # noqa: E402
+from weft.engines.torch.weights import packed as packing  # noqa: E402
+from weft.engines.torch.weights.experts import PackedExperts, pack_experts  # noqa: E402
+from weft.engines.torch.weights.packed import PackedLinear  # noqa: E402
+from weft.engines.torch.weights.widened import is_widened  # noqa: E402
 from weft.errors import ConfigError  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -14,7 +14,8 @@ pytest.importorskip("transformers")
 pytest.importorskip("triton", reason="triton is not installed; it comes with torch for CUDA")
 
 from families import IDS, build, plain_logits, stepped  # noqa: E402
-from weft.engines.torch import TorchEngine, rotary  # noqa: E402
+from weft.engines.torch import TorchEngine  # noqa: E402
+from weft.engines.torch.fused import rotary  # noqa: E402
 from weft.engines.torch.hook import seat_modules  # noqa: E402
 from weft.engines.torch.memory import Pairs  # noqa: E402
 from weft.engines.torch.paged import elementwise, kernel  # noqa: E402

@@ -14,11 +14,12 @@ pytest.importorskip("transformers")
 pytest.importorskip("triton", reason="triton is not installed; it comes with torch for CUDA")
 
 from families import IDS, build, plain_logits, stepped  # noqa: E402
-from weft.engines.torch import TorchEngine, laid, siblings  # noqa: E402
+from weft.engines.torch import TorchEngine, laid  # noqa: E402
 from weft.engines.torch.engine import open_model  # noqa: E402
+from weft.engines.torch.fused import siblings  # noqa: E402
+from weft.engines.torch.fused.siblings import fuse_siblings  # noqa: E402
 from weft.engines.torch.hook import seat_modules  # noqa: E402
 from weft.engines.torch.paged import kernel  # noqa: E402
-from weft.engines.torch.siblings import fuse_siblings  # noqa: E402
 
 if not (kernel.is_interpreted() or torch.cuda.is_available()):
     pytest.skip("triton has neither its interpreter nor a card", allow_module_level=True)

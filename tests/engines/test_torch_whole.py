@@ -24,7 +24,7 @@ from weft.constraints import Regex  # noqa: E402
 from weft.engines.base import Fragment, Row, ScoreSpan  # noqa: E402
 from weft.engines.paths import calls  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
-from weft.engines.torch.whole import WholePathEngine  # noqa: E402
+from weft.engines.torch.whole.engine import WholePathEngine  # noqa: E402
 from weft.errors import (  # noqa: E402
     ConfigError,
     ContextOverflow,

@@ -18,9 +18,10 @@ import torch.nn.functional as F  # noqa: E402
 
 from families import IDS, build, plain_logits, stepped  # noqa: E402
 from weft.engines.base import Row  # noqa: E402
-from weft.engines.torch import TorchEngine, experts, laid, packed, widened  # noqa: E402
-from weft.engines.torch.experts import PackedExperts  # noqa: E402
-from weft.engines.torch.packed import PackedConv1D, PackedLinear  # noqa: E402
+from weft.engines.torch import TorchEngine, laid  # noqa: E402
+from weft.engines.torch.weights import experts, packed, widened  # noqa: E402
+from weft.engines.torch.weights.experts import PackedExperts  # noqa: E402
+from weft.engines.torch.weights.packed import PackedConv1D, PackedLinear  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -16,13 +16,11 @@ from ...checks import one_of
 from ...errors import ConfigError, EngineError, ForwardError, Unsupported, WeftError
 from ..abilities import OWN
 from ..base import EngineInfo, LateTokens, Row, Score, Span, check_rows
-from .activations import fuse_activations
 from .check import Own, check_tree
 from .copied import shares_weights, structural_copy
 from .dequantised import load_gguf
-from .experts import PackedExperts
-from .fused import FusedDecoder
-from .gates import fuse_gates
+from .fused.decoder import FusedDecoder
+from .fused.modules import fuse_modules
 from .held import ModelEngine
 from .hook import NAME, PROBE, attention_of, number_layers, probing, seat_modules
 from .laid import lay_weights, pack_or_raise, widen_weights
@@ -50,14 +48,12 @@ from .model import (
     resolve_device,
     stop_looking_for_padding,
 )
-from .norms import fuse_norms
 from .output import TorchOutput
-from .packed import PackedLinear
 from .refusals import NoTree, refuse_handed_over, refuse_model, refuse_probe, why_no_tree
-from .rotary import fuse_rotary
-from .siblings import fuse_siblings
 from .steady import Remembered, StepIds
-from .whole import WholePathEngine
+from .weights.experts import PackedExperts
+from .weights.packed import PackedLinear
+from .whole.engine import WholePathEngine
 
 if TYPE_CHECKING:
     import numpy as np
@@ -386,11 +382,7 @@ class TorchEngine(ModelEngine):
         self._listeners = Listeners(model)
         fused = FusedDecoder.of(model, probe.specs, self._call)
         if fused is None and tries_kernels(makers):
-            fuse_siblings(model)
-            fuse_norms(model, hidden.dtype)
-            fuse_rotary(model, self._call, hidden.dtype)
-            fuse_activations(model)
-            fuse_gates(model, hidden.dtype)
+            fuse_modules(model, self._call, hidden.dtype)
         *preferred, last = makers
         for make in preferred:
             try:

@@ -16,14 +16,14 @@ from ..base import Draws, Engine, EngineInfo, KeptRow, Row, Score
 from .card import free_bytes
 from .check import LONGEST, quantised
 from .copied import lasting_buffers
-from .draws import Drawer
+from .draws.drawer import Drawer
 from .lora import LoraAdapters
 from .model import context_of, freeze_rope
 from .output import TorchRows
 from .refusals import refuse_model
 from .replaced import Parts
-from .seats import upload
 from .stepped import OptimizerSteps
+from .upload import upload
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -16,12 +16,12 @@ from transformers.pytorch_utils import Conv1D
 
 from ...errors import ConfigError
 from .check import quantised
-from .experts import pack_experts
-from .fused import is_known, is_plain
-from .packed import TOLERANCE, can_pack, pack_layer
-from .siblings import SIBLINGS
-from .watched import fed_alike, only_called
-from .widened import is_widened
+from .fused.decoder import is_known, is_plain
+from .fused.siblings import SIBLINGS
+from .weights.experts import pack_experts
+from .weights.packed import TOLERANCE, can_pack, pack_layer
+from .weights.watched import fed_alike, only_called
+from .weights.widened import is_widened
 
 _log = logging.getLogger("weft.engines.torch")
 

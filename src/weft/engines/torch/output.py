@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...sampling.metrics import broken_logits
 from ..base import Draws, KeptRows, Output, Score
-from .draws import Drawer
+from .draws.drawer import Drawer
 from .lane import in_lane, on_default_stream
 
 if TYPE_CHECKING:

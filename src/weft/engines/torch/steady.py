@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...errors import ContextOverflow
 from ..base import EngineInfo, LateTokens, Row, row_tokens
-from .seats import upload
+from .upload import upload
 
 
 class Remembered:

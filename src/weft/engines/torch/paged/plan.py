@@ -23,7 +23,7 @@ import numpy as np
 from torch import Tensor
 
 from ...base import Fragment, Row
-from ..seats import overwrite, upload
+from ..upload import overwrite, upload
 from .advance import slots_at
 from .kernel import ITEM_FIELDS, NARROW, Work
 from .lines import (

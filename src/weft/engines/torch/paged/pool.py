@@ -27,7 +27,7 @@ from ..hosted import HostCopies, from_host, to_host
 from ..lane import in_lane
 from ..layout import LayerShape, Layout
 from ..memory import KVMemory
-from ..seats import overwrite, upload
+from ..upload import overwrite, upload
 
 GROW_BY = 32
 SMALLEST_POOL = 256  # slots

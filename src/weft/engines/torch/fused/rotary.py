@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .hook import RunningForward, step_of
-from .memory import Pairs
+from ..hook import RunningForward, step_of
+from ..memory import Pairs
 
 _NAME = "apply_rotary_pos_emb"
 _SIZE = 16  # of heads that a function is tried with

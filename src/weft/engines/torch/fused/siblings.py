@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .hook import step_of
-from .packed import PackedLinear
+from ..hook import step_of
+from ..weights.packed import PackedLinear
 
 # Projections of one input, by the names that most models give them.
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))

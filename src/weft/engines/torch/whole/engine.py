@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ...checks import whole_number
-from ...errors import ForwardError, Unsupported, WeftError
-from ..abilities import OWN
-from ..base import EngineInfo, Row, Score, check_rows, row_tokens
-from .check import Own, difference
+from ....checks import whole_number
+from ....errors import ForwardError, Unsupported, WeftError
+from ...abilities import OWN
+from ...base import EngineInfo, Row, Score, check_rows, row_tokens
+from ..check import Own, difference
+from ..held import ModelEngine
+from ..lane import in_lane
+from ..model import BareHead, Head, quiet
+from ..output import TorchOutput
 from .ends import Ends
-from .held import ModelEngine
-from .lane import in_lane
-from .model import BareHead, Head, quiet
-from .output import TorchOutput
 from .paths import PathRunner, Pick
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..paths import Ids, Rows, WholePath, calls, rows_of
+from ...paths import Ids, Rows, WholePath, calls, rows_of
+from ..model import BareHead, Head, cache_name
 from .ends import EndBatch, Ends, KnownEnd
-from .model import BareHead, Head, cache_name
 
 # Tokens of one model call, padding included; a longer path runs alone. A call needs working memory
 # for all of them in each layer, and on a CPU more of them run no faster.

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .hook import step_of
+from ..hook import step_of
 
 _FORM = "weft_norm"
 _EPSILONS = ("variance_epsilon", "eps", "epsilon")

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .hook import step_of
-from .memory import Activation
+from ..hook import step_of
+from ..memory import Activation
 
 _FORM = "weft_gate"
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)

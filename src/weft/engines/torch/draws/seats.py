@@ -16,7 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...sampling.sampler import Sampler, SamplingArrays, check_ids
+from ....sampling.sampler import Sampler, SamplingArrays, check_ids
+from ..upload import overwrite, upload
 from .noise import keys_of
 
 # The filters that there are tensors for. A row that asks for another one is drawn for on the host.
@@ -231,23 +232,6 @@ def _together(
     held = np.zeros((len(arrays), -(-n // _ALIGNED) * _ALIGNED), dtype)
     held[:, :n] = arrays
     return [row[:n] for row in upload(held, device)]
-
-
-def upload(values: NDArray[Any], device: torch.device) -> Tensor:
-    """Copy an array to a device; nobody waits for it."""
-    return _staged(values, device).to(device, non_blocking=True)
-
-
-def overwrite(tensor: Tensor, values: NDArray[Any]) -> None:
-    """Copy an array over a tensor; nobody waits for it."""
-    tensor.copy_(_staged(values, tensor.device), non_blocking=True)
-
-
-def _staged(values: NDArray[Any], device: torch.device) -> Tensor:
-    # A copy: the caller's array may change before the device has read it. Pinned memory is given
-    # back by PyTorch's own allocator, which knows when the device is done with it.
-    host = torch.tensor(values)
-    return host.pin_memory() if device.type == "cuda" else host
 
 
 def _kept(held: Tensor | None, values: NDArray[Any], device: torch.device) -> Tensor:

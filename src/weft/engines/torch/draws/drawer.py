@@ -1,6 +1,6 @@
 """The draw of `sampling.sampler.Chain` on a device: same rule, same ids, nobody waits.
 
-Where there is Triton it is two kernels (`draw_kernel`). The same in operations of PyTorch, below: a
+Where there is Triton it is two kernels (`kernel`). The same in operations of PyTorch, below: a
 row's figures come from one pass over its raw logits. What it draws from, and by which noise, is
 the business of `cuts` and `noise`; here the winner is found. Of all tokens of a row the `_REACH`
 with the highest bounds are looked at: a token's bound is its height and the largest noise of its
@@ -19,14 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import ForwardError, WeftError
-from ...sampling.metrics import MEMBERS, n_groups
-from ...sampling.sampler import BROKEN, NOTHING, DrawResult
-from ..base import HostDraws
+from ....errors import ForwardError, WeftError
+from ....sampling.metrics import MEMBERS, n_groups
+from ....sampling.sampler import BROKEN, NOTHING, DrawResult
+from ...base import HostDraws
+from ..card import is_for_triton
+from ..lane import in_lane
 from . import cuts
-from .card import is_for_triton
 from .cuts import put, some
-from .lane import in_lane
 from .noise import NoiseOfGroups, group_noise
 from .passes import MANY_LOGITS, TorchPasses
 from .seats import KNOWN_FILTERS, FromRows, Rank, Seats
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ...sampling.sampler import Chain, DrawBatch
+    from ....sampling.sampler import Chain, DrawBatch
 
 _log = logging.getLogger("weft.engines.torch")
 
@@ -191,10 +191,10 @@ class Drawer:
 
 def _kernels() -> ModuleType | None:
     try:
-        from . import draw_kernel
+        from . import kernel
     except ImportError:  # no Triton
         return None
-    return draw_kernel
+    return kernel
 
 
 class _Seated:

@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...sampling.metrics import MEMBERS
-from ...sampling.sampler import BROKEN, NOTHING
+from ....sampling.metrics import MEMBERS
+from ....sampling.sampler import BROKEN, NOTHING
 from . import cuts
 from .edges import Edges, find_edges
 from .seats import FromRows, Seats

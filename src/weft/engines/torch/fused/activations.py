@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .hook import step_of
+from ..hook import step_of
 
 _NEAR = 1e-6
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.activations import SiLUActivation
 
-from .hook import RunningForward
-from .memory import KVStep, Spec, Turn
-from .packed import PackedLinear
+from ..hook import RunningForward
+from ..memory import KVStep, Spec, Turn
+from ..weights.packed import PackedLinear
 from .siblings import SIBLINGS, Siblings, of_linear
 
 # What `FusedDecoder` computes is what these classes do, and no other.

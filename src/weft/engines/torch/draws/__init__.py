@@ -1,0 +1,1 @@
+"""The draw rule in PyTorch and Triton, where the logits are."""

@@ -1,0 +1,1 @@
+"""How linear weights lie in memory, and the products with them."""

@@ -1,0 +1,1 @@
+"""Models whose KV cannot be held by tokens: whole paths, or from their own cache."""
