@@ -1,12 +1,17 @@
-"""Engines run as they are, whatever the thread that calls has set: a stream, an autocast.
+"""Engines run as they are, whatever the thread that calls has set: a stream, an autocast; and in
+a process that was forked.
 
 Steps run in the thread of whoever waits for them, and a thread may have a stream of its own as its
 current one (`with torch.cuda.stream(…)`): what one launched there the next would not wait for. So
 all of an engine's work goes by one.
+
+OpenMP's threads do not come along into a process that is forked, and what PyTorch shares out among
+them there waits for ever. So such a process computes with one.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -48,3 +53,12 @@ def on_default_stream(device: torch.device) -> Iterator[None]:
             yield
     finally:
         now.wait_stream(lane)
+
+
+def _use_one_thread() -> None:
+    if torch.get_num_threads() > 1:
+        torch.set_num_threads(1)
+
+
+if hasattr(os, "register_at_fork"):  # Windows has none
+    os.register_at_fork(after_in_child=_use_one_thread)
