@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -64,6 +65,26 @@ begun.wait(30)
 print(not [each for each in threading.enumerate() if each.name.startswith("weft")])
 """
 
+INTERRUPTED = """
+import atexit, os, signal, threading
+import torch, weft
+lm = weft.load("tiny", engine="torch")
+forward, large, begun = lm.engine.forward, torch.ones(3000, 3000), threading.Event()
+def slow(rows):
+    begun.set()
+    large @ large
+    return forward(rows)
+lm.engine.forward = slow
+loom = weft.Loom(lm, "Once upon a time")
+threading.Thread(target=lambda: loom.grow(max_tokens=900, show=False), daemon=True).start()
+begun.wait(30)
+def interrupt():
+    for _ in range(3):
+        os.kill(os.getpid(), signal.SIGINT)
+# Before weft's own has begun: from there on it waits for the step.
+atexit.register(lambda: threading.Timer(0.1, interrupt).start())
+"""
+
 
 def ran(program: str, *given: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -98,3 +119,11 @@ def test_a_step_that_a_daemon_thread_makes_is_ended_first(engine: str) -> None:
         done = ran(INLINE, engine)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.split() == ["True", "True"]
+
+
+def test_ctrl_c_in_the_end_of_a_program_waits_for_the_step_as_well() -> None:
+    """It ended the wait, and the thread died within PyTorch, which aborts the process."""
+    done = ran(INTERRUPTED)
+    assert done.returncode in (0, 130, -signal.SIGINT), (done.returncode, done.stderr)
+    assert "terminate called" not in done.stderr
+    assert "KeyboardInterrupt" in done.stderr  # it came

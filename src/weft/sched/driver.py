@@ -513,12 +513,14 @@ _last_thread: int | None = None  # the one that does what is last in a program, 
 
 @atexit.register
 def _end_with_program() -> None:
+    """Let no thread be within a model call as it ends; Ctrl-C waits for that, too."""
     global _last_thread
-    for driver in list(_DRIVERS):
-        driver.end_with_program()
-    _last_thread = threading.get_ident()
-    for driver in list(_DRIVERS):
-        driver.await_step()
+    with deferred_interrupt():
+        for driver in list(_DRIVERS):
+            driver.end_with_program()
+        _last_thread = threading.get_ident()
+        for driver in list(_DRIVERS):
+            driver.await_step()
 
 
 _forking = threading.Lock()  # one thread at a time
