@@ -51,6 +51,6 @@ def test_a_model_gives_what_it_did() -> None:
     kinds = [type(module) for module in model.modules()]
     engine = TorchEngine.adopt(model, kv="paged", graphs=False)
     here = {type(module).__name__ for module in engine.model.modules()}
-    assert "NewGELUActivationAtOnce" in here
+    assert "NewGELUActivationByStep" in here
     np.testing.assert_allclose(stepped(engine), plain_logits(build("gpt2"), IDS).numpy(), atol=2e-4)
     assert [type(module) for module in model.modules()] == kinds

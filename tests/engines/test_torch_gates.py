@@ -15,6 +15,7 @@ from transformers.activations import ACT2FN  # noqa: E402
 
 from families import IDS, build, plain_logits, stepped  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
+from weft.engines.torch.fused import gates  # noqa: E402
 from weft.engines.torch.fused.gates import fuse_gates  # noqa: E402
 from weft.engines.torch.hook import seat_modules  # noqa: E402
 from weft.engines.torch.paged import elementwise, kernel  # noqa: E402
@@ -49,7 +50,7 @@ def test_gated_parts_of_a_family_are_found(
     model = build(name, getattr(torch, dtype))
     assert found(model) == 3 * bool(n_given)
     for module in model.modules():
-        form = module.__dict__.get("weft_gate")
+        form = module.__dict__.get("weft_form")
         if form is not None:
             assert (form.activation, len(form.given)) == (activation, n_given)
 
@@ -137,7 +138,7 @@ def test_which_layer_is_the_gate_is_seen_where_all_have_one_shape(
     torch.manual_seed(0)
     module = Gated(act, n_between)
     assert found(module) == 1
-    form = module.__dict__["weft_gate"]
+    form = module.__dict__["weft_form"]
     assert (form.given, form.down, form.activation) == (("gate", "up"), "down", name)
 
 
@@ -146,7 +147,7 @@ def test_which_half_is_the_gate_is_seen(*, is_turned: bool) -> None:
     torch.manual_seed(0)
     module = Both(is_turned=is_turned)
     assert found(module) == 1
-    assert module.__dict__["weft_gate"].is_turned == is_turned
+    assert module.__dict__["weft_form"].is_turned == is_turned
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -174,7 +175,8 @@ def test_a_model_gives_what_it_did_and_is_not_touched(name: str) -> None:
     model = build(name).to(DEVICE)
     kinds = [type(module) for module in model.modules()]
     engine = TorchEngine.adopt(model, kv="paged", graphs=False)
-    assert sum("weft_gate" in module.__dict__ for module in engine.model.modules()) == 3
+    forms = [module.__dict__.get("weft_form") for module in engine.model.modules()]
+    assert sum(isinstance(form, gates._GateForm) for form in forms) == 3
     want = plain_logits(build(name), IDS).numpy()
     np.testing.assert_allclose(stepped(engine), want, atol=2e-4)
     assert [type(module) for module in model.modules()] == kinds

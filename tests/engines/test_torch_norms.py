@@ -47,7 +47,7 @@ def test_all_norms_of_a_family_are_found(name: str, dtype: str) -> None:
 def test_norms_that_take_the_mean_away_first_are_found(dtype: str) -> None:
     model = build("cohere", getattr(torch, dtype))
     assert found(model) == 3 + 1
-    assert all(module.__dict__["weft_norm"].is_centred for module in norms_of(model))
+    assert all(module.__dict__["weft_form"].is_centred for module in norms_of(model))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "opt"])

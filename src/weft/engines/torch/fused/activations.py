@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..hook import step_of
+from ..memory import KVStep
+from .by_step import ask_step_first
 
 _NEAR = 1e-6
 
@@ -19,24 +17,11 @@ def fuse_activations(model: nn.Module) -> int:
     """Let modules of our copy, which have seats, that compute just that do it at once; return how
     many do.
     """
-    n = 0
-    for module in model.modules():
-        if _is_written_out(module):
-            kind: Any = type(module)
-            module.__class__ = _at_once(kind)
-            n += 1
-    return n
+    return ask_step_first(model, lambda module: _is_written_out(module) or None, _at_once)
 
 
-@cache
-def _at_once(kind: type[nn.Module]) -> type[nn.Module]:
-    def forward(self: nn.Module, x: Tensor) -> Any:
-        step = step_of(self)
-        if step is None or not step.turns:
-            return kind.forward(self, x)
-        return F.gelu(x, approximate="tanh")
-
-    return type(f"{kind.__name__}AtOnce", (kind,), {"forward": forward, "__module__": __name__})
+def _at_once(_module: nn.Module, _step: KVStep, _form: bool, x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
 
 
 def _is_written_out(module: nn.Module) -> bool:

@@ -7,7 +7,6 @@ or              both(x) in halves: gate and up, or the other way round
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cache
 from itertools import permutations
 from typing import Any, NamedTuple
 
@@ -15,10 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..hook import step_of
-from ..memory import Activation
+from ..memory import Activation, KVStep
+from .by_step import ask_step_first
 
-_FORM = "weft_gate"
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _NEAR = 1e-6  # of activations, in float32
 _SIZES = (0.1, 1.0, 10.0)  # of rows that a module is tried with
@@ -53,34 +51,15 @@ def fuse_gates(model: nn.Module, dtype: torch.dtype) -> int:
 
     dtype: of what they are given.
     """
-    n = 0
-    for module in model.modules():
-        form = _form_of(module, dtype)
-        if form is not None:
-            module.__dict__[_FORM] = form
-            kind: Any = type(module)
-            module.__class__ = _by_step(kind)
-            n += 1
-    return n
+    return ask_step_first(model, lambda module: _form_of(module, dtype), _gated)
 
 
-@cache
-def _by_step(kind: type[nn.Module]) -> type[nn.Module]:
-    """Return the class of a feed-forward part, which asks the step first."""
-
-    def forward(self: nn.Module, *given: Any, **named: Any) -> Any:
-        form: _GateForm = self.__dict__[_FORM]
-        step = step_of(self)
-        if step is None or not step.turns or named or len(given) != 1:
-            return kind.forward(self, *given, **named)
-        (x,) = given
-        modules: dict[str, Any] = self._modules
-        if x.dtype != form.dtype or not _is_bare(modules[form.act]):
-            return kind.forward(self, x)
-        gate, up = form.gate_and_up(modules, x)
-        return modules[form.down](step.gated(gate, up, form.activation))
-
-    return type(f"{kind.__name__}ByStep", (kind,), {"forward": forward, "__module__": __name__})
+def _gated(part: nn.Module, step: KVStep, form: _GateForm, x: Tensor) -> Any:
+    modules: dict[str, Any] = part._modules
+    if x.dtype != form.dtype or not _is_bare(modules[form.act]):
+        return None
+    gate, up = form.gate_and_up(modules, x)
+    return modules[form.down](step.gated(gate, up, form.activation))
 
 
 def _form_of(module: nn.Module, dtype: torch.dtype) -> _GateForm | None:

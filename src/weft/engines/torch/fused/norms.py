@@ -7,16 +7,15 @@ of their own, which is theirs but for it. Elsewhere they do as they did.
 
 from __future__ import annotations
 
-from functools import cache
 from itertools import product
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ..hook import step_of
+from ..memory import KVStep
+from .by_step import ask_step_first
 
-_FORM = "weft_norm"
 _EPSILONS = ("variance_epsilon", "eps", "epsilon")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Rows that tell such a norm from others: of any size, away from 0, and small, where eps counts.
@@ -40,33 +39,14 @@ def fuse_norms(model: nn.Module, dtype: torch.dtype) -> int:
 
     dtype: of what they are given.
     """
-    n = 0
-    for module in model.modules():
-        form = _form_of(module, dtype)
-        if form is not None:
-            module.__dict__[_FORM] = form
-            kind: Any = type(module)
-            module.__class__ = _by_step(kind)
-            n += 1
-    return n
+    return ask_step_first(model, lambda module: _form_of(module, dtype), _normed)
 
 
-@cache
-def _by_step(kind: type[nn.Module]) -> type[nn.Module]:
-    """Return the class of a norm, which asks the step first."""
-
-    def forward(self: nn.Module, *given: Any, **named: Any) -> Any:
-        form: _NormForm = self.__dict__[_FORM]
-        step = step_of(self)
-        if step is None or not step.turns or named or len(given) != 1:
-            return kind.forward(self, *given, **named)
-        (x,) = given
-        if x.dtype != form.dtype or not step.can_norm(x):
-            return kind.forward(self, x)
-        weight: Any = self._parameters["weight"]
-        return step.normed(x, weight, form.eps, form.shift, is_centred=form.is_centred)
-
-    return type(f"{kind.__name__}ByStep", (kind,), {"forward": forward, "__module__": __name__})
+def _normed(norm: nn.Module, step: KVStep, form: _NormForm, x: Tensor) -> Tensor | None:
+    if x.dtype != form.dtype or not step.can_norm(x):
+        return None
+    weight: Any = norm._parameters["weight"]
+    return step.normed(x, weight, form.eps, form.shift, is_centred=form.is_centred)
 
 
 def _form_of(module: nn.Module, dtype: torch.dtype) -> _NormForm | None:
