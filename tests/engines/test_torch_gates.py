@@ -14,6 +14,7 @@ pytest.importorskip("triton", reason="triton is not installed; it comes with tor
 from transformers.activations import ACT2FN  # noqa: E402
 
 from families import IDS, build, plain_logits, stepped  # noqa: E402
+from weft.engines.base import Row  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
 from weft.engines.torch.fused import gates  # noqa: E402
 from weft.engines.torch.fused.gates import fuse_gates  # noqa: E402
@@ -97,6 +98,19 @@ class OfSome(Gated):
         return self.down(self.act(gate) * self.up(x))
 
 
+class CutOff(Gated):
+    """As large as numbers of a model come, and no larger."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for layer in (self.gate, self.up):
+            layer.weight.data.mul_(0.1)
+
+    def forward(self, x: Any) -> Any:
+        up = self.up(x).clamp(-10, 10)
+        return self.down(self.act(self.gate(x).clamp(max=10)) * up)
+
+
 class Twice(Gated):
     def forward(self, x: Any) -> Any:
         return self.down(self.act(self.gate(x)) * self.act(self.up(x)))
@@ -121,7 +135,7 @@ def test_what_does_something_else_stays() -> None:
     watched = Gated()
     watched.act = torch.nn.SiLU()
     watched.act.register_forward_hook(lambda module, given, made: made * 2)
-    others = (Scaled(), OfSome(), Twice(), WithMore(), WithAnother(), patched, watched)
+    others = (Scaled(), OfSome(), CutOff(), Twice(), WithMore(), WithAnother(), patched, watched)
     for other in (*others, Gated("relu"), Gated("quick_gelu"), Gated("gelu_10")):
         assert found(other) == 0, type(other).__name__
 
@@ -190,3 +204,32 @@ def test_a_hook_on_an_activation_is_asked() -> None:
         layer.mlp.act_fn.register_forward_hook(lambda module, given, made: made + 1)
     engine.fragments.clear()
     assert np.abs(stepped(engine) - before).max() > 0.1
+
+
+CHANGES: dict[str, Any] = {
+    "numbers lie apart": lambda y: y.transpose(1, 2).contiguous().transpose(1, 2),
+    "one gate for all tokens": lambda y: y.mean(1, keepdim=True),
+    "one gate for all numbers": lambda y: y.mean(-1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("layer", ["gate_proj", "up_proj"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_hooks_make_of_a_gate_is_taken_as_it_is(layer: str, change: str) -> None:
+    """One step alone: of all tokens so far, whose gates some hooks make one."""
+    engine = TorchEngine.adopt(build("gemma2").to(DEVICE), kv="paged", graphs=False)
+    change_it = CHANGES[change]
+    module = getattr(engine.model.model.layers[1].mlp, layer)
+    module.register_forward_hook(lambda module, given, made: change_it(made))
+    want = plain_logits(engine.model, IDS).numpy()
+    row = Row((), IDS, 0, None, tuple(range(len(IDS))))
+    output = engine.forward([row])
+    got = np.stack([output.logits(i) for i in range(len(IDS))])
+    np.testing.assert_allclose(got, want, atol=2e-4)
+
+
+def test_another_activation_counts() -> None:
+    engine = TorchEngine.adopt(build("gemma2").to(DEVICE), kv="paged", graphs=False)
+    engine.model.model.layers[1].mlp.act_fn = torch.nn.ReLU()
+    want = plain_logits(engine.model, IDS).numpy()
+    np.testing.assert_allclose(stepped(engine), want, atol=2e-4)

@@ -88,6 +88,11 @@ class Biased(Norm):
         self.bias = torch.nn.Parameter(torch.zeros(16))
 
 
+class CutOff(Norm):
+    def forward(self, x: Any) -> Any:
+        return super().forward(x).clamp(-10, 10)
+
+
 class WithMore(Norm):
     """Its root takes more than it says."""
 
@@ -99,7 +104,13 @@ def test_what_is_another_norm_stays() -> None:
     assert found(Norm()) == found(torch.nn.Sequential(Norm(), Norm(1e-5))) - 1 == 1
     patched = Norm()
     patched.forward = lambda x: 2 * x
-    for other in (ScaledFirst(), OfLength(), Gated(), Biased(), WithMore(), patched):
+    strided = Norm()
+    strided.weight.data = torch.ones(32)[::2]
+    cut = CutOff()
+    cut.weight.data = torch.linspace(2, 4, 16)
+    for other in (
+        *(ScaledFirst(), OfLength(), Gated(), Biased(), WithMore(), cut, patched, strided),
+    ):
         assert found(other) == 0, type(other).__name__
 
 
@@ -112,13 +123,36 @@ def test_rows_along_two_axes_are_normed(shift: float, *, is_centred: bool) -> No
     weight = torch.randn(40, device=DEVICE, generator=seeded)
     some = (whole, whole.transpose(1, 2), whole[:, :, 1:4], whole[:, :, :2].transpose(1, 2))
     for x in (*some, whole[0, 0], whole[:, 0], whole[0, :1], whole[:, :0]):
-        made = elementwise.normed(x, weight, 1e-6, shift, is_centred=is_centred)
         normed = F.layer_norm if is_centred else F.rms_norm
-        want = normed(x, (40,), weight + shift, eps=1e-6)
-        torch.testing.assert_close(made, want)
-        assert made.is_contiguous()
+        for some in (weight, torch.stack((weight, weight), 1)[:, 0], None):
+            made = elementwise.normed(x, some, 1e-6, shift, is_centred=is_centred)
+            want = normed(x, (40,), None if some is None else weight + shift, eps=1e-6)
+            torch.testing.assert_close(made, want)
+            assert made.is_contiguous()
+    assert elementwise.can_norm(whole, weight)
+    assert elementwise.can_norm(whole, None)
+    for other in (weight[:1], weight.repeat_interleave(2)[::2], weight[:1].expand(40)):
+        assert not elementwise.can_norm(whole, other)
     assert elementwise.RowsOf.tensor(whole[..., ::2]) is None
     assert elementwise.RowsOf.tensor(whole.expand(3, -1, -1, -1)) is None
+
+
+@pytest.mark.parametrize(("name", "n"), [("gemma4", 2), ("gemma3n", 3), ("olmo2", 0)])
+def test_norms_without_a_weight_are_found(name: str, n: int) -> None:
+    model = build(name)
+    found(model)
+    forms = [m for m in norms_of(model) if "weft_form" in m.__dict__]
+    assert sum("weight" not in module._parameters for module in forms) == n
+
+
+def test_what_is_put_into_a_norm_counts() -> None:
+    """Another epsilon, or a weight whose numbers lie apart."""
+    engine = TorchEngine.adopt(build("olmo2").to(DEVICE), kv="paged", graphs=False)
+    layer = engine.model.model.layers[0]
+    layer.self_attn.q_norm.variance_epsilon = 1.0
+    layer.post_attention_layernorm.weight.data = torch.randn(64, device=DEVICE)[::2]
+    want = plain_logits(engine.model, IDS).numpy()
+    np.testing.assert_allclose(stepped(engine), want, atol=2e-4)
 
 
 @pytest.mark.parametrize("name", ["gemma3_text", "olmo2", "gpt_oss", "cohere"])

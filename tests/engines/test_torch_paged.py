@@ -1138,7 +1138,7 @@ def test_storing_apart_fills_a_processor(size: int) -> None:
 def test_the_norm_fills_a_processor(width: int, *, is_centred: bool) -> None:
     pad = kernel.padded(width)
     fixed = {"WIDTH": width, "PAD": pad, "BM": 1, "num_warps": min(16, pad // 512)}
-    fixed |= {"IS_CENTRED": is_centred}
+    fixed |= {"IS_CENTRED": is_centred, "HAS_WEIGHT": True}
     made = compiled("paged.elementwise", "norm_rows", fixed)
     assert (made.stack, made.registers <= 128, made.narrow) == (0, True, 0)
 

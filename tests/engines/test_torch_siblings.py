@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,7 @@ class Two(torch.nn.Module):
         super().__init__()
         self.first, self.second = (torch.nn.Linear(8, n, **more) for n in (16, 24))
         laid._put_together([self.first.weight, self.second.weight])
+        laid._biases_together([self.first, self.second])
         seat_modules(self)
 
 
@@ -189,6 +191,59 @@ def test_a_copy_goes_by_its_own_weights() -> None:
             torch.testing.assert_close(layer(x), torch.addmm(layer.bias, x, layer.weight.t()))
 
 
+class Doubling(torch.nn.Module):
+    def forward(self, weight: Any) -> Any:
+        return weight * 2
+
+
+def doubled(layer: Any) -> None:
+    torch.nn.utils.parametrize.register_parametrization(layer, "weight", Doubling())
+
+
+def turned(layer: Any) -> None:
+    """The same numbers in the same place, in another order."""
+    layer.weight.data = layer.weight.data.view(-1).as_strided(layer.weight.shape, (1, 16))
+
+
+OTHERS: dict[str, Any] = {
+    "a hook before": lambda layer: layer.register_forward_pre_hook(
+        lambda module, given: (given[0].mul_(2), None)[1]
+    ),
+    "a hook behind": lambda layer: layer.register_forward_hook(
+        lambda module, given, made: (given[0].mul_(2), None)[1]
+    ),
+    "a parametrised weight": doubled,
+    "another order": turned,
+    "no bias": lambda layer: setattr(layer, "bias", None),
+    "another bias": lambda layer: setattr(layer, "bias", torch.nn.Parameter(torch.ones(16))),
+    "another weight": lambda layer: setattr(layer, "weight", torch.nn.Parameter(torch.ones(16, 8))),
+}
+
+
+@pytest.mark.parametrize("change", OTHERS)
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_what_somebody_does_to_a_layer_counts(change: str, *, has_bias: bool) -> None:
+    """In the middle of a forward, and in the next. The first is the one that is changed."""
+    torch.manual_seed(0)
+    module = running(Two(bias=has_bias))
+    fuse_siblings(module)
+    twin = copy.deepcopy(module)
+    for layer in (twin.first, twin.second):
+        layer.__class__ = torch.nn.Linear
+    x = torch.randn(1, 3, 8)
+    with torch.no_grad():
+        module.first(x), module.second(x)
+        for each in (module, twin):
+            OTHERS[change](each.first)
+        for _ in range(2):
+            found = []
+            for each in (module, twin):
+                given = x.clone()
+                found.append([layer(given) for layer in (each.first, each.second, each.first)])
+            for one, other in zip(*found, strict=True):
+                torch.testing.assert_close(one, other)
+
+
 def test_nothing_is_held_once_all_were_asked() -> None:
     module = running(Two())
     fuse_siblings(module)
@@ -239,3 +294,11 @@ def test_a_model_whose_weights_lie_together_is_saved_whole(name: str, tmp_path: 
     again = type(model).from_pretrained(tmp_path)
     for key, weight in plain.state_dict().items():
         torch.testing.assert_close(again.state_dict()[key], weight)
+
+
+def test_a_model_whose_weights_lie_together_is_pickled() -> None:
+    model = loaded("cohere")
+    again = pickle.loads(pickle.dumps(model))
+    assert isinstance(again.save_pretrained, laid.SavingApart)
+    assert again.save_pretrained._model() is again
+    torch.testing.assert_close(again.state_dict(), model.state_dict())

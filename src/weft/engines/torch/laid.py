@@ -293,6 +293,9 @@ class SavingApart:
             options["state_dict"] = {n: _alone(w) for n, w in model.state_dict().items()}
         return type(model).save_pretrained(model, save_directory, *args, **options)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SavingApart, (self._model(),)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> SavingApart:
         return SavingApart(memo.get(id(self._model()), self._model()))
 

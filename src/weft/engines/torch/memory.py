@@ -103,24 +103,34 @@ class KVStep(ABC):
         """
         raise NotImplementedError
 
-    def can_norm(self, x: Tensor) -> bool:
-        """Whether `normed` takes x, [..., E]: numbers of a row beside each other, two axes of rows
-        at most.
+    def can_norm(self, x: Tensor, weight: Tensor | None) -> bool:
+        """Whether `normed` takes x, [..., E], and weight, [E]: numbers of a row beside each other,
+        two axes of rows at most.
         """
         raise NotImplementedError
 
     def normed(
-        self, x: Tensor, weight: Tensor, eps: float, shift: float = 0.0, *, is_centred: bool = False
+        self,
+        x: Tensor,
+        weight: Tensor | None,
+        eps: float,
+        shift: float = 0.0,
+        *,
+        is_centred: bool = False,
     ) -> Tensor:
         """Return the root mean square norm of rows, less their mean if is_centred, times weight +
-        shift: contiguous, as x.
+        shift, if there is one: contiguous, as x.
+        """
+        raise NotImplementedError
+
+    def can_gate(self, gate: Tensor, up: Tensor) -> bool:
+        """Whether `gated` takes these: [T, I] or [1, T, I] both, a token's numbers beside each
+        other.
         """
         raise NotImplementedError
 
     def gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
-        """Return activation(gate) * up of [T, I] or [1, T, I], a token's numbers beside each other:
-        contiguous.
-        """
+        """Return activation(gate) * up: contiguous."""
         raise NotImplementedError
 
     @abstractmethod

@@ -27,7 +27,7 @@ def ask_step_first(
     """
     n = 0
     for module in model.modules():
-        form = form_of(module)
+        form = None if FORM in module.__dict__ else form_of(module)  # an engine's copy has it
         if form is not None:
             module.__dict__[FORM] = form
             kind: Any = type(module)

@@ -20,6 +20,8 @@ from .by_step import ask_step_first
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _NEAR = 1e-6  # of activations, in float32
 _SIZES = (0.1, 1.0, 10.0)  # of rows that a module is tried with
+# And of one more, as large as dtypes allow: some gates are cut off far out.
+_LARGE = {torch.float32: 1e3, torch.bfloat16: 1e3, torch.float16: 30.0}
 # What it makes of them, against the spread: it rounds twice more.
 _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
@@ -34,6 +36,7 @@ class _GateForm(NamedTuple):
     given: tuple[str, ...]
     is_turned: bool
     act: str
+    of_gate: nn.Module  # which has that name
     activation: Activation
     down: str
     dtype: torch.dtype
@@ -56,10 +59,13 @@ def fuse_gates(model: nn.Module, dtype: torch.dtype) -> int:
 
 def _gated(part: nn.Module, step: KVStep, form: _GateForm, x: Tensor) -> Any:
     modules: dict[str, Any] = part._modules
-    if x.dtype != form.dtype or not _is_bare(modules[form.act]):
+    act = modules[form.act]
+    if x.dtype != form.dtype or act is not form.of_gate or not _is_bare(act):
         return None
     gate, up = form.gate_and_up(modules, x)
-    return modules[form.down](step.gated(gate, up, form.activation))
+    if step.can_gate(gate, up):
+        return modules[form.down](step.gated(gate, up, form.activation))
+    return modules[form.down](act(gate) * up)  # hooks may give anything
 
 
 def _form_of(module: nn.Module, dtype: torch.dtype) -> _GateForm | None:
@@ -75,19 +81,19 @@ def _form_of(module: nn.Module, dtype: torch.dtype) -> _GateForm | None:
     if activation is None or any(weight.is_meta for weight in module.parameters()):
         return None
     first: Any = module._modules[layers[0]]
-    for form in _forms(layers, act, activation, dtype):
+    for form in _forms(layers, act, of_gate, activation, dtype):
         if _does(module, form, first):
             return form
     return None
 
 
 def _forms(
-    layers: Sequence[str], act: str, activation: Activation, dtype: torch.dtype
+    layers: Sequence[str], act: str, of_gate: Any, activation: Activation, dtype: torch.dtype
 ) -> Iterator[_GateForm]:
     """Yield what a module of such layers may do, the usual first."""
     for *given, down in permutations(layers):
         for is_turned in (False, True)[: 3 - len(given)]:
-            yield _GateForm(tuple(given), is_turned, act, activation, down, dtype)
+            yield _GateForm(tuple(given), is_turned, act, of_gate, activation, down, dtype)
 
 
 def _does(module: nn.Module, form: _GateForm, first: Any) -> bool:
@@ -95,7 +101,7 @@ def _does(module: nn.Module, form: _GateForm, first: Any) -> bool:
     modules: dict[str, Any] = module._modules
     n_in, weight = modules[form.given[0]].in_features, first.weight
     seeded = torch.Generator().manual_seed(0)
-    rows = [torch.randn(1, n_in, generator=seeded) * size for size in _SIZES]
+    rows = [torch.randn(1, n_in, generator=seeded) * size for size in (*_SIZES, _LARGE[form.dtype])]
     x = torch.cat(rows).to(weight.device, form.dtype)[None]
     try:
         made = type(module).forward(module, x)

@@ -18,6 +18,7 @@ from .by_step import ask_step_first
 
 _EPSILONS = ("variance_epsilon", "eps", "epsilon")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_WIDTH = 256  # of rows that a norm without weight is tried with
 # Rows that tell such a norm from others: of any size, away from 0, and small, where eps counts.
 _SIZES = ((1.0, 0.0), (30.0, 0.0), (1.0, 3.0), (1e-3, 0.0))
 
@@ -25,12 +26,14 @@ _SIZES = ((1.0, 0.0), (30.0, 0.0), (1.0, 3.0), (1e-3, 0.0))
 class _NormForm(NamedTuple):
     """What a norm does: x, less its mean if is_centred, times shift + weight, over the root of mean
     square + eps.
+
+    eps: the name of what the module has it as. dtype: of x, for which that was found.
     """
 
-    eps: float
+    eps: str
     shift: float
     is_centred: bool
-    dtype: torch.dtype  # of x, for which that was found
+    dtype: torch.dtype
 
 
 @torch.inference_mode()
@@ -43,28 +46,26 @@ def fuse_norms(model: nn.Module, dtype: torch.dtype) -> int:
 
 
 def _normed(norm: nn.Module, step: KVStep, form: _NormForm, x: Tensor) -> Tensor | None:
-    if x.dtype != form.dtype or not step.can_norm(x):
+    weight: Any = norm._parameters.get("weight")
+    if x.dtype != form.dtype or not step.can_norm(x, weight):
         return None
-    weight: Any = norm._parameters["weight"]
-    return step.normed(x, weight, form.eps, form.shift, is_centred=form.is_centred)
+    eps = getattr(norm, form.eps)
+    return step.normed(x, weight, eps, form.shift, is_centred=form.is_centred)
 
 
 def _form_of(module: nn.Module, dtype: torch.dtype) -> _NormForm | None:
     """Return what a module does, if that is such a norm and nothing else."""
     weight = module._parameters.get("weight")
-    if list(module._parameters) != ["weight"] or module._modules or module._buffers:
+    if set(module._parameters) - {"weight"} or module._modules or module._buffers:
         return None
-    if type(weight) is not nn.Parameter or weight.dim() != 1 or weight.dtype not in _DTYPES:
+    if weight is not None and not _is_plain(weight):
         return None
     if dtype not in _DTYPES or "forward" in module.__dict__:
         return None
-    found = (getattr(module, name, None) for name in _EPSILONS)
-    eps = next((each for each in found if isinstance(each, float)), None)
-    if eps is None or weight.is_meta:
+    eps = next((n for n in _EPSILONS if isinstance(getattr(module, n, None), float)), None)
+    if eps is None:
         return None
-    seeded = torch.Generator().manual_seed(0)
-    rows = [torch.randn(len(weight), generator=seeded) * by + on for by, on in _SIZES]
-    x = torch.stack(rows).to(weight.device, dtype)
+    x = _rows(weight).to(dtype)
     try:
         made = type(module).forward(module, x)
     except Exception:  # it wants more than rows
@@ -72,12 +73,29 @@ def _form_of(module: nn.Module, dtype: torch.dtype) -> _NormForm | None:
     if not isinstance(made, Tensor) or (made.shape, made.dtype) != (x.shape, dtype):
         return None
     near = 4 * torch.finfo(dtype).eps  # it may round twice
-    for is_centred, shift in product((False, True), (0.0, 1.0)):
+    for is_centred, shift in product((False, True), (0.0, 1.0) if weight is not None else (0.0,)):
         wide = x.float()
         if is_centred:
             wide = wide - wide.mean(-1, keepdim=True)
-        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-        want = scaled * (weight.float() + shift)
-        if torch.allclose(made.float(), want, rtol=near, atol=near * float(want.abs().max())):
+        want = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + getattr(module, eps))
+        want = want if weight is None else want * (weight.float() + shift)
+        allowed = near * (want.abs() + want.abs().amax(-1, keepdim=True))
+        if bool(((made.float() - want).abs() <= allowed).all()):
             return _NormForm(eps, shift, is_centred, dtype)
     return None
+
+
+def _is_plain(weight: Tensor) -> bool:
+    is_known = type(weight) is nn.Parameter and weight.dtype in _DTYPES
+    return is_known and weight.dim() == 1 and weight.is_contiguous() and not weight.is_meta
+
+
+def _rows(weight: Tensor | None) -> Tensor:
+    """Return rows that tell such a norm from others."""
+    width = _WIDTH if weight is None else len(weight)
+    seeded = torch.Generator().manual_seed(0)
+    rows = [torch.randn(width, generator=seeded) * by + on for by, on in _SIZES]
+    spike = torch.zeros(width)  # nothing comes out larger, so what is cut off is seen
+    spike[0 if weight is None else int(weight.float().abs().argmax())] = 100
+    x = torch.stack([*rows, spike])
+    return x if weight is None else x.to(weight.device)

@@ -10,6 +10,7 @@ import copy
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..hook import step_of
+from ..listeners import hooks_of, leave_inputs
 from ..weights.packed import PackedLinear
 
 # Projections of one input, by the names that most models give them.
@@ -32,40 +34,48 @@ class Siblings:
         first = layers[0]
         self._packed = first if isinstance(first, PackedLinear) else None
         self._held = [layer._parameters for layer in layers]  # `layer.weight` takes ten times it
-        weights = [weight for held in self._held if (weight := held.get("weight")) is not None]
-        self._has_biases = first.bias is not None
-        self._whole = whole_of(weights) if len(weights) == len(layers) else None
-        self._places = [weight.data_ptr() for weight in weights]
-        biases = [bias for held in self._held if (bias := held.get("bias")) is not None]
-        self._bias = whole_of(biases) if len(biases) == len(layers) else None
-        self._bias_places = [bias.data_ptr() for bias in biases]
+        self._marks = list(map(_mark_of, self._held))
+        self._whole = self._of_all("weight")
+        self._bias = self._of_all("bias")
+        if self._bias is None and any(held.get("bias") is not None for held in self._held):
+            self._whole = None
+
+    def _of_all(self, name: str) -> Tensor | None:
+        """Return all their weights or biases as one, if they lie so."""
+        found = [tensor for held in self._held if (tensor := held.get(name)) is not None]
+        return whole_of(found) if len(found) == len(self._held) else None
 
     def each(self, x: Tensor) -> Sequence[Tensor]:
-        """x: [T, in]. Returns what each layer makes of it, [T, out]."""
-        if self._whole is None or self._is_packed_for(x):
+        """x: [..., in]. Returns what each layer makes of it, [..., out]."""
+        if not self._is_one_for(x):
             return [of_linear(x, layer) for layer in self._layers]
-        return self.of(x).split([layer.out_features for layer in self._layers], -1)
+        made = F.linear(x, self._now(), self._bias)
+        return made.split([layer.out_features for layer in self._layers], -1)
 
     def of(self, x: Tensor) -> Tensor:
-        """x: [T, in]. Returns [T, out of all], side by side."""
-        if self._is_packed_for(x):
+        """x: [..., in]. Returns [..., out of all], side by side."""
+        if not self._is_one_for(x):
             return torch.cat([of_linear(x, layer) for layer in self._layers], -1)
-        # What was never side by side, or where others were put in their place, is met apart.
-        weights: list[Any] = [held["weight"] for held in self._held]
-        bias = self._bias_now() if self._has_biases else None
-        if self._whole is not None and [weight.data_ptr() for weight in weights] == self._places:
-            return F.linear(x, self._whole, bias)
-        out = torch.cat([F.linear(x, weight) for weight in weights], -1)
-        return out if bias is None else out.add_(bias)
+        return F.linear(x, self._now(), self._bias)
 
-    def _bias_now(self) -> Tensor:
-        biases: list[Any] = [held["bias"] for held in self._held]
-        if self._bias is not None and [bias.data_ptr() for bias in biases] == self._bias_places:
-            return self._bias
-        return torch.cat(biases)
+    def _now(self) -> Tensor:
+        assert self._whole is not None
+        return self._whole
 
-    def _is_packed_for(self, x: Tensor) -> bool:
-        return self._packed is not None and not self._packed.is_few(x)
+    def _is_one_for(self, x: Tensor) -> bool:
+        """Whether they are one product: not where others were put in a weight's place."""
+        if self._whole is None or (self._packed is not None and not self._packed.is_few(x)):
+            return False
+        return list(map(_mark_of, self._held)) == self._marks
+
+
+def _mark_of(held: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what is another value once a layer's weight or bias lies elsewhere, or otherwise."""
+    weight, bias = held.get("weight"), held.get("bias")
+    if weight is None:
+        return (None,)
+    at_bias = None if bias is None else bias.data_ptr()
+    return weight.data_ptr(), weight.stride(), at_bias
 
 
 def whole_of(weights: Sequence[Tensor]) -> Tensor | None:
@@ -127,15 +137,24 @@ class _OneProduct:
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         self._layers = layers
-        self._siblings: Siblings | None = None
         self._given: Callable[[], Tensor | None] = lambda: None
         self._parts: dict[int, Tensor] = {}
 
+    # Later than the layers: a copy's are not whole when it is made.
+
+    @cached_property
+    def _siblings(self) -> Siblings:
+        return Siblings(self._layers)
+
+    @cached_property
+    def _hooks(self) -> list[dict[int, Any]]:
+        return hooks_of(self._layers)
+
     def of(self, number: int, x: Tensor) -> Tensor:
         """Return what one layer makes of x, [..., out]."""
+        if any(self._hooks) and not leave_inputs(self._hooks):
+            return of_linear(x, self._layers[number])
         if self._given() is not x:
-            if self._siblings is None:
-                self._siblings = Siblings(self._layers)
             self._parts = dict(enumerate(self._siblings.each(x)))
             self._given = weakref.ref(x)
         part = self._parts.pop(number, None)

@@ -222,6 +222,7 @@ def norm_rows(
     eps,
     shift,
     IS_CENTRED: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
     PAD: tl.constexpr,
     BM: tl.constexpr,
@@ -232,10 +233,12 @@ def norm_rows(
     inside = (row < n_rows)[:, None] & (d < WIDTH)[None, :]
     first = row // n_inner * outer_stride + row % n_inner * inner_stride
     x = tl.load(x_ptr + first[:, None] + d[None, :], mask=inside, other=0.0).to(tl.float32)
-    weight = tl.load(weight_ptr + d, mask=d < WIDTH, other=0.0).to(tl.float32)[None, :] + shift
     if IS_CENTRED:
         x = tl.where(inside, x - (tl.sum(x, 1) / WIDTH)[:, None], 0.0)
-    out = x * tl.rsqrt(tl.sum(x * x, 1) / WIDTH + eps)[:, None] * weight
+    out = x * tl.rsqrt(tl.sum(x * x, 1) / WIDTH + eps)[:, None]
+    if HAS_WEIGHT:
+        weight = tl.load(weight_ptr + d, mask=d < WIDTH, other=0.0).to(tl.float32) + shift
+        out *= weight[None, :]
     at = row[:, None] * WIDTH + d[None, :]
     tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=inside)
 
@@ -429,8 +432,19 @@ class RowsOf(NamedTuple):
         return cls(n_outer * n_inner, n_inner, outer, inner)
 
 
+def can_norm(x: Tensor, weight: Tensor | None) -> bool:
+    """Whether `normed` takes these."""
+    is_fit = weight is None or (weight.shape == x.shape[-1:] and weight.is_contiguous())
+    return is_fit and RowsOf.tensor(x) is not None
+
+
 def normed(
-    x: Tensor, weight: Tensor, eps: float, shift: float = 0.0, *, is_centred: bool = False
+    x: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    shift: float = 0.0,
+    *,
+    is_centred: bool = False,
 ) -> Tensor:
     """Norm rows [..., E] that `RowsOf` knows; see `KVStep.normed`."""
     rows, width = RowsOf.tensor(x), x.shape[-1]
@@ -442,11 +456,18 @@ def normed(
     n_each = _INTERPRETED if is_interpreted() else max(1, _LEAST_NUMBERS // pad)
     with torch.cuda.device_of(x):
         norm_rows[(triton.cdiv(rows.n, n_each),)](
-            x, weight, out, *rows, eps, shift,
-            IS_CENTRED=is_centred, WIDTH=width, PAD=pad, BM=n_each,
+            x, x if weight is None else weight.contiguous(), out, *rows, eps, shift,
+            IS_CENTRED=is_centred, HAS_WEIGHT=weight is not None, WIDTH=width, PAD=pad, BM=n_each,
             num_warps=max(1, min(16, n_each * pad // 512)),
         )  # fmt: skip
     return out
+
+
+def can_gate(gate: Tensor, up: Tensor) -> bool:
+    """Whether `gated` takes these."""
+    is_packed = gate.dim() == 2 or (gate.dim() == 3 and len(gate) == 1)
+    is_alike = (gate.shape, gate.dtype) == (up.shape, up.dtype)
+    return is_packed and is_alike and gate.stride(-1) == up.stride(-1) == 1
 
 
 def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:

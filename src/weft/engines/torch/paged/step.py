@@ -12,7 +12,17 @@ from ....errors import ConfigError
 from ...base import Fragment, LateTokens, Row, Usage
 from ..layout import Layout
 from ..memory import Activation, KVStep, Pairs, Spec, Turn
-from .elementwise import RowsOf, angles, can_turn, gated, normed, store, turn_heads, turned
+from .elementwise import (
+    angles,
+    can_gate,
+    can_norm,
+    can_turn,
+    gated,
+    normed,
+    store,
+    turn_heads,
+    turned,
+)
 from .kernel import BROAD, TILES, WIDE, Work, attend_tree, has_broad, is_interpreted
 from .plan import TreePlan
 from .pool import SlotList, SlotPool, own
@@ -158,13 +168,22 @@ class PagedStep(KVStep):
     ) -> tuple[Tensor, ...]:
         return turned(heads, cos, sin, axis, pairs)
 
-    def can_norm(self, x: Tensor) -> bool:
-        return RowsOf.tensor(x) is not None
+    def can_norm(self, x: Tensor, weight: Tensor | None) -> bool:
+        return can_norm(x, weight)
 
     def normed(
-        self, x: Tensor, weight: Tensor, eps: float, shift: float = 0.0, *, is_centred: bool = False
+        self,
+        x: Tensor,
+        weight: Tensor | None,
+        eps: float,
+        shift: float = 0.0,
+        *,
+        is_centred: bool = False,
     ) -> Tensor:
         return normed(x, weight, eps, shift, is_centred=is_centred)
+
+    def can_gate(self, gate: Tensor, up: Tensor) -> bool:
+        return can_gate(gate, up)
 
     def gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
         return gated(gate, up, activation)
