@@ -159,6 +159,7 @@ def test_a_fork_in_a_step_that_does_not_end_soon_is_told(
             lambda: rig.drive(logits_item(rig, [3])),
             lambda: rig.driver.exclusive(lambda: None),
             rig.driver.try_drain,
+            lambda: found.extend(in_a_fork(lambda: asked_once_more())),
             rig.driver.close,
         ):
             try:
@@ -167,8 +168,13 @@ def test_a_fork_in_a_step_that_does_not_end_soon_is_told(
                 found.append(str(error))
         return found
 
+    def asked_once_more() -> list[str]:
+        with pytest.raises(StaleHandle) as refused:
+            rig.drive(logits_item(rig, [3]))
+        return [str(refused.value)]
+
     found = in_a_fork(asked)
-    assert len(found) == 2
+    assert len(found) == 3
     assert all("in the middle of a step" in each for each in found)
     goes_on.set()
     join(thread)

@@ -322,6 +322,8 @@ class Driver:
         """Before a fork: wait until no other thread is in the middle of anything, and hold what it
         would have held; there is no such thread in the process that comes.
         """
+        if self._is_torn:
+            return
         is_mine = self._stepper == threading.get_ident()
         for lock in (self._stepping, self.scheduler.lock, self._news):
             if not (is_mine and lock is self._stepping) and lock.acquire(timeout=END_S):
@@ -335,7 +337,7 @@ class Driver:
     def go_on_forked(self) -> None:
         """After the fork, in the process that has come."""
         is_mine = self._stepper == threading.get_ident()
-        self._is_torn = not is_mine and self._stepping not in self._held
+        self._is_torn = self._is_torn or (not is_mine and self._stepping not in self._held)
         self.go_on()
 
     def _shut(self, last: Callable[[], None] | None) -> None:

@@ -47,26 +47,24 @@ class Siblings:
 
     def each(self, x: Tensor) -> Sequence[Tensor]:
         """x: [..., in]. Returns what each layer makes of it, [..., out]."""
-        if not self._is_one_for(x):
+        whole = self._whole_for(x)
+        if whole is None:
             return [of_linear(x, layer) for layer in self._layers]
-        made = F.linear(x, self._now(), self._bias)
+        made = F.linear(x, whole, self._bias)
         return made.split([layer.out_features for layer in self._layers], -1)
 
     def of(self, x: Tensor) -> Tensor:
         """x: [..., in]. Returns [..., out of all], side by side."""
-        if not self._is_one_for(x):
+        whole = self._whole_for(x)
+        if whole is None:
             return torch.cat([of_linear(x, layer) for layer in self._layers], -1)
-        return F.linear(x, self._now(), self._bias)
+        return F.linear(x, whole, self._bias)
 
-    def _now(self) -> Tensor:
-        assert self._whole is not None
-        return self._whole
-
-    def _is_one_for(self, x: Tensor) -> bool:
-        """Whether they are one product: not where others were put in a weight's place."""
-        if self._whole is None or (self._packed is not None and not self._packed.is_few(x)):
-            return False
-        return list(map(_mark_of, self._held)) == self._marks
+    def _whole_for(self, x: Tensor) -> Tensor | None:
+        """Return all their weights, if they are one; not where others were put in one's place."""
+        if self._packed is not None and not self._packed.is_few(x):
+            return None
+        return self._whole if list(map(_mark_of, self._held)) == self._marks else None
 
 
 def _mark_of(held: dict[str, Any]) -> tuple[Any, ...]:
