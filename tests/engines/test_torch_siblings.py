@@ -20,6 +20,7 @@ from weft.engines.torch.engine import open_model  # noqa: E402
 from weft.engines.torch.fused import siblings  # noqa: E402
 from weft.engines.torch.fused.siblings import fuse_siblings  # noqa: E402
 from weft.engines.torch.hook import seat_modules  # noqa: E402
+from weft.engines.torch.lora import LoraAdapters  # noqa: E402
 from weft.engines.torch.paged import kernel  # noqa: E402
 
 if not (kernel.is_interpreted() or torch.cuda.is_available()):
@@ -242,6 +243,20 @@ def test_what_somebody_does_to_a_layer_counts(change: str, *, has_bias: bool) ->
                 found.append([layer(given) for layer in (each.first, each.second, each.first)])
             for one, other in zip(*found, strict=True):
                 torch.testing.assert_close(one, other)
+
+
+@torch.inference_mode()
+def test_an_adapters_hooks_leave_them_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They write to nothing; of others nobody knows."""
+    module = running(Two())
+    fuse_siblings(module)
+    products, x = Products(monkeypatch), torch.randn(3, 8)
+    module.first.register_forward_hook(LoraAdapters(module)._hook("first"))
+    module.first(x), module.second(x)
+    assert products.widths == [40]
+    module.second.register_forward_hook(lambda module, given, made: made)
+    module.first(x), module.second(x)
+    assert products.widths[1:] == [16, 24]
 
 
 def test_nothing_is_held_once_all_were_asked() -> None:

@@ -224,7 +224,7 @@ def _by_name(model: PreTrainedModel) -> list[list[nn.Linear]]:
 def _by_input(model: PreTrainedModel) -> list[list[nn.Linear]]:
     """Return the layers of one input of any other model, as far as their weights are alike.
 
-    Not those whose rows would lie across what a card reads at once, and their siblings' with them.
+    Not those of so few numbers that what all make of a token would not begin where a card reads.
     """
     if not type(model).__module__.startswith("transformers.models.") or quantised(model):
         return []
