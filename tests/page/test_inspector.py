@@ -338,6 +338,34 @@ def test_the_kv_of_a_node_is_warmed_and_forgotten(desk: Desk, page: Page) -> Non
     expect(page.get_by_role("button", name="Warm")).to_be_disabled()
 
 
+def places(panel: Locator) -> dict[str, float]:
+    """What can be pressed or written in a panel, and how far down it stands in pixels."""
+    found: dict[str, float] = panel.evaluate(
+        """(panel) => Object.fromEntries([...panel.querySelectorAll('button, input, textarea')]
+          .filter((each) => !each.disabled)
+          .map((each) => [each.ariaLabel || each.textContent, each.getBoundingClientRect().top]))"""
+    )
+    return found
+
+
+@pytest.mark.parametrize("late", [("answers",)])
+@pytest.mark.parametrize(
+    ("name", "told", "button"), [("Node", "It was", "Move"), ("Loom", "KV there", "Export")]
+)
+def test_nothing_moves_below_the_pointer_when_more_is_known(
+    desk: Desk, page: Page, name: str, told: str, button: str
+) -> None:
+    desk.open_loom(n=3, top_p=0.9, temperature=0.7)
+    desk.press("ArrowRight", "ArrowDown")
+    panel = tab(page, name)
+    expect(fact(page, told)).to_have_text("…")
+    before = places(panel)
+    assert button in before
+    expect(fact(page, told)).not_to_have_text("…")
+    after = places(panel)
+    assert {each: after[each] for each in before} == before
+
+
 def test_a_node_is_moved_copied_out_and_its_path_kept(desk: Desk, page: Page) -> None:
     desk.open_loom(n=3)
     desk.press("ArrowRight", "ArrowDown")

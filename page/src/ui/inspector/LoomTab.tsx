@@ -40,10 +40,10 @@ export function LoomTab({ loom }: { loom: OpenLoom }) {
               says: 'Of all nodes, each once: what branches share is counted once.',
               value: count(tokens),
             },
-            kv && {
+            {
               name: 'KV there',
               says: 'Nodes whose whole path has been computed and is in memory.',
-              value: `${plural(kv.hot, 'node')}, ${plural(kv.hot_tokens, 'token')}`,
+              value: kv === null ? '–' : kv && `${plural(kv.hot, 'node')}, ${plural(kv.hot_tokens, 'token')}`,
               varies: true,
             },
           ]}
@@ -115,22 +115,23 @@ function NameField({ loom }: { loom: OpenLoom }) {
   )
 }
 
-/** The loom's memory: asked for when its tree has changed, a moment after. */
-function useKv(loom: OpenLoom): Schemas['LoomKv'] | null {
-  const [kv, setKv] = useState<Schemas['LoomKv'] | null>(null)
+/** The loom's memory: asked for when its tree has changed, a moment after. undefined: not told yet; null: not known. */
+function useKv(loom: OpenLoom): Schemas['LoomKv'] | null | undefined {
+  const [told, setTold] = useState<{ id: string; kv: Schemas['LoomKv'] | null } | null>(null)
+  const { id } = loom
   const rev = loom.tree.rev
   useEffect(() => {
     let isOver = false
     const timer = setTimeout(() => {
-      api.loomKv(loom.id).then(
-        (told) => !isOver && setKv(told),
-        () => {}, // a figure that is not worth a word
+      api.loomKv(id).then(
+        (kv) => !isOver && setTold({ id, kv }),
+        () => !isOver && setTold({ id, kv: null }), // a figure that is not worth a word
       )
     }, 300)
     return () => {
       isOver = true
       clearTimeout(timer)
     }
-  }, [loom.id, rev])
-  return kv
+  }, [id, rev])
+  return told?.id === id ? told.kv : undefined
 }

@@ -62,10 +62,10 @@ export function Kv({ node, known }: { node: number; known: Node | null }) {
             says: 'What the model has computed of the path to the end of this node.',
             value: kv === null ? null : WARMTH[kv.state],
           },
-          isPinned && {
+          {
             name: 'Pinned',
-            says: 'Nothing of its path is evicted before it is unpinned, removed, or the server stops.',
-            value: 'stays until it is unpinned',
+            says: 'Nothing of a pinned path is evicted before it is unpinned, removed, or the server stops.',
+            value: kv === null ? null : isPinned ? 'stays until it is unpinned' : 'no',
           },
         ]}
       />

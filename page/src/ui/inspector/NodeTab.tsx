@@ -1,4 +1,4 @@
-/** A node: its figures, what it was grown with, what was noted on it, and what can be done with it. */
+/** A node: its figures, what was noted on it, what can be done with it, and what it was grown with. */
 import type { Node } from '../../api/client'
 import { figure } from '../../model/heat'
 import { meanP } from '../../model/label'
@@ -24,10 +24,11 @@ export function NodeTab({ loom }: { loom: OpenLoom }) {
         <h2>{at === ROOT ? 'The prompt' : `Node ${at}`}</h2>
         <Facts of={textFacts(loom, node, known)} />
       </section>
-      <Provenance loom={loom} node={node} known={known} />
       <Notes node={node} known={known} onChange={ask} key={`notes-${at}`} />
       {at !== ROOT && known?.kv !== null && <Kv node={at} known={known} />}
       <Shape loom={loom} node={at} key={`shape-${at}`} />
+      {/* Last: how many lines it has is known late, and nothing that can be pressed may move when they come. */}
+      <Provenance loom={loom} node={node} known={known} />
     </>
   )
 }
