@@ -27,7 +27,7 @@ from weft.engines.torch.draws import drawer  # noqa: E402
 from weft.engines.torch.draws import kernel as draw_kernel  # noqa: E402
 from weft.engines.torch.draws.drawer import Drawer, TorchDraws  # noqa: E402
 from weft.engines.torch.engine import open_model  # noqa: E402
-from weft.engines.torch.paged import advance, elementwise, kernel  # noqa: E402
+from weft.engines.torch.paged import advance, elementwise, experts, kernel  # noqa: E402
 from weft.errors import ContextOverflow  # noqa: E402
 from weft.sampling.params import SamplingParams  # noqa: E402
 from weft.sampling.rng import stream_of  # noqa: E402
@@ -181,6 +181,9 @@ KERNELS = [
     (elementwise, "turn_only"),
     (elementwise, "store_heads"),
     (elementwise, "gate_and_multiply"),
+    (experts, "group_pairs"),
+    (experts, "multiply_by_experts"),
+    (experts, "add_pairs"),
     (draw_kernel, "look_at_tile"),
     (draw_kernel, "look_at_row"),
 ]

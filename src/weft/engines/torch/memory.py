@@ -8,7 +8,7 @@ them than stands here.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -53,13 +53,28 @@ class Pairs(NamedTuple):
     every: int = 1
 
 
+class Experts(NamedTuple):
+    """A mixture's experts, and what each does: down(activation(gate) * up) or down(between(up)).
+
+    up: [X, 2 I, E] with an activation, whose first halves are gates; else [X, I', E]. down: [X, E,
+    I]. Either may lie the other way round. Biases [X, ·]. between: makes rows of I of rows of I'.
+    """
+
+    up: Tensor
+    down: Tensor
+    up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+    activation: Activation | None = None
+    between: Callable[[Tensor], Tensor] | None = None
+
+
 class KVStep(ABC):
     """One forward over a memory: all tokens of its rows, packed into one sequence.
 
     order: row numbers as packed. starts: packed index of each row's first token, by row number.
     positions: of every packed token: int64 [T] on the device, for this step alone. turns: whether
-    it has `angles`, `attend_turned`, `turned`, `normed` and `gated`, which do in one kernel each
-    what PyTorch does in several.
+    it has `angles`, `attend_turned`, `turned`, `normed`, `gated` and `mixed`, which do in one kernel
+    or a few what PyTorch does in several.
     """
 
     turns = False
@@ -131,6 +146,17 @@ class KVStep(ABC):
 
     def gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
         """Return activation(gate) * up: contiguous."""
+        raise NotImplementedError
+
+    def can_mix(self, x: Tensor, chosen: Tensor, shares: Tensor, experts: Experts) -> bool:
+        """Whether `mixed` takes these, and is what should: x [T, E], chosen and shares [T, k]."""
+        raise NotImplementedError
+
+    def mixed(self, x: Tensor, chosen: Tensor, shares: Tensor, experts: Experts) -> Tensor:
+        """Return the sum of what a token's chosen experts make of it, each times its share: [T, E].
+
+        Experts that are none, of numbers below 0 or above the last, add nothing.
+        """
         raise NotImplementedError
 
     @abstractmethod

@@ -13,17 +13,18 @@ from ..memory import KVStep
 
 FORM = "weft_form"
 Form = TypeVar("Form")
-# Returns what a module makes of the one thing that it is given; None where its own code is to.
-Run = Callable[[nn.Module, KVStep, Form, Any], Any]
+# Returns what a module makes of what it is given; None where its own code is to.
+Run = Callable[..., Any]
 
 
 def ask_step_first(
-    model: nn.Module, form_of: Callable[[nn.Module], Form | None], run: Run[Form]
+    model: nn.Module, form_of: Callable[[nn.Module], Form | None], run: Run, n_given: int = 1
 ) -> int:
     """Give modules of our copy, which have seats, a class that is theirs but for its `forward`:
     that calls `run` in a step which has kernels for it; return how many there are.
 
-    form_of: tells what a module does, None of those that stay.
+    form_of: tells what a module does, None of those that stay. run: takes a module, the step, that
+    form, and what the module is given: so many, none by name.
     """
     n = 0
     for module in model.modules():
@@ -31,17 +32,17 @@ def ask_step_first(
         if form is not None:
             module.__dict__[FORM] = form
             kind: Any = type(module)
-            module.__class__ = _by_step(kind, run)
+            module.__class__ = _by_step(kind, run, n_given)
             n += 1
     return n
 
 
 @cache
-def _by_step(kind: type[nn.Module], run: Run[Any]) -> type[nn.Module]:
+def _by_step(kind: type[nn.Module], run: Run, n_given: int) -> type[nn.Module]:
     def forward(self: nn.Module, *given: Any, **named: Any) -> Any:
         step, made = step_of(self), None
-        if step is not None and step.turns and len(given) == 1 and not named:
-            made = run(self, step, self.__dict__[FORM], given[0])
+        if step is not None and step.turns and len(given) == n_given and not named:
+            made = run(self, step, self.__dict__[FORM], *given)
         return kind.forward(self, *given, **named) if made is None else made
 
     return type(f"{kind.__name__}ByStep", (kind,), {"forward": forward, "__module__": __name__})

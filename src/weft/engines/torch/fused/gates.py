@@ -11,19 +11,12 @@ from itertools import permutations
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..memory import Activation, KVStep
+from .activations import activation_of, is_bare
 from .by_step import ask_step_first
-
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_NEAR = 1e-6  # of activations, in float32
-_SIZES = (0.1, 1.0, 10.0)  # of rows that a module is tried with
-# And of one more, as large as dtypes allow: some gates are cut off far out.
-_LARGE = {torch.float32: 1e3, torch.bfloat16: 1e3, torch.float16: 30.0}
-# What it makes of them, against the spread: it rounds twice more.
-_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+from .trials import DTYPES, is_near, rows_of_sizes
 
 
 class _GateForm(NamedTuple):
@@ -60,7 +53,7 @@ def fuse_gates(model: nn.Module, dtype: torch.dtype) -> int:
 def _gated(part: nn.Module, step: KVStep, form: _GateForm, x: Tensor) -> Any:
     modules: dict[str, Any] = part._modules
     act = modules[form.act]
-    if x.dtype != form.dtype or act is not form.of_gate or not _is_bare(act):
+    if x.dtype != form.dtype or act is not form.of_gate or not is_bare(act):
         return None
     gate, up = form.gate_and_up(modules, x)
     if step.can_gate(gate, up):
@@ -74,10 +67,10 @@ def _form_of(module: nn.Module, dtype: torch.dtype) -> _GateForm | None:
     others = [(name, each) for name, each in module._modules.items() if name not in layers]
     if len(layers) not in (2, 3) or len(others) != 1 or "forward" in module.__dict__:
         return None
-    if module._parameters or module._buffers or dtype not in _DTYPES:
+    if module._parameters or module._buffers or dtype not in DTYPES:
         return None
     ((act, of_gate),) = others
-    activation = _activation_of(of_gate)
+    activation = activation_of(of_gate)
     if activation is None or any(weight.is_meta for weight in module.parameters()):
         return None
     first: Any = module._modules[layers[0]]
@@ -100,41 +93,11 @@ def _does(module: nn.Module, form: _GateForm, first: Any) -> bool:
     """Whether a module does that, to some rows."""
     modules: dict[str, Any] = module._modules
     n_in, weight = modules[form.given[0]].in_features, first.weight
-    seeded = torch.Generator().manual_seed(0)
-    rows = [torch.randn(1, n_in, generator=seeded) * size for size in (*_SIZES, _LARGE[form.dtype])]
-    x = torch.cat(rows).to(weight.device, form.dtype)[None]
+    x = rows_of_sizes(n_in, weight.device, form.dtype)[None]
     try:
         made = type(module).forward(module, x)
         gate, up = form.gate_and_up(modules, x)
         want = modules[form.down](modules[form.act](gate) * up)
     except Exception:  # other shapes, or it takes more than rows
         return False
-    if not isinstance(made, Tensor) or (made.shape, made.dtype) != (want.shape, form.dtype):
-        return False
-    error = (made.float() - want.float()).square().mean(-1).sqrt()
-    spread = want.float().square().mean(-1).sqrt().clamp_min(1e-30)
-    return bool((error <= _TOLERANCE[form.dtype] * spread).all())
-
-
-def _activation_of(module: Any) -> Activation | None:
-    """Return which activation a module is, by what it makes of numbers; None: no such."""
-    if not isinstance(module, nn.Module) or not _is_bare(module):
-        return None
-    if [*module.parameters(), *module.buffers()]:
-        return None
-    x = torch.linspace(-20, 20, 2001)  # some are cut off far out
-    known: dict[Activation, Tensor] = {
-        "silu": F.silu(x), "gelu": F.gelu(x), "gelu_tanh": F.gelu(x, approximate="tanh"),
-    }  # fmt: skip
-    try:
-        made = type(module).forward(module, x)
-    except Exception:
-        return None
-    for name, want in known.items():
-        if isinstance(made, Tensor) and torch.allclose(made, want, rtol=_NEAR, atol=_NEAR):
-            return name
-    return None
-
-
-def _is_bare(module: nn.Module) -> bool:
-    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
+    return is_near(made, want, form.dtype)

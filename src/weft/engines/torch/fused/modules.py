@@ -7,6 +7,7 @@ from torch import nn
 
 from ..hook import RunningForward
 from .activations import fuse_activations
+from .experts import fuse_experts
 from .gates import fuse_gates
 from .norms import fuse_norms
 from .rotary import fuse_rotary
@@ -24,3 +25,4 @@ def fuse_modules(model: nn.Module, call: RunningForward, dtype: torch.dtype) -> 
     fuse_rotary(model, call, dtype)
     fuse_activations(model)
     fuse_gates(model, dtype)
+    fuse_experts(model, dtype)

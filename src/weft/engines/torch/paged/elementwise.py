@@ -243,6 +243,19 @@ def norm_rows(
     tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def activated(gate, ACTIVATION: tl.constexpr):
+    """What an activation makes of numbers, float32."""
+    if ACTIVATION == "silu":
+        share = 1 / (1 + tl.exp(tl.minimum(-gate, 80.0)))  # no infinity far out
+    elif ACTIVATION == "gelu":
+        share = 0.5 + 0.5 * tl.erf(gate * 0.7071067811865476)
+    else:  # GELU by a tanh: (1 + tanh(z)) / 2 is the logistic function of 2 z
+        z = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
+        share = 1 / (1 + tl.exp(tl.minimum(-2 * z, 80.0)))
+    return gate * share
+
+
 @triton.jit(do_not_specialize=["n_tokens"])
 def gate_and_multiply(
     gate_ptr,
@@ -264,15 +277,8 @@ def gate_and_multiply(
     up_at = (token * up_stride)[:, None] + d[None, :]
     gate = tl.load(gate_ptr + gate_at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(up_ptr + up_at, mask=inside, other=0.0).to(tl.float32)
-    if ACTIVATION == "silu":
-        share = 1 / (1 + tl.exp(tl.minimum(-gate, 80.0)))  # no infinity far out
-    elif ACTIVATION == "gelu":
-        share = 0.5 + 0.5 * tl.erf(gate * 0.7071067811865476)
-    else:  # GELU by a tanh: (1 + tanh(z)) / 2 is the logistic function of 2 z
-        z = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
-        share = 1 / (1 + tl.exp(tl.minimum(-2 * z, 80.0)))
     place = token[:, None] * WIDTH + d[None, :]
-    out = gate * share * up
+    out = activated(gate, ACTIVATION) * up
     tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 

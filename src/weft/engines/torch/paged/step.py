@@ -11,7 +11,7 @@ from torch import Tensor
 from ....errors import ConfigError
 from ...base import Fragment, LateTokens, Row, Usage
 from ..layout import Layout
-from ..memory import Activation, KVStep, Pairs, Spec, Turn
+from ..memory import Activation, Experts, KVStep, Pairs, Spec, Turn
 from .elementwise import (
     angles,
     can_gate,
@@ -23,6 +23,7 @@ from .elementwise import (
     turn_heads,
     turned,
 )
+from .experts import can_mix, mixed
 from .kernel import BROAD, TILES, WIDE, Work, attend_tree, has_broad, is_interpreted
 from .plan import TreePlan
 from .pool import SlotList, SlotPool, own
@@ -187,6 +188,12 @@ class PagedStep(KVStep):
 
     def gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
         return gated(gate, up, activation)
+
+    def can_mix(self, x: Tensor, chosen: Tensor, shares: Tensor, experts: Experts) -> bool:
+        return can_mix(x, chosen, shares, experts)
+
+    def mixed(self, x: Tensor, chosen: Tensor, shares: Tensor, experts: Experts) -> Tensor:
+        return mixed(x, chosen, shares, experts)
 
     def commit(self) -> None:
         if self._plan.is_steady:

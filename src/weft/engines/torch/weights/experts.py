@@ -39,7 +39,7 @@ class PackedExperts(nn.Module):
             found: Tensor = own(hidden, chosen, shares)
             return found
         self._renew()
-        up_name = _up_of(self)
+        up_name = up_of(self)
         ids, order = chosen.reshape(-1).sort(stable=True)
         rows = hidden[order // chosen.shape[1]]
         found = torch.zeros_like(rows)  # of experts that are not here, too
@@ -74,7 +74,7 @@ class PackedExperts(nn.Module):
                 self._marks[name] = mark_of(kept)
 
     def _pack(self, name: str, stack: Tensor) -> None:
-        weights = _of_each(self, stack)
+        weights = of_each(self, stack)
         is_met_there = is_widened(stack.dtype)
         self._packed[name] = [each if is_met_there else packed(each) for each in weights]
 
@@ -83,7 +83,7 @@ class PackedExperts(nn.Module):
             if name not in self._marks:
                 with torch.inference_mode():
                     dense = torch.stack([weight.to_dense() for weight in weights])
-                    destination[prefix + name] = _of_each(self, dense)
+                    destination[prefix + name] = of_each(self, dense)
         super()._save_to_state_dict(destination, prefix, keep_vars)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
@@ -122,14 +122,14 @@ def pack_experts(model: nn.Module, *, keep: bool, twice: bool = True) -> tuple[i
 
 def _bytes_copied(module: nn.Module) -> int:
     """Return the bytes of a mixture's stacks that are packed in memory of their own."""
-    stacks: list[Any] = [module._parameters[name] for name in (_up_of(module), "down_proj")]
+    stacks: list[Any] = [module._parameters[name] for name in (up_of(module), "down_proj")]
     return sum(stack.nbytes for stack in stacks if not is_widened(stack.dtype))
 
 
 def _mix_in(module: Any, *, keep: bool) -> None:
     module.__dict__.update(_packed={}, _marks={})
     module.__class__ = _mixed(type(module))
-    for name in (_up_of(module), "down_proj"):
+    for name in (up_of(module), "down_proj"):
         stack = module._parameters[name]
         module._pack(name, stack.detach())
         if keep or is_widened(stack.dtype):
@@ -146,18 +146,23 @@ def _mixed(kind: type[nn.Module]) -> type[nn.Module]:
     return _MIXED[kind]
 
 
-def _can_be_packed(module: Any) -> bool:
+def is_open(module: Any) -> bool:
+    """Whether it is a module of experts that Transformers lets others run, and nothing else."""
     if isinstance(module, PackedExperts) or not all(name in module.__dict__ for name in _TOLD):
         return False
     if getattr(module.config, "_experts_implementation", None) not in ("grouped_mm", "eager"):
         return False  # its owner chose
-    stacks = [module._parameters.get(name) for name in (_up_of(module), "down_proj")]
-    is_bare = not (module._forward_hooks or module._forward_pre_hooks)
-    return (
-        is_bare
-        and not module.__dict__.get("_is_expert_parallel")
-        and all(type(stack) is nn.Parameter and stack.ndim == 3 for stack in stacks)
-    )
+    stacks = [module._parameters.get(name) for name in (up_of(module), "down_proj")]
+    return not module.__dict__.get("_is_expert_parallel") and all(map(is_stack, stacks))
+
+
+def is_stack(weight: Any) -> bool:
+    """Whether it is the weights of experts, [experts, out, in] or the other way round."""
+    return type(weight) is nn.Parameter and weight.ndim == 3
+
+
+def _can_be_packed(module: Any) -> bool:
+    return is_open(module) and not (module._forward_hooks or module._forward_pre_hooks)
 
 
 def _one_of_each(modules: list[nn.Module]) -> list[nn.Module]:
@@ -167,16 +172,16 @@ def _one_of_each(modules: list[nn.Module]) -> list[nn.Module]:
 @torch.inference_mode()
 def _is_right(module: Any) -> bool:
     """Whether packed experts give what the module gives, for some rows and some experts."""
-    up, down = (module._parameters[name] for name in (_up_of(module), "down_proj"))
-    if not all(can_pack(_of_each(module, stack)[0]) for stack in (up, down)):
+    up, down = (module._parameters[name] for name in (up_of(module), "down_proj"))
+    if not all(can_pack(of_each(module, stack)[0]) for stack in (up, down)):
         return False
-    n_used, width = min(len(down), 2 * _N_ROWS), _of_each(module, down).shape[1]
+    n_used, width = min(len(down), 2 * _N_ROWS), of_each(module, down).shape[1]
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(_N_ROWS, width, generator=generator).to(down.dtype)
     chosen = torch.arange(2 * _N_ROWS).view(-1, 2) % n_used
     shares = torch.rand(_N_ROWS, 2, generator=generator).to(down.dtype)
     few = copy.copy(module)
-    used = {_up_of(module): up[:n_used], "down_proj": down[:n_used]}
+    used = {up_of(module): up[:n_used], "down_proj": down[:n_used]}
     few.__dict__.update(_parameters=module._parameters | used)
     try:
         want = module(rows, chosen, shares).float()
@@ -188,10 +193,11 @@ def _is_right(module: Any) -> bool:
     return bool(error <= TOLERANCE[down.dtype] * want.square().mean().sqrt().clamp_min(1e-30))
 
 
-def _up_of(module: nn.Module) -> str:
+def up_of(module: nn.Module) -> str:
+    """Return the name of the weights that are multiplied with first."""
     return _UP[0] if module.__dict__["has_gate"] else _UP[1]
 
 
-def _of_each(module: nn.Module, stack: Tensor) -> Tensor:
+def of_each(module: nn.Module, stack: Tensor) -> Tensor:
     """Return the weights [out, in] of each expert, of a stack as it lies; and back."""
     return stack.transpose(1, 2) if module.__dict__["is_transposed"] else stack

@@ -1,0 +1,125 @@
+"""A mixture's experts, of families that let others run them, as four kernels instead of some 25."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..memory import Activation, Experts, KVStep
+from ..weights.experts import is_open, is_stack, of_each, up_of
+from .activations import FUNCTIONS, activation_of, is_bare
+from .by_step import ask_step_first
+from .trials import DTYPES, is_near, rows_of_sizes
+
+_N_CHOSEN = 2  # experts of a row that a module is tried with
+
+
+class _ExpertsForm(NamedTuple):
+    """What a module of experts does.
+
+    up: the name of its first weights. activation: of gates, in the first half of what those make;
+    None: what is between its products is the module's own. of_gate: the module that is that
+    activation. dtype: for which that was found.
+    """
+
+    up: str
+    activation: Activation | None
+    of_gate: Any
+    dtype: torch.dtype
+
+    def experts(self, module: Any) -> Experts | None:
+        """Return its weights now; None where they, or the activation, are others than were seen."""
+        held = module._parameters
+        up, down = held.get(self.up), held.get("down_proj")
+        if not (is_stack(up) and is_stack(down)):
+            return None
+        between = None
+        if self.activation is None:
+            between = module._apply_gate if module.has_gate else module.act_fn
+        elif module.act_fn is not self.of_gate or not is_bare(self.of_gate):
+            return None
+        return Experts(
+            of_each(module, up),
+            of_each(module, down),
+            held.get(f"{self.up}_bias"),
+            held.get("down_proj_bias"),
+            self.activation,
+            between,
+        )
+
+
+@torch.inference_mode()
+def fuse_experts(model: nn.Module, dtype: torch.dtype) -> int:
+    """Let mixtures of our copy, whose modules have seats, be the step's; return how many are.
+
+    dtype: of what they are given.
+    """
+    return ask_step_first(model, lambda module: _form_of(module, dtype), _mixed, n_given=3)
+
+
+def _mixed(
+    module: nn.Module, step: KVStep, form: _ExpertsForm, x: Tensor, chosen: Tensor, shares: Tensor
+) -> Tensor | None:
+    experts = form.experts(module) if x.dtype == form.dtype else None
+    if experts is None or not step.can_mix(x, chosen, shares, experts):
+        return None
+    return step.mixed(x, chosen, shares, experts)
+
+
+def _form_of(module: Any, dtype: torch.dtype) -> _ExpertsForm | None:
+    """Return what a module does, if that is two products an expert, and a sum by shares."""
+    if not is_open(module) or dtype not in DTYPES or "forward" in module.__dict__:
+        return None
+    if module.__dict__.get("has_post_expert_norm") or module._parameters["down_proj"].is_meta:
+        return None
+    act = getattr(module, "act_fn", None)
+    is_usual = module.has_gate and "_apply_gate" not in module.__dict__
+    known = activation_of(act) if is_usual else None
+    for activation in (known, None) if known else (None,):
+        form = _ExpertsForm(up_of(module), activation, act, dtype)
+        if _does(module, form):
+            return form
+    return None
+
+
+def _does(module: Any, form: _ExpertsForm) -> bool:
+    """Whether a module does that, to some rows."""
+    experts = form.experts(module)
+    if experts is None:
+        return False
+    x = rows_of_sizes(experts.down.shape[1], experts.down.device, form.dtype)
+    numbers = torch.arange(len(x) * _N_CHOSEN, device=x.device).view(-1, _N_CHOSEN)
+    chosen = numbers % len(experts.down)
+    shares = ((numbers + 1) / numbers.numel()).to(x.dtype)
+    try:
+        made = type(module).forward(module, x, chosen, shares)
+        want = _plainly(x, chosen, shares, experts)
+    except Exception:  # other shapes, or it takes more than rows
+        return False
+    return is_near(made, want, form.dtype)
+
+
+def _plainly(x: Tensor, chosen: Tensor, shares: Tensor, experts: Experts) -> Tensor:
+    """Return what experts make of rows, pair by pair."""
+    ids = chosen.flatten().tolist()
+    ups = _products(x.repeat_interleave(chosen.shape[1], 0), experts.up, experts.up_bias, ids)
+    if experts.activation is not None:
+        gate, up = ups.chunk(2, -1)
+        between = FUNCTIONS[experts.activation](gate) * up
+    else:
+        assert experts.between is not None
+        between = experts.between(ups)
+    made = _products(between, experts.down, experts.down_bias, ids)
+    return (made * shares.view(-1, 1)).view(*chosen.shape, -1).sum(1)
+
+
+def _products(rows: Tensor, weight: Tensor, bias: Tensor | None, ids: list[int]) -> Tensor:
+    """Return what each row's expert makes of it."""
+    made = [
+        F.linear(row, weight[n], None if bias is None else bias[n])
+        for row, n in zip(rows, ids, strict=True)
+    ]
+    return torch.stack(made)

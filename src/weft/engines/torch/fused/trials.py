@@ -1,0 +1,31 @@
+"""What modules are tried with, to see what they do: rows of different sizes, and how near is the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_SIZES = (0.1, 1.0, 10.0)  # of rows
+# And of one more, as large as dtypes allow: some gates are cut off far out.
+_LARGE = {torch.float32: 1e3, torch.bfloat16: 1e3, torch.float16: 30.0}
+# What may differ, against the spread: a module rounds twice more.
+_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+
+
+def rows_of_sizes(width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return rows of random numbers, each of another size: [4, width]."""
+    seeded = torch.Generator().manual_seed(0)
+    rows = [torch.randn(1, width, generator=seeded) * size for size in (*_SIZES, _LARGE[dtype])]
+    return torch.cat(rows).to(device, dtype)
+
+
+def is_near(made: Any, want: Tensor, dtype: torch.dtype) -> bool:
+    """Whether what a module made of each such row is what was expected, but for how it rounds."""
+    if not isinstance(made, Tensor) or (made.shape, made.dtype) != (want.shape, dtype):
+        return False
+    error = (made.float() - want.float()).square().mean(-1).sqrt()
+    spread = want.float().square().mean(-1).sqrt().clamp_min(1e-30)
+    return bool((error <= _TOLERANCE[dtype] * spread).all())

@@ -1,0 +1,297 @@
+"""A mixture's experts in Triton: four launches for all of them, and nothing that the host waits for.
+
+A pair is a token and one of the experts that it goes through. Pairs lie expert by expert, and a tile
+is some that have one expert, so a step reads the weights of each expert that has a tile:
+
+    group      pairs → order, tiles
+    multiply   a tile's rows of hidden states by its expert's first weights, activated and gated
+    multiply   what that made by its expert's second weights, back in the order of the pairs
+    add        a token's pairs, each times its share
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..memory import Activation, Experts
+from .elementwise import activated
+from .kernel import NARROW, WIDE, is_interpreted, padded
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_PAIRS = 32  # that are looked at at once
+_NUMBERS = 512  # of a token, of a program that adds
+_FULL = 32  # pairs an expert, from which on tiles are WIDE
+_MOST_PAIRS = 64  # an expert, from which on a library's product is as good
+_MOST_EXPERTS = 1024
+
+
+class _Tile(NamedTuple):
+    """What a program takes of a product: rows, numbers of the result, numbers that are summed."""
+
+    n_rows: int
+    n_out: int
+    n_in: int
+    num_warps: int
+    num_stages: int
+
+    def within(self, n_out: int, n_in: int) -> _Tile:
+        """Return the tile of a product that has no more numbers than these."""
+        return self._replace(n_out=min(self.n_out, padded(n_out)), n_in=min(self.n_in, padded(n_in)))
+
+
+# Weights are what a step of few rows waits for: programs are many, and read far ahead.
+_FEW = _Tile(NARROW, 32, 128, num_warps=4, num_stages=4)
+_MANY = _Tile(WIDE, 64, 64, num_warps=4, num_stages=4)
+_OF_FLOAT32 = _Tile(NARROW, 32, 64, num_warps=4, num_stages=3)
+_INTERPRETED = _Tile(NARROW, 256, 256, num_warps=4, num_stages=1)
+
+
+@triton.jit(do_not_specialize=["n_pairs", "n_tiles"])
+def group_pairs(
+    chosen_ptr,
+    order_ptr,
+    tile_ptr,
+    n_pairs,
+    n_tiles,
+    N_EXPERTS: tl.constexpr,
+    PAD: tl.constexpr,
+    BM: tl.constexpr,
+    BP: tl.constexpr,
+):
+    """One expert's pairs, in order, behind those of experts before it; and its tiles.
+
+    A tile is its expert, its first place in the order, and the place after its last. The program
+    after the last expert marks the tiles that are none.
+    """
+    expert = tl.program_id(0)
+    lane, at = tl.arange(0, PAD), tl.arange(0, BP)
+    counts = tl.zeros([PAD], tl.int32)
+    for first in range(0, n_pairs, BP):
+        ids = tl.load(chosen_ptr + first + at, mask=first + at < n_pairs, other=-1).to(tl.int32)
+        counts += tl.sum((ids[:, None] == lane[None, :]).to(tl.int32), 0)
+    is_before = lane < expert
+    tiles = (counts + (BM - 1)) // BM
+    begin = tl.sum(tl.where(is_before, counts, 0), 0)
+    tile = tl.sum(tl.where(is_before & (lane < N_EXPERTS), tiles, 0), 0)
+    if expert == N_EXPERTS:
+        for first in range(tile, n_tiles, BP):
+            tl.store(tile_ptr + (first + at) * 3, -1, mask=first + at < n_tiles)
+    else:
+        end = begin + tl.sum(tl.where(lane == expert, counts, 0), 0)
+        for first in range(0, (end - begin + BM - 1) // BM, BP):
+            place = begin + (first + at) * BM
+            is_tile = place < end
+            tile_at = tile_ptr + (tile + first + at) * 3
+            tl.store(tile_at, expert, mask=is_tile)
+            tl.store(tile_at + 1, place, mask=is_tile)
+            tl.store(tile_at + 2, tl.minimum(place + BM, end), mask=is_tile)
+        place = begin
+        for first in range(0, n_pairs, BP):
+            pair = first + at
+            ids = tl.load(chosen_ptr + pair, mask=pair < n_pairs, other=-1).to(tl.int32)
+            is_mine = (ids == expert).to(tl.int32)
+            tl.store(order_ptr + place + tl.cumsum(is_mine, 0) - 1, pair, mask=is_mine == 1)
+            place += tl.sum(is_mine, 0)
+
+
+@triton.jit
+def multiply_by_experts(
+    x_ptr,
+    weight_ptr,
+    bias_ptr,
+    order_ptr,
+    tile_ptr,
+    out_ptr,
+    x_stride,
+    expert_stride,
+    out_stride,
+    in_stride,
+    bias_stride,
+    N_IN: tl.constexpr,
+    N_OUT: tl.constexpr,
+    TOP_K: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    IS_FIRST: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Some numbers of what a tile's expert makes of its rows.
+
+    IS_FIRST: rows are those of tokens, and the result lies in the order; else the other way round.
+    ACTIVATION: of gates, which are the first N_OUT numbers; what it makes of them is multiplied by
+    the next N_OUT. "": no gates. out_stride, in_stride: between the weights of one number of the
+    result and the next, and of what is summed.
+    """
+    expert = tl.load(tile_ptr + tl.program_id(1) * 3)
+    if expert >= 0:
+        first = tl.load(tile_ptr + tl.program_id(1) * 3 + 1)
+        end = tl.load(tile_ptr + tl.program_id(1) * 3 + 2)
+        place = first + tl.arange(0, BM)
+        is_row = place < end
+        pair = tl.load(order_ptr + place, mask=is_row, other=0)
+        if IS_FIRST:
+            row, out_row = (pair // TOP_K).to(tl.int64), place.to(tl.int64)
+        else:
+            row, out_row = place.to(tl.int64), pair.to(tl.int64)
+        n = tl.program_id(0) * BN + tl.arange(0, BN)
+        k = tl.arange(0, BK)
+        x_at = x_ptr + (row * x_stride)[:, None] + k[None, :]
+        own_ptr = weight_ptr + expert.to(tl.int64) * expert_stride
+        weight_at = own_ptr + k[:, None] * in_stride + n[None, :] * out_stride
+        acc = tl.zeros([BM, BN], tl.float32)
+        up = tl.zeros([BM, BN], tl.float32)
+        is_out = (n < N_OUT)[None, :]
+        for start in range(0, N_IN, BK):
+            is_in = k < N_IN - start
+            x = tl.load(x_at, mask=is_row[:, None] & is_in[None, :], other=0.0)
+            weight = tl.load(weight_at, mask=is_in[:, None] & is_out, other=0.0)
+            acc = tl.dot(x, weight, acc, input_precision=PRECISION)
+            if ACTIVATION != "":
+                weight = tl.load(weight_at + N_OUT * out_stride, mask=is_in[:, None] & is_out, other=0.0)
+                up = tl.dot(x, weight, up, input_precision=PRECISION)
+            x_at += BK
+            weight_at += BK * in_stride
+        if HAS_BIAS:
+            bias_at = bias_ptr + expert * bias_stride + n
+            acc += tl.load(bias_at, mask=n < N_OUT, other=0.0).to(tl.float32)[None, :]
+            if ACTIVATION != "":
+                up += tl.load(bias_at + N_OUT, mask=n < N_OUT, other=0.0).to(tl.float32)[None, :]
+        if ACTIVATION != "":
+            acc = activated(acc, ACTIVATION) * up
+        out_at = out_ptr + (out_row * N_OUT)[:, None] + n[None, :]
+        tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=is_row[:, None] & is_out)
+
+
+@triton.jit
+def add_pairs(
+    x_ptr,
+    chosen_ptr,
+    share_ptr,
+    out_ptr,
+    N_EXPERTS: tl.constexpr,
+    TOP_K: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PAD: tl.constexpr,
+    BW: tl.constexpr,
+):
+    """The sum of a token's pairs, each times its share; those of no expert are left out."""
+    token = tl.program_id(0).to(tl.int64)
+    d = tl.program_id(1) * BW + tl.arange(0, BW)
+    j = tl.arange(0, PAD)
+    pair = token * TOP_K + j
+    expert = tl.load(chosen_ptr + pair, mask=j < TOP_K, other=-1)
+    is_there = (expert >= 0) & (expert < N_EXPERTS)
+    share = tl.load(share_ptr + pair, mask=is_there, other=0.0).to(tl.float32)
+    inside = is_there[:, None] & (d < WIDTH)[None, :]
+    x = tl.load(x_ptr + pair[:, None] * WIDTH + d[None, :], mask=inside, other=0.0)
+    total = tl.sum(x.to(tl.float32) * share[:, None], 0)
+    tl.store(out_ptr + token * WIDTH + d, total.to(out_ptr.dtype.element_ty), mask=d < WIDTH)
+
+
+def can_mix(x: Tensor, chosen: Tensor, shares: Tensor, experts: Experts) -> bool:
+    """Whether `mixed` takes these, and is what should take them."""
+    up, down = experts.up, experts.down
+    n_experts, n_between = len(down), down.shape[2]
+    is_packed = x.dim() == 2 and x.stride(1) == 1 and x.dtype in _DTYPES
+    is_chosen = chosen.shape == shares.shape == (len(x), chosen.shape[-1])
+    n_up = n_between if experts.activation is None else 2 * n_between
+    return (
+        is_packed
+        and is_chosen
+        and n_experts <= _MOST_EXPERTS
+        and (up.dtype, down.dtype) == (x.dtype, x.dtype)
+        and down.shape[1] == x.shape[1] == up.shape[2]
+        and (experts.between is not None or up.shape == (n_experts, n_up, x.shape[1]))
+        and all(max(each.stride(1), each.stride(2)) * each.shape[1] < 2**31 for each in (up, down))
+        and not _is_for_library(x, chosen.numel(), n_experts)
+    )
+
+
+def _is_for_library(x: Tensor, n_pairs: int, n_experts: int) -> bool:
+    """Whether Transformers' own product over groups is at its best: many rows an expert, in
+    bfloat16, on a card that multiplies them without asking the host how many they are."""
+    if n_pairs < _MOST_PAIRS * n_experts or x.dtype != torch.bfloat16 or not x.is_cuda:
+        return False
+    return torch.cuda.get_device_capability(x.device)[0] in (9, 10)
+
+
+def mixed(x: Tensor, chosen: Tensor, shares: Tensor, experts: Experts) -> Tensor:
+    """Return what experts make of tokens; see `KVStep.mixed`."""
+    n_tokens, width = x.shape
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if not chosen.numel():
+        return out.zero_()
+    chosen, shares = chosen.contiguous(), shares.contiguous()
+    n_pairs, top_k = chosen.numel(), chosen.shape[1]
+    n_experts = len(experts.down)
+    tile = _tile_for(x.dtype, n_pairs, n_experts)
+    n_tiles = min(n_pairs, n_experts + n_pairs // tile.n_rows)
+    order = torch.empty(n_pairs, dtype=torch.int32, device=x.device)
+    tiles = torch.empty(n_tiles, 3, dtype=torch.int32, device=x.device)
+    with torch.cuda.device_of(x):
+        group_pairs[(n_experts + 1,)](
+            chosen, order, tiles, n_pairs, n_tiles,
+            N_EXPERTS=n_experts, PAD=padded(n_experts), BM=tile.n_rows,
+            BP=_MOST_EXPERTS if is_interpreted() else _PAIRS, num_warps=4,
+        )  # fmt: skip
+        run = _Run(order, tiles, top_k, tile)
+        between = run.multiply(x, experts.up, experts.up_bias, experts.activation)
+        if experts.between is not None:
+            between = experts.between(between).contiguous()
+        made = run.multiply(between, experts.down, experts.down_bias, None, is_first=False)
+        n_each = 2048 if is_interpreted() else _NUMBERS
+        add_pairs[(n_tokens, triton.cdiv(width, n_each))](
+            made, chosen, shares, out,
+            N_EXPERTS=n_experts, TOP_K=top_k, WIDTH=width, PAD=triton.next_power_of_2(top_k),
+            BW=n_each, num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+class _Run(NamedTuple):
+    """The pairs of one call, grouped."""
+
+    order: Tensor
+    tiles: Tensor
+    top_k: int
+    tile: _Tile
+
+    def multiply(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        activation: Activation | None,
+        *,
+        is_first: bool = True,
+    ) -> Tensor:
+        """Multiply rows by weights [E, out, in]: [n pairs, out], or half as many if gated."""
+        n_out = weight.shape[1] // (1 if activation is None else 2)
+        # Pairs of no expert are never written, and read by nobody but what is between.
+        out = x.new_empty(len(self.order), n_out)
+        tile = self.tile.within(n_out, weight.shape[2])
+        n_blocks = triton.cdiv(n_out, tile.n_out)
+        multiply_by_experts[(n_blocks, len(self.tiles))](
+            x, weight, x if bias is None else bias, self.order, self.tiles, out,
+            x.stride(0), *weight.stride(), 0 if bias is None else bias.stride(0),
+            N_IN=weight.shape[2], N_OUT=n_out, TOP_K=self.top_k, ACTIVATION=activation or "",
+            HAS_BIAS=bias is not None, IS_FIRST=is_first, BM=tile.n_rows, BN=tile.n_out, BK=tile.n_in,
+            PRECISION="tf32x3", num_warps=tile.num_warps, num_stages=tile.num_stages,
+        )  # fmt: skip
+        return out
+
+
+def _tile_for(dtype: torch.dtype, n_pairs: int, n_experts: int) -> _Tile:
+    if is_interpreted():
+        return _INTERPRETED
+    if dtype == torch.float32:
+        return _OF_FLOAT32
+    return _MANY if n_pairs >= _FULL * n_experts else _FEW
