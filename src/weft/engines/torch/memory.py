@@ -73,8 +73,8 @@ class KVStep(ABC):
 
     order: row numbers as packed. starts: packed index of each row's first token, by row number.
     positions: of every packed token: int64 [T] on the device, for this step alone. turns: whether
-    it has `angles`, `attend_turned`, `turned`, `normed`, `gated` and `mixed`, which do in one kernel
-    or a few what PyTorch does in several.
+    it has `angles`, `attend_turned`, `turned`, `normed`, `gated` and `mixed`, which do in a kernel
+    or a few what PyTorch does in many.
     """
 
     turns = False

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 from torch import nn
 
 from ..hook import step_of
-from ..memory import KVStep
 
 FORM = "weft_form"
 Form = TypeVar("Form")

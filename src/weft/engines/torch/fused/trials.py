@@ -1,4 +1,4 @@
-"""What modules are tried with, to see what they do: rows of different sizes, and how near is the same."""
+"""What modules are tried with, to see what they do: rows of different sizes, and what is near."""
 
 from __future__ import annotations
 

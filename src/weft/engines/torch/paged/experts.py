@@ -1,7 +1,7 @@
-"""A mixture's experts in Triton: four launches for all of them, and nothing that the host waits for.
+"""A mixture's experts in Triton: four launches for all of them, and the host waits for nothing.
 
-A pair is a token and one of the experts that it goes through. Pairs lie expert by expert, and a tile
-is some that have one expert, so a step reads the weights of each expert that has a tile:
+A pair is a token and one of the experts that it goes through. Pairs lie expert by expert, and a
+tile is some that have one expert, so a step reads the weights of each expert that has a tile:
 
     group      pairs → order, tiles
     multiply   a tile's rows of hidden states by its expert's first weights, activated and gated
@@ -41,7 +41,9 @@ class _Tile(NamedTuple):
 
     def within(self, n_out: int, n_in: int) -> _Tile:
         """Return the tile of a product that has no more numbers than these."""
-        return self._replace(n_out=min(self.n_out, padded(n_out)), n_in=min(self.n_in, padded(n_in)))
+        return self._replace(
+            n_out=min(self.n_out, padded(n_out)), n_in=min(self.n_in, padded(n_in))
+        )
 
 
 # Weights are what a step of few rows waits for: programs are many, and read far ahead.
@@ -130,10 +132,10 @@ def multiply_by_experts(
     the next N_OUT. "": no gates. out_stride, in_stride: between the weights of one number of the
     result and the next, and of what is summed.
     """
-    expert = tl.load(tile_ptr + tl.program_id(1) * 3)
+    expert = tl.load(tile_ptr + tl.program_id(0) * 3)
     if expert >= 0:
-        first = tl.load(tile_ptr + tl.program_id(1) * 3 + 1)
-        end = tl.load(tile_ptr + tl.program_id(1) * 3 + 2)
+        first = tl.load(tile_ptr + tl.program_id(0) * 3 + 1)
+        end = tl.load(tile_ptr + tl.program_id(0) * 3 + 2)
         place = first + tl.arange(0, BM)
         is_row = place < end
         pair = tl.load(order_ptr + place, mask=is_row, other=0)
@@ -141,7 +143,7 @@ def multiply_by_experts(
             row, out_row = (pair // TOP_K).to(tl.int64), place.to(tl.int64)
         else:
             row, out_row = place.to(tl.int64), pair.to(tl.int64)
-        n = tl.program_id(0) * BN + tl.arange(0, BN)
+        n = tl.program_id(1) * BN + tl.arange(0, BN)
         k = tl.arange(0, BK)
         x_at = x_ptr + (row * x_stride)[:, None] + k[None, :]
         own_ptr = weight_ptr + expert.to(tl.int64) * expert_stride
@@ -155,7 +157,9 @@ def multiply_by_experts(
             weight = tl.load(weight_at, mask=is_in[:, None] & is_out, other=0.0)
             acc = tl.dot(x, weight, acc, input_precision=PRECISION)
             if ACTIVATION != "":
-                weight = tl.load(weight_at + N_OUT * out_stride, mask=is_in[:, None] & is_out, other=0.0)
+                weight = tl.load(
+                    weight_at + N_OUT * out_stride, mask=is_in[:, None] & is_out, other=0.0
+                )
                 up = tl.dot(x, weight, up, input_precision=PRECISION)
             x_at += BK
             weight_at += BK * in_stride
@@ -210,7 +214,7 @@ def can_mix(x: Tensor, chosen: Tensor, shares: Tensor, experts: Experts) -> bool
         and (up.dtype, down.dtype) == (x.dtype, x.dtype)
         and down.shape[1] == x.shape[1] == up.shape[2]
         and (experts.between is not None or up.shape == (n_experts, n_up, x.shape[1]))
-        and all(max(each.stride(1), each.stride(2)) * each.shape[1] < 2**31 for each in (up, down))
+        and all(w.stride(i) * w.shape[i] < 2**31 for w in (up, down) for i in (1, 2))
         and not _is_for_library(x, chosen.numel(), n_experts)
     )
 
@@ -278,13 +282,14 @@ class _Run(NamedTuple):
         # Pairs of no expert are never written, and read by nobody but what is between.
         out = x.new_empty(len(self.order), n_out)
         tile = self.tile.within(n_out, weight.shape[2])
-        n_blocks = triton.cdiv(n_out, tile.n_out)
-        multiply_by_experts[(n_blocks, len(self.tiles))](
+        # Tiles first: those of one expert are beside each other, and read its weights once.
+        multiply_by_experts[(len(self.tiles), triton.cdiv(n_out, tile.n_out))](
             x, weight, x if bias is None else bias, self.order, self.tiles, out,
             x.stride(0), *weight.stride(), 0 if bias is None else bias.stride(0),
             N_IN=weight.shape[2], N_OUT=n_out, TOP_K=self.top_k, ACTIVATION=activation or "",
-            HAS_BIAS=bias is not None, IS_FIRST=is_first, BM=tile.n_rows, BN=tile.n_out, BK=tile.n_in,
-            PRECISION="tf32x3", num_warps=tile.num_warps, num_stages=tile.num_stages,
+            HAS_BIAS=bias is not None, IS_FIRST=is_first, PRECISION="tf32x3",
+            BM=tile.n_rows, BN=tile.n_out, BK=tile.n_in,
+            num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip
         return out
 

@@ -1,0 +1,367 @@
+"""A mixture's experts as four kernels: which are found, and what they give."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("triton", reason="triton is not installed; it comes with torch for CUDA")
+
+from transformers.integrations.moe import use_experts_implementation  # noqa: E402
+
+from compiled import compiled  # noqa: E402
+from families import IDS, build, plain_logits, stepped  # noqa: E402
+from weft.engines.torch import TorchEngine  # noqa: E402
+from weft.engines.torch.fused.activations import FUNCTIONS  # noqa: E402
+from weft.engines.torch.fused.experts import fuse_experts  # noqa: E402
+from weft.engines.torch.hook import seat_modules  # noqa: E402
+from weft.engines.torch.memory import Experts  # noqa: E402
+from weft.engines.torch.paged import experts as kernels  # noqa: E402
+from weft.engines.torch.paged import kernel, step  # noqa: E402
+
+if not (kernel.is_interpreted() or torch.cuda.is_available()):
+    pytest.skip("triton has neither its interpreter nor a card", allow_module_level=True)
+
+pytestmark = [pytest.mark.torch, pytest.mark.kernels]
+DEVICE = torch.device("cpu" if kernel.is_interpreted() else "cuda")
+MIXTURES = {"mixtral": 3, "qwen2_moe": 3, "afmoe": 2, "deepseek_v3": 2, "gpt_oss": 3}
+NEAR = {torch.float32: 1e-6, torch.float16: 1e-3}  # of the spread
+
+
+def found(model: Any) -> list[Any]:
+    seat_modules(model)
+    n = fuse_experts(model, next(model.parameters()).dtype)
+    forms = [module.__dict__.get("weft_form") for module in model.modules()]
+    assert sum(form is not None for form in forms) == n
+    return [form for form in forms if form is not None]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", [*MIXTURES, "phi3"])
+def test_mixtures_of_a_family_are_found(name: str, dtype: str) -> None:
+    """Those of gpt_oss are gated by their own code, with what it cuts off."""
+    forms = found(build(name, getattr(torch, dtype)))
+    assert len(forms) == MIXTURES.get(name, 0)
+    activation = None if name == "gpt_oss" else "silu"
+    assert [form.activation for form in forms] == [activation] * len(forms)
+
+
+@use_experts_implementation
+class Mixture(torch.nn.Module):
+    """One as families write it, but for what a subclass does."""
+
+    def __init__(self, config: Any, act: str = "silu") -> None:
+        super().__init__()
+        seeded = torch.Generator().manual_seed(0)
+        self.num_experts = 6
+        self.gate_up_proj = torch.nn.Parameter(torch.randn(6, 48, 16, generator=seeded) / 4)
+        self.down_proj = torch.nn.Parameter(torch.randn(6, 16, 24, generator=seeded) / 4)
+        self.act_fn = {"silu": torch.nn.SiLU(), "relu": torch.nn.ReLU()}[act]
+
+    def forward(self, x: Any, chosen: Any, shares: Any) -> Any:
+        out = torch.zeros_like(x)
+        for token, (ids, each) in enumerate(zip(chosen, shares, strict=True)):
+            for n, share in zip(ids, each, strict=True):
+                between = self._apply_gate(
+                    torch.nn.functional.linear(x[token], self.gate_up_proj[n])
+                )
+                out[token] += torch.nn.functional.linear(between, self.down_proj[n]) * share
+        return out
+
+
+class Scaled(Mixture):
+    def forward(self, *given: Any) -> Any:
+        return super().forward(*given) * 1.25
+
+
+class SharesFirst(Mixture):
+    """Shares of what goes in, not of what comes out."""
+
+    def forward(self, x: Any, chosen: Any, shares: Any) -> Any:
+        ones = torch.ones_like(shares)
+        return super().forward(x * shares.sum(-1, keepdim=True), chosen, ones)
+
+
+class CutOff(Mixture):
+    def _apply_gate(self, both: Any) -> Any:
+        gate, up = both.chunk(2, -1)
+        return torch.nn.functional.silu(gate.clamp(max=10)) * up.clamp(-10, 10)
+
+
+def mixture(kind: Any = Mixture, implementation: str = "eager", **changed: Any) -> Any:
+    made = kind(SimpleNamespace(_experts_implementation=implementation), **changed)
+    assert made.has_gate
+    return made
+
+
+def test_what_does_something_else_stays() -> None:
+    patched = mixture()
+    patched.forward = lambda *given: 0
+    spread, mixed_up = mixture(), mixture()
+    spread._is_expert_parallel = True
+    mixed_up.down_proj = torch.nn.Parameter(torch.zeros(6, 16, 24, dtype=torch.float64))
+    normed = mixture()
+    normed.has_post_expert_norm = True
+    for other in (mixture(Scaled), mixture(SharesFirst), patched, spread, mixed_up, normed):
+        assert found(other) == [], type(other).__name__
+    assert found(mixture(implementation="batched_mm")) == []  # its owner chose
+
+
+@pytest.mark.parametrize("implementation", ["eager", "grouped_mm"])
+def test_what_is_gated_by_its_own_code_is_found_as_such(implementation: str) -> None:
+    (usual,) = found(mixture(implementation=implementation))
+    assert usual.activation == "silu"
+    by_instance = mixture(implementation=implementation)
+    by_instance._apply_gate = lambda both: both.chunk(2, -1)[1]
+    others = [mixture(CutOff, implementation), mixture(act="relu"), by_instance]
+    assert [form.activation for other in others for form in found(other)] == [None] * 3
+
+
+class Given:
+    """Random tokens, weights and choices of a mixture."""
+
+    def __init__(self, n: int, k: int, n_experts: int, size: int, between: int, dtype: Any) -> None:
+        seeded = torch.Generator().manual_seed(n + n_experts)
+
+        def normal(*shape: int) -> Any:
+            numbers = torch.randn(*shape, generator=seeded) / shape[-1] ** 0.5
+            return numbers.to(DEVICE, dtype)
+
+        self.x = normal(n, size) * size**0.5
+        self.up, self.down = normal(n_experts, 2 * between, size), normal(n_experts, size, between)
+        self.up_bias, self.down_bias = normal(n_experts, 2 * between), normal(n_experts, size)
+        few = [torch.randperm(n_experts, generator=seeded)[:k] for _ in range(n)]
+        self.chosen = torch.stack(few).to(DEVICE)
+        self.shares = torch.rand(n, k, generator=seeded).to(DEVICE, dtype)
+
+    def want(self, experts: Experts) -> Any:
+        """Pair by pair, in float64."""
+        out = torch.zeros(self.x.shape, dtype=torch.float64, device=DEVICE)
+        weights = [None if w is None else w.double() for w in experts[:4]]
+        up, down, up_bias, down_bias = weights
+        for (token, j), n in np.ndenumerate(self.chosen.cpu().numpy()):
+            if not 0 <= n < len(down):
+                continue
+            between = up[n] @ self.x[token].double()
+            between = between if up_bias is None else between + up_bias[n]
+            if experts.activation is None:
+                between = experts.between(between)
+            else:
+                gate, other = between.chunk(2)
+                between = FUNCTIONS[experts.activation](gate) * other
+            made = down[n] @ between
+            made = made if down_bias is None else made + down_bias[n]
+            out[token] += made * self.shares[token, j].double()
+        return out
+
+    def check(self, experts: Experts) -> None:
+        assert kernels.can_mix(self.x, self.chosen, self.shares, experts)
+        made = kernels.mixed(self.x, self.chosen, self.shares, experts)
+        want = self.want(experts)
+        assert made.is_contiguous()
+        assert (made.shape, made.dtype) == (self.x.shape, self.x.dtype)
+        assert (made - want).abs().max() <= 5 * NEAR[self.x.dtype] * want.std()
+
+
+@pytest.mark.parametrize("dtype", NEAR)
+@pytest.mark.parametrize(
+    ("n", "k", "n_experts", "size", "between"),
+    [(1, 2, 4, 32, 16), (5, 2, 4, 36, 40), (70, 3, 5, 40, 24), (9, 8, 70, 16, 16),
+     (3, 1, 2, 300, 270)],
+)  # fmt: skip
+def test_the_kernels_give_what_each_pair_does(
+    n: int, k: int, n_experts: int, size: int, between: int, dtype: Any
+) -> None:
+    """Fewer pairs than experts and many tiles of one, sizes that are no multiples of a tile's."""
+    given = Given(n, k, n_experts, size, between, dtype)
+    given.check(Experts(given.up, given.down, activation="silu"))
+
+
+@pytest.mark.parametrize("activation", FUNCTIONS)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_they_take_weights_as_they_lie_and_any_activation(
+    activation: Any, *, has_bias: bool
+) -> None:
+    given = Given(12, 2, 3, 40, 24, torch.float32)
+    biases = (given.up_bias, given.down_bias) if has_bias else (None, None)
+    turned = [w.transpose(1, 2).contiguous().transpose(1, 2) for w in (given.up, given.down)]
+    given.check(Experts(given.up, given.down, *biases, activation=activation))
+    given.check(Experts(*turned, *biases, activation=activation))
+
+
+def test_what_is_between_may_be_anything_that_takes_rows() -> None:
+    given = Given(7, 2, 3, 40, 24, torch.float32)
+
+    def own(both: Any) -> Any:
+        return both[..., ::2].clamp(max=0.5) * (both[..., 1::2] + 1)
+
+    given.check(Experts(given.up, given.down, given.up_bias, given.down_bias, None, own))
+    ungated = Experts(given.up[:, :24], given.down, between=torch.relu)
+    given.check(ungated)
+
+
+def test_tokens_may_lie_apart_and_experts_may_be_none() -> None:
+    given = Given(9, 3, 4, 40, 24, torch.float32)
+    apart = torch.zeros(9, 100, device=DEVICE)
+    apart[:, 60:] = given.x
+    given.x = apart[:, 60:]
+    given.chosen[2], given.chosen[4, 1], given.chosen[5, 0] = 4, -1, 700
+    given.shares[4, 1] = float("nan")
+    given.check(Experts(given.up, given.down, activation="gelu"))
+    given.chosen = given.chosen.int()
+    given.check(Experts(given.up, given.down, activation="gelu"))
+    none = kernels.mixed(
+        given.x[:0],
+        given.chosen[:0],
+        given.shares[:0],
+        Experts(given.up, given.down, activation="silu"),
+    )
+    assert none.shape == (0, 40)
+
+
+def test_tiles_of_many_rows_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a prompt on a card."""
+    given = Given(150, 2, 3, 40, 24, torch.float32)
+    tile = kernels._MANY._replace(n_out=16, n_in=16)
+    monkeypatch.setattr(kernels, "_tile_for", lambda *given: tile)
+    given.check(Experts(given.up, given.down, activation="silu"))
+
+
+def test_what_they_do_not_take_is_told() -> None:
+    given = Given(5, 2, 4, 32, 16, torch.float32)
+    usual = Experts(given.up, given.down, activation="silu")
+    x, chosen, shares = given.x, given.chosen, given.shares
+    assert kernels.can_mix(x, chosen, shares, usual)
+    assert not kernels.can_mix(x[None], chosen, shares, usual)
+    assert not kernels.can_mix(x.t().contiguous().t(), chosen, shares, usual)
+    assert not kernels.can_mix(x.half(), chosen, shares, usual)
+    assert not kernels.can_mix(x, chosen[:3], shares[:3], usual)
+    assert not kernels.can_mix(x, chosen, shares[:, :1], usual)
+    assert not kernels.can_mix(x, chosen, shares, usual._replace(up=given.up[:, :16]))
+    assert not kernels.can_mix(x, chosen, shares, usual._replace(down=given.down[:, :16]))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(each, marks=[] if each == "gpt_oss" else pytest.mark.slow) for each in MIXTURES],
+)
+def test_a_model_gives_what_it_did_and_is_not_touched(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_rows: list[int] = []
+
+    def noted(x: Any, *more: Any) -> Any:
+        n_rows.append(len(x))
+        return kernels.mixed(x, *more)
+
+    monkeypatch.setattr(step, "mixed", noted)
+    model = build(name).to(DEVICE)
+    kinds = [type(module) for module in model.modules()]
+    engine = TorchEngine.adopt(model, kv="paged", graphs=False)
+    n_rows.clear()
+    got = stepped(engine)
+    assert n_rows == MIXTURES[name] * [6] + MIXTURES[name] * (len(IDS) - 6) * [1]
+    np.testing.assert_allclose(got, plain_logits(build(name), IDS).numpy(), atol=2e-4)
+    assert [type(module) for module in model.modules()] == kinds
+
+
+def _write(module: Any) -> None:
+    module.down_proj.data.mul_(2)
+
+
+def _replace(module: Any) -> None:
+    module.gate_up_proj = torch.nn.Parameter(module.gate_up_proj.detach().flip(0).clone())
+
+
+def _parametrise(module: Any) -> None:
+    torch.nn.utils.parametrize.register_parametrization(module, "down_proj", torch.nn.Tanh())
+
+
+def _activate(module: Any) -> None:
+    module.act_fn = torch.nn.ReLU()
+
+
+def _hook_the_activation(module: Any) -> None:
+    module.act_fn.register_forward_hook(lambda module, given, made: made + 1)
+
+
+def _hook_the_mixture(module: Any) -> None:
+    module.register_forward_hook(lambda module, given, made: 2 * made)
+
+
+CHANGES = [_write, _replace, _parametrise, _activate, _hook_the_activation, _hook_the_mixture]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_somebody_changes_counts(change: Any) -> None:
+    """In a step that has nothing but these kernels."""
+    module = mixture().to(DEVICE)
+    call = seat_modules(module)
+    assert fuse_experts(module, torch.float32) == 1
+    given = Given(5, 2, 6, 16, 24, torch.float32)
+    n_mixed: list[int] = []
+
+    def mixed(x: Any, *more: Any) -> Any:
+        n_mixed.append(len(x))
+        return kernels.mixed(x, *more)
+
+    def made() -> Any:
+        return module(given.x, given.chosen, given.shares)
+
+    in_step: Any = SimpleNamespace(turns=True, can_mix=kernels.can_mix, mixed=mixed)
+    with torch.inference_mode():
+        before = made()
+        call.step = in_step
+        torch.testing.assert_close(made(), before)
+        assert n_mixed == [5]
+    change(module)
+    with torch.inference_mode():
+        got = made()
+        call.step = None
+        torch.testing.assert_close(got, made())
+        assert (got - before).abs().max() > 1e-2
+
+
+# Bytes of shared memory that a block may have.
+CARDS = {90: 232_448, 80: 166_912, 89: 101_376, 120: 101_376}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", CARDS)
+@pytest.mark.parametrize("tile", ["_FEW", "_MANY", "_OF_FLOAT32"])
+@pytest.mark.parametrize("activation", ["silu", ""])
+def test_products_fit_a_card(capability: int, tile: str, activation: str) -> None:
+    """Weights are read ahead, 16 bytes a thread, and nothing is spilled."""
+    size = getattr(kernels, tile)
+    fixed = {
+        "N_IN": 2048, "N_OUT": 768, "TOP_K": 8, "ACTIVATION": activation, "HAS_BIAS": True,
+        "IS_FIRST": bool(activation), "BM": size.n_rows, "BN": size.n_out, "BK": size.n_in,
+        "PRECISION": "tf32x3", "num_warps": size.num_warps, "num_stages": size.num_stages,
+        "in_stride": 1,
+    }  # fmt: skip
+    kind = "fp32" if tile == "_OF_FLOAT32" else "bf16"
+    kinds = dict.fromkeys(("x_ptr", "weight_ptr", "bias_ptr", "out_ptr"), kind)
+    made = compiled(
+        "paged.experts", "multiply_by_experts", fixed, capability=capability,
+        order_ptr="i32", tile_ptr="i32", **kinds,
+    )  # fmt: skip
+    assert made.stack == 0
+    assert made.shared <= CARDS[capability]
+    assert made.ahead >= size.num_stages - 1
+    assert not made.is_serial
+    assert made.has_wgmma == (tile == "_MANY" and capability == 90)
+
+
+@pytest.mark.slow
+def test_what_is_around_products_fits_a_card() -> None:
+    grouped = {"N_EXPERTS": 128, "PAD": 128, "BM": 16, "BP": 32, "num_warps": 4}
+    added = {"N_EXPERTS": 128, "TOP_K": 8, "WIDTH": 2048, "PAD": 8, "BW": 512, "num_warps": 4}
+    kinds = {"chosen_ptr": "i64", "order_ptr": "i32", "tile_ptr": "i32"}
+    for name, fixed in (("group_pairs", grouped), ("add_pairs", added)):
+        made = compiled("paged.experts", name, fixed, **kinds)
+        assert (made.stack, made.shared <= 4096) == (0, True)
