@@ -9,9 +9,12 @@
   host    4,096 slots of eight layers to pinned memory and back
   kernel  head sizes, windows, caps, sinks, groups and dtypes over one small tree
   draw    tokens of rows of 128,256 logits, by the kernels and by operations of PyTorch in turn
+  experts the experts of one layer of a mixture in bfloat16, by the kernels and as Transformers has
+          them in turn, and what share of the copy rate the reads of weights are
 
 Rows of attention each have their path gathered and attended by PyTorch in float32, drawn tokens are
-those of the NumPy reference: an error is a figure that failed.
+those of the NumPy reference, and what experts make is held against each pair alone: an error is a
+figure that failed.
 """
 
 from __future__ import annotations
@@ -37,12 +40,15 @@ from gpu_model import (
     trees,
 )
 from torch import Tensor
+from torch.nn.functional import silu
+from transformers import MixtralConfig
+from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 from weft.engines.base import Row
 from weft.engines.torch.draws.drawer import Drawer
 from weft.engines.torch.layout import LayerShape, Layout
-from weft.engines.torch.memory import Spec
-from weft.engines.torch.paged import kernel, lines, plan, stretches
+from weft.engines.torch.memory import Experts, Spec
+from weft.engines.torch.paged import experts, kernel, lines, plan, stretches
 from weft.engines.torch.paged.pool import own
 from weft.engines.torch.paged.step import PagedMemory, PagedStep
 from weft.sampling.params import SamplingParams
@@ -372,7 +378,77 @@ def run_draws(record: Record, *, dry: bool) -> None:
             record.attempt("draw", partial(draw, rule, n, dry=dry), rule=rule, rows=n)
 
 
-PARTS = {"attention": run_attention, "draws": run_draws}
+class Mixture(NamedTuple):
+    """The experts of one layer: how many, of them a token's; numbers of a token, and between."""
+
+    n_experts: int
+    top_k: int
+    size: int
+    between: int
+
+
+MIXTURES = {
+    "Qwen3 30B-A3B": Mixture(128, 8, 2048, 768),
+    "Mixtral 8x7B": Mixture(8, 2, 4096, 14336),
+}
+
+
+@torch.inference_mode()
+def mix(module: Any, of: Mixture, n: int, rate: float | None) -> dict[str, Any]:
+    """Let n tokens go through their experts both ways; hold some of them against each pair."""
+    random = torch.Generator(device()).manual_seed(n)
+    dtype = module.down_proj.dtype
+    x = torch.randn(n, of.size, device=device(), generator=random).to(dtype)
+    logits = torch.rand(n, of.n_experts, device=device(), generator=random)
+    shares, chosen = logits.softmax(-1).topk(of.top_k, -1)
+    shares = (shares / shares.sum(-1, keepdim=True)).to(dtype)
+    weights = Experts(module.gate_up_proj, module.down_proj, activation="silu")
+    ours = partial(experts.mixed, x, chosen, shares, weights)
+    theirs = partial(module, x, chosen, shares)
+    figures: dict[str, Any] = {}
+    for name, job in (("kernels", ours), ("transformers", theirs)):
+        seconds, is_alone = timed_alone(job, 0.05)
+        figures |= {f"{name}_ms": seconds * 1e3, f"{name}_captured": is_alone}
+    n_bytes = len(chosen.unique()) * 3 * of.size * of.between * dtype.itemsize
+    if rate:
+        figures["share_of_copy_rate"] = n_bytes / rate / figures["kernels_ms"] * 1e3
+    some = slice(0, min(n, 8))
+    want = each_pair(x[some], chosen[some], shares[some], weights)
+    for name, job in (("kernels", ours), ("transformers", theirs)):
+        figures[f"{name}_off"] = float(((job()[some] - want).std() / want.std()).cpu())
+    if not figures["kernels_off"] <= max(1e-5, 1.5 * figures["transformers_off"]):
+        raise AssertionError(f"experts are {figures['kernels_off']:.3g} off")
+    return figures
+
+
+def each_pair(x: Tensor, chosen: Tensor, shares: Tensor, weights: Experts) -> Tensor:
+    """Return what experts make of tokens, pair by pair in float32."""
+    out = torch.zeros(x.shape, device=x.device)
+    for token, ids in enumerate(chosen.tolist()):
+        for n, share in zip(ids, shares[token], strict=True):
+            gate, up = (weights.up[n].float() @ x[token].float()).chunk(2)
+            out[token] += weights.down[n].float() @ (silu(gate) * up) * share.float()
+    return out
+
+
+def run_experts(record: Record, *, dry: bool) -> None:
+    rate = record.attempt("copy", lambda: {"bytes_s": copy_rate(dry=dry)})
+    for name, of in ({"toy": Mixture(6, 2, 48, 40)} if dry else MIXTURES).items():
+        config = MixtralConfig(
+            hidden_size=of.size, intermediate_size=of.between, num_local_experts=of.n_experts
+        )
+        config._experts_implementation = "grouped_mm"
+        with torch.device(device()):
+            module = MixtralExperts(config).to(torch.float32 if dry else torch.bfloat16)
+        for weight in module.parameters():
+            torch.nn.init.normal_(weight, std=of.size**-0.5)
+        for n in (1, 7) if dry else (1, 8, 32, 256, 2048):
+            job = partial(mix, module, of, n, rate and rate["bytes_s"])
+            record.attempt("experts", job, mixture=name, rows=n)
+        del module
+
+
+PARTS = {"attention": run_attention, "draws": run_draws, "experts": run_experts}
 
 
 def main() -> None:

@@ -295,6 +295,8 @@ OF_LAWS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {"n_embd": 32, "n_layer": 3, "n_head": 4}),
     "cohere": ("cohere", {"logit_scale": 0.25}),
     "glm": ("glm", {"partial_rotary_factor": 0.5}),
+    # A token goes through all of them: which it goes through would be decided by its last bits.
+    "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 4}),
 }
 
 # The context to load a family with, where its own plain forward depends on how long it is.
