@@ -334,15 +334,17 @@ CARDS = {90: 232_448, 80: 166_912, 89: 101_376, 120: 101_376}
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", CARDS)
 @pytest.mark.parametrize("tile", ["_FEW", "_MANY", "_OF_FLOAT32"])
-@pytest.mark.parametrize("activation", ["silu", ""])
-def test_products_fit_a_card(capability: int, tile: str, activation: str) -> None:
-    """Weights are read ahead, 16 bytes a thread, and nothing is spilled."""
+@pytest.mark.parametrize(("activation", "beside"), [("silu", "in"), ("", "in"), ("", "out")])
+def test_products_fit_a_card(capability: int, tile: str, activation: str, beside: str) -> None:
+    """Weights are read ahead, several at once, and nothing is spilled. beside: which numbers of
+    theirs lie beside each other: of what is summed, or of the result.
+    """
     size = getattr(kernels, tile)
     fixed = {
-        "N_IN": 2048, "N_OUT": 768, "TOP_K": 8, "ACTIVATION": activation, "HAS_BIAS": True,
+        "N_IN": 2048, "N_OUT": 768, "TOP_K": 8, "ACTIVATION": activation, "HAS_BIAS": False,
         "IS_FIRST": bool(activation), "BM": size.n_rows, "BN": size.n_out, "BK": size.n_in,
         "PRECISION": "tf32x3", "num_warps": size.num_warps, "num_stages": size.num_stages,
-        "in_stride": 1,
+        f"{beside}_stride": 1,
     }  # fmt: skip
     kind = "fp32" if tile == "_OF_FLOAT32" else "bf16"
     kinds = dict.fromkeys(("x_ptr", "weight_ptr", "bias_ptr", "out_ptr"), kind)
@@ -353,6 +355,7 @@ def test_products_fit_a_card(capability: int, tile: str, activation: str) -> Non
     assert made.stack == 0
     assert made.shared <= CARDS[capability]
     assert made.ahead >= size.num_stages - 1
+    assert made.narrow == 0
     assert not made.is_serial
     assert made.has_wgmma == (tile == "_MANY" and capability == 90)
 
