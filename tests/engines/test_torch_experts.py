@@ -172,12 +172,14 @@ class Given:
 @pytest.mark.parametrize(
     ("n", "k", "n_experts", "size", "between"),
     [(1, 2, 4, 32, 16), (5, 2, 4, 36, 40), (70, 3, 5, 40, 24), (9, 8, 70, 16, 16),
-     (3, 1, 2, 300, 270)],
+     (20, 8, 70, 16, 16), (3, 1, 2, 300, 270)],
 )  # fmt: skip
 def test_the_kernels_give_what_each_pair_does(
     n: int, k: int, n_experts: int, size: int, between: int, dtype: Any
 ) -> None:
-    """Fewer pairs than experts and many tiles of one, sizes that are no multiples of a tile's."""
+    """Fewer pairs than experts, as many, and many tiles of one; sizes that are no multiples of a
+    tile's.
+    """
     given = Given(n, k, n_experts, size, between, dtype)
     given.check(Experts(given.up, given.down, activation="silu"))
 
@@ -362,9 +364,11 @@ def test_products_fit_a_card(capability: int, tile: str, activation: str, beside
 
 @pytest.mark.slow
 def test_what_is_around_products_fits_a_card() -> None:
-    grouped = {"N_EXPERTS": 128, "PAD": 128, "BM": 16, "BP": 32, "num_warps": 4}
+    grouped = {"N_EXPERTS": 128, "PAD": 128, "BM": 16, "num_warps": 8}
+    close = grouped | {"BP": 64, "IS_CLOSE": True}
+    apart = grouped | {"BP": 1024, "IS_CLOSE": False}
     added = {"N_EXPERTS": 128, "TOP_K": 8, "WIDTH": 2048, "PAD": 8, "BW": 512, "num_warps": 4}
     kinds = {"chosen_ptr": "i64", "order_ptr": "i32", "tile_ptr": "i32"}
-    for name, fixed in (("group_pairs", grouped), ("add_pairs", added)):
+    for name, fixed in (("group_pairs", close), ("group_pairs", apart), ("add_pairs", added)):
         made = compiled("paged.experts", name, fixed, **kinds)
-        assert (made.stack, made.shared <= 4096) == (0, True)
+        assert (made.stack, made.shared <= 16384) == (0, True)

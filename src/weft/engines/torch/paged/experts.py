@@ -23,7 +23,8 @@ from .elementwise import activated
 from .kernel import NARROW, WIDE, is_interpreted, padded
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_PAIRS = 32  # that are looked at at once
+_PAIRS = 1024  # that are looked at at once
+_COUNTED = 8192  # pairs times experts, where each is counted
 _NUMBERS = 512  # of a token, of a program that adds
 _FULL = 32  # pairs an expert, from which on tiles are WIDE
 _MOST_PAIRS = 64  # an expert, from which on a library's product is as good
@@ -64,41 +65,59 @@ def group_pairs(
     PAD: tl.constexpr,
     BM: tl.constexpr,
     BP: tl.constexpr,
+    IS_CLOSE: tl.constexpr,
 ):
     """One expert's pairs, in order, behind those of experts before it; and its tiles.
 
-    A tile is its expert, its first place in the order, and the place after its last. The program
-    after the last expert marks the tiles that are none.
+    A tile is its expert, its first place in the order, and the place after its last. IS_CLOSE:
+    tiles lie beside each other, for which the pairs of every expert are counted; else each expert
+    has room for all it may have, behind the room of those before it. Marks the tiles that are none;
+    the program after the last expert does nothing else.
     """
     expert = tl.program_id(0)
-    lane, at = tl.arange(0, PAD), tl.arange(0, BP)
-    counts = tl.zeros([PAD], tl.int32)
-    for first in range(0, n_pairs, BP):
-        ids = tl.load(chosen_ptr + first + at, mask=first + at < n_pairs, other=-1).to(tl.int32)
-        counts += tl.sum((ids[:, None] == lane[None, :]).to(tl.int32), 0)
-    is_before = lane < expert
-    tiles = (counts + (BM - 1)) // BM
-    begin = tl.sum(tl.where(is_before, counts, 0), 0)
-    tile = tl.sum(tl.where(is_before & (lane < N_EXPERTS), tiles, 0), 0)
+    at = tl.arange(0, BP)
+    if IS_CLOSE:
+        lane = tl.arange(0, PAD)
+        counts = tl.zeros([PAD], tl.int32)
+        for first in range(0, n_pairs, BP):
+            ids = tl.load(chosen_ptr + first + at, mask=first + at < n_pairs, other=-1)
+            counts += tl.sum((ids.to(tl.int32)[:, None] == lane[None, :]).to(tl.int32), 0)
+        is_before = lane < expert
+        begin = tl.sum(tl.where(is_before, counts, 0), 0)
+        end = begin + tl.sum(tl.where(lane == expert, counts, 0), 0)
+        in_tiles = tl.where(is_before & (lane < N_EXPERTS), (counts + (BM - 1)) // BM, 0)
+        tile = tl.sum(in_tiles, 0)
+        after = tile + (end - begin + (BM - 1)) // BM  # nobody else's before the next begins
+    else:
+        n_before, n_own = tl.zeros([BP], tl.int32), tl.zeros([BP], tl.int32)
+        for first in range(0, n_pairs, BP):
+            ids = tl.load(chosen_ptr + first + at, mask=first + at < n_pairs, other=-1)
+            ids = ids.to(tl.int32)
+            n_before += ((ids >= 0) & (ids < expert) & (ids < N_EXPERTS)).to(tl.int32)
+            n_own += (ids == expert).to(tl.int32)
+        begin = tl.sum(n_before, 0)
+        end = begin + tl.sum(n_own, 0)
+        # From here to the next one's room are as many tiles as this expert has, or one more.
+        tile = begin // BM + expert
+        after = end // BM + expert + 1
     if expert == N_EXPERTS:
         for first in range(tile, n_tiles, BP):
             tl.store(tile_ptr + (first + at) * 3, -1, mask=first + at < n_tiles)
     else:
-        end = begin + tl.sum(tl.where(lane == expert, counts, 0), 0)
-        for first in range(0, (end - begin + BM - 1) // BM, BP):
+        for first in range(0, after - tile, BP):
             place = begin + (first + at) * BM
-            is_tile = place < end
+            is_room = tile + first + at < after
             tile_at = tile_ptr + (tile + first + at) * 3
-            tl.store(tile_at, expert, mask=is_tile)
-            tl.store(tile_at + 1, place, mask=is_tile)
-            tl.store(tile_at + 2, tl.minimum(place + BM, end), mask=is_tile)
+            tl.store(tile_at, tl.where(place < end, expert, -1), mask=is_room)
+            tl.store(tile_at + 1, place, mask=is_room)
+            tl.store(tile_at + 2, tl.minimum(place + BM, end), mask=is_room)
         place = begin
         for first in range(0, n_pairs, BP):
             pair = first + at
             ids = tl.load(chosen_ptr + pair, mask=pair < n_pairs, other=-1).to(tl.int32)
-            is_mine = (ids == expert).to(tl.int32)
-            tl.store(order_ptr + place + tl.cumsum(is_mine, 0) - 1, pair, mask=is_mine == 1)
-            place += tl.sum(is_mine, 0)
+            is_own = (ids == expert).to(tl.int32)
+            tl.store(order_ptr + place + tl.cumsum(is_own, 0) - 1, pair, mask=is_own == 1)
+            place += tl.sum(is_own, 0)
 
 
 @triton.jit
@@ -240,11 +259,14 @@ def mixed(x: Tensor, chosen: Tensor, shares: Tensor, experts: Experts) -> Tensor
     n_tiles = min(n_pairs, n_experts + n_pairs // tile.n_rows)
     order = torch.empty(n_pairs, dtype=torch.int32, device=x.device)
     tiles = torch.empty(n_tiles, 3, dtype=torch.int32, device=x.device)
+    # Of few pairs most experts have none, and programs without work cost more than the count.
+    is_close, pad = n_tiles == n_pairs, padded(n_experts)
     with torch.cuda.device_of(x):
         group_pairs[(n_experts + 1,)](
             chosen, order, tiles, n_pairs, n_tiles,
-            N_EXPERTS=n_experts, PAD=padded(n_experts), BM=tile.n_rows,
-            BP=_MOST_EXPERTS if is_interpreted() else _PAIRS, num_warps=4,
+            N_EXPERTS=n_experts, PAD=pad, BM=tile.n_rows,
+            BP=max(16, _COUNTED // pad) if is_close and not is_interpreted() else _PAIRS,
+            IS_CLOSE=is_close, num_warps=8,
         )  # fmt: skip
         run = _Run(order, tiles, top_k, tile)
         between = run.multiply(x, experts.up, experts.up_bias, experts.activation)
