@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from ..memory import KVStep
 from .by_step import ask_step_first
+from .trials import DTYPES
 
 _EPSILONS = ("variance_epsilon", "eps", "epsilon")
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _WIDTH = 256  # of rows that a norm without weight is tried with
 # Rows that tell such a norm from others: of any size, away from 0, and small, where eps counts.
 _SIZES = ((1.0, 0.0), (30.0, 0.0), (1.0, 3.0), (1e-3, 0.0))
@@ -60,7 +60,7 @@ def _form_of(module: nn.Module, dtype: torch.dtype) -> _NormForm | None:
         return None
     if weight is not None and not _is_plain(weight):
         return None
-    if dtype not in _DTYPES or "forward" in module.__dict__:
+    if dtype not in DTYPES or "forward" in module.__dict__:
         return None
     eps = next((n for n in _EPSILONS if isinstance(getattr(module, n, None), float)), None)
     if eps is None:
@@ -86,7 +86,7 @@ def _form_of(module: nn.Module, dtype: torch.dtype) -> _NormForm | None:
 
 
 def _is_plain(weight: Tensor) -> bool:
-    is_known = type(weight) is nn.Parameter and weight.dtype in _DTYPES
+    is_known = type(weight) is nn.Parameter and weight.dtype in DTYPES
     return is_known and weight.dim() == 1 and weight.is_contiguous() and not weight.is_meta
 
 
