@@ -47,7 +47,7 @@ from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from weft.engines.base import Row
 from weft.engines.torch.draws.drawer import Drawer
 from weft.engines.torch.layout import LayerShape, Layout
-from weft.engines.torch.memory import Experts, Spec
+from weft.engines.torch.memory import Experts, Gate, Spec
 from weft.engines.torch.paged import experts, kernel, lines, plan, stretches
 from weft.engines.torch.paged.pool import own
 from weft.engines.torch.paged.step import PagedMemory, PagedStep
@@ -402,7 +402,7 @@ def mix(module: Any, of: Mixture, n: int, rate: float | None) -> dict[str, Any]:
     logits = torch.rand(n, of.n_experts, device=device(), generator=random)
     shares, chosen = logits.softmax(-1).topk(of.top_k, -1)
     shares = (shares / shares.sum(-1, keepdim=True)).to(dtype)
-    weights = Experts(module.gate_up_proj, module.down_proj, activation="silu")
+    weights = Experts(module.gate_up_proj, module.down_proj, gate=Gate("silu"))
     ours = partial(experts.mixed, x, chosen, shares, weights)
     theirs = partial(module, x, chosen, shares)
     figures: dict[str, Any] = {}

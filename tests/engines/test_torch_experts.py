@@ -17,10 +17,10 @@ from transformers.integrations.moe import use_experts_implementation  # noqa: E4
 from compiled import compiled  # noqa: E402
 from families import IDS, build, plain_logits, stepped  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
-from weft.engines.torch.fused.activations import FUNCTIONS  # noqa: E402
+from weft.engines.torch.fused.activations import FUNCTIONS, gate_of, gated  # noqa: E402
 from weft.engines.torch.fused.experts import fuse_experts  # noqa: E402
 from weft.engines.torch.hook import seat_modules  # noqa: E402
-from weft.engines.torch.memory import Experts  # noqa: E402
+from weft.engines.torch.memory import Experts, Gate  # noqa: E402
 from weft.engines.torch.paged import experts as kernels  # noqa: E402
 from weft.engines.torch.paged import kernel, step  # noqa: E402
 
@@ -44,11 +44,11 @@ def found(model: Any) -> list[Any]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", [*MIXTURES, "phi3"])
 def test_mixtures_of_a_family_are_found(name: str, dtype: str) -> None:
-    """Those of gpt_oss are gated by their own code, with what it cuts off."""
+    """What those of gpt_oss cut off, too."""
     forms = found(build(name, getattr(torch, dtype)))
     assert len(forms) == MIXTURES.get(name, 0)
-    activation = None if name == "gpt_oss" else "silu"
-    assert [form.activation for form in forms] == [activation] * len(forms)
+    gate = Gate("silu", 7.0, 1.702, 1.0, are_neighbours=True) if name == "gpt_oss" else Gate("silu")
+    assert [form.gate for form in forms] == [gate] * len(forms)
 
 
 @use_experts_implementation
@@ -93,6 +93,13 @@ class CutOff(Mixture):
         return torch.nn.functional.silu(gate.clamp(max=10)) * up.clamp(-10, 10)
 
 
+class CutOffFarOut(Mixture):
+    """Where only large numbers show it."""
+
+    def _apply_gate(self, both: Any) -> Any:
+        return super()._apply_gate(both).clamp(-100, 100)
+
+
 def mixture(kind: Any = Mixture, implementation: str = "eager", **changed: Any) -> Any:
     made = kind(SimpleNamespace(_experts_implementation=implementation), **changed)
     assert made.has_gate
@@ -115,11 +122,13 @@ def test_what_does_something_else_stays() -> None:
 @pytest.mark.parametrize("implementation", ["eager", "grouped_mm"])
 def test_what_is_gated_by_its_own_code_is_found_as_such(implementation: str) -> None:
     (usual,) = found(mixture(implementation=implementation))
-    assert usual.activation == "silu"
+    assert usual.gate == Gate("silu")
+    (cut_off,) = found(mixture(CutOff, implementation))
+    assert cut_off.gate == Gate("silu", 10.0)
     by_instance = mixture(implementation=implementation)
     by_instance._apply_gate = lambda both: both.chunk(2, -1)[1]
-    others = [mixture(CutOff, implementation), mixture(act="relu"), by_instance]
-    assert [form.activation for other in others for form in found(other)] == [None] * 3
+    others = [mixture(act="relu"), mixture(CutOffFarOut, implementation), by_instance]
+    assert [form.gate for other in others for form in found(other)] == [None] * 3
 
 
 class Given:
@@ -149,11 +158,10 @@ class Given:
                 continue
             between = up[n] @ self.x[token].double()
             between = between if up_bias is None else between + up_bias[n]
-            if experts.activation is None:
+            if experts.gate is None:
                 between = experts.between(between)
             else:
-                gate, other = between.chunk(2)
-                between = FUNCTIONS[experts.activation](gate) * other
+                between = gated(experts.gate, between)
             made = down[n] @ between
             made = made if down_bias is None else made + down_bias[n]
             out[token] += made * self.shares[token, j].double()
@@ -181,19 +189,45 @@ def test_the_kernels_give_what_each_pair_does(
     tile's.
     """
     given = Given(n, k, n_experts, size, between, dtype)
-    given.check(Experts(given.up, given.down, activation="silu"))
+    given.check(Experts(given.up, given.down, gate=Gate("silu")))
 
 
-@pytest.mark.parametrize("activation", FUNCTIONS)
+GATES = [
+    *map(Gate, FUNCTIONS),
+    Gate("silu", limit=0.5),
+    Gate("silu", limit=0.75, slope=1.702, shift=1.0, are_neighbours=True),
+    Gate("gelu", shift=-0.5, are_neighbours=True),
+]
+
+
+@pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_they_take_weights_as_they_lie_and_any_activation(
-    activation: Any, *, has_bias: bool
-) -> None:
+def test_they_take_weights_as_they_lie_and_any_gate(gate: Gate, *, has_bias: bool) -> None:
     given = Given(12, 2, 3, 40, 24, torch.float32)
     biases = (given.up_bias, given.down_bias) if has_bias else (None, None)
     turned = [w.transpose(1, 2).contiguous().transpose(1, 2) for w in (given.up, given.down)]
-    given.check(Experts(given.up, given.down, *biases, activation=activation))
-    given.check(Experts(*turned, *biases, activation=activation))
+    given.check(Experts(given.up, given.down, *biases, gate))
+    given.check(Experts(*turned, *biases, gate))
+
+
+@pytest.mark.parametrize("gate", GATES[-3:])
+def test_no_number_stays_none_below_a_limit(gate: Gate) -> None:
+    """So that a broken model is seen."""
+    given = Given(5, 1, 2, 32, 16, torch.float32)
+    given.x[3, 5] = float("nan")
+    made = kernels.mixed(
+        given.x, given.chosen, given.shares, Experts(given.up, given.down, gate=gate)
+    )
+    assert made.isnan().all(1).tolist() == [False, False, False, True, False]
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_gates_are_known_by_what_they_make(gate: Gate) -> None:
+    assert gate_of(lambda rows: gated(gate, rows)) == gate
+    assert gate_of(lambda rows: gated(gate, rows.float())) == gate
+    assert gate_of(lambda rows: gated(gate, rows) * 1.01) is None
+    assert gate_of(lambda rows: gated(gate, rows.roll(1, -1))) is None
+    assert gate_of(lambda rows: rows) is None
 
 
 def test_what_is_between_may_be_anything_that_takes_rows() -> None:
@@ -214,14 +248,14 @@ def test_tokens_may_lie_apart_and_experts_may_be_none() -> None:
     given.x = apart[:, 60:]
     given.chosen[2], given.chosen[4, 1], given.chosen[5, 0] = 4, -1, 700
     given.shares[4, 1] = float("nan")
-    given.check(Experts(given.up, given.down, activation="gelu"))
+    given.check(Experts(given.up, given.down, gate=Gate("gelu")))
     given.chosen = given.chosen.int()
-    given.check(Experts(given.up, given.down, activation="gelu"))
+    given.check(Experts(given.up, given.down, gate=Gate("gelu")))
     none = kernels.mixed(
         given.x[:0],
         given.chosen[:0],
         given.shares[:0],
-        Experts(given.up, given.down, activation="silu"),
+        Experts(given.up, given.down, gate=Gate("silu")),
     )
     assert none.shape == (0, 40)
 
@@ -231,12 +265,12 @@ def test_tiles_of_many_rows_give_the_same(monkeypatch: pytest.MonkeyPatch) -> No
     given = Given(150, 2, 3, 40, 24, torch.float32)
     tile = kernels._MANY._replace(n_out=16, n_in=16)
     monkeypatch.setattr(kernels, "_tile_for", lambda *given: tile)
-    given.check(Experts(given.up, given.down, activation="silu"))
+    given.check(Experts(given.up, given.down, gate=Gate("silu")))
 
 
 def test_what_they_do_not_take_is_told() -> None:
     given = Given(5, 2, 4, 32, 16, torch.float32)
-    usual = Experts(given.up, given.down, activation="silu")
+    usual = Experts(given.up, given.down, gate=Gate("silu"))
     x, chosen, shares = given.x, given.chosen, given.shares
     assert kernels.can_mix(x, chosen, shares, usual)
     assert not kernels.can_mix(x[None], chosen, shares, usual)
@@ -336,15 +370,19 @@ CARDS = {90: 232_448, 80: 166_912, 89: 101_376, 120: 101_376}
 @pytest.mark.slow
 @pytest.mark.parametrize("capability", CARDS)
 @pytest.mark.parametrize("tile", ["_FEW", "_MANY", "_OF_FLOAT32"])
-@pytest.mark.parametrize(("activation", "beside"), [("silu", "in"), ("", "in"), ("", "out")])
-def test_products_fit_a_card(capability: int, tile: str, activation: str, beside: str) -> None:
+@pytest.mark.parametrize(
+    ("gate", "beside"),
+    [(Gate("silu"), "in"), (None, "in"), (None, "out"),
+     (Gate("silu", 7.0, 1.702, 1.0, are_neighbours=True), "out")],
+)  # fmt: skip
+def test_products_fit_a_card(capability: int, tile: str, gate: Gate | None, beside: str) -> None:
     """Weights are read ahead, several at once, and nothing is spilled. beside: which numbers of
     theirs lie beside each other: of what is summed, or of the result.
     """
     size = getattr(kernels, tile)
     fixed = {
-        "N_IN": 2048, "N_OUT": 768, "TOP_K": 8, "ACTIVATION": activation, "HAS_BIAS": False,
-        "IS_FIRST": bool(activation), "BM": size.n_rows, "BN": size.n_out, "BK": size.n_in,
+        "N_IN": 2048, "N_OUT": 768, "TOP_K": 8, "HAS_BIAS": False, **kernels._constants(gate),
+        "IS_FIRST": gate is not None, "BM": size.n_rows, "BN": size.n_out, "BK": size.n_in,
         "PRECISION": "tf32x3", "num_warps": size.num_warps, "num_stages": size.num_stages,
         f"{beside}_stride": 1,
     }  # fmt: skip

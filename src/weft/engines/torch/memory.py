@@ -53,18 +53,33 @@ class Pairs(NamedTuple):
     every: int = 1
 
 
-class Experts(NamedTuple):
-    """A mixture's experts, and what each does: down(activation(gate) * up) or down(between(up)).
+class Gate(NamedTuple):
+    """What is done to gates and ups: activation(gate) * (up + shift).
 
-    up: [X, 2 I, E] with an activation, whose first halves are gates; else [X, I', E]. down: [X, E,
-    I]. Either may lie the other way round. Biases [X, ·]. between: makes rows of I of rows of I'.
+    limit: gates are at most that, ups that far from zero at most; None: as they are. slope: of
+    "silu", which is gate * sigmoid(slope * gate). are_neighbours: a gate and its up are beside each
+    other; else gates are the first half.
+    """
+
+    activation: Activation
+    limit: float | None = None
+    slope: float = 1.0
+    shift: float = 0.0
+    are_neighbours: bool = False
+
+
+class Experts(NamedTuple):
+    """A mixture's experts, and what each does: down(gate of up) or down(between(up)).
+
+    up: [X, 2 I, E] with a gate; else [X, I', E]. down: [X, E, I]. Either may lie the other way
+    round. Biases [X, ·]. between: makes rows of I of rows of I'.
     """
 
     up: Tensor
     down: Tensor
     up_bias: Tensor | None = None
     down_bias: Tensor | None = None
-    activation: Activation | None = None
+    gate: Gate | None = None
     between: Callable[[Tensor], Tensor] | None = None
 
 

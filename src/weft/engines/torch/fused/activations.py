@@ -1,9 +1,10 @@
-"""Which activations modules are; GELU by a tanh that is written out, eight operations, as one of
-PyTorch: in steps by kernels.
+"""Which activations modules are, and what gates do; GELU by a tanh that is written out, eight
+operations, as one of PyTorch: in steps by kernels.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,10 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..memory import Activation, KVStep
+from ..memory import Activation, Gate, KVStep
 from .by_step import ask_step_first
 
 _NEAR = 1e-6
+_SMALL, _LARGE = 0.25, 1e4  # what no gate cuts off, and what each does that cuts anything off
 FUNCTIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
@@ -65,6 +67,62 @@ def activation_of(module: Any) -> Activation | None:
         if isinstance(made, Tensor) and torch.allclose(made, function(x), rtol=_NEAR, atol=_NEAR):
             return name
     return None
+
+
+def gated(gate: Gate, both: Tensor) -> Tensor:
+    """Return what a gate makes of rows [..., 2 I]: [..., I]."""
+    gates, ups = (
+        both.unflatten(-1, (-1, 2)).unbind(-1) if gate.are_neighbours else both.chunk(2, -1)
+    )
+    if gate.limit is not None:
+        gates, ups = gates.clamp(max=gate.limit), ups.clamp(-gate.limit, gate.limit)
+    made = FUNCTIONS[gate.activation](gates * gate.slope) / gate.slope
+    return made * (ups + gate.shift)
+
+
+def gate_of(function: Callable[[Tensor], Tensor]) -> Gate | None:
+    """Return which gate a function of rows [n, 2 I] is, by what it makes of numbers; None: none of
+    those."""
+    gates = torch.linspace(-20, 20, 401).double().repeat(6)
+    ups = torch.tensor([-1e3, -3.0, -0.5, 0.5, 3.0, 1e3]).double().repeat_interleave(401)
+    size = ups.abs() + 1
+    try:
+        for are_neighbours in (False, True):
+            rows = _side_by_side(gates, ups, are_neighbours=are_neighbours)
+            made = function(rows).double() / size
+            for gate in _gates_like(function, are_neighbours=are_neighbours):
+                if torch.allclose(made, gated(gate, rows) / size, rtol=_NEAR, atol=_NEAR):
+                    return gate
+    except Exception:  # it takes more than rows, or others
+        return None
+    return None
+
+
+def _gates_like(function: Callable[[Tensor], Tensor], *, are_neighbours: bool) -> list[Gate]:
+    """Return gates that make of one small gate, and of three ups, what a function does."""
+    ups = torch.tensor([0.0, _SMALL, _LARGE]).double()
+    rows = _side_by_side(torch.full_like(ups, _SMALL), ups, are_neighbours=are_neighbours)
+    at_0, at_small, at_large = function(rows).double().flatten().tolist()
+    activated = (at_small - at_0) / _SMALL
+    share = activated / _SMALL
+    if not 0 < share < 1:
+        return []
+    slope = _short((math.log(share) - math.log1p(-share)) / _SMALL)
+    shift = _short(at_0 / activated)
+    reach = _short(at_large / activated) - shift
+    limit = _short(reach) if reach < _LARGE / 2 else None
+    slopes: list[tuple[Activation, float]] = [("silu", slope), ("gelu", 1.0), ("gelu_tanh", 1.0)]
+    return [Gate(name, limit, each, shift, are_neighbours) for name, each in slopes if each]
+
+
+def _side_by_side(gates: Tensor, ups: Tensor, *, are_neighbours: bool) -> Tensor:
+    """Return one row that a function is to find gates and ups in."""
+    return torch.stack((gates, ups), -1 if are_neighbours else 0).reshape(1, -1)
+
+
+def _short(number: float) -> float:
+    """Return a number as somebody may have written it."""
+    return float(f"{number:.5g}")
 
 
 def is_bare(module: nn.Module) -> bool:

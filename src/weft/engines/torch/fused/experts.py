@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..memory import Activation, Experts, KVStep
+from ..memory import Experts, Gate, KVStep
 from ..weights.experts import is_open, is_stack, of_each, up_of
-from .activations import FUNCTIONS, activation_of, is_bare
+from .activations import gate_of, gated, is_bare
 from .by_step import ask_step_first
 from .trials import DTYPES, is_near, rows_of_sizes
 
@@ -20,14 +20,14 @@ _N_CHOSEN = 2  # experts of a row that a module is tried with
 class _ExpertsForm(NamedTuple):
     """What a module of experts does.
 
-    up: the name of its first weights. activation: of gates, in the first half of what those make;
-    None: what is between its products is the module's own. of_gate: the module that is that
-    activation. dtype: for which that was found.
+    up: the name of its first weights. gate: what is done to what those make; None: what is between
+    its products is the module's own. act: the activation that it had. dtype: for which that was
+    found.
     """
 
     up: str
-    activation: Activation | None
-    of_gate: Any
+    gate: Gate | None
+    act: Any
     dtype: torch.dtype
 
     def experts(self, module: Any) -> Experts | None:
@@ -37,16 +37,18 @@ class _ExpertsForm(NamedTuple):
         if not (is_stack(up) and is_stack(down)):
             return None
         between = None
-        if self.activation is None:
+        if self.gate is None:
             between = module._apply_gate if module.has_gate else module.act_fn
-        elif module.act_fn is not self.of_gate or not is_bare(self.of_gate):
+        elif getattr(module, "act_fn", None) is not self.act or "_apply_gate" in module.__dict__:
+            return None
+        elif isinstance(self.act, nn.Module) and not is_bare(self.act):
             return None
         return Experts(
             of_each(module, up),
             of_each(module, down),
             held.get(f"{self.up}_bias"),
             held.get("down_proj_bias"),
-            self.activation,
+            self.gate,
             between,
         )
 
@@ -75,11 +77,9 @@ def _form_of(module: Any, dtype: torch.dtype) -> _ExpertsForm | None:
         return None
     if module.__dict__.get("has_post_expert_norm") or module._parameters["down_proj"].is_meta:
         return None
-    act = getattr(module, "act_fn", None)
-    is_usual = module.has_gate and "_apply_gate" not in module.__dict__
-    known = activation_of(act) if is_usual else None
-    for activation in (known, None) if known else (None,):
-        form = _ExpertsForm(up_of(module), activation, act, dtype)
+    gate = gate_of(module._apply_gate) if module.has_gate else None
+    for each in (gate, None) if gate else (None,):
+        form = _ExpertsForm(up_of(module), each, getattr(module, "act_fn", None), dtype)
         if _does(module, form):
             return form
     return None
@@ -106,9 +106,8 @@ def _plainly(x: Tensor, chosen: Tensor, shares: Tensor, experts: Experts) -> Ten
     """Return what experts make of rows, pair by pair."""
     ids = chosen.flatten().tolist()
     ups = _products(x.repeat_interleave(chosen.shape[1], 0), experts.up, experts.up_bias, ids)
-    if experts.activation is not None:
-        gate, up = ups.chunk(2, -1)
-        between = FUNCTIONS[experts.activation](gate) * up
+    if experts.gate is not None:
+        between = gated(experts.gate, ups)
     else:
         assert experts.between is not None
         between = experts.between(ups)

@@ -256,6 +256,27 @@ def activated(gate, ACTIVATION: tl.constexpr):
     return gate * share
 
 
+@triton.jit
+def gated_by(
+    gate,
+    up,
+    ACTIVATION: tl.constexpr,
+    SLOPE: tl.constexpr,
+    SHIFT: tl.constexpr,
+    LIMIT: tl.constexpr,
+):
+    """What a gate makes of numbers, float32; see `memory.Gate`. LIMIT: None is none."""
+    if LIMIT is not None:
+        gate = tl.minimum(gate, LIMIT, propagate_nan=tl.PropagateNan.ALL)
+        up = tl.maximum(up, -LIMIT, propagate_nan=tl.PropagateNan.ALL)
+        up = tl.minimum(up, LIMIT, propagate_nan=tl.PropagateNan.ALL)
+    if SLOPE == 1:
+        made = activated(gate, ACTIVATION)
+    else:
+        made = activated(gate * SLOPE, ACTIVATION) / SLOPE
+    return made * (up + SHIFT)
+
+
 @triton.jit(do_not_specialize=["n_tokens"])
 def gate_and_multiply(
     gate_ptr,

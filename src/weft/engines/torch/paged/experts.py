@@ -11,15 +11,15 @@ tile is some that have one expert, so a step reads the weights of each expert th
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..memory import Activation, Experts
-from .elementwise import activated
+from ..memory import Experts, Gate
+from .elementwise import gated_by
 from .kernel import NARROW, WIDE, is_interpreted, padded
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -137,6 +137,10 @@ def multiply_by_experts(
     N_OUT: tl.constexpr,
     TOP_K: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    SLOPE: tl.constexpr,
+    SHIFT: tl.constexpr,
+    LIMIT: tl.constexpr,
+    ARE_NEIGHBOURS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     IS_FIRST: tl.constexpr,
     BM: tl.constexpr,
@@ -147,10 +151,13 @@ def multiply_by_experts(
     """Some numbers of what a tile's expert makes of its rows.
 
     IS_FIRST: rows are those of tokens, and the result lies in the order; else the other way round.
-    ACTIVATION: of gates, which are the first N_OUT numbers; what it makes of them is multiplied by
-    the next N_OUT. "": no gates. out_stride, in_stride: between the weights of one number of the
-    result and the next, and of what is summed.
+    ACTIVATION, SLOPE, SHIFT, LIMIT, ARE_NEIGHBOURS: of the gate, see `memory.Gate`; there are 2
+    N_OUT numbers of gates and ups then. "": no gate. out_stride, in_stride: between the weights of
+    one number of the result and the next, and of what is summed.
     """
+    N_MADE: tl.constexpr = 2 * N_OUT if ARE_NEIGHBOURS else N_OUT  # by one product
+    WIDTH: tl.constexpr = 2 * BN if ARE_NEIGHBOURS else BN
+    HAS_TWO: tl.constexpr = (ACTIVATION != "") and not ARE_NEIGHBOURS
     expert = tl.load(tile_ptr + tl.program_id(0) * 3)
     if expert >= 0:
         first = tl.load(tile_ptr + tl.program_id(0) * 3 + 1)
@@ -162,20 +169,20 @@ def multiply_by_experts(
             row, out_row = (pair // TOP_K).to(tl.int64), place.to(tl.int64)
         else:
             row, out_row = place.to(tl.int64), pair.to(tl.int64)
-        n = tl.program_id(1) * BN + tl.arange(0, BN)
+        n = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
         k = tl.arange(0, BK)
         x_at = x_ptr + (row * x_stride)[:, None] + k[None, :]
         own_ptr = weight_ptr + expert.to(tl.int64) * expert_stride
         weight_at = own_ptr + k[:, None] * in_stride + n[None, :] * out_stride
-        acc = tl.zeros([BM, BN], tl.float32)
+        acc = tl.zeros([BM, WIDTH], tl.float32)
         up = tl.zeros([BM, BN], tl.float32)
-        is_out = (n < N_OUT)[None, :]
+        is_out = (n < N_MADE)[None, :]
         for start in range(0, N_IN, BK):
             is_in = k < N_IN - start
             x = tl.load(x_at, mask=is_row[:, None] & is_in[None, :], other=0.0)
             weight = tl.load(weight_at, mask=is_in[:, None] & is_out, other=0.0)
             acc = tl.dot(x, weight, acc, input_precision=PRECISION)
-            if ACTIVATION != "":
+            if HAS_TWO:
                 weight = tl.load(
                     weight_at + N_OUT * out_stride, mask=is_in[:, None] & is_out, other=0.0
                 )
@@ -184,13 +191,17 @@ def multiply_by_experts(
             weight_at += BK * in_stride
         if HAS_BIAS:
             bias_at = bias_ptr + expert * bias_stride + n
-            acc += tl.load(bias_at, mask=n < N_OUT, other=0.0).to(tl.float32)[None, :]
-            if ACTIVATION != "":
+            acc += tl.load(bias_at, mask=n < N_MADE, other=0.0).to(tl.float32)[None, :]
+            if HAS_TWO:
                 up += tl.load(bias_at + N_OUT, mask=n < N_OUT, other=0.0).to(tl.float32)[None, :]
+        if ARE_NEIGHBOURS:
+            acc, up = tl.split(tl.reshape(acc, [BM, BN, 2]))
         if ACTIVATION != "":
-            acc = activated(acc, ACTIVATION) * up
+            acc = gated_by(acc, up, ACTIVATION, SLOPE, SHIFT, LIMIT)
+        n = tl.program_id(1) * BN + tl.arange(0, BN)
+        inside = is_row[:, None] & (n < N_OUT)[None, :]
         out_at = out_ptr + (out_row * N_OUT)[:, None] + n[None, :]
-        tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=is_row[:, None] & is_out)
+        tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -225,7 +236,7 @@ def can_mix(x: Tensor, chosen: Tensor, shares: Tensor, experts: Experts) -> bool
     n_experts, n_between = len(down), down.shape[2]
     is_packed = x.dim() == 2 and x.stride(1) == 1 and x.dtype in _DTYPES
     is_chosen = chosen.shape == shares.shape == (len(x), chosen.shape[-1])
-    n_up = n_between if experts.activation is None else 2 * n_between
+    n_up = n_between if experts.gate is None else 2 * n_between
     return (
         is_packed
         and is_chosen
@@ -269,7 +280,7 @@ def mixed(x: Tensor, chosen: Tensor, shares: Tensor, experts: Experts) -> Tensor
             IS_CLOSE=is_close, num_warps=8,
         )  # fmt: skip
         run = _Run(order, tiles, top_k, tile)
-        between = run.multiply(x, experts.up, experts.up_bias, experts.activation)
+        between = run.multiply(x, experts.up, experts.up_bias, experts.gate)
         if experts.between is not None:
             between = experts.between(between).contiguous()
         made = run.multiply(between, experts.down, experts.down_bias, None, is_first=False)
@@ -295,12 +306,12 @@ class _Run(NamedTuple):
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        activation: Activation | None,
+        gate: Gate | None,
         *,
         is_first: bool = True,
     ) -> Tensor:
         """Multiply rows by weights [E, out, in]: [n pairs, out], or half as many if gated."""
-        n_out = weight.shape[1] // (1 if activation is None else 2)
+        n_out = weight.shape[1] // (1 if gate is None else 2)
         # Pairs of no expert are never written, and read by nobody but what is between.
         out = x.new_empty(len(self.order), n_out)
         tile = self.tile.within(n_out, weight.shape[2])
@@ -308,12 +319,21 @@ class _Run(NamedTuple):
         multiply_by_experts[(len(self.tiles), triton.cdiv(n_out, tile.n_out))](
             x, weight, x if bias is None else bias, self.order, self.tiles, out,
             x.stride(0), *weight.stride(), 0 if bias is None else bias.stride(0),
-            N_IN=weight.shape[2], N_OUT=n_out, TOP_K=self.top_k, ACTIVATION=activation or "",
+            N_IN=weight.shape[2], N_OUT=n_out, TOP_K=self.top_k, **_constants(gate),
             HAS_BIAS=bias is not None, IS_FIRST=is_first, PRECISION="tf32x3",
             BM=tile.n_rows, BN=tile.n_out, BK=tile.n_in,
             num_warps=tile.num_warps, num_stages=tile.num_stages,
         )  # fmt: skip
         return out
+
+
+def _constants(gate: Gate | None) -> dict[str, Any]:
+    """Return what a product's kernel is told of what comes after it."""
+    activation, limit, slope, shift, are_neighbours = gate or ("", None, 1.0, 0.0, False)
+    return {
+        "ACTIVATION": activation, "SLOPE": slope, "SHIFT": shift, "LIMIT": limit,
+        "ARE_NEIGHBOURS": are_neighbours,
+    }  # fmt: skip
 
 
 def _tile_for(dtype: torch.dtype, n_pairs: int, n_experts: int) -> _Tile:
