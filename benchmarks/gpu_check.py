@@ -36,7 +36,7 @@ class Part(NamedTuple):
 
 # What an H200 with 16 cores of a host took, and a little more.
 PARTS = [
-    Part("kernels", ["gpu_kernels.py", "--parts", "attention"], 130),
+    Part("kernels", ["gpu_kernels.py", "--parts", "attention"], 128),
     Part("trees", ["gpu_tree.py", "--parts", "trees"], 80),
     Part("laws", ["gpu_laws.py", "--parts", "truth"], 90),
     Part("contract", ["gpu_laws.py", "--parts", "contract"], 80),
@@ -44,7 +44,7 @@ PARTS = [
     Part("prefill", ["gpu_tree.py", "--parts", "prefill"], 27),
     Part("callers", ["gpu_tree.py", "--parts", "callers"], 25),
     Part("transformers", ["gpu_tree.py", "--parts", "hf"], 56),
-    Part("experts", ["gpu_kernels.py", "--parts", "experts"], 14),
+    Part("experts", ["gpu_kernels.py", "--parts", "experts", "routers"], 16),
 ]
 TOTAL_S = 538.0
 LOST = 75  # of a part whose process the card answers no more, as after a wrong address

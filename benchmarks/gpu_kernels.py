@@ -11,6 +11,7 @@
   draw    tokens of rows of 128,256 logits, by the kernels and by operations of PyTorch in turn
   experts the experts of one layer of a mixture in bfloat16, by the kernels and as Transformers has
           them in turn, and what share of the copy rate the reads of weights are
+  router  a mixture's choice of experts by the kernel, and by the router's own code
 
 Rows of attention each have their path gathered and attended by PyTorch in float32, drawn tokens are
 those of the NumPy reference, and what experts make is held against each pair alone: an error is a
@@ -41,14 +42,18 @@ from gpu_model import (
 )
 from torch import Tensor
 from torch.nn.functional import silu
-from transformers import MixtralConfig
+from transformers import DeepseekV3Config, MixtralConfig, Qwen3MoeConfig
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from weft.engines.base import Row
 from weft.engines.torch.draws.drawer import Drawer
+from weft.engines.torch.fused.routers import fuse_routers
+from weft.engines.torch.hook import seat_modules
 from weft.engines.torch.layout import LayerShape, Layout
 from weft.engines.torch.memory import Experts, Gate, Spec
-from weft.engines.torch.paged import experts, kernel, lines, plan, stretches
+from weft.engines.torch.paged import experts, kernel, lines, plan, routers, stretches
 from weft.engines.torch.paged.pool import own
 from weft.engines.torch.paged.step import PagedMemory, PagedStep
 from weft.sampling.params import SamplingParams
@@ -392,6 +397,14 @@ MIXTURES = {
     "Mixtral 8x7B": Mixture(8, 2, 4096, 14336),
 }
 
+ROUTERS = {
+    "Qwen3 30B-A3B": (
+        Qwen3MoeTopKRouter,
+        partial(Qwen3MoeConfig, hidden_size=2048, num_experts=128, norm_topk_prob=True),
+    ),
+    "DeepSeek V3": (DeepseekV3TopkRouter, DeepseekV3Config),
+}
+
 
 @torch.inference_mode()
 def mix(module: Any, of: Mixture, n: int, rate: float | None) -> dict[str, Any]:
@@ -448,7 +461,59 @@ def run_experts(record: Record, *, dry: bool) -> None:
         del module
 
 
-PARTS = {"attention": run_attention, "draws": run_draws, "experts": run_experts}
+class Choosing:
+    """What a router asks of a step."""
+
+    turns = True
+    can_choose = staticmethod(routers.can_choose)
+    chosen = staticmethod(routers.chosen)
+
+
+def router_of(name: str, *, dry: bool) -> Any:
+    """Return a router with random weights, as our copy of a model has it, and its seats' call."""
+    kind, config = ROUTERS[name]
+    module = kind(config()).to(device(), torch.float32 if dry else torch.bfloat16)
+    torch.nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
+    box = torch.nn.ModuleList([module])
+    call = seat_modules(box)
+    if not fuse_routers(box, module.weight.dtype):
+        raise AssertionError(f"the router of {name} is not known")
+    return module, call
+
+
+@torch.inference_mode()
+def route(module: Any, call: Any, n: int) -> dict[str, Any]:
+    """Let a router choose for n tokens both ways: it all, the product for its logits, too."""
+    random = torch.Generator(device()).manual_seed(n)
+    weight = module.weight
+    x = torch.randn(n, weight.shape[1], device=device(), generator=random).to(weight.dtype)
+    figures: dict[str, Any] = {}
+    chosen: list[Tensor] = []
+    for name, step in (("transformers", None), ("kernel", Choosing())):
+        call.step = step
+        seconds, is_alone = timed_alone(partial(module, x), 0.05)
+        figures |= {f"{name}_ms": seconds * 1e3, f"{name}_captured": is_alone}
+        chosen.append(module(x)[2].sort(-1).values)
+    call.step = None
+    figures["same"] = float((chosen[0] == chosen[1]).all(-1).float().mean())
+    if figures["same"] < 0.9:  # logits round to the same number here and there
+        raise AssertionError(f"a router chooses the same for {figures['same']:.0%} of the rows")
+    return figures
+
+
+def run_routers(record: Record, *, dry: bool) -> None:
+    for name in ROUTERS:
+        module, call = router_of(name, dry=dry)
+        for n in (1, 7) if dry else (1, 32, 2048):
+            record.attempt("router", partial(route, module, call, n), router=name, rows=n)
+
+
+PARTS = {
+    "attention": run_attention,
+    "draws": run_draws,
+    "experts": run_experts,
+    "routers": run_routers,
+}
 
 
 def main() -> None:

@@ -44,7 +44,7 @@ def test_all_that_a_card_is_to_show_runs_at_toy_size(tmp_path: Path) -> None:
     assert what(parts["draws"]) == {"draw"}
     assert what(parts["prefill"]) == {"rates", "prefill"}
     assert what(parts["callers"]) == {"sampled decode", "callers"}
-    assert what(parts["experts"]) == {"copy", "experts"}
+    assert what(parts["experts"]) == {"copy", "experts", "router"}
     assert what(parts["transformers"]) == {"generate", "continuous batching"}
     assert not [each for told in parts.values() for each in told["figures"] if "error" in each]
 

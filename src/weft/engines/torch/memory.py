@@ -83,13 +83,41 @@ class Experts(NamedTuple):
     between: Callable[[Tensor], Tensor] | None = None
 
 
+class Groups(NamedTuple):
+    """Experts in groups of the same size, beside each other; only those of some groups are chosen.
+
+    n_kept: of how many. by: the two largest scores in it, added, or the largest.
+    """
+
+    n: int
+    n_kept: int
+    by: Literal["two", "one"]
+
+
+class Router(NamedTuple):
+    """How experts are chosen by logits, and what their shares are.
+
+    top_k: those of the largest scores are chosen. by_logits: scores are logits, else what function
+    makes of them; biases may be added. A share is what function makes of the logit, a softmax over
+    all experts, divided by the sum of the chosen if is_normed, times scale. dtype: of shares.
+    """
+
+    top_k: int
+    function: Literal["softmax", "sigmoid"]
+    is_normed: bool
+    by_logits: bool
+    groups: Groups | None = None
+    scale: float = 1.0
+    dtype: torch.dtype = torch.float32
+
+
 class KVStep(ABC):
     """One forward over a memory: all tokens of its rows, packed into one sequence.
 
     order: row numbers as packed. starts: packed index of each row's first token, by row number.
     positions: of every packed token: int64 [T] on the device, for this step alone. turns: whether
-    it has `angles`, `attend_turned`, `turned`, `normed`, `gated` and `mixed`, which do in a kernel
-    or a few what PyTorch does in many.
+    it has `angles`, `attend_turned`, `turned`, `normed`, `gated`, `chosen` and `mixed`, which do
+    in a kernel or a few what PyTorch does in many.
     """
 
     turns = False
@@ -161,6 +189,16 @@ class KVStep(ABC):
 
     def gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
         """Return activation(gate) * up: contiguous."""
+        raise NotImplementedError
+
+    def can_choose(self, logits: Tensor, bias: Tensor | None, router: Router) -> bool:
+        """Whether `chosen` takes these: logits [T, X], and biases, [X]."""
+        raise NotImplementedError
+
+    def chosen(self, logits: Tensor, bias: Tensor | None, router: Router) -> tuple[Tensor, Tensor]:
+        """Return the experts that a router chooses for each token, int64, those of the largest
+        scores first, and their shares: [T, k] both.
+        """
         raise NotImplementedError
 
     def can_mix(self, x: Tensor, chosen: Tensor, shares: Tensor, experts: Experts) -> bool:

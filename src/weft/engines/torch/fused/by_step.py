@@ -17,13 +17,16 @@ Run = Callable[..., Any]
 
 
 def ask_step_first(
-    model: nn.Module, form_of: Callable[[nn.Module], Form | None], run: Run, n_given: int = 1
+    model: nn.Module,
+    form_of: Callable[[nn.Module], Form | None],
+    run: Run,
+    n_given: tuple[int, ...] = (1,),
 ) -> int:
     """Give modules of our copy, which have seats, a class that is theirs but for its `forward`:
     that calls `run` in a step which has kernels for it; return how many there are.
 
     form_of: tells what a module does, None of those that stay. run: takes a module, the step, that
-    form, and what the module is given: so many, none by name.
+    form, and what the module is given: as many as one of n_given, none by name.
     """
     n = 0
     for module in model.modules():
@@ -37,10 +40,10 @@ def ask_step_first(
 
 
 @cache
-def _by_step(kind: type[nn.Module], run: Run, n_given: int) -> type[nn.Module]:
+def _by_step(kind: type[nn.Module], run: Run, n_given: tuple[int, ...]) -> type[nn.Module]:
     def forward(self: nn.Module, *given: Any, **named: Any) -> Any:
         step, made = step_of(self), None
-        if step is not None and step.turns and len(given) == n_given and not named:
+        if step is not None and step.turns and len(given) in n_given and not named:
             made = run(self, step, self.__dict__[FORM], *given)
         return kind.forward(self, *given, **named) if made is None else made
 

@@ -59,7 +59,7 @@ def fuse_experts(model: nn.Module, dtype: torch.dtype) -> int:
 
     dtype: of what they are given.
     """
-    return ask_step_first(model, lambda module: _form_of(module, dtype), _mixed, n_given=3)
+    return ask_step_first(model, lambda module: _form_of(module, dtype), _mixed, n_given=(3,))
 
 
 def _mixed(

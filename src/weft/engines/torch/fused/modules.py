@@ -11,6 +11,7 @@ from .experts import fuse_experts
 from .gates import fuse_gates
 from .norms import fuse_norms
 from .rotary import fuse_rotary
+from .routers import fuse_routers
 from .siblings import fuse_siblings
 
 
@@ -25,4 +26,5 @@ def fuse_modules(model: nn.Module, call: RunningForward, dtype: torch.dtype) -> 
     fuse_rotary(model, call, dtype)
     fuse_activations(model)
     fuse_gates(model, dtype)
+    fuse_routers(model, dtype)
     fuse_experts(model, dtype)

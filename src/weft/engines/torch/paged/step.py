@@ -11,7 +11,7 @@ from torch import Tensor
 from ....errors import ConfigError
 from ...base import Fragment, LateTokens, Row, Usage
 from ..layout import Layout
-from ..memory import Activation, Experts, KVStep, Pairs, Spec, Turn
+from ..memory import Activation, Experts, KVStep, Pairs, Router, Spec, Turn
 from .elementwise import (
     angles,
     can_gate,
@@ -27,6 +27,7 @@ from .experts import can_mix, mixed
 from .kernel import BROAD, TILES, WIDE, Work, attend_tree, has_broad, is_interpreted
 from .plan import TreePlan
 from .pool import SlotList, SlotPool, own
+from .routers import can_choose, chosen
 
 # Larger tiles of float32 do not fit a processor of sm_90.
 _LARGEST_IN_FLOAT32 = 256
@@ -188,6 +189,12 @@ class PagedStep(KVStep):
 
     def gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
         return gated(gate, up, activation)
+
+    def can_choose(self, logits: Tensor, bias: Tensor | None, router: Router) -> bool:
+        return can_choose(logits, bias, router)
+
+    def chosen(self, logits: Tensor, bias: Tensor | None, router: Router) -> tuple[Tensor, Tensor]:
+        return chosen(logits, bias, router)
 
     def can_mix(self, x: Tensor, chosen: Tensor, shares: Tensor, experts: Experts) -> bool:
         return can_mix(x, chosen, shares, experts)

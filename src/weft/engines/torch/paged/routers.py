@@ -1,0 +1,145 @@
+"""A mixture's choice of experts in Triton: one launch for what is eight to twenty of PyTorch."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..memory import Router
+from .kernel import padded
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_MOST_EXPERTS = 1024
+
+
+@triton.jit
+def first_of_largest(scores, is_free, lane, END: tl.constexpr):
+    """The first place, of those that are free, of the largest score."""
+    best = tl.max(tl.where(is_free, scores, -float("inf")), 0)
+    return tl.min(tl.where(is_free & (scores == best), lane, END), 0)
+
+
+@triton.jit
+def kept_groups(scores, N: tl.constexpr, N_KEPT: tl.constexpr, BY_TWO: tl.constexpr):
+    """Which scores are of groups that experts are chosen from."""
+    SIZE: tl.constexpr = scores.shape[0] // N
+    by_group = tl.reshape(scores, [N, SIZE])
+    best = tl.max(by_group, 1)
+    if BY_TWO:
+        at = tl.arange(0, SIZE)[None, :]
+        first = tl.min(tl.where(by_group == best[:, None], at, SIZE), 1)
+        best += tl.max(tl.where(at == first[:, None], -float("inf"), by_group), 1)
+    group = tl.arange(0, N)
+    is_kept = group < 0
+    for _ in range(N_KEPT):
+        is_kept |= group == first_of_largest(best, ~is_kept, group, N)
+    return tl.reshape(tl.broadcast_to(is_kept[:, None], [N, SIZE]), [N * SIZE])
+
+
+@triton.jit
+def choose_experts(
+    logit_ptr,
+    bias_ptr,
+    chosen_ptr,
+    share_ptr,
+    logit_stride,
+    N_EXPERTS: tl.constexpr,
+    PAD: tl.constexpr,
+    TOP_K: tl.constexpr,
+    K_PAD: tl.constexpr,
+    FUNCTION: tl.constexpr,
+    IS_NORMED: tl.constexpr,
+    BY_LOGITS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    N_GROUPS: tl.constexpr,
+    N_KEPT: tl.constexpr,
+    BY_TWO: tl.constexpr,
+    SCALE: tl.constexpr,
+):
+    """One token's experts, and their shares; see `memory.Router`. N_GROUPS: 0 is none.
+
+    What is no number counts as the largest, as PyTorch has it, and makes shares that are none.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, PAD)
+    is_there = lane < N_EXPERTS
+    logit_at = logit_ptr + token * logit_stride
+    logits = tl.load(logit_at + lane, mask=is_there, other=-float("inf")).to(tl.float32)
+    highest = tl.max(logits, 0)
+    if FUNCTION == "softmax":
+        made = tl.exp(logits - highest)
+        made = made / tl.sum(made, 0)
+    else:
+        most = tl.minimum(-logits, 80.0, propagate_nan=tl.PropagateNan.ALL)
+        made = 1 / (1 + tl.exp(most))
+    scores = logits if BY_LOGITS else made
+    if HAS_BIAS:
+        scores += tl.load(bias_ptr + lane, mask=is_there, other=0.0).to(tl.float32)
+    scores = tl.where(scores == scores, scores, float("inf"))
+    is_free = is_there
+    if N_GROUPS > 0:
+        scores = tl.where(kept_groups(scores, N_GROUPS, N_KEPT, BY_TWO), scores, -float("inf"))
+    place = tl.arange(0, K_PAD)
+    chosen = tl.zeros([K_PAD], tl.int32)
+    share = tl.zeros([K_PAD], tl.float32)
+    # A softmax over the chosen is made of their logits: among all, theirs may be too small.
+    OF_CHOSEN: tl.constexpr = IS_NORMED and FUNCTION == "softmax"
+    held = tl.where(made == made, logits, made) if OF_CHOSEN else made
+    for j in range(TOP_K):
+        expert = first_of_largest(scores, is_free, lane, N_EXPERTS - 1)
+        is_free &= lane != expert
+        own = tl.sum(tl.where(lane == expert, held, 0.0), 0)
+        chosen = tl.where(place == j, expert, chosen)
+        share = tl.where(place == j, own, share)
+    is_chosen = place < TOP_K
+    if OF_CHOSEN:
+        highest = tl.max(tl.where(is_chosen, share, -float("inf")), 0)
+        share = tl.where(is_chosen, tl.exp(share - highest), 0.0)
+    if IS_NORMED:
+        share = share / tl.maximum(tl.sum(share, 0), 1e-20, propagate_nan=tl.PropagateNan.ALL)
+    at = token * TOP_K + place
+    tl.store(chosen_ptr + at, chosen.to(tl.int64), mask=is_chosen)
+    tl.store(share_ptr + at, (share * SCALE).to(share_ptr.dtype.element_ty), mask=is_chosen)
+
+
+def can_choose(logits: Tensor, bias: Tensor | None, router: Router) -> bool:
+    """Whether `chosen` takes these."""
+    n_experts = logits.shape[-1]
+    groups = router.groups
+    return (
+        logits.dim() == 2
+        and logits.stride(1) == 1
+        and logits.dtype in _DTYPES
+        and router.top_k <= n_experts <= _MOST_EXPERTS
+        and (bias is None or (bias.shape == (n_experts,) and bias.is_contiguous()))
+        and (groups is None or _are_even(n_experts, groups.n))
+    )
+
+
+def _are_even(n_experts: int, n_groups: int) -> bool:
+    """Whether experts fill their lanes, and groups divide them into two at least each."""
+    is_power = n_experts & (n_experts - 1) == 0 and n_groups & (n_groups - 1) == 0
+    return is_power and n_experts == padded(n_experts) and 2 * n_groups <= n_experts
+
+
+def chosen(logits: Tensor, bias: Tensor | None, router: Router) -> tuple[Tensor, Tensor]:
+    """Return experts and their shares; see `KVStep.chosen`."""
+    n_tokens, n_experts = logits.shape
+    numbers = torch.empty(n_tokens, router.top_k, dtype=torch.int64, device=logits.device)
+    shares = torch.empty_like(numbers, dtype=router.dtype)
+    if not n_tokens:
+        return numbers, shares
+    n_groups, n_kept, by = router.groups or (0, 0, "one")
+    pad = padded(n_experts)
+    with torch.cuda.device_of(logits):
+        choose_experts[(n_tokens,)](
+            logits, logits if bias is None else bias, numbers, shares, logits.stride(0),
+            N_EXPERTS=n_experts, PAD=pad,
+            TOP_K=router.top_k, K_PAD=triton.next_power_of_2(router.top_k),
+            FUNCTION=router.function, IS_NORMED=router.is_normed, BY_LOGITS=router.by_logits,
+            HAS_BIAS=bias is not None, N_GROUPS=n_groups, N_KEPT=n_kept, BY_TWO=by == "two",
+            SCALE=router.scale, num_warps=1 if pad <= 256 else 4,
+        )  # fmt: skip
+    return numbers, shares
