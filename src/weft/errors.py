@@ -213,18 +213,20 @@ class BatchAbandoned(Cancelled, RuntimeError):
     """The batch this work belonged to was given up."""
 
 
+_NO_MEMORY = ("can't allocate memory", "out of memory", "_ALLOC_FAILED")
 _CAUSES = 100  # of an error that are looked at: there may be a circle
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error, or what caused it, says that there is no memory: Python's, CUDA's or
-    PyTorch's on a CPU, which is a RuntimeError like any other.
+    """Whether an error, or what caused it, says that there is no memory: Python's, CUDA's, or that
+    of PyTorch on a CPU, of a library or of Triton, which is a RuntimeError like any other.
     """
     cause: BaseException | None = error
     for _ in range(_CAUSES):
         if cause is None:
             return False
-        is_told = isinstance(cause, RuntimeError) and "can't allocate memory" in str(cause)
+        said = str(cause) if isinstance(cause, RuntimeError) else ""
+        is_told = any(each in said for each in _NO_MEMORY)
         if isinstance(cause, MemoryError) or type(cause).__name__ == "OutOfMemoryError" or is_told:
             return True
         cause = cause.__cause__

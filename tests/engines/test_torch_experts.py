@@ -268,6 +268,20 @@ def test_tiles_of_many_rows_give_the_same(monkeypatch: pytest.MonkeyPatch) -> No
     given.check(Experts(given.up, given.down, gate=Gate("silu")))
 
 
+def test_many_rows_are_a_librarys_where_the_module_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others' own code is a loop that asks the host, and could not be captured."""
+    given = Given(5, 2, 4, 32, 16, torch.float32)
+    monkeypatch.setattr(kernels, "_is_for_library", lambda *given: True)
+    usual = Experts(given.up, given.down, gate=Gate("silu"))
+    assert kernels.can_mix(given.x, given.chosen, given.shares, usual)
+    grouped = usual._replace(is_grouped=True)
+    assert not kernels.can_mix(given.x, given.chosen, given.shares, grouped)
+    for implementation in ("eager", "grouped_mm"):
+        module = mixture(implementation=implementation)
+        (form,) = found(module)
+        assert form.experts(module).is_grouped == (implementation == "grouped_mm")
+
+
 def test_what_they_do_not_take_is_told() -> None:
     given = Given(5, 2, 4, 32, 16, torch.float32)
     usual = Experts(given.up, given.down, gate=Gate("silu"))

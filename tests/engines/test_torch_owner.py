@@ -105,6 +105,33 @@ def test_a_callers_autocast_is_the_callers_own(text: Tokenizer, name: str) -> No
         assert off(lm, model, grown[0].get_prefix_tokens()) < 1e-3
 
 
+PAGED = pytest.param("mixtral", "paged", marks=pytest.mark.kernels)
+
+
+@pytest.mark.parametrize(
+    ("name", "kv"), [*((name, "auto") for name in ("llama", "gemma2", "gpt2", "mamba")), PAGED]
+)
+def test_a_callers_default_device_is_the_callers_own(text: Tokenizer, name: str, kv: Any) -> None:
+    """As after `torch.set_default_device("cuda")`; "meta", which has no values, stands for it."""
+    model = build(name)
+    try:
+        torch.set_default_device("meta")
+        engine = TorchEngine.adopt(model, kv=kv)
+        assert engine.info.kv == ("hidden" if name == "mamba" else "addressable")
+        with weft.LM(engine, text) as lm:
+            rows = AsyncLM(lm, as_torch=False)
+            found = [rows.next_token_logprobs_sync(IDS[:n]) for n in (20, 25)]
+            grown = weft.Loom(lm, IDS[:10]).grow(n=2, max_tokens=4, seed=1, top_k=8)
+            kept = rows.batch_next_token_logprobs_sync([IDS[:7], IDS[:9], IDS[:11]])
+            torch.set_default_device(None)
+            for n, row in zip((20, 25, 7, 9, 11), (*found, *kept), strict=True):
+                want = plain_logits(model, IDS[:n])[-1].log_softmax(-1).numpy()
+                assert np.abs(row - want).max() < 1e-3
+            assert off(lm, model, grown[0].get_prefix_tokens()) < 1e-3
+    finally:
+        torch.set_default_device(None)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_model_loaded_in_inference_mode_is_one_that_can_be_trained(dtype: str) -> None:
     """PyTorch 2.11 could not even run it: its weights had been laid otherwise."""

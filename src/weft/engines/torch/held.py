@@ -17,6 +17,7 @@ from .card import free_bytes
 from .check import LONGEST, quantised
 from .copied import lasting_buffers
 from .draws.drawer import Drawer
+from .lane import in_lane
 from .lora import LoraAdapters
 from .model import context_of, freeze_rope
 from .output import TorchRows
@@ -75,7 +76,9 @@ class ModelEngine(Engine):
         """Draw from kept rows where steps draw, too; see Engine.draw."""
         if not self._drawer.can(batch):
             return self._drawer.on_host(np.stack([row.logits() for row in rows]), batch)
-        return self._drawer.draw(torch.stack([self._here(row) for row in rows]), batch)
+        with in_lane(self._device):
+            logits = torch.stack([self._here(row) for row in rows])
+        return self._drawer.draw(logits, batch)
 
     def _here(self, row: KeptRow) -> Tensor:
         """Return a kept row on the device: float32 [V]."""

@@ -75,7 +75,7 @@ def to_host(tensor: Tensor) -> NDArray[Any]:
     dense = tensor.contiguous()
     bits = dense.view(torch.uint16) if dense.dtype == torch.bfloat16 else dense
     if bits.device.type == "cuda":
-        pinned = torch.empty(bits.shape, dtype=bits.dtype, pin_memory=True)
+        pinned = torch.empty(bits.shape, dtype=bits.dtype, device="cpu", pin_memory=True)
         bits = pinned.copy_(bits, non_blocking=True)
     array: NDArray[Any] = bits.cpu().numpy()
     return array

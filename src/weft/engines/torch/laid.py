@@ -18,6 +18,7 @@ from ...errors import ConfigError
 from .check import quantised
 from .fused.decoder import is_known, is_plain
 from .fused.siblings import SIBLINGS
+from .paged.capture import capturing
 from .weights.experts import pack_experts
 from .weights.packed import TOLERANCE, can_pack, pack_layer
 from .weights.watched import fed_alike, only_called
@@ -206,7 +207,8 @@ def lay_side_by_side(model: PreTrainedModel) -> None:
     if together:
         model.save_pretrained = SavingApart(model)
         if model.device.type == "cuda":  # where the weights lay apart is room for KV
-            torch.cuda.empty_cache()
+            with capturing:
+                torch.cuda.empty_cache()
 
 
 def _by_name(model: PreTrainedModel) -> list[list[nn.Linear]]:

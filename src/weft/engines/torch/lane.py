@@ -1,5 +1,5 @@
-"""Engines run as they are, whatever the thread that calls has set: a stream, an autocast; and in
-a process that was forked.
+"""Engines run as they are, whatever the thread that calls has set: a stream, an autocast, a default
+device; and in a process that was forked.
 
 Steps run in the thread of whoever waits for them, and a thread may have a stream of its own as its
 current one (`with torch.cuda.stream(…)`): what one launched there the next would not wait for. So
@@ -20,8 +20,12 @@ import torch
 
 @contextmanager
 def uncast() -> Iterator[None]:
-    """Leave the autocast that a caller may be in: KV of its dtype would stay for others."""
+    """Leave the autocast that a caller may be in: KV of its dtype would stay for others. And the
+    default device that it may have set: what is made for the host would lie elsewhere.
+    """
     with ExitStack() as stack:
+        if torch.empty(0).device.type != "cpu":
+            stack.enter_context(torch.device("cpu"))
         for kind in ("cpu", "cuda"):
             if torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))

@@ -15,6 +15,7 @@ from .hook import RunningForward
 from .layout import Layout
 from .memory import KVMemory
 from .padded.step import PaddedMemory
+from .paged.capture import capturing
 
 if TYPE_CHECKING:
     from .paged.graph import StepGraphs
@@ -92,7 +93,8 @@ def refuse_broken(device: torch.device, why: str) -> None:
     if device.type != "cuda":
         return
     try:
-        torch.cuda.synchronize(device)
+        with capturing:
+            torch.cuda.synchronize(device)
     except RuntimeError as error:
         raise ModelLoadError(
             f"the kernels of kv='paged' broke CUDA for this process ({why}); start it anew with"

@@ -72,7 +72,8 @@ class Experts(NamedTuple):
     """A mixture's experts, and what each does: down(gate of up) or down(between(up)).
 
     up: [X, 2 I, E] with a gate; else [X, I', E]. down: [X, E, I]. Either may lie the other way
-    round. Biases [X, ·]. between: makes rows of I of rows of I'.
+    round. Biases [X, ·]. between: makes rows of I of rows of I'. is_grouped: the module's own code
+    is a library's product over groups of rows.
     """
 
     up: Tensor
@@ -81,6 +82,7 @@ class Experts(NamedTuple):
     down_bias: Tensor | None = None
     gate: Gate | None = None
     between: Callable[[Tensor], Tensor] | None = None
+    is_grouped: bool = False
 
 
 class Groups(NamedTuple):

@@ -105,7 +105,8 @@ class _Made(NamedTuple):
     @staticmethod
     def _here(values: Tensor) -> NDArray[np.float32]:
         if values.is_cuda and len(values) > 1:  # a single row is the caller's own
-            values = torch.empty(values.shape, pin_memory=True).copy_(values)
+            pinned = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
+            values = pinned.copy_(values)
         here: NDArray[np.float32] = values.cpu().numpy()
         return here
 
@@ -144,7 +145,8 @@ class TorchOutput(Output):
         """Keep the whole tensor, or copies where most of it would be kept for a few."""
         logits = self._device_logits
         if 2 * len(indices) < len(logits):
-            return TorchRows(torch.stack([logits[index] for index in indices]))
+            with in_lane(logits.device):
+                return TorchRows(torch.stack([logits[index] for index in indices]))
         return TorchRows(logits, indices)
 
     def scores(self) -> list[list[Score]]:

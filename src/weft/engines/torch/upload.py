@@ -22,5 +22,5 @@ def overwrite(tensor: Tensor, values: NDArray[Any]) -> None:
 def _staged(values: NDArray[Any], device: torch.device) -> Tensor:
     # A copy: the caller's array may change before the device has read it. Pinned memory is given
     # back by PyTorch's own allocator, which knows when the device is done with it.
-    host = torch.tensor(values)
+    host = torch.tensor(values, device="cpu")
     return host.pin_memory() if device.type == "cuda" else host

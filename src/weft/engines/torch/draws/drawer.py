@@ -67,7 +67,7 @@ class TorchDraws:
         self._result: DrawResult | None = None
         self._arrived: torch.cuda.Event | None = None
         if aside is not None:
-            self._host = torch.empty(packed.shape, dtype=torch.int64, pin_memory=True)
+            self._host = torch.empty(packed.shape, dtype=torch.int64, device="cpu", pin_memory=True)
             aside.wait_stream(torch.cuda.current_stream(packed.device))
             with torch.cuda.stream(aside):
                 self._host.copy_(packed, non_blocking=True)
@@ -150,7 +150,9 @@ class Drawer:
         chain = batch.chain
         seated = self._seated.get(chain)
         if seated is None:
-            most = _BLOCK if self._kernels is None else _BLOCK_OF_KERNELS
+            # Rows that ask for typical_p are ranked by PyTorch's operations either way.
+            by_kernels = self._kernels is not None and "typical_p" not in chain.asked_filters
+            most = _BLOCK_OF_KERNELS if by_kernels else _BLOCK
             seated = self._seated[chain] = _Seated(chain, logits.shape[1], self._device, most)
         with in_lane(self._device):
             seated.update(batch)
@@ -158,10 +160,12 @@ class Drawer:
                 self._of_block(logits, seats, place, kept=batch.kept)
                 for seats, place in zip(seated.blocks, seated.places, strict=True)
             ]
+            if len(drawn) > 1:
+                return torch.cat(drawn, dim=1)
         if not drawn:
             shape = (4 if batch.kept else 3, 0)
             return torch.zeros(shape, dtype=torch.int64, device=self._device)
-        return drawn[0] if len(drawn) == 1 else torch.cat(drawn, dim=1)
+        return drawn[0]
 
     def _of_block(self, logits: Tensor, seats: Seats, place: FromRows, *, kept: bool) -> Tensor:
         if self._kernels is not None:

@@ -50,6 +50,7 @@ class _ExpertsForm(NamedTuple):
             held.get("down_proj_bias"),
             self.gate,
             between,
+            module.config._experts_implementation == "grouped_mm",
         )
 
 

@@ -36,5 +36,7 @@ def side_by_side(launches: Sequence[Callable[[], None]], on: Tensor) -> None:
 def _beside(device: torch.device, n: int) -> list[torch.cuda.Stream]:
     held = _streams.setdefault(device, [])
     while len(held) < n:
-        held.append(torch.cuda.Stream(device))
+        # Of those with priority, as the recorder's is: PyTorch hands out the others in turn, and
+        # what somebody else launches on a stream that is captured would be captured with it.
+        held.append(torch.cuda.Stream(device, priority=-1))
     return held[:n]

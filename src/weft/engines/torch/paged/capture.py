@@ -17,9 +17,10 @@ _ENDS_ALLOCATIONS = _RELEASE >= (2, 13)
 # Until 2.12 a card has one sign that something is captured, for all of its random numbers: while it
 # stands no graph can be played, and a capture that fails leaves it.
 _HAS_ONE_SIGN = _RELEASE < (2, 12)
-# One capture at a time: that of another engine, or of another thread, may end this one.
-_capturing = threading.RLock()
-_playing: AbstractContextManager[object] = _capturing if _HAS_ONE_SIGN else nullcontext()
+# One capture at a time: that of another engine, or of another thread, may end this one. Nor may
+# anybody empty PyTorch's cache meanwhile, or wait for the whole device.
+capturing = threading.RLock()
+_playing: AbstractContextManager[object] = capturing if _HAS_ONE_SIGN else nullcontext()
 
 Run = Callable[[], Tensor]
 
@@ -76,19 +77,27 @@ class GraphRecorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, run: Run) -> Replay:
-        with _capturing, torch.cuda.device(self._device):
+        with capturing, torch.cuda.device(self._device):
             if not self._held:  # PyTorch takes a memory that has lost all its graphs for gone
                 self._pool = torch.cuda.graph_pool_handle()
             try:
-                replay = self._recorded(run)
-            except BaseException:
-                # What ran aside may still read tensors that are given back now.
-                with suppress(RuntimeError):
-                    self._aside.synchronize()
-                self._mend()
-                raise
+                replay = self._tried(run)
+            except torch.OutOfMemoryError:
+                # While it captures, PyTorch frees nothing of what it keeps for later.
+                torch.cuda.empty_cache()
+                replay = self._tried(run)
             self._held.add(replay)
             return replay
+
+    def _tried(self, run: Run) -> _Captured:
+        try:
+            return self._recorded(run)
+        except BaseException:
+            # What ran aside may still read tensors that are given back now.
+            with suppress(RuntimeError):
+                self._aside.synchronize()
+            self._mend()
+            raise
 
     def _recorded(self, run: Run) -> _Captured:
         now, aside = torch.cuda.current_stream(), self._aside

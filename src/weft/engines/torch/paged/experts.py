@@ -245,7 +245,7 @@ def can_mix(x: Tensor, chosen: Tensor, shares: Tensor, experts: Experts) -> bool
         and down.shape[1] == x.shape[1] == up.shape[2]
         and (experts.between is not None or up.shape == (n_experts, n_up, x.shape[1]))
         and all(w.stride(i) * w.shape[i] < 2**31 for w in (up, down) for i in (1, 2))
-        and not _is_for_library(x, chosen.numel(), n_experts)
+        and not (experts.is_grouped and _is_for_library(x, chosen.numel(), n_experts))
     )
 
 

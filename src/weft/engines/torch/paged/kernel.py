@@ -170,7 +170,7 @@ def tree_part(
     position = tl.load(position_ptr + token, mask=is_row, other=-1)
     d_key, d_value = tl.arange(0, KEY_PAD), tl.arange(0, VALUE_PAD)
     q = tl.load(
-        q_ptr + (token * q_token + head * q_head)[:, None] + d_key[None, :],
+        q_ptr + (token.to(tl.int64) * q_token + head * q_head)[:, None] + d_key[None, :],
         mask=is_row[:, None] & (d_key < KEY_DIM)[None, :],
         other=0.0,
     )
