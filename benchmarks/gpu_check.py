@@ -36,15 +36,15 @@ class Part(NamedTuple):
 
 # What an H200 with 16 cores of a host took, and a little more.
 PARTS = [
-    Part("kernels", ["gpu_kernels.py", "--parts", "attention"], 128),
+    Part("kernels", ["gpu_kernels.py", "--parts", "attention"], 122),
     Part("trees", ["gpu_tree.py", "--parts", "trees"], 80),
     Part("laws", ["gpu_laws.py", "--parts", "truth"], 90),
-    Part("contract", ["gpu_laws.py", "--parts", "contract"], 80),
-    Part("draws", ["gpu_kernels.py", "--parts", "draws"], 36),
+    Part("contract", ["gpu_laws.py", "--parts", "contract"], 76),
+    Part("experts", ["gpu_kernels.py", "--parts", "experts", "routers"], 36),
+    Part("draws", ["gpu_kernels.py", "--parts", "draws"], 34),
     Part("prefill", ["gpu_tree.py", "--parts", "prefill"], 27),
     Part("callers", ["gpu_tree.py", "--parts", "callers"], 25),
-    Part("transformers", ["gpu_tree.py", "--parts", "hf"], 56),
-    Part("experts", ["gpu_kernels.py", "--parts", "experts", "routers"], 16),
+    Part("transformers", ["gpu_tree.py", "--parts", "hf"], 48),
 ]
 TOTAL_S = 538.0
 LOST = 75  # of a part whose process the card answers no more, as after a wrong address
@@ -58,7 +58,7 @@ def run(part: Part, limit: float, options: argparse.Namespace) -> dict[str, Any]
         command = [sys.executable, str(HERE / part.command[0]), *part.command[1:]]
         command += ["--json", str(notes)]
         if part.name == "contract":
-            command += ["--seconds", str(limit - 5)]
+            command += ["--until", str(began + limit - 8)]
         if options.dry:
             command.append("--dry")
         if part.command[0] != "gpu_kernels.py":
@@ -105,17 +105,18 @@ def _ended(command: list[str], limit: float, options: argparse.Namespace) -> dic
 
 
 def _figures(text: str) -> tuple[list[dict[str, Any]], str]:
-    """Return the figures of a part's notes, and the line that it was ended in, if it was.
+    """Return the figures of a part's notes, and the first line that somebody was ended in, if any.
 
     What is no number is text: JSON has none.
     """
     figures: list[dict[str, Any]] = []
+    broken = ""
     for line in text.splitlines():
         try:
             figures.append(json.loads(line, parse_constant=str))
         except json.JSONDecodeError:
-            return figures, line
-    return figures, ""
+            broken = broken or line  # others may have gone on behind it
+    return figures, broken
 
 
 def _environment(options: argparse.Namespace) -> dict[str, str]:
@@ -156,15 +157,17 @@ def _card() -> dict[str, Any]:
         "'name': p.name, 'bytes': p.total_memory, 'processors': p.multi_processor_count,"
         "'capability': torch.cuda.get_device_capability(0), 'cuda': torch.version.cuda}))"
     )
+    process = subprocess.Popen(
+        [sys.executable, "-c", asked], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", asked], capture_output=True, text=True, timeout=60, check=False
-        )
-    except subprocess.TimeoutExpired:
+        said, errors = process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:  # the driver may hold it, so nobody waits for its end
+        process.kill()
         return {"error": "it did not answer in 60 s"}
-    if done.returncode:
-        return {"error": done.stderr.strip().splitlines()[-1:]}
-    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    if process.returncode:
+        return {"error": errors.strip().splitlines()[-1:]}
+    told: dict[str, Any] = json.loads(said.splitlines()[-1])
     return told
 
 
@@ -205,12 +208,14 @@ def main() -> None:
     until = time.monotonic() + options.seconds
     report: dict[str, Any] = {
         "dry": options.dry,
-        "card": {} if options.dry else _card(),
+        "card": {},
         "versions": _versions(),
         "options": dict(options.option),
         "parts": {},
     }
     _write(report, options.out)  # a place that cannot be written to is told now
+    if not options.dry:
+        report["card"] = _card()
     scale = options.seconds / TOTAL_S
     for number, part in enumerate(chosen):
         later = sum(each.seconds for each in chosen[number + 1 :]) * scale

@@ -205,10 +205,14 @@ def main() -> None:
     parser.add_argument("--dry", action="store_true", help="toy sizes, on any machine")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--family", choices=list(OF_LAWS), help="of the truth; all otherwise")
-    parser.add_argument("--seconds", type=float, default=150.0, help="how long it may take")
+    parser.add_argument(
+        "--until",
+        type=float,
+        help="when the contract is to end, by time.monotonic() of this machine",
+    )
     parser.add_argument("--option", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"))
     options = parser.parse_args()
-    until = time.monotonic() + options.seconds - 5
+    until = options.until or time.monotonic() + 150
     record = Record(options.json)
     families = list(OF_LAWS)[: 1 if options.dry else None]
     dtypes = [each for each in DTYPES if not (options.dry and each != "float32")]
