@@ -135,9 +135,37 @@ def test_rows_in_several_blocks_draw_as_in_one(monkeypatch: pytest.MonkeyPatch) 
     batch = DrawBatch(random.permutation(11), Chain(samplers), np.arange(11, dtype=np.uint64))
     whole = drawer().draw(logits, batch)
     monkeypatch.setattr(device_draws, "_BLOCK_OF_KERNELS", 500 * 4)
+    monkeypatch.setattr(device_draws, "_BLOCK", 500 * 4)
     parts = drawer().draw(logits, batch)
     assert torch.equal(whole.ids, parts.ids)
     assert np.array_equal(whole.result().logprobs, parts.result().logprobs)
+
+
+def test_what_operations_rank_is_drawn_in_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that ask for typical_p take a hundred bytes a logit, with kernels as without."""
+    blocks: list[int] = []
+    of_block = Drawer._of_block
+
+    def noted(self: Drawer, logits: Any, seats: Any, place: Any, **named: Any) -> Any:
+        blocks.append(len(seats.streams))
+        return of_block(self, logits, seats, place, **named)
+
+    monkeypatch.setattr(Drawer, "_of_block", noted)
+    monkeypatch.setattr(device_draws, "_BLOCK", 500 * 4)
+    logits = there(random_logits(np.random.default_rng(7), 8, 500))
+    for typical_p, want in ((1.0, [8]), (0.9, [4, 4])):
+        blocks.clear()
+        chain = Chain([Sampler(SamplingParams(typical_p=typical_p), n) for n in range(8)])
+        drawer().draw(logits, DrawBatch(np.arange(8), chain, np.zeros(8, dtype=np.uint64)))
+        assert blocks == want
+
+
+def test_logits_may_lie_the_other_way_round() -> None:
+    logits = there(random_logits(np.random.default_rng(3), 5, 300))
+    params = SamplingParams(top_k=20, top_p=0.9)
+    batch = DrawBatch(np.arange(5), Chain([Sampler(params, n) for n in range(5)]), np.arange(5))
+    turned = logits.t().contiguous().t()
+    assert torch.equal(drawer().draw(turned, batch).ids, drawer().draw(logits, batch).ids)
 
 
 def test_a_draw_without_rows_launches_nothing() -> None:

@@ -921,7 +921,6 @@ def test_kv_is_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     for device in (CPU, card):
         assert makers("padded", device) == [padded]
     assert makers("auto", CPU) == [padded]
-    assert makers("paged", card) == [PagedMemory]
     with pytest.raises(ConfigError, match="'auto', 'padded' and 'paged'"):
         makers("pages", CPU)
     with monkeypatch.context() as patch:
@@ -930,7 +929,10 @@ def test_kv_is_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(kernel, "is_interpreted", lambda: False)
         patch.setattr(memories, "is_for_triton", lambda device: False)
         assert makers("auto", card) == [padded]
+        with pytest.raises(ConfigError, match=r"compute capability 8\.0"):
+            makers("paged", card)
         patch.setattr(memories, "is_for_triton", lambda device: True)
+        assert makers("paged", card) == [PagedMemory]
         assert makers("auto", card) == [PagedMemory, padded]
         assert memories.has_kernels(makers("auto", card), card)
         assert not memories.has_kernels(makers("padded", card), card)

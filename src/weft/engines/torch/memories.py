@@ -55,6 +55,11 @@ def memory_makers(kv: KVChoice, device: torch.device) -> list[NewMemory]:
             "kv is 'paged', whose kernels run on CUDA; on a CPU they run, slowly, in Triton's"
             " interpreter alone: set TRITON_INTERPRET=1 before Python starts, or leave kv out"
         )
+    if device.type == "cuda" and not is_for_triton(device):
+        raise ConfigError(
+            "kv is 'paged', whose kernels are for NVIDIA's cards of compute capability 8.0 and up,"
+            " with torch for CUDA; leave kv out, or give 'padded'"
+        )
     return [PagedMemory]
 
 

@@ -258,6 +258,7 @@ class Chances(NamedTuple):
     def of(cls, logits: Tensor, place: FromRows, seats: Seats) -> Chances:
         """Put together what some samplers draw from. logits: [R, V]."""
         by = (seats.streams, seats.positions, seats.is_greedy, seats.early, seats.late)
+        logits = logits if logits.stride(-1) == 1 else logits.contiguous()
         left, rows, allowed = logits, place.rows, seats.allowed
         is_edited = seats.is_edited or seats.typical is not None
         if is_edited:
