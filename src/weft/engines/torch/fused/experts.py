@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..memory import Experts, Gate, KVStep
-from ..weights.experts import is_open, is_stack, of_each, up_of
+from ..weights.experts import is_grouped, is_open, is_stack, of_each, up_of
 from .activations import gate_of, gated, is_bare
 from .by_step import ask_step_first
 from .trials import DTYPES, is_near, rows_of_sizes
@@ -50,7 +50,7 @@ class _ExpertsForm(NamedTuple):
             held.get("down_proj_bias"),
             self.gate,
             between,
-            module.config._experts_implementation == "grouped_mm",
+            is_grouped(module),
         )
 
 

@@ -150,10 +150,20 @@ def is_open(module: Any) -> bool:
     """Whether it is a module of experts that Transformers lets others run, and nothing else."""
     if isinstance(module, PackedExperts) or not all(name in module.__dict__ for name in _TOLD):
         return False
-    if getattr(module.config, "_experts_implementation", None) not in ("grouped_mm", "eager"):
+    if _implementation_of(module) not in ("grouped_mm", "eager"):
         return False  # its owner chose
     stacks = [module._parameters.get(name) for name in (up_of(module), "down_proj")]
     return not module.__dict__.get("_is_expert_parallel") and all(map(is_stack, stacks))
+
+
+def is_grouped(module: Any) -> bool:
+    """Whether its own code is a library's product over groups of rows."""
+    return _implementation_of(module) == "grouped_mm"
+
+
+def _implementation_of(module: Any) -> str | None:
+    found: str | None = getattr(module.config, "_experts_implementation", None)
+    return found
 
 
 def is_stack(weight: Any) -> bool:
