@@ -293,6 +293,17 @@ def test_what_the_kernel_does_not_take_is_told() -> None:
     assert (numbers.shape, shares.shape) == ((0, 2), (0, 2))
 
 
+def test_what_a_router_is_not_given_usually_is_for_its_own_code() -> None:
+    """A bias too many, or one that is missing."""
+    own, given = ours(router_of("Kolibri1TopKRouter")), ours(router_of("HYV3TopKRouter"))
+    x, bias = torch.ones(2, 64, device=DEVICE), torch.zeros(12, device=DEVICE)
+    for module, more in ((own, [bias]), (given, [])):
+        module.call.step = InStep()
+        with torch.inference_mode(), pytest.raises(TypeError, match="positional argument"):
+            module.inner(x, *more)
+        assert module.call.step.n == 0
+
+
 class Plain(torch.nn.Module):
     """A router as families write it, but for what a subclass does."""
 
