@@ -167,7 +167,9 @@ def test_which_half_is_the_gate_is_seen(*, is_turned: bool) -> None:
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_the_kernel_gates_as_pytorch_does(activation: Any, dtype: str) -> None:
-    """More tokens than a program takes, and more numbers, neither a multiple; far out, too."""
+    """More tokens than a program takes, and more numbers, neither a multiple; far out, too. Held
+    against float64: PyTorch's own float32 differs from one processor to another.
+    """
     seeded = torch.Generator(DEVICE).manual_seed(1)
     both = torch.randn(1, 70, 2 * 1100 + 8, device=DEVICE, generator=seeded) * 6
     both = both.to(getattr(torch, dtype))
@@ -178,10 +180,13 @@ def test_the_kernel_gates_as_pytorch_does(activation: Any, dtype: str) -> None:
         (both[:, :0, :1100], both[:, :0, 1100:2200]),
     ):
         made = elementwise.gated(gate, up, activation)
-        want = ACTIVATIONS[activation](gate.float()) * up.float()
+        want = ACTIVATIONS[activation](gate.double()) * up.double()
         assert made.is_contiguous()
         assert (made.dtype, made.shape) == (gate.dtype, gate.shape)
-        torch.testing.assert_close(made, want.to(gate.dtype))
+        # Far below zero what is left is the difference of two halves, each rounded as float32.
+        own, inner = torch.finfo(made.dtype), torch.finfo(torch.float32).eps
+        most = own.eps * (want.abs() + own.tiny) + 8 * inner * (gate.double() * up.double()).abs()
+        assert ((made.double() - want).abs() <= most).all()
 
 
 @pytest.mark.parametrize("name", ["gemma2", "phi3"])
