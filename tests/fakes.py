@@ -4,7 +4,8 @@ SequenceFake: llama.cpp's kind, paths are tagged and there are only a few tags.
 HiddenFake: vLLM's kind, the KV is its own and every row is a whole path.
 OwnLoopFake: a server's kind, whole runs are its own, too, and are told of in any order.
 LateFake: a device's kind, results come one step late and errors with them.
-BrokenEngine: any engine, failing on demand. FlakyEngine: any engine, failing at random.
+BrokenEngine: any engine, failing on demand. FlakyEngine: any engine, failing at random. Tight: any
+engine, short of memory.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from weft.engines.base import (
     Usage,
 )
 from weft.engines.native import NativeEvent, NativeRun, NativeRuns, Tell
+from weft.errors import KVFull
 from weft.sampling.params import SamplingParams
 from weft.sampling.sampler import Chain, DrawBatch, DrawResult, Sampler
 
@@ -349,6 +351,7 @@ class LateOutput(Output):
             self.engine.outstanding.remove(self)
         if self.error is not None:
             raise self.error
+        self.inner.wait()
 
     def logits(self, index: int) -> np.ndarray:
         self.wait()
@@ -475,6 +478,87 @@ class LateFake(Wrapped):
         return Row(row.path, tokens, row.position, row.dest, row.logits_at, row.scores, row.adapter)
 
 
+# Memory that is short -------------------------------------------------------------------------
+
+
+class Tight(Wrapped):
+    """Any engine on a device that others use, too: there is less memory than it was promised.
+
+    most_tokens: those of a step. most_slots: those with KV. chance: of no memory for a step that
+    could have been smaller, at `where`: its "forward", its "draw", or when it lands ("wait").
+    """
+
+    def __init__(
+        self,
+        inner: Engine,
+        *,
+        most_tokens: int | None = None,
+        most_slots: int | None = None,
+        where: str = "forward",
+        chance: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(inner)
+        self.most_tokens = most_tokens
+        self.most_slots = most_slots
+        self.where = where
+        self.chance = chance
+        self.random = random.Random(seed)
+        self.n_refused = 0
+
+    def forward(self, rows: Sequence[Row]) -> Output:
+        n_tokens = sum(row.n_tokens for row in rows)
+        may_be_less = len(rows) > 1 or (n_tokens > 1 and self.fragments is not None)
+        is_lucky = not may_be_less or self.random.random() >= self.chance
+        if self.most_tokens is not None and n_tokens > self.most_tokens and may_be_less:
+            is_lucky = False
+        if not is_lucky and self.where == "forward":
+            self.refuse()
+        if self.most_slots is not None and self.fragments is not None:
+            wanted = self.fragments.usage().slots + n_tokens
+            if wanted > self.most_slots:
+                self.n_refused += 1
+                needed = wanted - self.most_slots
+                raise KVFull("no memory for slots", needed=needed, capacity=self.most_slots)
+        output = super().forward(rows)
+        return output if is_lucky else TightOutput(output, self)
+
+    def draw(self, rows: Sequence[KeptRow], batch: DrawBatch) -> Draws:
+        return self.inner.draw(rows, batch)
+
+    def refuse(self) -> None:
+        """Have no memory."""
+        self.n_refused += 1
+        raise MemoryError("no memory for a step")
+
+
+class TightOutput(Output):
+    """A step that finds no memory later on."""
+
+    def __init__(self, inner: Output, engine: Tight) -> None:
+        self.inner = inner
+        self.engine = engine
+
+    def wait(self) -> None:
+        self.inner.wait()
+        if self.engine.where == "wait":
+            self.engine.refuse()
+
+    def logits(self, index: int) -> np.ndarray:
+        return self.inner.logits(index)
+
+    def keep(self, indices: Sequence[int]) -> KeptRows:
+        return self.inner.keep(indices)
+
+    def scores(self) -> list[list[Score]]:
+        return self.inner.scores()
+
+    def draw(self, batch: DrawBatch) -> Draws:
+        if self.engine.where == "draw":
+            self.engine.refuse()
+        return self.inner.draw(batch)
+
+
 # Fragments that fail --------------------------------------------------------------------------
 
 
@@ -496,7 +580,10 @@ class BrokenFragments(TaggedFragments):
 
 
 class Odds:
-    """When calls fail: those named in `calls`, with `chance`; `n_failed` counts them by name."""
+    """When calls fail: those named in `calls`, with `chance`; `n_failed` counts them by name.
+
+    Every other one for want of memory: that is done again with less, if it may do.
+    """
 
     def __init__(self, calls: Sequence[str], chance: float, seed: int = 0) -> None:
         self.calls = frozenset(calls)
@@ -508,7 +595,8 @@ class Odds:
         """Fail, or not."""
         if call in self.calls and self.random.random() < self.chance:
             self.n_failed[call] += 1
-            raise MemoryError(f"no room for {call}")
+            kind = MemoryError if self.n_failed.total() % 2 else Boom
+            raise kind(f"no room for {call}")
 
 
 class FlakyFragments(Fragments):

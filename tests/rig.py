@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from kv.listkv import ListFragments
+from weft.constraints.base import Matcher
 from weft.engines.base import (
     Engine,
     EngineInfo,
@@ -208,6 +209,60 @@ def run(place: Place, index: int = 0, **options: Any) -> Run:
     """A run; what is not its own option says how to draw."""
     own = {name: options.pop(name) for name in ("stop_ids", "sink") if name in options}
     return Run(place, sampler(index, **options), max_tokens=options.get("max_tokens", 6), **own)
+
+
+class Parity(Matcher):
+    """Even and odd tokens in turn; of every 8 the first `forces` are forced. None after `end`."""
+
+    def __init__(self, forces: int = 0, end: int = 1 << 30, n_accepted: int = 0) -> None:
+        self.forces = forces
+        self.end = end
+        self.n_accepted = n_accepted
+
+    def allowed(self) -> list[int]:
+        if self.n_accepted >= self.end:
+            return []
+        if self.n_accepted % 8 < self.forces:
+            return [self.n_accepted % 8]
+        return [token for token in range(N_VOCAB) if token % 2 == self.n_accepted % 2]
+
+    def fill(self, bits: np.ndarray) -> None:
+        bits[:] = 0
+        for token in self.allowed():
+            bits[token // 32] |= 1 << token % 32
+
+    def accept(self, token: int) -> None:
+        assert self.is_allowed(token)
+        self.n_accepted += 1
+
+    def is_allowed(self, token: int) -> bool:
+        return token in self.allowed()
+
+    def forced(self) -> list[int]:
+        return list(range(self.n_accepted % 8, self.forces))
+
+    may_end = must_end = False
+
+    def clone(self) -> Parity:
+        return Parity(self.forces, self.end, self.n_accepted)
+
+
+def constrained(place: Place, index: int, matcher: Matcher, **options: Any) -> Run:
+    item = run(place, index, **options)
+    item.sampler = Sampler(item.sampler.params, item.sampler.stream, matcher)
+    return item
+
+
+def mixed(rig: Rig, n_tokens: int = 20, forces: int = 0) -> list[Run]:
+    """Runs of all kinds from one place: plain, penalised, constrained."""
+    place = rig.place([1, 2, 3])
+    plain = [run(place, i, max_tokens=n_tokens) for i in range(4)]
+    penalised = [
+        run(place, 10 + i, max_tokens=n_tokens, repetition_penalty=1.3, frequency_penalty=0.4)
+        for i in range(2)
+    ]
+    matched = [constrained(place, 20 + i, Parity(forces), max_tokens=n_tokens) for i in range(2)]
+    return [*plain, *penalised, *matched]
 
 
 def assert_result(rig: Rig, item: Run, result: RunResult) -> None:

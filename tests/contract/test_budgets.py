@@ -7,7 +7,9 @@ import pytest
 
 from contract.conftest import WITH_KV, Make
 from contract.helpers import assert_close, prompt_ids, run_item
+from fakes import Tight
 from weft import Branch, BranchStore
+from weft.engines.base import Engine
 from weft.errors import KVFull
 from weft.sched.work import Extend, Logits
 
@@ -66,3 +68,63 @@ def test_any_budget_gives_the_same_or_says_that_it_is_full(kind: str, make: Make
     assert n_full[0] == len(want)
     assert n_full[-1] == 0
     assert sorted(n_full, reverse=True) == n_full, "more room, and less fits"
+
+
+@pytest.mark.parametrize("kind", WITH_KV)
+@pytest.mark.parametrize("short", [{"most_tokens": 2}, {"most_slots": 34}], ids=["step", "kv"])
+def test_less_memory_than_was_promised_gives_the_same(
+    kind: str, short: dict[str, int], make: Make
+) -> None:
+    """Others take it on the same device: steps that find none are done again with less."""
+    want = work(make(kind))
+    engines: list[Tight] = []
+
+    def tight(engine: Engine) -> Engine:
+        engines.append(Tight(engine, **short))
+        return engines[-1]
+
+    lm = make(kind, tight, kv_slots=200)
+    for mine, theirs in zip(work(lm), want, strict=True):
+        if isinstance(theirs, np.ndarray):
+            assert_close(mine, theirs)
+        else:
+            assert mine == theirs
+    assert engines[0].n_refused
+    lm.driver.exclusive(lm.scheduler.settle)
+    assert lm.tree.room.must == 0
+    lm.tree.check()
+
+
+@pytest.mark.parametrize("kind", ["paged"])
+def test_a_pool_that_cannot_grow_gives_the_same(
+    kind: str, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch itself says that there is no memory, in the midst of a step."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    from weft.engines.torch.paged import pool
+    from weft.engines.torch.paged.step import PagedMemory
+
+    monkeypatch.setattr(pool, "SMALLEST_POOL", 8)
+    lm, most, empty, refused = make(kind, kv_slots=1000), 4 * pool.GROW_BY, PagedMemory._empty, []
+
+    def within(memory: PagedMemory, shape: object, n: int) -> object:
+        if n > most + 1:
+            refused.append(n)
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return empty(memory, shape, n)
+
+    def grown() -> list[list[int]]:
+        place = lm.place(prompt_ids(lm)[:8])
+        items = [run_item(lm, place, 3, i, max_tokens=3, stop_ids=frozenset()) for i in range(6)]
+        tickets = lm.submit(items)
+        lm.drive(tickets)
+        return [ticket.result().tokens for ticket in tickets]
+
+    want = grown()
+    lm.clear_cache()
+    monkeypatch.setattr(PagedMemory, "_empty", within)
+    assert grown() == want
+    assert refused
+    assert lm.tree.room.capacity <= most
+    assert lm.stats().parked

@@ -31,7 +31,7 @@ from weft.engines.torch.memory import Spec, Turn  # noqa: E402
 from weft.engines.torch.paged import advance, elementwise, kernel, lines, plan, pool  # noqa: E402
 from weft.engines.torch.paged import step as paged_step  # noqa: E402
 from weft.engines.torch.paged.step import PagedMemory  # noqa: E402
-from weft.errors import ConfigError, EngineUnavailable, ModelMismatch  # noqa: E402
+from weft.errors import ConfigError, EngineUnavailable, KVFull, ModelMismatch  # noqa: E402
 
 # The interpreter, or a card where there is one and TRITON_INTERPRET is not set.
 if not (kernel.is_interpreted() or torch.cuda.is_available()):
@@ -857,16 +857,22 @@ def test_a_pool_that_finds_no_room_to_spare_grows_by_what_it_must(
     node = twin.node(None, 250)
     make = PagedMemory._empty
 
+    n_made = 0
+
     def within(memory: PagedMemory, shape: LayerShape, n: int) -> Any:
-        if n > most + 1:
+        nonlocal n_made
+        n_made += 1
+        if n > most + 1 and n_made % 2 == 0:  # a layer is larger by then
             raise torch.OutOfMemoryError("CUDA out of memory")
         return make(memory, shape, n)
 
     monkeypatch.setattr(PagedMemory, "_empty", within)
     monkeypatch.setattr(PagedMemory, "_spare", lambda memory, n: 1000)
     leaf = twin.node(node, 0)
-    with pytest.raises(torch.OutOfMemoryError):
-        twin.memory.reserve(twin.nodes[leaf].fragment, 70)
+    with pytest.raises(KVFull, match="memory for the KV of 256 tokens, and 96 more") as full:
+        twin.memory.reserve(twin.nodes[leaf].fragment, 96)
+    assert (full.value.capacity, full.value.needed) == (256, 96)
+    assert {len(each) for each in twin.memory.keys + twin.memory.values} == {257}
     twin.check()
     assert twin.step([(node, leaf, 40)], Spec(0.3)) < NEAR
     assert 290 <= twin.memory._capacity <= most

@@ -552,7 +552,8 @@ class Engine(Uncopied, ABC, instead="load it again where it is to run"):
 
         Raises: ForwardError, or another WeftError, for a token id outside the vocabulary, a row
         that ends beyond `n_positions` or does not fit its slots (`check_rows`), and once closed;
-        Unsupported for an adapter that it does not have.
+        Unsupported for an unknown adapter. KVFull where there is no memory for KV, with the slots
+        that there are and those that lack; `errors.is_out_of_memory` for any other memory.
         """
 
     def draw(self, rows: Sequence[KeptRow], batch: DrawBatch) -> Draws:

@@ -1,14 +1,22 @@
-"""Who may have KV now: pin, check room, evict, check again, and last park the youngest."""
+"""Who may have KV now: pin, check room, evict, check again, and last park the youngest; and how
+much there is, where an engine has less memory than was promised.
+"""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
 
-from ..errors import KVFull
+from ..errors import KVFull, is_out_of_memory
+from ..kv.room import Room
 from ..kv.tree import TokenTree
 from .desk import Desk
 from .jobs import Job
 from .step import as_forward_error
+
+_log = logging.getLogger(__name__)
+EASE_S = 10.0  # then more is tried again: who had the memory may have given it back
 
 
 class Admission:
@@ -22,6 +30,7 @@ class Admission:
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
         self.tree: TokenTree = desk.tree
+        self.shortage = Shortage(desk.tree.room, cuts_rows=desk.tree.fragments is not None)
 
     def admit(self, *, may_evict: bool) -> int:
         """Admit from the head of the queue while there is room; return how many were looked at.
@@ -134,12 +143,15 @@ class Admission:
         capacity = room.capacity or 0
         needed = job.longest_path()
         limit = f"the KV budget of {capacity} slots ({room.resident} hold KV now)"
+        hint = "load the model with a larger kv_budget, or use a shorter path"
+        if self.shortage.is_of_slots:
+            limit = f"the {capacity} slots that there is memory for now"
+            hint = "close what else takes memory on the device, or use a shorter path"
         by_hand = self.tree.n_pinned_by_hand()
         if room.max_paths is not None and (room.capacity is None or needed + by_hand <= capacity):
             limit = f"{room.max_paths} resident paths"
         n = job.n_paths()
         what = "this path" if n == 1 else f"these {n} paths together"
-        hint = "load the model with a larger kv_budget, or use a shorter path"
         if by_hand:
             limit += f" beside {by_hand} slots that are pinned by hand"
             hint = f"unpin paths, {hint}"
@@ -149,3 +161,71 @@ class Admission:
             capacity=capacity,
             hint=hint,
         )
+
+
+class Shortage:
+    """Keeps the steps to what an engine finds memory for, which others may take on the same device.
+
+    most: tokens that a step may have; None: as many as ever.
+    """
+
+    def __init__(self, room: Room, *, cuts_rows: bool) -> None:
+        """cuts_rows: a row may be run in parts, of which each is held."""
+        self.most: int | None = None
+        self._cuts_rows = cuts_rows
+        self._room = room
+        self._asked = room.capacity
+        self._since = 0.0
+
+    @property
+    def is_of_slots(self) -> bool:
+        """Whether the room is smaller than was asked for."""
+        return self._room.capacity != self._asked
+
+    def takes(self, error: BaseException, n_rows: int, n_tokens: int) -> bool:
+        """Ask for less, if it was memory that a step of this size wanted; False: it was not, or
+        there is nothing less to ask for.
+
+        Each time it is less, so who does the step again comes to an end.
+        """
+        if isinstance(error, KVFull) and self._has_fewer_slots(error):
+            what = f"the KV budget is {self._room.capacity} slots"
+        elif isinstance(error, KVFull) or is_out_of_memory(error):
+            if self.most == 1 or (n_rows <= 1 and (n_tokens <= 1 or not self._cuts_rows)):
+                return False
+            self.most = max(min(n_tokens, self.most or n_tokens) // 2, 1)
+            what = f"a step has {self.most} tokens at most"
+        else:
+            return False
+        self._since = time.monotonic()
+        _log.warning(
+            "no memory for a step of %d tokens, which is done again: for %d s, %s: %s",
+            n_tokens,
+            EASE_S,
+            what,
+            error,
+        )
+        return True
+
+    def _has_fewer_slots(self, error: KVFull) -> bool:
+        """Lower the room to what the engine says that it has; where that is no less, by as much as
+        it lacks: something that the room does not count took them."""
+        room = self._room
+        if room.capacity is None:
+            return False
+        found = min(room.capacity, error.capacity)
+        if found == room.capacity:
+            found -= max(error.needed, 1)
+        if found < 0:
+            return False
+        room.capacity = found
+        return True
+
+    def ease(self) -> None:
+        """Ask for all again, if it is long enough ago."""
+        if self._since and time.monotonic() - self._since > EASE_S:
+            self.forget()
+
+    def forget(self) -> None:
+        """Ask for all again."""
+        self.most, self._room.capacity, self._since = None, self._asked, 0.0

@@ -118,6 +118,15 @@ class Desk:
         self.n_moves += 1
         self.add(job)
 
+    def begin_anew(self) -> None:
+        """Send all admitted jobs back, of which nothing is in flight: they go on from what is
+        known, the oldest first, as far as there is room now.
+        """
+        self.first, self.late_firsts = [], []
+        for job in list(self.admitted):
+            if job.can_park:
+                self.guard(job, self.park, job)
+
     def fail(self, job: Job, error: WeftError) -> None:
         """End a job with an error; what it has in flight must land first."""
         if job.done:

@@ -39,10 +39,11 @@ class Job(ABC):
 
     claims: the paths it wants pinned; made by `prepare`. outstanding: launched parts of its lines.
     error: what it ends with once those have landed. by_content: it may find what lines have in
-    their tails, once these are closed.
+    their tails, once these are closed. can_park: it can go on from what is known, see `park`.
     """
 
     by_content = True
+    can_park = True
 
     def __init__(self, age: int, tickets: Sequence[Ticket]) -> None:
         self.age = age
@@ -90,6 +91,11 @@ class Job(ABC):
 
     def stop(self, desk: Desk) -> None:
         """Let go of everything: the job ends."""
+
+    def conclude(self, desk: Desk) -> None:
+        """End, if what it had in flight, which was undone, is all that kept it from that."""
+        if self.error is not None:
+            desk.fail(self, self.error)
 
     def cancel(self, ticket: Ticket, desk: Desk) -> None:
         """End for one ticket, early."""
@@ -450,12 +456,19 @@ class RunJob(Job):
         self.settle(desk)
 
     def park(self, desk: Desk) -> None:
+        """Its last token is to be run, also where a step that was undone has run it already."""
         desk.live.pop(self, None)
+        self.line.trim(desk.tree, max(len(self.line.tokens) - 1, 0))
         self.line.close(desk.tree)
 
     def stop(self, desk: Desk) -> None:
         desk.live.pop(self, None)
         self.line.drop(desk.tree)
+
+    def conclude(self, desk: Desk) -> None:
+        super().conclude(desk)
+        if self.ending and not self.done:
+            self.finish(desk)
 
     def carry(self, other: RunJob, desk: Desk) -> None:
         """Let the tickets of an equal run be this one's, too; that run is over."""

@@ -33,6 +33,8 @@ class NativeJob(RunJob):
     as; None while it waits.
     """
 
+    can_park = False
+
     def __init__(self, age: int, tickets: Sequence[Ticket], abroad: Abroad) -> None:
         super().__init__(age, tickets)
         self.abroad = abroad

@@ -132,6 +132,7 @@ class Scheduler:
         began = time.perf_counter()
         with self.lock:
             self.see_weights()
+            self.admission.shortage.ease()
             before_moves = self.desk.n_moves
             moved = self.take_in()
             if not self._awaits_weights():
@@ -219,6 +220,7 @@ class Scheduler:
 
     def clear(self) -> None:
         """Forget all KV and logits that no running work needs; between steps, under the lock."""
+        self.admission.shortage.forget()
         self._forget_paths()
         self.engine.forget()
 
@@ -233,14 +235,15 @@ class Scheduler:
         """Choose the rows of the next step; None when there are none, or others must land first."""
         desk = self.desk
         desk.promote()
+        n_batch, n_step = self._sizes()
         # Live runs must not starve those that begin.
         others = desk.waiting or desk.commits
-        spared = min(max(self.n_batch // 4, 1), self.n_batch - 1) if others else 0
-        runs = self._ready_runs(self.n_step - spared) if desk.live else []
+        spared = min(max(n_batch // 4, 1), n_batch - 1) if others else 0
+        runs = self._ready_runs(n_step - spared) if desk.live else []
         shares: list[Share] = []
         if desk.commits:
             used = self._cost(runs) + sum([len(run.forced) for run in runs])
-            shares = self._shares(max(self.n_step - used, spared))
+            shares = self._shares(max(n_step - used, spared))
         if runs or shares:
             before, in_flight = desk.n_moves, self.flight is not None
             reserve = partial(self._reserve, runs, shares, before)
@@ -252,7 +255,7 @@ class Scheduler:
             self.counters.recomputed += sum(again)
         parts: list[Part] = [*goers]
         if desk.waiting:
-            n_left = min(self.n_batch, self.n_step - sum([part.n_tokens() for part in goers]))
+            n_left = min(n_batch, n_step - sum([part.n_tokens() for part in goers]))
             if self.engine.info.recomputes:  # a long path may have been more than its share
                 n_left = max(n_left, spared)
             if runs and self.engine.info.device == "cpu":
@@ -270,6 +273,13 @@ class Scheduler:
             desk.promote()  # what the row store just answered
             return None
         return Step(parts)
+
+    def _sizes(self) -> tuple[int, int]:
+        """Return how many tokens of those that wait, and in all, a step may have now."""
+        most = self.admission.shortage.most
+        if most is None:
+            return self.n_batch, self.n_step
+        return min(self.n_batch, most), min(self.n_step, most)
 
     def _ready_runs(self, most: int) -> list[RunJob]:
         """Return the runs whose next token can be run now, `most` tokens of them.
@@ -392,6 +402,7 @@ class Scheduler:
             try:
                 for call in step.calls:
                     call.land()
+                step.error = step.wanted_memory()
             except BaseException as error:
                 step.error = error
         waited = time.perf_counter() - began
@@ -433,8 +444,9 @@ class Scheduler:
             self.desk.fail(job, as_forward_error(part_error))
 
     def _crash(self, step: Step, raised: BaseException) -> None:
-        """Fail every ticket of a step, and of the one launched from its draws; undo both."""
-        error = as_forward_error(raised)
+        """Undo a step, and the one launched from its draws, and fail all their tickets; or do what
+        wanted memory again, with less of it.
+        """
         after, self.flight = self.flight, None
         steps = [step] if after is None else [step, after]
         jobs: dict[Job, None] = {}
@@ -443,6 +455,12 @@ class Scheduler:
             for part in each.parts:
                 jobs.update(dict.fromkeys(part.jobs()))
                 part.discard(self.desk)
+        for job in jobs:
+            self.desk.guard(job, job.conclude, self.desk)
+        if self.admission.shortage.takes(raised, *step.size()):
+            self.desk.begin_anew()
+            return
+        error = as_forward_error(raised)
         for job in jobs:
             self.desk.fail(job, error)
 

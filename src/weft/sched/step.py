@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ..engines.base import Engine, KeptRow, KeptRows, Output, Row
-from ..errors import ForwardError, WeftError
+from ..errors import ForwardError, WeftError, is_out_of_memory
 from ..sampling.sampler import Chain, draw_at, draw_batch
 from .lines import LAST
 from .rows import LogitsRow, RowStore
@@ -209,9 +209,11 @@ class RunsPart(LinesPart):
             run.late = None
 
     def discard(self, desk: Desk) -> None:
-        for run in self.runs:
+        for number, run in enumerate(self.runs):
             run.outstanding -= 1
             self._landed(run)
+            if number in self._forced:  # its sampler is past them: they are to be run as they are
+                run.forced, run.n_forced = self._forced[number], 0
 
 
 class FirstsPart(Part):
@@ -348,6 +350,21 @@ class Step:
         self.calls = [Call(some) for some in by_name.values()]
         self.parts = parts
         self.error: BaseException | None = None
+
+    def size(self) -> tuple[int, int]:
+        """Return how many rows it has, and how many tokens."""
+        rows = [row for part in self.parts for row in part.rows()]
+        return len(rows), sum([row.n_tokens for row in rows])
+
+    def wanted_memory(self) -> Exception | None:
+        """Return what a part that has landed lacked, if that was memory: then nothing of the step
+        is given out, and all of it can be done again.
+        """
+        for part in self.parts:
+            error = part.error
+            if error is not None and is_out_of_memory(error) and part.jobs():
+                return error
+        return None
 
     def settle(self) -> None:
         """Wait for what a failed step, or one launched from it, has on the device."""

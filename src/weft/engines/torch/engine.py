@@ -102,6 +102,9 @@ class TorchEngine(ModelEngine):
         except NoTree:
             model.set_attn_implementation(own)
             raise
+        self.fragments.give_back()  # what the check took; what libraries keep of it stays
+        if (free := self._free_bytes()) is not None:
+            self._extra["free_bytes"] = free
         self.info = replace(self.info, n_positions=self._n_asked)
 
     @classmethod

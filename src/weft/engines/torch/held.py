@@ -69,8 +69,6 @@ class ModelEngine(Engine):
         self._known_as = self._kind()
         named = {"rope": rope, "quantised": quantised(model)}
         self._extra: dict[str, Any] = {name: value for name, value in named.items() if value}
-        if self._device.type == "cuda":
-            self._extra["free_bytes"] = free_bytes(self._device)
 
     def draw(self, rows: Sequence[KeptRow], batch: DrawBatch) -> Draws:
         """Draw from kept rows where steps draw, too; see Engine.draw."""
@@ -85,6 +83,10 @@ class ModelEngine(Engine):
         if isinstance(row.rows, TorchRows):
             return row.rows.tensor[row.rows.place(row.number)].float()
         return upload(row.logits(), self._device)
+
+    def _free_bytes(self) -> int | None:
+        """Return what a card has left now; None on a host."""
+        return free_bytes(self._device) if self._device.type == "cuda" else None
 
     def tokenizer(self) -> Tokenizer | None:
         return self.brought

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ....errors import ConfigError, ModelMismatch
+from ....errors import ConfigError, KVFull, ModelMismatch
 from ...base import Fragment, Usage
 from ..card import free_bytes
 from ..hosted import HostCopies, from_host, to_host
@@ -349,38 +349,59 @@ class SlotPool(KVMemory):
                 self.give_back()
 
     def _grow(self, n: int) -> None:
-        """Make `n` more slots at least. Raises: torch.OutOfMemoryError, and the pool is whole."""
+        """Make `n` more slots at least. Raises: KVFull where there is no memory for them, and the
+        pool is whole.
+        """
         old = self._capacity
         most = max(n, self._spare(old))
-        is_made = False
         if most > n:
             with suppress(torch.OutOfMemoryError):
                 self._enlarge(old + most)
-                is_made = True
-        if not is_made:
+                return
+        try:
             self._enlarge(old + n)
+        except torch.OutOfMemoryError as error:
+            raise KVFull(
+                f"there is memory for the KV of {old} tokens, and {n} more are wanted: {error}",
+                needed=n,
+                capacity=old,
+                hint="close what else takes memory on the device, or use shorter or fewer paths",
+            ) from error
 
     @torch.inference_mode()
     def _enlarge(self, new: int) -> None:
         """Have `new` slots, layer after layer: one is there twice at a time."""
         old = self._capacity
-        if not old:
-            self.keys, self.values = [], []
         self.n_moves += 1
-        for layer, shape in enumerate(self._shapes):
-            fresh = self._empty(shape, new + 1)
-            if layer == len(self.keys):
-                self.keys.append(fresh[0])
-                self.values.append(fresh[1])
-                continue
-            for held, tensor in zip((self.keys, self.values), fresh, strict=True):
-                tensor[:old] = held[layer][:old]
-                held[layer] = tensor
+        try:
+            self._resize(new)
+        except torch.OutOfMemoryError:
+            if old:
+                with suppress(torch.OutOfMemoryError):  # those that are larger are whole, too
+                    self._resize(old)
+            else:
+                self.keys, self.values = [], []
+            raise
         free = np.empty(new, np.int32)
         free[: new - old] = np.arange(new - 1, old - 1, -1)
         # Those that were free already go first.
         free[new - old : new - old + self._n_free] = self._free[: self._n_free]
         self._free, self._n_free, self._capacity = free, self._n_free + new - old, new
+
+    def _resize(self, n: int) -> None:
+        """Let all layers have room for n slots, with what they hold."""
+        kept = self._capacity
+        for layer, shape in enumerate(self._shapes):
+            if layer < len(self.keys) and len(self.keys[layer]) == n + 1:
+                continue
+            fresh = self._empty(shape, n + 1)
+            if layer == len(self.keys):
+                self.keys.append(fresh[0])
+                self.values.append(fresh[1])
+                continue
+            for held, tensor in zip((self.keys, self.values), fresh, strict=True):
+                tensor[:kept] = held[layer][:kept]
+                held[layer] = tensor
 
     def give_back(self) -> None:
         if self._n_free == self._capacity:

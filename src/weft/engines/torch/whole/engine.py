@@ -64,8 +64,8 @@ class WholePathEngine(ModelEngine):
         Raises: ModelLoadError where it does not run, Unsupported where it is no decoder.
         """
         super().__init__(model, n_ctx=n_ctx)
-        free = self._extra.pop("free_bytes", None)  # it is no KV budget of Weft's
         if state_bytes is None:
+            free = self._free_bytes()
             state_bytes = _END_BYTES if free is None else int(free * _END_SHARE)
         self._seen = self.weights_mark()
         self._start(fingerprint, why, whole_number("state_bytes", state_bytes, 0))
