@@ -547,13 +547,12 @@ class Engine(Uncopied, ABC, instead="load it again where it is to run"):
 
         Rows of one call never depend on each other, all have the same adapter, and no two share a
         `dest`. On return every `dest.length` has grown by the row's tokens; on an exception none
-        has, so compute all rows before writing one. An overlapping engine may raise later, from
-        `Output.wait`; the scheduler then trims.
+        has, so compute all rows before writing one. One that overlaps may raise from `Output.wait`.
 
         Raises: ForwardError, or another WeftError, for a token id outside the vocabulary, a row
         that ends beyond `n_positions` or does not fit its slots (`check_rows`), and once closed;
         Unsupported for an unknown adapter. KVFull where there is no memory for KV, with the slots
-        that there are and those that lack; `errors.is_out_of_memory` for any other memory.
+        that there are and lack; one that `errors.is_out_of_memory` knows for other memory.
         """
 
     def draw(self, rows: Sequence[KeptRow], batch: DrawBatch) -> Draws:
