@@ -63,12 +63,15 @@ def run(part: Part, limit: float, options: argparse.Namespace) -> dict[str, Any]
             command.append("--dry")
         if part.command[0] != "gpu_kernels.py":
             command += [word for pair in options.option for word in ("--option", *pair)]
-        told = _ended(command, limit, options)
-        while told.get("code") == LOST and (left := limit - (time.monotonic() - began)) > 10:
-            told = _ended(command, left, options)  # it goes on after what it has noted
+        told, n_begun = _ended(command, limit, options), 0
+        while goes_on(told.get("code", 0)) and (left := limit - (time.monotonic() - began)) > 10:
+            before, n_begun = n_begun, n_of_begun(notes)
+            if n_begun == before:
+                break
+            told = _ended(command, left, options)
         told.pop("code", None)
-        text = notes.read_text(encoding="utf-8", errors="replace") if notes.exists() else ""
-        told["figures"], broken = _figures(text)
+        lines, broken = read_lines(notes)
+        told["figures"] = [line for line in lines if "begins" not in line]
         if broken:
             told["broken"] = broken
             told.setdefault("error", "a figure is cut short")
@@ -104,19 +107,33 @@ def _ended(command: list[str], limit: float, options: argparse.Namespace) -> dic
     return told
 
 
-def _figures(text: str) -> tuple[list[dict[str, Any]], str]:
-    """Return the figures of a part's notes, and the first line that somebody was ended in, if any.
+def goes_on(code: int) -> bool:
+    """Whether a process that ended so goes on in another one, after what it has noted: the card
+    answered it no more, or a signal ended it. Not where it has begun nothing new.
+    """
+    return code == LOST or code < 0
+
+
+def n_of_begun(notes: str | Path, **of: Any) -> int:
+    """Return how many figures were begun, of those whose lines say that."""
+    return sum("begins" in line and of.items() <= line.items() for line in read_lines(notes)[0])
+
+
+def read_lines(notes: str | Path) -> tuple[list[dict[str, Any]], str]:
+    """Return a part's notes, and the first line that somebody was ended in, if any.
 
     What is no number is text: JSON has none.
     """
-    figures: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
     broken = ""
+    path = Path(notes)
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     for line in text.splitlines():
         try:
-            figures.append(json.loads(line, parse_constant=str))
+            lines.append(json.loads(line, parse_constant=str))
         except json.JSONDecodeError:
             broken = broken or line  # others may have gone on behind it
-    return figures, broken
+    return lines, broken
 
 
 def _environment(options: argparse.Namespace) -> dict[str, str]:

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 from common import ROOT
-from gpu_check import LOST
+from gpu_check import goes_on, n_of_begun
 from gpu_model import Record, device, prompt, words
 
 import weft
@@ -98,15 +98,19 @@ def _chosen(family: str, dtype: str) -> str:
     return chosen
 
 
-def side_by_side(families: list[str]) -> None:
+def side_by_side(families: list[str], notes: str) -> None:
     """Run this program for each family at once: a card's kernels are compiled by its host."""
     running = {family: _started(family) for family in families}
+    begun = dict.fromkeys(families, 0)
     failed = []
     while running:
         for family, process in list(running.items()):
             code = process.poll()
-            if code == LOST:
-                running[family] = _started(family)  # it goes on after what it has noted
+            before = begun[family]
+            if code is not None and goes_on(code):
+                begun[family] = n_of_begun(notes, family=family)
+            if begun[family] > before:
+                running[family] = _started(family)
             elif code is not None:
                 failed += [family] if code else []
                 del running[family]
@@ -219,7 +223,7 @@ def main() -> None:
     if options.family:
         families, record = [options.family], Record(options.json, family=options.family)
     if "truth" in options.parts and len(families) > 1:
-        side_by_side(families)
+        side_by_side(families, options.json)
     elif "truth" in options.parts:
         for dtype in reversed(dtypes):  # what models are mostly run in first
             job = partial(truth, families[0], dtype, dict(options.option), 3 if options.dry else 10)

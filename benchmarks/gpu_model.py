@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from gpu_check import LOST
+from gpu_check import LOST, read_lines
 from tokenizers import Tokenizer, decoders, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -235,27 +235,35 @@ class Record:
         this record say, where others write to the file, too.
         """
         self._path = Path(path)
-        self._n_attempts = self._n_before = 0
-        if self._path.exists():
-            lines = map(json.loads, self._path.read_text(encoding="utf-8").splitlines())
-            self._n_before = sum("attempt" in line and of.items() <= line.items() for line in lines)
+        lines = [line for line in read_lines(path)[0] if of.items() <= line.items()]
+        self._n_attempts = 0
+        self._n_before = sum("attempt" in line for line in lines)
+        self._n_begun = sum("begins" in line for line in lines)
 
     def add(self, what: str, **figures: Any) -> None:
-        line = json.dumps({"what": what, **figures}, default=str)
+        print(self._note({"what": what, **figures}), flush=True)
+
+    def _note(self, figures: dict[str, Any]) -> str:
+        line = json.dumps(figures, default=str)
         with self._path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
-        print(line, flush=True)
+        return line
 
     def attempt(
         self, what: str, job: Callable[[], dict[str, Any]], **named: Any
     ) -> dict[str, Any] | None:
         """Note what a job gives, or why it failed; None then, and where it is noted already.
 
-        Ends the process with LOST where the card answers it no more.
+        Ends the process with LOST where the card answers it no more. A job that a process ended in,
+        as by a signal, has failed.
         """
         self._n_attempts += 1
         if self._n_attempts <= self._n_before:
             return None
+        if self._n_attempts <= self._n_begun:
+            self.add(what, **named, attempt=self._n_attempts, error="a process ended in it")
+            return None
+        self._note({"what": what, **named, "begins": self._n_attempts})
         named["attempt"] = self._n_attempts
         began = time.perf_counter()
         try:

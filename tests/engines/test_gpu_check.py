@@ -159,6 +159,29 @@ def test_what_comes_after_an_attempt_that_lost_the_card_is_tried_in_another_proc
     assert "error" not in told
 
 
+def test_what_comes_after_an_attempt_that_a_signal_ended_is_tried_in_another_process(
+    tmp_path: Path,
+) -> None:
+    """Once: what ends at its import, or when all is done, is not started for ever."""
+    script = (
+        f"sys.path[:0] = [{str(ROOT / 'src')!r}, {str(ROOT / 'benchmarks')!r}]\n"
+        "import gpu_model\n"
+        "record = gpu_model.Record(notes.name)\n"
+        "record.add('card')\n"
+        "for number in range(4):\n"
+        "    job = lambda: {'is': number} if number % 2 else os.kill(os.getpid(), 11)\n"
+        "    record.attempt('try', job, number=number)\n"
+        "os.kill(os.getpid(), 11)\n"
+    )
+    told = told_of(tmp_path, script, 60.0)
+    tries = [each for each in told["figures"] if each["what"] == "try"]
+    assert [each["number"] for each in tries] == [0, 1, 2, 3]
+    assert [each.get("error") for each in tries] == ["a process ended in it", None] * 2
+    assert told["error"] == "ended with -11"
+    assert told["failed"] == 3
+    assert len(told["figures"]) <= 4 + 4
+
+
 def test_what_is_no_number_is_told_in_json_that_any_reader_takes(tmp_path: Path) -> None:
     told = told_of(tmp_path, 'notes.write(\'{"worst": NaN, "ms": [-Infinity]}\\n\')\n')
     assert told["figures"] == [{"worst": "NaN", "ms": ["-Infinity"]}]
