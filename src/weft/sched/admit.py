@@ -17,6 +17,7 @@ from .step import as_forward_error
 
 _log = logging.getLogger(__name__)
 EASE_S = 10.0  # then more is tried again: who had the memory may have given it back
+_MOST_EASE_S = 320.0  # if they have not, it is tried half as often each time
 
 
 class Admission:
@@ -175,7 +176,9 @@ class Shortage:
         self._cuts_rows = cuts_rows
         self._room = room
         self._asked = room.capacity
-        self._since = 0.0
+        self._since: float | None = None
+        self._eased = -_MOST_EASE_S
+        self._ease_s = EASE_S
 
     @property
     def is_of_slots(self) -> bool:
@@ -197,11 +200,14 @@ class Shortage:
             what = f"a step has {self.most} tokens at most"
         else:
             return False
-        self._since = time.monotonic()
+        now = time.monotonic()
+        if self._since is None and now - self._eased > self._ease_s:
+            self._ease_s = EASE_S
+        self._since = now
         _log.warning(
             "no memory for a step of %d tokens, which is done again: for %d s, %s: %s",
             n_tokens,
-            EASE_S,
+            self._ease_s,
             what,
             error,
         )
@@ -223,9 +229,11 @@ class Shortage:
 
     def ease(self) -> None:
         """Ask for all again, if it is long enough ago."""
-        if self._since and time.monotonic() - self._since > EASE_S:
+        if self._since is not None and time.monotonic() - self._since > self._ease_s:
             self.forget()
+            self._eased = time.monotonic()
+            self._ease_s = min(2 * self._ease_s, _MOST_EASE_S)
 
     def forget(self) -> None:
         """Ask for all again."""
-        self.most, self._room.capacity, self._since = None, self._asked, 0.0
+        self.most, self._room.capacity, self._since = None, self._asked, None

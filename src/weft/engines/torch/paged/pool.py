@@ -352,8 +352,10 @@ class SlotPool(KVMemory):
         """Make `n` more slots at least. Raises: KVFull where there is no memory for them, and the
         pool is whole.
         """
-        old = self._capacity
-        most = max(n, self._spare(old))
+        old, left = self._capacity, self._left()
+        if left is not None and left < n:  # what is moved in vain costs what was captured over it
+            raise self._full(n)
+        most = max(n, self._spare(left))
         if most > n:
             with suppress(torch.OutOfMemoryError):
                 self._enlarge(old + most)
@@ -361,12 +363,32 @@ class SlotPool(KVMemory):
         try:
             self._enlarge(old + n)
         except torch.OutOfMemoryError as error:
-            raise KVFull(
-                f"there is memory for the KV of {old} tokens, and {n} more are wanted: {error}",
-                needed=n,
-                capacity=old,
-                hint="close what else takes memory on the device, or use shorter or fewer paths",
-            ) from error
+            raise self._full(n) from error
+
+    def _full(self, n: int) -> KVFull:
+        return KVFull(
+            f"there is memory for the KV of {self._capacity} tokens, and {n} more are wanted",
+            needed=n,
+            capacity=self._capacity,
+            hint="close what else takes memory on the device, or use shorter or fewer paths",
+        )
+
+    def _left(self) -> int | None:
+        """Return how many slots a card has memory for, beside those that there are; None on a host,
+        which does not say.
+        """
+        device = self.layout.device
+        if device.type == "cpu":
+            return None
+        return free_bytes(device) // self.layout.slot_bytes
+
+    def _spare(self, left: int | None) -> int:
+        """Return how many slots it is to grow by, if it has to."""
+        n = self._capacity
+        least = max(n // SPARE, SMALLEST_POOL - n)
+        if left is None:
+            return least
+        return max(least, min(max(n // 2, _FIRST_ON_CARD - n), left // _SHARE_OF_FREE))
 
     @torch.inference_mode()
     def _enlarge(self, new: int) -> None:
@@ -406,14 +428,6 @@ class SlotPool(KVMemory):
     def give_back(self) -> None:
         if self._n_free == self._capacity:
             self._let_go()
-
-    def _spare(self, n: int) -> int:
-        """How many slots a pool of n is to grow by, if it has to."""
-        if self.layout.device.type == "cpu":
-            return max(n // SPARE, SMALLEST_POOL - n)
-        free = free_bytes(self.layout.device) // self.layout.slot_bytes
-        wanted = min(max(n // 2, _FIRST_ON_CARD - n), free // _SHARE_OF_FREE)
-        return max(n // SPARE, SMALLEST_POOL - n, wanted)
 
     def _let_go(self) -> None:
         self.n_moves += 1
