@@ -213,7 +213,10 @@ class BatchAbandoned(Cancelled, RuntimeError):
     """The batch this work belonged to was given up."""
 
 
-_NO_MEMORY = ("can't allocate memory", "out of memory", "_ALLOC_FAILED")
+_NO_MEMORY = (
+    *("can't allocate memory", "out of memory", "_ALLOC_FAILED"),
+    *("malloc] Attempting to allocate", "] Unable to allocate"),  # MLX
+)
 _CAUSES = 100  # of an error that are looked at: there may be a circle
 
 
