@@ -484,8 +484,9 @@ class LateFake(Wrapped):
 class Tight(Wrapped):
     """Any engine on a device that others use, too: there is less memory than it was promised.
 
-    most_tokens: those of a step. most_slots: those with KV. chance: of no memory for a step that
-    could have been smaller, at `where`: its "forward", its "draw", or when it lands ("wait").
+    most_tokens: those of a step. most_slots: those with KV. most_units: a slot takes one, a token
+    of a step four. chance: of no memory for a step that could have been smaller, at `where`: its
+    "forward", its "draw", or when it lands ("wait").
     """
 
     def __init__(
@@ -494,6 +495,7 @@ class Tight(Wrapped):
         *,
         most_tokens: int | None = None,
         most_slots: int | None = None,
+        most_units: int | None = None,
         where: str = "forward",
         chance: float = 0.0,
         seed: int = 0,
@@ -501,6 +503,7 @@ class Tight(Wrapped):
         super().__init__(inner)
         self.most_tokens = most_tokens
         self.most_slots = most_slots
+        self.most_units = most_units
         self.where = where
         self.chance = chance
         self.random = random.Random(seed)
@@ -512,6 +515,8 @@ class Tight(Wrapped):
         is_lucky = not may_be_less or self.random.random() >= self.chance
         if self.most_tokens is not None and n_tokens > self.most_tokens and may_be_less:
             is_lucky = False
+        if self.most_units is not None and self.fragments is not None:
+            is_lucky = self.fragments.usage().slots + 4 * n_tokens <= self.most_units
         if not is_lucky and self.where == "forward":
             self.refuse()
         if self.most_slots is not None and self.fragments is not None:

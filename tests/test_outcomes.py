@@ -59,9 +59,15 @@ def test_no_memory_is_told_however_it_is_said() -> None:
         "CUBLAS_STATUS_ALLOC_FAILED when calling …",
         "[metal::malloc] Attempting to allocate 48736917632 bytes which is greater than …",
         "[malloc_or_wait] Unable to allocate 2147483648 bytes.",
+        "could not create a primitive",
     ):
         assert errors.is_out_of_memory(RuntimeError(said))
         assert not errors.is_out_of_memory(ValueError(said))
-    for error in (RuntimeError("shapes differ"), caused(ValueError("can't allocate memory"))):
+    unknown = RuntimeError("could not create a primitive descriptor for a matmul primitive")
+    for error in (
+        unknown,
+        RuntimeError("shapes differ"),
+        caused(ValueError("can't allocate memory")),
+    ):
         assert not errors.is_out_of_memory(error)
     assert outcome_of(error).exit_code == 1

@@ -217,6 +217,7 @@ _NO_MEMORY = (
     *("can't allocate memory", "out of memory", "_ALLOC_FAILED"),
     *("malloc] Attempting to allocate", "] Unable to allocate"),  # MLX
 )
+_NO_CODE = "could not create a primitive"  # oneDNN; a "primitive descriptor" it does not know
 _CAUSES = 100  # of an error that are looked at: there may be a circle
 
 
@@ -229,7 +230,7 @@ def is_out_of_memory(error: BaseException) -> bool:
         if cause is None:
             return False
         said = str(cause) if isinstance(cause, RuntimeError) else ""
-        is_told = any(each in said for each in _NO_MEMORY)
+        is_told = said.endswith(_NO_CODE) or any(each in said for each in _NO_MEMORY)
         if isinstance(cause, MemoryError) or type(cause).__name__ == "OutOfMemoryError" or is_told:
             return True
         cause = cause.__cause__

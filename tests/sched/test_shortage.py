@@ -162,6 +162,28 @@ def test_there_are_as_many_slots_as_the_engine_has(make: MakeRig, clock: Clock, 
     assert rig.tree.room.capacity == 100
 
 
+@pytest.mark.parametrize("capacity", [100, None])
+@pytest.mark.parametrize("kind", ["plain", "sequence", "late", "late below"])
+def test_kv_that_can_be_computed_again_goes_where_smaller_steps_do_not_do(
+    make: MakeRig, clock: Clock, kind: str, capacity: int | None
+) -> None:
+    """Nobody says how many slots there are: runs may need more of them than half of what was held,
+    and get them as long as they are there.
+    """
+    engine = KINDS[kind](most_units=40)
+    rig = make(engine, capacity=capacity)
+    items = [run(rig.place([1, 2, 3]), i, max_tokens=30) for i in range(6)]
+    for item, result in zip(items, rig.drive(*items), strict=True):
+        assert_result(rig, item, result)
+    assert tight_of(engine).n_refused
+    (ticket,) = rig.drive_quietly(run(rig.place([4]), max_tokens=50))
+    with pytest.raises(ForwardError, match="no memory for a step"):
+        ticket.result()
+    rig.drive(Extend(rig.place([5, 6])))
+    rig.scheduler.clear()
+    assert rig.tree.room.capacity == capacity
+
+
 def test_what_the_room_does_not_count_is_made_room_for(make: MakeRig, clock: Clock) -> None:
     """Rows that keep nothing take slots, too: what nobody needs goes for them."""
     engine = Tight(MemoryEngine(), most_slots=32)
@@ -246,13 +268,13 @@ def test_a_forced_row_that_finds_no_memory_is_run_as_it_is(make: MakeRig, clock:
 def test_less_is_asked_for_each_time_and_all_again_later(clock: Clock) -> None:
     room = Room(100, None)
     short = Shortage(room, cuts_rows=True)
-    assert not short.takes(RuntimeError("broken"), 4, 40)
-    assert not short.takes(KVFull("no", needed=101, capacity=100), 1, 1)
-    assert short.takes(MemoryError(), 1, 40)
+    assert not short.takes(RuntimeError("broken"), 4, 40, 0)
+    assert not short.takes(KVFull("no", needed=101, capacity=100), 1, 1, 0)
+    assert short.takes(MemoryError(), 1, 40, 0)
     assert (short.most, room.capacity) == (20, 100)
-    assert short.takes(KVFull("no", needed=8, capacity=70), 4, 40)
+    assert short.takes(KVFull("no", needed=8, capacity=70), 4, 40, 0)
     assert (room.capacity, short.is_of_slots) == (70, True)
-    assert short.takes(KVFull("no", needed=8, capacity=70), 4, 40)
+    assert short.takes(KVFull("no", needed=8, capacity=70), 4, 40, 0)
     assert room.capacity == 62
     clock.now += EASE_S - 1
     short.ease()
@@ -261,7 +283,7 @@ def test_less_is_asked_for_each_time_and_all_again_later(clock: Clock) -> None:
     short.ease()
     assert (short.most, room.capacity, short.is_of_slots) == (None, 100, False)
     for waited in (20, 40, 80, 160, 320, 320):  # who took it has not given it back
-        assert short.takes(MemoryError(), 1, 40)
+        assert short.takes(MemoryError(), 1, 40, 0)
         clock.now += waited - 1
         short.ease()
         assert short.most == 20
@@ -269,11 +291,11 @@ def test_less_is_asked_for_each_time_and_all_again_later(clock: Clock) -> None:
         short.ease()
         assert short.most is None
     clock.now += 321
-    assert short.takes(MemoryError(), 1, 40)
+    assert short.takes(MemoryError(), 1, 40, 0)
     clock.now += EASE_S + 1
     short.ease()
     assert short.most is None
     unlimited = Shortage(Room(None, None), cuts_rows=False)
-    assert unlimited.takes(KVFull("no", needed=8, capacity=70), 2, 40)
+    assert unlimited.takes(KVFull("no", needed=8, capacity=70), 2, 40, 0)
     assert unlimited.most == 20
-    assert not unlimited.takes(MemoryError(), 1, 40)
+    assert not unlimited.takes(MemoryError(), 1, 40, 0)

@@ -70,7 +70,10 @@ class Admission:
                 self._undo(job)
                 return "drain"
             if self._is_short(reserve) or not self.tree.make_room():
+                has_more = not self.desk.admitted and self.shortage.yields(room.must)
                 self._undo(job)
+                if has_more:
+                    return self._try(job, may_evict)
                 return "wait" if self.desk.admitted else "never"
         counters = self.desk.counters
         for claim, (reused, missing) in zip(job.claims, counts, strict=True):
@@ -132,6 +135,7 @@ class Admission:
         room = self.tree.room
         for tail in self.tree.tails:
             room.tighten(tail, tail.fragment.length + 1)
+        self.shortage.yields(room.must)
         may_fit = room.capacity is not None and room.must <= room.capacity
         if may_fit and self.tree.make_room():
             return False
@@ -176,6 +180,7 @@ class Shortage:
         self._cuts_rows = cuts_rows
         self._room = room
         self._asked = room.capacity
+        self._is_guess = False  # that the room is smaller; else the engine has said it
         self._since: float | None = None
         self._eased = -_MOST_EASE_S
         self._ease_s = EASE_S
@@ -185,19 +190,21 @@ class Shortage:
         """Whether the room is smaller than was asked for."""
         return self._room.capacity != self._asked
 
-    def takes(self, error: BaseException, n_rows: int, n_tokens: int) -> bool:
+    def takes(self, error: BaseException, n_rows: int, n_tokens: int, least: int) -> bool:
         """Ask for less, if it was memory that a step of this size wanted; False: it was not, or
         there is nothing less to ask for.
 
-        Each time it is less, so who does the step again comes to an end.
+        least: slots that the oldest job needs, about. Each time it is less, so who does the step
+        again comes to an end.
         """
         if isinstance(error, KVFull) and self._has_fewer_slots(error):
-            what = f"the KV budget is {self._room.capacity} slots"
+            pass
         elif isinstance(error, KVFull) or is_out_of_memory(error):
-            if self.most == 1 or (n_rows <= 1 and (n_tokens <= 1 or not self._cuts_rows)):
+            had_less = self.most is not None
+            is_less = self._has_smaller_steps(n_rows, n_tokens)
+            # Where that does not do, or cannot be, KV that can be computed again goes.
+            if (had_less or not is_less) and not self._has_half_the_slots(least) and not is_less:
                 return False
-            self.most = max(min(n_tokens, self.most or n_tokens) // 2, 1)
-            what = f"a step has {self.most} tokens at most"
         else:
             return False
         now = time.monotonic()
@@ -205,12 +212,42 @@ class Shortage:
             self._ease_s = EASE_S
         self._since = now
         _log.warning(
-            "no memory for a step of %d tokens, which is done again: for %d s, %s: %s",
+            "no memory for a step of %d tokens, which is done again: for %d s, %s tokens a step at"
+            " most, and %s slots of KV: %s",
             n_tokens,
             self._ease_s,
-            what,
+            self.most or "any number of",
+            self._room.capacity,
             error,
         )
+        return True
+
+    def _has_smaller_steps(self, n_rows: int, n_tokens: int) -> bool:
+        """Halve the tokens of a step, if one can be smaller."""
+        if self.most == 1 or (n_rows <= 1 and (n_tokens <= 1 or not self._cuts_rows)):
+            return False
+        self.most = max(min(n_tokens, self.most or n_tokens) // 2, 1)
+        return True
+
+    def _has_half_the_slots(self, least: int) -> bool:
+        """Lower the room to half of what is held: most engines give the memory of the rest back."""
+        room = self._room
+        held = room.resident + room.tails
+        found = max(held // 2, least + room.growth)
+        if not self._cuts_rows or found >= held:
+            return False
+        room.capacity, self._is_guess = found, True
+        return True
+
+    def yields(self, needed: int) -> bool:
+        """Give work that is alone the slots that it must have, if nobody knows that they are not
+        there; return whether it has more now.
+        """
+        room = self._room
+        most = needed if self._asked is None else min(needed, self._asked)
+        if not (self._is_guess and room.capacity is not None and room.capacity < most):
+            return False
+        room.capacity = most
         return True
 
     def _has_fewer_slots(self, error: KVFull) -> bool:
@@ -224,7 +261,7 @@ class Shortage:
             found -= max(error.needed, 1)
         if found < 0:
             return False
-        room.capacity = found
+        room.capacity, self._is_guess = found, False
         return True
 
     def ease(self) -> None:
@@ -237,3 +274,4 @@ class Shortage:
     def forget(self) -> None:
         """Ask for all again."""
         self.most, self._room.capacity, self._since = None, self._asked, None
+        self._is_guess = False

@@ -88,6 +88,13 @@ class Desk:
         queued = [job for _, job in self.queue if not job.done]
         return sorted([*queued, *self.admitted], key=lambda job: job.age)
 
+    def least(self) -> int:
+        """Return how many slots the oldest admitted job needs, at most."""
+        if not self.admitted:
+            return 0
+        job = min(self.admitted, key=lambda job: job.age)
+        return job.longest_path() * job.n_paths()
+
     # Coming and going -------------------------------------------------------------------------
 
     def add(self, job: Job) -> None:

@@ -457,7 +457,7 @@ class Scheduler:
                 part.discard(self.desk)
         for job in jobs:
             self.desk.guard(job, job.conclude, self.desk)
-        if self.admission.shortage.takes(raised, *step.size()):
+        if self.admission.shortage.takes(raised, *step.size(), self.desk.least()):
             self.desk.begin_anew()
             return
         error = as_forward_error(raised)
