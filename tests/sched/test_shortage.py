@@ -295,6 +295,21 @@ def test_less_is_asked_for_each_time_and_all_again_later(clock: Clock) -> None:
     clock.now += EASE_S + 1
     short.ease()
     assert short.most is None
+    room.resident, room.tails = 50, 10
+    assert short.takes(MemoryError(), 4, 40, 20)
+    assert (short.most, room.capacity) == (20, 100)
+    assert short.takes(MemoryError(), 4, 20, 20)
+    assert (short.most, room.capacity) == (10, 30)
+    assert short.yields(35)
+    assert room.capacity == 35
+    assert not short.yields(35)
+    assert short.yields(200)
+    assert room.capacity == 100
+    assert short.takes(MemoryError(), 1, 1, 20)  # which cannot be smaller
+    assert room.capacity == 30
+    assert not short.takes(MemoryError(), 1, 1, 59)
+    assert short.takes(KVFull("no", needed=8, capacity=25), 1, 1, 20)
+    assert not short.yields(35)  # the engine has said it
     unlimited = Shortage(Room(None, None), cuts_rows=False)
     assert unlimited.takes(KVFull("no", needed=8, capacity=70), 2, 40, 0)
     assert unlimited.most == 20

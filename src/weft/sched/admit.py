@@ -234,7 +234,7 @@ class Shortage:
         room = self._room
         held = room.resident + room.tails
         found = max(held // 2, least + room.growth)
-        if not self._cuts_rows or found >= held:
+        if found >= held:
             return False
         room.capacity, self._is_guess = found, True
         return True
@@ -274,4 +274,3 @@ class Shortage:
     def forget(self) -> None:
         """Ask for all again."""
         self.most, self._room.capacity, self._since = None, self._asked, None
-        self._is_guess = False
