@@ -184,6 +184,24 @@ def test_kv_that_can_be_computed_again_goes_where_smaller_steps_do_not_do(
     assert rig.tree.room.capacity == capacity
 
 
+@pytest.mark.parametrize("error", [MemoryError("no"), KVFull("no", needed=1, capacity=4)])
+def test_kv_that_cannot_come_back_from_the_host_is_computed_again(
+    make: MakeRig, clock: Clock, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def load(*given: object) -> None:
+        raise error
+
+    engine = MemoryEngine()
+    rig = make(engine, capacity=8, host_capacity=20)
+    rig.drive(Extend(rig.place([1, 2, 3, 4, 5])))
+    rig.drive(Extend(rig.place([6, 7, 8, 9, 10])))
+    assert rig.tree.host.slots == 5
+    monkeypatch.setattr(engine.kv, "load", load)
+    (answer,) = rig.ask([1, 2, 3, 4, 5, 6], Logits(6))
+    np.testing.assert_array_equal(answer, logits_after([1, 2, 3, 4, 5, 6]))
+    assert rig.tree.host.slots == 5  # those that went for it
+
+
 def test_what_the_room_does_not_count_is_made_room_for(make: MakeRig, clock: Clock) -> None:
     """Rows that keep nothing take slots, too: what nobody needs goes for them."""
     engine = Tight(MemoryEngine(), most_slots=32)

@@ -11,6 +11,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from ..engines.base import Fragment, KeptRow, Row, ScoreSpan, Span
+from ..errors import KVFull, is_out_of_memory
 from ..kv.place import Cursor, Node, Place, node_at, resolve
 from ..kv.tree import TokenTree
 from .rows import LentRow, RowStore
@@ -404,7 +405,18 @@ class Reader:
                 node = node.parent
             if not absent or absent[-1].host is None or absent[-1].launched:
                 return absent[::-1]
-            self.tree.load_host(absent[-1])
+            self._load_host(absent[-1])
+
+    def _load_host(self, node: Node) -> None:
+        """Bring an offloaded node back; where there is no memory it is computed again, by steps
+        that can do with less.
+        """
+        try:
+            self.tree.load_host(node)
+        except Exception as error:
+            if not (isinstance(error, KVFull) or is_out_of_memory(error)):
+                raise
+            self.tree.host.free(node)
 
     def _fill(self, claim: Claim, absent: list[Node], budget: int) -> int:
         """Let a part compute absent nodes, as far as they go on where it ends."""
