@@ -486,7 +486,7 @@ class Tight(Wrapped):
 
     most_tokens: those of a step. most_slots: those with KV. most_units: a slot takes one, a token
     of a step four. chance: of no memory for a step that could have been smaller, at `where`: its
-    "forward", its "draw", or when it lands ("wait").
+    "forward", its "draw", when it lands ("wait"), or for what is to be kept of it ("keep").
     """
 
     def __init__(
@@ -553,6 +553,8 @@ class TightOutput(Output):
         return self.inner.logits(index)
 
     def keep(self, indices: Sequence[int]) -> KeptRows:
+        if self.engine.where == "keep":
+            self.engine.refuse()
         return self.inner.keep(indices)
 
     def scores(self) -> list[list[Score]]:

@@ -402,12 +402,13 @@ class Scheduler:
             try:
                 for call in step.calls:
                     call.land()
-                step.error = step.wanted_memory()
             except BaseException as error:
                 step.error = error
         waited = time.perf_counter() - began
         with self.lock:
             self.counters.steps += 1
+            if step.error is None:
+                self._keep(step)
             if step.error is not None:
                 self._crash(step, step.error)
             else:
@@ -418,13 +419,20 @@ class Scheduler:
             raise step.error
         return waited
 
-    def _deliver(self, step: Step) -> None:
+    def _keep(self, step: Step) -> None:
+        """Keep the rows that somebody may ask for; what goes wrong fails the call's parts, or the
+        step where it was memory: then it is done again.
+        """
         for call in step.calls:
             try:
                 call.keep(self.rows)
             except Exception as error:
                 for part in call.parts:
                     part.error = part.error or error
+        step.error = step.wanted_memory()
+
+    def _deliver(self, step: Step) -> None:
+        for call in step.calls:
             for part in call.parts:
                 self._deliver_part(part)
         self.desk.promote()
@@ -458,6 +466,8 @@ class Scheduler:
         for job in jobs:
             self.desk.guard(job, job.conclude, self.desk)
         if self.admission.shortage.takes(raised, *step.size(), self.desk.least()):
+            if self.admission.shortage.most is not None:
+                self.rows.clear()  # they lie where there is no memory, mostly
             self.desk.begin_anew()
             return
         error = as_forward_error(raised)
