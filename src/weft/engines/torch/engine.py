@@ -307,7 +307,7 @@ class TorchEngine(ModelEngine):
             Unsupported: the model's cache is no keys and values, such as the latents of DeepSeek.
         """
         cache = DynamicCache(config=self.model.config)
-        with torch.no_grad(), uncast():
+        with torch.no_grad(), in_lane(self._device):
             self._refuse_other_cache()
             pairs = [self.fragments.views(s.fragment, s.length) for s in spans if s.length]
             for layer, (module, _) in enumerate(self._keepers):
