@@ -571,3 +571,32 @@ def test_sampling_parameters_that_are_gone_are_told(tmp_path: Path, lm: weft.LM)
     with Library(f"sqlite:///{file}") as library:
         with pytest.raises(StoreError, match="the database is broken"):
             library.open(kept.name)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "sampling SET data = replace(data, '{', '[')",
+        "sampling SET data = replace(data, 'temperature', 'temperaturf')",
+        "nodes SET lineage = '[0,'",
+        "nodes SET stop_string = 'no JSON'",
+        "nodes SET meta = '{'",
+        "nodes SET score = 'x'",
+        "nodes SET logprobs = x'00ff'",
+        "nodes SET tokens = x'00ff'",
+    ],
+)
+def test_a_column_that_holds_something_else_is_told(
+    tmp_path: Path, lm: weft.LM, change: str
+) -> None:
+    file = tmp_path / "weft.db"
+    with Library(f"sqlite:///{file}") as library:
+        kept = library.create(Loom(lm, "Once upon a time"))
+        kept.loom.grow(1, max_tokens=2, seed=1, temperature=0.5)
+        kept.commit("grow")
+    with closing(sqlite3.connect(file)) as broken:
+        broken.execute(f"UPDATE {change}")
+        broken.commit()
+    with Library(f"sqlite:///{file}") as library:
+        with pytest.raises(StoreError, match="the database is broken"):
+            library.open(kept.name)

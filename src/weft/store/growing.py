@@ -23,6 +23,7 @@ from .rows import (
     Values,
     content_values,
     exact,
+    of_rows,
     packed_figures,
     packed_ids,
     plain,
@@ -254,6 +255,7 @@ def end_interrupted(connection: Connection, loom: Any, where: sa.ColumnElement[b
     return steps
 
 
+@of_rows
 def _whole(connection: Connection, row: Any) -> Values:
     parts = connection.execute(
         sa.select(pieces)

@@ -11,7 +11,7 @@ from sqlalchemy.engine import Connection
 
 from ..checks import whole_number
 from ..errors import ConfigError
-from .rows import plain, score_of, text_of
+from .rows import of_rows, plain, score_of, text_of
 from .tables import nodes, pieces
 
 _CHUNK = 500
@@ -146,6 +146,7 @@ def _pieces(connection: Connection, loom: int, numbers: list[int]) -> dict[int, 
     return found
 
 
+@of_rows
 def _records(rows: Any, counts: dict[int, int], parts: dict[int, list[Any]]) -> list[NodeRow]:
     found = []
     for row in rows:

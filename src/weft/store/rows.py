@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ..errors import ConfigError, StoreError
+from ..files import FAULTS
 from ..loom import Heddle
 from ..loom.node import set_text, set_tokens
 from ..sampling.params import SamplingParams
@@ -22,6 +24,22 @@ from .words import searchable, without_template
 _DIGEST = 16
 _CHUNK = 500  # values that one statement names
 Values = dict[str, Any]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def of_rows(read: Callable[P, R]) -> Callable[P, R]:
+    """Let what reads columns say that the database is broken, where they hold no such thing."""
+
+    @wraps(read)
+    def told(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return read(*args, **kwargs)
+        except (ConfigError, *FAULTS) as error:
+            why = f"what it holds of a loom cannot be read: {error}"
+            raise StoreError(f"the database is broken: {why}") from error
+
+    return told
 
 
 class Content(NamedTuple):
@@ -98,6 +116,7 @@ class Params:
             known = self._keys[id(params)] = params, key, data  # held, or its id would come again
         return known[1:]
 
+    @of_rows
     def learn(self, key: str, data: str) -> None:
         """Take a row over."""
         if key not in self._by_key:
@@ -199,6 +218,7 @@ def exact(text: str) -> bytes | None:
     return None if is_plain(text) else text.encode("utf-8", "surrogatepass")
 
 
+@of_rows
 def text_of(row: Any) -> str:
     """Return the text of a row."""
     text: str = row.text if row.exact is None else row.exact.decode("utf-8", "surrogatepass")
@@ -227,6 +247,7 @@ def content_values(content: Content, text: str, params: Params, prompt: str = ""
     }
 
 
+@of_rows
 def content_of_row(row: Any, params: Params) -> Content:
     """Return what a row holds."""
     return Content(
@@ -257,6 +278,7 @@ def score_value(score: float | None) -> str | None:
     return None if score is None else repr(float(score))
 
 
+@of_rows
 def score_of(value: str | None) -> float | None:
     """Return the score of a column."""
     return None if value is None else float(value)
@@ -279,6 +301,7 @@ def meta_json(node: Heddle) -> str:
         ) from error
 
 
+@of_rows
 def meta_of(value: str) -> dict[str, Any]:
     """Return the meta of a column, the reader's own."""
     found: dict[str, Any] = {} if value == "{}" else json.loads(value)
