@@ -234,7 +234,7 @@ class Shortage:
         room = self._room
         held = room.resident + room.tails
         found = max(held // 2, least + room.growth)
-        if found >= held:
+        if found >= (held if room.capacity is None else min(held, room.capacity)):
             return False
         room.capacity, self._is_guess = found, True
         return True
