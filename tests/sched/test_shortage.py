@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fakes import HiddenFake, LateFake, SequenceFake, Tight
+from fakes import HiddenFake, LateFake, SequenceFake, Tight, TightOutput
 from random_work import Work
 from rig import (
     MakeRig,
@@ -22,13 +22,14 @@ from rig import (
     mixed,
     run,
     sampler,
+    text_after,
 )
-from weft.engines.base import Engine
+from weft.engines.base import Engine, Output, Row
 from weft.errors import ForwardError, KVFull
 from weft.kv.room import Room
 from weft.sched import admit
 from weft.sched.admit import EASE_S, Shortage
-from weft.sched.work import Commit, Extend, Logits, Scores
+from weft.sched.work import Commit, Extend, Logits, Scores, Sink
 
 KINDS: dict[str, Callable[..., Engine]] = {
     "plain": lambda **short: Tight(MemoryEngine(), **short),
@@ -78,7 +79,7 @@ def test_random_work_loses_nothing(kind: str, where: str, seed: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("where", ["forward", "wait", "draw"])
-@pytest.mark.parametrize("forces", [0, 2])
+@pytest.mark.parametrize("forces", [0, 2, 6])
 def test_runs_say_the_same_in_smaller_steps(
     make: MakeRig, clock: Clock, kind: str, where: str, forces: int
 ) -> None:
@@ -119,9 +120,6 @@ def test_wants_are_answered_in_smaller_steps(make: MakeRig, clock: Clock, kind: 
 def test_a_commit_is_done_again_from_its_first_line(
     make: MakeRig, clock: Clock, kind: str, where: str
 ) -> None:
-    class Owner:
-        """Who has a line."""
-
     engine = KINDS[kind](where=where)
     rig = make(engine, n_batch=4)
     owners = [Owner() for _ in range(6)]
@@ -283,6 +281,155 @@ def test_a_forced_row_that_finds_no_memory_is_run_as_it_is(make: MakeRig, clock:
             assert len(found.logprobs) == 20
 
 
+class Owner:
+    """Who has something."""
+
+
+def test_what_is_pinned_by_hand_is_not_asked_for_again_and_again(make: MakeRig) -> None:
+    engine, owner = Tight(MemoryEngine()), Owner()
+    rig = make(engine, capacity=100)
+    pinned = rig.place([7] * 20)
+    rig.drive(Extend(pinned))
+    assert rig.tree.pin_by_hand(pinned, owner)
+    engine.most_units = 30
+    (ticket,) = rig.drive_quietly(run(rig.place([1, 2, 3]), max_tokens=20))
+    with pytest.raises(ForwardError, match="no memory for a step"):
+        ticket.result()
+    assert engine.n_refused < 10
+
+
+def test_paths_that_are_asked_for_together_need_what_they_share_once(make: MakeRig) -> None:
+    engine = Tight(MemoryEngine())
+    rig = make(engine, capacity=500)
+    for first in range(6):
+        rig.drive(Extend(rig.place([first + 8] * 15)))
+    engine.most_units = 60
+    above = rig.place(list(range(1, 8)) * 3)
+    tickets = rig.submit(*(Extend(above, [n], (Logits(22),)) for n in range(8)), atomic=True)
+    rig.driver.drive(tickets)
+    for n, ticket in enumerate(tickets):
+        (answer,) = ticket.result()
+        np.testing.assert_array_equal(answer, logits_after([*list(range(1, 8)) * 3, n]))
+
+
+class Spoilt(TightOutput):
+    """A step that fails when it lands, and has written what it liked."""
+
+    def __init__(self, inner: Output, engine: Spoiling, rows: Sequence[Row]) -> None:
+        super().__init__(inner, engine)
+        self.wrote = [(row.dest, row.dest.length) for row in rows if row.dest is not None]
+
+    def wait(self) -> None:
+        for fragment, n in self.wrote:
+            slots = self.engine.inner.kv._use(fragment).slots
+            slots[n - 1] = (2, slots[n - 1][1])
+        self.engine.refuse()
+
+
+class Spoiling(Tight):
+    """Spoils the step whose number (from 0) is `at`."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__(MemoryEngine())
+        self.at = at
+
+    def forward(self, rows: Sequence[Row]) -> Output:
+        output = super().forward(rows)
+        return Spoilt(output, self, rows) if len(self.calls) == self.at + 1 else output
+
+
+@pytest.mark.parametrize("at", range(2, 9))
+def test_what_an_undone_step_has_written_is_not_kept(make: MakeRig, at: int) -> None:
+    """Nor where a run has ended in the step before."""
+    rig = make(LateFake(Spoiling(at)))
+
+    def stopping(n: int) -> Sink:
+        return lambda state: "stop" if len(state.tokens) == n else None
+
+    items = [
+        run(rig.place([1, 2, 3]), i, max_tokens=20, sink=stopping(3 + 2 * i)) for i in range(2)
+    ]
+    for result in rig.drive(*items):
+        ids = [*result.end.ids(), 5]
+        (answer,) = rig.ask(ids, Logits(len(ids)))
+        np.testing.assert_array_equal(answer, logits_after(ids))
+
+
+def test_a_pool_that_is_still_empty_does_not_make_the_room_empty(make: MakeRig) -> None:
+    """It says how many slots it has, and half of the step's would have been made."""
+
+    class Pool(Tight):
+        def forward(self, rows: Sequence[Row]) -> Output:
+            assert self.fragments is not None
+            n_used, n = self.fragments.usage().slots, sum(row.n_tokens for row in rows)
+            if n_used + n > 40:
+                self.n_refused += 1
+                raise KVFull("no memory for slots", needed=n, capacity=n_used)
+            return super().forward(rows)
+
+    engine = Pool(MemoryEngine())
+    rig = make(engine, capacity=1000, n_batch=64)
+    items = [Extend(rig.place([n] * 15), (), (Logits(15),)) for n in range(4)]
+    for n, (answer,) in enumerate(rig.drive(*items)):
+        np.testing.assert_array_equal(answer, logits_after([n] * 15))
+    assert engine.n_refused
+
+
+def test_an_engine_that_has_slots_and_no_room_is_asked_a_few_times(make: MakeRig) -> None:
+    class Full(Tight):
+        is_full = False
+
+        def forward(self, rows: Sequence[Row]) -> Output:
+            if self.is_full:
+                self.n_refused += 1
+                raise KVFull("no room for 1 token", needed=1, capacity=8000)
+            return super().forward(rows)
+
+    engine = Full(MemoryEngine())
+    rig = make(engine, capacity=8000)
+    (ticket,) = rig.submit(run(rig.place([1, 2, 3]), max_tokens=20))
+    rig.step(4)
+    engine.is_full = True
+    rig.driver.drive([ticket])
+    with pytest.raises(KVFull, match="no room for 1 token"):
+        ticket.result()
+    assert engine.n_refused < 10
+
+
+@pytest.mark.parametrize("n_steps", range(1, 5))
+def test_a_run_that_was_sent_back_goes_on_beside_the_leaf_that_others_let_grow(
+    make: MakeRig, n_steps: int
+) -> None:
+    rig = make(LateFake(MemoryEngine()))
+    item = run(rig.place([1, 2]), temperature=0, max_tokens=12)
+    text, _ = text_after([1, 2], item, rig.n_ctx)
+    leaf = rig.place([1, 2, *text[:9]])
+    (ticket,) = rig.submit(item)
+    rig.step(n_steps)
+    rig.drive(Extend(leaf, ()))
+    rig.scheduler.land_flight()
+    rig.scheduler.desk.begin_anew()
+    queue = rig.scheduler.desk.queue
+    kept = list(queue)
+    queue.clear()
+    (growing,) = rig.submit(Extend(leaf, [5]))
+    rig.step()
+    queue.extend(kept)
+    rig.driver.drive([ticket, growing])
+    assert_result(rig, item, ticket.result())
+
+
+def test_between_steps_there_is_what_there_would_be_in_one(make: MakeRig, clock: Clock) -> None:
+    engine, owner = Tight(MemoryEngine(), most_slots=40), Owner()
+    rig = make(engine, capacity=100)
+    rig.drive(*(run(rig.place([1, 2, 3]), i, max_tokens=10) for i in range(6)))
+    assert rig.tree.room.capacity == 40
+    clock.now += EASE_S + 1
+    place = rig.place([4] * 50)
+    assert rig.driver.exclusive(lambda: rig.tree.pin_by_hand(place, owner))
+    assert rig.tree.room.capacity == 100
+
+
 def test_less_is_asked_for_each_time_and_all_again_later(clock: Clock) -> None:
     room = Room(100, None)
     short = Shortage(room, cuts_rows=True)
@@ -292,6 +439,7 @@ def test_less_is_asked_for_each_time_and_all_again_later(clock: Clock) -> None:
     assert (short.most, room.capacity) == (20, 100)
     assert short.takes(KVFull("no", needed=8, capacity=70), 4, 40, 0)
     assert (room.capacity, short.is_of_slots) == (70, True)
+    room.resident = 70
     assert short.takes(KVFull("no", needed=8, capacity=70), 4, 40, 0)
     assert room.capacity == 62
     clock.now += EASE_S - 1

@@ -567,7 +567,8 @@ class TokenTree:
         above = node.parent
         assert 0 < cut < len(node.tokens) and above is not None
         upper = Node(node.tokens[:cut], node.start, above, node.namespace)
-        upper.used, upper.launched = node.used, node.launched
+        upper.used = node.used
+        upper.launched = node.launched and node.fragment is None  # a leaf grows at its end
         upper.pins = 1 if node.pins else 0
         upper.live = 1 if node.counted else 0
         if node.fragment is not None:

@@ -197,7 +197,7 @@ class Shortage:
         least: slots that the oldest job needs, about. Each time it is less, so who does the step
         again comes to an end.
         """
-        if isinstance(error, KVFull) and self._has_fewer_slots(error):
+        if isinstance(error, KVFull) and self._has_fewer_slots(error, least):
             pass
         elif isinstance(error, KVFull) or is_out_of_memory(error):
             had_less = self.most is not None
@@ -236,7 +236,8 @@ class Shortage:
         found = max(held // 2, least + room.growth)
         if found >= (held if room.capacity is None else min(held, room.capacity)):
             return False
-        room.capacity, self._is_guess = found, True
+        if room.capacity is None or found < room.capacity:
+            room.capacity, self._is_guess = found, True
         return True
 
     def yields(self, needed: int) -> bool:
@@ -250,18 +251,19 @@ class Shortage:
         room.capacity = most
         return True
 
-    def _has_fewer_slots(self, error: KVFull) -> bool:
+    def _has_fewer_slots(self, error: KVFull, least: int) -> bool:
         """Lower the room to what the engine says that it has; where that is no less, by as much as
         it lacks: something that the room does not count took them."""
         room = self._room
-        if room.capacity is None:
+        # What would not do for the oldest job is what there is now: more may be made.
+        if room.capacity is None or error.capacity < least:
             return False
-        found = min(room.capacity, error.capacity)
+        found, is_guess = min(room.capacity, error.capacity), False
         if found == room.capacity:
-            found -= max(error.needed, 1)
-        if found < 0:
-            return False
-        room.capacity, self._is_guess = found, False
+            found, is_guess = min(found, room.used) - max(error.needed, 1), True
+            if found < least:
+                return False
+        room.capacity, self._is_guess = found, is_guess
         return True
 
     def ease(self) -> None:

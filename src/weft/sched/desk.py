@@ -89,11 +89,17 @@ class Desk:
         return sorted([*queued, *self.admitted], key=lambda job: job.age)
 
     def least(self) -> int:
-        """Return how many slots the oldest admitted job needs, at most."""
+        """Return how many slots the oldest admitted job needs, beside what is pinned by hand."""
         if not self.admitted:
             return 0
         job = min(self.admitted, key=lambda job: job.age)
-        return job.longest_path() * job.n_paths()
+        lines = job.lines()
+        ends = [claim.path() for claim in job.claims if claim.pin is not None]
+        ends += [line.tail.cursor for line in lines if line.tail is not None]
+        ends += [hold.cursor for hold in self.tree.pins]
+        nodes = {node for end in ends for node in self.tree.up(end)}
+        own = sum([len(line.tokens) + 1 for line in lines])
+        return sum([len(node.tokens) for node in nodes]) + own
 
     # Coming and going -------------------------------------------------------------------------
 

@@ -165,6 +165,7 @@ class Driver:
         with self._turn(), deferred_interrupt():
             self.scheduler.land_flight()
             with self.scheduler.lock:
+                self.scheduler.admission.shortage.ease()
                 value = work()
         self._tell_loops()
         return value

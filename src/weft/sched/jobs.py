@@ -71,6 +71,10 @@ class Job(ABC):
         """Return how many paths it needs at once."""
         return len(self.claims)
 
+    def lines(self) -> Sequence[Line]:
+        """Return the lines that it goes on with."""
+        return ()
+
     def prepare(self) -> None:
         """Say which paths must be pinned first."""
 
@@ -186,10 +190,10 @@ class RunJob(Job):
     """A run on its way: waiting for its first draw, then live on its line, now and then parked.
 
     The line's last token was drawn and is to be run, with those that the constraint forces after
-    it. late: the draw that is in flight. n_forced: forced tokens that are. ending: ends once that
-    has landed. stands_aside: it waits for that draw, to run what is forced after it at once.
-    first_drawn: its first token and the figures of it, where a step has drawn it. draws_alone: no
-    step is to.
+    it. put_off: more of these, for later rows; its sampler is past them, too. late: the draw that
+    is in flight. n_forced: forced tokens that are. ending: ends once that has landed. stands_aside:
+    it waits for that draw, to run what is forced after it at once. first_drawn: its first token and
+    the figures of it, where a step has drawn it. draws_alone: no step is to.
     """
 
     def __init__(self, age: int, tickets: Sequence[Ticket]) -> None:
@@ -201,6 +205,7 @@ class RunJob(Job):
         self.stops = item.stop_ids
         self.n_drawn = 0
         self.forced: list[int] = []
+        self.put_off: list[int] = []
         self.late: LateTokens | None = None
         self.n_forced = 0
         self.ending = False
@@ -222,6 +227,9 @@ class RunJob(Job):
 
     def longest_path(self) -> int:
         return self.line.depth
+
+    def lines(self) -> Sequence[Line]:
+        return (self.line,)
 
     def prepare(self) -> None:
         if not self.claims:
@@ -304,7 +312,11 @@ class RunJob(Job):
         The sampler goes on already; the tokens are accepted when the row has run.
         """
         matcher = self.sampler.matcher
-        if self.forced or self.late is not None:  # put off; or the draw tells first
+        if self.late is not None:  # the draw tells first
+            return
+        if self.forced or self.put_off:
+            known = [*self.forced, *self.put_off]
+            self.forced, self.put_off = known[: max(most, 0)], known[max(most, 0) :]
             return
         assert matcher is not None
         room = min(most, self.limit - self.n_drawn - 1, desk.n_ctx - self.line.depth - 1)
@@ -322,9 +334,12 @@ class RunJob(Job):
         line, tokens = self.line, self.line.tokens
         if self.late is not None:
             return line.row(desk.tree, self.late, len(tokens))
-        if not self.forced:
+        if line.tail is not None and self.forced:  # alone it may have got a slot only
+            n = line.tail.reserved - line.tail.fragment.length - 1
+            self.forced, self.put_off = self.forced[:n], [*self.forced[n:], *self.put_off]
+        if not (self.forced or self.put_off):
             return line.row(desk.tree, tokens[-1:], len(tokens) - 1)
-        scored = (ScoreSpan(0, tuple(self.forced)),)
+        scored = (ScoreSpan(0, (*self.forced, *self.put_off[:1])),)
         return line.row(desk.tree, (tokens[-1], *self.forced), len(tokens) - 1, scored)
 
     def accept_forced(self, part: RunsPart, number: int, forced: Sequence[int], desk: Desk) -> None:
@@ -467,7 +482,8 @@ class RunJob(Job):
 
     def conclude(self, desk: Desk) -> None:
         super().conclude(desk)
-        if self.ending and not self.done:
+        if self.ending and not self.done:  # what the step has written may be anything
+            self.line.trim(desk.tree, max(len(self.line.tokens) - 1, 0))
             self.finish(desk)
 
     def carry(self, other: RunJob, desk: Desk) -> None:
@@ -526,6 +542,9 @@ class CommitJob(Job):
 
     def n_paths(self) -> int:
         return len(self.item.lines)
+
+    def lines(self) -> Sequence[Line]:
+        return self.item.lines
 
     def prepare(self) -> None:
         """Claim the paths of lines that are not open; the others have theirs pinned."""

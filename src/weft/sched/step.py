@@ -100,6 +100,7 @@ class RunsPart(LinesPart):
         self._n_tokens = 0
         self._ends: list[int] = []  # the positions of what is drawn
         self._forced: dict[int, list[int]] = {}  # by number of the run
+        self._told: set[int] = set()  # those whose next token is forced, too: not drawn
         self._desk = desk
         self._overlap = desk.info.overlap
         self._chain: Chain | None = None
@@ -120,9 +121,12 @@ class RunsPart(LinesPart):
     def _add_long(self, run: RunJob, row: Row, desk: Desk) -> None:
         """Count a row of forced tokens, or of a whole path: hidden engines run these."""
         self._n_tokens += row.n_tokens if desk.counts_rows_whole else 1 + len(run.forced)
-        if run.forced:
-            self._forced[len(self._ends)] = run.forced
-            run.forced, run.n_forced = [], len(run.forced)
+        if run.forced or run.put_off:
+            if run.put_off:
+                self._told.add(len(self._ends))
+            forced = [*run.forced, *run.put_off[:1]]
+            self._forced[len(self._ends)] = forced
+            run.forced, run.put_off, run.n_forced = [], run.put_off[1:], len(forced)
         self._ends.append(row.position + row.n_tokens)
 
     def rows(self) -> list[Row]:
@@ -147,7 +151,8 @@ class RunsPart(LinesPart):
 
     def _draw_late(self, output: Output) -> None:
         """Draw for the runs that go on: the step before, which may have ended some, has landed."""
-        drawing = [number for number, run in enumerate(self.runs) if run.is_wanted]
+        runs = enumerate(self.runs)
+        drawing = [number for number, run in runs if run.is_wanted and number not in self._told]
         self._drawing = drawing if len(drawing) < len(self.runs) else None
         if not drawing:
             return
@@ -187,7 +192,7 @@ class RunsPart(LinesPart):
                     run.accept_forced(self, number, self._forced[number], desk)
                 if run.ending:
                     run.settle(desk)
-                elif not run.done:
+                elif not run.done and number not in self._told:
                     run.accept(token, logprob, entropy, desk)
             except Exception as error:
                 desk.fault(run, error)
@@ -213,7 +218,7 @@ class RunsPart(LinesPart):
             run.outstanding -= 1
             self._landed(run)
             if number in self._forced:  # its sampler is past them: they are to be run as they are
-                run.forced, run.n_forced = self._forced[number], 0
+                run.put_off, run.n_forced = [*self._forced[number], *run.put_off], 0
 
 
 class FirstsPart(Part):

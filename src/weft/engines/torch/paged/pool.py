@@ -354,7 +354,7 @@ class SlotPool(KVMemory):
         """
         old, left = self._capacity, self._left()
         if left is not None and left < n:  # what is moved in vain costs what was captured over it
-            raise self._full(n)
+            raise self._full(n, left)
         most = max(n, self._spare(left))
         if most > n:
             with suppress(torch.OutOfMemoryError):
@@ -363,13 +363,14 @@ class SlotPool(KVMemory):
         try:
             self._enlarge(old + n)
         except torch.OutOfMemoryError as error:
-            raise self._full(n) from error
+            raise self._full(n, 0) from error
 
-    def _full(self, n: int) -> KVFull:
+    def _full(self, n: int, left: int) -> KVFull:
+        there = self._capacity + left
         return KVFull(
-            f"there is memory for the KV of {self._capacity} tokens, and {n} more are wanted",
-            needed=n,
-            capacity=self._capacity,
+            f"there is memory for the KV of {there} tokens, and {n - left} more are wanted",
+            needed=n - left,
+            capacity=there,
             hint="close what else takes memory on the device, or use shorter or fewer paths",
         )
 
