@@ -312,6 +312,22 @@ def test_paths_that_are_asked_for_together_need_what_they_share_once(make: MakeR
         np.testing.assert_array_equal(answer, logits_after([*list(range(1, 8)) * 3, n]))
 
 
+@pytest.mark.parametrize("capacity", range(8, 24))
+def test_a_row_of_forced_tokens_takes_the_slots_that_it_has(make: MakeRig, capacity: int) -> None:
+    rig = make(MemoryEngine(), capacity=capacity)
+    expected = make(MemoryEngine())
+    wanted = expected.drive(constrained(expected.place([1, 2]), 0, Parity(6), max_tokens=20))
+    (ticket,) = rig.submit(constrained(rig.place([1, 2]), 0, Parity(6), max_tokens=20))
+    while not ticket.done:
+        rig.step()
+        rig.tree.check()
+    if capacity >= 21:
+        assert ticket.result().tokens == wanted[0].tokens
+    else:
+        with pytest.raises(KVFull):
+            ticket.result()
+
+
 class Spoilt(TightOutput):
     """A step that fails when it lands, and has written what it liked."""
 

@@ -236,8 +236,7 @@ class Shortage:
         found = max(held // 2, least + room.growth)
         if found >= (held if room.capacity is None else min(held, room.capacity)):
             return False
-        if room.capacity is None or found < room.capacity:
-            room.capacity, self._is_guess = found, True
+        room.capacity, self._is_guess = found, True
         return True
 
     def yields(self, needed: int) -> bool:
