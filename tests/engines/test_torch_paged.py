@@ -921,6 +921,27 @@ def test_a_pool_on_a_card_that_is_full_stays_where_it_is(monkeypatch: pytest.Mon
     assert twin.memory._capacity == 256 + 90
 
 
+def test_host_memory_of_what_came_back_goes_once_the_device_has_read_it() -> None:
+    class Event:
+        """Stands in for one of a card."""
+
+        is_past = False
+
+        def query(self) -> bool:
+            return self.is_past
+
+    twin, event = Twin(), Event()
+    read: Any = twin.memory._copies._read
+    read.append((event, []))
+    leaf = twin.node(twin.node(None, 5), 0)
+    row = Row((), [1], 0, twin.nodes[leaf].fragment)
+    twin.memory.begin([row])
+    assert len(read) == 1
+    event.is_past = True
+    twin.memory.begin([row])
+    assert not read
+
+
 def test_kv_leaves_layer_after_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it leaves there is little room: copies of all layers would not find any."""
     shape = LayerShape(1, 8, 8, torch.float32, torch.float32)

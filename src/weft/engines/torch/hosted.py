@@ -39,7 +39,7 @@ class HostCopies:
                 yield
         finally:
             aside.synchronize()
-            self._let_go()
+            self.let_go()
 
     @contextmanager
     def coming(self, sources: list[Tensor]) -> Iterator[None]:
@@ -60,9 +60,10 @@ class HostCopies:
             past = aside.record_event()
             lane.wait_event(past)
             self._read.append((past, sources))
-            self._let_go()
+            self.let_go()
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
+        """Give back host memory that the device has read."""
         while self._read and self._read[0][0].query():
             self._read.popleft()
 

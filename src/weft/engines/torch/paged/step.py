@@ -56,6 +56,7 @@ class PagedMemory(SlotPool):
 
     def begin(self, rows: Sequence[Row]) -> PagedStep:
         self.forget_passing()
+        self._copies.let_go()
         dests, sizes = [row.dest for row in rows], _sizes(rows)
         if max(sizes, default=0) != 1 or None in dests:
             plan = self._planned(rows, sizes)
