@@ -43,6 +43,7 @@ _LEAST = {"float32": 1e-4, "float16": 5e-3, "bfloat16": 3e-2}
 _OF_FLOAT32 = ("asynclm", "branch", "constrained", "runs", "three_faces")
 # The repository's own settings ask for plugins, and make errors of warnings where one is missing.
 _WITH_PYTEST_ALONE = ["-o", "addopts=--import-mode=importlib", "-o", "filterwarnings=default"]
+_SAYS_S = 3.0  # how long pytest may take to say what it has run
 # What the laws of constraints need beside it: without it those are left out, and that is noted.
 _OF_CONSTRAINTS = ("constrained", "three_faces")
 _N_VOCAB, _N_CTX = 512, 512
@@ -145,6 +146,7 @@ def contract(names: list[str], record: Record, *, until: float, dry: bool) -> No
         is_late = time.monotonic() > until
         for suite in running if is_late else ():
             suite.process.send_signal(signal.SIGINT)  # pytest counts what it has run, then
+        last = time.monotonic() + _SAYS_S  # for all of them
         while waiting and is_late:
             record.add("contract", engine=waiting.pop(0), error="not run: no time was left")
         while waiting and len(running) < n_at_once:
@@ -152,7 +154,7 @@ def contract(names: list[str], record: Record, *, until: float, dry: bool) -> No
         for suite in list(running):
             if suite.process.poll() is not None or is_late:
                 running.remove(suite)
-                record.add("contract", **suite.told())
+                record.add("contract", **suite.told(last))
         time.sleep(0.2)
 
 
@@ -177,12 +179,12 @@ class Suite:
             command, cwd=ROOT, env=given, stdout=self._out, stderr=subprocess.STDOUT
         )
 
-    def told(self) -> dict[str, Any]:
-        """End it, if it has not ended, and return what pytest's last lines say."""
+    def told(self, last: float) -> dict[str, Any]:
+        """End it, if it has not ended by then, and return what pytest's last lines say."""
         is_late = self.process.poll() is None
         if is_late:
             with suppress(subprocess.TimeoutExpired):
-                self.process.wait(3)
+                self.process.wait(max(last - time.monotonic(), 0))
             self.process.kill()
         code = self.process.wait()
         self._out.seek(0)
