@@ -60,6 +60,7 @@ def test_no_memory_is_told_however_it_is_said() -> None:
         "[metal::malloc] Attempting to allocate 48736917632 bytes which is greater than …",
         "[malloc_or_wait] Unable to allocate 2147483648 bytes.",
         "could not create a primitive",
+        "can't start new thread",
     ):
         assert errors.is_out_of_memory(RuntimeError(said))
         assert not errors.is_out_of_memory(ValueError(said))

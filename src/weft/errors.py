@@ -215,10 +215,16 @@ class BatchAbandoned(Cancelled, RuntimeError):
 
 _NO_MEMORY = (
     *("can't allocate memory", "out of memory", "_ALLOC_FAILED"),
+    "can't start new thread",
     *("malloc] Attempting to allocate", "] Unable to allocate"),  # MLX
 )
 _NO_CODE = "could not create a primitive"  # oneDNN; a "primitive descriptor" it does not know
 _CAUSES = 100  # of an error that are looked at: there may be a circle
+
+
+def has_no_code(error: BaseException) -> bool:
+    """Whether oneDNN had no memory for code: in that thread it makes none any more."""
+    return isinstance(error, RuntimeError) and str(error).endswith(_NO_CODE)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

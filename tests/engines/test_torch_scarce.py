@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -14,6 +16,7 @@ pytest.importorskip("transformers")
 from families import build, plain_logits  # noqa: E402
 from weft.engines.base import Fragment, Row, Span  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
+from weft.engines.torch.lane import in_sound_thread  # noqa: E402
 from weft.engines.torch.layout import Layout, Slots  # noqa: E402
 from weft.errors import ForwardError, ModelLoadError  # noqa: E402
 
@@ -186,3 +189,23 @@ def test_what_else_fails_as_slots_are_moved_is_told(
             memory.free(lower)
     memory.free(upper)
     assert memory.usage() == (0, 0)
+
+
+def test_another_thread_computes_where_onednn_makes_no_code_any_more() -> None:
+    def without_code() -> int:
+        raise RuntimeError("could not create a primitive")
+
+    def seen() -> list[int]:
+        for _ in range(2):  # the thread that goes on may be spoilt, too
+            with pytest.raises(RuntimeError, match="a primitive"):
+                in_sound_thread(without_code)
+            threads = [in_sound_thread(threading.get_ident) for _ in range(2)]
+            assert threads[0] == threads[1] != threading.get_ident()
+        with torch.inference_mode():
+            assert in_sound_thread(torch.is_inference_mode_enabled)
+        return threads
+
+    with ThreadPoolExecutor(1) as executor:
+        assert executor.submit(in_sound_thread, threading.get_ident).result()
+        executor.submit(seen).result()
+    assert in_sound_thread(threading.get_ident) == threading.get_ident()

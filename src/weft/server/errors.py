@@ -89,7 +89,7 @@ def told_of(error: BaseException, request_id: str = "") -> tuple[int, Json, dict
     if isinstance(error, Refused):
         status, code, headers, details = error.status, error.code, error.headers, error.details
         kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
-    elif isinstance(error, WeftError | MemoryError):
+    elif isinstance(error, WeftError) or errors.is_out_of_memory(error):
         outcome = outcome_of(error)
         status, kind, code = outcome.status, outcome.kind, outcome.code
         details = _details(error)
@@ -102,7 +102,7 @@ def told_of(error: BaseException, request_id: str = "") -> tuple[int, Json, dict
     elif status == 503:
         headers = {"Retry-After": "2", **headers}
     message = str(error) if isinstance(error, WeftError) else _INTERNAL
-    if isinstance(error, MemoryError):
+    if not isinstance(error, WeftError) and errors.is_out_of_memory(error):
         message = "out of memory"
     told: Json = {"message": message, "type": kind, "param": param, "code": code}
     if details:

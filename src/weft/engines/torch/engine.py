@@ -24,7 +24,7 @@ from .fused.modules import fuse_modules
 from .held import ModelEngine
 from .hook import NAME, PROBE, attention_of, number_layers, probing, seat_modules
 from .laid import lay_weights, pack_or_raise, widen_weights
-from .lane import in_lane, uncast
+from .lane import in_lane, in_sound_thread, uncast
 from .layout import Layout
 from .listeners import Listeners
 from .memories import (
@@ -445,16 +445,20 @@ class TorchEngine(ModelEngine):
         self._refuse_changed()
         check_rows(rows)
         tokens = self._ids.checked(rows, self.info)
-        try:
+
+        def work() -> Answer:
             with in_lane(self._device):
                 step = self.fragments.begin(rows)
                 answers = answer(step, self._hidden(step, rows, tokens))
                 step.commit()
+            return answers
+
+        try:
+            return in_sound_thread(work) if self._device.type == "cpu" else work()
         except WeftError:
             raise
         except Exception as error:
             raise ForwardError(f"the model call failed: {type(error).__name__}: {error}") from error
-        return answers
 
     def _hidden(
         self, step: KVStep, rows: Sequence[Row], tokens: Sequence[Sequence[int] | LateTokens]

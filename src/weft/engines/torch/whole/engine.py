@@ -18,7 +18,7 @@ from ...abilities import OWN
 from ...base import EngineInfo, Row, Score, check_rows, row_tokens
 from ..check import Own, difference
 from ..held import ModelEngine
-from ..lane import in_lane
+from ..lane import in_lane, in_sound_thread
 from ..model import BareHead, Head, quiet
 from ..output import TorchOutput
 from .ends import Ends
@@ -236,10 +236,14 @@ class WholePathEngine(ModelEngine):
             self._seen = self.weights_mark()
         adapter = rows[0].adapter if rows else None
         self._lora.use(adapter)
-        try:
+
+        def work() -> Answer:
             with in_lane(self._device):
                 self._runner.run(tokens, needed, adapter, pick)
                 return answer()
+
+        try:
+            return in_sound_thread(work) if self._device.type == "cpu" else work()
         except WeftError:
             raise
         except Exception as error:
