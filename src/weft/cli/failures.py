@@ -105,7 +105,10 @@ class ToStderr(logging.Handler):
         """Write one line."""
         try:
             name = record.name.removeprefix("weft.")
-            message = visible(record.getMessage(), keep="\n")
+            message = record.getMessage()
+            if record.exc_info and record.levelno >= logging.ERROR:
+                message += "\n" + logging.Formatter().formatException(record.exc_info)
+            message = visible(message, keep="\n")
             sys.stderr.write(f"{record.levelname.lower()}: {name}: {message}\n")
         except OSError:
             pass

@@ -426,6 +426,7 @@ class KeptThere(Kept):
         began = time.monotonic()
         reader = GrowthReader(job)
         sprouts = {each.branch: new_child(parent) for each in job.branches}
+        is_whole = False
         try:
             for name, told in self.client.events(job.job):
                 for each in reader.take(name, told):
@@ -442,19 +443,23 @@ class KeptThere(Kept):
             for name, told in self.client.events(job.job):
                 reader.take(name, told)
             raise
+        else:
+            is_whole = True
         finally:
-            self._take_in(parent, job, made)
+            self._take_in(parent, job, made, is_told=not is_whole)
             assert self._given is not None
             self._given.count(reader.usage, time.monotonic() - began)
 
-    def _take_in(self, parent: Heddle, job: JobReply, made: list[Heddle]) -> None:
-        """Read what has become of the branches."""
+    def _take_in(self, parent: Heddle, job: JobReply, made: list[Heddle], *, is_told: bool) -> None:
+        """Read what has become of the branches. is_told: an error is, and no other one matters."""
         from ..loom.node import new_child
 
         branches = {each.node: each.branch for each in job.branches}
         try:
             found = [each for each in self._nodes(under=self._number(parent), depth=1)]
-        except WeftError:  # the server is gone, and that is being told
+        except WeftError:
+            if not is_told:
+                raise
             return
         for told in found:
             if told.node in branches and told.node not in self.by_number:

@@ -295,7 +295,7 @@ class GrammarMatcher(Matcher):
     def failure(self) -> str | None:
         if not self.inner.is_error():
             return None
-        reason = str(self.inner.get_error()).split("<state>")[0]
+        reason = str(self.inner.get_error()).split("<state>")[0].split("<backtrace>")[0]
         if reason.startswith("NoExtensionBias"):  # no token goes on: a dead end, not a fault
             return None
         return f"the grammar library gave up: {told(reason)}"

@@ -290,7 +290,11 @@ class Driver:
                     name=name,
                     daemon=True,
                 )
-                self._thread.start()
+                try:
+                    self._thread.start()
+                except BaseException:  # no memory for one: who comes next tries again
+                    self._thread = None
+                    raise
 
     @property
     def is_over(self) -> bool:
