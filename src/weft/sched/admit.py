@@ -17,7 +17,7 @@ from .step import as_forward_error
 
 _log = logging.getLogger(__name__)
 EASE_S = 10.0  # then more is tried again: who had the memory may have given it back
-_MOST_EASE_S = 320.0  # if they have not, it is tried half as often each time
+_MOST_EASE_S = 80.0  # if they have not, it is tried half as often each time
 
 
 class Admission:
