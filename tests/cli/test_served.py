@@ -26,6 +26,8 @@ from durable import wait_durable
 from serving import KEY, Served, serving
 from weft import samples
 from weft.api import proof
+from weft.cli.there import KeptThere
+from weft.errors import CapacityError
 from weft.server import ServerConfig
 
 FEW = ("--max-tokens", "6", "--seed", "1")
@@ -201,6 +203,29 @@ MISTAKES = [
     (("run", "hi", "--engine", "torch"), 2, "the server runs tiny"),
     (("redo",), 1, "nothing to redo"),
 ]
+
+
+def test_branches_that_cannot_be_read_back_are_told(
+    weft: Any, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are kept, and nobody is told that there are none."""
+    assert weft("run", samples.story, "-n", "1", *FEW).exit_code == 0
+    read = KeptThere._nodes
+    n_read: list[int] = []
+
+    def failing(kept: KeptThere, **which: Any) -> Any:
+        if which.get("depth") == 1:
+            n_read.append(1)
+            raise CapacityError("out of memory")
+        return read(kept, **which)
+
+    monkeypatch.setattr(KeptThere, "_nodes", failing)
+    result = weft("grow", "1", "-n", "2", "--json", *FEW)
+    assert n_read
+    assert result.exit_code == 4
+    assert "out of memory" in result.output
+    monkeypatch.setattr(KeptThere, "_nodes", read)
+    assert len(told(weft("tree", "--json"))["nodes"]) == 4
 
 
 def test_a_mistake_is_told_as_without_a_server(weft: Any, served: Served) -> None:
