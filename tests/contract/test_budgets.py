@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from contract.conftest import WITH_KV, Make
+from contract.conftest import WITH_KV, Make, Oracle
 from contract.helpers import assert_close, prompt_ids, run_item
 from fakes import Tight
 from weft import Branch, BranchStore
 from weft.engines.base import Engine
 from weft.errors import KVFull
+from weft.sched.admit import Shortage
 from weft.sched.work import Extend, Logits
 
 BUDGETS = [*range(1, 9), 11, 14, 18, 22, 27, 33, 40, 56, 80, 120]
@@ -128,3 +129,37 @@ def test_a_pool_that_cannot_grow_gives_the_same(
     assert refused
     assert lm.tree.room.capacity <= most
     assert lm.stats().parked
+
+
+@pytest.mark.parametrize("kind", WITH_KV)
+@pytest.mark.parametrize("where", ["forward", "draw", "wait", "keep"])
+def test_kv_of_what_was_done_again_agrees_with_a_plain_forward(
+    kind: str, where: str, make: Make, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of each path is there, and what comes after it is as if it had been read at once."""
+    monkeypatch.setattr(Shortage, "ease", Shortage.forget)  # so that steps are large each time
+    engines: list[Tight] = []
+
+    def tight(engine: Engine) -> Engine:
+        engines.append(Tight(engine, where=where, chance=0.4, seed=3))
+        return engines[-1]
+
+    lm = make(kind, tight, kv_slots=200, n_batch=8)
+    ids = prompt_ids(lm)[:8]
+    items = [
+        run_item(lm, lm.place(ids), 3, i, max_tokens=5 + i, stop_ids=frozenset()) for i in range(4)
+    ]
+    other = [*ids[:5], *range(50, 60)]
+    tickets = lm.submit([*items, Extend(lm.place(other), (), (Logits(15),))])
+    lm.drive(tickets)
+    assert engines[0].n_refused
+    engines[0].chance = 0.0
+    assert_close(tickets[4].result()[0], oracle(other)[-1])
+    for ticket in tickets[:4]:
+        path = ticket.result().end.ids()
+        ends = len(path), len(path) + 2
+        (read,) = lm.submit([Extend(lm.place([*path, 40, 41]), (), tuple(map(Logits, ends)))])
+        lm.drive([read])
+        want = oracle([*path, 40, 41])
+        for depth, logits in zip(ends, read.result(), strict=True):
+            assert_close(logits, want[depth - 1])
