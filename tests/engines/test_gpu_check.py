@@ -94,6 +94,11 @@ def told_of(tmp_path: Path, script: str, limit: float = 30.0) -> dict[str, Any]:
     return told
 
 
+OF_MODEL = (
+    f"sys.path[:0] = [{str(ROOT / 'src')!r}, {str(ROOT / 'benchmarks')!r}]\nimport gpu_model\n"
+)
+
+
 class Impatient(subprocess.Popen):  # type: ignore[type-arg]
     """A part whose time is over as soon as it has noted something, however slow the machine is."""
 
@@ -142,9 +147,7 @@ def test_a_figure_that_a_part_was_ended_in_takes_nothing_down(tmp_path: Path) ->
 def test_what_comes_after_an_attempt_that_lost_the_card_is_tried_in_another_process(
     tmp_path: Path,
 ) -> None:
-    script = (
-        f"sys.path[:0] = [{str(ROOT / 'src')!r}, {str(ROOT / 'benchmarks')!r}]\n"
-        "import gpu_model\n"
+    script = OF_MODEL + (
         "gpu_model.is_lost = lambda: True  # as after a wrong address\n"
         "record = gpu_model.Record(notes.name)\n"
         "record.add('card')\n"
@@ -163,9 +166,7 @@ def test_what_comes_after_an_attempt_that_a_signal_ended_is_tried_in_another_pro
     tmp_path: Path,
 ) -> None:
     """Once: what ends at its import, or when all is done, is not started for ever."""
-    script = (
-        f"sys.path[:0] = [{str(ROOT / 'src')!r}, {str(ROOT / 'benchmarks')!r}]\n"
-        "import gpu_model\n"
+    script = OF_MODEL + (
         "record = gpu_model.Record(notes.name)\n"
         "record.add('card')\n"
         "for number in range(4):\n"
