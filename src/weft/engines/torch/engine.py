@@ -454,7 +454,7 @@ class TorchEngine(ModelEngine):
             return answers
 
         try:
-            return in_sound_thread(work) if self._device.type == "cpu" else work()
+            return in_sound_thread(self._device, work)
         except WeftError:
             raise
         except Exception as error:

@@ -84,10 +84,12 @@ class _Here(threading.local):
 _here = _Here()
 
 
-def in_sound_thread(work: Callable[[], Value]) -> Value:
-    """Call `work`, which computes on a CPU: in another thread where this one is spoilt, if there is
-    memory for one.
+def in_sound_thread(device: torch.device, work: Callable[[], Value]) -> Value:
+    """Call `work`, which computes on a device: of a CPU's in another thread where this one is
+    spoilt, if there is memory for one.
     """
+    if device.type != "cpu":
+        return work()
     if _here.is_spoilt and _here.other is None:
         _here.other = _started()
     other = _here.other

@@ -243,7 +243,7 @@ class WholePathEngine(ModelEngine):
                 return answer()
 
         try:
-            return in_sound_thread(work) if self._device.type == "cpu" else work()
+            return in_sound_thread(self._device, work)
         except WeftError:
             raise
         except Exception as error:
