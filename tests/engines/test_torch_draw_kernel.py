@@ -23,8 +23,10 @@ from drawing import (  # noqa: E402
 from families import N_VOCAB, build  # noqa: E402
 from weft.engines.base import KeptRow, Row  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
+from weft.engines.torch.draws import check  # noqa: E402
 from weft.engines.torch.draws import drawer as device_draws  # noqa: E402
 from weft.engines.torch.draws import kernel as draw_kernel  # noqa: E402
+from weft.engines.torch.draws.check import difference_of_draws  # noqa: E402
 from weft.engines.torch.draws.drawer import Drawer  # noqa: E402
 from weft.engines.torch.paged import kernel  # noqa: E402
 from weft.sampling.params import SamplingParams  # noqa: E402
@@ -226,11 +228,65 @@ def test_where_kernels_do_not_run_operations_draw(
         drawer_with.draw(there(logits), batch)
 
 
+def test_no_memory_for_a_kernel_is_no_fault_of_the_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def has_none(*args: Any, **options: Any) -> Any:
+        raise RuntimeError("Triton Error [CUDA]: out of memory")
+
+    logits = np.random.default_rng(2).standard_normal((1, 200)).astype(np.float32)
+    batch = DrawBatch(np.arange(1), Chain([Sampler(SamplingParams(), 1)]), np.zeros(1, np.uint64))
+    kept = drawer()
+    with monkeypatch.context() as patch:
+        patch.setattr(draw_kernel, "draw_tokens", has_none)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            kept.draw(there(logits), batch)
+    assert kept.has_kernels
+
+
+def test_the_load_check_passes_kernels_that_draw_as_the_reference(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    asked = drawer()
+    assert difference_of_draws(asked, 700, torch.bfloat16) == ""
+    assert asked.has_kernels
+    assert not caplog.messages
+
+
+def _no_edge(logits: Any, rows: Any, *_: Any, **__: Any) -> Any:
+    """What filters leave where their kernels cut nothing."""
+    least = torch.full(rows.shape, -torch.inf, device=rows.device)
+    return draw_kernel.Edges(least, torch.full_like(rows, logits.shape[1]))
+
+
+def test_kernels_that_draw_other_tokens_draw_none(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = Drawer.__init__
+    monkeypatch.setattr(Drawer, "__init__", lambda self, at, **_: made(self, at, kernels=True))
+    monkeypatch.setattr(device_draws, "DEVICES", frozenset(("cpu", "cuda")))
+    monkeypatch.setattr(check, "_agreed", set())
+    monkeypatch.setattr(draw_kernel, "find_edges", _no_edge)
+    engine = TorchEngine.adopt(build("llama").to(DEVICE))
+    assert "by operations of PyTorch" in caplog.text
+    assert "with top_p" in caplog.text
+    assert engine._drawer.is_asked
+    assert not engine._drawer.has_kernels
+
+
+def test_who_asks_for_padded_rows_runs_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_draws, "is_for_triton", lambda _: True)
+    assert TorchEngine.adopt(build("llama").to(DEVICE))._drawer.has_kernels
+    assert not TorchEngine.adopt(build("llama").to(DEVICE), kv="padded")._drawer.has_kernels
+
+
 @pytest.fixture
 def on_the_device(monkeypatch: pytest.MonkeyPatch) -> list[DrawBatch]:
     """Let engines draw by kernels; what they drew."""
     made = Drawer.__init__
-    monkeypatch.setattr(Drawer, "__init__", lambda self, device: made(self, device, kernels=True))
+    monkeypatch.setattr(
+        Drawer, "__init__", lambda self, device, **_: made(self, device, kernels=True)
+    )
     return note_draws(monkeypatch)
 
 

@@ -93,7 +93,8 @@ class TorchEngine(ModelEngine):
 
         Raises: NoTree where its attention is not the interface's, and the model is as it was.
         """
-        super().__init__(model, n_ctx=n_ctx)
+        # Whoever asks for padded rows asks for no kernels.
+        super().__init__(model, n_ctx=n_ctx, kernels=False if kv == "padded" else None)
         self._call = seat_modules(model)
         stop_looking_for_padding(model)
         own = attention_of(model)
@@ -142,8 +143,8 @@ class TorchEngine(ModelEngine):
                 weights are quantised as they are read. A folder that is quantised needs none.
             state_bytes: see `WholePathEngine`; for models of that kind alone.
             kv: "paged", a pool of slots and tree attention in Triton; "padded", rectangles and
-                PyTorch's own operations; "auto": on CUDA "paged" if the model passes its check
-                there, and "padded" elsewhere.
+                PyTorch's own operations, by which tokens are drawn then, too; "auto": on CUDA
+                "paged" if the model passes its check there, and "padded" elsewhere.
             graphs: play a step of paged KV from a CUDA graph, once some have been alike. None:
                 where there is CUDA. True runs the same without one on a CPU, for tests.
             packed_weights: hold the linear weights as oneDNN reads them, which makes products on a
@@ -351,7 +352,7 @@ class TorchEngine(ModelEngine):
             with probing(self._call) as probe:
                 positions = torch.arange(8, device=self._device)[None]
                 hidden = self._head.hidden(own.paths[:1, :8].to(self._device), positions)
-                n_vocab, n_embd = self._head.logits(hidden).shape[-1], hidden.shape[-1]
+                logits = self._head.logits(hidden)
             model.set_attn_implementation(NAME)
         except EngineError:
             raise
@@ -367,7 +368,7 @@ class TorchEngine(ModelEngine):
             name="torch",
             model=Path(model.config.name_or_path).name or model.config.model_type,
             n_layers=layout.n_layers,
-            n_vocab=n_vocab,
+            n_vocab=logits.shape[-1],
             n_positions=n_positions,
             kv_bytes_per_token=layout.slot_bytes,
             dtype=layout.dtype,
@@ -376,13 +377,14 @@ class TorchEngine(ModelEngine):
             overlap=self._device.type == "cuda",
             step_tokens=_STEP_TOKENS if self._device.type == "cuda" else None,
             far_rows=self._device.type == "cuda",
-            n_embd=n_embd,
+            n_embd=hidden.shape[-1],
             abilities=OWN["torch"],
             extra=self._extra,
         )
         self._ids = StepIds(self._device)
         self._wanted = Remembered(self._device)
         self._listeners = Listeners(model)
+        self._check_draws(logits.dtype)
         fused = FusedDecoder.of(model, probe.specs, self._call)
         if fused is None and tries_kernels(makers):
             fuse_modules(model, self._call, hidden.dtype)

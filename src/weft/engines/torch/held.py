@@ -10,15 +10,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ...errors import ForwardError
+from ...errors import ForwardError, ModelLoadError, is_out_of_memory
 from ...sampling import metrics
 from ..base import Draws, Engine, EngineInfo, KeptRow, Row, Score
 from .card import free_bytes
 from .check import LONGEST, quantised
 from .copied import lasting_buffers
+from .draws.check import difference_of_draws
 from .draws.drawer import Drawer
 from .lane import in_lane
 from .lora import LoraAdapters
+from .memories import refuse_broken
 from .model import context_of, freeze_rope
 from .output import TorchRows
 from .refusals import refuse_model
@@ -44,7 +46,10 @@ class ModelEngine(Engine):
     model: PreTrainedModel
     brought: Tokenizer | None = None
 
-    def __init__(self, model: PreTrainedModel, *, n_ctx: int | None) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, n_ctx: int | None, kernels: bool | None = None
+    ) -> None:
+        """kernels: whether tokens are drawn by those of Triton; None: where there are some."""
         refuse_model(model)
         self.model = model.eval()
         model.config.output_router_logits = False
@@ -54,7 +59,7 @@ class ModelEngine(Engine):
         rope = freeze_rope(model, self._n_positions)
         self._lora = LoraAdapters(model)
         self._device = model.device
-        self._drawer = Drawer(self._device)
+        self._drawer = Drawer(self._device, kernels=kernels)
         self._closed = False
         self._parameters = list(model.parameters())
         self._counted: list[Tensor] = [p for p in self._parameters if not p.is_inference()]
@@ -83,6 +88,26 @@ class ModelEngine(Engine):
         if isinstance(row.rows, TorchRows):
             return row.rows.tensor[row.rows.place(row.number)].float()
         return upload(row.logits(), self._device)
+
+    def _check_draws(self, dtype: torch.dtype) -> None:
+        """Have draws made by what draws as the reference does here. dtype: of the logits.
+
+        Raises: ModelLoadError where there is no memory for it, or it broke the device.
+        """
+        drawer = self._drawer
+        while drawer.is_asked:
+            try:
+                why = difference_of_draws(drawer, self.info.n_vocab, dtype)
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise ModelLoadError(
+                        f"there is no memory left to draw with: {error}"
+                    ) from error
+                why = f"{type(error).__name__}: {error}"
+                refuse_broken(self._device, why)
+            if not why:
+                return
+            drawer.step_down(why)
 
     def _free_bytes(self) -> int | None:
         """Return what a card has left now; None on a host."""

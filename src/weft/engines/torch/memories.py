@@ -102,8 +102,8 @@ def refuse_broken(device: torch.device, why: str) -> None:
             torch.cuda.synchronize(device)
     except RuntimeError as error:
         raise ModelLoadError(
-            f"the kernels of kv='paged' broke CUDA for this process ({why}); start it anew with"
-            " engine_options={'kv': 'padded'}, and tell us of it"
+            f"Weft's kernels broke CUDA for this process ({why}); start it anew with"
+            " engine_options={'kv': 'padded'}, which runs none of them, and tell us of it"
         ) from error
 
 

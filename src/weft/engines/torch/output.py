@@ -132,6 +132,11 @@ class TorchOutput(Output):
         if self._done is not None:
             self._done.record(torch.cuda.current_stream(logits.device))
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the logits on the device."""
+        return self._device_logits.dtype
+
     def wait(self) -> None:
         if self._done is not None:
             self._done.synchronize()

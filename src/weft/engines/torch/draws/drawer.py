@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ....errors import ForwardError, WeftError
+from ....errors import ForwardError, WeftError, is_out_of_memory
 from ....sampling.metrics import MEMBERS, n_groups
 from ....sampling.sampler import BROKEN, NOTHING, DrawResult
 from ...base import HostDraws
@@ -112,7 +112,8 @@ class Drawer:
 
     def __init__(self, device: torch.device, *, kernels: bool | None = None) -> None:
         """kernels: draw by those of Triton; None: where a card and its Triton have them."""
-        self._device = device
+        self.device = device
+        self._is_left = False  # nothing here draws as the reference does
         self._aside: torch.cuda.Stream | None = None  # from the first draw on a card
         has_kernels = is_for_triton(device) if kernels is None else kernels
         self._kernels = _kernels() if has_kernels else None
@@ -120,9 +121,30 @@ class Drawer:
         self._passes = TorchPasses()
         self._seated: WeakKeyDictionary[Chain, _Seated] = WeakKeyDictionary()
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether the device draws: one of DEVICES, while that was not left."""
+        return self.device.type in DEVICES and not self._is_left
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether it draws by kernels of Triton."""
+        return self._kernels is not None
+
     def can(self, batch: DrawBatch) -> bool:
-        """Return whether the device draws: one of DEVICES, of which all filters are known."""
-        return self._device.type in DEVICES and batch.chain.asked_filters <= KNOWN_FILTERS
+        """Return whether the device draws for a batch, all of whose filters are known."""
+        return self.is_asked and batch.chain.asked_filters <= KNOWN_FILTERS
+
+    def step_down(self, why: str) -> None:
+        """Draw by the next slower way: operations of PyTorch for kernels, the host for those."""
+        if self._kernels is not None:
+            self._kernels = None
+            self._seated.clear()  # blocks are smaller then
+            way = "by operations of PyTorch, which is slower, as the kernels do not run here"
+        else:
+            self._is_left = True
+            way = "on the host, which is slower, as the device does not draw as it should"
+        _log.warning("tokens are drawn %s: %s", way, why)
 
     def on_host(self, logits: NDArray[np.float32], batch: DrawBatch) -> HostDraws:
         """Draw with the reference sampler, where there is much to read by PyTorch's passes.
@@ -153,8 +175,8 @@ class Drawer:
             # Rows that ask for typical_p are ranked by PyTorch's operations either way.
             by_kernels = self._kernels is not None and "typical_p" not in chain.asked_filters
             most = _BLOCK_OF_KERNELS if by_kernels else _BLOCK
-            seated = self._seated[chain] = _Seated(chain, logits.shape[1], self._device, most)
-        with in_lane(self._device):
+            seated = self._seated[chain] = _Seated(chain, logits.shape[1], self.device, most)
+        with in_lane(self.device):
             seated.update(batch)
             drawn = [
                 self._of_block(logits, seats, place, kept=batch.kept)
@@ -164,7 +186,7 @@ class Drawer:
                 return torch.cat(drawn, dim=1)
         if not drawn:
             shape = (4 if batch.kept else 3, 0)
-            return torch.zeros(shape, dtype=torch.int64, device=self._device)
+            return torch.zeros(shape, dtype=torch.int64, device=self.device)
         return drawn[0]
 
     def _of_block(self, logits: Tensor, seats: Seats, place: FromRows, *, kept: bool) -> Tensor:
@@ -175,17 +197,10 @@ class Drawer:
                 drawn: Tensor = self._kernels.draw_tokens(chances, kept=kept)
             except Exception as error:
                 # Triton compiles at the first use, for which a machine may lack what it takes.
-                if filters in self._have_run or isinstance(
-                    error, (WeftError, torch.OutOfMemoryError)
-                ):
+                is_other = isinstance(error, WeftError) or is_out_of_memory(error)
+                if is_other or filters in self._have_run:
                     raise
-                self._kernels = None
-                said = f"{type(error).__name__}: {error}".partition("\n")[0]
-                _log.warning(
-                    "tokens are drawn by operations of PyTorch, which is slower, as the kernels do"
-                    " not run here: %s",
-                    said,
-                )
+                self.step_down(f"{type(error).__name__}: {error}".partition("\n")[0])
             else:
                 self._have_run.add(filters)
                 return drawn

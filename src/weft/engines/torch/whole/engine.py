@@ -186,6 +186,7 @@ class WholePathEngine(ModelEngine):
                 f" says of earlier ones, by {error:.2g} of the spread of its logits (allowed:"
                 f" {allowed}); it is no decoder, and cannot continue text"
             )
+        self._check_draws(output.dtype)
 
     def _can_go_on(self, paths: Tensor, own: Tensor) -> bool:
         """Whether the model goes on from its own cache as in its plain forward: after paths are

@@ -1,0 +1,101 @@
+"""The load check of the draws: what a device draws, held against what the reference draws.
+
+The tokens of a text must not hang on whether a compiler is right, so a card shows it before it is
+asked. What most requests need is compiled then, too, not while the first of them waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ....constraints.base import n_words
+from ....constraints.kinds import AllowMatcher
+from ....sampling.params import SamplingParams
+from ....sampling.sampler import Chain, DrawBatch, Sampler
+from ..upload import upload
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from .drawer import Drawer
+
+_N_ROWS, _N_SAMPLERS = 4, 32
+_SPREAD = 3.0  # of the logits: some tokens are likely, as in a model's
+_FIRST = (1 << 33) + 5  # a position that no 32 bits hold
+# Of 32 tokens as many may be others: scores, or an edge, may be level to rounding.
+_TIES = 1
+_FAR = 1e-3  # nats: figures are float32
+# What many requests ask for, each with kernels of its own; so strictly that it shows in few draws.
+_RULES: Mapping[str, Mapping[str, Any]] = {
+    "temperatures alone": {},
+    "a constraint": {"is_masked": True},
+    "penalties and a bias": {"presence_penalty": 4.0, "logit_bias": {1: 8.0}},
+    "top_p": {"top_p": 0.5},
+    "top_k and top_p": {"top_k": 8, "top_p": 0.9},
+    "min_p": {"min_p": 0.3},
+}
+_TEMPERATURES = (1.0, 0.6, 1.4, 0.0)
+
+_agreed: set[tuple[torch.device, bool, int, torch.dtype]] = set()
+
+
+def difference_of_draws(drawer: Drawer, n_vocab: int, dtype: torch.dtype) -> str:
+    """Return what a drawer draws otherwise than the reference, "" where all is the same.
+
+    n_vocab, dtype: of the engine's logits. A process asks once for each.
+    """
+    asked = (drawer.device, drawer.has_kernels, n_vocab, dtype)
+    if asked in _agreed:
+        return ""
+    there = upload(_logits(n_vocab), drawer.device).to(dtype)
+    logits = there.float().cpu().numpy()
+    for name, rules in _RULES.items():
+        batch = _batch(logits, **rules)
+        drawn, wanted = drawer.draw(there, batch).result(), batch.on_host(logits)
+        is_same = drawn.ids == wanted.ids
+        if (n := int((~is_same).sum())) > _TIES:
+            return f"with {name} {n} of {_N_SAMPLERS} tokens are others than the reference's"
+        for figures, known in (
+            (drawn.logprobs, wanted.logprobs),
+            (drawn.entropies, wanted.entropies),
+        ):
+            off = float(np.abs(figures - known)[is_same].max())
+            if not off <= _FAR:
+                return f"with {name} figures differ from the reference's by {off:.2g} nats"
+    # Kernels that a machine cannot compile were left meanwhile.
+    _agreed.add((drawer.device, drawer.has_kernels, n_vocab, dtype))
+    return ""
+
+
+def _logits(n_vocab: int) -> NDArray[np.float32]:
+    random = np.random.default_rng(0)
+    return random.standard_normal((_N_ROWS, n_vocab), np.float32) * np.float32(_SPREAD)
+
+
+def _batch(logits: NDArray[np.float32], *, is_masked: bool = False, **rules: Any) -> DrawBatch:
+    """Return samplers by some rules, of all temperatures, and from all rows. Penalties count what
+    is likeliest.
+    """
+    matcher = _third_of(logits.shape[1]) if is_masked else None
+    likeliest = logits.argmax(1).tolist()
+    samplers = []
+    for number in range(_N_SAMPLERS):
+        temperature = _TEMPERATURES[number % len(_TEMPERATURES)]
+        params = SamplingParams(temperature=temperature, **rules)
+        samplers.append(Sampler(params, 0x9E3779B97F4A7C15 * (number + 1) % (1 << 64), matcher))
+        samplers[-1].count(likeliest)
+    numbers = np.arange(_N_SAMPLERS)
+    rows = numbers // len(_TEMPERATURES) % _N_ROWS
+    return DrawBatch(rows[::-1].copy(), Chain(samplers), (numbers + _FIRST).astype(np.uint64))
+
+
+def _third_of(n_vocab: int) -> AllowMatcher:
+    allowed = np.zeros(n_words(n_vocab) * 32, np.uint8)
+    allowed[:n_vocab:3] = 1
+    return AllowMatcher(
+        frozenset(range(0, n_vocab, 3)), np.packbits(allowed, bitorder="little").view(np.int32)
+    )

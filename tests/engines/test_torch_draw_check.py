@@ -1,0 +1,145 @@
+"""The load check of a device's draws: what differs from the reference draws no token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from families import N_VOCAB, build  # noqa: E402
+from weft.engines.base import Row  # noqa: E402
+from weft.engines.torch import TorchEngine  # noqa: E402
+from weft.engines.torch.draws import check, cuts, drawer, seats  # noqa: E402
+from weft.engines.torch.draws.drawer import Drawer, TorchDraws  # noqa: E402
+from weft.engines.torch.whole.engine import WholePathEngine  # noqa: E402
+from weft.errors import ForwardError, ModelLoadError  # noqa: E402
+from weft.sampling.params import SamplingParams  # noqa: E402
+from weft.sampling.sampler import Chain, Sampler, draw_batch  # noqa: E402
+
+pytestmark = pytest.mark.torch
+CPU = torch.device("cpu")
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.fixture(autouse=True)
+def _as_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines draw on the device, and ask anew whether it does so well."""
+    monkeypatch.setattr(drawer, "DEVICES", frozenset(("cpu", "cuda")))
+    monkeypatch.setattr(check, "_agreed", set())
+
+
+def difference(n_vocab: int = 700, dtype: Any = torch.float32) -> str:
+    return check.difference_of_draws(Drawer(CPU, kernels=False), n_vocab, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n_vocab", [2, 700, 9000])
+def test_what_draws_as_the_reference_passes(n_vocab: int, dtype: Any) -> None:
+    assert difference(n_vocab, dtype) == ""
+
+
+def changed(owner: Any, name: str, change: Callable[[Any], Any]) -> tuple[Any, str, Any]:
+    """What a part of the draw would be that makes something else."""
+    whole = getattr(owner, name)
+    return owner, name, lambda *args, **named: change(whole(*args, **named))
+
+
+OTHERS = torch.arange(32).roll(1)
+PLACE, FORGOTTEN = seats.Seats.place, lambda *_: None
+FAULTS: dict[str, tuple[tuple[Any, str, Any], str]] = {
+    "noise": (changed(drawer, "group_noise", lambda n: n.take(OTHERS[: len(n.member)])),
+              "with temperatures alone"),
+    "positions": ((seats.Seats, "place", lambda self, at: PLACE(self, at % 2**32)),
+                  "with temperatures alone"),
+    "totals": (changed(drawer, "_moments", lambda m: (m[0] + 0.01, m[1])),
+               "with temperatures alone figures"),
+    "entropies": (changed(drawer, "_moments", lambda m: (m[0], m[1] * torch.nan)),
+                  "with temperatures alone figures"),
+    "masks": ((seats.Seats, "allow", FORGOTTEN), "with a constraint"),
+    "penalties": ((seats.Seats, "count", FORGOTTEN), "with penalties and a bias"),
+    "top_p": ((cuts, "nucleus", lambda logits, *_: logits > -torch.inf), "with top_p"),
+    "top_k": (changed(cuts, "ranking", lambda r: r._replace(heights=r.heights * 0.5)),
+              "with top_k and top_p"),
+    "min_p": (changed(cuts, "floors", lambda least: least - 2), "with min_p"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_whatever_goes_wrong_on_a_device_is_told(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each fault lies in one part of the draw, as if a compiler had it wrong."""
+    broken, told = FAULTS[fault]
+    monkeypatch.setattr(*broken)
+    assert difference().startswith(told)
+
+
+def first_tokens(engine: TorchEngine | WholePathEngine) -> list[int]:
+    output = engine.forward([Row((), [5, 9, 40, 7], 0, None, (0, 1, 2, 3))])
+    chain = Chain([Sampler(SamplingParams(), seed) for seed in range(4)])
+    batch = draw_batch(chain, 0, [1, 2, 3, 4])
+    drawn: list[int] = output.draw(batch).result().ids.tolist()
+    assert isinstance(output.draw(batch), TorchDraws) == engine._drawer.is_asked
+    return drawn
+
+
+@pytest.mark.parametrize("family", ["llama", "bloom"])
+def test_a_device_that_draws_other_tokens_draws_none(
+    family: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    well = TorchEngine.adopt(build(family))
+    assert well._drawer.is_asked
+    assert "tokens are drawn" not in caplog.text
+    check._agreed.clear()
+    monkeypatch.setattr(*changed(drawer, "_moments", lambda m: (m[0] + 0.01, m[1])))
+    ill = TorchEngine.adopt(build(family))
+    assert not ill._drawer.is_asked
+    assert "tokens are drawn on the host" in caplog.text
+    assert "figures differ from the reference's by 0.01 nats" in caplog.text
+    assert first_tokens(ill) == first_tokens(well)
+
+
+def test_a_process_asks_once_for_logits_of_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    whole = Drawer.draw
+    monkeypatch.setattr(Drawer, "draw", lambda *args: asked.append(1) or whole(*args))
+    TorchEngine.adopt(build("llama"))
+    n = len(asked)
+    assert n > 3
+    TorchEngine.adopt(build("qwen2"))
+    assert len(asked) == n
+    TorchEngine.adopt(build("llama").bfloat16())
+    assert len(asked) == 2 * n
+
+
+def test_an_error_of_a_draw_leaves_the_device(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: Any) -> None:
+        raise ForwardError("the device failed in a step")
+
+    monkeypatch.setattr(Drawer, "draw", fails)
+    engine = TorchEngine.adopt(build("llama"))
+    assert not engine._drawer.is_asked
+    assert "ForwardError: the device failed in a step" in caplog.text
+
+
+def test_no_memory_to_draw_with_is_no_reason_to_draw_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def has_none(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Drawer, "draw", has_none)
+    with pytest.raises(ModelLoadError, match=r"no memory left to draw with: CUDA out of memory"):
+        TorchEngine.adopt(build("llama"))
+
+
+def test_a_host_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawer, "DEVICES", frozenset(("cuda",)))
+    monkeypatch.setattr(Drawer, "draw", None)
+    assert TorchEngine.adopt(build("llama")).info.n_vocab == N_VOCAB
