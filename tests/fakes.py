@@ -486,7 +486,8 @@ class Tight(Wrapped):
 
     most_tokens: those of a step. most_slots: those with KV. most_units: a slot takes one, a token
     of a step four. chance: of no memory for a step that could have been smaller, at `where`: its
-    "forward", its "draw", when it lands ("wait"), or for what is to be kept of it ("keep").
+    "forward", its "draw", when it lands ("wait"), or for what is to be kept of it ("keep"); or for
+    any draw from rows that were kept ("rows").
     """
 
     def __init__(
@@ -529,6 +530,8 @@ class Tight(Wrapped):
         return output if is_lucky else TightOutput(output, self)
 
     def draw(self, rows: Sequence[KeptRow], batch: DrawBatch) -> Draws:
+        if self.where == "rows":
+            self.refuse()
         return self.inner.draw(rows, batch)
 
     def refuse(self) -> None:

@@ -97,6 +97,20 @@ def test_runs_say_the_same_in_smaller_steps(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_first_tokens_from_kept_rows_are_drawn_on_the_host(make: MakeRig, kind: str) -> None:
+    path = [5, 6, 7]
+    texts = []
+    for where in ("forward", "rows"):
+        engine = KINDS[kind](where=where)
+        rig = make(engine)
+        rig.drive(Extend(rig.place([]), path, (Logits(3),)))
+        made = rig.drive(*(run(rig.place(path), index, max_tokens=4) for index in range(3)))
+        texts.append([(each.tokens, each.logprobs) for each in made])
+        assert (tight_of(engine).n_refused > 0) == (where == "rows")
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_wants_are_answered_in_smaller_steps(make: MakeRig, clock: Clock, kind: str) -> None:
     engine = KINDS[kind](most_tokens=4)
     rig = make(engine)

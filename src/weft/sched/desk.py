@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
 from ..engines.base import Engine, KeptRow
-from ..errors import WeftError
+from ..errors import WeftError, is_out_of_memory
 from ..kv.place import Place
 from ..kv.tree import TokenTree
-from ..sampling.sampler import Chain, Sampler, draw_at
+from ..sampling.sampler import Chain, DrawBatch, DrawResult, Sampler, draw_at
 from .jobs import CommitJob, Job, MergeKey, RunJob
 from .lines import Lines
 from .reads import Claim, PathPart, Reader
@@ -290,7 +290,7 @@ class Desk:
         try:
             chain, ends = Chain([run.sampler for run in runs]), [run.line.depth for run in runs]
             batch = draw_at(chain, at, ends, kept=False)
-            result = self.engine.draw(list(numbers), batch).result()
+            result = self._drawn(list(numbers), batch)
         except Exception as error:  # one of them cannot draw: find it, the others go on
             for run in runs if len(runs) > 1 else []:
                 self._draw_first([run])
@@ -300,6 +300,14 @@ class Desk:
         figures = (result.ids.tolist(), result.logprobs.tolist(), result.entropies.tolist())
         for run, token, logprob, entropy in zip(runs, *figures, strict=True):
             self.guard(run, run.begin, token, logprob, entropy, self)
+
+    def _drawn(self, rows: Sequence[KeptRow], batch: DrawBatch) -> DrawResult:
+        try:
+            return self.engine.draw(rows, batch).result()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            return batch.on_host([row.logits() for row in rows])  # a row at a time
 
     def firsts_of(self, parts: Sequence[PathPart]) -> list[Part]:
         """Return parts that draw the first tokens of runs from the rows that these parts bring."""
