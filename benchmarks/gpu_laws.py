@@ -2,7 +2,9 @@
 
 truth     a random model, and a tree that `Loom.grow` makes: the row after every leaf is as near
           to the model in float64 as Transformers' own forward in that dtype is; how many texts
-          are the same a second time is noted, and which memory a load takes that is not told
+          are the same a second time is noted, and which memory a load takes that is not told.
+          Captured steps come and go, and memory that goes with them is another's then: what that
+          writes stays, and rows are as near as before
 contract  tests/contract over four of the models in processes of their own, where pytest is
           installed: in float32 all of it, in half precision what needs no equal last bits
 """
@@ -21,6 +23,7 @@ import time
 from contextlib import suppress
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -34,6 +37,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from families import OF_LAWS, build_for_laws
 from weft.engines.torch import TorchEngine
 from weft.engines.torch.laid import lay_side_by_side
+from weft.engines.torch.paged import graph
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 # Ours may be so much farther from the truth than Transformers' own forward in the same dtype.
@@ -47,6 +51,8 @@ _SAYS_S = 3.0  # how long pytest may take to say what it has run
 # What the laws of constraints need beside it: without it those are left out, and that is noted.
 _OF_CONSTRAINTS = ("constrained", "three_faces")
 _N_VOCAB, _N_CTX = 512, 512
+_COMPANIES = (1, 2, 4, 8)  # leaves that grow together: a captured step for each
+_BLOCK, _BLOCKS = 1 << 22, 16  # 32 MiB, as much as cuBLAS works in, so many times
 _OF_CONTRACT = ("llama", "qwen3", "gemma3", "gpt2")
 PARTS = ["truth", "contract"]
 
@@ -66,9 +72,11 @@ def truth(family: str, dtype: str, given: dict[str, Any], scale: int) -> dict[st
         for node in first[:3]:
             node.clip(2 * scale - 1)
             node.grow(n=3, max_tokens=scale, seed=5)
+        leaves = loom.leaves
+        leaves += grow_beside_others(loom, model.device)
         rows = weft.AsyncLM(lm, as_torch=False)
         ours, theirs = [], []
-        for node in loom.leaves:
+        for node in leaves:
             ids = node.get_prefix_tokens()
             want = _logprobs(exact, ids)
             ours.append(_error(np.asarray(rows.next_token_logprobs_sync(ids)), want))
@@ -86,6 +94,24 @@ def truth(family: str, dtype: str, given: dict[str, Any], scale: int) -> dict[st
         "engine": told,
         "auto": _chosen(family, dtype),
     }
+
+
+def grow_beside_others(loom: weft.Loom, place: torch.device) -> list[weft.Heddle]:
+    """Have captured steps go, another take what memory PyTorch then gives back, and grow again: a
+    few new leaves.
+    """
+    with mock.patch.object(graph, "_MOST_FRAMES", 2):
+        for n in _COMPANIES:
+            loom.grow(n=n, max_tokens=5, seed=n)
+        others = []
+        if place.type == "cuda":
+            torch.cuda.empty_cache()
+            others = [torch.zeros(_BLOCK, dtype=torch.int64, device=place) for _ in range(_BLOCKS)]
+        for n in _COMPANIES[-2:]:
+            grown = loom.grow(n=n, max_tokens=5, seed=n)
+    if any(bool(block.any()) for block in others):
+        raise AssertionError("a captured step has written where others' memory is")
+    return grown[:3]
 
 
 def _chosen(family: str, dtype: str) -> str:

@@ -165,6 +165,29 @@ def test_a_pool_that_moves_takes_what_was_captured_with_it() -> None:
     assert played.told()["captured"] == captured + 1
 
 
+def test_what_was_captured_goes_before_a_pool_asks_for_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its memory may be what the pool needs."""
+    engine = engine_of()
+    leaves = Leaves(engine, 4)
+    for _ in range(4):
+        leaves.step()
+    graphs, pool, seen = engine._graphs, engine.fragments, []
+    resize = type(pool)._resize
+
+    def noted(self: Any, n: int) -> None:
+        seen.append(len(graphs._frames))
+        resize(self, n)
+
+    monkeypatch.setattr(type(pool), "_resize", noted)
+    assert graphs._frames
+    pool.reserve(pool.new(None), 4000)
+    assert seen == [0]
+    engine._graphs = graphs = None
+    pool.reserve(pool.new(None), 8000)  # nobody is asked who is gone
+
+
 def test_weights_that_are_forgotten_take_it_with_them() -> None:
     engine = engine_of()
     leaves = Leaves(engine, 3)
@@ -223,6 +246,17 @@ def test_weights_that_are_put_elsewhere_are_read_there() -> None:
     for _ in range(4):
         torch.testing.assert_close(ours.step(), theirs.step(), rtol=1e-4, atol=1e-4)
     assert played.told()["captured"] == captured + 1
+
+
+def test_buffers_that_are_put_elsewhere_are_noticed() -> None:
+    model = build("llama")
+    model.model.layers[0].register_buffer("scores", torch.zeros(3))
+    model.model.layers[0].register_buffer("table", torch.zeros(3), persistent=False)
+    engine = TorchEngine.adopt(model, kv="paged", graphs=True)
+    lie = engine._weights_lie()
+    held = dict(engine.model.named_buffers())
+    held["model.layers.0.scores"].data = torch.ones(3)
+    assert engine._weights_lie() != lie
 
 
 @pytest.mark.parametrize(("n_short", "failure"), [(1, torch.OutOfMemoryError), (3, RuntimeError)])

@@ -49,6 +49,7 @@ from .model import (
     stop_looking_for_padding,
 )
 from .output import TorchOutput
+from .paged.capture import capturing
 from .refusals import NoTree, refuse_handed_over, refuse_model, refuse_probe, why_no_tree
 from .steady import Remembered, StepIds
 from .weights.experts import PackedExperts
@@ -280,8 +281,12 @@ class TorchEngine(ModelEngine):
 
     def renew(self) -> None:
         """Pack weights anew. Captured steps read weights where they lie, and stay with the pool:
-        between the steps of an optimizer both would be made again and again.
+        between the steps of an optimizer both would be made again and again. Whoever wrote them may
+        have done so on a stream of another thread's, so what comes next waits for the device.
         """
+        if self._device.type == "cuda":
+            with capturing:
+                torch.cuda.synchronize(self._device)
         for module in self.model.modules():
             if isinstance(module, PackedLinear | PackedExperts):
                 module.forget()
@@ -316,6 +321,12 @@ class TorchEngine(ModelEngine):
                     keys = torch.cat([keys[layer] for keys, _ in pairs], 2)
                     values = torch.cat([values[layer] for _, values in pairs], 2)
                     cache.update(keys, values, getattr(module, "layer_idx", layer))
+        if self._device.type == "cuda":  # who reads it on another stream may let it go meanwhile
+            reader = torch.cuda.current_stream(self._device)
+            for kept in cache.layers:
+                for tensor in (kept.keys, kept.values):
+                    if isinstance(tensor, Tensor):
+                        tensor.record_stream(reader)
         return cache
 
     def _refuse_other_cache(self) -> None:

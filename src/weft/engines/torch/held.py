@@ -63,8 +63,9 @@ class ModelEngine(Engine):
         self._closed = False
         self._parameters = list(model.parameters())
         self._counted: list[Tensor] = [p for p in self._parameters if not p.is_inference()]
-        lasting = [each for each in lasting_buffers(model) if not each.is_inference()]
-        self._lasting = [(each, each._version) for each in lasting]
+        lasting = list(lasting_buffers(model))
+        self._read_where_they_lie = [*self._parameters, *lasting]
+        self._lasting = [(each, each._version) for each in lasting if not each.is_inference()]
         self._steps = OptimizerSteps(self._parameters)
         self._owned: Parts | None = None
         self._replaced = ""
@@ -137,8 +138,10 @@ class ModelEngine(Engine):
         return n_written + self._steps.n, place, self._replaced
 
     def _weights_lie(self) -> int:
-        """Return another number once parameters lie elsewhere: 0.1 µs each."""
-        return sum([parameter.data_ptr() for parameter in self._parameters])
+        """Return another number once parameters, or the buffers that are saved with them, lie
+        elsewhere: 0.1 µs each.
+        """
+        return sum([each.data_ptr() for each in self._read_where_they_lie])
 
     def add_adapter(self, name: str, folder: Any) -> str:
         """Load a LoRA adapter in PEFT's format, for rows that name it. See `lora.Adapters.add`."""

@@ -169,14 +169,8 @@ class Drawer:
     @torch.inference_mode()
     def packed(self, logits: Tensor, batch: DrawBatch) -> Tensor:
         """Draw as `draw` does, and leave what is drawn on the device: see `pack`."""
-        chain = batch.chain
-        seated = self._seated.get(chain)
-        if seated is None:
-            # Rows that ask for typical_p are ranked by PyTorch's operations either way.
-            by_kernels = self._kernels is not None and "typical_p" not in chain.asked_filters
-            most = _BLOCK_OF_KERNELS if by_kernels else _BLOCK
-            seated = self._seated[chain] = _Seated(chain, logits.shape[1], self.device, most)
         with in_lane(self.device):
+            seated = self._seat(batch.chain, logits.shape[1])
             seated.update(batch)
             drawn = [
                 self._of_block(logits, seats, place, kept=batch.kept)
@@ -188,6 +182,15 @@ class Drawer:
             shape = (4 if batch.kept else 3, 0)
             return torch.zeros(shape, dtype=torch.int64, device=self.device)
         return drawn[0]
+
+    def _seat(self, chain: Chain, n_vocab: int) -> _Seated:
+        seated = self._seated.get(chain)
+        if seated is None:
+            # Rows that ask for typical_p are ranked by PyTorch's operations either way.
+            by_kernels = self._kernels is not None and "typical_p" not in chain.asked_filters
+            most = _BLOCK_OF_KERNELS if by_kernels else _BLOCK
+            seated = self._seated[chain] = _Seated(chain, n_vocab, self.device, most)
+        return seated
 
     def _of_block(self, logits: Tensor, seats: Seats, place: FromRows, *, kept: bool) -> Tensor:
         if self._kernels is not None:

@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor
@@ -162,6 +163,8 @@ class StepGraphs:
         self._n_failed = 0
         self.why_eager = ""
         self._begin_count()
+        # What is captured is lost where the pool moves: its memory goes before more is asked for.
+        memory.before_moving = WeakMethod(self.forget)
 
     def hidden(self, body: Body, ids: Tensor, step: KVStep) -> Tensor:
         """Return hidden states [T, E] of packed tokens; ids: [1, T].
@@ -186,9 +189,14 @@ class StepGraphs:
 
     def forget(self) -> None:
         """Drop what was captured: memory that it reads has moved, or may have."""
-        self._frames.clear()
+        self._drop(*self._frames)
         self._seen.clear()
         self._places = None
+
+    def _drop(self, *keys: Key) -> None:
+        for key in keys:
+            _, replay = self._frames.pop(key)
+            replay.let_go()
 
     def begin(self) -> None:
         """Be as new after a trial; but what could not be captured is known."""
@@ -263,7 +271,7 @@ class StepGraphs:
     ) -> tuple[Frame, Replay] | None:
         """Capture a step over a frame that holds this one; None where that fails."""
         while len(self._frames) >= _MOST_FRAMES:
-            self._frames.pop(next(iter(self._frames)))
+            self._drop(next(iter(self._frames)))
         frame = Frame(key, self._memory)
         frame.fill(ids, step)
         began = time.perf_counter()

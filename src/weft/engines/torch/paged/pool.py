@@ -11,7 +11,7 @@ No slot has neighbours that matter, so the pool has no holes: what was returned 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -150,6 +150,8 @@ class SlotPool(KVMemory):
         self._shapes = _shapes_of(layout)
         self._copies = HostCopies(layout.device)
         self._capacity = self.n_moves = 0
+        # Who keeps what was made over these tensors forgets it before they go; None: nobody does.
+        self.before_moving: Callable[[], Callable[[], None] | None] = lambda: None
         self._free = _NONE  # a stack: its first `_n_free` are there to take
         self._n_free = 0
         self._slots = 0  # that hold tokens
@@ -395,7 +397,7 @@ class SlotPool(KVMemory):
     def _enlarge(self, new: int) -> None:
         """Have `new` slots, layer after layer: one is there twice at a time."""
         old = self._capacity
-        self.n_moves += 1
+        self._move()
         try:
             self._resize(new)
         except torch.OutOfMemoryError:
@@ -430,8 +432,13 @@ class SlotPool(KVMemory):
         if self._n_free == self._capacity:
             self._let_go()
 
-    def _let_go(self) -> None:
+    def _move(self) -> None:
         self.n_moves += 1
+        if (forget := self.before_moving()) is not None:
+            forget()
+
+    def _let_go(self) -> None:
+        self._move()
         self.keys, self.values = [], []
         self._free, self._n_free, self._capacity = _NONE, 0, 0
 
