@@ -1,8 +1,8 @@
-"""A machine that is busy with something else: the NumPy engine's own choice of threads, and fixed.
+"""A machine that is busy with something else: an engine's own choice of threads, and fixed.
 
 Beside it run `--beside` processes that do nothing but count. In turn in one run, for each number of
-them: `grow(n=8, max_tokens=60)` on the embedded model with threads "auto", 1 and 2, each in a
-process of its own; seconds by the clock, medians over `--repeat`. `x` is "auto" over the better
+them: `grow(n=8, max_tokens=60)` on the embedded model with threads "auto", 1 and 2 (of torch by
+OMP_NUM_THREADS), each in a process of its own; seconds by the clock, medians over `--repeat`. `x` is "auto" over the better
 fixed one: at most 1.3 is wanted. `pinned` is the same with the process held to one CPU.
 """
 
@@ -22,11 +22,12 @@ from common import median, report
 WANTED = 1.3
 JOB = """
 import json, os, sys, time
-threads, pinned, n, tokens, grows = json.loads(sys.argv[1])
+engine, threads, pinned, n, tokens, grows = json.loads(sys.argv[1])
 if pinned:
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 import weft
-lm = weft.load("tiny", engine="numpy", engine_options={"threads": threads})
+options = {"threads": threads} if engine == "numpy" else {}
+lm = weft.load("tiny", engine=engine, engine_options=options)
 took = []
 for seed in range(grows):
     loom = weft.Loom(lm, "Use 4 9 10 13 to make 24.")
@@ -37,10 +38,14 @@ print(json.dumps(sum(took)))
 """
 
 
-def job_s(threads: int | str, *, pinned: bool, n: int, tokens: int, grows: int) -> float:
-    """Seconds of the job in a process of its own; no variable chooses its threads."""
+def job_s(
+    engine: str, threads: int | str, *, pinned: bool, n: int, tokens: int, grows: int
+) -> float:
+    """Seconds of the job in a process of its own; no other variable chooses its threads."""
     kept = {name: value for name, value in os.environ.items() if "_NUM_THREADS" not in name}
-    asked = json.dumps([threads, pinned, n, tokens, grows])
+    if engine == "torch" and threads != "auto":
+        kept["OMP_NUM_THREADS"] = str(threads)
+    asked = json.dumps([engine, threads, pinned, n, tokens, grows])
     command = [sys.executable, "-c", JOB, asked]
     done = subprocess.run(command, env=kept, check=True, capture_output=True, text=True)
     seconds: float = json.loads(done.stdout)
@@ -75,6 +80,7 @@ def main() -> None:
     parser.add_argument("--grows", type=int, default=1, help="growths a process")
     parser.add_argument("-n", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=60)
+    parser.add_argument("--engine", choices=["numpy", "torch"], default="numpy")
     args = parser.parse_args()
     sides: tuple[int | str, ...] = ("auto", 1, 2)
     job = {"n": args.n, "tokens": args.tokens, "grows": args.grows}
@@ -87,12 +93,13 @@ def main() -> None:
         with busy(n):
             for _ in range(args.repeat):
                 for side in sides:
-                    found[side].append(job_s(side, pinned=pinned, **job))
+                    found[side].append(job_s(args.engine, side, pinned=pinned, **job))
         auto, one, two = (median(found[side]) for side in sides)
         rows.append(
             {"machine": name, "auto s": auto, "1 s": one, "2 s": two, "x": auto / min(one, two)}
         )
-    report("busy", rows, budget={"x": WANTED}, n=args.n, max_tokens=args.tokens)
+    regime = {"engine": args.engine, "n": args.n, "max_tokens": args.tokens}
+    report("busy", rows, budget={"x": WANTED}, **regime)
 
 
 if __name__ == "__main__":

@@ -64,6 +64,14 @@ COLD = 8  # layers that are timed in turn
 # By rows of a tile. Those of few rows and 32 keys find registers enough beside one of 128 rows on a
 # processor; the others wait for it to end.
 OTHER_TILES = (
+    # Room for one of these beside a tile of 128 rows; slots that are there when they are needed.
+    (kernel.NARROW, {"num_stages": 2, "maxnreg": 128}),
+    (kernel.NARROW, {"num_stages": 2, "ASKS_AHEAD": True}),
+    (kernel.NARROW, {"num_stages": 2, "ASKS_AHEAD": True, "maxnreg": 128}),
+    (kernel.NARROW, {"num_stages": 3, "ASKS_AHEAD": True}),
+    (kernel.WIDE, {"num_stages": 3, "ASKS_AHEAD": True}),
+    (kernel.BROAD, {"num_stages": 3, "ASKS_AHEAD": True}),
+    (kernel.BROAD, {"maxnreg": 192}),
     (kernel.NARROW, {"BN": 64, "num_stages": 5}),
     (kernel.NARROW, {"BN": 32, "num_stages": 2}),
     (kernel.NARROW, {"BN": 32, "num_stages": 3}),
@@ -371,7 +379,7 @@ def run_attention(record: Record, *, dry: bool) -> None:
     for shape, worth in product((chain, forked), (-1, stretches._PART, 16)):  # each alone at first
         job = partial(handed_down, llama, shape, worth)
         record.attempt("deep", job, leaves=shape.n_leaves, depth=len(shape.counts), worth=worth)
-    for name, shape in wide[-3:-1]:
+    for name, shape in wide:
         for n_rows, asked in OTHER_TILES:
             job = partial(tiled, llama, shape, n_rows, asked)
             record.attempt("tiles", job, tree=name, tile=n_rows, **asked)

@@ -173,18 +173,18 @@ def test_what_was_captured_goes_before_a_pool_asks_for_more(
     leaves = Leaves(engine, 4)
     for _ in range(4):
         leaves.step()
-    graphs, pool, seen = engine._graphs, engine.fragments, []
+    frames, pool, seen = engine._graphs._frames, engine.fragments, []
     resize = type(pool)._resize
 
     def noted(self: Any, n: int) -> None:
-        seen.append(len(graphs._frames))
+        seen.append(len(frames))
         resize(self, n)
 
     monkeypatch.setattr(type(pool), "_resize", noted)
-    assert graphs._frames
+    assert frames
     pool.reserve(pool.new(None), 4000)
     assert seen == [0]
-    engine._graphs = graphs = None
+    engine._graphs = None
     pool.reserve(pool.new(None), 8000)  # nobody is asked who is gone
 
 

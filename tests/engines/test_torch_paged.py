@@ -1170,7 +1170,7 @@ def test_heads_too_large_for_a_tile_of_float32_are_refused(
 def test_the_merge_fills_a_processor(size: int, n_rows: int, n_parts: int) -> None:
     """Without a card: nothing spills, and registers are enough for twenty warps at once."""
     fixed = {"N_HEADS": 32, "VALUE_DIM": size, "VALUE_PAD": size, "BM": n_rows, "BP": n_parts}
-    fixed |= {"HAS_SINKS": True, "num_warps": 4}
+    fixed |= {"AXIS": kernel.PARTS_AXIS, "HAS_SINKS": True, "num_warps": 4}
     made = compiled("paged.kernel", "tree_merge", fixed)
     assert (made.stack, made.registers <= 96, made.shared <= 16 * 1024) == (0, True, True)
 

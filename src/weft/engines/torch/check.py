@@ -2,7 +2,8 @@
 
 Every load runs a small tree. Where kernels are tried that only a card runs, so is a long path: its
 prompt in one step, and what follows in steps of one row and of many, so that tiles of every size
-meet whole blocks of keys. And the tree grows until a step is played from what was captured.
+meet whole blocks of keys, by themselves and with others to be merged. And the tree grows until a
+step is played from what was captured.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ _FAR, _EVERY = 640, 16  # tokens of the long path, and every which one's logits 
 # Of those places the last ones, where a token alone is met again; and those before them, where as
 # many meet the same keys as fill more than the smallest tile.
 _LONELY, _CROWDED, _CROWD = 8, 3, 24
+# Rows that meet the same keys, or nobody else's: so few that their parts are all there is, and so
+# many that the largest tiles are full, and there are more programs than a card has room for.
+_FEW, _MANY = 8, 132
 
 
 def quantised(model: PreTrainedModel) -> str:
@@ -208,6 +212,10 @@ def _run_far(engine: TorchEngine, path: list[int], own: Tensor) -> Iterator[tupl
             if met:
                 found = _stacked(engine.forward(list(map(again, met))), len(met))
                 yield found, own[[at // _EVERY for at in met]]
+        for at, above in ((lonely[0], (Span(fragment, lonely[0]),)), (0, ())) if lonely else ():
+            for n in (_FEW, _MANY):
+                rows = [Row(above, path[at : at + 1], at, None, (0,)) for _ in range(n)]
+                yield _stacked(engine.forward(rows), n), own[[at // _EVERY] * n]
     finally:
         engine.fragments.free(fragment)
 

@@ -356,7 +356,8 @@ class TorchEngine(ModelEngine):
         """Learn the KV layout from a plain forward, then hold a small tree against the model."""
         model, n_positions = self.model, self._n_positions
         makers = memory_makers(kv, self._device)
-        own = Own.of(model, n_positions, has_kernels=has_kernels(makers, self._device))
+        with self._threads.limited(1, "plain"):
+            own = Own.of(model, n_positions, has_kernels=has_kernels(makers, self._device))
         try:
             model.set_attn_implementation(PROBE)
             self._head = self._now = Head(model)
@@ -458,9 +459,10 @@ class TorchEngine(ModelEngine):
         self._refuse_changed()
         check_rows(rows)
         tokens = self._ids.checked(rows, self.info)
+        n_tokens = sum([row.n_tokens for row in rows])
 
         def work() -> Answer:
-            with in_lane(self._device):
+            with self._threads.limited(n_tokens), in_lane(self._device):
                 step = self.fragments.begin(rows)
                 answers = answer(step, self._hidden(step, rows, tokens))
                 step.commit()

@@ -26,6 +26,7 @@ from .output import TorchRows
 from .refusals import refuse_model
 from .replaced import Parts
 from .stepped import OptimizerSteps
+from .threads import CpuThreads
 from .upload import upload
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ class ModelEngine(Engine):
         rope = freeze_rope(model, self._n_positions)
         self._lora = LoraAdapters(model)
         self._device = model.device
-        self._drawer = Drawer(self._device, kernels=kernels)
+        self._threads = CpuThreads(self._device)
+        self._drawer = Drawer(self._device, kernels=kernels, threads=self._threads)
         self._closed = False
         self._parameters = list(model.parameters())
         self._counted: list[Tensor] = [p for p in self._parameters if not p.is_inference()]

@@ -12,6 +12,7 @@ in 64 for coming before the winner, whatever the logits: the odds are 1e-14 a dr
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ....sampling.sampler import Chain, DrawBatch
+    from ..threads import CpuThreads
 
 _log = logging.getLogger("weft.engines.torch")
 
@@ -110,9 +112,18 @@ class Drawer:
     copies nothing to the device.
     """
 
-    def __init__(self, device: torch.device, *, kernels: bool | None = None) -> None:
-        """kernels: draw by those of Triton; None: where a card and its Triton have them."""
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        kernels: bool | None = None,
+        threads: CpuThreads | None = None,
+    ) -> None:
+        """kernels: draw by those of Triton; None: where a card and its Triton have them. threads:
+        of a host's passes; None: PyTorch's.
+        """
         self.device = device
+        self._threads = threads
         self._is_left = False  # nothing here draws as the reference does
         self._aside: torch.cuda.Stream | None = None  # from the first draw on a card
         has_kernels = is_for_triton(device) if kernels is None else kernels
@@ -152,7 +163,10 @@ class Drawer:
         logits: float32 [R, V].
         """
         n_logits = len(batch.rows) * logits.shape[1]
-        return HostDraws(batch.on_host(logits, self._passes if n_logits >= MANY_LOGITS else None))
+        if n_logits < MANY_LOGITS:
+            return HostDraws(batch.on_host(logits))
+        with nullcontext() if self._threads is None else self._threads.limited(n_logits, "draw"):
+            return HostDraws(batch.on_host(logits, self._passes))
 
     @torch.inference_mode()
     def draw(self, logits: Tensor, batch: DrawBatch) -> TorchDraws:

@@ -232,13 +232,14 @@ def norm_rows(
     d = tl.arange(0, PAD)
     inside = (row < n_rows)[:, None] & (d < WIDTH)[None, :]
     first = row // n_inner * outer_stride + row % n_inner * inner_stride
+    if HAS_WEIGHT:  # asked for before sums are waited for
+        weight = tl.load(weight_ptr + d, mask=d < WIDTH, other=0.0)
     x = tl.load(x_ptr + first[:, None] + d[None, :], mask=inside, other=0.0).to(tl.float32)
     if IS_CENTRED:
         x = tl.where(inside, x - (tl.sum(x, 1) / WIDTH)[:, None], 0.0)
     out = x * tl.rsqrt(tl.sum(x * x, 1) / WIDTH + eps)[:, None]
     if HAS_WEIGHT:
-        weight = tl.load(weight_ptr + d, mask=d < WIDTH, other=0.0).to(tl.float32) + shift
-        out *= weight[None, :]
+        out *= (weight.to(tl.float32) + shift)[None, :]
     at = row[:, None] * WIDTH + d[None, :]
     tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=inside)
 

@@ -39,6 +39,9 @@ _INTERPRETED_ROWS = 256  # the interpreter runs programs one after the other
 # Before 3.7 a product's sum stays in its registers over to the next block, which rescales it there;
 # ptxas then waits for every single wgmma.
 _WAITS_ALWAYS = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7)
+# A merge whose parts lie along the second axis has 1 barrier by 3.6, and 24 by 3.9; along the first
+# 12 and none.
+PARTS_AXIS = 1 if _WAITS_ALWAYS else 0
 _HIDDEN = tl.constexpr(-1e30)
 _LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -70,19 +73,26 @@ def meet_keys(
     HAS_WINDOW: tl.constexpr,
     IS_OPEN: tl.constexpr,
     ENDS_PRODUCTS: tl.constexpr,
+    ASKS_AHEAD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Let a tile of queries meet the keys low … high of an item; return acc, top and total.
 
-    IS_OPEN: all of the queries see all of these keys, which are whole blocks of BN.
+    IS_OPEN: all of the queries see all of these keys, which are whole blocks of BN. ASKS_AHEAD:
+    the slots of a block are asked for while the one before it is met.
     """
     d_key, d_value = tl.arange(0, KEY_PAD), tl.arange(0, VALUE_PAD)
     # Logits are scaled, and made powers of two, by one multiplication as they are shifted.
     factor = _LOG2E if HAS_CAP else scale * _LOG2E
+    if ASKS_AHEAD:
+        ahead = low + tl.arange(0, BN)
+        next_slots = tl.load(slots_at + ahead, mask=ahead < high, other=0)
     for start in range(low, high, BN):
         number = start + tl.arange(0, BN)
         is_key = number < high
-        if IS_OPEN:
+        if ASKS_AHEAD:
+            slot = next_slots.to(tl.int64)
+        elif IS_OPEN:
             slot = tl.load(slots_at + number).to(tl.int64)
         else:
             slot = tl.load(slots_at + number, mask=is_key, other=0).to(tl.int64)
@@ -116,6 +126,8 @@ def meet_keys(
             acc += 0.0 * shrink[:, None]
         total = total * shrink + tl.sum(p, 1)
         top = higher
+        if ASKS_AHEAD:
+            next_slots = tl.load(slots_at + number + BN, mask=number + BN < high, other=0)
     return acc, top, total
 
 
@@ -148,6 +160,7 @@ def tree_part(
     HAS_WINDOW: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     ENDS_PRODUCTS: tl.constexpr,
+    ASKS_AHEAD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Meet the keys of one item with one tile of queries, for one KV head.
@@ -190,12 +203,14 @@ def tree_part(
         begin = 0
         if HAS_WINDOW:
             begin = tl.maximum(0, oldest - window + 1 - first + n_before)
-        if begin < n_before:  # a loop that turns no time waits for its first keys, too
+        # A loop that turns no time waits for its first keys, too. But products of warp groups whose
+        # sum comes out of a branch are waited for one by one.
+        if BM > 16 or begin < n_before:
             acc, top, total = meet_keys(
                 acc, top, total, q, position, begin, n_before, table_ptr + at_before,
                 first - n_before, k_ptr, v_ptr, scale, softcap, window, N_KV * KEY_DIM,
                 N_KV * VALUE_DIM, KEY_DIM, VALUE_DIM, KEY_PAD, VALUE_PAD, BN, HAS_CAP, HAS_WINDOW,
-                False, ENDS_PRODUCTS, PRECISION,
+                False, ENDS_PRODUCTS, ASKS_AHEAD, PRECISION,
             )  # fmt: skip
     # A tile of few rows waits for memory: a second loop would wait for its own first keys.
     if BM >= 64:
@@ -208,20 +223,20 @@ def tree_part(
             acc, top, total = meet_keys(
                 acc, top, total, q, position, low, until, slots_at, first, k_ptr, v_ptr, scale,
                 softcap, window, N_KV * KEY_DIM, N_KV * VALUE_DIM, KEY_DIM, VALUE_DIM, KEY_PAD,
-                VALUE_PAD, BN, HAS_CAP, True, False, ENDS_PRODUCTS, PRECISION,
+                VALUE_PAD, BN, HAS_CAP, True, False, ENDS_PRODUCTS, ASKS_AHEAD, PRECISION,
             )  # fmt: skip
         shuts = tl.minimum(end, tl.min(tl.where(is_row, position, 1 << 30), 0) - first + 1)
         shuts = opens + tl.maximum(shuts - opens, 0) // BN * BN
         acc, top, total = meet_keys(
             acc, top, total, q, position, opens, shuts, slots_at, first, k_ptr, v_ptr, scale,
             softcap, window, N_KV * KEY_DIM, N_KV * VALUE_DIM, KEY_DIM, VALUE_DIM, KEY_PAD,
-            VALUE_PAD, BN, HAS_CAP, HAS_WINDOW, True, ENDS_PRODUCTS, PRECISION,
+            VALUE_PAD, BN, HAS_CAP, HAS_WINDOW, True, ENDS_PRODUCTS, ASKS_AHEAD, PRECISION,
         )  # fmt: skip
         low = shuts
     acc, top, total = meet_keys(
         acc, top, total, q, position, low, end, slots_at, first, k_ptr, v_ptr, scale, softcap,
         window, N_KV * KEY_DIM, N_KV * VALUE_DIM, KEY_DIM, VALUE_DIM, KEY_PAD, VALUE_PAD, BN,
-        HAS_CAP, HAS_WINDOW, False, ENDS_PRODUCTS, PRECISION,
+        HAS_CAP, HAS_WINDOW, False, ENDS_PRODUCTS, ASKS_AHEAD, PRECISION,
     )  # fmt: skip
 
     has_seen = total > 0
@@ -258,11 +273,13 @@ def tree_merge(
     VALUE_PAD: tl.constexpr,
     BM: tl.constexpr,
     BP: tl.constexpr,
+    AXIS: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):
     """Make one output of the parts of each of some rows, token by token and head by head.
 
-    So many parts are read at once: one after the other would wait for memory each time.
+    So many parts are read at once: one after the other would wait for memory each time. AXIS: the
+    one that they lie along, 0 or 1.
     """
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     is_row = m < n_tokens * N_HEADS
@@ -277,19 +294,21 @@ def tree_merge(
         top = tl.load(sink_ptr + head, mask=is_row, other=0.0).to(tl.float32) * _LOG2E
         total += 1.0
     for start in range(0, tl.max(end - first, 0), BP):
-        number = first[:, None] + start + tl.arange(0, BP)[None, :]
-        is_part = number < end[:, None]
-        row = number.to(tl.int64) * N_HEADS + head[:, None]
+        each = tl.expand_dims(start + tl.arange(0, BP), 1 - AXIS)
+        number = tl.expand_dims(first, AXIS) + each
+        is_part = number < tl.expand_dims(end, AXIS)
+        row = number.to(tl.int64) * N_HEADS + tl.expand_dims(head, AXIS)
         lse = tl.load(lse_ptr + row, mask=is_part, other=_HIDDEN)
-        higher = tl.maximum(top, tl.max(lse, 1))
-        weight, shrink = tl.exp2(lse - higher[:, None]), tl.exp2(top - higher)
         found = tl.load(
             part_ptr + row[:, :, None] * VALUE_DIM + d[None, None, :],
             mask=is_part[:, :, None] & (d < VALUE_DIM)[None, None, :],
             other=0.0,
         )
-        acc = acc * shrink[:, None] + tl.sum(found * weight[:, :, None], 1)
-        total = total * shrink + tl.sum(weight, 1)
+        higher = tl.maximum(top, tl.max(lse, AXIS))
+        weight = tl.exp2(lse - tl.expand_dims(higher, AXIS))
+        shrink = tl.exp2(top - higher)
+        acc = acc * shrink[:, None] + tl.sum(found * weight[:, :, None], AXIS)
+        total = total * shrink + tl.sum(weight, AXIS)
         top = higher
     out = acc / tl.where(total > 0, total, 1.0)[:, None]
     tl.store(
@@ -413,6 +432,7 @@ def _merge(parts: Tensor, lse: Tensor, work: Work, sinks: Tensor | None, out: Te
         VALUE_PAD=padded(value_dim),
         BM=n_rows,
         BP=n_parts,
+        AXIS=PARTS_AXIS,
         HAS_SINKS=sinks is not None,
         num_warps=4,
     )
@@ -460,6 +480,7 @@ def tile_of(
         "BM": n_rows,
         "BN": n_keys,
         "ENDS_PRODUCTS": n_rows >= WIDE and _WAITS_ALWAYS,
+        "ASKS_AHEAD": False,
         "PRECISION": "tf32x3",  # of float32: nearly all its bits; others have no choice
         # So many that sums and products fit their registers. By 8 over blocks of 16 keys Triton 3.6
         # makes a kernel that reads past its shared memory.

@@ -146,7 +146,8 @@ class WholePathEngine(ModelEngine):
     def _start(self, fingerprint: str, why: str, state_bytes: int) -> None:
         """Hold rows of uneven length beside each other against the model's own plain forward."""
         model = self.model
-        with quiet():  # Transformers tells which faster kernels are not installed
+        # Transformers tells which faster kernels are not installed.
+        with quiet(), self._threads.limited(1, "plain"):
             paths, own, *_ = Own.of(model, self._n_positions)
         self._head, n_embd = _head_of(model, paths[0], own[0])
         self._runner = PathRunner(self._head, self._device)
@@ -238,8 +239,10 @@ class WholePathEngine(ModelEngine):
         adapter = rows[0].adapter if rows else None
         self._lora.use(adapter)
 
+        n_tokens = sum([len(path) for path in tokens])
+
         def work() -> Answer:
-            with in_lane(self._device):
+            with self._threads.limited(n_tokens), in_lane(self._device):
                 self._runner.run(tokens, needed, adapter, pick)
                 return answer()
 

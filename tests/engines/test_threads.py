@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from threadpoolctl import threadpool_info
 
-from weft.engines.numpy import engine as threads_module
-from weft.engines.numpy.engine import Account, BlasThreads, ThreadChoice
+from weft.engines import threads as threads_module
+from weft.engines.threads import Account, BlasThreads, ThreadChoice
 from weft.errors import ConfigError
 
 Machine = Callable[[int], float]  # seconds of a forward of one token, by threads
@@ -124,7 +124,7 @@ def blas_threads() -> list[int]:
 
 @pytest.fixture
 def unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in threads_module._VARIABLES:
+    for name in threads_module._OF_A_BLAS:
         monkeypatch.delenv(name, raising=False)
 
 

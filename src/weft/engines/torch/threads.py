@@ -1,0 +1,107 @@
+"""How many of OpenMP's threads a forward on a CPU gets, on a machine that others use, too.
+
+They wait for each other by spinning: where two share two cores with somebody else, each waits for
+one that does not run, and a forward takes up to twenty times as long.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from ...cores import idle_cores, usable_cores
+from ..threads import Account, Limit, ThreadChoice, is_said
+
+try:
+    from resource import RUSAGE_SELF, getrusage
+except ImportError:  # Windows, which does not count
+    getrusage = None  # type: ignore[assignment]
+
+_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+_LOOKED_AT = 8  # forwards
+# Cores taken away by the system, of a process that others leave alone: so often a second at most,
+# and so often more for each of its threads.
+_A_SECOND, _OF_A_THREAD = 30.0, 3.0
+_SEVERAL = 3
+
+
+def taken_cores() -> int:
+    """Return how often the system took a core away from a thread of this process; 0 where it does
+    not count.
+    """
+    return 0 if getrusage is None else getrusage(RUSAGE_SELF).ru_nivcsw
+
+
+class Crowd:
+    """Whether others want the cores that the last forwards ran on."""
+
+    def __init__(self) -> None:
+        self._last: deque[tuple[float, int, int]] = deque(maxlen=_LOOKED_AT)
+
+    def saw(self, seconds: float, n_taken: int, threads: int) -> None:
+        """Learn of a forward: how long it took, how often a core was taken away, by how many
+        threads.
+        """
+        self._last.append((seconds, n_taken, threads))
+
+    def is_there(self) -> bool:
+        """Whether cores were taken away more often than a process that is alone sees."""
+        usual = sum(seconds * (_A_SECOND + _OF_A_THREAD * n) for seconds, _, n in self._last)
+        return sum(n_taken for _, n_taken, _ in self._last) >= max(_SEVERAL, usual)
+
+
+class CpuThreads:
+    """Limits OpenMP in the thread that computes, and gives its setting back.
+
+    It begins with as many threads as PyTorch has, or the process may use, and tries fewer while
+    others want the cores. What the environment says holds; what `torch.set_num_threads` says is the
+    most.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        idle: Callable[[], int] = idle_cores,
+        taken: Callable[[], int] = taken_cores,
+    ) -> None:
+        self._idle, self._taken = idle, taken
+        self._crowd, self._account = Crowd(), Account()
+        self._choices: dict[tuple[str, int], ThreadChoice] = {}  # by what is run, powers of two
+        is_free = device.type == "cpu" and not is_said(_VARIABLES)
+        self._limit = Limit("openmp") if is_free else None
+
+    @contextmanager
+    def limited(self, n: int, what: str = "") -> Iterator[None]:
+        """Limit threads inside a block that runs so many tokens, or other things. Cost: 10 µs."""
+        own = 1 if self._limit is None else torch.get_num_threads()
+        if self._limit is None or own == 1 or not n:
+            yield
+            return
+        choice = self._choice((what, n.bit_length()), own)
+        threads = min(choice.threads, own)
+        with self._limit.to(threads):
+            began, before = time.perf_counter(), self._taken()
+            yield
+            took = time.perf_counter() - began
+            self._crowd.saw(took, self._taken() - before, threads)
+            choice.ran(took, n)
+
+    def _choice(self, size: tuple[str, int], own: int) -> ThreadChoice:
+        choice = self._choices.get(size)
+        if choice is None:
+            # What is new begins no higher than what has been found for others.
+            found = [other.counts[other.at] for other in self._choices.values()]
+            first = min(found, default=own)
+            choice = self._choices[size] = ThreadChoice(
+                min(own, usable_cores()),
+                self._account,
+                self._idle,
+                first=first // 2 if self._crowd.is_there() else first,
+                is_crowded=self._crowd.is_there,
+            )
+        return choice
