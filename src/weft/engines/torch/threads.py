@@ -25,7 +25,7 @@ _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _LOOKED_AT = 8  # forwards
 # Cores taken away by the system, of a process that others leave alone: so often a second at most,
 # and so often more for each of its threads.
-_A_SECOND, _OF_A_THREAD = 30.0, 3.0
+_A_SECOND, _OF_A_THREAD = 50.0, 15.0
 _SEVERAL = 3
 
 
