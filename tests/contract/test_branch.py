@@ -468,6 +468,58 @@ def test_more_branches_than_fit_live_asleep_and_wake(make, kv_kind, oracle) -> N
     same(branch.logits, oracle(branch.tokens)[-1])
 
 
+@pytest.mark.parametrize("look", ["ids", "branch", "nothing"])
+def test_the_kv_that_is_told_is_what_commits_and_forks_have(make, kv_kind, look) -> None:
+    lm = make(kv_kind)
+    store, branch = BranchStore(lm), root(lm)
+    start = branch.position
+
+    def told(each: Branch) -> set[int]:
+        """What reading tells; asked twice, as reading changes nothing."""
+        if look == "ids":
+            sizes = [lm.kv.size(each.tokens) for _ in range(2)]
+        else:
+            sizes = [lm.kv.size(each) for _ in range(2)] if look == "branch" else []
+        return {each.metrics.kv_tokens, *sizes} if each.is_active else set()
+
+    for token in (20, 21, 22):
+        branch.commit(token)
+        assert told(branch) == {branch.position}
+    fork, earlier = branch.fork(), branch.fork(at=start + 2)
+    before = lm.stats()
+    assert told(branch) == told(fork) == {start + 3}
+    assert told(earlier) == {start + 2}
+    assert lm.kv.size([*earlier.tokens, 9, 9]) == start + 2
+    fork.commit(23)
+    assert told(fork) == {start + 4}
+    assert told(branch) == {start + 3}
+    pressure = store.pressure()
+    assert pressure.n_active == pressure.n_branches == 3
+    branch.commit(24)
+    branch.rewind(2)
+    assert told(branch) == {start + 2}
+    after = lm.stats()
+    assert (after.prefilled, after.recomputed) == (before.prefilled, before.recomputed)
+    lm.tree.check()
+
+
+def test_kv_that_commits_have_computed_is_trimmed_by_hand(make, kv_kind) -> None:
+    lm = make(kv_kind)
+    branch = root(lm)
+    for token in (20, 21, 22):
+        branch.commit(token)
+    lm.kv.trim(branch, branch.position - 2)
+    assert lm.kv.size(branch) == branch.metrics.kv_tokens == branch.position - 2
+    assert not branch.is_active
+
+
+def test_an_empty_branch_and_one_without_addressable_kv_are_not_active(make) -> None:
+    branch = root(make("hidden"))
+    branch.commit(20)
+    assert (branch.is_active, branch.metrics.kv_tokens) == (False, 0)
+    assert not Branch.create(make("numpy")).is_active
+
+
 def test_available_counts_different_tips_exactly(make) -> None:
     lm = make("sequence")
     store, parent = BranchStore(lm), root(lm)
@@ -476,7 +528,10 @@ def test_available_counts_different_tips_exactly(make) -> None:
     assert store.available == 7
     store.commit([(branch, 20 + i) for i, branch in enumerate(branches)])
     assert store.available == 4
-    branches[0].prune()
+    forks = [branch.fork() for branch in branches]
+    assert store.available == 4
+    del forks
+    branches[0].prune_subtree()
     assert store.available == 5
     store.retain_only(branches[1])
     assert store.available == 7

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..checks import as_index
 from ..errors import ConfigError, ConstraintError, DeadEnd, ForwardError, StaleHandle, WeftError
-from ..kv.place import Place, climb, resolve
+from ..kv.place import Place
 from ..lm import LM, Adapters
 from ..sampling.metrics import surprisal
 from ..sampling.params import SamplingParams
@@ -108,6 +108,14 @@ class State:
     def base(self) -> Place:
         """The tip, or the place after which its line has the rest."""
         return self._place if self.line is None else self.line.base
+
+    def tip(self) -> Place:
+        """Return the tip as a place to look at: commits go on as fast as before."""
+        line = self.line
+        if line is None:
+            return self._place
+        with self.lm.scheduler.lock:
+            return line.end().at(self._depth)
 
     def ids(self) -> list[int]:
         """Return all token ids of the path, a new list."""
@@ -477,47 +485,42 @@ class LiveBranches:
         return lm.of_faces.setdefault(cls, cls(lm)) if found is None else found
 
     def active(self, branch: State) -> bool:
-        """Whether a branch's KV is resident. Cost: O(nodes of the path)."""
-        lm = self.lm()
-        with lm.scheduler.lock:
-            node = node_of(branch)
-            if branch.line is not None and branch.line.is_open:
-                return lm.tree.fragments is not None
-            return lm.tree.fragments is not None and node is not None and node.resident
+        """Whether a branch's KV is resident. Cost: as of `Lines.held`."""
+        return 0 < branch.position == self.kv_tokens(branch)
 
     def kv_tokens(self, branch: State) -> int:
-        """Return how many tokens of a branch's path have KV."""
+        """Return how many tokens of a branch's path have KV. Cost: as of `Lines.held`."""
         lm = self.lm()
         with lm.scheduler.lock:
-            cursor = branch.base.cursor
-            if cursor is None or lm.tree.fragments is None:
-                return 0
             line = branch.line
-            own = len(line.tokens) if line is not None and line.is_open else 0
-            depth = resolve(cursor).depth
-            spans = ((node, min(node.end, depth) - node.start) for node in climb(cursor))
-            return own + sum(length for node, length in spans if node.fragment is not None)
+            if line is not None and line.tail is not None:  # which has its path pinned
+                return min(line.base.depth + line.n_held(), branch.position)
+            return lm.scheduler.lines.held(branch.tip())
 
     def available(self) -> int | None:
         """Return how many more different tips can be resident; None without a limit of paths."""
         lm = self.lm()
         limit = lm.tree.room.max_paths
-        if limit is None:
-            return None
-        with lm.scheduler.lock:
-            tips: set[Any] = set()
-            above: set[Node] = set()
-            for each in list(self.branches):
-                node = node_of(each)
-                if node is None or not node.resident:
-                    continue
-                own = each.line is not None and each.line.tail is not None and each.line.tokens
-                tips.add(each.line if own else node)
-                up = node if own else node.parent
-                while up is not None and up not in above:
-                    above.add(up)
-                    up = up.parent
-            return limit - len(tips - above)
+        return None if limit is None else limit - lm.driver.exclusive(self._n_tips)
+
+    def _n_tips(self) -> int:
+        """Return how many different tips are resident; between steps."""
+        lm = self.lm()
+        lm.scheduler.lines.drain()
+        tips: set[Any] = set()
+        above: set[Node] = set()
+        for each in list(self.branches):
+            line, tip = each.line, lm.tree.find(each.base)
+            node, is_known = tip.node, tip.depth == each.base.depth
+            if node.parent is None or not (is_known and node.resident):
+                continue
+            own = line is not None and line.tail is not None and line.tokens
+            tips.add(line if own else node)
+            up: Node | None = node if own else node.parent
+            while up is not None and up not in above:
+                above.add(up)
+                up = up.parent
+        return len(tips - above)
 
     def pressure(self) -> Pressure:
         """Return how full the LM is. Cost: O(live branches)."""
@@ -538,9 +541,3 @@ class LiveBranches:
         lm = self._lm()
         assert lm is not None
         return lm
-
-
-def node_of(branch: State) -> Node | None:
-    """Return the node at a branch's tip; None while that is not in the tree. Under the lock."""
-    cursor = branch.base.cursor
-    return None if cursor is None or cursor.node.parent is None else cursor.node
