@@ -37,8 +37,9 @@ Floats = NDArray[np.float32]
 class State:
     """What commits and draws work on. Users hold a `Branch`, which is one.
 
-    place: the tip. sampler: with its random stream, counted tokens and matcher. row: raw logits at
-    the tip, None before any. last: the last accepted token. drawn: of `produce`, at this tip.
+    place: the tip. sampler: with its random stream, counted tokens and matcher. row: the model's
+    logits at the tip, None before any. instead: what is drawn from where others were set; figures
+    stay the model's. last: the last accepted token. drawn: of `produce`, at this tip.
     """
 
     def __init__(self, lm: LM, place: Place, params: SamplingParams, sampler: Sampler) -> None:
@@ -51,6 +52,7 @@ class State:
         self.params = params
         self.sampler = sampler
         self.row: LogitsRow | None = None
+        self.instead: Floats | None = None
         self.last: Accepted | None = None
         self._rows = lm.scheduler.rows
         self._drawn: Produced | None = None
@@ -218,9 +220,9 @@ class State:
         """Return the token's raw and kept surprisal in nats, as far as known; None: not at all."""
         drawn = self.drawn
         if drawn is not None and drawn.token == token:
-            return -drawn.logprob, -drawn.kept_logprob
+            return None if self.row is None else -drawn.logprob, -drawn.kept_logprob
         if self.row is None:
-            return None
+            return None if self.instead is None else (None, None)
         logits = self._rows.read(self.row)
         return None if logits is None else (surprisal(logits, token), None)
 
@@ -229,11 +231,16 @@ class State:
     def moved(self, place: Place, row: LogitsRow | None) -> None:
         """The tip is another now; row: its logits, None if they are to be read when wanted."""
         self.place = place
-        self.drawn = None
+        self.drawn = self.instead = None
         self.row = (row or LogitsRow()) if place.depth else None
 
+    def in_force(self) -> Floats:
+        """Return the logits that draws are from: those that were set, or the model's; read only."""
+        self.alive()
+        return self.raw() if self.instead is None else self.instead
+
     def raw(self) -> Floats:
-        """Return the raw logits at the tip, shared: read only. Runs the model if they are gone."""
+        """Return the model's logits at the tip, shared: read only. Runs it if they are gone."""
         from .calls import ReadCall, run
 
         row = self.needed_row()
@@ -249,6 +256,17 @@ class State:
         if self.row is None:
             raise ConfigError(f"{self!r} has no logits yet; prefill or commit a token first")
         return self.row
+
+    def draw_row(self) -> LogitsRow | None:
+        """Return the row that a draw needs for its figures; None where all there is was set."""
+        self.alive()
+        return None if self.row is None and self.instead is not None else self.needed_row()
+
+    def by_model(self, token: int, logprob: float) -> float:
+        """Return a drawn token's log-probability. logprob: by what it was drawn from."""
+        if self.instead is None or self.row is None:
+            return logprob
+        return -surprisal(self.raw(), token)
 
     def drawing(self) -> Sampler:
         """Return what draws the next token: the sampler, with the steering."""
@@ -304,7 +322,8 @@ class Produced:
 
     text: what committing it adds; an unfinished character waits for the next token.
     is_stop: it ends the text; do not commit it.
-    logprob: raw, full vocabulary. kept_logprob: among what the filters left. Nats.
+    logprob: the model's own, raw, full vocabulary, whatever bent the draw; of logits that were set
+    on a branch where the model has none. kept_logprob: among what the filters left. Nats.
     """
 
     token: int
@@ -415,7 +434,7 @@ def draw(branches: Sequence[State]) -> list[Produced]:
 
 
 def _draw(branches: Sequence[State]) -> list[Produced]:
-    rows = [branch.raw() for branch in branches]
+    rows = [branch.in_force() for branch in branches]
     samplers = [branch.drawing() for branch in branches]
     positions = [branch.position for branch in branches]
     result = draw_rows(rows, samplers, positions, kept=True)
@@ -427,7 +446,7 @@ def _draw(branches: Sequence[State]) -> list[Produced]:
         if token < 0:
             dead.append((branch, token))
         else:
-            made.append(branch.produced(token, logprob, kept))
+            made.append(branch.produced(token, branch.by_model(token, logprob), kept))
             branch.drawn = made[-1]
     if dead:  # the others have drawn: asked again, they give the same
         raise _error_of(*dead[0], [branch for branch, _ in dead])
