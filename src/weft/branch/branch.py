@@ -270,7 +270,8 @@ class Branch(
         position: 0; a position without tokens has no meaning here. params, sampling: how to draw;
         temperature 0.8, top_k 40, top_p 0.95, min_p 0.05 unless told; a SamplingParams says all.
         grammar: GBNF text, or anything that `constraint=` takes. adapter: a LoRA adapter's name,
-        see `LM.add_adapter`; forks have it too. Raises: ConfigError, GrammarError.
+        see `LM.add_adapter`; forks have it too. Raises: ConfigError, GrammarError; Unsupported for
+        an engine without steps, such as a server that generates whole runs.
         """
         if not hasattr(lm, "scheduler"):
             raise ConfigError(f"a branch is of an LM, not {type(lm).__name__}; see weft.load")
