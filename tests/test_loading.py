@@ -212,6 +212,22 @@ def test_broken_folders_are_told_apart(folder: Path, tmp_path: Path) -> None:
         weft.load(folder, engine="numpy")
 
 
+@pytest.mark.parametrize("engine", ["numpy", "torch"])
+def test_sampling_rules_that_are_not_followed_are_told_once_at_load(
+    folder: Path, engine: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    if engine == "torch":
+        pytest.importorskip("torch")
+    rules = {"no_repeat_ngram_size": 2, "temperature": 0.3, "repetition_penalty": 1.1}
+    (folder / "generation_config.json").write_text(json.dumps({"do_sample": True, **rules}))
+    with caplog.at_level("WARNING", logger="weft"), weft.load(folder, engine=engine) as lm:
+        assert lm.defaults.temperature == 0.3
+        assert lm.defaults.repetition_penalty == 1.1
+    told = [each.getMessage() for each in caplog.records if "generation_config" in each.message]
+    assert len(told) == 1
+    assert "no_repeat_ngram_size" in told[0]
+
+
 def test_a_tokenizer_of_another_model_is_refused(folder: Path, text: Tokenizer) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 1000}))

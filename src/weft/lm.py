@@ -28,7 +28,7 @@ from .pathkv import PathKV
 from .sampling.params import SamplingParams
 from .sampling.sampler import Sampler
 from .sched.driver import Channel, Driver
-from .sched.native import check_rows_suffice
+from .sched.native import check_steps
 from .sched.scheduler import Scheduler
 from .sched.work import Extend, Item, Logits, Run, Ticket
 from .stats import Stats, gather_stats
@@ -182,10 +182,10 @@ class LM(
         """Return a sampler at its beginning. in_steps: it draws from single rows only.
 
         Raises: ConfigError for biases of no token, GrammarError for a constraint that is none,
-        Unsupported for what the engine's rows do not carry.
+        Unsupported in steps where the engine has none, or for what its rows do not carry.
         """
         if in_steps:
-            check_rows_suffice(params, self.engine)
+            check_steps(params, self.engine)
         if self.info.n_vocab:  # else biases mean nothing, which the engine says
             self._check_ids([token for token, _ in params.logit_bias])
         constraint = params.constraint

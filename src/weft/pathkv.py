@@ -43,6 +43,15 @@ class HasPlace(Protocol):
         ...
 
 
+@runtime_checkable
+class HasTip(Protocol):
+    """A handle whose `place` costs what it goes on with: a look takes its tip instead."""
+
+    def tip(self) -> Place:
+        """Return the place after its last token; changes nothing."""
+        ...
+
+
 Path = Sequence[int] | Place | HasPlace
 
 
@@ -129,7 +138,7 @@ class PathKV:
         What the host has alone is copied back when it is used, and not computed. What a step in
         flight computes is not there yet; no step is waited for. Cost: O(nodes).
         """
-        place = self._place(path)
+        place = self._place(path.tip() if isinstance(path, HasTip) else path)
         with self._lm.scheduler.lock:
             return self._sizes(place)
 
@@ -325,18 +334,17 @@ class PathKV:
         return path
 
     def _sizes(self, place: Place) -> KvSizes:
-        tree, device, host = self._lm.tree, 0, 0
-        cursor = tree.find(place)
-        depth = cursor.depth
-        for node in tree.up(cursor):
-            device += (depth - node.start) if node.resident else 0
-            host += (depth - node.start) if node.host is not None else 0
+        cursor, device = self._lm.tree.find(place), self._lm.scheduler.lines.held(place)
+        depth, host = cursor.depth, 0
+        for node in self._lm.tree.up(cursor):
+            host += max(depth - max(node.start, device), 0) if node.host is not None else 0
             depth = node.start
         return KvSizes(device, host)
 
     def _after(self, place: Place, start: int) -> list[Node]:
         """Return the nodes of a path after its first `start` tokens, the last one first."""
         tree = self._lm.tree
+        self._lm.scheduler.lines.relieve()  # theirs goes into the tree
         tree.cut(tree.place(place.at(start)))
         return [n for n in tree.up(tree.cut(tree.place(place))) if n.start >= start]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
@@ -41,6 +42,26 @@ ALL = [
 ]
 
 
+# Texts of one choice: prefixes of one another, letters of many bytes, what grammars give a meaning.
+MANY = [
+    *(f"item {number}" for number in range(20_000)),
+    *("a" * length for length in range(1, 20)),
+    *("naïve 🦊", "naïve 🦊🦊", "日本", "日本語", " ", "  b", "\n", "\x00\t\x7f"),
+    *(
+        "<|end|>",
+        "<|end|>x",
+        '"',
+        '\\"',
+        "\\u0041",
+        "| b",
+        "/x/i",
+        "CHOICE",
+        "start: c",
+        "%json {}",
+    ),
+]
+
+
 def _ring(n: int) -> str:
     rules = "\n".join(f'r{index}: "a" r{index + 1} | "b"' for index in range(n))
     return f'start: r0\n{rules}\nr{n}: "c" start'
@@ -69,6 +90,52 @@ def test_a_constraint_is_a_value_that_data_keeps(constraint) -> None:
     params = SamplingParams(constraint=constraint, seed=1)
     again = SamplingParams.from_dict(json.loads(json.dumps(params.to_dict())))
     assert again == params
+
+
+def test_a_choice_of_very_many_texts_allows_these_and_no_others(compiler: Compiler) -> None:
+    first, texts = compiler.matcher(Choice(MANY)), {text.encode() for text in MANY}
+
+    @cache
+    def after(done: bytes) -> set[int]:
+        rest = [text[len(done) :] for text in texts if text.startswith(done)]
+        begun = {text[:length] for text in rest for length in range(1, len(text) + 1)}
+        ends = compiler.stop_ids if done in texts else frozenset()
+        return {token for token, each in enumerate(compiler.spellings) if each in begun} | ends
+
+    for text in [*MANY[:20_000:6_666], *MANY[20_000:]]:
+        matcher, done = first.clone(), b""
+        for token in [*compiler.ids_of(text.encode()), None]:
+            bits = np.zeros(compiler.n_vocab // 32 + 1, dtype=np.int32)
+            matcher.fill(bits)
+            found = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist()
+            # Where the text is forced, the library takes one way of writing it.
+            assert set(found) == after(done) or found == matcher.forced()[:1]
+            assert matcher.may_end == (done in texts)
+            if token is not None:
+                matcher.accept(token)
+                done += compiler.spellings[token]
+        assert done == text.encode()
+
+
+def test_a_choice_of_few_texts_has_the_masks_and_forced_tokens_of_its_rule(
+    compiler: Compiler,
+) -> None:
+    """A seed draws from a choice what it drew when each text was an alternative of a rule."""
+    for texts in (["yes"], ["yes", "no"], ["a", "ab", "abc"], MANY[19_990:]):
+        written = (json.dumps(each).replace("\x7f", "\\u007f") for each in texts)
+        rule = Lark("start: " + " | ".join(written))
+        for text in texts:
+            one, two = compiler.matcher(Choice(texts)), compiler.matcher(rule)
+            for token in [*compiler.ids_of(text.encode()), None]:
+                assert one.forced() == two.forced()
+                assert (one.may_end, one.must_end) == (two.may_end, two.must_end)
+                masks = np.zeros((2, compiler.n_vocab // 32 + 1), dtype=np.int32)
+                one.fill(masks[0])
+                two.fill(masks[1])
+                assert (masks[0] == masks[1]).all()
+                if token is not None:
+                    one.accept(token)
+                    two.accept(token)
 
 
 def test_what_users_hand_in_becomes_a_constraint_or_is_refused() -> None:

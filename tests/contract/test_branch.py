@@ -340,6 +340,13 @@ def test_logits_are_copies_can_be_set_and_merged(make) -> None:
     for wrong in (math.nan, math.inf):
         with pytest.raises(ConfigError, match=r"NaN or \+inf"):
             branch.set_logits(np.where(wanted == 99, wrong, wanted))
+    for other in ("x", {"a": 1}, [[1.0], [1.0, 2.0]], None, object()):
+        with pytest.raises(ConfigError, match="logits"):
+            branch.set_logits(other)
+    for alpha in ("x", math.nan, True):
+        with pytest.raises(ConfigError, match="alpha is"):
+            BranchStore(lm).merge_logits(branch, [child], alpha)
+    np.testing.assert_array_equal(branch.logits, wanted)
     one, two = branch.fork(), child.fork()
     expected = one.logits - 0.5 * (one.logits + two.logits)
     main, store = branch.fork(), BranchStore(lm)
@@ -348,6 +355,54 @@ def test_logits_are_copies_can_be_set_and_merged(make) -> None:
     np.testing.assert_array_equal(one.logits, wanted)
     store.merge_logits(main, [], 3.0)
     np.testing.assert_allclose(main.logits, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("are_kept", [True, False])
+@pytest.mark.parametrize("way", ["set", "merged"])
+def test_figures_are_the_models_whatever_logits_are_set(make, kind, way, are_kept) -> None:
+    lm = make(kind)
+    store, bent = BranchStore(lm), root(lm)
+    plain = bent.fork()
+    for step in range(3):
+        if way == "set":
+            bent.set_logits(np.where(np.arange(lm.info.n_vocab) == 40 + step, 9.0, 0.0))
+        else:
+            store.merge_logits(bent, [plain], -2.0)
+        if not are_kept:
+            lm.scheduler.rows.clear()
+        drawn = store.produce([bent])[0] if step else bent.produce()
+        plain.steer({drawn.token: math.inf})
+        assert drawn.logprob == pytest.approx(plain.produce().logprob, abs=1e-4)
+        assert bent.model_entropy() == pytest.approx(plain.model_entropy(), abs=1e-4)
+        for token in (5, drawn.token):
+            surprisal = plain.model_surprisal(token)
+            assert bent.model_surprisal(token) == pytest.approx(surprisal, abs=1e-4)
+        fork = bent.fork()
+        np.testing.assert_array_equal(fork.logits, bent.logits)
+        assert fork.model_surprisal(5) == bent.model_surprisal(5)
+        token = drawn.token if step < 2 else 7  # one that nobody drew
+        store.commit([(bent, token), (plain, token)])
+        assert bent.perplexity == pytest.approx(plain.perplexity, rel=1e-3)
+        same(bent.logits, plain.logits)
+
+
+def test_logits_that_are_set_where_the_model_has_none_count_for_no_figure(make) -> None:
+    branch = Branch.create(make("numpy"), **NEUTRAL)
+    branch.set_logits(np.zeros(branch.lm.info.n_vocab))
+    piece = branch.produce()
+    assert asyncio.run(branch.aproduce()) == piece
+    assert piece.logprob == pytest.approx(-math.log(branch.lm.info.n_vocab), abs=1e-4)
+    with pytest.raises(ConfigError, match="no logits yet"):
+        branch.model_entropy()
+    branch.accept(piece.token)
+    branch.commit(piece.token)
+    assert branch.perplexity == math.inf
+    assert branch.sampling_perplexity == pytest.approx(branch.lm.info.n_vocab, rel=1e-3)
+    late = branch.fork(clone_logits=False)
+    late.set_logits(np.zeros(late.lm.info.n_vocab))
+    late.commit(late.produce().token)
+    assert late.perplexity == math.inf
+    assert late.logits.any()
 
 
 def test_other_parameters_keep_the_stream_and_the_counts(make) -> None:
@@ -468,6 +523,58 @@ def test_more_branches_than_fit_live_asleep_and_wake(make, kv_kind, oracle) -> N
     same(branch.logits, oracle(branch.tokens)[-1])
 
 
+@pytest.mark.parametrize("look", ["ids", "branch", "nothing"])
+def test_the_kv_that_is_told_is_what_commits_and_forks_have(make, kv_kind, look) -> None:
+    lm = make(kv_kind)
+    store, branch = BranchStore(lm), root(lm)
+    start = branch.position
+
+    def told(each: Branch) -> set[int]:
+        """What reading tells; asked twice, as reading changes nothing."""
+        if look == "ids":
+            sizes = [lm.kv.size(each.tokens) for _ in range(2)]
+        else:
+            sizes = [lm.kv.size(each) for _ in range(2)] if look == "branch" else []
+        return {each.metrics.kv_tokens, *sizes} if each.is_active else set()
+
+    for token in (20, 21, 22):
+        branch.commit(token)
+        assert told(branch) == {branch.position}
+    fork, earlier = branch.fork(), branch.fork(at=start + 2)
+    before = lm.stats()
+    assert told(branch) == told(fork) == {start + 3}
+    assert told(earlier) == {start + 2}
+    assert lm.kv.size([*earlier.tokens, 9, 9]) == start + 2
+    fork.commit(23)
+    assert told(fork) == {start + 4}
+    assert told(branch) == {start + 3}
+    pressure = store.pressure()
+    assert pressure.n_active == pressure.n_branches == 3
+    branch.commit(24)
+    branch.rewind(2)
+    assert told(branch) == {start + 2}
+    after = lm.stats()
+    assert (after.prefilled, after.recomputed) == (before.prefilled, before.recomputed)
+    lm.tree.check()
+
+
+def test_kv_that_commits_have_computed_is_trimmed_by_hand(make, kv_kind) -> None:
+    lm = make(kv_kind)
+    branch = root(lm)
+    for token in (20, 21, 22):
+        branch.commit(token)
+    lm.kv.trim(branch, branch.position - 2)
+    assert lm.kv.size(branch) == branch.metrics.kv_tokens == branch.position - 2
+    assert not branch.is_active
+
+
+def test_an_empty_branch_and_one_without_addressable_kv_are_not_active(make) -> None:
+    branch = root(make("hidden"))
+    branch.commit(20)
+    assert (branch.is_active, branch.metrics.kv_tokens) == (False, 0)
+    assert not Branch.create(make("numpy")).is_active
+
+
 def test_available_counts_different_tips_exactly(make) -> None:
     lm = make("sequence")
     store, parent = BranchStore(lm), root(lm)
@@ -476,7 +583,10 @@ def test_available_counts_different_tips_exactly(make) -> None:
     assert store.available == 7
     store.commit([(branch, 20 + i) for i, branch in enumerate(branches)])
     assert store.available == 4
-    branches[0].prune()
+    forks = [branch.fork() for branch in branches]
+    assert store.available == 4
+    del forks
+    branches[0].prune_subtree()
     assert store.available == 5
     store.retain_only(branches[1])
     assert store.available == 7

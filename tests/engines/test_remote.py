@@ -17,6 +17,7 @@ from contract.helpers import prompt_ids
 from shallow import TINY
 from stand_in_server import Started, standing_in
 from weft import Branch, Loom
+from weft.branch import Session
 from weft.constraints import Choice, Lark, Regex
 from weft.errors import ConfigError, ForwardError, ModelLoadError, Unsupported
 from weft.lm import LM
@@ -220,9 +221,11 @@ def test_what_needs_steps_is_refused_by_name(lm: LM) -> None:
     loom = Loom(lm, PROMPTS[0])
     with pytest.raises(Unsupported, match="next-token"):
         loom.next()
-    branch = Branch.create(lm)
+    with pytest.raises(Unsupported, match="token by token") as refused:
+        Branch.create(lm)
+    assert "by another engine" in refused.value.hint
     with pytest.raises(Unsupported, match="token by token"):
-        branch.prefill(lm.tokenize(PROMPTS[0]))
+        Session(lm)
     with pytest.raises(Unsupported, match="next-token"):
         asyncio.run(weft.AsyncLM(lm).next_token_logprobs([1, 2]))
 

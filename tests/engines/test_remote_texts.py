@@ -127,8 +127,8 @@ def test_what_needs_tokens_is_refused_by_name(lm: LM) -> None:
         loom.grow(n=1, constraint=Regex("[0-9]+"))
     with pytest.raises(Unsupported, match="logit_bias"):
         loom.grow(n=1, logit_bias={5: 1.0})
-    with pytest.raises(Unsupported):
-        Branch.create(lm).prefill(lm.tokenize("Once"))
+    with pytest.raises(Unsupported, match="token by token"):
+        Branch.create(lm)
     with pytest.raises(Unsupported):
         asyncio.run(weft.AsyncLM(lm).next_token_logprobs(lm.tokenize("Once")))
 

@@ -136,6 +136,46 @@ def test_generation_config_counts_only_when_it_samples() -> None:
     assert taken == SamplingParams(temperature=0.6, top_p=0.95, top_k=20)
 
 
+def test_a_repetition_penalty_counts_without_do_sample_as_in_greedy_decoding() -> None:
+    config = {"temperature": 0.6, "top_p": 0.95, "repetition_penalty": 1.2}
+    for given in (config, {**config, "do_sample": False}):
+        assert SamplingParams.from_generation_config(given) == SamplingParams(
+            repetition_penalty=1.2
+        )
+
+
+def test_rules_of_generation_config_that_are_not_followed_are_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    followed = {"temperature": 0.7, "top_k": 7, "repetition_penalty": 1.1, "max_new_tokens": 5}
+    neutral = {"no_repeat_ngram_size": 0, "num_beams": 1, "suppress_tokens": [], "min_length": 0}
+    also_neutral = {"epsilon_cutoff": 0.0, "bad_words_ids": None, "guidance_scale": 1.0}
+    rules = {
+        "no_repeat_ngram_size": 2,
+        "suppress_tokens": [1, 2],
+        "begin_suppress_tokens": [220],
+        "bad_words_ids": [[5]],
+        "exponential_decay_length_penalty": [5, 1.1],
+        "min_new_tokens": 3,
+    }
+    cuts = {"epsilon_cutoff": 3e-4, "eta_cutoff": 3e-4}
+
+    def told(config: dict[str, object]) -> list[str]:
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, logger="weft"):
+            SamplingParams.from_generation_config(config)
+        return [record.getMessage() for record in caplog.records]
+
+    plain = {**followed, **neutral, **also_neutral}
+    assert told(plain) == told({**plain, "do_sample": True}) == []
+    (warning,) = told({**plain, **rules, **cuts, "do_sample": True})
+    assert all(name in warning for name in [*rules, *cuts])
+    assert not any(name in warning for name in [*followed, "num_beams", "guidance_scale"])
+    (warning,) = told({**plain, **rules, **cuts})  # greedy decoding has no filters
+    assert all(name in warning for name in rules)
+    assert not any(name in warning for name in cuts)
+
+
 def test_a_bad_value_in_generation_config_is_left_out_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

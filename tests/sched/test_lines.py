@@ -187,6 +187,33 @@ def test_what_a_line_has_run_is_found_by_others(make: MakeRig) -> None:
     assert rig.scheduler.counters.prefilled == before
 
 
+def test_the_kv_of_lines_is_told_to_whoever_asks_and_none_of_them_closes(make: MakeRig) -> None:
+    rig = make(MemoryEngine())
+    lines, prompt = rig.scheduler.lines, [1, 2, 3, 4, 5]
+    rig.drive(Extend(rig.place(prompt)))
+    near, far = Owner(rig, rig.place(prompt), prompt, 0), Owner(rig, rig.place([9]), [9], 1)
+    for tokens in ([6, 8], [7, 8]):
+        ticket = commit([near, far], tokens, rig)
+        rig.driver.drive([ticket])
+
+    def told(*ids: int) -> int:
+        with rig.scheduler.lock:
+            return lines.held(rig.place(ids))
+
+    opened = list(lines.opened)
+    assert told(*prompt, 6, 7) == told(*prompt, 6, 7, 2) == 7
+    assert told(*prompt, 6, 2) == 6
+    assert told(*prompt, 2) == told(*prompt) == 5
+    assert (told(1, 2, 9, 9), told(9, 8, 8, 1), told(9), told(2), told()) == (2, 3, 1, 0, 0)
+    assert list(lines.opened) == opened
+    lines.release(near.line)  # forked, say
+    assert told(*prompt, 6, 7) == 7
+    with rig.scheduler.lock:
+        far.line.drop(rig.tree)  # the engine could not keep it
+    assert told(9, 8, 8) == 1
+    rig.finish()
+
+
 def test_lines_whose_owners_are_gone_hold_nothing(make: MakeRig) -> None:
     rig = make()
     owner = Owner(rig, rig.place([1, 2]), [1, 2], 0)

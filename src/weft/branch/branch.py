@@ -42,14 +42,26 @@ class Tunable(State):
 
     @property
     def logits(self) -> Floats:
-        """Raw logits at the tip: float32 [V], the caller's own. Runs the model if they are gone."""
+        """Raw logits at the tip, or those that were set: float32 [V], the caller's own.
+
+        Runs the model if they are gone.
+        """
         self.lm.see_weights()
-        return self.raw().copy()
+        return self.in_force().copy()
 
     def set_logits(self, logits: Any) -> None:
-        """Draw from these instead, until the next commit or prefill. float32 [V], copied."""
+        """Draw from these instead, until the next commit or prefill. float32 [V], copied.
+
+        Figures stay the model's: `logprob`, entropy, surprisal, perplexity. Raises: ConfigError.
+        """
         self.alive()
-        array = np.array(logits, dtype=np.float32)
+        try:
+            array = np.array(logits, dtype=np.float32)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(
+                f"logits are a {type(logits).__name__} that holds no numbers ({error}); allowed are"
+                f" {self.lm.info.n_vocab} numbers, as of a NumPy array"
+            ) from error
         if array.shape != (self.lm.info.n_vocab,):
             raise ConfigError(
                 f"logits of shape {array.shape}; allowed is ({self.lm.info.n_vocab},)"
@@ -58,7 +70,8 @@ class Tunable(State):
             raise ConfigError(
                 "logits have NaN or +inf, or nothing but -inf; allowed are numbers, -inf"
             )
-        self.row, self.drawn = self.lm.scheduler.rows.own(array), None
+        array.flags.writeable = False
+        self.instead, self.drawn = array, None
 
     def steer(self, biases: Mapping[int, float] | Iterable[tuple[int, float]]) -> None:
         """Add to the logits of these tokens: -inf bans, inf leaves nothing else.
@@ -143,12 +156,12 @@ class Tunable(State):
     # Figures ----------------------------------------------------------------------------------
 
     def model_entropy(self, base: Base = "nats") -> float:
-        """Return the entropy of the raw distribution at the tip."""
+        """Return the entropy of the model's raw distribution at the tip."""
         self.lm.see_weights()
         return in_base(entropy(self.raw()), base)
 
     def model_surprisal(self, token: int, base: Base = "nats") -> float:
-        """Return -log p of a token at the tip, by the raw distribution."""
+        """Return -log p of a token at the tip, by the model's raw distribution."""
         self.lm.see_weights()
         return in_base(surprisal(self.raw(), self.checked_token(token)), base)
 
@@ -257,7 +270,8 @@ class Branch(
         position: 0; a position without tokens has no meaning here. params, sampling: how to draw;
         temperature 0.8, top_k 40, top_p 0.95, min_p 0.05 unless told; a SamplingParams says all.
         grammar: GBNF text, or anything that `constraint=` takes. adapter: a LoRA adapter's name,
-        see `LM.add_adapter`; forks have it too. Raises: ConfigError, GrammarError.
+        see `LM.add_adapter`; forks have it too. Raises: ConfigError, GrammarError; Unsupported for
+        an engine without steps, such as a server that generates whole runs.
         """
         if not hasattr(lm, "scheduler"):
             raise ConfigError(f"a branch is of an LM, not {type(lm).__name__}; see weft.load")
@@ -317,14 +331,15 @@ class Branch(
         drawn = self.drawn
         if drawn is not None:  # the commit before has drawn it
             return drawn
-        self.raw()
+        if self.draw_row() is not None:
+            self.raw()
         return draw([self])[0]
 
     async def aproduce(self) -> Produced:
         """The awaitable form of `produce`."""
-        row = self.needed_row()
+        row, rows = self.draw_row(), self.lm.scheduler.rows
         await self.lm.asee_weights()
-        while self.drawn is None and self.lm.scheduler.rows.read(row) is None:
+        while row is not None and self.drawn is None and rows.read(row) is None:
             await arun(self.lm, [self], ReadCall, [self])
         return draw([self])[0]
 
@@ -370,6 +385,7 @@ class Branch(
         child.last, child.grammar_from = last, self.grammar_from
         if clone_logits and position:
             child.row = self.row if is_tip else LogitsRow()
+            child.instead = self.instead if is_tip else None
         child.stream = self.stream.clone() if is_tip else child.stream
         ordinal = self._forks_at.get(position, 0)
         self._forks_at[position] = ordinal + 1
@@ -431,7 +447,7 @@ class Branch(
         """Let go of everything; `call` is named to whoever uses the branch later."""
         self.detach()
         self.ended_by = call
-        self.row = self.last = self.drawn = None
+        self.row = self.instead = self.last = self.drawn = None
         self.place = self.lm.place(()) if not self.lm.closed else self.place.at(0)
         self.peers.branches.discard(self)
 

@@ -105,7 +105,7 @@ class _CommitPart:
             else:  # set anew while the commit was on its way
                 branch.sampler.accept(token)
         branch.advanced(line, token)
-        branch.row = answer.row
+        branch.row, branch.instead = answer.row, None
         branch.stream.push(token)
         as_asked = branch.sampler is self.sampler and branch.steering is self.steering
         drawn = answer.drawn if as_asked else None

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..checks import as_index
 from ..errors import ConfigError, ConstraintError, DeadEnd, ForwardError, StaleHandle, WeftError
-from ..kv.place import Place, climb, resolve
+from ..kv.place import Place
 from ..lm import LM, Adapters
 from ..sampling.metrics import surprisal
 from ..sampling.params import SamplingParams
@@ -37,8 +37,9 @@ Floats = NDArray[np.float32]
 class State:
     """What commits and draws work on. Users hold a `Branch`, which is one.
 
-    place: the tip. sampler: with its random stream, counted tokens and matcher. row: raw logits at
-    the tip, None before any. last: the last accepted token. drawn: of `produce`, at this tip.
+    place: the tip. sampler: with its random stream, counted tokens and matcher. row: the model's
+    logits at the tip, None before any. instead: what is drawn from where others were set; figures
+    stay the model's. last: the last accepted token. drawn: of `produce`, at this tip.
     """
 
     def __init__(self, lm: LM, place: Place, params: SamplingParams, sampler: Sampler) -> None:
@@ -51,6 +52,7 @@ class State:
         self.params = params
         self.sampler = sampler
         self.row: LogitsRow | None = None
+        self.instead: Floats | None = None
         self.last: Accepted | None = None
         self._rows = lm.scheduler.rows
         self._drawn: Produced | None = None
@@ -108,6 +110,14 @@ class State:
     def base(self) -> Place:
         """The tip, or the place after which its line has the rest."""
         return self._place if self.line is None else self.line.base
+
+    def tip(self) -> Place:
+        """Return the tip as a place to look at: commits go on as fast as before."""
+        line = self.line
+        if line is None:
+            return self._place
+        with self.lm.scheduler.lock:
+            return line.end().at(self._depth)
 
     def ids(self) -> list[int]:
         """Return all token ids of the path, a new list."""
@@ -210,9 +220,9 @@ class State:
         """Return the token's raw and kept surprisal in nats, as far as known; None: not at all."""
         drawn = self.drawn
         if drawn is not None and drawn.token == token:
-            return -drawn.logprob, -drawn.kept_logprob
+            return None if self.row is None else -drawn.logprob, -drawn.kept_logprob
         if self.row is None:
-            return None
+            return None if self.instead is None else (None, None)
         logits = self._rows.read(self.row)
         return None if logits is None else (surprisal(logits, token), None)
 
@@ -221,11 +231,16 @@ class State:
     def moved(self, place: Place, row: LogitsRow | None) -> None:
         """The tip is another now; row: its logits, None if they are to be read when wanted."""
         self.place = place
-        self.drawn = None
+        self.drawn = self.instead = None
         self.row = (row or LogitsRow()) if place.depth else None
 
+    def in_force(self) -> Floats:
+        """Return the logits that draws are from: those that were set, or the model's; read only."""
+        self.alive()
+        return self.raw() if self.instead is None else self.instead
+
     def raw(self) -> Floats:
-        """Return the raw logits at the tip, shared: read only. Runs the model if they are gone."""
+        """Return the model's logits at the tip, shared: read only. Runs it if they are gone."""
         from .calls import ReadCall, run
 
         row = self.needed_row()
@@ -241,6 +256,17 @@ class State:
         if self.row is None:
             raise ConfigError(f"{self!r} has no logits yet; prefill or commit a token first")
         return self.row
+
+    def draw_row(self) -> LogitsRow | None:
+        """Return the row that a draw needs for its figures; None where all there is was set."""
+        self.alive()
+        return None if self.row is None and self.instead is not None else self.needed_row()
+
+    def by_model(self, token: int, logprob: float) -> float:
+        """Return a drawn token's log-probability. logprob: by what it was drawn from."""
+        if self.instead is None or self.row is None:
+            return logprob
+        return -surprisal(self.raw(), token)
 
     def drawing(self) -> Sampler:
         """Return what draws the next token: the sampler, with the steering."""
@@ -296,7 +322,8 @@ class Produced:
 
     text: what committing it adds; an unfinished character waits for the next token.
     is_stop: it ends the text; do not commit it.
-    logprob: raw, full vocabulary. kept_logprob: among what the filters left. Nats.
+    logprob: the model's own, raw, full vocabulary, whatever bent the draw; of logits that were set
+    on a branch where the model has none. kept_logprob: among what the filters left. Nats.
     """
 
     token: int
@@ -407,7 +434,7 @@ def draw(branches: Sequence[State]) -> list[Produced]:
 
 
 def _draw(branches: Sequence[State]) -> list[Produced]:
-    rows = [branch.raw() for branch in branches]
+    rows = [branch.in_force() for branch in branches]
     samplers = [branch.drawing() for branch in branches]
     positions = [branch.position for branch in branches]
     result = draw_rows(rows, samplers, positions, kept=True)
@@ -419,7 +446,7 @@ def _draw(branches: Sequence[State]) -> list[Produced]:
         if token < 0:
             dead.append((branch, token))
         else:
-            made.append(branch.produced(token, logprob, kept))
+            made.append(branch.produced(token, branch.by_model(token, logprob), kept))
             branch.drawn = made[-1]
     if dead:  # the others have drawn: asked again, they give the same
         raise _error_of(*dead[0], [branch for branch, _ in dead])
@@ -477,47 +504,42 @@ class LiveBranches:
         return lm.of_faces.setdefault(cls, cls(lm)) if found is None else found
 
     def active(self, branch: State) -> bool:
-        """Whether a branch's KV is resident. Cost: O(nodes of the path)."""
-        lm = self.lm()
-        with lm.scheduler.lock:
-            node = node_of(branch)
-            if branch.line is not None and branch.line.is_open:
-                return lm.tree.fragments is not None
-            return lm.tree.fragments is not None and node is not None and node.resident
+        """Whether a branch's KV is resident. Cost: as of `Lines.held`."""
+        return 0 < branch.position == self.kv_tokens(branch)
 
     def kv_tokens(self, branch: State) -> int:
-        """Return how many tokens of a branch's path have KV."""
+        """Return how many tokens of a branch's path have KV. Cost: as of `Lines.held`."""
         lm = self.lm()
         with lm.scheduler.lock:
-            cursor = branch.base.cursor
-            if cursor is None or lm.tree.fragments is None:
-                return 0
             line = branch.line
-            own = len(line.tokens) if line is not None and line.is_open else 0
-            depth = resolve(cursor).depth
-            spans = ((node, min(node.end, depth) - node.start) for node in climb(cursor))
-            return own + sum(length for node, length in spans if node.fragment is not None)
+            if line is not None and line.tail is not None:  # which has its path pinned
+                return min(line.base.depth + line.n_held(), branch.position)
+            return lm.scheduler.lines.held(branch.tip())
 
     def available(self) -> int | None:
         """Return how many more different tips can be resident; None without a limit of paths."""
         lm = self.lm()
         limit = lm.tree.room.max_paths
-        if limit is None:
-            return None
-        with lm.scheduler.lock:
-            tips: set[Any] = set()
-            above: set[Node] = set()
-            for each in list(self.branches):
-                node = node_of(each)
-                if node is None or not node.resident:
-                    continue
-                own = each.line is not None and each.line.tail is not None and each.line.tokens
-                tips.add(each.line if own else node)
-                up = node if own else node.parent
-                while up is not None and up not in above:
-                    above.add(up)
-                    up = up.parent
-            return limit - len(tips - above)
+        return None if limit is None else limit - lm.driver.exclusive(self._n_tips)
+
+    def _n_tips(self) -> int:
+        """Return how many different tips are resident; between steps."""
+        lm = self.lm()
+        lm.scheduler.lines.drain()
+        tips: set[Any] = set()
+        above: set[Node] = set()
+        for each in list(self.branches):
+            line, tip = each.line, lm.tree.find(each.base)
+            node, is_known = tip.node, tip.depth == each.base.depth
+            if node.parent is None or not (is_known and node.resident):
+                continue
+            own = line is not None and line.tail is not None and line.tokens
+            tips.add(line if own else node)
+            up: Node | None = node if own else node.parent
+            while up is not None and up not in above:
+                above.add(up)
+                up = up.parent
+        return len(tips - above)
 
     def pressure(self) -> Pressure:
         """Return how full the LM is. Cost: O(live branches)."""
@@ -538,9 +560,3 @@ class LiveBranches:
         lm = self._lm()
         assert lm is not None
         return lm
-
-
-def node_of(branch: State) -> Node | None:
-    """Return the node at a branch's tip; None while that is not in the tree. Under the lock."""
-    cursor = branch.base.cursor
-    return None if cursor is None or cursor.node.parent is None else cursor.node

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import ConfigError
+from ..checks import number
 from .branch import Branch
 from .calls import CommitCall, PrefillCall, ReadCall, arun, checked_pairs, run
 from .state import LiveBranches, Pressure, Produced, draw
@@ -70,8 +70,9 @@ class BranchStore:
 
     def _without_rows(self, branches: Sequence[Branch]) -> list[Branch]:
         checked_pairs(self.lm, [(branch, None) for branch in branches], "produce")
-        rows = ((branch, branch.needed_row()) for branch in branches if branch.drawn is None)
-        return [branch for branch, row in rows if self.lm.scheduler.rows.read(row) is None]
+        rows = ((branch, branch.draw_row()) for branch in branches if branch.drawn is None)
+        read = self.lm.scheduler.rows.read
+        return [branch for branch, row in rows if row is not None and read(row) is None]
 
     def retain_only(self, branch: Branch) -> None:
         """End all other branches of the LM; this one stands alone and goes on."""
@@ -84,15 +85,15 @@ class BranchStore:
     def merge_logits(self, branch: Branch, experts: Sequence[Branch], alpha: float) -> None:
         """Add alpha times the logits of each expert to a branch's own, until its next commit.
 
-        Contrastive decoding: experts (branch, -1), say. The experts stay as they are.
+        Contrastive decoding: experts (branch, -1), say. The experts stay as they are, and figures
+        the model's, as of `Branch.set_logits`. Raises: ConfigError.
         """
         pairs = [(each, None) for each in (branch, *experts)]
         checked_pairs(self.lm, pairs, "merge_logits")
-        if isinstance(alpha, bool) or not np.isfinite(alpha):
-            raise ConfigError(f"alpha is {alpha!r}; allowed is a finite number")
+        weight = number("alpha", alpha)
         if experts:
-            total = np.sum([each.raw() for each in experts], axis=0, dtype=np.float64)
-            branch.set_logits(branch.raw() + alpha * total)
+            total = np.sum([each.in_force() for each in experts], axis=0, dtype=np.float64)
+            branch.set_logits(branch.in_force() + weight * total)
 
     @property
     def branches(self) -> list[Branch]:

@@ -227,7 +227,9 @@ class Choice(Grammar):
         from llguidance import LLMatcher
 
         options = " | ".join(json.dumps(text, ensure_ascii=False) for text in self.texts)
-        made: str = LLMatcher.grammar_from_lark(f"start: {options}")
+        # A terminal, which is an automaton: of a rule's alternatives there can be 2,000.
+        options = options.replace("\x7f", "\\u007f")  # Lark takes no control characters
+        made: str = LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {options}")
         return made
 
     def to_dict(self) -> dict[str, Any]:

@@ -44,14 +44,16 @@ class Parameter:
 
     check: takes the name and what was given, returns what is kept. also: what other libraries call
     it; nearly: likewise, with what is different. from_model: a model's generation_config.json may
-    set it. is_filter: it drops tokens, and none at its default; `filters.CUTS` has the function.
-    flag: of the command; None for those that no verb takes, or that verbs list by themselves.
+    set it where it says do_sample; for_greedy: also where it does not. is_filter: it drops tokens,
+    and none at its default; `filters.CUTS` has the function. flag: of the command; None for those
+    that no verb takes, or that verbs list by themselves.
     """
 
     check: Callable[[str, Any], Any]
     also: tuple[str, ...] = ()
     nearly: Mapping[str, str] = field(default_factory=dict)
     from_model: bool = False
+    for_greedy: bool = False
     is_filter: bool = False
     flag: Flag | None = None
 
@@ -154,15 +156,23 @@ class SamplingParams:
 
     @classmethod
     def from_generation_config(cls, config: Mapping[str, Any]) -> SamplingParams:
-        """Return what a model's generation_config.json asks for; neutral unless it says do_sample.
+        """Return what a model's generation_config.json asks for.
 
-        A value outside what is allowed here is left at its default, with a warning in the log.
+        Without do_sample it asks for greedy decoding, of which only its repetition_penalty is
+        taken. A value outside what is allowed here is left at its default, and rules that there are
+        none of here are left out; the log has a warning of each value, and one of the rules.
         """
-        taken = cls()
-        if not config.get("do_sample"):
-            return taken
+        taken, samples = cls(), bool(config.get("do_sample"))
+        unfollowed = _unfollowed(config, samples=samples)
+        if unfollowed:
+            _log.warning(
+                "generation_config.json asks for %s, which Weft does not follow: tokens are drawn"
+                " without",
+                ", ".join(unfollowed),
+            )
         for name, parameter in PARAMETERS.items():
-            if not parameter.from_model or config.get(name) is None:
+            is_taken = parameter.from_model and (samples or parameter.for_greedy)
+            if not is_taken or config.get(name) is None:
                 continue
             try:
                 taken = cls.resolve({name: config[name]}, taken)
@@ -245,6 +255,16 @@ def _called(name: str, allowed: Collection[str]) -> str | None:
         if name in parameter.nearly:
             return f"{own} ({parameter.nearly[name]})"
     return None
+
+
+def _unfollowed(config: Mapping[str, Any], *, samples: bool) -> list[str]:
+    """Return the rules of a generation_config.json that change what is drawn there, and not here.
+
+    samples: it says do_sample; without, Transformers uses no filters.
+    """
+    rules = {**_RULES, **(_FILTERS if samples else {})}
+    given = ((name, config.get(name), neutral) for name, neutral in rules.items())
+    return [name for name, value, neutral in given if value not in (None, neutral, [], {}, ())]
 
 
 def _flag(name: str, value: object) -> bool:
@@ -350,7 +370,10 @@ PARAMETERS: Mapping[str, Parameter] = {
         flag=Flag(float, ("--min-p",), "Drop what is this much less likely than the best."),
     ),
     "repetition_penalty": Parameter(
-        partial(number, low=0.0, open_low=True), also=("repeat_penalty",), from_model=True
+        partial(number, low=0.0, open_low=True),
+        also=("repeat_penalty",),
+        from_model=True,
+        for_greedy=True,
     ),
     "presence_penalty": Parameter(number),
     "frequency_penalty": Parameter(number),
@@ -368,6 +391,33 @@ _NOWHERE = {
     "length_penalty": "rank finished branches by their mean log-probability",
     "logprobs": "log-probabilities are always recorded",
 }
+# What a generation_config.json may ask for that Weft has not, with the values that change nothing.
+_RULES: Mapping[str, Any] = {
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1,
+    "bad_words_ids": None,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+    "sequence_bias": None,
+    "exponential_decay_length_penalty": None,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "stop_strings": None,
+    "guidance_scale": 1,
+    "watermarking_config": None,
+    "penalty_alpha": 0,
+    "dola_layers": None,
+    "num_beams": 1,
+    "num_beam_groups": 1,
+    "diversity_penalty": 0,
+    "constraints": None,
+    "force_words_ids": None,
+    "token_healing": False,
+}
+_FILTERS: Mapping[str, Any] = {"epsilon_cutoff": 0, "eta_cutoff": 0, "top_h": None}
 # In the order of the keywords.
 NAMES = tuple(field.name for field in fields(SamplingParams) if field.name != "draw_rule")
 _NEUTRAL = SamplingParams()

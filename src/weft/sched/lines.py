@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..engines.base import LateTokens, Row, ScoreSpan
-from ..kv.place import Cursor, Place, Tail
+from ..kv.place import Cursor, Node, Place, Tail, common_prefix, resolve
 from ..kv.tree import TokenTree
 
 if TYPE_CHECKING:
@@ -62,6 +62,23 @@ class Line:
         if not self.tokens:
             return self.base
         return Place(self.base.holds, self.base.namespace, self.base, tuple(self.tokens))
+
+    def n_held(self) -> int:
+        """Return how many of its own tokens its tail has the KV of."""
+        return 0 if self.tail is None else min(self.tail.fragment.length, len(self.tokens))
+
+    def reach(self, path: Container[Node], ids: list[int]) -> int:
+        """Return the depth down to which its tail has the KV of a path, 0 for none of it.
+
+        path: the nodes of what the tree knows of the path, its root too. ids: all of its tokens.
+        """
+        if self.tail is None:
+            return 0
+        node, depth = resolve(self.tail.cursor)
+        if node not in path or depth > len(ids):
+            return 0
+        same = common_prefix(self.tokens[: self.n_held()], ids, depth)
+        return depth + same if same else 0
 
     def open(self, tree: TokenTree) -> None:
         """Pin the path, which is resident, and start a tail; an open line stays as it is."""
@@ -235,6 +252,23 @@ class Lines:
                 lease.line.lease = None  # else Python's collector of cycles would have to come
                 self.close(lease.line)
         self.gone.extend(busy)
+
+    def held(self, place: Place) -> int:
+        """Return how many tokens of a path have KV, in the tree or in lines; changes nothing.
+
+        What a step in flight computes is not there yet. Cost: O(nodes + tokens not in the tree);
+        where some have no KV there, O(depth + open lines).
+        """
+        tree = self.tree
+        if tree.fragments is None:
+            return 0
+        cursor = tree.find(place)
+        nodes = list(tree.up(cursor))
+        n = sum(min(node.end, cursor.depth) - node.start for node in nodes if node.resident)
+        if n == place.depth or not self.opened:
+            return n
+        path, ids = {*nodes, tree.root(place.namespace).node}, place.ids()
+        return max(n, *(line.reach(path, ids) for line in self.opened))
 
     def relieve(self) -> bool:
         """Close all idle lines; return whether there were any."""

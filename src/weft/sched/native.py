@@ -261,22 +261,35 @@ def _prime(job: NativeJob, desk: Desk) -> None:
 def refuse(items: Iterable[Item], engine: Engine) -> None:
     """Raise Unsupported for work that an engine without steps cannot do."""
     name, scores = engine.info.name, engine.info.abilities.scoring
-    measuring = "" if scores else ", no measuring"
     for item in items:
         if scores and isinstance(item, Extend) and _is_scoring(item):
             continue
         if not isinstance(item, Run):
-            raise Unsupported(
-                f"{engine.info.model} on the {name} engine generates whole runs only: no next-token"
-                f" distributions{measuring}, no branches that are committed token by token",
-                hint="load the model itself, by another engine, for what needs single steps",
-            )
+            raise without_steps(engine)
         why = why_not_native(item.sampler, engine.native)
         if why is not None:
             raise Unsupported(
                 f"{engine.info.model} on the {name} engine generates whole runs only, and cannot"
                 f" honour {why}"
             )
+
+
+def without_steps(engine: Engine) -> Unsupported:
+    """Return what is raised for work that needs the steps an engine does not have."""
+    info = engine.info
+    measuring = "" if info.abilities.scoring else ", no measuring"
+    return Unsupported(
+        f"{info.model} on the {info.name} engine generates whole runs only: no next-token"
+        f" distributions{measuring}, no branches that are committed token by token",
+        hint="load the model itself, by another engine, for what needs single steps",
+    )
+
+
+def check_steps(params: SamplingParams, engine: Engine) -> None:
+    """Raise Unsupported for an engine without steps, and for what its rows do not carry."""
+    if not engine.info.abilities.steps:
+        raise without_steps(engine)
+    check_rows_suffice(params, engine)
 
 
 def refuse_scaled(items: Iterable[Item], engine: Engine) -> None:

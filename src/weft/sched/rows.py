@@ -109,12 +109,6 @@ class RowStore:
             self._enter(row, self._row_bytes)
             self.shrink(row if wanted else None)
 
-    def own(self, logits: Any) -> LogitsRow:
-        """Return a row of its holder's own numbers: never forgotten, nor counted."""
-        row = LogitsRow()
-        row._array = _frozen(logits)
-        return row
-
     def read(self, row: LogitsRow) -> Any | None:
         """Return a row's numbers, float32 [V], read-only; None once the room was needed.
 
