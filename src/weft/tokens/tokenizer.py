@@ -220,7 +220,7 @@ class Tokenizer:
         if any(needs_form(message) for message in chat):
             chat = as_wanted(chat, self.chat_form(template))
         rendered = render_chat(template, chat, add_generation_prompt=add_generation_prompt, **names)
-        check_roles(template, chat, rendered)
+        check_roles(template, chat, rendered, **names)
         return rendered
 
     def chat_form(self, template: str | None = None) -> ChatForm:
