@@ -41,9 +41,7 @@ class ChatPrompt(str):
     ) -> Self:
         """Make it from what `Tokenizer.render_pieces` gives."""
         made = cls("".join(piece for piece, _ in pieces))
-        made.ids = tuple(
-            token for piece, is_text in pieces for token in text.piece_ids(piece, is_text=is_text)
-        )
+        made.ids = tuple(text.chat_ids(pieces))
         made.user_prompt = user_prompt
         made.tools, made.tool_choice = tuple(tools or ()), tool_choice
         made._text, made._template = text, template

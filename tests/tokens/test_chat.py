@@ -98,6 +98,24 @@ def test_parts_and_silent_tool_calls_are_messages() -> None:
     assert checked[0] is not messages[0]
 
 
-def test_an_unknown_role_is_told_the_usual_ones() -> None:
-    with pytest.raises(ConfigError, match="'bogus'.*does not know; allowed are user, assistant$"):
-        check_roles(SIMPLE, [{"role": "bogus", "content": "Hi"}], "<bogus>Hi")
+def test_an_unknown_role_is_told_those_that_are_rendered() -> None:
+    bogus = [{"role": "bogus", "content": "Hi"}]
+    said = "'bogus'.*does not know; allowed are system, user, assistant, tool$"
+    with pytest.raises(ConfigError, match=said):
+        check_roles(SIMPLE, bogus, "<bogus>Hi")
+    named = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}"
+        "{% elif m['role'] in ['user', 'developer'] or m.role == 'tool' and tools %}{{ m.content }}"
+        "{% endif %}{% endfor %}"
+    )
+    options: tuple[tuple[dict[str, Any], str], ...] = (({}, ""), ({"tools": [1]}, "tool, "))
+    for given, allowed in options:
+        with pytest.raises(ConfigError, match=f"are user, assistant, {allowed}developer$"):
+            check_roles(named, bogus, "", **given)
+
+
+def test_a_special_token_is_no_role() -> None:
+    """Though it stands in the template, as roles do."""
+    template = "{{ '<|end|>' }}{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}"
+    with pytest.raises(ConfigError, match=r"has role '<\|end\|>'"):
+        check_roles(template, [{"role": "<|end|>", "content": "Hi"}], "<|end|><|end|>Hi")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 ROLES = ("system", "user", "assistant", "tool")
 # How templates and callers name what an assistant thought.
 REASONING = ("reasoning_content", "reasoning", "thinking")
+_ROLE = re.compile(r"[\w-]+")  # a special token's name is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,26 +98,27 @@ def needs_form(message: Mapping[str, Any]) -> bool:
     )
 
 
-def check_roles(template: str, messages: Sequence[Mapping[str, Any]], rendered: str) -> None:
+def check_roles(
+    template: str, messages: Sequence[Mapping[str, Any]], rendered: str, **options: Any
+) -> None:
     """Refuse messages of roles that the template does not know, or leaves out.
 
     A role is known if the template names it, or if it is a usual one and what it says is there.
+    options: what the template was given beside the messages.
     """
     words = template_words(template)
     for index, message in enumerate(messages):
         role, content = message["role"], message.get("content")
         # Of other roles a template may well leave earlier messages out.
-        if role in words or role in ("user", "assistant"):
+        if (role in words and _ROLE.fullmatch(role)) or role in ("user", "assistant"):
             continue
         said = content.strip() if isinstance(content, str) else ""
         if role in ROLES and said in rendered:
             continue
         fault = "leaves out" if role in ROLES else "does not know"
-        usual = {"user", "assistant", *words}
-        allowed = [each for each in ROLES if each in usual]
         raise ConfigError(
             f"message {index} has role {role!r}, which this chat template {fault}; allowed are"
-            f" {', '.join(allowed)}"
+            f" {', '.join(_rendered_roles(template, options))}"
         )
 
 
@@ -179,6 +182,61 @@ def template_words(template: str) -> frozenset[str]:
     return frozenset(
         each.value for each in parsed.find_all(nodes.Const) if isinstance(each.value, str)
     )
+
+
+def _rendered_roles(template: str, options: Mapping[str, Any]) -> list[str]:
+    """Return the roles whose messages a template writes somewhere in a made-up chat."""
+    roles = dict.fromkeys((*ROLES, *sorted(_compared_roles(template))))
+    return [
+        role
+        for role in roles
+        if role in ("user", "assistant") or _is_rendered(template, role, options)
+    ]
+
+
+def _is_rendered(template: str, role: str, options: Mapping[str, Any]) -> bool:
+    said, asked = {"role": role, "content": "weftsaid"}, {"role": "user", "content": "weftasked"}
+    call = ToolCall("weftcalled", "{}", "weftid001").message()
+    calling = {"role": "assistant", "content": "", "tool_calls": [call]}
+    answer = {**said, "tool_call_id": "weftid001", "name": "weftcalled"}
+    answered = {"role": "assistant", "content": "weftanswered"}
+    chats: tuple[list[dict[str, Any]], ...] = (
+        [said, asked],
+        [asked, said],
+        [asked, calling, answer],
+        [asked, answered, said],
+    )
+    for chat in chats:
+        try:
+            if said["content"] in render_chat(template, chat, **options):
+                return True
+        except ConfigError:
+            continue
+    return False
+
+
+@lru_cache(maxsize=64)
+def _compared_roles(template: str) -> frozenset[str]:
+    """Return the names that a template compares a message's role with."""
+    from jinja2 import TemplateError, nodes
+
+    from .sandbox import environment
+
+    def is_role(part: nodes.Node) -> bool:
+        return (
+            (isinstance(part, nodes.Getattr) and part.attr == "role")
+            or (isinstance(part, nodes.Name) and part.name == "role")
+            or (isinstance(part, nodes.Getitem) and part.arg == nodes.Const("role"))
+        )
+
+    try:
+        compared = list(environment().parse(template).find_all(nodes.Compare))
+    except (TemplateError, *FAULTS, MemoryError):
+        return frozenset()
+    parts = (op.expr for each in compared if is_role(each.expr) for op in each.ops)
+    found = (const for part in parts for const in (part, *part.find_all(nodes.Const)))
+    names = (each.value for each in found if isinstance(each, nodes.Const))
+    return frozenset(each for each in names if isinstance(each, str) and _ROLE.fullmatch(each))
 
 
 @lru_cache(maxsize=64)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..checks import half_character, half_told
 from ..errors import ConfigError, ModelLoadError, Unsupported
 from ..files import FAULTS
+from .letters import pattern_of, segments, twin_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -41,8 +42,31 @@ class Codec(ABC):
         """Return the ids of a text.
 
         special: special tokens written in it become those tokens. decorated: with the tokens that
-        begin and end a text, as the model's files say. Raises: ConfigError for what is no text.
+        begin and end a text, as the model's files say. Raises: ConfigError for what is no text, or
+        cannot be written without special tokens.
         """
+
+    def encode_pieces(self, pieces: Iterable[tuple[str, bool]]) -> list[int]:
+        """Return the ids of a rendered chat: (piece, whether it is a name that stays text).
+
+        What stands between two special tokens is read as one text, whatever was typed in it.
+        """
+        ids: list[int] = []
+        read = ""
+        for text, is_plain in segments(pieces, self._names):
+            if not is_plain:
+                read += text
+                continue
+            for part, special in ((read, True), (text, False)):
+                ids += self.encode(part, special=special, decorated=False) if part else []
+            read = ""
+        return ids + (self.encode(read, special=True, decorated=False) if read else [])
+
+    @cached_property
+    def _names(self) -> re.Pattern[str]:
+        """What finds special tokens' names in a text."""
+        spelled = (self.vocab_bytes[each] for each in self.special_ids)
+        return pattern_of(frozenset(each.decode("utf-8", "replace") for each in spelled))
 
     @abstractmethod
     def spelling(self, token_id: int) -> str:
@@ -59,12 +83,29 @@ _LONG = 1 << 16  # characters; what is shorter takes some ten milliseconds
 class TokenizersCodec(Codec):
     """A tokenizer of the tokenizers library, which becomes this object's own."""
 
-    def __init__(self, backend: Backend, name: str) -> None:
-        """name: what errors call it."""
+    def __init__(
+        self,
+        backend: Backend,
+        name: str,
+        *,
+        specials: Iterable[str] = (),
+        stop_ids: Iterable[int] = (),
+    ) -> None:
+        """name: what errors call it. specials: further special tokens that the model's files name.
+
+        stop_ids: what ends a text; which of them are added tokens are special.
+        """
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
         self._name = name
+        added = {i: token.content for i, token in backend.get_added_tokens_decoder().items()}
+        found = {text: backend.token_to_id(text) for text in specials}
+        found |= {added[each]: each for each in stop_ids if each in added}
+        # A line's end, or a letter, may end a text, and is text.
+        named = {t: i for t, i in found.items() if i is not None and len(t.strip()) > 1}
+        backend.add_special_tokens([text for text in named if text not in added.values()])
+        self._named = frozenset(named.values())
 
     def __len__(self) -> int:
         return self._backend.get_vocab_size(with_added_tokens=True)
@@ -76,14 +117,25 @@ class TokenizersCodec(Codec):
     @cached_property
     def special_ids(self) -> frozenset[int]:  # type: ignore[override]
         added = self._backend.get_added_tokens_decoder()
-        return frozenset(token_id for token_id, token in added.items() if token.special)
+        return self._named | {token_id for token_id, token in added.items() if token.special}
 
     @cached_property
     def first_space_is_dummy(self) -> bool:  # type: ignore[override]
         return first_space_is_dummy(self._backend)
 
     def encode(self, text: str, *, special: bool, decorated: bool) -> list[int]:
-        backend = self._backend if special else self._plain_backend
+        return self._ids(self._backend if special else self._twin[0], text, decorated)
+
+    def encode_pieces(self, pieces: Iterable[tuple[str, bool]]) -> list[int]:
+        twin, hidden = self._twin
+
+        def called(match: re.Match[str]) -> str:
+            return hidden.get(match[0], match[0])
+
+        parts = [piece if is_text else self._names.sub(called, piece) for piece, is_text in pieces]
+        return self._ids(twin, "".join(parts), decorated=False)
+
+    def _ids(self, backend: Backend, text: str, decorated: bool) -> list[int]:
         try:
             # NOTE: `encode` holds the GIL, a second for megabytes; a batch does not.
             one = (
@@ -107,15 +159,16 @@ class TokenizersCodec(Codec):
         return self._backend.token_to_id(spelling)
 
     @cached_property
-    def _plain_backend(self) -> Backend:
+    def _twin(self) -> tuple[Backend, dict[str, str]]:
+        """A tokenizer for which special tokens' names are letters; what each is called there."""
+        added = self._backend.get_added_tokens_decoder()
+        names = {added[each].content: each for each in self.special_ids}
         try:
-            plain = copy_of(self._backend)
+            return twin_of(self._backend, names)
         except Exception as error:  # two tokens with one id, for one: one of them is not written
             raise ModelLoadError(
                 f"{self._name} is no whole tokenizer: {error}. Download the file again"
             ) from error
-        plain.encode_special_tokens = True
-        return plain
 
 
 def copy_of(backend: Backend) -> Backend:

@@ -15,6 +15,7 @@ from .chat import check_messages, check_roles, needs_form, render_chat
 from .codec import Codec, TokenizersCodec, copy_of, is_librarys
 from .form import ChatForm, chat_form
 from .history import as_wanted
+from .letters import pattern_of
 from .text import TextStream
 
 if TYPE_CHECKING:
@@ -46,8 +47,15 @@ class Tokenizer:
         name: str = "the tokenizer",
     ) -> None:
         """Take over `backend`: it becomes this object's own."""
-        self._codec = backend if isinstance(backend, Codec) else TokenizersCodec(backend, name)
         self._special_tokens = dict(special_tokens or {})
+        stop_ids = tuple(stop_ids)
+        self._codec = (
+            backend
+            if isinstance(backend, Codec)
+            else TokenizersCodec(
+                backend, name, specials=self._special_tokens.values(), stop_ids=stop_ids
+            )
+        )
         self._anchors: dict[tuple[str, bool], list[int]] = {}
         self.chat_template = chat_template
         self.name = name
@@ -212,7 +220,7 @@ class Tokenizer:
         if any(needs_form(message) for message in chat):
             chat = as_wanted(chat, self.chat_form(template))
         rendered = render_chat(template, chat, add_generation_prompt=add_generation_prompt, **names)
-        check_roles(template, chat, rendered)
+        check_roles(template, chat, rendered, **names)
         return rendered
 
     def chat_form(self, template: str | None = None) -> ChatForm:
@@ -237,16 +245,14 @@ class Tokenizer:
         pieces = self.render_pieces(
             messages, add_generation_prompt=add_generation_prompt, **options
         )
-        return [
-            token for piece, is_text in pieces for token in self.piece_ids(piece, is_text=is_text)
-        ]
+        return self.chat_ids(pieces)
 
     def render_pieces(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool, **options: Any
     ) -> list[tuple[str, bool]]:
         """Return the rendered chat in pieces: (piece, it is a special token's name as plain text).
 
-        For `piece_ids`; joined they are what `apply_chat_template` gives.
+        For `chat_ids`; joined they are what `apply_chat_template` gives.
         """
         names = [self.token_text(token) for token in self.special_ids]
         template = options.pop("template", None)
@@ -257,9 +263,9 @@ class Tokenizer:
         )
         return list(restore(rendered))
 
-    def piece_ids(self, piece: str, *, is_text: bool) -> list[int]:
-        """Return the token ids of one piece of a rendered chat."""
-        return self.continuation(piece) if is_text else self._encode(piece, special=True)
+    def chat_ids(self, pieces: Iterable[tuple[str, bool]]) -> list[int]:
+        """Return the token ids of a rendered chat in pieces, or of a part of one."""
+        return self._codec.encode_pieces(pieces)
 
     def _special_id(self, name: str) -> int | None:
         text = self._special_tokens.get(name)
@@ -289,7 +295,8 @@ def mark_specials(
     """Hide special tokens' strings in a chat, so that they stay text in a template.
 
     In all that messages hold (content and its parts, tool calls, reasoning) and in the template's
-    other variables (tools, documents), but not in those that are tokens, such as bos_token.
+    other variables (tools, documents), but not in those that are tokens, such as bos_token. The
+    beginning of a name at the end of a text is hidden, too: templates join texts.
 
     Returns: the messages and the options, each such string replaced by a mark; and a function that
     cuts the rendered text at the marks into (piece, whether it is the hidden string).
@@ -297,17 +304,28 @@ def mark_specials(
     given = dict(options or {})
     said = {name: value for name, value in given.items() if not name.endswith("_token")}
     texts = list(_texts([*messages, said]))
-    found = [name for name in sorted(names, key=len, reverse=True) if name]
-    found = [name for name in found if any(name in text for text in texts)]
-    if not found:
+    names = sorted(filter(None, names), key=len, reverse=True)
+    pattern = pattern_of(frozenset(names))
+
+    def cut(text: str) -> list[str]:  # every second part is to be hidden
+        *before, last = pattern.split(text)
+        at = _begun_at(last, names)
+        end = last.rstrip()
+        return [*before, last] if at is None else [*before, last[:at], end[at:], last[len(end) :]]
+
+    if all(len(cut(text)) == 1 for text in texts):
         return messages, given, lambda rendered: iter([(rendered, False)])
     # NOTE: letters and figures alone, which nothing escapes or trims.
     nonce = f"weft{secrets.token_hex(8)}n"
-    pattern = re.compile("|".join(map(re.escape, found)))
+    kept: list[str] = []
 
     def hidden(value: Any) -> Any:
         if isinstance(value, str):
-            return pattern.sub(lambda match: f"{nonce}{found.index(match[0])}w", value)
+            parts = cut(value)
+            for at in range(1, len(parts), 2):
+                kept.append(parts[at])
+                parts[at] = f"{nonce}{len(kept) - 1}w"
+            return "".join(parts)
         if isinstance(value, Mapping):
             return {
                 hidden(key): each if key in _NAMES and isinstance(each, str) else hidden(each)
@@ -318,12 +336,25 @@ def mark_specials(
     def restore(rendered: str) -> Iterator[tuple[str, bool]]:
         for i, piece in enumerate(re.split(f"{nonce}(\\d+)w", rendered)):
             if i % 2:
-                yield found[int(piece)], True
+                yield kept[int(piece)], True
             elif piece:
                 yield piece, False
 
     marked = [hidden(message) for message in messages]
     return marked, {**given, **hidden(said)}, restore
+
+
+def _begun_at(text: str, names: Sequence[str]) -> int | None:
+    """Return where the beginning of a name starts that a text ends with, but for blanks.
+
+    Not of names that begin as words do: many texts would end so. names: the longest first.
+    """
+    end = text.rstrip()
+    firsts = {name[0] for name in names if not name[0].isalnum()}
+    for at in range(max(0, len(end) - len(names[0] if names else "") + 1), len(end)):
+        if end[at] in firsts and any(name.startswith(end[at:]) for name in names):
+            return at
+    return None
 
 
 def _texts(value: Any) -> Iterator[str]:

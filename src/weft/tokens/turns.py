@@ -66,20 +66,20 @@ def turn_delta(
     # found in the whole rendering, whatever they say and however the template trims them.
     marked = [*history[:-1], {**last, "content": _FIRST}, *new]
     pieces = text.render_pieces(marked, add_generation_prompt=add_generation_prompt, **options)
-    ids: list[int] = []
+    rest: list[tuple[str, bool]] = []
     is_found = False
     for piece, is_content in pieces:
         if not is_found:
             _, mark, piece = piece.partition(_FIRST)
             is_found = bool(mark)
         if is_found and piece:
-            ids += text.piece_ids(piece, is_text=is_content)
+            rest.append((piece, is_content))
     if not is_found:
         raise ConfigError(
             "this model's chat template leaves out earlier answers, so a turn cannot be added to"
             " what was run; render the whole chat with format_chat"
         )
-    return ids
+    return text.chat_ids(rest)
 
 
 def _between(text: Tokenizer, options: Mapping[str, Any]) -> str | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 from llama_cpp import llama_cpp as C
 
 from ...errors import ConfigError
 from ...tokens.codec import Codec
+from ...tokens.letters import apart
 from ...tokens.tokenizer import Tokenizer, default_template
 from ..gguf import GGUF
 from .library import Handle, load_model
@@ -70,19 +71,20 @@ class VocabCodec(Codec):
         return self.spelling(token_id) if 0 <= token_id < self._n else ""
 
     def encode(self, text: str, *, special: bool, decorated: bool) -> list[int]:
-        try:
-            raw = text.encode()
-        except (UnicodeEncodeError, AttributeError) as error:
-            raise ConfigError(f"{text!r:.60} is no text that can be tokenised: {error}") from error
-        size = len(raw) + 8
-        while True:
-            ids = np.empty(size, np.int32)
-            pointer = ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
-            n = C.llama_tokenize(self._vocab, raw, len(raw), pointer, size, decorated, special)
-            if n >= 0:
-                found: list[int] = ids[:n].tolist()
-                return found
-            size = -n
+        ids = self._tokenized(text, special=special, decorated=decorated)
+        if special:
+            return ids
+        plain = self._tokenized(text, special=False, decorated=False) if decorated else ids
+        if self._controls.keys().isdisjoint(plain):
+            return ids
+        # Merges have made one.
+        names = {name: token for token, name in self._controls.items()}
+        ids = apart(text, partial(self._tokenized, special=False, decorated=False), names)
+        if decorated and C.llama_vocab_get_add_bos(self._vocab):
+            ids.insert(0, C.llama_vocab_bos(self._vocab))
+        if decorated and C.llama_vocab_get_add_eos(self._vocab):
+            ids.append(C.llama_vocab_eos(self._vocab))
+        return ids
 
     def spelling(self, token_id: int) -> str:
         if not 0 <= token_id < self._n:
@@ -96,6 +98,27 @@ class VocabCodec(Codec):
     @cached_property
     def _ids(self) -> dict[str, int]:
         return {self.spelling(i): i for i in range(self._n - 1, -1, -1)}
+
+    @cached_property
+    def _controls(self) -> dict[int, str]:
+        control = C.LLAMA_TOKEN_ATTR_CONTROL
+        found = (i for i in self.special_ids if C.llama_vocab_get_attr(self._vocab, i) & control)
+        return {i: self.spelling(i) for i in found}
+
+    def _tokenized(self, text: str, *, special: bool, decorated: bool) -> list[int]:
+        try:
+            raw = text.encode()
+        except (UnicodeEncodeError, AttributeError) as error:
+            raise ConfigError(f"{text!r:.60} is no text that can be tokenised: {error}") from error
+        size = len(raw) + 8
+        while True:
+            ids = np.empty(size, np.int32)
+            pointer = ids.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+            n = C.llama_tokenize(self._vocab, raw, len(raw), pointer, size, decorated, special)
+            if n >= 0:
+                found: list[int] = ids[:n].tolist()
+                return found
+            size = -n
 
     def _piece(self, token_id: int) -> bytes:
         size = 64

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from ...errors import ConfigError, Unsupported
+from ...tokens.letters import segments
 from ...tokens.text import TextStream
 from ...tokens.tokenizer import Tokenizer
 
@@ -21,6 +22,7 @@ GIVE_TOKENIZER = "tokenizer=…, or in the address: -m 'URL?tokenizer=./folder'"
 N_PIECES = 3 << (8 * MOST_BYTES)  # one more than the highest id
 _WORDS = re.compile(rb"\s*\S+|\s+")
 _ROLE = re.compile(r"<\|(system|user|assistant|tool)\|>")
+_ROLE_NAMES = re.compile(r"(<\|(?:system|user|assistant|tool)\|>)")
 _TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -102,6 +104,12 @@ class PieceTokenizer(Tokenizer):
 
     def continuation(self, text: str, *, special: bool = False) -> list[int]:
         return self._encode(text, special=special)
+
+    def chat_ids(self, pieces: Iterable[tuple[str, bool]]) -> list[int]:
+        ids: list[int] = []
+        for text, is_plain in segments(pieces, _ROLE_NAMES):
+            ids += self._encode(text, special=not is_plain)
+        return ids
 
     def decode(self, ids: Iterable[int], *, first: bool = False) -> str:
         return b"".join(map(spelled, ids)).decode(errors="replace")
