@@ -238,7 +238,7 @@ class ChatCall:
             "index": reply.index,
             "message": message,
             "logprobs": self._told_figures(figures),
-            "finish_reason": "tool_calls" if said.calls else reply.finish_reason,
+            "finish_reason": turn.finish_reason(len(said.calls)),
         }
         if self.body.return_token_ids:
             choice["token_ids"] = reply.tokens
@@ -304,7 +304,7 @@ class ChatCall:
                     choice["token_ids"] = list(tokens)
                 made.append(choice)
             if reply.is_over:
-                reason = "tool_calls" if turn.n_calls else reply.finish_reason
+                reason = turn.finish_reason(turn.n_calls)
                 made.append({**_piece(reply, {}), "finish_reason": reason})
         return made
 
