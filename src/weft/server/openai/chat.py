@@ -95,9 +95,6 @@ class ChatRequest(GeneratingRequest):
 
     def prompt(self, lm: LM) -> ChatPrompt:
         """Return the prompt. Raises: Refused."""
-        variables = dict(self.chat_template_kwargs or {})
-        if self.reasoning_effort is not None:
-            variables.setdefault("reasoning_effort", self.reasoning_effort)
         tools = [each.plain() for each in self.tools or ()]
         # With "none" the model is not told of them: it may not call any.
         told = tools if self.tool_choice != "none" else []
@@ -105,7 +102,8 @@ class ChatRequest(GeneratingRequest):
             lm,
             [each.plain(number) for number, each in enumerate(self.messages)],
             tools=told or None,
-            template_kwargs=variables or None,
+            template_kwargs=self.chat_template_kwargs,
+            reasoning_effort=self.reasoning_effort,
             add_generation_prompt=self.add_generation_prompt is not False,
             continues=bool(self.continue_final_message),
         )
