@@ -252,6 +252,26 @@ def test_a_stream_that_breaks_goes_on_where_it_was(served: Served) -> None:
         assert [node.text for node in client.nodes(loom).data[1:]] == texts
 
 
+def test_a_job_that_a_restart_has_lost_is_told_with_the_place_of_its_text(served: Served) -> None:
+    async def deltas(job: JobReply) -> None:
+        async with AsyncClient(served.url) as client:
+            async for _ in client.deltas(job):
+                pass
+
+    with Client(served.url) as client:
+        loom = client.create_loom("Once", template=False).id
+        job = client.begin(loom, n=2, **FEW)
+        client.wait(job.job)
+        client.forget_job(job.job)  # as a new process has forgotten it
+        said = rf"may have been restarted.* kept in loom '{loom}', nodes 1, 2: .*interrupted"
+        for follow in (lambda: list(client.deltas(job)), lambda: asyncio.run(deltas(job))):
+            with pytest.raises(errors.NotFound, match=said) as caught:
+                follow()
+            assert caught.value.what == "job"
+        with pytest.raises(errors.NotFound, match="server has been restarted since"):
+            client.wait(job.job)
+
+
 class door:
     """A proxy that passes so many bytes of an answer on, then hangs up; each time some more, for on
     a busy machine one event may be long."""
