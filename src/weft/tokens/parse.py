@@ -28,6 +28,7 @@ _HARMONY = re.compile(
 # What opens and closes, and quotes; what follows a backslash is neither.
 _NESTING = re.compile(r"""\\.|["'{}()\[\]]""", re.DOTALL)
 _CLOSES = {"{": "}", "(": ")", "[": "]"}
+_BETWEEN = tuple(", \t\r\n")  # items of a list
 _CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
 _GENERIC = ChatForm()
 
@@ -654,14 +655,16 @@ def _whole_items(text: str) -> list[Any]:
     """Return the whole items of a JSON list that the text's end cuts; none of anything else."""
     items: list[Any] = []
     at, decoder = 1, json.JSONDecoder()
-    while text[:1] == "[" and _is_open(text):
-        at += len(text[at:]) - len(text[at:].lstrip(" \t\r\n,"))
+    if text[:1] != "[" or not _is_open(text):
+        return items
+    while True:
+        while text[at : at + 1] in _BETWEEN:
+            at += 1
         try:
             value, at = decoder.raw_decode(text, at)
         except (ValueError, RecursionError):
-            break
+            return items
         items.append(value)
-    return items
 
 
 def _call(value: object) -> ToolCall | None:
