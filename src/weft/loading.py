@@ -23,7 +23,7 @@ from .engines.source import ELSEWHERE, EMBEDDED, resolve
 from .errors import ConfigError, EngineUnavailable, ModelLoadError, Unsupported, WeftError
 from .files import read_json
 from .lm import LM, adopted, refuse_offload
-from .sampling.params import SamplingParams
+from .sampling.params import SamplingParams, knows_options
 from .tokens.tokenizer import Tokenizer
 
 DEFAULT_KV_BYTES = 4 << 30
@@ -33,9 +33,22 @@ _UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 
 # What Weft asks of every engine, given or not: what says nothing, and what is honoured without it.
 _NEUTRAL = {"device": "auto", "dtype": "auto"}
 _ANYWAY = ("n_ctx", "progress", "kv_bytes", "n_seq_max")
+# What other libraries call the options of `load`.
+_ALSO = {
+    "backend": "engine",
+    "context": "n_ctx",
+    "context_length": "n_ctx",
+    "device_map": "device",
+    "max_model_len": "n_ctx",
+    "max_num_batched_tokens": "n_batch",
+    "max_num_seqs": "n_seq_max",
+    "max_seq_len": "n_ctx",
+    "torch_dtype": "dtype",
+}
 _ENGINE_OBJECTS = "an engine object goes to weft.LM(engine, tokenizer)"
 
 
+@knows_options("load", _ALSO)
 def load(
     source: Any = EMBEDDED,
     /,

@@ -192,6 +192,26 @@ def test_numbers_of_a_program_are_the_numbers_that_they_are(client: Client) -> N
             client.begin(loom, n=wrong)
 
 
+def test_a_token_is_banned_and_nothing_else_is_left_as_here(client: Client) -> None:
+    loom = client.create_loom("Once").id
+    with weft.load("tiny") as lm:
+        here = weft.Loom(lm, "Once")
+        (plain,) = here.grow(max_tokens=1, temperature=0)
+        ban = {plain.tokens[0]: float("-inf"), 7: np.float32(2)}
+        (other,) = here.grow(max_tokens=1, temperature=0, logit_bias=ban)
+    for bias, tokens in ((ban, other.tokens), ({9: float("inf")}, [9])):
+        job = client.begin(loom, max_tokens=1, temperature=0, logit_bias=bias, wait=True)
+        node = client.node(loom, job.nodes[0].node, fields=["params", "tokens"])
+        assert list(node.token_ids or ()) == list(tokens) != list(plain.tokens)
+        # What is kept is what can be sent again.
+        again = client.begin(loom, max_tokens=1, logit_bias=node.params["logit_bias"], wait=True)
+        assert again.nodes
+    with pytest.raises(errors.ConfigError, match='logit_bias.5: .*"inf" or "-inf"'):
+        client.begin(loom, logit_bias={5: "Infinity"})
+    with pytest.raises(errors.ConfigError, match="nan"):
+        client.begin(loom, logit_bias={5: float("nan")})
+
+
 def test_the_async_client_does_the_same(served: Served) -> None:
     async def walk() -> list[str | None]:
         async with AsyncClient(served.url) as client:
@@ -230,6 +250,26 @@ def test_a_stream_that_breaks_goes_on_where_it_was(served: Served) -> None:
             texts[delta.branch] += delta.text
     with Client(served.url) as client:
         assert [node.text for node in client.nodes(loom).data[1:]] == texts
+
+
+def test_a_job_that_a_restart_has_lost_is_told_with_the_place_of_its_text(served: Served) -> None:
+    async def deltas(job: JobReply) -> None:
+        async with AsyncClient(served.url) as client:
+            async for _ in client.deltas(job):
+                pass
+
+    with Client(served.url) as client:
+        loom = client.create_loom("Once", template=False).id
+        job = client.begin(loom, n=2, **FEW)
+        client.wait(job.job)
+        client.forget_job(job.job)  # as a new process has forgotten it
+        said = rf"may have been restarted.* kept in loom '{loom}', nodes 1, 2: .*interrupted"
+        for follow in (lambda: list(client.deltas(job)), lambda: asyncio.run(deltas(job))):
+            with pytest.raises(errors.NotFound, match=said) as caught:
+                follow()
+            assert caught.value.what == "job"
+        with pytest.raises(errors.NotFound, match="server has been restarted since"):
+            client.wait(job.job)
 
 
 class door:

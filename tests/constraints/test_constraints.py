@@ -167,6 +167,9 @@ def test_what_users_hand_in_becomes_a_constraint_or_is_refused() -> None:
         from_dict({"nosuch": 1})
 
 
+OVERLAPPING = {"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -185,6 +188,9 @@ def test_what_users_hand_in_becomes_a_constraint_or_is_refused() -> None:
         (lambda: JsonSchema("3"), "allowed is an object"),
         (lambda: JsonSchema(False), "no JSON fits"),
         (lambda: JsonSchema('{"const": "\\ud83d"}'), "JSON schema is not valid"),
+        # its own option is none of ours
+        (lambda: JsonSchema(OVERLAPPING), "oneOf whose options may overlap .*; write anyOf"),
+        (lambda: Lark(f"start: %json {json.dumps(OVERLAPPING)}"), "line 1.*; write anyOf"),
         (lambda: Regex("\ud83d"), "half a letter"),
         (lambda: Lark(_ring(3_000)), "deep"),  # llguidance would crash
         (lambda: Regex("ab\na(?=b)"), "Regex is not valid: line 1: regex parse error"),
@@ -196,6 +202,18 @@ def test_what_users_hand_in_becomes_a_constraint_or_is_refused() -> None:
 def test_a_wrong_grammar_says_line_and_reason_at_once(compiler, make, said: str) -> None:
     with pytest.raises(GrammarError, match=said):
         compiler.matcher(make())
+
+
+def test_a_one_of_whose_options_have_a_const_of_their_own_is_taken(compiler) -> None:
+    options = [
+        {
+            "type": "object",
+            "properties": {"kind": {"const": kind}, "name": {"type": "string"}},
+            "required": ["kind"],
+        }
+        for kind in ("cat", "dog")
+    ]
+    compiler.matcher(JsonSchema({"oneOf": options}))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import weakref
 from typing import Any
 
@@ -223,3 +224,33 @@ def test_special_is_refused_where_it_means_nothing(lm: weft.LM, loom: Loom) -> N
         loom.add([1, 2], special=True)
     with pytest.raises(ConfigError, match="special"):
         loom.ramify(n=1, special=True)
+
+
+@pytest.mark.parametrize("given", [None, 5, 1.5, b"ab", {"a": 1}])
+def test_what_is_no_text_is_refused_at_the_call(loom: Loom, given: Any) -> None:
+    for call in (loom.add, loom.add_text_child, loom.measure):
+        with pytest.raises(ConfigError, match=r"the text is .*; allowed is a text, or a list of"):
+            call(given)
+    for node in (loom, loom.add("a")):
+        before = node.text
+        with pytest.raises(ConfigError, match=r"text is .*; allowed is a text"):
+            node.text = given
+        assert node.text == before
+
+
+@pytest.mark.parametrize("given", [[1, "a"], [[1]], [None]])
+def test_ids_that_are_none_are_refused_at_the_call(loom: Loom, given: Any) -> None:
+    for call in (loom.add, loom.measure):
+        with pytest.raises(ConfigError, match="token ids are whole numbers"):
+            call(given)
+
+
+def test_an_unknown_option_is_told_with_the_one_that_is_meant(lm: weft.LM) -> None:
+    with pytest.raises(ConfigError, match=r"'templat' of Loom. Did you mean template\?"):
+        Loom(lm, "x", templat=False)  # type: ignore[call-overload]
+    for wrong in ("contxt", "n_ctxt"):
+        with pytest.raises(ConfigError, match=rf"'{wrong}' of load. Did you mean n_ctx\?"):
+            weft.load(**{wrong: 5})
+    with pytest.raises(ConfigError, match=r"torch_dtype\? Here it is dtype"):
+        weft.load(torch_dtype="float32")  # type: ignore[call-arg]
+    assert "n_ctx" in inspect.signature(weft.load).parameters

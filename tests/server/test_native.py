@@ -605,6 +605,7 @@ def test_what_is_no_number_is_not_taken_for_one(desk: Desk, value: object) -> No
 def test_a_whole_number_is_a_float_and_a_word_or_a_number_is_no_truth(desk: Desk) -> None:
     desk.grow(n=1, temperature=1, top_p=1, logit_bias={"5": 1})
     desk.grow(n=1.0, max_tokens=2.0)  # what JSON's schema calls an integer
+    desk.grow(n=1, logit_bias={"5": "-inf", "6": "inf"})  # as nodes tell them
     for value in ("true", 1):
         assert desk.post("/nodes/0/generate", status=400, wait=value)["error"]["param"] == "wait"
 

@@ -77,7 +77,7 @@ def chunks(served: Served, path: str, **body: Any) -> list[dict[str, Any]]:
         (CHATS, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         (CHATS, {"tool_choice": "required"}, "tool_choice"),
         (CHATS, {"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs"),
-        (CHATS, {"reasoning_effort": "high"}, "chat_template_kwargs"),
+        (CHATS, {"reasoning_effort": "high"}, "reasoning_effort"),
         (CHATS, {"continue_final_message": True}, "continue_final_message"),
         (CHATS, {"audio": {"voice": "x"}}, "audio"),
         (CHATS, {"functions": [{"name": "f"}]}, "functions"),
@@ -89,6 +89,7 @@ def chunks(served: Served, path: str, **body: Any) -> list[dict[str, Any]]:
         (CHATS, {"messages": IMAGE}, "messages[0].content[0]"),
         (RESPONSES, {"input": "Hi", "previous_response_id": "resp_1"}, "previous_response_id"),
         (RESPONSES, {"input": "Hi", "conversation": "c"}, "conversation"),
+        (RESPONSES, {"input": "Hi", "reasoning": {"effort": "high"}}, "reasoning.effort"),
         (RESPONSES, {"input": "Hi", "include": ["file_search_call.results"]}, "include"),
         (RESPONSES, {"input": [{"type": "item_reference", "id": "x"}]}, "input"),
         (RESPONSES, {"input": "Hi", "max_output_tokens": 10_000_000}, "max_output_tokens"),
@@ -116,6 +117,22 @@ def test_a_wrong_type_is_told_with_all_that_are_allowed(served: Served) -> None:
     error = served.client.post(COMPLETION, json={"prompt": 5}).json()["error"]
     assert error["param"] == "prompt"
     assert error["message"].startswith("prompt is 5: Input should be a valid string, or ")
+
+
+@pytest.mark.parametrize(("path", "name"), [(COMPLETION, "prompt"), ("/v1/embeddings", "input")])
+def test_a_mix_of_prompts_is_told_as_one(served: Served, path: str, name: str) -> None:
+    told = {
+        "lists beside texts": [[1, 900], "a"],
+        "texts beside token ids": [5, "a"],
+        "1.5 beside token ids": [5, 1.5],
+    }
+    for what, given in told.items():
+        error = served.client.post(path, json={name: given}).json()["error"]
+        assert error["param"] == name
+        assert error["message"] == (
+            f"{name}: it has {what}; allowed are a text, texts, token ids, or lists of token ids,"
+            " one kind in a request"
+        )
 
 
 def test_an_unknown_model_is_404(served: Served) -> None:

@@ -311,6 +311,7 @@ def test_a_streamed_call_is_the_same(tools_client: OpenAI) -> None:
     asked: dict[str, Any] = {
         "model": "chatty", "messages": SUM, "tools": TOOLS, "temperature": 0, "max_tokens": 100,
         "tool_choice": {"type": "function", "function": {"name": "add"}},
+        "parallel_tool_calls": False,
     }  # fmt: skip
     whole = tools_client.chat.completions.create(**asked).choices[0]
     with tools_client.chat.completions.stream(**asked) as stream:
@@ -319,6 +320,37 @@ def test_a_streamed_call_is_the_same(tools_client: OpenAI) -> None:
         call.function.arguments for call in whole.message.tool_calls or ()
     ]
     assert final.finish_reason == whole.finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize("max_tokens", [42, 55, 70])
+def test_a_later_call_that_is_cut_is_not_told_and_the_cut_is(
+    tools_client: OpenAI, max_tokens: int
+) -> None:
+    """The text ends within the second call: the first is there, and "length" says the rest."""
+    now: Any = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
+    asked: dict[str, Any] = {
+        "model": "chatty", "messages": SUM, "tools": [now], "tool_choice": "required", "seed": 0,
+    }  # fmt: skip
+    whole = tools_client.chat.completions.create(**asked, max_tokens=max_tokens).choices[0]
+    assert (whole.finish_reason, whole.message.content) == ("length", None)
+    assert [call.function.name for call in whole.message.tool_calls or ()] == ["now"]
+    content, reason, calls = "", None, []
+    for chunk in tools_client.chat.completions.create(**asked, max_tokens=max_tokens, stream=True):
+        (choice,) = chunk.choices
+        content += choice.delta.content or ""
+        calls += choice.delta.tool_calls or ()
+        reason = choice.finish_reason or reason
+    assert (content, reason) == ("", "length")
+    assert [call.function.arguments for call in calls] == ["{}"]
+
+
+def test_a_response_tells_whole_calls_and_that_it_is_incomplete(tools_client: OpenAI) -> None:
+    now: Any = {"type": "function", "name": "now", "parameters": {"type": "object"}}
+    made = tools_client.responses.create(
+        model="chatty", input=samples.sum, tools=[now], tool_choice="required", temperature=0,
+        max_output_tokens=60,
+    )  # fmt: skip
+    assert (made.status, [item.type for item in made.output]) == ("incomplete", ["function_call"])
 
 
 def test_what_was_thought_is_told_apart(tools_client: OpenAI) -> None:

@@ -27,6 +27,7 @@ CASES: list[Calls] = [
     [("f", {})],
     [("f", {"city": "A"}), ("get_it", {"n": 2})],
 ]
+ENDS = ("<|call|>", "<|END|>", "<end>")
 KINDS = {"city": "string", "n": "integer", "deep": "object", "ok": "boolean", "l": "array"}
 TOOLS = [
     {
@@ -134,6 +135,43 @@ def test_what_is_no_whole_call_is_content_as_it_stands(text: Tokenizer, form: Fo
         found = parse_chat_output(f"Ok. {form.turn[:end]}", form=how, tools=TOOLS, is_partial=True)
         if how.calls is not None and how.calls.marker and end > len(how.calls.marker):
             assert found.content in ("Ok.", "Ok. ")
+
+
+def test_a_later_call_that_is_cut_is_never_told_beside_whole_ones(
+    text: Tokenizer, form: Form
+) -> None:
+    """Wherever it is cut, and the same while the text is coming and when it is over."""
+    if not form.several:
+        return
+    how, two = text.chat_form(), CASES[-1]
+    whole = turn_of(text, form, two).rstrip()
+    for name in (how.end or form.specials[-1], *ENDS):
+        whole = whole.removesuffix(name).rstrip()
+    before = "Let me look. " if how.calls is not None and how.calls.marker else ""
+    n_seen = set()
+    for end in range(1, len(whole) + 1):
+        cut = before + whole[:end]
+        said = parse_chat_output(cut, form=how, tools=TOOLS)
+        told = parse_chat_output(cut, form=how, tools=TOOLS, is_partial=True)
+        made = [(call.name, json.loads(call.arguments)) for call in said.tool_calls]
+        assert made == two[: len(made)]
+        assert told.tool_calls == said.tool_calls
+        assert told.content.strip() == before.strip()
+        assert said.content.strip() == (before if made else cut).strip()
+        n_seen.add(len(made))
+    assert n_seen == {0, 1, 2}
+
+
+def test_a_call_without_a_mark_is_no_content_while_it_comes() -> None:
+    """What cannot become a call is told at once."""
+    for kind in ("llama", "python"):
+        form, how = FORMS[kind], tokenizer(FORMS[kind]).chat_form()
+        for end in range(1, len(form.turn)):
+            said = parse_chat_output(form.turn[:end], form=how, tools=TOOLS, is_partial=True)
+            assert said.content == ""
+        for text in ('{"age": 4', "[1] says", "Hi"):
+            said = parse_chat_output(text, form=how, tools=TOOLS, is_partial=True)
+            assert said == ChatOutput(text)
 
 
 def test_ids_are_made_up_and_go_to_the_answers() -> None:

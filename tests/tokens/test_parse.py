@@ -33,6 +33,11 @@ JSON = '{"name": "f", "arguments": {"x": 1}}'
         ('{"name": "f", "parameters": {"x": 1}}', ChatOutput("", "", (CALL,))),
         (f"<|python_tag|>{JSON}; {JSON}", ChatOutput("", "", (CALL, CALL))),
         ('{"name": "f", "arguments": "{\\"x\\": 1}"}', ChatOutput("", "", (CALL,))),
+        # A later call that is cut is not told beside whole ones.
+        (f'ok <tool_call>{JSON}</tool_call>\n<tool_call>{{"na', ChatOutput("ok", "", (CALL,))),
+        (f"<tool_call>{JSON}</tool_call><tool_c", ChatOutput("", "", (CALL,))),
+        (f'[TOOL_CALLS][{JSON}, {{"name": "f", "arg', ChatOutput("", "", (CALL,))),
+        (f'{JSON}; {{"name": "f', ChatOutput("", "", (CALL,))),
     ],
 )
 def test_known_forms_are_taken_apart(text: str, want: ChatOutput) -> None:
@@ -48,6 +53,9 @@ def test_known_forms_are_taken_apart(text: str, want: ChatOutput) -> None:
         "[TOOL_CALLS][{]",
         '[TOOL_CALLS][{"name": 1}]',
         "[TOOL_CALLS][]",
+        f"[TOOL_CALLS][{JSON}, {{]",
+        f"[TOOL_CALLS][{JSON}, {{}}",
+        f"{JSON}; {{broken}}",
         "<|python_tag|>print(1)",
         '{"name": "Ann", "age": 4}',
         '{"a": 1}',

@@ -253,9 +253,9 @@ export interface components {
             } | boolean | null;
             /** @description Only texts of this grammar, as Lark's. */
             lark?: string | null;
-            /** @description Added to the logits of token ids. */
+            /** @description Added to the logits of token ids; "-inf" forbids one, "inf" leaves nothing else. */
             logit_bias?: {
-                [key: string]: number;
+                [key: string]: number | ("inf" | "-inf");
             } | null;
             /** @description New tokens of a branch at most; 256. */
             max_tokens?: number | null;
@@ -331,9 +331,9 @@ export interface components {
             } | boolean | null;
             /** @description Only texts of this grammar, as Lark's. */
             lark?: string | null;
-            /** @description Added to the logits of token ids. */
+            /** @description Added to the logits of token ids; "-inf" forbids one, "inf" leaves nothing else. */
             logit_bias?: {
-                [key: string]: number;
+                [key: string]: number | ("inf" | "-inf");
             } | null;
             /** @description New tokens of a branch at most; 256. */
             max_tokens?: number | null;
@@ -932,9 +932,9 @@ export interface components {
             } | boolean | null;
             /** @description Only texts of this grammar, as Lark's. */
             lark?: string | null;
-            /** @description Added to the logits of token ids. */
+            /** @description Added to the logits of token ids; "-inf" forbids one, "inf" leaves nothing else. */
             logit_bias?: {
-                [key: string]: number;
+                [key: string]: number | ("inf" | "-inf");
             } | null;
             /** @description New tokens of a branch at most; 256. */
             max_tokens?: number | null;

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from .base import Asked
 
 TokenKey = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
+
+
+def _of_bias(value: object) -> object:
+    """Refuse what is no number by one message, not by one for each type."""
+    if isinstance(value, bool | str) and value not in ("inf", "-inf"):
+        raise ValueError(f'it is {value!r:.40}; allowed is a number, "inf" or "-inf"')
+    return value
+
+
+# JSON has no infinities: they are written as `SamplingParams.to_dict` does.
+Bias = Annotated[float | Literal["inf", "-inf"], BeforeValidator(_of_bias)]
 _CONSTRAINTS = ("json_schema", "regex", "choices", "gbnf", "lark")
 
 
@@ -41,8 +52,10 @@ class SamplingFields(Asked):
     penalty_last_n: int | None = Field(
         default=None, ge=1, description="Penalties look back so many tokens; null: at all."
     )
-    logit_bias: dict[TokenKey, float] | None = Field(
-        default=None, description="Added to the logits of token ids."
+    logit_bias: dict[TokenKey, Bias] | None = Field(
+        default=None,
+        description='Added to the logits of token ids; "-inf" forbids one, "inf" leaves nothing'
+        " else.",
     )
     stop: str | list[str] | None = Field(default=None, description="Texts that end a branch.")
     seed: int | None = Field(
@@ -79,7 +92,8 @@ class SamplingFields(Asked):
             if name not in _CONSTRAINTS and getattr(self, name) is not None
         }
         if "logit_bias" in given:
-            given["logit_bias"] = {int(key): value for key, value in given["logit_bias"].items()}
+            biases = given["logit_bias"].items()
+            given["logit_bias"] = {int(key): float(value) for key, value in biases}
         return given
 
     def constraint(self) -> dict[str, Any] | None:

@@ -6,7 +6,9 @@ are the fields of the request that is named, checked before anything is sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -395,6 +397,8 @@ def events_of(id: str) -> str:
 def _made(kind: type[Request], **fields: Any) -> Request:
     if fields.get("stream"):
         raise ConfigError("leave out stream: `deltas` and `events` follow a job")
+    if "logit_bias" in fields:
+        fields["logit_bias"] = _written(fields["logit_bias"])
     try:
         return kind(**given(**fields))
     except ValidationError as error:
@@ -405,6 +409,16 @@ def _made(kind: type[Request], **fields: Any) -> Request:
             raise ConfigError(f"there is no {name!r} here; allowed are {allowed}") from None
         what = first["msg"].removeprefix("Value error, ")
         raise ConfigError(f"{name}: {what}" if name else what) from None
+
+
+def _written(biases: Any) -> Any:
+    """Return biases as JSON has them: infinities by their names."""
+    if not isinstance(biases, Mapping):
+        return biases
+    return {
+        token: str(float(value)) if isinstance(value, Real) and math.isinf(value) else value
+        for token, value in biases.items()
+    }
 
 
 def _loom(name: str) -> str:

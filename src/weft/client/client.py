@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 import httpx2
 
 from ..api.jobs import JobObject, JobReply
-from ..errors import WeftError
+from ..errors import NotFound, WeftError
 from . import calls
 from .call import AGAIN_S, ApiCall, Following, Told, in_progress
 from .growth import BranchDelta, GrowthReader
@@ -145,10 +145,16 @@ class Client:
                 self.cancel(job.job)
 
     def deltas(self, job: JobReply) -> Generator[BranchDelta, None, GrowthReader]:
-        """Yield what a job that grows brings, from its beginning; return how it ended."""
+        """Yield what a job that grows brings, from its beginning; return how it ended.
+
+        Raises: NotFound that says where the text is, if the server was restarted meanwhile.
+        """
         reader = GrowthReader(job)
-        for name, told in self.events(job.job):
-            yield from reader.take(name, told)
+        try:
+            for name, told in self.events(job.job):
+                yield from reader.take(name, told)
+        except NotFound as error:
+            raise reader.lost(error) from error
         return reader
 
     def wait(self, job: str) -> JobObject:
@@ -287,11 +293,14 @@ class AsyncClient:
                 await self.cancel(job.job)
 
     async def deltas(self, job: JobReply) -> AsyncGenerator[BranchDelta, None]:
-        """Yield what a job that grows brings, from its beginning."""
+        """Yield what a job that grows brings, from its beginning. Raises: as `Client.deltas`."""
         reader = GrowthReader(job)
-        async for name, told in self.events(job.job):
-            for delta in reader.take(name, told):
-                yield delta
+        try:
+            async for name, told in self.events(job.job):
+                for delta in reader.take(name, told):
+                    yield delta
+        except NotFound as error:
+            raise reader.lost(error) from error
 
     async def wait(self, job: str) -> JobObject:
         """Return a job once it is over. Raises: what it failed with."""

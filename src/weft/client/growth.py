@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..api.jobs import JobReply, TokenUsage
+from ..errors import NotFound, WeftError
 from ..files import number
 
 
@@ -39,6 +40,20 @@ class GrowthReader:
         self._n_shown = dict.fromkeys(self._nodes, 0)  # characters
         self._ended: set[int] = set()
         self.is_over = False
+
+    def lost(self, error: NotFound) -> WeftError:
+        """Return the error of a job that its server has no more: where its text is."""
+        if error.what != "job":
+            return error
+        job, nodes = self.job, ", ".join(map(str, self._nodes.values()))
+        where = f", nodes {nodes}" if nodes else ""
+        return NotFound(
+            f"the server has no job {job.job!r} any more; it may have been restarted. What had"
+            f" grown is kept in loom {job.loom!r}{where}: those that had not ended are"
+            " marked interrupted",
+            what="job",
+            hint=f"client.nodes({job.loom!r}) reads them; grow such a node to go on",
+        )
 
     def take(self, name: str, told: dict[str, Any]) -> list[BranchDelta]:
         """Return what an event brings."""

@@ -21,13 +21,18 @@ from .base import Constraint, Matcher, n_words
 from .gbnf import as_lark
 from .patterns import as_regex
 from .rules import DEEPEST, LOWEST, is_too_deep
-from .schema import is_deep_schema, too_low
+from .schema import INSTEAD, is_deep_schema, too_low
 
 if TYPE_CHECKING:
     from .base import Compiler
 
 _LINE = re.compile(r"line (\d+)|at (\d+)\(\d+\)|^(\d+)[:(]")
 _SHOWN = re.compile(r"(?m)^ *(\d+ \|.*|\^+) *$")
+# Its option is none of ours: what any option allows would not be what oneOf says.
+_ONE_OF = (
+    "oneOf constraints are not supported."
+    " Enable 'coerce_one_of' option to approximate oneOf with anyOf"
+)
 _PLACE = re.compile(r"(at|line) \d+(\(\d+\))?:? *|\n.*", re.S)
 
 
@@ -360,6 +365,7 @@ def is_pydantic(value: object) -> bool:
 def told(message: str) -> str:
     """Return a library's message on one line, the line of the grammar first if it is named."""
     text = " ".join(_SHOWN.sub("", message).split())
+    text = text.replace(_ONE_OF, f"a oneOf whose options may overlap is not supported; {INSTEAD}")
     found = _LINE.search(text)
     if found is None or text.startswith("line "):
         return text

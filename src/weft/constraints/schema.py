@@ -48,6 +48,7 @@ _KNOWN = {
     "additionalProperties", "minItems", "maxItems", "minLength", "maxLength",
 }  # fmt: skip
 _PLAIN = _KNOWN - {"allOf", "anyOf", "oneOf", "$ref"}
+INSTEAD = "write anyOf, or give each option a required property with a const of its own"
 _MOST = 500  # combinations of options in one place
 _LONG = 400  # letters of members that stand in a rule; more get a rule of their own
 _NAME = 80  # letters of a rule's name, at most
@@ -344,8 +345,8 @@ class _SchemaReader:
         for one, other in combinations(options, 2):
             if any(self._may_be((*a, *b, *c), name, 4) for a in one for b in other for c in beside):
                 raise GrammarError(
-                    f"at {name}: oneOf cannot be written in GBNF where options may overlap; take"
-                    " anyOf, or give each option a required property with a const of its own"
+                    f"at {name}: oneOf cannot be written in GBNF where options may overlap;"
+                    f" {INSTEAD}"
                 )
         return [each for option in options for each in option]
 

@@ -19,7 +19,15 @@ from ..sched.work import Extend, Logits, Scores
 from . import known
 from .grow import Branches, Growth, adeltas, at_each, deltas, plan, refuse_terminal, seeded
 from .kvfrag import KVFrag, fragments
-from .node import HeddleState, add_text, add_tokens, encoded, leaves_below, lm_of
+from .node import (
+    HeddleState,
+    add_text,
+    add_tokens,
+    checked_ids,
+    encoded,
+    leaves_below,
+    lm_of,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -443,9 +451,11 @@ def ids_of(node: HeddleState, text: str | Sequence[int], special: bool | None) -
     """Return a text's token ids as what goes on after the node; token ids as they are."""
     if isinstance(text, str):
         return encoded(node, text, special)
+    if isinstance(text, bytes | bytearray | Mapping) or not isinstance(text, Iterable):
+        raise ConfigError(f"the text is {text!r:.80}; allowed is a text, or a list of token ids")
     if special is not None:
         raise ConfigError("special is about how a text is read; token ids are what they are")
-    return text
+    return checked_ids(text)
 
 
 def measure_item(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, overload
 from .. import doors
 from ..chat import ChatPrompt
 from ..errors import ConfigError
+from ..sampling.params import knows_options
 from .heddle import Heddle
 from .home import Home
 from .node import checked_ids, forget_places
@@ -60,6 +61,7 @@ class Loom(Heddle):
         heddle_class: type[Heddle] | None = None,
     ) -> None: ...
 
+    @knows_options("Loom")
     def __init__(
         self,
         model: Any,

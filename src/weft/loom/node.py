@@ -136,6 +136,8 @@ class HeddleState(
 
     @text.setter
     def text(self, text: str) -> None:
+        if not isinstance(text, str):
+            raise ConfigError(f"text is {text!r:.80}; allowed is a text. `tokens` takes token ids")
         replace_tokens(self, self._encode_own(text))
 
     @property

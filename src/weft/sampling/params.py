@@ -11,13 +11,17 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import partial
+from functools import partial, wraps
+from inspect import Parameter as Keyword
+from inspect import signature
 from numbers import Real
-from typing import Any, TypedDict
+from typing import Any, ParamSpec, TypedDict, TypeVar
 
 from ..checks import half_character, half_told, number, whole_number
 from ..errors import ConfigError
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 # 1: the first id, in id order, whose cumulative weight exceeds a uniform number; 2: Gumbel-max. A
@@ -226,23 +230,51 @@ class SamplingParams:
         return f"SamplingParams({', '.join(changed)})"
 
 
-def unknown(name: str, taken: Collection[str] | None = None, call: str = "") -> ConfigError:
+def unknown(
+    name: str,
+    taken: Collection[str] | None = None,
+    call: str = "",
+    also: Mapping[str, str] | None = None,
+) -> ConfigError:
     """Return the error of a keyword that is none of those taken: it names the right one.
 
-    taken: by a call of this name; None: NAMES.
+    taken: by a call of this name; None: NAMES. also: what other libraries call them.
     """
+    others = also or {}
     what = f"option {name!r} of {call}" if call else f"sampling option {name!r}"
     allowed = NAMES if taken is None else taken
-    right = _called(name, allowed)
+    right = others.get(name) or _called(name, allowed)
     if name in _NOWHERE:
         message = f"{name}? There is no option here; {_NOWHERE[name]}"
     elif right:
         message = f"{name}? Here it is {right}"
     else:
-        close = difflib.get_close_matches(name, allowed, n=1)
-        meant = f"Did you mean {close[0]}? " if close else ""
+        close = difflib.get_close_matches(name, [*allowed, *others], n=1)
+        meant = f"Did you mean {others.get(close[0], close[0])}? " if close else ""
         message = f"unknown {what}. {meant}Allowed are: {', '.join(allowed)}"
     return ConfigError(message, hint=message)
+
+
+def knows_options(
+    name: str, also: Mapping[str, str] | None = None
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Let a call of this name refuse unknown keywords as `unknown` does; its types stay."""
+
+    def decorate(call: Callable[P, T]) -> Callable[P, T]:
+        keywords = signature(call).parameters.values()
+        taken = [each.name for each in keywords if each.kind is not Keyword.POSITIONAL_ONLY]
+        taken = [each for each in taken if each != "self"]
+
+        @wraps(call)
+        def checked(*args: P.args, **options: P.kwargs) -> T:
+            for given in options:
+                if given not in taken:
+                    raise unknown(given, taken, name, also)
+            return call(*args, **options)
+
+        return checked
+
+    return decorate
 
 
 def _called(name: str, allowed: Collection[str]) -> str | None:

@@ -194,7 +194,12 @@ class JobBook:
         """Return a job. Raises: NotFound, for one that is forgotten, too."""
         job = self._jobs.get(job_id)
         if job is None:
-            raise NotFound(f"there is no job {job_id!r:.80}, or it is forgotten", what="job")
+            raise NotFound(
+                f"there is no job {job_id!r:.80}: it was forgotten, or the server has been"
+                " restarted since; what it had grown is in its loom",
+                what="job",
+                hint="after a crash nodes that were growing end as interrupted, with their text",
+            )
         return job
 
     def forget(self, job_id: str) -> None:

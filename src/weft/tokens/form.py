@@ -109,6 +109,12 @@ class Calls:
         return "" if before[:1] in "{[" else before.strip()
 
     @property
+    def end(self) -> str:
+        """The tag that ends a call; "" where none does."""
+        closes = self.close if self.each is None else self.each.json_close
+        return next(iter(reversed(_TAG.findall(closes))), "")
+
+    @property
     def is_python(self) -> bool:
         """Whether a call is written as in Python: `[name(key="text")]`."""
         return self.each is not None and self.mids == ("(",)

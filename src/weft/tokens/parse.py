@@ -9,10 +9,11 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 from .chat import ToolCall
-from .form import INDEX, Calls, ChatForm
+from .form import INDEX, Calls, ChatForm, Envelope
 
 _HERMES = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 _MISTRAL = "[TOOL_CALLS]"
@@ -24,6 +25,10 @@ _HARMONY = re.compile(
     r"(?:<\|channel\|>\w+\s*)?to=functions\.(?P<name>[\w.\-]+)\s*(?:<\|channel\|>\w+\s*)?"
     r"(?:<\|constrain\|>)?\s*(?:json)?\s*<\|message\|>"
 )
+# What opens and closes, and quotes; what follows a backslash is neither.
+_NESTING = re.compile(r"""\\.|["'{}()\[\]]""", re.DOTALL)
+_CLOSES = {"{": "}", "(": ")", "[": "]"}
+_BETWEEN = tuple(", \t\r\n")  # items of a list
 _CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
 _GENERIC = ChatForm()
 
@@ -66,7 +71,8 @@ def parse_chat_output(
 
     thinking_open: the prompt ended inside the reasoning, so the text starts there.
     is_partial: the text is still coming: a mark that has only begun, and a call without its end,
-    are left out of the content.
+    are left out of the content. In a text that is over a call without its end is left out beside
+    whole ones; where there is no whole one it is content as it stands.
     tools: their schemas say which values are texts, where a form does not.
     reads_calls: False leaves what looks like calls in the content, for chats without tools.
     """
@@ -89,6 +95,8 @@ def parse_chat_output(
             content, calls = found
             content = _without_begun(content, marks)
             return ChatOutput(_unwrapped(content, form), reasoning, tuple(calls))
+    if is_partial and reads_calls and _may_become(rest, form.calls, tools):
+        rest = ""
     return ChatOutput(_unwrapped(_without_begun(rest, marks), form), reasoning)
 
 
@@ -136,20 +144,82 @@ def _by_form(text: str, form: ChatForm, tools: Sequence[Any]) -> Found | None:
             break
         found = _CallsReader(text, start, how, tools).read()
         if found is None:
-            return None
+            if not calls or _is_closed(text[start:], how):
+                return None
+            text = text[:start]
+            break
         before += text[at:start]
         more, at = found
         calls += more
-    rest = text[at:]
-    if how.tail.strip().startswith(rest.strip()):
-        rest = ""  # a tail that was cut
-    if not calls or (rest.strip() and not how.marker):
+    rest = _less_begun(text[at:], how)
+    if rest is None or not calls or (rest.strip() and not how.marker):
         return None
     return (before.rstrip() + rest).strip(), calls
 
 
+def _less_begun(rest: str, how: Calls) -> str | None:
+    """Return what follows calls, without a tail or a call that is cut; None if one is broken."""
+    said, join = rest.strip(), (how.join or "").strip()
+    if how.tail.strip().startswith(said):
+        return ""
+    if join and (said.startswith(join) or join.startswith(said)):
+        return None if _is_closed(said, how) else ""
+    return rest[: len(rest) - _overlap(rest, how.marker)]
+
+
+def _is_closed(text: str, how: Calls) -> bool:
+    """Whether a call that cannot be read has its end, so that it was not cut."""
+    return how.end in text if how.end else "{" in text and not _is_open(text)
+
+
+def _is_open(text: str) -> bool:
+    """Whether JSON, or calls as Python writes them, go on behind the text's end."""
+    return not text.strip() or _scanned(text)[0]
+
+
+def _scanned(text: str) -> tuple[bool, int]:
+    """Return whether a bracket or a quote is open at the end, and where a list's last call ends."""
+    opened, quote, end = "", "", 0
+    for match in _NESTING.finditer(text):
+        mark = match[0]
+        if quote or mark in ("'", '"'):
+            quote = ("" if mark == quote else quote) if quote else mark
+        elif mark[0] != "\\":
+            if mark in _CLOSES:
+                opened += mark
+            elif mark != _CLOSES.get(opened[-1:]):
+                return False, 0  # broken, not cut
+            else:
+                opened = opened[:-1]
+            end = match.end() if mark == ")" and len(opened) == 1 else end
+    return bool(quote or opened), end
+
+
+def _may_become(rest: str, how: Calls | None, tools: Sequence[Any]) -> bool:
+    """Whether a text begins as a call without a mark does: it is told once that is known."""
+    if how is None or how.marker or not rest.strip():
+        return False
+    names = _names(tools) if how.slots[0] == "name" else []
+    begins = [f"{how.head}{name}{how.mids[0]}" for name in names] or [how.head]
+    said = "".join(rest.split())  # blanks may differ from the template's
+    return any(
+        said.startswith(begin) or begin.startswith(said)
+        for begin in ("".join(each.split()) for each in begins)
+    )
+
+
+def _names(tools: Sequence[Any]) -> list[str]:
+    """Return the names of the functions, as far as they have one."""
+    functions = [tool.get("function", tool) for tool in tools if isinstance(tool, Mapping)]
+    named = [each.get("name") for each in functions if isinstance(each, Mapping)]
+    return [name for name in named if isinstance(name, str)]
+
+
 class _CallsReader:
-    """Reads one run of calls from `at` on; blank text may differ from the template's."""
+    """Reads one run of calls from `at` on; blank text may differ from the template's.
+
+    What the text's end cuts is left out, or left behind where the run ends.
+    """
 
     def __init__(self, text: str, at: int, how: Calls, tools: Sequence[Any]) -> None:
         self.text = text
@@ -186,40 +256,65 @@ class _CallsReader:
                 self.at = more.end()
                 values.append(self._value())
         except (ValueError, RecursionError):
-            return []
+            rest = self.text[self.at :]
+            if values:
+                values = values if self._needs_no_end() and _is_open(rest) else []
+            elif items := _whole_items(rest):
+                values = [items]
+            self.at = len(self.text) if values else self.at
         return values
+
+    def _needs_no_end(self) -> bool:
+        return self.how.envelope is not None and not self.how.envelope.after.strip()
 
     def _enveloped(self) -> list[ToolCall] | None:
         assert self.how.envelope is not None
         envelope, calls = self.how.envelope, []
-        while self._skip(envelope.before):
-            values = self._values()
-            items = [
-                item for value in values for item in (value if isinstance(value, list) else [value])
-            ]
-            if not items:
+        while True:
+            begin = self.at
+            more = self._batch(envelope) if self._skip(envelope.before) else []
+            if more is None:
+                return None
+            if not more:
+                self.at = begin
                 break
-            for item in items:
-                name, arguments = _at(item, envelope.name), _at(item, envelope.arguments)
-                call = _made(name, arguments, _at(item, envelope.id) if envelope.id else "")
-                call = call or _call(item)
-                if call is None:
-                    return None
-                calls.append(call)
-            if not self._skip(envelope.after):
-                return None if envelope.after.strip() else calls
+            calls += more
             if not envelope.before.strip():
                 break
         return calls or None
 
+    def _batch(self, envelope: Envelope) -> list[ToolCall] | None:
+        """Read the calls of one envelope: none if it has no end, None if others are in it."""
+        calls: list[ToolCall] = []
+        values = self._values()
+        lists = [value if isinstance(value, list) else [value] for value in values]
+        for item in chain.from_iterable(lists):
+            name, arguments = _at(item, envelope.name), _at(item, envelope.arguments)
+            call = _made(name, arguments, _at(item, envelope.id) if envelope.id else "")
+            call = call or _call(item)
+            if call is None:
+                return None
+            calls.append(call)
+        after, rest = envelope.after.strip(), self.text[self.at :].strip()
+        if not self._skip(envelope.after) and after:
+            if not isinstance(next(iter(values), None), list) or not after.startswith(rest):
+                return []
+            self.at = len(self.text)  # of a list, what closes it may be cut
+        return calls
+
     def _plain(self) -> list[ToolCall] | None:
-        how, calls = self.how, []
+        how = self.how
+        calls: list[ToolCall] = []
         if not self._skip(how.head):
             return None
+        here = self.at
         while True:
             call = self._one()
             if call is None:
-                return None
+                if not calls:
+                    return None
+                self.at = here
+                break
             calls.append(call)
             here = self.at
             if how.join is None or not (self._skip(how.join) and self._goes_on()):
@@ -409,14 +504,18 @@ def _made(name: Any, arguments: Any, known: Any) -> ToolCall | None:
 
 def _harmony(text: str, form: ChatForm) -> Found | None:
     """Read messages of channels, as gpt-oss writes them."""
-    calls, at, content = [], 0, ""
+    calls: list[ToolCall] = []
+    at, content = 0, ""
     for match in _HARMONY.finditer(text):
         if match.start() < at:
             continue
         try:
             value, end = json.JSONDecoder().raw_decode(text, match.end())
         except (ValueError, RecursionError):
-            return None
+            if not calls or not _is_open(text[match.end() :]):
+                return None
+            text = text[: match.start()]
+            break
         call = _made(match["name"], value, "")
         if call is None:
             return None
@@ -435,9 +534,10 @@ def _python(text: str, how: Calls, tools: Sequence[Any]) -> Found | None:
         if not mark:
             return None
         # What closes is a tag; the list itself ends in a bracket.
-        body = body[: body.rfind("]") + 1]
+        body = body[: body.rfind("]") + 1] or body
+    is_cut, end = _scanned(body)
     try:
-        listed = _expression(body)
+        listed = _expression(f"{body[:end]}]" if is_cut and end else body)
     except (ValueError, RecursionError):
         return None
     nodes = listed.elts if isinstance(listed, ast.List) else []
@@ -491,13 +591,13 @@ def _hermes(text: str) -> Found | None:
     found = [_calls(match[1]) for match in _HERMES.finditer(text)]
     if not found or any(calls is None for calls in found):
         return None
-    content = _HERMES.sub("", text).strip()
+    content = _without_begun(_HERMES.sub("", text), ("<tool_call>",)).strip()
     return content, [call for calls in found for call in calls or ()]
 
 
 def _mistral(text: str) -> Found | None:
     content, mark, payload = text.partition(_MISTRAL)
-    calls = _calls(payload) if mark else None
+    calls = (_calls(payload) or _listed(_whole_items(payload.strip()))) if mark else None
     return None if calls is None else (content.strip(), calls)
 
 
@@ -517,7 +617,8 @@ def _llama(text: str) -> Found | None:
 
 def _values(text: str) -> list[Any]:
     """Read JSON objects separated by semicolons; none if anything else is there."""
-    decoder, at, out = json.JSONDecoder(), 0, []
+    out: list[Any] = []
+    decoder, at = json.JSONDecoder(), 0
     text = text.strip()
     while at < len(text):
         if text[at] != "{":
@@ -525,7 +626,7 @@ def _values(text: str) -> list[Any]:
         try:
             value, at = decoder.raw_decode(text, at)
         except (ValueError, RecursionError):
-            return []
+            return out if _is_open(text) else []
         out.append(value)
         rest = text[at:].lstrip()
         if rest and not rest.startswith(";"):
@@ -540,9 +641,30 @@ def _calls(payload: str) -> list[ToolCall] | None:
         value = json.loads(payload)
     except (ValueError, RecursionError):
         return None
-    found = [_call(item) for item in (value if isinstance(value, list) else [value])]
+    return _listed(value if isinstance(value, list) else [value])
+
+
+def _listed(items: Sequence[Any]) -> list[ToolCall] | None:
+    """Return the calls that items are; None if one is none."""
+    found = [_call(item) for item in items]
     calls = [call for call in found if call is not None]
     return calls if calls and len(calls) == len(found) else None
+
+
+def _whole_items(text: str) -> list[Any]:
+    """Return the whole items of a JSON list that the text's end cuts; none of anything else."""
+    items: list[Any] = []
+    at, decoder = 1, json.JSONDecoder()
+    if text[:1] != "[" or not _is_open(text):
+        return items
+    while True:
+        while text[at : at + 1] in _BETWEEN:
+            at += 1
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            return items
+        items.append(value)
 
 
 def _call(value: object) -> ToolCall | None:

@@ -95,9 +95,6 @@ class ChatRequest(GeneratingRequest):
 
     def prompt(self, lm: LM) -> ChatPrompt:
         """Return the prompt. Raises: Refused."""
-        variables = dict(self.chat_template_kwargs or {})
-        if self.reasoning_effort is not None:
-            variables.setdefault("reasoning_effort", self.reasoning_effort)
         tools = [each.plain() for each in self.tools or ()]
         # With "none" the model is not told of them: it may not call any.
         told = tools if self.tool_choice != "none" else []
@@ -105,7 +102,8 @@ class ChatRequest(GeneratingRequest):
             lm,
             [each.plain(number) for number, each in enumerate(self.messages)],
             tools=told or None,
-            template_kwargs=variables or None,
+            template_kwargs=self.chat_template_kwargs,
+            reasoning_effort=self.reasoning_effort,
             add_generation_prompt=self.add_generation_prompt is not False,
             continues=bool(self.continue_final_message),
         )
@@ -238,7 +236,7 @@ class ChatCall:
             "index": reply.index,
             "message": message,
             "logprobs": self._told_figures(figures),
-            "finish_reason": "tool_calls" if said.calls else reply.finish_reason,
+            "finish_reason": turn.finish_reason(len(said.calls)),
         }
         if self.body.return_token_ids:
             choice["token_ids"] = reply.tokens
@@ -304,7 +302,7 @@ class ChatCall:
                     choice["token_ids"] = list(tokens)
                 made.append(choice)
             if reply.is_over:
-                reason = "tool_calls" if turn.n_calls else reply.finish_reason
+                reason = turn.finish_reason(turn.n_calls)
                 made.append({**_piece(reply, {}), "finish_reason": reason})
         return made
 

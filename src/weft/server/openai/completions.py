@@ -11,14 +11,14 @@ from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from ...lm import LM
 from ...sampling.params import SamplingParams
 from ..limits import check_most
 from ..service import Here, Service
 from . import logprobs
-from .fields import GeneratingRequest, TokenId
+from .fields import GeneratingRequest, TokenId, of_one_kind
 from .kept import KeptAnswer, check_one, keeping
 from .logprobs import TokenFigures, Wanted
 from .prompts import TextPrompt, is_short, n_tokens, read_prompts
@@ -66,6 +66,8 @@ class CompletionRequest(GeneratingRequest):
     def n_new(self) -> int:
         """New tokens of a choice at most."""
         return _MAX_TOKENS if self.max_tokens is None else self.max_tokens
+
+    _one_kind = field_validator("prompt", mode="before")(of_one_kind)
 
     def check(self, service: Service) -> None:
         """Raise Refused for what cannot be honoured."""

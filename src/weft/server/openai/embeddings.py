@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from ..events import until_gone
 from ..limits import check_most
 from ..service import Here, Service
-from .fields import OpenAIModel, TokenId
+from .fields import OpenAIModel, TokenId, of_one_kind
 from .refusals import named, unsupported, without_switched_off
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ class EmbeddingRequest(OpenAIModel):
     )
     dimensions: int | None = Field(None, ge=1, description="Only what the model has is taken.")
     user: Any = Field(None, description="Taken; changes nothing.")
+
+    _one_kind = field_validator("input", mode="before")(of_one_kind)
 
     @model_validator(mode="before")
     @classmethod

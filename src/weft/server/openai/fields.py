@@ -28,6 +28,24 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
+def of_one_kind(value: object) -> object:
+    """Return texts, token ids or lists of them as they are. Raises: ValueError for a mix."""
+    if not isinstance(value, list):
+        return value
+    kinds = sorted({_kind(each) for each in value})
+    if len(kinds) > 1:
+        raise ValueError(
+            f"it has {' beside '.join(kinds)}; allowed are a text, texts, token ids, or lists of"
+            " token ids, one kind in a request"
+        )
+    return value
+
+
+def _kind(value: object) -> str:
+    kinds = {str: "texts", int: "token ids", list: "lists"}
+    return kinds.get(type(value), f"{value!r:.20}")
+
+
 class OpenAIModel(BaseModel):
     """What all of this surface's requests are: strict, and nothing unknown in them."""
 

@@ -105,6 +105,7 @@ def chat_prompt(
     *,
     tools: Sequence[Json] | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
+    reasoning_effort: str | None = None,
     add_generation_prompt: bool = True,
     continues: bool = False,
 ) -> ChatPrompt:
@@ -112,26 +113,30 @@ def chat_prompt(
 
     Raises: Refused for messages that the template does not take, and for a model without one.
     """
-    if lm.text.chat_template is None:
+    template = lm.text.chat_template
+    if template is None:
         raise unsupported(
             "messages", "this model has no chat template; use /v1/completions with a plain text"
         )
     if tools:
-        named("tools", lambda: check_variables(lm.text.chat_template or "", ["tools"]))
-    if template_kwargs:
-        given = dict(template_kwargs)
-        named("chat_template_kwargs", lambda: check_variables(lm.text.chat_template or "", given))
+        named("tools", lambda: check_variables(template, ["tools"]))
+    variables = dict(template_kwargs or {})
+    if variables:
+        named("chat_template_kwargs", lambda: check_variables(template, list(variables)))
+    if reasoning_effort is not None:
+        named("reasoning_effort", lambda: check_variables(template, ["reasoning_effort"]))
+        variables = {"reasoning_effort": reasoning_effort, **variables}
     if not continues:
         return named(
             "messages",
             lambda: lm.format_chat(
                 messages,
                 tools=tools,
-                template_kwargs=template_kwargs,
+                template_kwargs=variables,
                 add_generation_prompt=add_generation_prompt,
             ),
         )
-    return named("messages", lambda: _open_ended(lm, messages, tools, template_kwargs))
+    return named("messages", lambda: _open_ended(lm, messages, tools, variables))
 
 
 def _open_ended(

@@ -41,6 +41,11 @@ class ChatTurn:
         """How many calls `new` has told of."""
         return len(self._told.calls)
 
+    def finish_reason(self, n_calls: int) -> str | None:
+        """Return why a turn with so many calls ended; "length" for one that was cut."""
+        reason = self._reply.finish_reason
+        return "tool_calls" if n_calls and reason == "stop" else reason
+
     def all(self) -> Delivered:
         """Return what has been said so far."""
         reply = self._reply
