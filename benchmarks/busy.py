@@ -1,10 +1,10 @@
 """A machine that is busy with something else: an engine's own choice of threads, and fixed.
 
 Beside it run `--beside` processes that do nothing but count. In turn in one run, for each number of
-them: `grow(n=8, max_tokens=60)` on the embedded model with threads "auto", 1 and 2 (of torch by
-OMP_NUM_THREADS), each in a process of its own; seconds by the clock, medians over `--repeat`. `x` is
-"auto" over the better fixed one: at most 1.3 is wanted. `pinned` is the same with the process held
-to one CPU.
+them: `grow(n=8, max_tokens=60)` on the embedded model with threads "auto", 1 and 2 (torch: by
+OMP_NUM_THREADS), each in a process of its own; seconds by the clock, medians over `--repeat`. `x`
+is "auto" over the better fixed one: at most 1.3 is wanted. `pinned` is the same with the process
+held to one CPU.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class Machine:
     """A machine of some cores, by a clock of its own; `beside` of them are wanted by others, too.
 
     A forward takes its part on each thread; where two want one core, all of its threads wait, and
-    the system takes a core away every few milliseconds.
+    the system takes each of those away 150 times a second.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
@@ -53,7 +53,8 @@ class Machine:
             n = self.seen[-1]
             took = 0.01 * n_tokens / n
             if n > self.idle():
-                took, self.taken = 10 * took, self.taken + max(1.0, 100 * 10 * took)
+                took *= 10
+                self.taken += max(1.0, 150 * self.beside * took)
             self.now += took
             self.taken += took  # one a second, of what a machine does by itself
         return self.now - began
