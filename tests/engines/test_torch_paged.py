@@ -294,9 +294,18 @@ def test_what_lies_above_one_row_agrees_with_a_softmax(
     assert twin.step([*alone, *beside], spec) < NEAR
 
 
+@pytest.mark.parametrize("asks_ahead", [False, True])
 @pytest.mark.parametrize("window", [None, 40, 64, 130, 200])
-def test_keys_that_all_of_a_tile_see_are_met_as_others(window: int | None) -> None:
+def test_keys_that_all_of_a_tile_see_are_met_as_others(
+    window: int | None, monkeypatch: pytest.MonkeyPatch, *, asks_ahead: bool
+) -> None:
     """Long nodes, so that whole blocks lie before, between and behind those that are masked."""
+    tile_of = kernel.tile_of
+
+    def asking(*sizes: Any, **named: Any) -> dict[str, Any]:
+        return {**tile_of(*sizes, **named), "ASKS_AHEAD": asks_ahead}
+
+    monkeypatch.setattr(kernel, "tile_of", asking)
     twin = Twin(4, 2)
     trunk = twin.node(None, 333)
     leaves = [twin.node(trunk, n) for n in (0, 70, 129)]
@@ -356,8 +365,12 @@ def test_a_long_prompt_is_met_in_one_piece_by_each_of_its_steps() -> None:
     assert len(step.work(4).broad) * 8 > 132  # but where few tiles meet much, it is cut
 
 
+@pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("sinks", [None, torch.linspace(-1, 2, 4, device=DEVICE)])
-def test_more_parts_than_are_merged_at_once(sinks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_parts_than_are_merged_at_once(
+    sinks: Any, axis: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel, "PARTS_AXIS", axis)
     monkeypatch.setattr(plan, "_CHUNK", 64)
     twin = Twin(4, 2)
     trunk, other = twin.node(None, 1100), twin.node(None, 5)
@@ -1248,6 +1261,33 @@ def test_tiles_compile_for_sm_90(size: int, n_rows: int, is_plain: bool) -> None
     assert made.registers <= 255
     if n_rows == kernel.BROAD or (n_rows == kernel.WIDE and size <= 128):
         assert made.ahead > 0  # the next keys come while these are met
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n_rows", [kernel.WIDE, kernel.BROAD])
+@pytest.mark.parametrize(("n_heads", "size"), [(48, 128), (71, 64)])
+def test_many_heads_a_group_wait_for_no_single_product(
+    n_heads: int, size: int, n_rows: int
+) -> None:
+    """Tiles of 64 and 128 rows meet what lies above one token, too, where 16 do not hold it."""
+    fixed = kernel.tile_of(n_heads, 1, size, size, n_rows, 2)
+    asked = {"HAS_CAP": False, "HAS_WINDOW": False, "IS_WHOLE": False}
+    made = compiled("paged.kernel", "tree_part", {**fixed, **asked})
+    assert made.has_wgmma
+    assert not made.is_serial
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n_rows", kernel.TILES)
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_tiles_that_ask_ahead_compile_for_sm_90(n_rows: int, *, is_whole: bool) -> None:
+    """What `benchmarks/gpu_kernels.py` tries beside what there is."""
+    fixed = kernel.tile_of(32, 8, 128, 128, n_rows, 2)
+    n_stages = {kernel.NARROW: 2}.get(n_rows, 3)
+    asked = {"HAS_CAP": False, "HAS_WINDOW": False, "IS_WHOLE": is_whole, "ASKS_AHEAD": True}
+    made = compiled("paged.kernel", "tree_part", {**fixed, **asked, "num_stages": n_stages})
+    assert not made.is_serial
+    assert made.stack == 0
 
 
 @pytest.mark.slow
