@@ -156,6 +156,7 @@ class ModelEngine(Engine):
     def _let_go(self) -> None:
         """Give the model's memory back."""
         self._parameters, self._counted, self._lasting = [], [], []
+        self._read_where_they_lie = []
         self._steps.stop()
         self._watched = self._as_was = self._owned = None
         del self.model, self._lora
