@@ -6,10 +6,12 @@ one that does not run, and a forward takes up to twenty times as long.
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -54,6 +56,32 @@ class Crowd:
         return sum(n_taken for _, n_taken, _ in self._last) >= max(_SEVERAL, usual)
 
 
+class Mkl:
+    """MKL's own number of threads, for the thread that computes: it counts more than OpenMP's once
+    somebody has called `torch.set_num_threads`.
+    """
+
+    def __init__(self) -> None:
+        self._set: Callable[[int], int] | None = None
+        if torch.backends.mkl.is_available():  # PyTorch has it within its own library
+            places = Path(torch.__file__).parent.glob("lib/*torch_cpu.*")
+            for place in places:
+                try:  # NOTE: C's own; that in small letters is Fortran's, and takes a pointer
+                    self._set = ctypes.CDLL(str(place)).MKL_Set_Num_Threads_Local
+                except (OSError, AttributeError):  # a library of another kind
+                    continue
+
+    @contextmanager
+    def to(self, n: int) -> Iterator[None]:
+        """Have it compute with so many inside a block, and as before afterwards. Cost: 1 µs."""
+        before = 0 if self._set is None else self._set(n)
+        try:
+            yield
+        finally:
+            if self._set is not None:
+                self._set(before)
+
+
 class CpuThreads:
     """Limits OpenMP in the thread that computes, and gives its setting back.
 
@@ -74,6 +102,7 @@ class CpuThreads:
         self._choices: dict[tuple[str, int], ThreadChoice] = {}  # by what is run, powers of two
         is_free = device.type == "cpu" and not is_said(_VARIABLES)
         self._limit = Limit("openmp") if is_free else None
+        self._mkl = Mkl()
 
     @contextmanager
     def limited(self, n: int, what: str = "") -> Iterator[None]:
@@ -84,7 +113,7 @@ class CpuThreads:
             return
         choice = self._choice((what, n.bit_length()), own)
         threads = min(choice.threads, own)
-        with self._limit.to(threads):
+        with self._limit.to(threads), self._mkl.to(threads):
             began, before = time.perf_counter(), self._taken()
             yield
             took = time.perf_counter() - began
