@@ -11,6 +11,14 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("triton", reason="triton is not installed; it comes with torch for CUDA")
 
+from transformers import (  # noqa: E402
+    DeepseekV3Config,
+    GptOssConfig,
+    LlamaConfig,
+    MixtralConfig,
+    Qwen3NextConfig,
+)
+
 from families import build, plain_logits  # noqa: E402
 from weft.engines.base import Row  # noqa: E402
 from weft.engines.torch import TorchEngine, check, memories  # noqa: E402
@@ -108,6 +116,21 @@ def test_a_card_whose_kernels_fail_has_padded_kv(
     assert isinstance(engine.fragments, memories.PaddedMemory)
     assert engine.told() == {}
     assert "KV of LlamaForCausalLM lies in padded rows: " in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("config", "n"),
+    [
+        (LlamaConfig(), 640),
+        (MixtralConfig(), 640),  # 8 experts, 2 of them a token's
+        (GptOssConfig(num_local_experts=128, num_experts_per_tok=4), 1024),
+        (DeepseekV3Config(n_routed_experts=256, num_experts_per_tok=8), 1024),
+        (Qwen3NextConfig(num_experts=512, num_experts_per_tok=10), 1639),
+        (Qwen3NextConfig(num_experts=512, num_experts_per_tok=1), 2048),
+    ],
+)
+def test_the_long_path_fills_large_tiles_of_experts(config: Any, n: int) -> None:
+    assert check.far_of(config) == n
 
 
 class OutOfResources(Exception):

@@ -9,7 +9,7 @@ step is played from what was captured.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,10 @@ _TRUNK, _CHUNKS, _PATHS = 8, (7, 6), 3  # 8 + 7 + 6, and single tokens at three 
 _FILLER_AT = 3  # a place of the trunk
 _STEPS = 4  # of the tips: two alike are run, one is captured, one is played anew
 _FAR, _EVERY = 640, 16  # tokens of the long path, and every which one's logits are compared
+# Of a mixture as many as give each of its experts so many rows that its tiles are the large ones.
+_ROWS_AN_EXPERT, _FARTHEST = 32, 2048
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_OF_A_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_top_k", "top_k_experts", "moe_k")
 # Of those places the last ones, where a token alone is met again; and those before them, where as
 # many meet the same keys as fill more than the smallest tile.
 _LONELY, _CROWDED, _CROWD = 8, 3, 24
@@ -70,8 +74,18 @@ class Own(NamedTuple):
         tree = _plain_logits(model, paths)
         if not has_kernels:
             return cls(paths, tree)
-        far = _some_ids(min(_FAR, n_positions), model)
+        far = _some_ids(min(far_of(model.config.get_text_config()), n_positions), model)
         return cls(paths, tree, far, _plain_logits(model, far[None], every=_EVERY)[0])
+
+
+def far_of(config: Any) -> int:
+    """Return how many tokens the long path has. config: of a model's text."""
+    n_experts, n_chosen = (
+        next((n for n in (getattr(config, name, None) for name in names) if type(n) is int), 0)
+        for names in (_EXPERTS, _OF_A_TOKEN)
+    )
+    n = -(-_ROWS_AN_EXPERT * n_experts // n_chosen) if n_chosen > 0 else 0
+    return min(max(_FAR, n), _FARTHEST)
 
 
 def check_paths(model: PreTrainedModel) -> Tensor:
