@@ -51,8 +51,8 @@ class Trial:
 
     def load(self, dtype: torch.dtype = torch.float32, far: int = 160) -> TorchEngine:
         """far: tokens of the long path; the interpreter is slow."""
-        self.patch.setattr(check, "_FAR", far)
-        self.patch.setattr(check, "_LONELY", 3)
+        for name, n in (("_FAR", far), ("_LONELY", 3), ("_MANY", 12)):
+            self.patch.setattr(check, name, n)
         engine = TorchEngine.adopt(build("llama", dtype).to(DEVICE))
         assert isinstance(engine, TorchEngine)
         self.patch.undo()
