@@ -87,6 +87,19 @@ def test_a_process_that_is_pinned_counts_one() -> None:
     assert done.stdout.strip() == "1"
 
 
+def has_four(monkeypatch: pytest.MonkeyPatch, n_usable: int = 4) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    held = set(range(n_usable))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: held, raising=False)
+
+
+def test_what_runs_elsewhere_says_nothing_of_the_cores_a_process_is_held_to(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    has_four(monkeypatch, 2)
+    assert cores.idle_cores(write(tmp_path, {"proc/loadavg": "0 0 0 9/412 99"})) == 2
+
+
 @pytest.mark.parametrize(
     ("told", "idle"),
     [("0.50 1.00 2.00 1/412 99\n", 4), ("0 0 0 3/412 99", 2), ("0 0 0 9/412 99", 1)],
@@ -94,14 +107,14 @@ def test_a_process_that_is_pinned_counts_one() -> None:
 def test_idle_cores_are_those_that_nothing_else_runs_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: str, idle: int
 ) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    has_four(monkeypatch)
     assert cores.idle_cores(write(tmp_path, {"proc/loadavg": told})) == idle
 
 
 def test_where_nobody_tells_who_runs_the_load_says_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    has_four(monkeypatch)
     monkeypatch.setattr(os, "getloadavg", lambda: (2.1, 0.0, 0.0), raising=False)
     assert cores.idle_cores(tmp_path) == 2
     monkeypatch.delattr(os, "getloadavg")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 _SYSTEM = Path("/")
@@ -24,11 +25,15 @@ def usable_cores() -> int:
 
 def idle_cores(system: Path = _SYSTEM) -> int:
     """Return how many cores this thread may have just now, its own among them: the machine's, less
-    those that something else runs on; at least 1.
+    those that something else runs on; at least 1. All of its own where it is held to some of them:
+    what runs elsewhere says nothing of those.
 
     Cost: 15 µs. Where the system does not tell who runs, the load of the last minute says it.
     """
     n = os.cpu_count() or 1
+    with suppress(AttributeError, OSError):
+        if (mine := len(os.sched_getaffinity(0))) < n:
+            return mine
     try:
         running = int((system / "proc/loadavg").read_text("ascii").split()[3].partition("/")[0])
     except (OSError, ValueError, IndexError):

@@ -50,3 +50,44 @@ def test_it_goes_on_in_one_thread() -> None:
         capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
+
+
+FORKING_INSIDE = """
+import os, signal
+import torch
+from families import build
+from weft.engines.base import Row
+from weft.engines.torch import TorchEngine
+
+torch.set_num_threads(2)
+engine = TorchEngine.adopt(build("llama"))
+for choice in engine._threads._choices.values():
+    choice.at = 0
+children = []
+for layer in engine.model.model.layers[:1]:
+    layer.register_forward_hook(lambda *_: children.append(os.fork()))
+rows = [Row((), [1, 2, 3], 0, None, (2,)), Row((), [4, 5], 0, None, (1,))]
+if MANY:
+    engine._threads._choice(("", 3, 2)).at = 1
+else:
+    engine._threads._choice(("", 3, 2)).at = 0
+engine.forward(rows)
+if not children[0]:
+    signal.alarm(30)
+    torch.exp(torch.rand(4000, 1000)) @ torch.rand(1000, 1000)
+    os._exit(torch.get_num_threads())
+assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 1
+assert torch.get_num_threads() == 2
+"""
+
+
+@pytest.mark.parametrize("many", [True, False])
+def test_a_fork_inside_a_forward_goes_on_in_one_thread(*, many: bool) -> None:
+    """Whether the forward had all threads or fewer: its end gives the child none back."""
+    kept = {name: each for name, each in os.environ.items() if "NUM_THREADS" not in name}
+    kept["PYTHONPATH"] = os.pathsep.join(sys.path)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKING_INSIDE.replace("MANY", str(many))],
+        capture_output=True, text=True, timeout=200, check=False, env=kept,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")

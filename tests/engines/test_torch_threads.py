@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,7 @@ def test_a_block_that_fails_says_nothing(machine: Callable[[int], Machine]) -> N
     alone = machine(4)
     with pytest.raises(ZeroDivisionError), alone.threads.limited(8):
         raise ZeroDivisionError
-    assert alone.threads._choices[("", 4)].at == 2
+    assert alone.threads._choices[("", 4, 4)].at == 2
     assert not alone.threads._crowd._last
 
 
@@ -144,7 +144,7 @@ def test_products_take_no_more_threads_than_they_are_let(
     torch.set_num_threads(2)
     try:
         threads = CpuThreads(CPU, idle=lambda: 1)
-        threads._choice(("", 4), 2).at = 0
+        threads._choice(("", 4, 2)).at = 0
         a, b = torch.rand(64, 1024), torch.rand(1024, 1024)
         a @ b
         worked = working()
@@ -168,25 +168,57 @@ def working() -> dict[str, int]:
     return found
 
 
-def test_a_forward_leaves_the_number_of_threads_as_it_was(
-    monkeypatch: pytest.MonkeyPatch,
+def test_more_threads_that_pytorch_is_given_are_taken(
+    machine: Callable[[int], Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    alone = machine(16)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    alone.run(8)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
+    for _ in range(200):
+        alone.run(8)
+    assert (alone.seen[0], alone.seen[-1]) == (2, 16)
+
+
+@pytest.fixture
+def with_three(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in threads_module._VARIABLES:
         monkeypatch.delenv(name, raising=False)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
-    try:
-        engine = TorchEngine.adopt(build("llama"))
-        limited: list[int] = []
-        to = engine._threads._limit.to
-        monkeypatch.setattr(engine._threads._limit, "to", lambda n: limited.append(n) or to(1))
-        seen = []
-        engine.model.model.layers[0].register_forward_hook(
-            lambda *_: seen.append(torch.get_num_threads())
-        )
-        engine.forward([Row((), [1, 2, 3], 0, None, (2,))])
-        assert len(limited) == 1
-        assert set(seen) == {1}
-        assert torch.get_num_threads() == 3
-    finally:
-        torch.set_num_threads(before)
+    yield
+    torch.set_num_threads(before)
+
+
+def seen_inside(engine: TorchEngine, n_rows: int) -> set[int]:
+    """The numbers of threads that a layer sees in a forward that is let one."""
+    to, seen = engine._threads._limit.to, []
+    engine._threads._limit.to = lambda _: to(1)
+    layer = engine.model.model.layers[0]
+    hook = layer.register_forward_hook(lambda *_: seen.append(torch.get_num_threads()))
+    engine.forward([Row((), [1, 2, 3], 0, None, (2,)) for _ in range(n_rows)])
+    hook.remove()
+    engine._threads._limit.to = to
+    return set(seen)
+
+
+@pytest.mark.usefixtures("with_three")
+def test_a_forward_leaves_the_number_of_threads_as_it_was() -> None:
+    engine = TorchEngine.adopt(build("llama"))
+    assert seen_inside(engine, 2) == {1}
+    assert torch.get_num_threads() == 3
+
+
+@pytest.mark.usefixtures("with_three")
+def test_what_is_to_be_the_same_to_the_last_bit_takes_all_threads() -> None:
+    """One path that has no KV and gets none, as `AsyncLM(strict=True)` asks."""
+    assert seen_inside(TorchEngine.adopt(build("llama")), 1) == {3}
+
+
+@pytest.mark.usefixtures("with_three")
+def test_a_number_that_is_set_inside_a_forward_stays() -> None:
+    threads = CpuThreads(CPU, idle=lambda: 1)
+    threads._choice(("", 4, 3)).at = 0
+    with threads.limited(8):
+        torch.set_num_threads(2)
+    assert torch.get_num_threads() == 2

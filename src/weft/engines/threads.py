@@ -152,13 +152,17 @@ class Limit:
         """Cost: some µs."""
         before = [(library, library.get_num_threads()) for library in self.libraries]
         changed = [(library, own) for library, own in before if own != n]
-        for library, _ in changed:
-            library.set_num_threads(n)
+        process = os.getpid()
         try:
+            for library, _ in changed:
+                library.set_num_threads(n)
             yield
         finally:
-            for library, own in changed:
-                library.set_num_threads(own)
+            # A child that was forked inside has threads of its own to see to; and whoever set
+            # another number meanwhile meant it.
+            for library, own in changed if os.getpid() == process else ():
+                if library.get_num_threads() == n:
+                    library.set_num_threads(own)
 
 
 class BlasThreads:

@@ -459,7 +459,9 @@ class TorchEngine(ModelEngine):
         self._refuse_changed()
         check_rows(rows)
         tokens = self._ids.checked(rows, self.info)
-        n_tokens = sum([row.n_tokens for row in rows])
+        # A row without KV, before or after, is to be the same to the last bit each time.
+        is_plain = len(rows) == 1 and rows[0].dest is None and not rows[0].path
+        n_tokens = 0 if is_plain else sum([row.n_tokens for row in rows])
 
         def work() -> Answer:
             with self._threads.limited(n_tokens), in_lane(self._device):

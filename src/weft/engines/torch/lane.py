@@ -125,8 +125,7 @@ def _started() -> ThreadPoolExecutor | None:
 
 
 def _use_one_thread() -> None:
-    if torch.get_num_threads() > 1:
-        torch.set_num_threads(1)
+    torch.set_num_threads(1)  # of threads that it starts, too
     _here.other = None  # it did not come along
 
 

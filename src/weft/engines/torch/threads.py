@@ -7,6 +7,7 @@ one that does not run, and a forward takes up to twenty times as long.
 from __future__ import annotations
 
 import ctypes
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -74,12 +75,17 @@ class Mkl:
     @contextmanager
     def to(self, n: int) -> Iterator[None]:
         """Have it compute with so many inside a block, and as before afterwards. Cost: 1 µs."""
-        before = 0 if self._set is None else self._set(n)
+        if self._set is None:
+            yield
+            return
+        process, before = os.getpid(), self._set(n)
         try:
             yield
         finally:
-            if self._set is not None:
-                self._set(before)
+            if os.getpid() == process:
+                now = self._set(before)
+                if now != n:  # somebody set it meanwhile
+                    self._set(now)
 
 
 class CpuThreads:
@@ -99,20 +105,25 @@ class CpuThreads:
     ) -> None:
         self._idle, self._taken = idle, taken
         self._crowd, self._account = Crowd(), Account()
-        self._choices: dict[tuple[str, int], ThreadChoice] = {}  # by what is run, powers of two
+        # By what is run, its size in powers of two, and how many threads PyTorch has.
+        self._choices: dict[tuple[str, int, int], ThreadChoice] = {}
+        self._last: ThreadChoice | None = None  # that ran
         is_free = device.type == "cpu" and not is_said(_VARIABLES)
         self._limit = Limit("openmp") if is_free else None
         self._mkl = Mkl()
 
     @contextmanager
     def limited(self, n: int, what: str = "") -> Iterator[None]:
-        """Limit threads inside a block that runs so many tokens, or other things. Cost: 10 µs."""
+        """Limit threads inside a block that runs so many tokens, or other things; 0 limits nothing.
+
+        Products of float32 may differ in their last bits by the number. Cost: 10 µs.
+        """
         own = 1 if self._limit is None else torch.get_num_threads()
         if self._limit is None or own == 1 or not n:
             yield
             return
-        choice = self._choice((what, n.bit_length()), own)
-        threads = min(choice.threads, own)
+        choice = self._last = self._choice((what, n.bit_length(), own))
+        threads = choice.threads
         with self._limit.to(threads), self._mkl.to(threads):
             began, before = time.perf_counter(), self._taken()
             yield
@@ -120,12 +131,12 @@ class CpuThreads:
             self._crowd.saw(took, self._taken() - before, threads)
             choice.ran(took, n)
 
-    def _choice(self, size: tuple[str, int], own: int) -> ThreadChoice:
+    def _choice(self, size: tuple[str, int, int]) -> ThreadChoice:
         choice = self._choices.get(size)
         if choice is None:
-            # What is new begins no higher than what has been found for others.
-            found = [other.counts[other.at] for other in self._choices.values()]
-            first = min(found, default=own)
+            own = size[-1]
+            # What is new begins with what was found for what ran last.
+            first = own if self._last is None else self._last.counts[self._last.at]
             choice = self._choices[size] = ThreadChoice(
                 min(own, usable_cores()),
                 self._account,
