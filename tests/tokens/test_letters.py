@@ -278,3 +278,33 @@ def test_any_library_reads_a_chat_so(typed: str) -> None:
         assert Tokenizer(Looked(kind()), chat_template=TEMPLATE).encode_chat(chat) == (
             text.encode_chat(chat)
         )
+
+
+def test_a_copy_is_made_only_where_a_text_may_spell_a_special_token() -> None:
+    tokenizer = Tokenizer(builders.byte_level(), chat_template="{{ messages[0].content }}<|end|>")
+    codec: Any = tokenizer._codec
+    assert tokenizer.encode("Hello <b> there")
+    assert tokenizer.encode_chat([{"role": "user", "content": "Hi <there|>"}])
+    assert "_twin" not in codec.__dict__
+    assert codec.id_of("<|end|>") not in tokenizer.encode("Hello <|end|>")
+    assert "_twin" in codec.__dict__
+
+
+@pytest.mark.parametrize("options", [{"single_word": True}, {"lstrip": True, "rstrip": True}])
+def test_a_templates_token_is_that_wherever_it_stands(options: dict[str, bool]) -> None:
+    backend = builders.byte_level()
+    backend.add_special_tokens([AddedToken("<|e|>", **options)])
+    tokenizer = Tokenizer(backend, chat_template="{{ messages[0].content }}<|e|>")
+    last = backend.token_to_id("<|e|>")
+    for content in ("hi", "<|e|>hi"):
+        ids = tokenizer.encode_chat([{"role": "user", "content": content}])
+        assert ids.count(last) == 1
+        assert ids[-1] == last
+        assert tokenizer.decode(ids) == f"{content}<|e|>"
+
+
+def test_a_letter_that_is_a_special_token_is_written() -> None:
+    """As a pad token "!" of a model whose letters no merge joins."""
+    backend = Backend(models.BPE({"a": 0, "b": 1, "!": 2}, []))
+    backend.add_special_tokens(["!"])
+    assert Tokenizer(backend).encode("ab!") == [0, 1, 2]

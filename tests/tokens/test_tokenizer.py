@@ -261,12 +261,12 @@ def test_stop_ids_join_all_files(tmp_path: Path, eos: object, stops: set[int]) -
 
 
 def test_two_tokens_of_one_id_are_a_broken_file(tmp_path: Path) -> None:
-    """The library reads it, and cannot read what it writes of it."""
+    """The library reads it, and one of them is never written."""
     tokenizer = json.loads(builders.byte_level().to_str())
     vocab = tokenizer["model"]["vocab"]
     vocab["a"] = vocab["b"]
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
-    with pytest.raises(ModelLoadError, match=r"tokenizer\.json is no whole tokenizer: "):
+    with pytest.raises(ModelLoadError, match="two tokens of the tokenizer have one id"):
         Tokenizer.from_folder(tmp_path).encode("a")
 
 

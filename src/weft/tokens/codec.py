@@ -124,16 +124,46 @@ class TokenizersCodec(Codec):
         return first_space_is_dummy(self._backend)
 
     def encode(self, text: str, *, special: bool, decorated: bool) -> list[int]:
-        return self._ids(self._backend if special else self._twin[0], text, decorated)
+        ids = self._ids(self._backend, text, decorated)
+        if special or (not self._names.search(text) and self._read(ids) == self._put(decorated)):
+            return ids
+        return self._ids(self._twin[0], text, decorated)
 
     def encode_pieces(self, pieces: Iterable[tuple[str, bool]]) -> list[int]:
+        given = list(pieces)
+        if not any(is_text for _, is_text in given):
+            ids = self._ids(self._backend, "".join(piece for piece, _ in given), decorated=False)
+            names = (name for piece, _ in given for name in self._names.findall(piece))
+            if self._read(ids) == [self.id_of(name) for name in names]:
+                return ids
         twin, hidden = self._twin
 
         def called(match: re.Match[str]) -> str:
             return hidden.get(match[0], match[0])
 
-        parts = [piece if is_text else self._names.sub(called, piece) for piece, is_text in pieces]
+        parts = [piece if is_text else self._names.sub(called, piece) for piece, is_text in given]
         return self._ids(twin, "".join(parts), decorated=False)
+
+    def _read(self, ids: Sequence[int]) -> list[int]:
+        """Return the special tokens that a text was read as, but for what stands for the unknown.
+
+        Where they are no others than were meant, a copy that cannot spell them gives the same.
+        """
+        marks = self._marks
+        return [] if marks.isdisjoint(ids) else [each for each in ids if each in marks]
+
+    def _put(self, decorated: bool) -> list[int]:
+        """Return the special tokens that begin and end a text."""
+        return self._decorations if decorated else []
+
+    @cached_property
+    def _decorations(self) -> list[int]:
+        return self._read(self._ids(self._backend, "", decorated=True))
+
+    @cached_property
+    def _marks(self) -> frozenset[int]:
+        unknown = self._backend.token_to_id(getattr(self._backend.model, "unk_token", None) or "")
+        return self.special_ids - {unknown}
 
     def _ids(self, backend: Backend, text: str, decorated: bool) -> list[int]:
         try:
@@ -205,6 +235,8 @@ def byte_vocab(backend: Backend) -> list[bytes]:
     added = {
         token_id: token.content for token_id, token in backend.get_added_tokens_decoder().items()
     }
+    if len(set(model.values())) < len(model):
+        raise ModelLoadError("two tokens of the tokenizer have one id. Download its file again")
     size = 1 + max((*model.values(), *added), default=-1)
     if size > _MOST_IDS:
         raise ModelLoadError(f"the tokenizer has a token of id {size - 1}; its file is broken")

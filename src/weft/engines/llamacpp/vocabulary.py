@@ -47,6 +47,7 @@ class VocabCodec(Codec):
         kind = C.llama_vocab_type(self._vocab)
         puts_space = header.values.get("tokenizer.ggml.add_space_prefix", True)
         self.first_space_is_dummy = bool(kind in _WITH_DUMMY_SPACE and puts_space)
+        self._unknown = header.values.get("tokenizer.ggml.unknown_token_id")
 
     def __len__(self) -> int:
         return self._n
@@ -101,9 +102,10 @@ class VocabCodec(Codec):
 
     @cached_property
     def _controls(self) -> dict[int, str]:
+        """Those that no text may spell, and their names; what stands for the unknown is no such."""
         control = C.LLAMA_TOKEN_ATTR_CONTROL
         found = (i for i in self.special_ids if C.llama_vocab_get_attr(self._vocab, i) & control)
-        return {i: self.spelling(i) for i in found}
+        return {i: self.spelling(i) for i in found if i != self._unknown}
 
     def _tokenized(self, text: str, *, special: bool, decorated: bool) -> list[int]:
         try:
