@@ -308,3 +308,26 @@ def test_a_letter_that_is_a_special_token_is_written() -> None:
     backend = Backend(models.BPE({"a": 0, "b": 1, "!": 2}, []))
     backend.add_special_tokens(["!"])
     assert Tokenizer(backend).encode("ab!") == [0, 1, 2]
+
+
+def test_a_template_sees_how_texts_end() -> None:
+    """The beginning of a name is hidden from it only where a whole one would come of it."""
+    template = (
+        "{% for m in messages %}{% if '<' in m.content %}[{{ m.content }}]{% else %}"
+        "{{ m.content }}{% endif %}{% endfor %}<|end|>"
+    )
+    tokenizer = Tokenizer(builders.byte_level(), chat_template=template)
+    end = tokenizer._codec.id_of("<|end|>")
+
+    def read(*contents: str) -> tuple[str, int]:
+        chat = [{"role": "user", "content": each} for each in contents]
+        ids = tokenizer.encode_chat(chat, add_generation_prompt=False)
+        return tokenizer.decode(ids), ids.count(end)
+
+    assert read("a <") == ("[a <]<|end|>", 1)
+    assert read("is x <", "y") == ("[is x <]y<|end|>", 1)
+    tokenizer = Tokenizer(
+        builders.byte_level(),
+        chat_template="{% for m in messages %}{{ m.content }}{% endfor %}<|end|>",
+    )
+    assert read("a <|e", "nd|> b") == ("a <|end|> b<|end|>", 1)

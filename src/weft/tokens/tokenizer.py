@@ -256,12 +256,28 @@ class Tokenizer:
         """
         names = [self.token_text(token) for token in self.special_ids]
         template = options.pop("template", None)
-        checked = check_messages(messages)
-        marked, given, restore = mark_specials(checked, names, options)
-        rendered = self.apply_chat_template(
-            marked, add_generation_prompt=add_generation_prompt, template=template, **given
-        )
-        return list(restore(rendered))
+        checked, found = check_messages(messages), pattern_of(frozenset(filter(None, names)))
+
+        def rendered(*, joins: bool) -> list[tuple[str, bool]]:
+            marked, given, restore = mark_specials(checked, names, options, joins=joins)
+            text = self.apply_chat_template(
+                marked, add_generation_prompt=add_generation_prompt, template=template, **given
+            )
+            return list(restore(text))
+
+        def read(pieces: list[tuple[str, bool]]) -> list[str]:
+            return [
+                name for piece, is_text in pieces if not is_text for name in found.findall(piece)
+            ]
+
+        # A template may look at how texts end, so a name's beginning is hidden from it only where a
+        # whole one comes of it.
+        pieces = rendered(joins=False)
+        longest = sorted(filter(None, names), key=len, reverse=True)
+        if all(_begun_at(text, longest) is None for text in _texts([*checked, options])):
+            return pieces
+        safe = rendered(joins=True)
+        return pieces if read(pieces) == read(safe) else safe
 
     def chat_ids(self, pieces: Iterable[tuple[str, bool]]) -> list[int]:
         """Return the token ids of a rendered chat in pieces, or of a part of one."""
@@ -289,14 +305,16 @@ def mark_specials(
     messages: Sequence[Mapping[str, Any]],
     names: Sequence[str],
     options: Mapping[str, Any] | None = None,
+    *,
+    joins: bool = True,
 ) -> tuple[
     Sequence[Mapping[str, Any]], dict[str, Any], Callable[[str], Iterator[tuple[str, bool]]]
 ]:
     """Hide special tokens' strings in a chat, so that they stay text in a template.
 
     In all that messages hold (content and its parts, tool calls, reasoning) and in the template's
-    other variables (tools, documents), but not in those that are tokens, such as bos_token. The
-    beginning of a name at the end of a text is hidden, too: templates join texts.
+    other variables (tools, documents), but not in those that are tokens, such as bos_token. joins:
+    the beginning of a name at the end of a text is hidden, too, as templates join texts.
 
     Returns: the messages and the options, each such string replaced by a mark; and a function that
     cuts the rendered text at the marks into (piece, whether it is the hidden string).
@@ -309,7 +327,7 @@ def mark_specials(
 
     def cut(text: str) -> list[str]:  # every second part is to be hidden
         *before, last = pattern.split(text)
-        at = _begun_at(last, names)
+        at = _begun_at(last, names) if joins else None
         end = last.rstrip()
         return [*before, last] if at is None else [*before, last[:at], end[at:], last[len(end) :]]
 
