@@ -4,7 +4,7 @@
           measured copy rate the reads of the unique KV are
   prompt  2,048 tokens more of a long prompt, one layer, with tiles of 128 rows and without
   cut     the same trees, cut for fewer programs and for more
-  tiles   some of them with tiles that are compiled otherwise
+  tiles   all but the first with tiles that are compiled otherwise; only where it is asked for
   deep    trees below short nodes, which are handed down to what lies below them, and are not
   host    4,096 slots of eight layers to pinned memory and back
   kernel  head sizes, windows, caps, sinks, groups and dtypes over one small tree
@@ -63,7 +63,7 @@ from weft.sampling.sampler import Chain, DrawBatch, Sampler
 COLD = 8  # layers that are timed in turn
 # By rows of a tile. Those of few rows and 32 keys find registers enough beside one of 128 rows on a
 # processor; the others wait for it to end.
-OTHER_TILES = (
+OTHER_TILES: tuple[tuple[int, dict[str, Any]], ...] = (
     # Room for one of these beside a tile of 128 rows; slots that are there when they are needed.
     (kernel.NARROW, {"num_stages": 2, "maxnreg": 128}),
     (kernel.NARROW, {"num_stages": 2, "ASKS_AHEAD": True}),
@@ -379,8 +379,13 @@ def run_attention(record: Record, *, dry: bool) -> None:
     for shape, worth in product((chain, forked), (-1, stretches._PART, 16)):  # each alone at first
         job = partial(handed_down, llama, shape, worth)
         record.attempt("deep", job, leaves=shape.n_leaves, depth=len(shape.counts), worth=worth)
-    for name, shape in wide:
-        for n_rows, asked in OTHER_TILES:
+
+
+def run_tiles(record: Record, *, dry: bool) -> None:
+    """Time tiles as they are and otherwise, in turn; not a part of `make gpu-check`."""
+    llama = Case("llama", (4, 2), dtype=torch.float16) if dry else Case("llama", (32, 8))
+    for name, shape in list(trees(dry=dry).items())[1:]:
+        for n_rows, asked in ((kernel.NARROW, {}), *OTHER_TILES):
             job = partial(tiled, llama, shape, n_rows, asked)
             record.attempt("tiles", job, tree=name, tile=n_rows, **asked)
 
@@ -521,12 +526,13 @@ PARTS = {
     "draws": run_draws,
     "experts": run_experts,
     "routers": run_routers,
+    "tiles": run_tiles,
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS)[:-1])
     parser.add_argument("--json", required=True, help="the file that gets a JSON line a figure")
     parser.add_argument("--dry", action="store_true", help="toy sizes, on any machine")
     options = parser.parse_args()
