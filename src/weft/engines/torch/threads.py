@@ -25,11 +25,11 @@ except ImportError:  # Windows, which does not count
     getrusage = None  # type: ignore[assignment]
 
 _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-_LOOKED_AT = 8  # forwards
+_LOOKED_AT_S = 0.1  # of forwards, at least: a few cores are taken away as a process begins
 # Cores taken away by the system, of a process that others leave alone: so often a second at most,
 # and so often more for each of its threads.
 _A_SECOND, _OF_A_THREAD = 50.0, 15.0
-_SEVERAL = 3
+_SEVERAL = 6
 
 
 def taken_cores() -> int:
@@ -43,13 +43,17 @@ class Crowd:
     """Whether others want the cores that the last forwards ran on."""
 
     def __init__(self) -> None:
-        self._last: deque[tuple[float, int, int]] = deque(maxlen=_LOOKED_AT)
+        self._last: deque[tuple[float, int, int]] = deque()
+        self._seconds = 0.0
 
     def saw(self, seconds: float, n_taken: int, threads: int) -> None:
         """Learn of a forward: how long it took, how often a core was taken away, by how many
         threads.
         """
         self._last.append((seconds, n_taken, threads))
+        self._seconds += seconds
+        while self._seconds - self._last[0][0] >= _LOOKED_AT_S:
+            self._seconds -= self._last.popleft()[0]
 
     def is_there(self) -> bool:
         """Whether cores were taken away more often than a process that is alone sees."""
