@@ -213,7 +213,9 @@ def test_a_one_of_whose_options_have_a_const_of_their_own_is_taken(compiler) -> 
         }
         for kind in ("cat", "dog")
     ]
-    compiler.matcher(JsonSchema({"oneOf": options}))
+    either = JsonSchema({"oneOf": options})
+    assert fits(compiler, either, '{"kind": "dog", "name": "Rex"}')
+    assert not fits(compiler, either, '{"kind": "cow"}')
 
 
 @pytest.mark.parametrize(
