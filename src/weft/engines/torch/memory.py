@@ -119,7 +119,8 @@ class KVStep(ABC):
     order: row numbers as packed. starts: packed index of each row's first token, by row number.
     positions: of every packed token: int64 [T] on the device, for this step alone. turns: whether
     it has `angles`, `attend_turned`, `turned`, `normed`, `gated`, `chosen` and `mixed`, which do
-    in a kernel or a few what PyTorch does in many.
+    in a kernel or a few what PyTorch does in many. following, of some: the weight [out, in] that is
+    multiplied next, which a card may be asked for meanwhile.
     """
 
     turns = False
@@ -143,7 +144,9 @@ class KVStep(ABC):
         """
         raise NotImplementedError
 
-    def attend_turned(self, layer: int, heads: Tensor, turn: Turn, spec: Spec) -> Tensor:
+    def attend_turned(
+        self, layer: int, heads: Tensor, turn: Turn, spec: Spec, following: Tensor | None = None
+    ) -> Tensor:
         """Turn heads, then do as `attend`: [T, H + 2 K, D], side by side: queries, keys, values.
 
         Returns [T, H, D].
@@ -177,6 +180,7 @@ class KVStep(ABC):
         shift: float = 0.0,
         *,
         is_centred: bool = False,
+        following: Tensor | None = None,
     ) -> Tensor:
         """Return the root mean square norm of rows, less their mean if is_centred, times weight +
         shift, if there is one: contiguous, as x.
@@ -189,7 +193,9 @@ class KVStep(ABC):
         """
         raise NotImplementedError
 
-    def gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+    def gated(
+        self, gate: Tensor, up: Tensor, activation: Activation, following: Tensor | None = None
+    ) -> Tensor:
         """Return activation(gate) * up: contiguous."""
         raise NotImplementedError
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from ..layout import Layout
 from ..memory import Spec
 from .beside import side_by_side
+from .launches import early, wait_for_the_last
 
 # Rows of a tile. From 64 on sm_90 multiplies tiles by whole warp groups (wgmma); those of 128 read
 # the keys half as often, and their sums leave room for one program a processor.
@@ -162,6 +163,7 @@ def tree_part(
     ENDS_PRODUCTS: tl.constexpr,
     ASKS_AHEAD: tl.constexpr,
     PRECISION: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """Meet the keys of one item with one tile of queries, for one KV head.
 
@@ -182,6 +184,7 @@ def tree_part(
     head = kv_head * GROUP + m % GROUP
     position = tl.load(position_ptr + token, mask=is_row, other=-1)
     d_key, d_value = tl.arange(0, KEY_PAD), tl.arange(0, VALUE_PAD)
+    wait_for_the_last(IS_EARLY)  # of a frame all is there but queries, new keys and new values
     q = tl.load(
         q_ptr + (token.to(tl.int64) * q_token + head * q_head)[:, None] + d_key[None, :],
         mask=is_row[:, None] & (d_key < KEY_DIM)[None, :],
@@ -275,6 +278,7 @@ def tree_merge(
     BP: tl.constexpr,
     AXIS: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    IS_EARLY: tl.constexpr,
 ):
     """Make one output of the parts of each of some rows, token by token and head by head.
 
@@ -293,6 +297,7 @@ def tree_merge(
     if HAS_SINKS:  # a key without a value
         top = tl.load(sink_ptr + head, mask=is_row, other=0.0).to(tl.float32) * _LOG2E
         total += 1.0
+    wait_for_the_last(IS_EARLY)
     for start in range(0, tl.max(end - first, 0), BP):
         each = tl.expand_dims(start + tl.arange(0, BP), 1 - AXIS)
         number = tl.expand_dims(first, AXIS) + each
@@ -373,7 +378,7 @@ def attend_tree(query: Tensor, keys: Tensor, values: Tensor, work: Work, spec: S
         lse = query.new_empty(work.n_parts, n_heads, dtype=torch.float32)
         out = query.new_empty(n_tokens, n_heads, value_dim)
 
-    def meet(items: Tensor, n_rows: int) -> None:
+    def meet(items: Tensor, n_rows: int, launched: dict[str, Any]) -> None:
         n_programs, sizes = len(items) * n_kv, (n_heads, n_kv, key_dim, value_dim)
         tree_part[(n_programs,)](
             query,
@@ -395,13 +400,17 @@ def attend_tree(query: Tensor, keys: Tensor, values: Tensor, work: Work, spec: S
             HAS_CAP=spec.softcap is not None,
             HAS_WINDOW=spec.window is not None,
             IS_WHOLE=is_whole,
+            **launched,
         )
 
-    classes = zip(TILES, work.by_tile, strict=True)
+    classes = [each for each in zip(work.by_tile, TILES, strict=True) if len(each[0])]
+    # What is launched on another stream, or after several, waits for them all as usual.
+    soon, late = early(query), {"IS_EARLY": False}
     with torch.cuda.device_of(query):  # Triton launches where CUDA is
-        side_by_side([partial(meet, items, n) for n, items in classes if len(items)], query)
+        meetings = [partial(meet, *each, late if n else soon) for n, each in enumerate(classes)]
+        side_by_side(meetings, query)
         if not is_whole:
-            _merge(parts, lse, work, spec.sinks, out)
+            _merge(parts, lse, work, spec.sinks, out, soon if len(classes) == 1 else late)
     return out
 
 
@@ -417,7 +426,14 @@ def _output(query: Tensor, work: Work, n_heads: int, value_dim: int) -> Tensor:
     return held
 
 
-def _merge(parts: Tensor, lse: Tensor, work: Work, sinks: Tensor | None, out: Tensor) -> None:
+def _merge(
+    parts: Tensor,
+    lse: Tensor,
+    work: Work,
+    sinks: Tensor | None,
+    out: Tensor,
+    launched: dict[str, Any],
+) -> None:
     n_tokens, n_heads, value_dim = out.shape
     n_rows, n_parts = merged_at_once(n_tokens, work.n_parts)
     tree_merge[(triton.cdiv(n_tokens * n_heads, n_rows),)](
@@ -435,6 +451,7 @@ def _merge(parts: Tensor, lse: Tensor, work: Work, sinks: Tensor | None, out: Te
         AXIS=PARTS_AXIS,
         HAS_SINKS=sinks is not None,
         num_warps=4,
+        **launched,
     )
 
 

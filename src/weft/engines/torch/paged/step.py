@@ -152,9 +152,11 @@ class PagedStep(KVStep):
         work = self.work(query.shape[1] // key.shape[1])
         return attend_tree(query[0], keys, values, work, spec)[None]
 
-    def attend_turned(self, layer: int, heads: Tensor, turn: Turn, spec: Spec) -> Tensor:
+    def attend_turned(
+        self, layer: int, heads: Tensor, turn: Turn, spec: Spec, following: Tensor | None = None
+    ) -> Tensor:
         keys, values = self._memory.keys[layer], self._memory.values[layer]
-        query = turn_heads(heads, turn, self.slots, keys, values)
+        query = turn_heads(heads, turn, self.slots, keys, values, following)
         work = self.work(turn.n_queries // keys.shape[1])
         return attend_tree(query.transpose(0, 1), keys, values, work, spec)
 
@@ -182,14 +184,17 @@ class PagedStep(KVStep):
         shift: float = 0.0,
         *,
         is_centred: bool = False,
+        following: Tensor | None = None,
     ) -> Tensor:
-        return normed(x, weight, eps, shift, is_centred=is_centred)
+        return normed(x, weight, eps, shift, is_centred=is_centred, following=following)
 
     def can_gate(self, gate: Tensor, up: Tensor) -> bool:
         return can_gate(gate, up)
 
-    def gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
-        return gated(gate, up, activation)
+    def gated(
+        self, gate: Tensor, up: Tensor, activation: Activation, following: Tensor | None = None
+    ) -> Tensor:
+        return gated(gate, up, activation, following)
 
     def can_choose(self, logits: Tensor, bias: Tensor | None, router: Router) -> bool:
         return can_choose(logits, bias, router)
