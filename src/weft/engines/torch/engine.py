@@ -461,7 +461,8 @@ class TorchEngine(ModelEngine):
         tokens = self._ids.checked(rows, self.info)
         # A row without KV, before or after, is to be the same to the last bit each time.
         is_plain = len(rows) == 1 and rows[0].dest is None and not rows[0].path
-        n_tokens = 0 if is_plain else sum([row.n_tokens for row in rows])
+        is_limited = self._threads.can_limit and not is_plain
+        n_tokens = sum([row.n_tokens for row in rows]) if is_limited else 0
 
         def work() -> Answer:
             with self._threads.limited(n_tokens), in_lane(self._device):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from itertools import chain
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -74,7 +75,10 @@ class StepIds:
 
         Raises: ContextOverflow, ConfigError, as `row_tokens`.
         """
-        found: list[Sequence[int] | LateTokens] = []
+        found: list[Sequence[int] | LateTokens] = [row.tokens for row in rows]
+        if LateTokens not in set(map(type, found)) and _are_within(rows, found, info):
+            return found
+        found = []
         there = next((row.tokens.draws for row in rows if isinstance(row.tokens, LateTokens)), None)
         is_there = isinstance(there, DrawsThere)  # asked once: a protocol is asked for slowly
         for row in rows:
@@ -94,12 +98,14 @@ class StepIds:
 
     def packed(self, tokens: Sequence[Sequence[int] | LateTokens], order: Sequence[int]) -> Tensor:
         """Return the ids of the rows in this order, one after the other: int64 [T]."""
+        in_order = [tokens[number] for number in order]
+        if LateTokens not in set(map(type, in_order)):
+            return upload(np.array(_flat(in_order), np.int64), self._device)
         known: list[int] = []
         places: list[int] = []
         numbers: list[int] = []
         late: LateTokens | None = None
-        for number in order:
-            of_row = tokens[number]
+        for of_row in in_order:
             if isinstance(of_row, LateTokens):
                 places.append(len(known))
                 numbers.append(of_row.number)
@@ -107,8 +113,7 @@ class StepIds:
                 late = of_row
             else:
                 known += of_row
-        if late is None:
-            return upload(np.array(known, np.int64), self._device)
+        assert late is not None
         assert isinstance(late.draws, DrawsThere)  # as those of all of them, which are one
         drawn = late.draws.ids
         if numbers != list(range(len(drawn))):
@@ -119,3 +124,17 @@ class StepIds:
         ids = upload(np.array(known, np.int64), self._device)
         ids[self._places.of(places)] = drawn
         return ids
+
+
+def _are_within(rows: Sequence[Row], tokens: Sequence[Any], info: EngineInfo) -> bool:
+    """Whether all rows' tokens are in the vocabulary, and end within the context: at once, as one
+    after the other takes twice as long.
+    """
+    ids = _flat(tokens)
+    ends = [row.position + len(of_row) for row, of_row in zip(rows, tokens, strict=True)]
+    is_short = max(ends, default=0) <= info.n_positions
+    return is_short and 0 <= min(ids, default=0) <= max(ids, default=0) < info.n_vocab
+
+
+def _flat(tokens: Sequence[Any]) -> list[int]:
+    return list(chain.from_iterable(tokens))

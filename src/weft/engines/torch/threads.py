@@ -116,6 +116,11 @@ class CpuThreads:
         self._limit = Limit("openmp") if is_free else None
         self._mkl = Mkl()
 
+    @property
+    def can_limit(self) -> bool:
+        """Whether `limited` may limit anything."""
+        return self._limit is not None
+
     @contextmanager
     def limited(self, n: int, what: str = "") -> Iterator[None]:
         """Limit threads inside a block that runs so many tokens, or other things; 0 limits nothing.
