@@ -51,8 +51,10 @@ class Trial:
 
     def load(self, dtype: torch.dtype = torch.float32, far: int = 160) -> TorchEngine:
         """far: tokens of the long path; the interpreter is slow."""
-        for name, n in (("_FAR", far), ("_LONELY", 3), ("_MANY", 12)):
+        sizes = ("_FAR", far), ("_LONELY", 3), ("_MANY", 12), ("_PROGRAMS", 0), ("_COMPARED", 5)
+        for name, n in sizes:
             self.patch.setattr(check, name, n)
+        self.patch.setattr(step, "_SMALL_CHUNK", 4)
         engine = TorchEngine.adopt(build("llama", dtype).to(DEVICE))
         assert isinstance(engine, TorchEngine)
         self.patch.undo()
@@ -76,12 +78,14 @@ def test_a_card_has_paged_kv_where_the_model_passes(
     assert "padded" not in caplog.text
 
 
-@pytest.mark.parametrize("broken", ["kernel", "narrow", "wide", "broad", "frame", "launch", "late"])
+@pytest.mark.parametrize(
+    "broken", ["kernel", "narrow", "wide", "broad", "merge", "frame", "launch", "late"]
+)
 def test_a_card_whose_kernels_fail_has_padded_kv(
     trial: Trial, caplog: pytest.LogCaptureFixture, broken: str
 ) -> None:
-    """Wrong everywhere, in tiles of one class over whole blocks of keys, in what is played; or they
-    raise, then or later."""
+    """Wrong everywhere, in tiles of one class over whole blocks of keys, in merges of many parts,
+    in what is played; or they raise, then or later."""
     attend, fill, logits = step.attend_tree, graph.Frame.fill, TorchOutput.logits
     n_met = 0
 
@@ -91,7 +95,10 @@ def test_a_card_whose_kernels_fail_has_padded_kv(
         if broken == "launch":
             raise RuntimeError("CUDA error: no kernel image is available")
         items = getattr(work, broken, None)
-        is_met = broken == "kernel" or (items is not None and bool((items[:, 1] >= 64).any()))
+        is_met = broken == "kernel" or (
+            broken == "merge" and work.n_parts > kernel._MANY_PARTS * query.shape[1]
+        )
+        is_met |= items is not None and bool((items[:, 1] >= 64).any())
         return attend(query, keys, values, work, spec) * (0.5 if is_met else 1)
 
     def fill_wrongly(self: Any, ids: Any, met: Any) -> None:
@@ -172,3 +179,7 @@ def test_a_card_that_a_kernel_broke_says_what_to_do(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     with pytest.raises(ModelLoadError, match="it failed.*'kv': 'padded'"):
         memories.refuse_broken(torch.device("cuda"), "it failed")
+
+
+def test_the_check_has_as_many_programs_as_another_variant_of_tiles_is_for() -> None:
+    assert check._PROGRAMS == kernel._MANY_PROGRAMS

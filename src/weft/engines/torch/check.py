@@ -2,8 +2,8 @@
 
 Every load runs a small tree. Where kernels are tried that only a card runs, so is a long path: its
 prompt in one step, and what follows in steps of one row and of many, so that tiles of every size
-meet whole blocks of keys, by themselves and with others to be merged. And the tree grows until a
-step is played from what was captured.
+meet whole blocks of keys, by themselves and with others to be merged, as many as of paths of many
+thousand tokens. And the tree grows until a step is played from what was captured.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ _OF_A_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_top_k", "top_k_experts", 
 # many meet the same keys as fill more than the smallest tile.
 _LONELY, _CROWDED, _CROWD = 8, 3, 24
 # Rows that meet the same keys, or nobody else's: so few that their parts are all there is, and so
-# many that the largest tiles are full, and there are more programs than a card has room for.
-_FEW, _MANY = 8, 132
+# many that the largest tiles are full, and there are more programs, each of a row and a KV head,
+# than a card has room for. Of those the logits of some are compared.
+_FEW, _MANY, _PROGRAMS, _COMPARED = 8, 132, 1024, 33
 
 
 def quantised(model: PreTrainedModel) -> str:
@@ -226,10 +227,22 @@ def _run_far(engine: TorchEngine, path: list[int], own: Tensor) -> Iterator[tupl
             if met:
                 found = _stacked(engine.forward(list(map(again, met))), len(met))
                 yield found, own[[at // _EVERY for at in met]]
-        for at, above in ((lonely[0], (Span(fragment, lonely[0]),)), (0, ())) if lonely else ():
-            for n in (_FEW, _MANY):
-                rows = [Row(above, path[at : at + 1], at, None, (0,)) for _ in range(n)]
-                yield _stacked(engine.forward(rows), n), own[[at // _EVERY] * n]
+        if not lonely:
+            return
+        with engine.fragments.cut_small():
+            output = engine.forward(list(map(again, lonely[-1:])))
+        yield _stacked(output, 1), own[[lonely[-1] // _EVERY]]
+        n_kv = min(shape.n_heads for shape, _ in engine.fragments.layout.groups)
+        for at, above in ((lonely[0], (Span(fragment, lonely[0]),)), (0, ())):
+            for n in (_FEW, max(_MANY, 1 + _PROGRAMS // n_kv)):
+                every = -(-n // _COMPARED)
+                wanted = range(0, n, every)
+                rows = [
+                    Row(above, path[at : at + 1], at, None, () if number % every else (0,))
+                    for number in range(n)
+                ]
+                output = engine.forward(rows)
+                yield _stacked(output, len(wanted)), own[[at // _EVERY] * len(wanted)]
     finally:
         engine.fragments.free(fragment)
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..base import Fragment, Fragments, Row
+from .layout import Layout
 
 # What gates go through: GELU is by the error function, or by a tanh.
 Activation = Literal["silu", "gelu", "gelu_tanh"]
@@ -231,6 +233,8 @@ class KVStep(ABC):
 class KVMemory(Fragments):
     """The fragments of one engine, and the steps over them."""
 
+    layout: Layout
+
     @abstractmethod
     def begin(self, rows: Sequence[Row]) -> KVStep:
         """Return the step that runs these rows. Raises: ConfigError for what are no fragments."""
@@ -241,6 +245,10 @@ class KVMemory(Fragments):
 
         They may be copies.
         """
+
+    def cut_small(self) -> AbstractContextManager[None]:
+        """Have steps inside a block cut what a row meets into many parts, as long paths are."""
+        return nullcontext()
 
     def give_back(self) -> None:
         """Give memory back that is kept for later, where no fragment has any of it."""

@@ -372,6 +372,8 @@ class TreePlan:
 
     def _chunk_of(self, *lines: Ints) -> int:
         """Return how many slots a chunk has, so that there are programs enough, and no more."""
+        if self._pool.chunk is not None:
+            return self._pool.chunk
         n = 0.0
         for each in lines:
             size = each[:, SIZE]

@@ -137,10 +137,11 @@ class SlotPool(KVMemory):
     """Fragments as lists of slots. `paged.step` has the steps over them.
 
     keys, values: a layer each, [S + 1, K, D] and [S + 1, K, Dv]; they are other tensors once it has
-    grown, and `n_moves` is another number.
+    grown, and `n_moves` is another number. chunk: slots of an item, where a plan is not to choose.
     """
 
     growth = GROW_BY
+    chunk: int | None = None
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout

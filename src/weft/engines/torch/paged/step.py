@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 
 import torch
@@ -31,6 +32,7 @@ from .routers import can_choose, chosen
 
 # Larger tiles of float32 do not fit a processor of sm_90.
 _LARGEST_IN_FLOAT32 = 256
+_SMALL_CHUNK = 16  # slots: 40 of the load check's long path
 _MOST_LOST = 4096  # lists that a plan is told of, which no step has gone by for a while
 
 
@@ -48,6 +50,16 @@ class PagedMemory(SlotPool):
         self._plan: TreePlan | None = None
         self._passing: list[SlotList] = []  # of rows that keep nothing
         self.groups: set[int] = set()  # query heads a KV head, of every kind of layer
+
+    @contextmanager
+    def cut_small(self) -> Iterator[None]:
+        self._drop_plan()
+        self.chunk = _SMALL_CHUNK
+        try:
+            yield
+        finally:
+            self.chunk = None
+            self._drop_plan()
 
     def with_smaller_tiles(self) -> PagedMemory | None:
         """Return an empty memory like this one for a card that has less room; None at the least."""
