@@ -132,12 +132,12 @@ class _Layer:
             k_norm: Any = self._k_norm
             norms = q_norm.weight, k_norm.weight, q_norm.variance_epsilon
             turn = Turn(self._n_q, angles, *norms)
-        met = step.attend_turned(self._number, heads, turn, self._spec, self._back.weight)
+        met = step.attend_turned(self._number, heads, turn, self._spec, _own(self._back))
         x = _added_to(x, met.view(n_tokens, -1), self._back)
         between = _normed_by(step, x, self._between, self._gated.weight)
         gate, up = self._gated.each(between)
         if self._is_silu:
-            return _added_to(x, step.gated(gate, up, "silu", self._down.weight), self._down)
+            return _added_to(x, step.gated(gate, up, "silu", _own(self._down)), self._down)
         return _added_to(x, self._act(gate).mul_(up), self._down)
 
 
@@ -147,6 +147,11 @@ def _normed(x: Tensor, norm: Any) -> Tensor:
 
 def _normed_by(step: KVStep, x: Tensor, norm: Any, following: Tensor | None = None) -> Tensor:
     return step.normed(x, norm.weight, norm.variance_epsilon, following=following)
+
+
+def _own(layer: nn.Linear) -> Tensor | None:
+    """Return the weight as it lies; None of a layer that would make it for who asks."""
+    return layer._parameters.get("weight")
 
 
 def _added(x: Tensor, more: Tensor, layer: nn.Linear) -> Tensor:
