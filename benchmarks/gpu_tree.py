@@ -9,9 +9,6 @@ A random model of the shape of Llama 3 8B in bfloat16. Parts, each a run of its 
   prefill  tokens a second of a long prompt, as a share of the measured product rate
   callers  full-vocabulary log-probabilities for many concurrent AsyncLM callers, beside decode
   hf       Transformers' `generate`, and its continuous batching
-  ways     not run unless it is asked for: trees of few leaves, kernels launched early and weights
-           asked for ahead (`weft.engines.torch.paged.launches`), in turn with neither; the texts
-           must be the same
 
 Each figure is a JSON line in the file of `--json`; what fails is a line, and the rest goes on.
 """
@@ -50,8 +47,6 @@ import weft
 from weft.engines.base import Row
 from weft.engines.torch.engine import open_model
 from weft.engines.torch.laid import lay_weights
-from weft.engines.torch.paged import launches
-from weft.engines.torch.paged.launches import Ways
 from weft.loom.heddle import Heddle
 from weft.results import Distribution
 
@@ -131,7 +126,6 @@ class Ours:
             n_batch=N_BATCH,
             kv_bytes=None if free is None else int(0.8 * free),
         )
-        self.grown: list[Sequence[int]] = []  # the last level's tokens
         self.calls: list[tuple[float, int]] = []  # when, and how many rows
         self.forwards: list[Stretch] = []
         forward = self.engine.forward
@@ -174,7 +168,7 @@ class Ours:
         asyncio.run(read())
         return list(heads)
 
-    def grow(self, shape: Shape, last: int, seed: int | None = None) -> dict[str, Any]:
+    def grow(self, shape: Shape, last: int) -> dict[str, Any]:
         """Grow a tree, level by level; return how long its last steps took."""
         n_above, length = shape.counts[0], shape.lengths[0]
         counts, lengths = list(shape.counts[1:]), list(shape.lengths[1:])
@@ -190,10 +184,7 @@ class Ours:
 
             async def more(level: list[Heddle] = level, n: int = n_each, k: int = length) -> Any:
                 return await asyncio.gather(
-                    *(
-                        node.agrow(n=n, max_tokens=k, temperature=TEMPERATURE, seed=seed)
-                        for node in level
-                    )
+                    *(node.agrow(n=n, max_tokens=k, temperature=TEMPERATURE) for node in level)
                 )
 
             level = [child for grown in asyncio.run(more()) for child in grown]
@@ -201,7 +192,6 @@ class Ours:
         took = time.perf_counter() - began
         step_s = self.step_s(shape.n_leaves, last)
         made = sum(len(node.tokens) for node in level)
-        self.grown = [node.tokens for node in level]
         return {"ms": step_s * 1e3, "grown_s": took, "last_level_tokens": made}
 
     def alone(self, shape: Shape, *, flat: bool) -> float:
@@ -224,9 +214,6 @@ class Ours:
 
     def forget(self) -> None:
         self.lm.clear_cache()
-
-    def forget_captured(self) -> None:
-        self.engine.forget()
 
 
 def floor_ms(model: Any, shape: Shape, kv_bytes: int, rates: dict[str, float]) -> dict[str, float]:
@@ -427,49 +414,12 @@ def run_hf(record: Record, sizes: Sizes, options: Any) -> None:
     record.attempt("continuous batching", batching, n=sizes.branches, prompt=sizes.shared)
 
 
-_MB = 1 << 20
-WAYS = {
-    "as it is": Ways(),
-    "early": Ways(is_early=True),
-    "ahead, 8 and 16 MB": Ways(short=8 * _MB, long=16 * _MB),
-    "the same, kept": Ways(short=8 * _MB, long=16 * _MB, is_kept=True),
-    "ahead, 4 and 24 MB": Ways(short=4 * _MB, long=24 * _MB),
-    "ahead, 8 and 16 MB, first rows": Ways(short=8 * _MB, long=16 * _MB, by_row=False),
-    "ahead, 16 MB beside attention": Ways(long=16 * _MB),
-    "early, and ahead, 8 and 16 MB": Ways(is_early=True, short=8 * _MB, long=16 * _MB),
-}
-
-
-def run_ways(record: Record, sizes: Sizes, options: Any) -> None:
-    ours = Ours(llama(dry=options.dry), options=options.given)
-    few = [each for each in trees(dry=options.dry).items() if each[1].n_leaves <= 64][:4]
-
-    def one(shape: Shape, ways: Ways, before: list[Sequence[int]]) -> dict[str, Any]:
-        ours.forget_captured()
-        launches.use(ways)
-        found = ours.grow(shape, sizes.last, seed=1)
-        ours.forget()
-        if before and before != ours.grown:
-            raise AssertionError("the texts are other ones")
-        before[:] = ours.grown
-        return found
-
-    for name, shape in few:
-        grown: list[Sequence[int]] = []
-        for way, ways in [*WAYS.items(), ("as it is, again", Ways())]:
-            record.attempt("way", partial(one, shape, ways, grown), tree=name, way=way)
-    launches.use(Ways())
-    ours.lm.close()
-
-
 PARTS = {"trees": run_trees, "prefill": run_prefill, "callers": run_callers, "hf": run_hf}
-ASKED_FOR = {"ways": run_ways}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    every = {**PARTS, **ASKED_FOR}
-    parser.add_argument("--parts", nargs="+", choices=list(every), default=list(PARTS))
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--json", required=True, help="the file that gets a JSON line a figure")
     parser.add_argument("--dry", action="store_true", help="toy sizes, on any machine")
     parser.add_argument("--option", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"))
@@ -478,7 +428,7 @@ def main() -> None:
     record = Record(options.json)
     for part in options.parts:
         try:
-            every[part](record, DRY if options.dry else REAL, options)
+            PARTS[part](record, DRY if options.dry else REAL, options)
         except Exception as error:
             record.add(part, error=f"{type(error).__name__}: {error}"[:500])
 

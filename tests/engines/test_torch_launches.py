@@ -105,7 +105,9 @@ def test_too_little_a_row_is_not_asked_for() -> None:
 def ways(monkeypatch: pytest.MonkeyPatch) -> Any:
     """All ways on, as on a card that they are for."""
     monkeypatch.setattr(launches, "_is_for", lambda device: True)
-    monkeypatch.setattr(launches._Chosen, "ways", Ways(True, short=1 << 16, long=1 << 18))
+    monkeypatch.setattr(
+        launches._Chosen, "ways", Ways(True, short=1 << 16, turn=1 << 17, merge=1 << 18)
+    )
     return launches._Chosen
 
 
@@ -113,15 +115,16 @@ def test_off_is_off() -> None:
     x = weight(8, 4096)
     assert launches._Chosen.ways == Ways()
     assert early(x) == {"IS_EARLY": False}
-    assert asked(x, 1, x, 4).n_programs == 0
-    assert asked(x, 1, x, 4).named["ASK"] is None
+    for beside in ("short", "turn", "merge"):
+        assert asked(beside, x, 1, x, 4).n_programs == 0
+        assert asked(beside, x, 1, x, 4).named["ASK"] is None
 
 
 @pytest.mark.usefixtures("ways")
 def test_a_kernel_asks_for_what_its_way_says() -> None:
     x = weight(64, 4096)
-    for is_long, n_bytes in ((False, 1 << 16), (True, 1 << 18)):
-        found = asked(x, 1, x, 4, is_long=is_long)
+    for beside, n_bytes in (("short", 1 << 16), ("turn", 1 << 17), ("merge", 1 << 18)):
+        found = asked(beside, x, 1, x, 4)
         assert found.named["n_asked"] * found.named["ASK_BYTES"] == n_bytes
         assert found.n_programs == triton.cdiv(found.named["n_asked"], 128)
 
@@ -129,9 +132,16 @@ def test_a_kernel_asks_for_what_its_way_says() -> None:
 @pytest.mark.usefixtures("ways")
 def test_many_tokens_ask_for_nothing() -> None:
     x = weight(64, 4096)
-    assert asked(x, 128, x, 4).n_programs > 0
-    assert asked(x, 129, x, 4).n_programs == 0
-    assert asked(None, 1, x, 4).n_programs == 0
+    assert asked("short", x, 128, x, 4).n_programs > 0
+    assert asked("short", x, 129, x, 4).n_programs == 0
+
+
+@pytest.mark.usefixtures("ways")
+def test_who_does_not_say_what_follows_is_launched_as_usual() -> None:
+    x = weight(64, 4096)
+    assert early(x) == {"IS_EARLY": True, "launch_pdl": True}
+    assert early(None) == {"IS_EARLY": False}
+    assert asked("short", None, 1, x, 4).n_programs == 0
 
 
 def test_ways_are_for_cards_from_9_0_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,24 +154,22 @@ def test_ways_are_for_cards_from_9_0_on(monkeypatch: pytest.MonkeyPatch) -> None
     assert not launches._is_for(torch.device("cpu"))
 
 
-ASKS = {"ASK_BYTES": 1024, "ASKS": 128}
-ASKED = [launches._ASK, launches._ASK_TO_KEEP]
+ASKS = {"ASK": launches._ASK.format(n_bytes=1024), "ASK_BYTES": 1024, "ASKS": 128}
 TURN = {"N_QUERIES": 32, "N_KV": 8, "DIM": 128, "PAD": 128, "BM": 8, "HAS_NORMS": True}
 NORM = {"WIDTH": 4096, "PAD": 4096, "BM": 1, "IS_CENTRED": False, "HAS_WEIGHT": True}
 GATE = {"WIDTH": 14336, "BT": 1, "BW": 1024, "ACTIVATION": "silu"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ask", ASKED, ids=["as usual", "kept"])
 @pytest.mark.parametrize(
     ("name", "fixed", "n_warps", "n_weights"),
     [("turn_and_store", TURN, 4, 0), ("norm_rows", NORM, 8, 2), ("gate_and_multiply", GATE, 4, 0)],
 )
 def test_short_kernels_wait_before_they_read(
-    name: str, fixed: dict[str, Any], n_warps: int, n_weights: int, ask: str
+    name: str, fixed: dict[str, Any], n_warps: int, n_weights: int
 ) -> None:
     """Without a card. n_weights: loads of what is there for long."""
-    asked = {**fixed, **ASKS, "ASK": ask.format(n_bytes=1024), "IS_EARLY": True}
+    asked = {**fixed, **ASKS, "IS_EARLY": True}
     made = compiled("paged.elementwise", name, {**asked, "num_warps": n_warps})
     assert (made.asks, made.loads_before, made.stack) == (1, n_weights, 0)
     plain = compiled("paged.elementwise", name, {**fixed, "num_warps": n_warps})
@@ -185,5 +193,5 @@ def test_tiles_wait_before_they_meet_keys(n_rows: int) -> None:
 def test_the_merge_waits_before_it_reads_parts(n_rows: int, n_parts: int) -> None:
     fixed = {"N_HEADS": 32, "VALUE_DIM": 128, "VALUE_PAD": 128, "BM": n_rows, "BP": n_parts}
     fixed |= {"AXIS": kernel.PARTS_AXIS, "HAS_SINKS": False, "num_warps": 4, "IS_EARLY": True}
-    made = compiled("paged.kernel", "tree_merge", fixed)
-    assert (made.loads_before, made.stack) == (0, 0)
+    made = compiled("paged.kernel", "tree_merge", {**fixed, **ASKS})
+    assert (made.asks, made.loads_before, made.stack) == (1, 0, 0)

@@ -164,7 +164,7 @@ def test_a_steady_step_over_paged_kv_sends_nothing_either(monkeypatch: pytest.Mo
     engine = TorchEngine.adopt(build("qwen3"), kv="paged")
     branches = Branches(engine, [1, 3, 9, 20])
 
-    def attended(query: Any, keys: Any, values: Any, work: Any, spec: Any) -> Any:
+    def attended(query: Any, *rest: Any) -> Any:
         return torch.zeros_like(query).transpose(0, 1)
 
     monkeypatch.setattr("weft.engines.torch.paged.step.attend_tree", attended)

@@ -89,7 +89,7 @@ def test_a_card_whose_kernels_fail_has_padded_kv(
     attend, fill, logits = step.attend_tree, graph.Frame.fill, TorchOutput.logits
     n_met = 0
 
-    def attend_wrongly(query: Any, keys: Any, values: Any, work: Any, spec: Any) -> Any:
+    def attend_wrongly(query: Any, keys: Any, values: Any, work: Any, *rest: Any) -> Any:
         nonlocal n_met
         n_met += 1
         if broken == "launch":
@@ -99,7 +99,7 @@ def test_a_card_whose_kernels_fail_has_padded_kv(
             broken == "merge" and work.n_parts > kernel._MANY_PARTS * query.shape[1]
         )
         is_met |= items is not None and bool((items[:, 1] >= 64).any())
-        return attend(query, keys, values, work, spec) * (0.5 if is_met else 1)
+        return attend(query, keys, values, work, *rest) * (0.5 if is_met else 1)
 
     def fill_wrongly(self: Any, ids: Any, met: Any) -> None:
         fill(self, 0 * ids, met)
@@ -155,12 +155,12 @@ def test_a_card_whose_processors_have_less_room_has_smaller_tiles(
     attend = step.attend_tree
     met: set[str] = set()
 
-    def attend_if_there_is_room(query: Any, keys: Any, values: Any, work: Any, spec: Any) -> Any:
+    def attend_if_there_is_room(query: Any, keys: Any, values: Any, work: Any, *rest: Any) -> Any:
         used = {each for each in ("broad", "wide", "narrow") if len(getattr(work, each))}
         if used & set(too_large):
             raise OutOfResources("out of resource: shared memory, Required: 139264, limit: 101376")
         met.update(used)
-        return attend(query, keys, values, work, spec)
+        return attend(query, keys, values, work, *rest)
 
     trial.patch.setattr(step, "attend_tree", attend_if_there_is_room)
     with caplog.at_level("INFO", "weft"):

@@ -389,7 +389,7 @@ def turn_heads(
     query = heads.new_empty(n_tokens, turn.n_queries, size)
     n_each = _HEADS * (_INTERPRETED if is_interpreted() else 1)
     n_own = triton.cdiv(n_tokens * n_heads, n_each)
-    ahead = asked(following, n_tokens, heads, 4, is_long=True)
+    ahead = asked("turn", following, n_tokens, heads, 4)
     with torch.cuda.device_of(heads):
         turn_and_store[(n_own + ahead.n_programs,)](
             heads,
@@ -404,7 +404,7 @@ def turn_heads(
             turn.eps,
             n_own,
             **ahead.named,
-            **early(heads),
+            **early(following),
             N_QUERIES=turn.n_queries,
             N_KV=keys.shape[1],
             DIM=size,
@@ -551,10 +551,10 @@ def normed(
     pad = padded(width)
     n_each = _INTERPRETED if is_interpreted() else max(1, _LEAST_NUMBERS // pad)
     n_own, n_warps = triton.cdiv(rows.n, n_each), max(1, min(16, n_each * pad // 512))
-    ahead = asked(following, rows.n, x, n_warps)
+    ahead = asked("short", following, rows.n, x, n_warps)
     # The weight is read before the wait: it may not be what is copied right in front.
     is_there = weight is None or weight.is_contiguous()
-    launched = early(x) if is_there else {"IS_EARLY": False}
+    launched = early(following if is_there else None)
     with torch.cuda.device_of(x):
         norm_rows[(n_own + ahead.n_programs,)](
             x, x if weight is None else weight.contiguous(), out, *rows, eps, shift, n_own,
@@ -583,12 +583,12 @@ def gated(
         return out
     n_each = _INTERPRETED if is_interpreted() else 1
     n_own, n_wide = triton.cdiv(n_tokens, n_each), triton.cdiv(width, _NUMBERS)
-    ahead = asked(following, n_tokens, gates, 4)
+    ahead = asked("short", following, n_tokens, gates, 4)
     with torch.cuda.device_of(gate):
         # Tokens first: CUDA allows 65,535 programs on the second axis.
         gate_and_multiply[(n_own + triton.cdiv(ahead.n_programs, n_wide), n_wide)](
             gates, ups, out, n_tokens, gates.stride(0), ups.stride(0), n_own, **ahead.named,
-            **early(gates), ACTIVATION=activation, WIDTH=width, BT=n_each, BW=_NUMBERS,
+            **early(following), ACTIVATION=activation, WIDTH=width, BT=n_each, BW=_NUMBERS,
             num_warps=4,
         )  # fmt: skip
     return out

@@ -24,7 +24,7 @@ from torch import Tensor
 from ..layout import Layout
 from ..memory import Spec
 from .beside import side_by_side
-from .launches import early, wait_for_the_last
+from .launches import NOT_SPECIALISED, ask_ahead, asked, early, wait_for_the_last
 
 # Rows of a tile. From 64 on sm_90 multiplies tiles by whole warp groups (wgmma); those of 128 read
 # the keys half as often, and their sums leave room for one program a processor.
@@ -263,7 +263,7 @@ def tree_part(
         )
 
 
-@triton.jit(do_not_specialize=["n_tokens"])
+@triton.jit(do_not_specialize=["n_tokens", *NOT_SPECIALISED])
 def tree_merge(
     part_ptr,
     lse_ptr,
@@ -271,6 +271,11 @@ def tree_merge(
     sink_ptr,
     out_ptr,
     n_tokens,
+    n_own,
+    next_ptr,
+    n_asked,
+    n_each,
+    row_bytes,
     N_HEADS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     VALUE_PAD: tl.constexpr,
@@ -279,12 +284,21 @@ def tree_merge(
     AXIS: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     IS_EARLY: tl.constexpr,
+    ASK: tl.constexpr,
+    ASK_BYTES: tl.constexpr,
+    ASKS: tl.constexpr,
 ):
     """Make one output of the parts of each of some rows, token by token and head by head.
 
     So many parts are read at once: one after the other would wait for memory each time. AXIS: the
-    one that they lie along, 0 or 1.
+    one that they lie along, 0 or 1. Programs beyond n_own ask for what is multiplied next; see
+    `launches`.
     """
+    if ASK is not None:
+        if tl.program_id(0) >= n_own:
+            number = tl.program_id(0) - n_own
+            ask_ahead(number, next_ptr, n_asked, n_each, row_bytes, ASK, ASK_BYTES, ASKS)
+            return
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     is_row = m < n_tokens * N_HEADS
     token, head = m // N_HEADS, m % N_HEADS
@@ -360,11 +374,20 @@ class Work(NamedTuple):
         return self.broad, self.wide, self.narrow
 
 
-def attend_tree(query: Tensor, keys: Tensor, values: Tensor, work: Work, spec: Spec) -> Tensor:
+def attend_tree(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    work: Work,
+    spec: Spec,
+    following: Tensor | None = None,
+) -> Tensor:
     """Let packed queries meet what the items say, one layer.
 
     query: [H, T, D]; keys, values: the layer's pool, [S, K, D] and [S, K, Dv], which hold the new
-    tokens' slots already. Returns [T, H, Dv] in the dtype of the query.
+    tokens' slots already. following: the weight that is multiplied next; a kernel of ours is in
+    front then, and what the items say was on the device before it. Returns [T, H, Dv] in the dtype
+    of the query.
     """
     if query.stride(2) != 1:
         query = query.contiguous()
@@ -405,12 +428,13 @@ def attend_tree(query: Tensor, keys: Tensor, values: Tensor, work: Work, spec: S
 
     classes = [each for each in zip(work.by_tile, TILES, strict=True) if len(each[0])]
     # What is launched on another stream, or after several, waits for them all as usual.
-    soon, late = early(query), {"IS_EARLY": False}
+    soon, late = early(following), early(None)
     with torch.cuda.device_of(query):  # Triton launches where CUDA is
         meetings = [partial(meet, *each, late if n else soon) for n, each in enumerate(classes)]
         side_by_side(meetings, query)
         if not is_whole:
-            _merge(parts, lse, work, spec.sinks, out, soon if len(classes) == 1 else late)
+            launched = soon if len(classes) == 1 else late
+            _merge(parts, lse, work, spec.sinks, out, following, launched)
     return out
 
 
@@ -432,17 +456,23 @@ def _merge(
     work: Work,
     sinks: Tensor | None,
     out: Tensor,
+    following: Tensor | None,
     launched: dict[str, Any],
 ) -> None:
     n_tokens, n_heads, value_dim = out.shape
     n_rows, n_parts = merged_at_once(n_tokens, work.n_parts)
-    tree_merge[(triton.cdiv(n_tokens * n_heads, n_rows),)](
+    n_own, ahead = (
+        triton.cdiv(n_tokens * n_heads, n_rows),
+        asked("merge", following, n_tokens, out, 4),
+    )
+    tree_merge[(n_own + ahead.n_programs,)](
         parts,
         lse,
         work.first_part,
         lse if sinks is None else sinks,
         out,
         n_tokens,
+        n_own,
         N_HEADS=n_heads,
         VALUE_DIM=value_dim,
         VALUE_PAD=padded(value_dim),
@@ -451,6 +481,7 @@ def _merge(
         AXIS=PARTS_AXIS,
         HAS_SINKS=sinks is not None,
         num_warps=4,
+        **ahead.named,
         **launched,
     )
 

@@ -6,14 +6,14 @@
             the product finds it in the card's L2 cache
 
 Between two products, and while few queries meet their keys, a card's memory has little to do; both
-fill that time, from 9.0 on. Neither has been timed on a card, so both are off:
-`benchmarks/gpu_tree.py --parts ways` times them.
+fill that time, from 9.0 on, where a caller says what is multiplied next. Neither has been timed on
+a card, so both are off: `benchmarks/gpu_ways.py` times them.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import triton
@@ -24,27 +24,23 @@ _FIRST = (9, 0)  # compute capability
 _MOST_TOKENS = 128  # a product of more is bound by what it multiplies, not by what it reads
 _LEAST_BYTES, _MOST_BYTES = 128, 1024  # that one thread asks for: a line of the cache, or some
 _ASK = "cp.async.bulk.prefetch.L2.global [$1], {n_bytes}; mov.u32 $0, 0;"
-_ASK_TO_KEEP = (
-    "{{ .reg .b64 kept; createpolicy.fractional.L2::evict_last.b64 kept, 1.0;"
-    " cp.async.bulk.prefetch.L2.global.L2::cache_hint [$1], {n_bytes}, kept; mov.u32 $0, 0; }}"
-)
 NOT_SPECIALISED = ["n_own", "n_asked", "n_each", "row_bytes"]
 
 
 class Ways(NamedTuple):
     """is_early: kernels are launched early.
 
-    short, long: how many bytes of a weight are asked for ahead beside a kernel of a few
-    microseconds, and beside attention. by_row: the first bytes of all rows, so that every program
-    of the product finds its first ones; else the first rows. is_kept: until they are read, rather
-    than what else is.
+    short, turn, merge: how many bytes of a weight are asked for ahead beside a norm or a gate,
+    beside what is in front of attention, and beside what puts its parts together. by_row: the first
+    bytes of all rows, so that every program of the product finds its first ones; else the first
+    rows.
     """
 
     is_early: bool = False
     short: int = 0
-    long: int = 0
+    turn: int = 0
+    merge: int = 0
     by_row: bool = True
-    is_kept: bool = False
 
 
 class _Chosen:
@@ -84,9 +80,12 @@ def ask_ahead(
     tl.inline_asm_elementwise(ASK, "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1)
 
 
-def early(on: Tensor) -> dict[str, Any]:
-    """Return what a kernel is launched with that calls `wait_for_the_last`."""
-    if _Chosen.ways.is_early and _is_for(on.device):
+def early(following: Tensor | None) -> dict[str, Any]:
+    """Return what a kernel is launched with that calls `wait_for_the_last`.
+
+    following: the weight that is multiplied next; who says it knows what is in front, too: kernels.
+    """
+    if following is not None and _Chosen.ways.is_early and _is_for(following.device):
         return {"IS_EARLY": True, "launch_pdl": True}
     return {"IS_EARLY": False}
 
@@ -99,15 +98,19 @@ class Ahead(NamedTuple):
 
 
 def asked(
-    following: Tensor | None, n_tokens: int, x: Tensor, n_warps: int, *, is_long: bool = False
+    beside: Literal["short", "turn", "merge"],
+    following: Tensor | None,
+    n_tokens: int,
+    x: Tensor,
+    n_warps: int,
 ) -> Ahead:
-    """Return what a kernel asks for.
+    """Return what is asked for beside a kernel.
 
     following: the weight [out, in] that is multiplied next, by n_tokens. x: any tensor of the
-    kernel's. n_warps: of a program. is_long: attention comes in between.
+    kernel's. n_warps: of a program.
     """
     ways = _Chosen.ways
-    n_bytes, pieces = ways.long if is_long else ways.short, None
+    n_bytes, pieces = getattr(ways, beside), None
     if following is not None and n_bytes and n_tokens <= _MOST_TOKENS and _is_for(following.device):
         pieces = pieces_of(following, n_bytes, by_row=ways.by_row)
     if following is None or pieces is None:
@@ -118,7 +121,7 @@ def asked(
         "n_asked": pieces.n,
         "n_each": pieces.n_each,
         "row_bytes": pieces.row_bytes,
-        "ASK": (_ASK_TO_KEEP if ways.is_kept else _ASK).format(n_bytes=pieces.n_bytes),
+        "ASK": _ASK.format(n_bytes=pieces.n_bytes),
         "ASK_BYTES": pieces.n_bytes,
         "ASKS": 32 * n_warps,
     }

@@ -168,9 +168,10 @@ class PagedStep(KVStep):
         self, layer: int, heads: Tensor, turn: Turn, spec: Spec, following: Tensor | None = None
     ) -> Tensor:
         keys, values = self._memory.keys[layer], self._memory.values[layer]
-        query = turn_heads(heads, turn, self.slots, keys, values, following)
+        # What is met is sent there first: who is launched early may read it before the turn ends.
         work = self.work(turn.n_queries // keys.shape[1])
-        return attend_tree(query.transpose(0, 1), keys, values, work, spec)
+        query = turn_heads(heads, turn, self.slots, keys, values, following)
+        return attend_tree(query.transpose(0, 1), keys, values, work, spec, following)
 
     def angles(
         self, positions: Tensor, frequencies: Tensor, scaling: float, dtype: torch.dtype
