@@ -179,6 +179,18 @@ def test_what_an_owner_replaces_is_told(text: Tokenizer, change: Any) -> None:
         assert off(again, model, IDS) < 1e-3
 
 
+def test_what_is_put_back_is_run_again_and_told_again_when_it_is_gone(text: Tokenizer) -> None:
+    model = build("llama")
+    was = model.model.layers[1].mlp
+    with weft.LM(TorchEngine.adopt(model), text) as lm:
+        for _ in range(2):
+            assert off(lm, model, IDS) < 1e-3
+            _another_module(model)
+            with pytest.raises(ForwardError, match="or put back what was there"):
+                AsyncLM(lm).next_token_logprobs_sync(IDS)
+            model.model.layers[1].mlp = was
+
+
 def test_what_leaves_a_models_parts_where_they_are_is_no_replacement(text: Tokenizer) -> None:
     model = build("llama")
     with weft.LM(TorchEngine.adopt(model), text) as lm:

@@ -17,7 +17,7 @@ from ...errors import ConfigError, EngineError, ForwardError, Unsupported, WeftE
 from ..abilities import OWN
 from ..base import EngineInfo, LateTokens, Row, Score, Span, check_rows
 from .check import Own, check_tree
-from .copied import shares_weights, structural_copy
+from .copied import structural_copy
 from .dequantised import load_gguf
 from .fused.decoder import FusedDecoder
 from .fused.modules import fuse_modules
@@ -240,8 +240,7 @@ class TorchEngine(ModelEngine):
         engine = open_model(
             copied, n_ctx=n_ctx, fingerprint=name, state_bytes=state_bytes, kv=kv, graphs=graphs
         )
-        if shares_weights(model):
-            engine.watch(model)
+        engine.watch(model)
         return engine
 
     # The protocol

@@ -15,7 +15,7 @@ from ...sampling import metrics
 from ..base import Draws, Engine, EngineInfo, KeptRow, Row, Score
 from .card import free_bytes
 from .check import LONGEST, quantised
-from .copied import lasting_buffers
+from .copied import lasting_buffers, shares_weights
 from .draws.check import difference_of_draws
 from .draws.drawer import Drawer
 from .lane import in_lane
@@ -23,8 +23,8 @@ from .lora import LoraAdapters
 from .memories import refuse_broken
 from .model import context_of, freeze_rope
 from .output import TorchRows
+from .owned import Owned
 from .refusals import refuse_model
-from .replaced import Parts
 from .stepped import OptimizerSteps
 from .threads import CpuThreads
 from .upload import upload
@@ -69,7 +69,7 @@ class ModelEngine(Engine):
         self._read_where_they_lie = [*self._parameters, *lasting]
         self._lasting = [(each, each._version) for each in lasting if not each.is_inference()]
         self._steps = OptimizerSteps(self._parameters)
-        self._owned: Parts | None = None
+        self._owned: Owned | None = None
         self._replaced = ""
         # Whoever converts or moves the model it handed over changes these very objects.
         self._watched = next((p for p in model.parameters() if p.is_floating_point()), None)
@@ -120,8 +120,11 @@ class ModelEngine(Engine):
         return self.brought
 
     def watch(self, owned: PreTrainedModel) -> None:
-        """Refuse to run once something in the owner's model is replaced that this one shares."""
-        self._owned = Parts(owned)
+        """Refuse to run while something in the owner's model is another than it is in this one."""
+        is_shared = shares_weights(owned)
+        self._owned = Owned(owned, shares_weights=is_shared)
+        if not is_shared:
+            return
         # A buffer that the model writes to as it runs, as the load check ran it, says nothing.
         self._counted += [each for each, version in self._lasting if each._version == version]
 
@@ -135,7 +138,7 @@ class ModelEngine(Engine):
         """
         place = 0 if self._watched is None else self._watched.data_ptr()
         n_written = sum([parameter._version for parameter in self._counted])
-        if self._owned is not None and not self._replaced:
+        if self._owned is not None:
             self._replaced = self._owned.replaced()
         return n_written + self._steps.n, place, self._replaced
 
@@ -168,7 +171,7 @@ class ModelEngine(Engine):
         return None if watched is None else (watched.dtype, watched.device)
 
     def _refuse_changed(self) -> None:
-        """Refuse to run a closed model, or one that its owner has converted, moved or rebuilt."""
+        """Refuse to run a closed model, or one that its owner has converted, moved or changed."""
         if self._closed:
             raise ForwardError("the engine is closed; load the model again")
         known, now = self._known_as, self._kind()
@@ -178,11 +181,13 @@ class ModelEngine(Engine):
                 f" {now[1]} now; close this LM and load the model again, or turn it back",
                 hint="close this LM and load the model again, or turn the model back",
             )
+        if self._replaced and self._owned is not None:  # it may be as it was by now
+            self._replaced = self._owned.replaced()
         if self._replaced:
             raise ForwardError(
-                f"{self._replaced} of the model was replaced by another after it was handed over,"
-                " and the engine runs the old one; close this LM and load the model again",
-                hint="close this LM and load the model again",
+                f"{self._replaced} after the model was handed over, and the engine runs it as it"
+                " was then; close this LM and load the model again, or put back what was there",
+                hint="close this LM and load the model again, or put back what was there",
             )
 
     def _scores_of(

@@ -18,6 +18,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from ...errors import Unsupported
+from .adapted import unmerges_as_it_runs
 from .hook import Probe
 
 _ATTENDING = {
@@ -144,6 +145,13 @@ def refuse_handed_over(model: PreTrainedModel) -> None:
             "bitsandbytes packs 4-bit weights anew at their first forward on a CPU, and no copy of"
             " them says what they said",
             "load its folder instead, with quantization_config in engine_options",
+        )
+    if layer := unmerges_as_it_runs(model):
+        raise _unsupported(
+            type(model).__name__,
+            f"the PEFT adapters of {layer} are merged and disabled, and such a layer takes them out"
+            " of its weights as it runs, which the engine's copy would do a second time",
+            "call unmerge_adapter() first",
         )
     places: dict[str, list[str]] = {}
     for part, place in (getattr(model, "hf_device_map", None) or {}).items():

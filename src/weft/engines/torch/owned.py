@@ -1,0 +1,27 @@
+"""A model that its owner handed over, as it was then: an engine runs a copy of its modules."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from .adapted import Switches
+from .replaced import Parts
+
+
+class Owned:
+    """What an owner may change in a model without an engine's copy of it changing, too.
+
+    shares_weights: whether the copy has the owner's own parameters.
+    """
+
+    def __init__(self, model: nn.Module, *, shares_weights: bool) -> None:
+        self._parts = Parts(model) if shares_weights else None
+        self._switches = Switches(model)
+
+    def replaced(self) -> str:
+        """Return what is another than it was, as a sentence's beginning; "" if nothing is."""
+        if self._parts is not None and (path := self._parts.replaced()):
+            return f"{path} of the model was replaced by another"
+        if path := self._switches.switched():
+            return f"the PEFT adapters of {path} were switched, scaled, merged or unmerged"
+        return ""
