@@ -314,6 +314,107 @@ def test_a_hook_that_is_the_models_own_sees_the_copy() -> None:
     assert engine.model.model.layers[1].n_calls > 0
 
 
+def _pull(module: Any, given: Any, out: Any) -> Any:
+    return out + torch.linspace(-3, 3, out.shape[-1])
+
+
+def _push(module: Any, given: Any) -> Any:
+    return (given[0] * 1.5,)
+
+
+HOOKING = {
+    "behind": lambda layer: layer.register_forward_hook(_pull),
+    "behind, always": lambda layer: layer.register_forward_hook(_pull, always_call=True),
+    "behind, with keywords": lambda layer: layer.register_forward_hook(
+        lambda module, given, keywords, out: _pull(module, given, out), with_kwargs=True
+    ),
+    "before": lambda layer: layer.register_forward_pre_hook(_push),
+    "before, with keywords": lambda layer: layer.register_forward_pre_hook(
+        lambda module, given, keywords: (_push(module, given), keywords), with_kwargs=True
+    ),
+}
+
+
+NORMS = {
+    "llama": "model.layers.1.input_layernorm",
+    "mamba": "backbone.layers.1.norm",
+    "rwkv": "rwkv.blocks.1.ln1",
+}
+
+
+@pytest.mark.parametrize("how", HOOKING)
+@pytest.mark.parametrize("name", NORMS)
+def test_hooks_that_an_owner_puts_on_or_takes_off_are_told(
+    text: Tokenizer, name: str, how: str
+) -> None:
+    """The engine's copy has those of the load, and went on with them in silence."""
+    model = build(name)
+    norm = model.get_submodule(NORMS[name])
+    hook = HOOKING[how](norm)
+    with weft.LM(TorchEngine.adopt(model), text) as lm:
+        assert off(lm, model, IDS) < 1e-3
+        hook.remove()
+        for ids in (IDS, [*IDS, 5]):
+            with pytest.raises(ForwardError, match="the hooks on .* became others after"):
+                AsyncLM(lm).next_token_logprobs_sync(ids)
+        if "keywords" not in how:  # the same one again
+            HOOKING[how](norm)
+            assert off(lm, model, IDS) < 1e-3
+    norm._forward_hooks.clear()
+    norm._forward_pre_hooks.clear()
+    with weft.LM(TorchEngine.adopt(model), text) as lm:
+        for _ in range(2):
+            assert off(lm, model, IDS) < 1e-3
+            hook = HOOKING[how](norm)
+            with pytest.raises(ForwardError, match="or put back what was there"):
+                AsyncLM(lm).next_token_logprobs_sync(IDS)
+            hook.remove()
+
+
+def test_hooks_in_another_order_or_of_the_whole_model_are_told(text: Tokenizer) -> None:
+    model = build("llama")
+    model.lm_head.register_forward_hook(_pull)
+    with weft.LM(TorchEngine.adopt(model), text) as lm:
+        for module in (model.lm_head, model):
+            hook = module.register_forward_hook(lambda *_: None, prepend=True)
+            with pytest.raises(ForwardError, match="the hooks on (lm_head|the model) became"):
+                AsyncLM(lm).next_token_logprobs_sync(IDS)
+            hook.remove()
+            assert off(lm, model, IDS) < 1e-3
+
+
+def test_hooks_that_transformers_puts_there_say_nothing(text: Tokenizer) -> None:
+    """It leaves those behind that gave hidden states, and has some for training."""
+    model = build("llama")
+    with weft.LM(TorchEngine.adopt(model), text) as lm:
+        model(input_ids=torch.tensor([IDS]), output_hidden_states=True)
+        assert any(each._forward_hooks for each in model.modules())
+        assert off(lm, model, IDS) < 1e-3
+        model.enable_input_require_grads()
+        assert off(lm, model, [*IDS, 5]) < 1e-3
+        hook = model.model.layers[1].register_forward_hook(_look)
+        with pytest.raises(ForwardError, match=r"the hooks on model\.layers\.1 became"):
+            AsyncLM(lm).next_token_logprobs_sync(IDS)
+        hook.remove()
+        model.disable_input_require_grads()
+        assert off(lm, model, [*IDS, 7]) < 1e-3
+
+
+def test_a_hook_that_looks_at_where_a_token_stands_is_told_at_load() -> None:
+    model = build("llama")
+
+    def pull_last(module: Any, given: Any, out: Any) -> Any:
+        out = out.clone()
+        out[:, -1] += 3
+        return out
+
+    hook = model.model.layers[1].mlp.register_forward_hook(pull_last)
+    with pytest.raises(Unsupported, match=r"it has hooks on model\.layers\.1\.mlp, .* take such"):
+        TorchEngine.adopt(model)
+    hook.remove()
+    TorchEngine.adopt(model).close()
+
+
 def test_what_cannot_be_copied_is_named() -> None:
     model = build("llama")
     model.model.layers[1].lock = threading.Lock()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from .adapted import Switches
+from .listeners import Hooked
 from .replaced import Parts
 
 
@@ -17,6 +18,7 @@ class Owned:
     def __init__(self, model: nn.Module, *, shares_weights: bool) -> None:
         self._parts = Parts(model) if shares_weights else None
         self._switches = Switches(model)
+        self._hooked = Hooked(model)
 
     def replaced(self) -> str:
         """Return what is another than it was, as a sentence's beginning; "" if nothing is."""
@@ -24,4 +26,6 @@ class Owned:
             return f"{path} of the model was replaced by another"
         if path := self._switches.switched():
             return f"the PEFT adapters of {path} were switched, scaled, merged or unmerged"
+        if (hooked := self._hooked.changed()) is not None:
+            return f"the hooks on {hooked or 'the model'} became others"
         return ""

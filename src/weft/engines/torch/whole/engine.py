@@ -19,6 +19,7 @@ from ...base import EngineInfo, Row, Score, check_rows, row_tokens
 from ..check import Own, difference
 from ..held import ModelEngine
 from ..lane import in_lane, in_sound_thread
+from ..listeners import Hooked
 from ..model import BareHead, Head, quiet
 from ..output import TorchOutput
 from .ends import Ends
@@ -185,7 +186,7 @@ class WholePathEngine(ModelEngine):
             raise Unsupported(
                 f"the torch engine cannot run {type(model).__name__}: later tokens change what it"
                 f" says of earlier ones, by {error:.2g} of the spread of its logits (allowed:"
-                f" {allowed}); it is no decoder, and cannot continue text"
+                f" {allowed}); {_why_not_causal(model)}"
             )
         self._check_draws(output.dtype)
 
@@ -252,6 +253,18 @@ class WholePathEngine(ModelEngine):
             raise
         except Exception as error:
             raise ForwardError(f"the model call failed: {type(error).__name__}: {error}") from error
+
+
+def _why_not_causal(model: PreTrainedModel) -> str:
+    paths = [path or "the model" for path in Hooked(model).paths]
+    if not paths:
+        return "it is no decoder, and cannot continue text"
+    more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+    return (
+        f"it has hooks on {', '.join(paths[:3])}{more}, and one that looks at where a token stands"
+        " in a call (the last one, say) is run on all: take such hooks off, or have them treat each"
+        " token alike"
+    )
 
 
 def _head_of(model: PreTrainedModel, ids: Tensor, own: Tensor) -> tuple[Head | BareHead, int]:
