@@ -199,10 +199,42 @@ def test_what_leaves_a_models_parts_where_they_are_is_no_replacement(text: Token
             lambda: model.load_state_dict(build("qwen2").state_dict(), strict=False),
             lambda: model.tie_weights(),
             lambda: model.requires_grad_(False).requires_grad_(True),
-            lambda: model.half().float(),
         ):
             change()
             assert off(lm, model, IDS) < 1e-3
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
+def test_a_model_that_was_converted_and_turned_back_has_rounded_what_is_not_saved(
+    text: Tokenizer, name: str
+) -> None:
+    """Its weights are shared; rotary frequencies are the copy's own, and kept their digits."""
+    model = build(name)
+    with weft.LM(TorchEngine.adopt(model), text) as lm:
+        assert off(lm, model, IDS) < 1e-3
+        model.bfloat16()
+        with pytest.raises(ForwardError, match=r"is torch.bfloat16 .* load the model again$"):
+            AsyncLM(lm).next_token_logprobs_sync(IDS)
+        model.float()
+        for ids in (IDS, [*IDS, 5]):
+            with pytest.raises(ForwardError, match="(inv_freq|scale) of the model .* turned back"):
+                AsyncLM(lm).next_token_logprobs_sync(ids)
+    with weft.LM(TorchEngine.adopt(model), text) as again:
+        assert off(again, model, IDS) < 1e-3
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_model_that_was_converted_and_says_the_same_as_the_engine_is_run(
+    text: Tokenizer, name: str
+) -> None:
+    model = build(name)
+    with weft.LM(TorchEngine.adopt(model), text) as lm:
+        assert off(lm, model, IDS) < 1e-3
+        if name == "gpt2":  # it has no frequencies
+            model.bfloat16().float()
+        else:
+            model.double().float()
+        assert off(lm, model, IDS) < 1e-3
 
 
 class _Steered(torch.nn.Module):

@@ -176,10 +176,13 @@ class ModelEngine(Engine):
             raise ForwardError("the engine is closed; load the model again")
         known, now = self._known_as, self._kind()
         if now != known and now is not None and known is not None:
+            # What is converted back has lost digits, what is moved back has not.
+            ways = "close this LM and load the model again"
+            ways += ", or move the model back" if now[0] == known[0] else ""
             raise ForwardError(
                 f"the model was {known[0]} on {known[1]} when it was handed over and is {now[0]} on"
-                f" {now[1]} now; close this LM and load the model again, or turn it back",
-                hint="close this LM and load the model again, or turn the model back",
+                f" {now[1]} now; {ways}",
+                hint=ways,
             )
         if self._replaced and self._owned is not None:  # it may be as it was by now
             self._replaced = self._owned.replaced()
