@@ -394,11 +394,12 @@ class LM(
         self.adapters.add(self, name, folder)
 
     def fingerprint(self, adapter: str | None = None) -> str:
-        """Return what files of this model, with this adapter, are marked with.
+        """Return what files of this model, with this adapter, are marked with: another text once
+        the weights have been changed.
 
         Raises: ConfigError for an unknown adapter.
         """
-        mark, own = self.info.fingerprint, self.adapters.fingerprint(adapter)
+        mark, own = self.engine.fingerprint(), self.adapters.fingerprint(adapter)
         return mark if adapter is None else f"{mark}+{own}"
 
     def remove_adapter(self, name: str) -> None:

@@ -617,6 +617,12 @@ class Engine(Uncopied, ABC, instead="load it again where it is to run"):
         """
         return None
 
+    def fingerprint(self) -> str:
+        """Return the name of the weights as they are now: `info.fingerprint`, as long as nobody
+        has changed them.
+        """
+        return self.info.fingerprint
+
     @abstractmethod
     def close(self) -> None:
         """Give the memory back; idempotent."""
