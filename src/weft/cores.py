@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -49,20 +50,26 @@ def cgroup_quota(system: Path) -> float | None:
 
     system: the folder that holds proc and sys.
     """
+    found = [_quota(folder, is_v2=is_v2) for folder, is_v2 in cgroups("cpu", system)]
+    return min([quota for quota in found if quota is not None], default=None)
+
+
+def cgroups(controller: str, system: Path) -> Iterator[tuple[Path, bool]]:
+    """Yield the folders of the groups that limit something, and whether each is of version 2.
+
+    controller: "cpu", "memory". system: the folder that holds proc and sys.
+    """
     try:
         lines = (system / "proc/self/cgroup").read_text("utf-8").splitlines()
     except (OSError, ValueError):
-        return None
-    quotas = []
+        return
     for line in lines:
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        names = controllers.split(",")
-        if not controllers or "cpu" in names:
-            base = system / "sys/fs/cgroup" / (controllers and "cpu")
-            found = [_quota(folder, is_v2=not controllers) for folder in _up(base, path)]
-            quotas += [quota for quota in found if quota is not None]
-    return min(quotas, default=None)
+        if not controllers or controller in controllers.split(","):
+            base = system / "sys/fs/cgroup" / (controllers and controller)
+            for folder in _up(base, path):
+                yield folder, not controllers
 
 
 def _up(base: Path, path: str) -> list[Path]:
