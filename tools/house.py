@@ -270,7 +270,7 @@ def trips() -> dict[str, tuple[int, int, int]]:
     """Return the four trips; each was made once before, so that imports are not in it.
 
     The number of threads is given: when it is chosen anew is up to the clock, and with it whether
-    one file more (cores.py) is run through.
+    one file more (share.py) is run through.
     """
     import contextlib
 

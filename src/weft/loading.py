@@ -24,8 +24,8 @@ from .engines.source import ELSEWHERE, EMBEDDED, resolve
 from .errors import ConfigError, EngineUnavailable, ModelLoadError, Unsupported, WeftError
 from .files import read_json
 from .lm import LM, adopted, refuse_offload
-from .room import bytes_left
 from .sampling.params import SamplingParams, knows_options
+from .share import bytes_left
 from .tokens.tokenizer import Tokenizer
 
 _log = logging.getLogger("weft")
