@@ -33,6 +33,8 @@ class Callback:
         named = "nodes" if isinstance(function, Scorer) else _first_parameter(name, function)
         self.takes: Takes = cast("Takes", named) if named in get_args(Takes) else default
         self.one = self.takes.removesuffix("s")
+        # A log of nothing: of a weight, or of a path without tokens, as `mean_logprob` has it.
+        self.may_be_log_of_0 = name == "potential" or isinstance(function, Scorer)
 
     @property
     def over_states(self) -> bool:
@@ -64,11 +66,11 @@ class Callback:
         return answers
 
     def numbers(self, nodes: Sequence[Heddle], state_of: StateOf) -> Steps[list[float]]:
-        """Return a number for each node, or refuse what came."""
+        """Return a finite number for each node, -inf for a log of 0, or refuse what came."""
         found = yield from self.ask(nodes, state_of)
         values = [_number(each) for each in found]
         for value, each in zip(values, found, strict=True):
-            if math.isnan(value):
+            if not (math.isfinite(value) or (value == -math.inf and self.may_be_log_of_0)):
                 raise self.refused(each)
         return values
 
@@ -93,7 +95,7 @@ class Callback:
             if self.over_states
             else f"a list of texts for each {self.one}",
             "verifier": f"True or False for each {self.one}",
-        }.get(self.name, f"one number a {self.one}")
+        }.get(self.name, f"one finite number a {self.one}{', or -inf' * self.may_be_log_of_0}")
         return f"{self.name} returned {reprlib.repr(found)} for {what}; it has to return {wanted}"
 
     def _each(self, seen: Sequence[Any]) -> list[Any]:
@@ -125,7 +127,7 @@ def _first_parameter(name: str, function: Callable[..., Any]) -> str:
 def _number(found: object) -> float:
     try:
         return math.nan if isinstance(found, str | bytes) else float(found)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return math.nan
 
 

@@ -152,7 +152,7 @@ class SearchOptions(BranchOptions, total=False):
     propose: who writes: "continue" (the answer, line by line), "suggest" (a step that the task asks
     for), "both"; another LM; a function: nodes → lists of texts, or state → (text, state) pairs;
     or a dict of these by name: each node then says in `meta["by"]` which one wrote it.
-    value: nodes → scores, higher is better. None: the model's verdict on a task that words a
+    value: nodes → finite scores, higher is better. None: the model's verdict on a task that words a
     question, else the likelihood.
     verifier: text → whether it is a right answer. None: what the task says. Nothing passes:
     `solved` is False.
