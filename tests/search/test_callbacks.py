@@ -148,6 +148,46 @@ def test_any_callable_is_a_value(value: Any, lm: weft.LM) -> None:
     assert all(node.score is not None for node in result.loom.children)
 
 
+@pytest.mark.parametrize("name", ["value", "verifier", "propose", "potential", "progress"])
+def test_a_function_that_does_not_take_one_argument_is_refused_before_anything_runs(
+    name: str, lm: weft.LM
+) -> None:
+    before = lm.stats().steps
+    told = rf"^{name} takes \(node, extra\); it has to take one argument, "
+    with pytest.raises(ConfigError, match=told):
+        search.smc(lm, samples.sum, n=2, max_tokens=4, **{name: lambda node, extra: 1.0})
+    assert lm.stats().steps == before
+
+
+def test_an_extract_that_does_not_take_one_argument_is_refused(lm: weft.LM) -> None:
+    with pytest.raises(ConfigError, match="extract takes no argument; .* one argument, a text"):
+        search.best_of_n(lm, samples.sum, extract=lambda: None)  # type: ignore[misc, arg-type]
+
+
+def dropping(function: Callable[[], Any]) -> Callable[[Any], Any]:
+    """Return a function that shows what it wraps, which takes less."""
+
+    @functools.wraps(function)
+    def called(node: Heddle) -> Any:
+        return function()
+
+    return called
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        lambda node, extra=2: 1.0,
+        lambda *several: [1.0] * len(several[0]),
+        functools.partial(lambda node, extra: 1.0, extra=1),
+        dropping(lambda: [1.0]),
+    ],
+)
+def test_a_function_that_can_take_one_argument_is_called(value: Any, lm: weft.LM) -> None:
+    result = search.best_of_n(lm, samples.sum, n=1, max_tokens=8, value=value)
+    assert result.loom.children[0].score == 1.0
+
+
 def test_best_of_n_by_value_is_the_highest(lm: weft.LM) -> None:
     result = search.best_of_n(
         lm, samples.story, n=4, seed=1, max_tokens=20, value=lambda text: -text.count("e")

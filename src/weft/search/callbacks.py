@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from inspect import Parameter, isawaitable, signature
 from typing import Any, Literal, cast, get_args
 
+from ..checks import takes_one
 from ..errors import ConfigError
 from ..loom import Heddle
 from .core import Steps, Together, text_of
@@ -30,7 +31,8 @@ class Callback:
         self.function = function
         if not callable(function):
             raise ConfigError(f"{name} is {reprlib.repr(function)}; allowed is a function")
-        named = "nodes" if isinstance(function, Scorer) else _first_parameter(name, function)
+        takes_one(name, function, f"named {', '.join(get_args(Takes))}")
+        named = "nodes" if isinstance(function, Scorer) else _first_parameter(function)
         self.takes: Takes = cast("Takes", named) if named in get_args(Takes) else default
         self.one = self.takes.removesuffix("s")
         # A log of nothing: of a weight, or of a path without tokens, as `mean_logprob` has it.
@@ -111,17 +113,13 @@ class Callback:
         return answers
 
 
-def _first_parameter(name: str, function: Callable[..., Any]) -> str:
+def _first_parameter(function: Callable[..., Any]) -> str:
     try:
-        parameters = list(signature(function).parameters.values())
+        first = next(iter(signature(function).parameters.values()), None)
     except (TypeError, ValueError):
         return ""  # built in: nobody can read what it takes
-    if not parameters:
-        raise ConfigError(
-            f"{name} takes no argument; it has to take one, named {', '.join(get_args(Takes))}"
-        )
-    first = parameters[0]
-    return "" if first.kind in (Parameter.VAR_POSITIONAL, Parameter.KEYWORD_ONLY) else first.name
+    nameless = (Parameter.VAR_POSITIONAL, Parameter.KEYWORD_ONLY)
+    return "" if first is None or first.kind in nameless else first.name
 
 
 def _number(found: object) -> float:
