@@ -1,4 +1,4 @@
-"""What callers give: numbers, choices, functions, or the error that names what is allowed."""
+"""What callers give: numbers, bools, functions, or the error that names what is allowed."""
 
 from __future__ import annotations
 
@@ -22,6 +22,13 @@ def whole_number(name: str, value: Any, low: int | None = None, high: int | None
         given = _shown(number, value)
         raise ConfigError(f"{name} is {given}; allowed is a whole number{_range(low, high)}")
     return number
+
+
+def boolean(name: str, value: Any) -> bool:
+    """Return a bool; 0, 1 and None are none. Raises: ConfigError."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} is {value!r:.80}; allowed is True or False")
+    return value
 
 
 def one_of(name: str, value: Any, allowed: Collection[Any], why: str = "") -> None:

@@ -117,6 +117,26 @@ def test_terminal_nodes_raise_alone_and_are_skipped_and_reported_in_a_batch(
     assert len(node.grow(2, force=True, max_tokens=3, seed=1)) == 2
 
 
+@pytest.mark.parametrize("given", ["yes", 1, None])
+@pytest.mark.parametrize("call", ["grow", "agrow", "stream", "astream"])
+def test_force_is_true_or_false(loom: Loom, call: str, given: Any) -> None:
+    def called() -> None:
+        made = getattr(loom, call)(max_tokens=2, force=given)
+        if call == "agrow":
+            asyncio.run(made)
+
+    with pytest.raises(ConfigError, match=f"^force is {given!r}; allowed is True or False$"):
+        called()
+    assert loom.children == []
+
+
+@pytest.mark.parametrize("given", ["x", 1, None])
+def test_show_is_true_or_false(loom: Loom, given: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^show is {given!r}; allowed is True or False$"):
+        loom.grow(max_tokens=2, show=given)
+    assert loom.children == []
+
+
 def test_an_end_token_is_terminal_and_not_in_the_tokens(fluent: weft.LM) -> None:
     node = ended(Loom(fluent, samples.game24))
     assert node.finish_reason == "stop"

@@ -17,7 +17,7 @@ from inspect import signature
 from numbers import Real
 from typing import Any, ParamSpec, TypedDict, TypeVar
 
-from ..checks import half_character, half_told, number, whole_number
+from ..checks import boolean, half_character, half_told, number, whole_number
 from ..errors import ConfigError
 
 P = ParamSpec("P")
@@ -299,12 +299,6 @@ def _unfollowed(config: Mapping[str, Any], *, samples: bool) -> list[str]:
     return [name for name, value, neutral in given if value not in (None, neutral, [], {}, ())]
 
 
-def _flag(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name} is {value!r}; allowed is True or False")
-    return value
-
-
 def _or_none(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
     return lambda name, value: None if value is None else check(name, value)
 
@@ -416,7 +410,7 @@ PARAMETERS: Mapping[str, Parameter] = {
         _or_none(partial(whole_number, low=0, high=2**64 - 1)), also=("random_seed",)
     ),
     "constraint": Parameter(_or_none(_constraint), also=("grammar", "response_format")),
-    "temperature_first": Parameter(_flag),
+    "temperature_first": Parameter(boolean),
 }
 # What other libraries have and there is no parameter for.
 _NOWHERE = {
