@@ -137,6 +137,23 @@ def test_show_is_true_or_false(loom: Loom, given: Any) -> None:
     assert loom.children == []
 
 
+@pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
+def test_what_earlier_nodes_generated_is_prompt_to_the_penalties(loom: Loom, name: str) -> None:
+    """A Branch has generated all that it committed, and its prompt was prefilled: not counted."""
+    token = loom.lm.tokenize("z")[-1]
+    options: dict[str, Any] = {"temperature": 0.0, "logit_bias": {token: 100.0}, name: 200.0}
+    node = loom.grow(max_tokens=1, **options)[0]
+    assert node.tokens == [token]
+    later = node.grow(max_tokens=2, **options)[0]
+    assert (token in later.tokens[:1]) == (name != "repetition_penalty")
+    assert token not in later.tokens[1:]
+    branch = weft.Branch.create(loom.lm, **options)
+    branch.prefill([*loom.tokens, token])
+    assert branch.produce().token == token
+    branch.commit(token)
+    assert branch.produce().token != token
+
+
 def test_an_end_token_is_terminal_and_not_in_the_tokens(fluent: weft.LM) -> None:
     node = ended(Loom(fluent, samples.game24))
     assert node.finish_reason == "stop"

@@ -190,6 +190,8 @@ class Heddle(Shown):
             force: grow terminal nodes too.
             show: in a notebook, show the branches while they grow; elsewhere nothing is shown.
             sampling: SamplingParams; the model's defaults hold for what is not given.
+                presence_penalty and frequency_penalty count what this call generates: all of the
+                path before is its prompt, which repetition_penalty counts, too.
 
         Raises:
             Terminal: this one node ended with an end token.

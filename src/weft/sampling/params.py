@@ -89,7 +89,9 @@ class SamplingParams:
     n: continuations of a node, 65,536 at most. max_tokens: new tokens of each at most.
     temperature: 0 is greedy. top_p, top_k (0: off), min_p, typical_p: filters, off by default.
     repetition_penalty: on prompt and generated tokens; presence_penalty, frequency_penalty: on
-    generated ones only; penalty_last_n: looking back that many tokens, None for all.
+    generated ones only; penalty_last_n: looking back that many tokens, None for all. Generated is
+    what this very call draws: the nodes above are its prompt, also those that were drawn. A
+    Branch's three penalties count all that it accepted, and nothing that it prefilled.
     logit_bias: added to raw logits, by token id: -inf forbids, inf leaves nothing else; kept as
     sorted pairs.
     stop: strings that end a continuation; kept as a tuple.
