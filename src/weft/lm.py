@@ -384,7 +384,8 @@ class LM(
 
         pooling: the "mean" over a text's tokens, its first ("cls") or its "last" one; None as the
         model's file says, else the mean. normalize: to length 1. Keeps no KV.
-        Raises: Unsupported where the engine gives no hidden states; ConfigError for an empty text.
+        Raises: Unsupported where the engine gives no hidden states; ConfigError for an empty text;
+        StaleHandle once the LM is closed.
         Cost: a forward per n_batch tokens, between other work.
         """
         return embed(self, texts, pooling=pooling, normalize=normalize)

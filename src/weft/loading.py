@@ -561,7 +561,10 @@ def gguf_engine(source: str | os.PathLike[str]) -> str:
 
 
 def parse_bytes(budget: str | int, name: str = "kv_budget", *, auto: bool = True) -> int | None:
-    """Return a byte budget; None for "auto". Raises: ConfigError, with the argument's name."""
+    """Return a byte budget; None for "auto". Raises: ConfigError, with the argument's name.
+
+    auto: the argument knows "auto"; one that does not is off where nothing is given.
+    """
     if auto and budget == "auto":
         return None
     if isinstance(budget, str):
@@ -572,8 +575,10 @@ def parse_bytes(budget: str | int, name: str = "kv_budget", *, auto: bool = True
     else:
         with suppress(ConfigError):
             return whole_number(name, budget, 1)
-    allowed = '"auto", bytes, or' if auto else "bytes, or"
-    raise ConfigError(f'{name} is {budget!r:.80}; allowed are {allowed} a size like "4GiB"')
+    known = '"auto", ' if auto else ""
+    allowed = f'{known}bytes from 1 on, or a size like "4GiB"'
+    off = "" if auto else "; None, or leaving it out, turns it off"
+    raise ConfigError(f"{name} is {budget!r:.80}; allowed are {allowed}{off}")
 
 
 def _generation_config(folder: Path) -> dict[str, Any]:
