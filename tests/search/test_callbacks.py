@@ -310,14 +310,26 @@ def test_mistakes_are_named(options: dict[str, Any], message: str, lm: weft.LM) 
         search.best_of_n(lm, samples.sum, **{"n": 2, "max_tokens": 8, "seed": 1, **options})
 
 
-@pytest.mark.parametrize("given", [math.inf, -math.inf, math.nan, pytest.param(10**400, id="huge")])
+@pytest.mark.parametrize("given", [math.inf, math.nan, pytest.param(10**400, id="huge")])
 @pytest.mark.parametrize("name", EVERY)
 def test_a_value_has_to_be_a_finite_number_in_every_search(
     name: str, given: float, lm: weft.LM
 ) -> None:
-    told = f"value returned {given!r:.9}.* for one node; it has to return one finite number a node$"
+    told = f"value returned {given!r:.9}.* for one node; it has to return one finite number a node"
     with pytest.raises(ConfigError, match=told):
         searched(name, lm, value=lambda node: given)
+
+
+@pytest.mark.parametrize("name", ["mcts", "adaptive"])
+def test_what_means_are_made_of_is_no_infinity(name: str, lm: weft.LM) -> None:
+    with pytest.raises(ConfigError, match="value returned -inf .* one finite number a node$"):
+        searched(name, lm, value=lambda node: -math.inf)
+
+
+@pytest.mark.parametrize("name", [n for n in EVERY if n not in ("mcts", "adaptive", "smc")])
+def test_a_search_that_ranks_takes_the_worst(name: str, lm: weft.LM) -> None:
+    result = searched(name, lm, value=lambda node: -math.inf)
+    assert all(node.score in (None, -math.inf) for node in result.loom.walk())
 
 
 def test_the_mean_logprob_of_a_path_without_tokens_is_a_value(lm: weft.LM) -> None:

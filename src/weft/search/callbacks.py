@@ -26,7 +26,15 @@ class Callback:
     takes by default. Plain or async; what is to be awaited is awaited all at once.
     """
 
-    def __init__(self, name: str, function: Callable[..., Any], default: Takes) -> None:
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        default: Takes,
+        *,
+        may_be_worst: bool = True,
+    ) -> None:
+        """may_be_worst: of numbers, -inf is one, too; not where means are made of them."""
         self.name = name
         self.function = function
         if not callable(function):
@@ -35,8 +43,8 @@ class Callback:
         named = "nodes" if isinstance(function, Scorer) else _first_parameter(function)
         self.takes: Takes = cast("Takes", named) if named in get_args(Takes) else default
         self.one = self.takes.removesuffix("s")
-        # A log of nothing: of a weight, or of a path without tokens, as `mean_logprob` has it.
-        self.may_be_log_of_0 = name == "potential" or isinstance(function, Scorer)
+        # A log of nothing: of a path without tokens, as `mean_logprob` has it.
+        self.may_be_worst = may_be_worst or isinstance(function, Scorer)
 
     @property
     def over_states(self) -> bool:
@@ -68,11 +76,11 @@ class Callback:
         return answers
 
     def numbers(self, nodes: Sequence[Heddle], state_of: StateOf) -> Steps[list[float]]:
-        """Return a finite number for each node, -inf for a log of 0, or refuse what came."""
+        """Return a finite number for each node, or -inf where it may be, or refuse what came."""
         found = yield from self.ask(nodes, state_of)
         values = [_number(each) for each in found]
         for value, each in zip(values, found, strict=True):
-            if not (math.isfinite(value) or (value == -math.inf and self.may_be_log_of_0)):
+            if not (math.isfinite(value) or (value == -math.inf and self.may_be_worst)):
                 raise self.refused(each)
         return values
 
@@ -97,7 +105,7 @@ class Callback:
             if self.over_states
             else f"a list of texts for each {self.one}",
             "verifier": f"True or False for each {self.one}",
-        }.get(self.name, f"one finite number a {self.one}{', or -inf' * self.may_be_log_of_0}")
+        }.get(self.name, f"one finite number a {self.one}{', or -inf' * self.may_be_worst}")
         return f"{self.name} returned {reprlib.repr(found)} for {what}; it has to return {wanted}"
 
     def _each(self, seen: Sequence[Any]) -> list[Any]:
