@@ -1,15 +1,16 @@
-"""Numbers that callers give."""
+"""Numbers and functions that callers give."""
 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 import weft
-from weft.checks import number, one_of, whole_number
+from weft.checks import number, one_of, takes_one, whole_number
 from weft.errors import ConfigError
 from weft.search.core import Budget
 
@@ -71,3 +72,47 @@ def test_one_of_names_what_is_allowed_and_takes_no_number_for_a_bool() -> None:
             one_of("flag", wrong, (True, False))
     with pytest.raises(ConfigError, match="dtype is 'x'; allowed are 'a', 'b' and 'c', or so"):
         one_of("dtype", "x", ("a", "b", "c"), ", or so")
+
+
+class Caller:
+    """Takes nothing when called, and too much in its method."""
+
+    def __call__(self) -> None: ...
+
+    def method(self, node: int, *, extra: int) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (lambda: None, "no argument"),
+        (lambda node, extra: None, "(node, extra)"),
+        (lambda *, node: None, "(*, node)"),
+        (Caller(), "no argument"),
+        (Caller().method, "(node, *, extra)"),
+        (partial(Caller().method, 1), "(*, extra)"),
+        (dict.get, "(self, key, default=None, /)"),
+    ],
+)
+def test_a_function_that_one_argument_cannot_be_handed_to_is_refused(
+    function: Any, told: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        takes_one("value", function, "a text")
+    assert str(caught.value) == f"value takes {told}; it has to take one argument, a text"
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        len,
+        max,  # does not tell what it takes
+        str.upper,
+        Caller.__call__,
+        partial(Caller().method, extra=1),
+        lambda node, extra=2: None,
+        lambda *nodes, **options: None,
+    ],
+)
+def test_a_function_that_takes_one_argument_or_does_not_tell_is_taken(function: Any) -> None:
+    takes_one("value", function, "a text")

@@ -13,7 +13,7 @@ import pytest
 from fakes import HiddenFake, Wrapped
 from weft.engines.base import Engine, Row
 from weft.engines.numpy import NumpyEngine
-from weft.errors import ConfigError, ContextOverflow, Unsupported
+from weft.errors import ConfigError, ContextOverflow, StaleHandle, Unsupported
 from weft.lm import LM
 from weft.tokens.tokenizer import Tokenizer
 
@@ -115,6 +115,30 @@ def test_what_cannot_be_embedded_is_refused(numpy_engine: Engine, text: Tokenize
         lm.embed(["a"], pooling="max")  # type: ignore[arg-type]
     with pytest.raises(ContextOverflow, match="the context is 8"):
         lm.embed(["one two three four five six seven eight nine"])
+
+
+@pytest.mark.parametrize("texts", [["a"], []])
+def test_a_closed_lm_embeds_nothing(texts: list[str], text: Tokenizer) -> None:
+    with LM(NumpyEngine.load(TINY), text) as lm:
+        pass
+    with pytest.raises(StaleHandle, match="this LM is closed; load it again"):
+        lm.embed(texts)
+
+
+def test_an_lm_that_is_closed_meanwhile_embeds_no_further(
+    text: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm = LM(NumpyEngine.load(TINY), text)
+    tokenize = lm.tokenize
+
+    def closing(given: str) -> list[int]:
+        ids = tokenize(given)
+        lm.close()
+        return ids
+
+    monkeypatch.setattr(lm, "tokenize", closing)
+    with pytest.raises(StaleHandle, match="this LM is closed; load it again"):
+        lm.embed(["a"])
 
 
 def test_an_engine_without_hidden_states_says_so(numpy_engine: Engine, text: Tokenizer) -> None:

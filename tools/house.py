@@ -56,7 +56,10 @@ ALLOWED = {
     "_version": "torch counts changes of a tensor there",
 }
 # Parts of packages that stand in another layer than the rest, so that they count as packages.
-APART = {"engines.base": "what an engine is; the engines themselves stand above sampling"}
+APART = {
+    "engines.abilities": "what engines can do, which the next one says",
+    "engines.base": "what an engine is; the engines themselves stand above sampling",
+}
 DOUBLED = {
     "Loom": "the known names of the existing tree library (compat/n8loom.py)",
     "Heddle": "the known names of the existing tree library (compat/n8loom.py)",
@@ -267,7 +270,7 @@ def trips() -> dict[str, tuple[int, int, int]]:
     """Return the four trips; each was made once before, so that imports are not in it.
 
     The number of threads is given: when it is chosen anew is up to the clock, and with it whether
-    one file more (cores.py) is run through.
+    one file more (share.py) is run through.
     """
     import contextlib
 

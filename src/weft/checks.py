@@ -1,10 +1,11 @@
-"""What callers give: whole numbers and others, or the error that names what is allowed."""
+"""What callers give: numbers, bools, functions, or the error that names what is allowed."""
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from inspect import Parameter, Signature, signature
 from numbers import Real
 from typing import Any
 
@@ -23,11 +24,35 @@ def whole_number(name: str, value: Any, low: int | None = None, high: int | None
     return number
 
 
+def boolean(name: str, value: Any) -> bool:
+    """Return a bool; 0, 1 and None are none. Raises: ConfigError."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} is {value!r:.80}; allowed is True or False")
+    return value
+
+
 def one_of(name: str, value: Any, allowed: Collection[Any], why: str = "") -> None:
     """Raise ConfigError for a value that is not among the allowed ones; why: what to add to it."""
     if not any(value is each or (type(value) is type(each) and value == each) for each in allowed):
         shown = " and ".join(", ".join(map(repr, allowed)).rsplit(", ", 1))
         raise ConfigError(f"{name} is {value!r:.80}; allowed are {shown}{why}")
+
+
+def takes_one(name: str, function: Callable[..., Any], what: str) -> None:
+    """Raise ConfigError for a function that one argument cannot be handed to; what: that is.
+
+    A function that does not tell what it takes, as some that are built in, is taken as it is.
+    """
+    try:
+        told = signature(function, follow_wrapped=False)  # of what is called, not what that calls
+    except (TypeError, ValueError):
+        return
+    try:
+        told.bind(None)
+    except TypeError as error:
+        bare = [each.replace(annotation=Parameter.empty) for each in told.parameters.values()]
+        takes = f"{Signature(bare)!s:.80}" if bare else "no argument"
+        raise ConfigError(f"{name} takes {takes}; it has to take one argument, {what}") from error
 
 
 def half_character(text: str) -> int | None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from .checks import whole_number
 from .engines.base import Engine, Pooling, Row
-from .errors import ConfigError, ContextOverflow
+from .errors import ConfigError, ContextOverflow, StaleHandle
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,6 +27,7 @@ def embed(
     normalize: bool = True,
 ) -> NDArray[np.float32]:
     """Return a vector for each text; see `LM.embed`."""
+    _refuse_closed(lm)
     if pooling is None:
         pooling = lm.info.pooling or "mean"
     if pooling not in get_args(Pooling):
@@ -42,6 +43,11 @@ def embed(
         norms = np.linalg.norm(out, axis=1, keepdims=True)
         out /= np.where(norms > _TINY_NORM, norms, 1)
     return out
+
+
+def _refuse_closed(lm: LM) -> None:
+    if lm.closed:
+        raise StaleHandle("this LM is closed; load it again")
 
 
 def _checked(texts: Sequence[str | Sequence[int]]) -> Sequence[str | Sequence[int]]:
@@ -86,6 +92,7 @@ def _packed(lengths: Sequence[int], n_batch: int) -> Iterator[list[int]]:
 
 def _states(lm: LM, ids: list[list[int]]) -> list[NDArray[np.float32]]:
     """Return the final hidden states of whole texts; between steps."""
+    _refuse_closed(lm)  # meanwhile
     engine, n_batch = lm.engine, lm.scheduler.n_batch
     if len(ids) == 1 and len(ids[0]) > n_batch:
         return [_in_parts(engine, ids[0], n_batch)]

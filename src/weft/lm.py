@@ -384,7 +384,8 @@ class LM(
 
         pooling: the "mean" over a text's tokens, its first ("cls") or its "last" one; None as the
         model's file says, else the mean. normalize: to length 1. Keeps no KV.
-        Raises: Unsupported where the engine gives no hidden states; ConfigError for an empty text.
+        Raises: Unsupported where the engine gives no hidden states; ConfigError for an empty text;
+        StaleHandle once the LM is closed.
         Cost: a forward per n_batch tokens, between other work.
         """
         return embed(self, texts, pooling=pooling, normalize=normalize)
@@ -394,11 +395,12 @@ class LM(
         self.adapters.add(self, name, folder)
 
     def fingerprint(self, adapter: str | None = None) -> str:
-        """Return what files of this model, with this adapter, are marked with.
+        """Return what files of this model, with this adapter, are marked with: another text once
+        the weights have been changed.
 
         Raises: ConfigError for an unknown adapter.
         """
-        mark, own = self.info.fingerprint, self.adapters.fingerprint(adapter)
+        mark, own = self.engine.fingerprint(), self.adapters.fingerprint(adapter)
         return mark if adapter is None else f"{mark}+{own}"
 
     def remove_adapter(self, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import re
@@ -24,9 +25,12 @@ from .errors import ConfigError, EngineUnavailable, ModelLoadError, Unsupported,
 from .files import read_json
 from .lm import LM, adopted, refuse_offload
 from .sampling.params import SamplingParams, knows_options
+from .share import bytes_left
 from .tokens.tokenizer import Tokenizer
 
-DEFAULT_KV_BYTES = 4 << 30
+_log = logging.getLogger("weft")
+
+DEFAULT_KV_BYTES, LEAST_KV_BYTES = 4 << 30, 64 << 20  # on a CPU
 KV_SHARE = 0.8  # of the device memory that is free after loading
 _UNITS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
@@ -96,7 +100,8 @@ def load(
         n_seq_max: paths that may be resident at once.
         kv_budget: bytes of KV ("4GiB", 512_000_000), counted in slots held or reserved; while
             branches grow on a CPU, padding may take as much again for moments. "auto" is 80 % of
-            the device memory that is free after loading, 4 GiB on a CPU.
+            the device memory that is free after loading; on a CPU 4 GiB, or half of what the
+            process may still take, if that is less (`ulimit -v` and a container's limit count).
         offload: bytes of host memory for KV that the budget has no room for: it is brought back
             when it is needed, and not computed again. None keeps none.
         row_cache: bytes of logits rows that are kept for who asks again, over all faces; a row is
@@ -366,12 +371,22 @@ def _assemble(
         defaults = replace(defaults, temperature_first=True)
     free = engine.info.extra.get("free_bytes")
     if budget is None and engine.info.kv != "hidden":
-        budget = int(free * KV_SHARE) if free else DEFAULT_KV_BYTES
+        budget = int(free * KV_SHARE) if free else _host_budget()
     try:
         return LM(engine, text, model=model, kv_bytes=budget, defaults=defaults, **limits)
     except Exception:
         engine.close()
         raise
+
+
+def _host_budget() -> int:
+    """Return a KV budget for a CPU: padding may take as much again, so half of what is left."""
+    left = bytes_left()
+    if left is None or left // 2 >= DEFAULT_KV_BYTES:
+        return DEFAULT_KV_BYTES
+    budget = max(left // 2, LEAST_KV_BYTES)
+    _log.info("%d MiB of memory are left: the KV budget is %d MiB", left >> 20, budget >> 20)
+    return budget
 
 
 def _load_engine(name: str, source: str | os.PathLike[str], given: dict[str, Any]) -> Engine:
@@ -546,7 +561,10 @@ def gguf_engine(source: str | os.PathLike[str]) -> str:
 
 
 def parse_bytes(budget: str | int, name: str = "kv_budget", *, auto: bool = True) -> int | None:
-    """Return a byte budget; None for "auto". Raises: ConfigError, with the argument's name."""
+    """Return a byte budget; None for "auto". Raises: ConfigError, with the argument's name.
+
+    auto: the argument knows "auto"; one that does not is off where nothing is given.
+    """
     if auto and budget == "auto":
         return None
     if isinstance(budget, str):
@@ -557,8 +575,10 @@ def parse_bytes(budget: str | int, name: str = "kv_budget", *, auto: bool = True
     else:
         with suppress(ConfigError):
             return whole_number(name, budget, 1)
-    allowed = '"auto", bytes, or' if auto else "bytes, or"
-    raise ConfigError(f'{name} is {budget!r:.80}; allowed are {allowed} a size like "4GiB"')
+    known = '"auto", ' if auto else ""
+    allowed = f'{known}bytes from 1 on, or a size like "4GiB"'
+    off = "" if auto else "; None, or leaving it out, turns it off"
+    raise ConfigError(f"{name} is {budget!r:.80}; allowed are {allowed}{off}")
 
 
 def _generation_config(folder: Path) -> dict[str, Any]:

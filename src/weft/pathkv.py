@@ -503,7 +503,7 @@ def refuse_other(lm: LM, saved: SavedPath) -> None:
     info, base = lm.info, saved.fingerprint
     if saved.namespace is not None:
         base = base.rpartition("+")[0]
-    if base != info.fingerprint:
+    if base != lm.fingerprint():
         raise ModelMismatch(
             f"this KV was saved by {saved.model}, and {info.model} has other weights; load it"
             " with the model that made it, or prefill the tokens again"

@@ -14,7 +14,15 @@ from contract.helpers import PROMPT, TOLERANCE, drawn_by_weft, prompt_ids
 from fakes import BrokenEngine
 from weft import Branch, BranchStore, Loom
 from weft.constraints import Regex
-from weft.errors import ConfigError, DeadEnd, ForwardError, HasChildren, KVFull, StaleHandle
+from weft.errors import (
+    ConfigError,
+    ContextOverflow,
+    DeadEnd,
+    ForwardError,
+    HasChildren,
+    KVFull,
+    StaleHandle,
+)
 
 NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
@@ -246,6 +254,32 @@ def test_accept_then_commit_counts_once(make) -> None:
     two.prefill([9])  # decoded elsewhere, run here
     assert two.metrics.n_accepted == 2
     assert two.tokens[-1] == 9
+
+
+def test_a_token_that_the_context_has_no_room_for_is_not_accepted(make) -> None:
+    """It could never be run, and a branch with accepted tokens neither forks nor rewinds."""
+    lm = make("numpy", n_ctx=8)
+    branch = Branch.create(lm, **{**NEUTRAL, "seed": 1, "frequency_penalty": 0.5})
+    branch.prefill([40, 41, 42, 43, 44, 45, 46])
+    branch.accept(50)
+    before, drawn = branch.save(), branch.produce()
+    with pytest.raises(ContextOverflow, match="the path has 9 tokens") as caught:
+        branch.accept(51)
+    assert (caught.value.n_tokens, caught.value.n_ctx) == (9, 8)
+    assert (branch.save(), branch.produce()) == (before, drawn)
+    branch.commit(50)
+    with pytest.raises(ContextOverflow):
+        branch.accept(51)
+    branch.rewind(1)
+    assert branch.fork().tokens == [40, 41, 42, 43, 44, 45, 46]
+
+
+def test_a_saved_branch_whose_accepted_tokens_have_no_room_is_not_loaded(make) -> None:
+    branch = Branch.create(make("numpy", n_ctx=8), seed=1)
+    branch.prefill([40, 41, 42, 43, 44, 45, 46])
+    branch.accept(50)
+    with pytest.raises(ContextOverflow, match="the path has 8 tokens"):
+        Branch.load(make("numpy", n_ctx=7), branch.save())
 
 
 def test_after_accept_the_logits_are_those_before_it_and_the_grammar_is_after_it(make) -> None:

@@ -24,7 +24,7 @@ peft = pytest.importorskip("peft", reason="peft is not installed")
 
 from families import build  # noqa: E402
 from loopback_hub import Repo, point_at, serve  # noqa: E402
-from weft import AsyncLM, Branch, BranchStore, Loom, load  # noqa: E402
+from weft import AsyncLM, Branch, BranchStore, Heddle, Loom, load  # noqa: E402
 from weft.errors import (  # noqa: E402
     ConfigError,
     ModelLoadError,
@@ -36,6 +36,7 @@ from weft.sampling.params import SamplingParams  # noqa: E402
 from weft.sampling.sampler import Sampler  # noqa: E402
 from weft.sched.work import Extend, Logits, Run  # noqa: E402
 from weft.store import sidecar  # noqa: E402
+from weft.store.head import LoomHead  # noqa: E402
 
 IDS = [5, 17, 33, 8, 90, 41]
 TARGETS = {
@@ -366,3 +367,43 @@ def test_a_search_in_a_loom_with_an_adapter_asks_the_adapter(tmp_path, text) -> 
             asked = judge(lambda _: "Is it?", words)
             found = best_of_n(lm, loom, n=2, max_tokens=2, value=asked, seed=0)
             assert [node.score for node in found.loom.leaves] == pytest.approx(want * 2)
+
+
+def test_a_loom_is_of_the_adapter_that_grew_it(tmp_path, text) -> None:
+    """Another one of that name is none of it, in files and where looms are kept."""
+    for name, seed in (("first", 1), ("second", 2)):
+        adapter(tmp_path / name, "llama", seed)
+    lm = lm_of("llama", text)
+    lm.add_adapter("law", tmp_path / "first")
+    loom = Loom(lm, IDS, adapter="law")
+    loom.save(tmp_path / "kept.json")
+    head = LoomHead.loaded(LoomHead.of(loom).dumped())
+    assert head == LoomHead.of(loom)
+    lm.remove_adapter("law")
+    again = Loom.open(tmp_path / "kept.json", lm)  # to be read
+    again.save(tmp_path / "again.json")
+    lm.add_adapter("law", tmp_path / "second")
+    for file in ("kept.json", "again.json"):
+        with pytest.raises(ModelMismatch, match="grown with another LoRA adapter named 'law'"):
+            Loom.open(tmp_path / file, lm)
+        assert Loom.open(tmp_path / file, lm, force=True).tokens == IDS
+    with pytest.raises(ModelMismatch, match="another LoRA adapter"):
+        head.loom(lm, Heddle, force=False)
+    lm.add_adapter("law", tmp_path / "first")
+    assert Loom.open(tmp_path / "kept.json", lm).tokens == IDS
+
+
+def test_looms_that_do_not_say_which_adapter_grew_them_open_as_before(tmp_path, text) -> None:
+    adapter(tmp_path / "law", "llama", 1)
+    lm = lm_of("llama", text)
+    lm.add_adapter("law", tmp_path / "law")
+    loom = Loom(lm, IDS, adapter="law")
+    loom.save(tmp_path / "kept.json")
+    data = json.loads((tmp_path / "kept.json").read_text())
+    del data["model"]["adapter"]
+    (tmp_path / "kept.json").write_text(json.dumps(data))
+    assert Loom.open(tmp_path / "kept.json", lm).adapter == "law"
+    mark, *more = json.loads(LoomHead.of(loom).dumped())
+    assert LoomHead.loaded(json.dumps([mark[:3], *more])).loom(lm, Heddle, force=False)
+    plain = json.loads(LoomHead.of(Loom(lm, IDS)).dumped())
+    assert len(plain[0]) == 3

@@ -117,6 +117,43 @@ def test_terminal_nodes_raise_alone_and_are_skipped_and_reported_in_a_batch(
     assert len(node.grow(2, force=True, max_tokens=3, seed=1)) == 2
 
 
+@pytest.mark.parametrize("given", ["yes", 1, None])
+@pytest.mark.parametrize("call", ["grow", "agrow", "stream", "astream"])
+def test_force_is_true_or_false(loom: Loom, call: str, given: Any) -> None:
+    def called() -> None:
+        made = getattr(loom, call)(max_tokens=2, force=given)
+        if call == "agrow":
+            asyncio.run(made)
+
+    with pytest.raises(ConfigError, match=f"^force is {given!r}; allowed is True or False$"):
+        called()
+    assert loom.children == []
+
+
+@pytest.mark.parametrize("given", ["x", 1, None])
+def test_show_is_true_or_false(loom: Loom, given: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^show is {given!r}; allowed is True or False$"):
+        loom.grow(max_tokens=2, show=given)
+    assert loom.children == []
+
+
+@pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
+def test_what_earlier_nodes_generated_is_prompt_to_the_penalties(loom: Loom, name: str) -> None:
+    """A Branch has generated all that it committed, and its prompt was prefilled: not counted."""
+    token = loom.lm.tokenize("z")[-1]
+    options: dict[str, Any] = {"temperature": 0.0, "logit_bias": {token: 100.0}, name: 200.0}
+    node = loom.grow(max_tokens=1, **options)[0]
+    assert node.tokens == [token]
+    later = node.grow(max_tokens=2, **options)[0]
+    assert (token in later.tokens[:1]) == (name != "repetition_penalty")
+    assert token not in later.tokens[1:]
+    branch = weft.Branch.create(loom.lm, **options)
+    branch.prefill([*loom.tokens, token])
+    assert branch.produce().token == token
+    branch.commit(token)
+    assert branch.produce().token != token
+
+
 def test_an_end_token_is_terminal_and_not_in_the_tokens(fluent: weft.LM) -> None:
     node = ended(Loom(fluent, samples.game24))
     assert node.finish_reason == "stop"

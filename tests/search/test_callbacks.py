@@ -148,6 +148,46 @@ def test_any_callable_is_a_value(value: Any, lm: weft.LM) -> None:
     assert all(node.score is not None for node in result.loom.children)
 
 
+@pytest.mark.parametrize("name", ["value", "verifier", "propose", "potential", "progress"])
+def test_a_function_that_does_not_take_one_argument_is_refused_before_anything_runs(
+    name: str, lm: weft.LM
+) -> None:
+    before = lm.stats().steps
+    told = rf"^{name} takes \(node, extra\); it has to take one argument, "
+    with pytest.raises(ConfigError, match=told):
+        search.smc(lm, samples.sum, n=2, max_tokens=4, **{name: lambda node, extra: 1.0})
+    assert lm.stats().steps == before
+
+
+def test_an_extract_that_does_not_take_one_argument_is_refused(lm: weft.LM) -> None:
+    with pytest.raises(ConfigError, match="extract takes no argument; .* one argument, a text"):
+        search.best_of_n(lm, samples.sum, extract=lambda: None)  # type: ignore[misc, arg-type]
+
+
+def dropping(function: Callable[[], Any]) -> Callable[[Any], Any]:
+    """Return a function that shows what it wraps, which takes less."""
+
+    @functools.wraps(function)
+    def called(node: Heddle) -> Any:
+        return function()
+
+    return called
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        lambda node, extra=2: 1.0,
+        lambda *several: [1.0] * len(several[0]),
+        functools.partial(lambda node, extra: 1.0, extra=1),
+        dropping(lambda: [1.0]),
+    ],
+)
+def test_a_function_that_can_take_one_argument_is_called(value: Any, lm: weft.LM) -> None:
+    result = search.best_of_n(lm, samples.sum, n=1, max_tokens=8, value=value)
+    assert result.loom.children[0].score == 1.0
+
+
 def test_best_of_n_by_value_is_the_highest(lm: weft.LM) -> None:
     result = search.best_of_n(
         lm, samples.story, n=4, seed=1, max_tokens=20, value=lambda text: -text.count("e")
@@ -248,7 +288,10 @@ def test_what_was_begun_is_closed_when_a_later_call_fails_at_once(lm: weft.LM) -
         ({"verifier": lambda texts: [True]}, r"returned \[True\] for 2 texts"),
         ({"verifier": lambda: True}, "takes no argument"),
         ({"verifier": "95"}, "verifier is '95'; allowed is a function"),
-        ({"value": lambda text: "high"}, "value returned 'high' for one text; .*one number a text"),
+        (
+            {"value": lambda text: "high"},
+            "value returned 'high' for one text; .*finite number a text",
+        ),
         ({"value": lambda nodes: 1.0}, "value returned 1.0 for 2 nodes"),
         ({"value": len, "score": len}, "leave out one"),
         ({"score": lambda states: [1.0] * len(states)}, r"propose\(state\)"),
@@ -265,6 +308,34 @@ def test_what_was_begun_is_closed_when_a_later_call_fails_at_once(lm: weft.LM) -
 def test_mistakes_are_named(options: dict[str, Any], message: str, lm: weft.LM) -> None:
     with pytest.raises(ConfigError, match=message):
         search.best_of_n(lm, samples.sum, **{"n": 2, "max_tokens": 8, "seed": 1, **options})
+
+
+@pytest.mark.parametrize("given", [math.inf, math.nan, pytest.param(10**400, id="huge")])
+@pytest.mark.parametrize("name", EVERY)
+def test_a_value_has_to_be_a_finite_number_in_every_search(
+    name: str, given: float, lm: weft.LM
+) -> None:
+    told = f"value returned {given!r:.9}.* for one node; it has to return one finite number a node"
+    with pytest.raises(ConfigError, match=told):
+        searched(name, lm, value=lambda node: given)
+
+
+@pytest.mark.parametrize("name", ["mcts", "adaptive"])
+def test_what_means_are_made_of_is_no_infinity(name: str, lm: weft.LM) -> None:
+    with pytest.raises(ConfigError, match="value returned -inf .* one finite number a node$"):
+        searched(name, lm, value=lambda node: -math.inf)
+
+
+@pytest.mark.parametrize("name", [n for n in EVERY if n not in ("mcts", "adaptive", "smc")])
+def test_a_search_that_ranks_takes_the_worst(name: str, lm: weft.LM) -> None:
+    result = searched(name, lm, value=lambda node: -math.inf)
+    assert all(node.score in (None, -math.inf) for node in result.loom.walk())
+
+
+def test_the_mean_logprob_of_a_path_without_tokens_is_a_value(lm: weft.LM) -> None:
+    ends = dict.fromkeys(lm.text.stop_ids, math.inf)
+    result = search.best_of_n(lm, samples.sum, n=2, value=score.mean_logprob, logit_bias=ends)
+    assert [node.score for node in result.loom.children] == [-math.inf] * 2
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 
 import weft
 from weft import Heddle, Loom, samples, search
+from weft.errors import ConfigError
 from weft.search.particles import effective_size, log_mean_exp, systematic
 
 # Two tokens a path, two choices each: four paths, which can be listed.
@@ -85,6 +86,13 @@ def test_where_nothing_is_possible_the_evidence_is_zero(lm: weft.LM) -> None:
     )
     assert none.log_evidence == -math.inf
     assert none.text
+
+
+@pytest.mark.parametrize("given", [math.inf, math.nan])
+def test_a_potential_is_finite_or_the_log_of_0(given: float, lm: weft.LM) -> None:
+    told = f"potential returned {given} for one node; .* one finite number a node, or -inf$"
+    with pytest.raises(ConfigError, match=told):
+        search.smc(lm, samples.sum, n=2, seed=1, max_tokens=4, potential=lambda node: given)
 
 
 def test_systematic_resampling_gives_each_its_share_within_one() -> None:

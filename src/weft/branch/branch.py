@@ -346,7 +346,8 @@ class Branch(
     def accept(self, token: int) -> None:
         """Go on by a token that is decoded elsewhere: grammar, penalties, metrics. Runs nothing.
 
-        A commit or prefill of the same token after it does not count it again.
+        A commit or prefill of the same token after it does not count it again. Atomic: on a failure
+        nothing has changed. Raises: ConstraintError if the grammar forbids it, ContextOverflow.
         """
         self.alive()
         self.lm.see_weights()

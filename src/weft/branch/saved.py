@@ -95,6 +95,7 @@ def _made(kind: type[Branch], lm: LM, data: Mapping[str, Any]) -> Branch:
     ahead = _wholes(data, "ahead", lm.info.n_vocab or lm.text.n_vocab)
     stream = stream_of(seed, lineage)
     place = lm.place(tokens, namespace=data.get("adapter"))
+    lm.check_path(ahead, len(tokens))
     branch = kind(lm, place, params, lm.sampler(params, stream, in_steps=True))
     branch.seed, branch.lineage = seed, lineage
     for index, each in enumerate(field(data, "accepted", list, WHAT)):

@@ -166,12 +166,14 @@ class State:
 
     def accept_now(self, token: int) -> None:
         """Go on by a token without running it."""
+        at = self.position + len(self.ahead)
+        if at >= self.lm.n_ctx:
+            self.lm.check_path((token,), at)  # which says what is wrong
         known = None if self.ahead else self.surprisals(token)
         if known is None and self.position and not self.ahead:
             known = (surprisal(self.raw(), token), None)
         sampler = self.sampler.clone() if self.sampler.needs_host else self.sampler
         sampler.accept(token)
-        at = self.position + len(self.ahead)
         last = Accepted(self.last, at, token, *(known or (None, None)))
         with deferred_interrupt():
             self.sampler, self.drawn, self.last = sampler, None, last

@@ -14,9 +14,9 @@ import typer
 from rich.cells import cell_len
 
 from .. import DISTRIBUTION, __version__, samples
-from ..cores import usable_cores
 from ..errors import EngineError, ModelLoadError, WeftError
 from ..outcomes import UNAVAILABLE
+from ..share import usable_cores
 from ..viz.out import Out, write_object
 from ..viz.outline import counted
 from . import advice, engines, options, screen

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cores import usable_cores
 from ..errors import ConfigError, ConstraintError, GrammarError, Unfinished
+from ..share import usable_cores
 from ..tokens.codec import is_panic
 from .base import Constraint, Matcher, n_words
 from .gbnf import as_lark

@@ -1,10 +1,54 @@
-"""What engines can do: one table, which pages, `weft doctor` and tests read."""
+"""What engines can do, and one table of Weft's own, which pages, `weft doctor` and tests read."""
 
 from __future__ import annotations
 
-from .base import Abilities
+from dataclasses import dataclass
 
 _FREE = "free"
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What an engine can do, with the model that it has loaded.
+
+    steps: it runs rows that the host chose, a token at a time, and gives full logits rows of them:
+    what Branch, AsyncLM, `next` and constraints of Weft's own stand on. Without it only runs that
+    the engine generates itself are served, and everything else is refused by name.
+    raw_logits: those rows are the model's logits; else they are log-probabilities, of which a
+    repetition penalty, which asks for signs, is another one: it is refused in steps.
+    scoring: it scores given tokens (`measure`), without steps, too: `forward` takes rows
+    that want scores and no logits, and may leave entropies and ranks out. Steps imply it. Words say
+    in the table of engines where it is so; a loaded model's is True or False.
+    native_runs: it generates whole runs by itself (`Engine.native`). entropy: every token has its
+    entropy, in runs of both kinds.
+    shared_attention: a shared prefix is attended once a step, not once a branch.
+    continues: an answer that was cut is gone on with from where it ends.
+    fork: what a fork anywhere costs. grammar: who enforces constraints.
+    lora, embed: `add_adapter`, `hidden_states`. offload, save_kv: `export` and `load` of KV.
+    quantised, devices, families, several_gpus: in words; empty: none.
+    takes: what it is for. packages: what must be installed, by the names they are imported by.
+    """
+
+    steps: bool = True
+    raw_logits: bool = True
+    native_runs: bool = False
+    scoring: bool | str = True
+    continues: bool | str = True
+    entropy: bool = True
+    shared_attention: bool = False
+    fork: str = ""
+    grammar: str = "Weft"
+    lora: bool = False
+    embed: bool = False
+    offload: bool = False
+    save_kv: bool = False
+    quantised: str = ""
+    devices: str = "CPU"
+    families: str = ""
+    several_gpus: str = ""
+    takes: str = ""
+    packages: tuple[str, ...] = ()
+
 
 # Weft's own engines, as they are with the models they run best.
 OWN: dict[str, Abilities] = {

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
 
 from ..errors import ConfigError, ContextOverflow, ForwardError, Unsupported
 from ..uncopied import Uncopied
+from .abilities import Abilities as Abilities
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,49 +42,6 @@ if TYPE_CHECKING:
 UNTOLD = 1 << 20
 KVKind = Literal["addressable", "sequence", "hidden"]
 Pooling = Literal["mean", "cls", "last"]
-
-
-@dataclass(frozen=True, slots=True)
-class Abilities:
-    """What an engine can do, with the model that it has loaded.
-
-    steps: it runs rows that the host chose, a token at a time, and gives full logits rows of them:
-    what Branch, AsyncLM, `next` and constraints of Weft's own stand on. Without it only runs that
-    the engine generates itself are served, and everything else is refused by name.
-    raw_logits: those rows are the model's logits; else they are log-probabilities, of which a
-    repetition penalty, which asks for signs, is another one: it is refused in steps.
-    scoring: it scores given tokens (`measure`), without steps, too: `forward` takes rows
-    that want scores and no logits, and may leave entropies and ranks out. Steps imply it. Words say
-    in the table of engines where it is so; a loaded model's is True or False.
-    native_runs: it generates whole runs by itself (`Engine.native`). entropy: every token has its
-    entropy, in runs of both kinds.
-    shared_attention: a shared prefix is attended once a step, not once a branch.
-    continues: an answer that was cut is gone on with from where it ends.
-    fork: what a fork anywhere costs. grammar: who enforces constraints.
-    lora, embed: `add_adapter`, `hidden_states`. offload, save_kv: `export` and `load` of KV.
-    quantised, devices, families, several_gpus: in words; empty: none.
-    takes: what it is for. packages: what must be installed, by the names they are imported by.
-    """
-
-    steps: bool = True
-    raw_logits: bool = True
-    native_runs: bool = False
-    scoring: bool | str = True
-    continues: bool | str = True
-    entropy: bool = True
-    shared_attention: bool = False
-    fork: str = ""
-    grammar: str = "Weft"
-    lora: bool = False
-    embed: bool = False
-    offload: bool = False
-    save_kv: bool = False
-    quantised: str = ""
-    devices: str = "CPU"
-    families: str = ""
-    several_gpus: str = ""
-    takes: str = ""
-    packages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -616,6 +574,12 @@ class Engine(Uncopied, ABC, instead="load it again where it is to run"):
         Asked before each burst of steps: cheap. Engines with weights of their own say None.
         """
         return None
+
+    def fingerprint(self) -> str:
+        """Return the name of the weights as they are now: `info.fingerprint`, as long as nobody
+        has changed them.
+        """
+        return self.info.fingerprint
 
     @abstractmethod
     def close(self) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
-from ..cores import idle_cores, usable_cores
 from ..errors import ConfigError
+from ..share import idle_cores, usable_cores
 
 _MOST = 8  # of a BLAS; beyond, matrices of the NumPy engine's models are too small
 _OF_A_BLAS = (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO, Unpack, cast, overload
 import numpy as np
 
 from .. import doors, files
-from ..checks import whole_number
+from ..checks import boolean, whole_number
 from ..errors import ConfigError
 from ..results import Delta, Distribution, TextScore, TokenProb
 from ..sampling.metrics import largest, log_softmax
@@ -190,6 +190,8 @@ class Heddle(Shown):
             force: grow terminal nodes too.
             show: in a notebook, show the branches while they grow; elsewhere nothing is shown.
             sampling: SamplingParams; the model's defaults hold for what is not given.
+                presence_penalty and frequency_penalty count what this call generates: all of the
+                path before is its prompt, which repetition_penalty counts, too.
 
         Raises:
             Terminal: this one node ended with an end token.
@@ -199,7 +201,9 @@ class Heddle(Shown):
         """
         # Looked up, not imported: where IPython does not run there is nobody to show it to.
         ipython = sys.modules.get("IPython")
-        is_shown = show and ipython is not None and ipython.get_ipython() is not None
+        is_shown = (
+            boolean("show", show) and ipython is not None and ipython.get_ipython() is not None
+        )
         growth = self._plan(n, at, force, sampling, streamed=is_shown)
         if growth is None:
             return Branches()
@@ -257,6 +261,7 @@ class Heddle(Shown):
     ) -> Growth | None:
         lm = self._home.live_lm()
         params = SamplingParams.resolve({**sampling, "n": n}, lm.defaults)
+        boolean("force", force)
         first = 0
         if at is None or isinstance(at, Heddle):
             nodes = [self if at is None else at]

@@ -17,7 +17,7 @@ from inspect import signature
 from numbers import Real
 from typing import Any, ParamSpec, TypedDict, TypeVar
 
-from ..checks import half_character, half_told, number, whole_number
+from ..checks import boolean, half_character, half_told, number, whole_number
 from ..errors import ConfigError
 
 P = ParamSpec("P")
@@ -89,7 +89,9 @@ class SamplingParams:
     n: continuations of a node, 65,536 at most. max_tokens: new tokens of each at most.
     temperature: 0 is greedy. top_p, top_k (0: off), min_p, typical_p: filters, off by default.
     repetition_penalty: on prompt and generated tokens; presence_penalty, frequency_penalty: on
-    generated ones only; penalty_last_n: looking back that many tokens, None for all.
+    generated ones only; penalty_last_n: looking back that many tokens, None for all. Generated is
+    what this very call draws: the nodes above are its prompt, also those that were drawn. A
+    Branch's three penalties count all that it accepted, and nothing that it prefilled.
     logit_bias: added to raw logits, by token id: -inf forbids, inf leaves nothing else; kept as
     sorted pairs.
     stop: strings that end a continuation; kept as a tuple.
@@ -299,12 +301,6 @@ def _unfollowed(config: Mapping[str, Any], *, samples: bool) -> list[str]:
     return [name for name, value, neutral in given if value not in (None, neutral, [], {}, ())]
 
 
-def _flag(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name} is {value!r}; allowed is True or False")
-    return value
-
-
 def _or_none(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
     return lambda name, value: None if value is None else check(name, value)
 
@@ -416,7 +412,7 @@ PARAMETERS: Mapping[str, Parameter] = {
         _or_none(partial(whole_number, low=0, high=2**64 - 1)), also=("random_seed",)
     ),
     "constraint": Parameter(_or_none(_constraint), also=("grammar", "response_format")),
-    "temperature_first": Parameter(_flag),
+    "temperature_first": Parameter(boolean),
 }
 # What other libraries have and there is no parameter for.
 _NOWHERE = {

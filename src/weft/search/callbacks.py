@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from inspect import Parameter, isawaitable, signature
 from typing import Any, Literal, cast, get_args
 
+from ..checks import takes_one
 from ..errors import ConfigError
 from ..loom import Heddle
 from .core import Steps, Together, text_of
@@ -25,14 +26,25 @@ class Callback:
     takes by default. Plain or async; what is to be awaited is awaited all at once.
     """
 
-    def __init__(self, name: str, function: Callable[..., Any], default: Takes) -> None:
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        default: Takes,
+        *,
+        may_be_worst: bool = True,
+    ) -> None:
+        """may_be_worst: of numbers, -inf is one, too; not where means are made of them."""
         self.name = name
         self.function = function
         if not callable(function):
             raise ConfigError(f"{name} is {reprlib.repr(function)}; allowed is a function")
-        named = "nodes" if isinstance(function, Scorer) else _first_parameter(name, function)
+        takes_one(name, function, f"named {', '.join(get_args(Takes))}")
+        named = "nodes" if isinstance(function, Scorer) else _first_parameter(function)
         self.takes: Takes = cast("Takes", named) if named in get_args(Takes) else default
         self.one = self.takes.removesuffix("s")
+        # A log of nothing: of a path without tokens, as `mean_logprob` has it.
+        self.may_be_worst = may_be_worst or isinstance(function, Scorer)
 
     @property
     def over_states(self) -> bool:
@@ -64,11 +76,11 @@ class Callback:
         return answers
 
     def numbers(self, nodes: Sequence[Heddle], state_of: StateOf) -> Steps[list[float]]:
-        """Return a number for each node, or refuse what came."""
+        """Return a finite number for each node, or -inf where it may be, or refuse what came."""
         found = yield from self.ask(nodes, state_of)
         values = [_number(each) for each in found]
         for value, each in zip(values, found, strict=True):
-            if math.isnan(value):
+            if not (math.isfinite(value) or (value == -math.inf and self.may_be_worst)):
                 raise self.refused(each)
         return values
 
@@ -93,7 +105,7 @@ class Callback:
             if self.over_states
             else f"a list of texts for each {self.one}",
             "verifier": f"True or False for each {self.one}",
-        }.get(self.name, f"one number a {self.one}")
+        }.get(self.name, f"one finite number a {self.one}{', or -inf' * self.may_be_worst}")
         return f"{self.name} returned {reprlib.repr(found)} for {what}; it has to return {wanted}"
 
     def _each(self, seen: Sequence[Any]) -> list[Any]:
@@ -109,23 +121,19 @@ class Callback:
         return answers
 
 
-def _first_parameter(name: str, function: Callable[..., Any]) -> str:
+def _first_parameter(function: Callable[..., Any]) -> str:
     try:
-        parameters = list(signature(function).parameters.values())
+        first = next(iter(signature(function).parameters.values()), None)
     except (TypeError, ValueError):
         return ""  # built in: nobody can read what it takes
-    if not parameters:
-        raise ConfigError(
-            f"{name} takes no argument; it has to take one, named {', '.join(get_args(Takes))}"
-        )
-    first = parameters[0]
-    return "" if first.kind in (Parameter.VAR_POSITIONAL, Parameter.KEYWORD_ONLY) else first.name
+    nameless = (Parameter.VAR_POSITIONAL, Parameter.KEYWORD_ONLY)
+    return "" if first is None or first.kind in nameless else first.name
 
 
 def _number(found: object) -> float:
     try:
         return math.nan if isinstance(found, str | bytes) else float(found)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return math.nan
 
 

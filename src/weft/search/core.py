@@ -28,7 +28,7 @@ from random import Random
 from threading import Thread
 from typing import Any, Literal, ParamSpec, TypeVar
 
-from ..checks import number, whole_number
+from ..checks import number, takes_one, whole_number
 from ..errors import ConfigError
 from ..lm import LM
 from ..loom import Heddle, Loom
@@ -152,7 +152,7 @@ class SearchOptions(BranchOptions, total=False):
     propose: who writes: "continue" (the answer, line by line), "suggest" (a step that the task asks
     for), "both"; another LM; a function: nodes → lists of texts, or state → (text, state) pairs;
     or a dict of these by name: each node then says in `meta["by"]` which one wrote it.
-    value: nodes → scores, higher is better. None: the model's verdict on a task that words a
+    value: nodes → finite scores, higher is better. None: the model's verdict on a task that words a
     question, else the likelihood.
     verifier: text → whether it is a right answer. None: what the task says. Nothing passes:
     `solved` is False.
@@ -242,6 +242,8 @@ class Settings:
             raise ConfigError(
                 f"progress is {own['progress']!r:.80}; allowed is a function that takes a Level"
             )
+        if own["progress"] is not None:
+            takes_one("progress", own["progress"], "a Level")
         if not isinstance(path, str | os.PathLike | None):
             raise ConfigError(f"resume is {path!r:.80}; allowed is the path of a file")
         return cls(

@@ -40,6 +40,7 @@ LIKELIEST = "likeliest"
 # Of a node's meta: what a search notes there and goes on from.
 _NOTES = ("answer", "by", "closed", "drawn", "measured", "opened", "solved", "state")
 # What has the same repr in every process.
+_AVERAGED = ("mcts", "adaptive")  # searches that make means of what nodes are worth
 _PLAIN = (int, float, str, list, tuple)
 
 
@@ -104,6 +105,7 @@ class Search:
         self.prompt = prompt
         self.start, self.loom = (fresh, loom) if saved is None else (saved, saved)
         self.task = settings.task or read_task(self.loom)
+        self._name = name
         self._read_functions()
         sampling = {k: v for k, v in settings.sampling.items() if isinstance(v, _PLAIN)}
         shown = {**numbers, "sampling": sorted(sampling.items())}
@@ -134,9 +136,11 @@ class Search:
         self.value: Callback | None = None
         self.verifier: Callback | None = None
         if given.value is not None:
-            self.value = Callback("value", given.value, "nodes")
+            may = self._name not in _AVERAGED
+            self.value = Callback("value", given.value, "nodes", may_be_worst=may)
         elif given.score is not None:
-            self.value = Callback("score", given.score, "states")
+            may = self._name not in _AVERAGED
+            self.value = Callback("score", given.score, "states", may_be_worst=may)
         if given.verifier is not None:
             self.verifier = Callback("verifier", given.verifier, "text")
         elif self.task is not None and overrides(self.task, "is_solved"):

@@ -50,11 +50,19 @@ _NODE_FIELDS = {
 
 
 class ModelMark(NamedTuple):
-    """Which model a loom's tokens belong to. n_vocab: 0 where ids are of no table."""
+    """Which model a loom's tokens belong to. n_vocab: 0 where ids are of no table. adapter: the
+    fingerprint of the loom's; "" where it has none, or nobody has noted it.
+    """
 
     name: str
     fingerprint: str
     n_vocab: int
+    adapter: str = ""
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as files have it: they say of an adapter only where there is one."""
+        told = {**self._asdict(), "n_vocab": self.n_vocab or None}
+        return told if self.adapter else {k: v for k, v in told.items() if k != "adapter"}
 
 
 # Of a loom of texts, which no model wrote: its nodes have no tokens.
@@ -96,6 +104,7 @@ def read_header(data: object) -> ModelMark:
         field(model, "name", str, "model"),
         field(model, "fingerprint", str, "model"),
         _n_vocab(model),
+        field(model, "adapter", str, "model") if "adapter" in model else "",
     )
 
 
@@ -204,7 +213,7 @@ def chunks(loom: Loom) -> Iterator[str]:
         "format": FORMAT,
         "version": VERSION,
         "created": loom.created,
-        "model": {**mark._asdict(), "n_vocab": mark.n_vocab or None},
+        "model": mark.plain(),
         "prompt": {
             "user_prompt": loom.user_prompt,
             "chat_template_used": loom.chat_template_used,
@@ -226,8 +235,12 @@ def mark_of(loom: Loom) -> ModelMark:
     """Return whose tokens a loom holds."""
     if loom.lm is None:
         return loom.saved_by
-    info = loom.lm.info
-    return ModelMark(info.model, info.fingerprint, info.n_vocab)
+    lm, name, info = loom.lm, loom.adapter, loom.lm.info
+    if name is None or name in lm.adapters:
+        adapter = lm.adapters.fingerprint(name)
+    else:  # it has been removed
+        adapter = getattr(loom, "saved_by", NO_MODEL).adapter
+    return ModelMark(info.model, lm.fingerprint(), info.n_vocab, adapter)
 
 
 def _node_data(node: Heddle, parent: int | None) -> dict[str, Any]:
@@ -297,7 +310,7 @@ def loaded(
     assert isinstance(data, dict)
     records, dropped = read_records(data, mark.n_vocab)
     if lm is not None:
-        check_model(lm, mark, force=force)
+        check_model(lm, mark, data.get("adapter"), force=force)
     loom = _made(data, mark, records, lm, loom_class, heddle_class)
     loom.dropped = tuple(dropped)
     return loom
@@ -344,8 +357,11 @@ def _counted(n_vocab: int) -> str:
     return f"{n_vocab} token ids" if n_vocab else "pieces of text for tokens"
 
 
-def check_model(lm: LM, mark: ModelMark, *, force: bool) -> None:
-    """Raise ModelMismatch where a loom's tokens are none of this model's."""
+def check_model(lm: LM, mark: ModelMark, adapter: object, *, force: bool) -> None:
+    """Raise ModelMismatch where a loom's tokens are none of this model's, or of its adapter's.
+
+    adapter: the name of the loom's. One that the LM has not loaded is asked for when it grows.
+    """
     info = lm.info
     if mark == NO_MODEL:
         raise ModelMismatch("the loom is of texts that no model wrote: open it without one")
@@ -354,10 +370,21 @@ def check_model(lm: LM, mark: ModelMark, *, force: bool) -> None:
             f"the loom was saved by {mark.name} with {_counted(mark.n_vocab)}; {info.model} has "
             f"{_counted(info.n_vocab)}. Open it with its own model, or without one to read it"
         )
-    if info.fingerprint != mark.fingerprint and not force:
+    if force:
+        return
+    if lm.fingerprint() != mark.fingerprint:
         raise ModelMismatch(
-            f"the loom was saved by {mark.name}, not by {info.model}: their fingerprints differ. "
-            "Open it with its own model, or take its token ids as they are with force=True",
+            f"the loom was saved by {mark.name}, and {info.model} has other weights now: their"
+            " fingerprints differ. Open it with its own model, or take its token ids as they are"
+            " with force=True",
+            hint="force=True",
+        )
+    if not mark.adapter or not isinstance(adapter, str) or adapter not in lm.adapters:
+        return
+    if lm.adapters.fingerprint(adapter) != mark.adapter:
+        raise ModelMismatch(
+            f"the loom was grown with another LoRA adapter named {adapter!r}. Add the one that grew"
+            " it, or take its token ids as they are with force=True",
             hint="force=True",
         )
 

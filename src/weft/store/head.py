@@ -53,7 +53,8 @@ class LoomHead(NamedTuple):
 
     def dumped(self) -> str:
         """Return it as its column has it."""
-        return json.dumps(self)
+        mark = self.mark if self.mark.adapter else self.mark[:3]  # as before there were four
+        return json.dumps([mark, *self[1:]])
 
     def columns(self) -> dict[str, Any]:
         """Return the columns of the loom's row that say it."""
@@ -67,6 +68,6 @@ class LoomHead(NamedTuple):
     def loom(self, lm: LM | None, heddle_class: type[Heddle], *, force: bool) -> Loom:
         """Return the root of the loom, without its tokens. Raises: ModelMismatch."""
         if lm is not None:
-            check_model(lm, self.mark, force=force)
+            check_model(lm, self.mark, self.adapter, force=force)
         made = Prompt([], self.user_prompt, self.chat_template_used)
         return bare_loom(self.mark, made, self.created, self.adapter, lm, Loom, heddle_class)

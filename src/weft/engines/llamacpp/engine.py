@@ -11,9 +11,9 @@ import numpy as np
 from llama_cpp import llama_cpp as C
 
 from ...checks import whole_number
-from ...cores import usable_cores
 from ...errors import ForwardError, ModelLoadError, Unsupported
 from ...sampling.params import SamplingParams
+from ...share import usable_cores
 from ...tokens.tokenizer import Tokenizer
 from ..abilities import OWN
 from ..base import Engine, EngineInfo, LateTokens, Pooling, Row, check_rows

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ...cores import idle_cores
+from ...share import idle_cores
 
 _CALM = 16  # looks in a row that find a core idle before it is used
 _LATE = 2  # calls in a row that did not get their cores before one is given up

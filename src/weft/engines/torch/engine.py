@@ -108,6 +108,7 @@ class TorchEngine(ModelEngine):
         if (free := self._free_bytes()) is not None:
             self._extra["free_bytes"] = free
         self.info = replace(self.info, n_positions=self._n_asked)
+        self._note_name()
 
     @classmethod
     def refuse(cls, folder: Path) -> None:
@@ -283,6 +284,7 @@ class TorchEngine(ModelEngine):
         between the steps of an optimizer both would be made again and again. Whoever wrote them may
         have done so on a stream of another thread's, so what comes next waits for the device.
         """
+        self._may_be_others()
         if self._device.type == "cuda":
             with capturing:
                 torch.cuda.synchronize(self._device)

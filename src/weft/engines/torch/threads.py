@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from ...cores import idle_cores, usable_cores
+from ...share import idle_cores, usable_cores
 from ..threads import Account, Limit, ThreadChoice, is_said
 
 try:

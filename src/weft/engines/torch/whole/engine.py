@@ -71,6 +71,7 @@ class WholePathEngine(ModelEngine):
         self._seen = self.weights_mark()
         self._start(fingerprint, why, whole_number("state_bytes", state_bytes, 0))
         self.info = replace(self.info, n_positions=self._n_asked)
+        self._note_name()
         _log.warning(
             "prefix caching disabled for %s: %s; %s",
             type(model).__name__,
@@ -127,6 +128,7 @@ class WholePathEngine(ModelEngine):
 
     def forget(self) -> None:
         """Forget the states at the ends of paths."""
+        self._may_be_others()
         if self._runner.ends is not None:
             self._runner.ends.clear()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from weft import cores
+from weft import share
 
 V1 = "4:memory:/a/b\n3:cpu,cpuacct:/a/b\n1:name=systemd:/\n"
 
@@ -60,28 +60,28 @@ def write(system: Path, files: dict[str, str]) -> Path:
 def test_a_quota_is_found_wherever_it_is_set(
     tmp_path: Path, files: dict[str, str], quota: float | None
 ) -> None:
-    assert cores.cgroup_quota(write(tmp_path, files)) == quota
+    assert share.cgroup_quota(write(tmp_path, files)) == quota
 
 
 def test_a_quota_below_the_cores_counts_and_one_is_the_least(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cores, "_SYSTEM", tmp_path)
+    monkeypatch.setattr(share, "_SYSTEM", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    assert cores.usable_cores() == 8
+    assert share.usable_cores() == 8
     for limit, usable in (("350000", 3), ("20000", 1), ("9900000", 8)):
         write(
             tmp_path,
             {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": f"{limit} 100000\n"},
         )
-        assert cores.usable_cores() == usable
+        assert share.usable_cores() == usable
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system has no CPU affinity")
 def test_a_process_that_is_pinned_counts_one() -> None:
     code = (
         "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))});"
-        "from weft.cores import usable_cores; print(usable_cores())"
+        "from weft.share import usable_cores; print(usable_cores())"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "1"
@@ -97,7 +97,7 @@ def test_what_runs_elsewhere_says_nothing_of_the_cores_a_process_is_held_to(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     has_four(monkeypatch, 2)
-    assert cores.idle_cores(write(tmp_path, {"proc/loadavg": "0 0 0 9/412 99"})) == 2
+    assert share.idle_cores(write(tmp_path, {"proc/loadavg": "0 0 0 9/412 99"})) == 2
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_idle_cores_are_those_that_nothing_else_runs_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: str, idle: int
 ) -> None:
     has_four(monkeypatch)
-    assert cores.idle_cores(write(tmp_path, {"proc/loadavg": told})) == idle
+    assert share.idle_cores(write(tmp_path, {"proc/loadavg": told})) == idle
 
 
 def test_where_nobody_tells_who_runs_the_load_says_it(
@@ -116,6 +116,6 @@ def test_where_nobody_tells_who_runs_the_load_says_it(
 ) -> None:
     has_four(monkeypatch)
     monkeypatch.setattr(os, "getloadavg", lambda: (2.1, 0.0, 0.0), raising=False)
-    assert cores.idle_cores(tmp_path) == 2
+    assert share.idle_cores(tmp_path) == 2
     monkeypatch.delattr(os, "getloadavg")
-    assert cores.idle_cores(tmp_path) == 4
+    assert share.idle_cores(tmp_path) == 4

@@ -1,0 +1,140 @@
+"""What of a machine this process may use, where it is held to a part: cores, and memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+_SYSTEM = Path("/")
+
+
+def usable_cores() -> int:
+    """Return how many cores may be used: the machine's, CPU affinity's, and a cgroup's quota.
+
+    A quota of a core and a half counts as one: threads beyond it are stopped for the rest of each
+    period. At least 1. Cost: a few small files are read.
+    """
+    try:
+        n = len(os.sched_getaffinity(0))
+    except (AttributeError, OSError):
+        n = os.cpu_count() or 1
+    quota = cgroup_quota(_SYSTEM)
+    return max(1, n if quota is None else min(n, int(quota)))
+
+
+def idle_cores(system: Path = _SYSTEM) -> int:
+    """Return how many cores this thread may have just now, its own among them: the machine's, less
+    those that something else runs on; at least 1. All of its own where it is held to some of them:
+    what runs elsewhere says nothing of those.
+
+    Cost: 15 µs. Where the system does not tell who runs, the load of the last minute says it.
+    """
+    n = os.cpu_count() or 1
+    with suppress(AttributeError, OSError):
+        if (mine := len(os.sched_getaffinity(0))) < n:
+            return mine
+    try:
+        running = int((system / "proc/loadavg").read_text("ascii").split()[3].partition("/")[0])
+    except (OSError, ValueError, IndexError):
+        try:
+            running = 1 + round(os.getloadavg()[0])
+        except (AttributeError, OSError):
+            running = 1
+    return max(1, n - max(running - 1, 0))
+
+
+def cgroup_quota(system: Path) -> float | None:
+    """Return how many cores' time the process's control groups allow; None: no limit.
+
+    system: the folder that holds proc and sys.
+    """
+    found = [_quota(folder, is_v2=is_v2) for folder, is_v2 in cgroups("cpu", system)]
+    return min([quota for quota in found if quota is not None], default=None)
+
+
+def cgroups(controller: str, system: Path) -> Iterator[tuple[Path, bool]]:
+    """Yield the folders of the groups that limit something, and whether each is of version 2.
+
+    controller: "cpu", "memory". system: the folder that holds proc and sys.
+    """
+    try:
+        lines = (system / "proc/self/cgroup").read_text("utf-8").splitlines()
+    except (OSError, ValueError):
+        return
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if not controllers or controller in controllers.split(","):
+            base = system / "sys/fs/cgroup" / (controllers and controller)
+            for folder in _up(base, path):
+                yield folder, not controllers
+
+
+def _up(base: Path, path: str) -> list[Path]:
+    """Return a group's folder and those above it: in a container only `base` may be there."""
+    parts = [part for part in path.split("/") if part not in ("", "..")]
+    return [base.joinpath(*parts[:n]) for n in range(len(parts), -1, -1)]
+
+
+def _quota(folder: Path, *, is_v2: bool) -> float | None:
+    try:
+        if is_v2:
+            limit, period = (folder / "cpu.max").read_text("utf-8").split()
+        else:
+            limit = (folder / "cpu.cfs_quota_us").read_text("utf-8")
+            period = (folder / "cpu.cfs_period_us").read_text("utf-8")
+        return int(limit) / int(period) if int(limit) > 0 else None
+    except (OSError, ValueError, ZeroDivisionError):  # "max" is no number: no limit
+        return None
+
+
+def bytes_left(system: Path = _SYSTEM) -> int | None:
+    """Return what is left: of the machine's, of a control group's limit, of `ulimit -v`.
+
+    What a group holds of files, and can let go at any time, counts as left. None where the system
+    does not tell. Cost: a few small files are read.
+    """
+    told = [_of_machine(system), _of_address_space(system)]
+    told += [_of_group(folder, is_v2=is_v2) for folder, is_v2 in cgroups("memory", system)]
+    left = [n for n in told if n is not None]
+    return max(0, min(left)) if left else None
+
+
+def _of_machine(system: Path) -> int | None:
+    kilobytes = _field(system / "proc/meminfo", "MemAvailable:")
+    return None if kilobytes is None else kilobytes * 1024
+
+
+def _of_address_space(system: Path) -> int | None:
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        most, _ = resource.getrlimit(resource.RLIMIT_AS)
+        taken = _field(system / "proc/self/status", "VmSize:")
+        if most != resource.RLIM_INFINITY and taken is not None:
+            return most - taken * 1024
+    return None
+
+
+def _of_group(folder: Path, *, is_v2: bool) -> int | None:
+    names = ("memory.max", "memory.current") if is_v2 else (
+        "memory.limit_in_bytes", "memory.usage_in_bytes"
+    )  # fmt: skip
+    try:
+        most, taken = (int((folder / name).read_text("ascii")) for name in names)
+    except (OSError, ValueError):  # "max" is no number: no limit
+        return None
+    of_files = _field(folder / "memory.stat", "inactive_file" if is_v2 else "total_inactive_file")
+    return most - taken + (of_files or 0)
+
+
+def _field(path: Path, name: str) -> int | None:
+    """Return the number behind a name, in a file of a line each."""
+    with suppress(OSError, ValueError, IndexError):
+        for line in path.read_text("ascii").splitlines():
+            first, *more = line.split()
+            if first == name:
+                return int(more[0])
+    return None
