@@ -26,7 +26,7 @@ from weft.engines.base import HostDraws, LateTokens, Row, Span  # noqa: E402
 from weft.engines.torch import TorchEngine, steady  # noqa: E402
 from weft.engines.torch.hook import NAME, no_mask  # noqa: E402
 from weft.engines.torch.steady import Advancing, Remembered, StepIds  # noqa: E402
-from weft.errors import ContextOverflow  # noqa: E402
+from weft.errors import ConfigError, ContextOverflow  # noqa: E402
 from weft.sampling.sampler import DrawResult  # noqa: E402
 from weft.tokens.tokenizer import Tokenizer  # noqa: E402
 
@@ -217,6 +217,16 @@ def test_late_tokens_of_the_host_are_waited_for_and_the_context_has_an_end() -> 
         with pytest.raises(ContextOverflow, match="a path of 17 tokens"):
             branches.step([LateTokens(late, 0), LateTokens(late, 1)])
     assert [tail.length for tail in branches.tails] == [4, 5]
+
+
+@pytest.mark.parametrize("wrong", [-1, 120])
+def test_one_wrong_token_among_many_rows_is_named(wrong: int) -> None:
+    engine = TorchEngine.adopt(build("qwen3"))
+    assert engine.info.n_vocab == 120
+    branches = Branches(engine, [3, 4, 5])
+    with pytest.raises(ConfigError, match=f"token ids must be 0 to 119; got {wrong} to {wrong}"):
+        branches.step([[7], [wrong], [8]])
+    assert [tail.length for tail in branches.tails] == [3, 4, 5]
 
 
 def test_numbers_on_the_device_are_those_that_were_asked_for() -> None:
