@@ -272,6 +272,60 @@ def test_a_character_over_several_tokens_comes_whole(served: Served) -> None:
     assert "\ufffd" not in "".join(pieces)
 
 
+@pytest.mark.parametrize("said", ["of one half", "of several tokens"])
+@pytest.mark.parametrize("path", [COMPLETION, CHATS])
+def test_a_stream_tells_tokens_that_add_no_letter_yet(served: Served, path: str, said: str) -> None:
+    lm = served.service.models.lm()
+    ids = lm.text.continuation("\U0001f98a")
+    assert len(ids) > 1
+    halves = ids[:1] if said == "of one half" else ids
+    asked: dict[str, Any] = {
+        "logit_bias": {str(token): 100 for token in halves},
+        "seed": 5,
+        "max_tokens": 40,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        "logprobs": 0 if path == COMPLETION else True,
+    }
+    (whole,) = post(served, path, **asked)["choices"]
+    came = [each["choices"][0] for each in chunks(served, path, **asked)]
+    ids = [token for each in came for token in each.get("token_ids", ())]
+    assert ids == whole["token_ids"]
+    key = "tokens" if path == COMPLETION else "content"
+    told = [one for each in came if each["logprobs"] for one in each["logprobs"][key]]
+    assert told == whole["logprobs"][key]
+
+
+def test_a_streamed_response_tells_the_logprobs_of_half_characters(served: Served) -> None:
+    form = {"type": "json_schema", "name": "a", "schema": {"const": "\U0001f98a日é" * 3}}
+    asked: dict[str, Any] = {
+        "input": weft.samples.sum,
+        "max_output_tokens": 80,
+        "text": {"format": form},
+        "include": ["message.output_text.logprobs"],
+    }
+    (whole,) = post(served, RESPONSES, **asked)["output"]
+    text = served.client.post(RESPONSES, json={**asked, "stream": True}).text
+    came = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+    deltas = [each for each in came if each["type"] == "response.output_text.delta"]
+    spelled = [bytes(one["bytes"]) for each in deltas for one in each["logprobs"]]
+    assert spelled == [bytes(one["bytes"]) for one in whole["content"][0]["logprobs"]]
+    assert b"".join(spelled).decode() == whole["content"][0]["text"]
+
+
+def test_tokens_of_a_stop_string_are_told_by_a_stream_as_by_an_answer(served: Served) -> None:
+    """The character that begins it is of several tokens, of which the first says nothing."""
+    form = schema({"const": "ab\U0001f98acd"})
+    asked: dict[str, Any] = {
+        "response_format": form, "stop": ["\U0001f98ac"], "logprobs": True, "max_tokens": 40
+    }  # fmt: skip
+    (whole,) = post(served, CHATS, **asked)["choices"]
+    came = [each["choices"][0] for each in chunks(served, CHATS, **asked)]
+    told = [one for each in came if each["logprobs"] for one in each["logprobs"]["content"]]
+    assert told == whole["logprobs"]["content"]
+    assert whole["message"]["content"] == '"ab'
+
+
 def test_a_client_that_vanishes_ends_its_runs(served: Served) -> None:
     body = {"messages": CHAT, "n": 4, "ignore_eos": True, "max_tokens": 1500}
     lm = served.service.models.lm()

@@ -292,7 +292,8 @@ def test_tokens_that_texts_stand_for_are_counted_as_one_by_one() -> None:
             if reply.node.stop_string is None:
                 return len(reply.tokens)
             return sum(1 for begin in [0, *reply.ends[:-1]] if begin < length)
-        return sum(1 for end in reply.ends if end <= length)
+        pairs = zip([0, *reply.ends[:-1]], reply.ends, strict=False)
+        return sum(1 for begin, end in pairs if begin < length and end <= length)
 
     reply = ChoiceRun.__new__(ChoiceRun)
     for ends in ([], [0], [3], [0, 0, 2, 2, 2, 5], [1, 2, 3, 3]):

@@ -214,7 +214,7 @@ class ChatCall:
     async def answer(self) -> Json:
         """Run it and return the answer."""
         await self.runs.finish()
-        parts = [(reply, 0, told_tokens(reply)) for reply in self.runs.replies]
+        parts = [(reply, *reply.new_tokens()) for reply in self.runs.replies]
         figures = await self.figures(parts)
         pairs = zip(self.turns, figures, strict=True)
         made = {
@@ -284,11 +284,7 @@ class ChatCall:
 
     async def _new(self, moved: Sequence[ChoiceRun]) -> list[Json]:
         """Return what is new in choices, with its figures."""
-        cuts = []
-        for reply in moved:
-            first, last = reply.n_covered(reply.told), reply.n_covered(reply.certain)
-            tokens = told_tokens(reply) if reply.is_over else reply.tokens[:last]
-            cuts.append((reply, first, tokens[first:]))
+        cuts = [(reply, *reply.new_tokens()) for reply in moved]
         figures = await self.figures(cuts)
         made = []
         for (reply, _, tokens), found in zip(cuts, figures, strict=True):
@@ -324,8 +320,3 @@ def _delta(said: Delivered, n_before: int) -> Json:
             for number, call in enumerate(said.calls)
         ]
     return made
-
-
-def told_tokens(reply: ChoiceRun) -> list[int]:
-    """Return the tokens that the text stands for: not those of a stop string."""
-    return reply.tokens[: reply.n_covered(len(reply.text))]

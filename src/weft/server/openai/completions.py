@@ -196,7 +196,7 @@ class Completion:
         await self.runs.finish()
         before = await self._of_prompts()
         told = self._told()
-        parts = [(reply, 0, self._all_of(reply)) for reply in told]
+        parts = [self._cut(reply) for reply in told]
         figures = await self._figures(parts)
         if told:
             pairs = enumerate(zip(told, figures, strict=True))
@@ -250,16 +250,17 @@ class Completion:
     def _echoed(self, prompt: int, before: Sequence[list[TokenFigures]]) -> Sequence[TokenFigures]:
         return before[prompt] if self.body.echo and self.wanted is not None else ()
 
-    def _all_of(self, reply: ChoiceRun) -> list[int]:
-        """Return the tokens whose figures are told; with `echo` the end token is one of them.
+    def _cut(self, reply: ChoiceRun) -> tuple[ChoiceRun, int, list[int]]:
+        """Return the tokens whose figures are told now, as `of_replies` takes them.
 
-        Harnesses that measure given text ask for one token more and leave the last one out.
+        With `echo` the end token is one of them: harnesses that measure given text ask for one
+        token more and leave the last one out.
         """
-        tokens = reply.tokens[: reply.n_covered(len(reply.text))]
-        ended_by = reply.ended_by if self.body.echo else None
-        if ended_by is not None and reply.n_prompt + len(tokens) < self.lm.n_ctx:
-            return [*tokens, ended_by]
-        return tokens
+        first, tokens = reply.new_tokens()
+        ended_by = reply.ended_by if self.body.echo and reply.is_over else None
+        if ended_by is not None and reply.n_prompt + reply.n_told < self.lm.n_ctx:
+            tokens.append(ended_by)
+        return reply, first, tokens
 
     async def _figures(
         self, parts: Sequence[tuple[ChoiceRun, int, Sequence[int]]]
@@ -309,11 +310,7 @@ class Completion:
 
     async def _new(self, moved: Sequence[ChoiceRun]) -> list[Json]:
         """Return what is new in choices, with its figures."""
-        cuts = []
-        for reply in moved:
-            first, last = reply.n_covered(reply.told), reply.n_covered(reply.certain)
-            tokens = self._all_of(reply) if reply.is_over else reply.tokens[:last]
-            cuts.append((reply, first, tokens[first:]))
+        cuts = [self._cut(reply) for reply in moved]
         figures = await self._figures(cuts)
         made = []
         for (reply, first, tokens), found in zip(cuts, figures, strict=True):

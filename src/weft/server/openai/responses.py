@@ -16,7 +16,7 @@ from ...lm import LM
 from ..errors import Refused, told_of
 from ..service import Here
 from . import logprobs
-from .chat import ChatCall, ChatRequest, told_tokens
+from .chat import ChatCall, ChatRequest
 from .events import OutputWriter
 from .fields import Finite, OpenAIModel, StreamOptions
 from .items import InputItem, as_messages
@@ -259,9 +259,7 @@ class ResponseCall:
     async def _new(self) -> list[tuple[str, Json]]:
         """Return the events of what is new."""
         (reply,), (turn,) = self.call.runs.replies, self.call.turns
-        first, last = reply.n_covered(reply.told), reply.n_covered(reply.certain)
-        tokens = told_tokens(reply) if reply.is_over else reply.tokens[:last]
-        (figures,) = await self.call.figures([(reply, first, tokens[first:])])
+        (figures,) = await self.call.figures([(reply, *reply.new_tokens())])
         told = logprobs.as_content(self.call.lm, figures)
         made = self.writer.write(turn.new(), told)
         return [*made, *self.writer.close(self._status())] if reply.is_over else made

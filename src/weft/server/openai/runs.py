@@ -32,7 +32,7 @@ class ChoiceRun:
     and what follows it are never text. Tokens are all that were drawn.
 
     prompt, index: of which prompt, and its number in the call. told: how much of `text` has been
-    said by `piece`.
+    said by `piece`. n_told: how many of `tokens` have been given by `new_tokens`.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class ChoiceRun:
         self.ends: list[int] = []  # where each token's text ends, in letters
         self.is_over = False
         self.told = 0
+        self.n_told = 0
         self._shoot = shoot
         self._stream = lm.text.stream()
         self._mute = mute
@@ -113,13 +114,23 @@ class ChoiceRun:
         text, self.told = self.text[self.told : certain], certain
         return text
 
+    def new_tokens(self) -> tuple[int, list[int]]:
+        """Return how many tokens were given before, and those that stand for certain text since."""
+        first, self.n_told = self.n_told, self.n_covered(self.certain)
+        return first, self.tokens[first : self.n_told]
+
     def n_covered(self, length: int) -> int:
-        """Return how many tokens stand for the first `length` letters."""
+        """Return how many tokens stand for the first `length` letters.
+
+        Those after them that have added no letter yet stand for what comes, which may be none.
+        """
         if self.is_over and length >= len(self.text):
             if self.node.stop_string is None:
                 return len(self.tokens)
             return bisect_left([0, *self.ends[:-1]], length)
-        return bisect_right(self.ends, length)
+        if not length:
+            return 0
+        return min(bisect_left(self.ends, length) + 1, bisect_right(self.ends, length))
 
 
 def _begun(text: str, stop: str) -> int:
