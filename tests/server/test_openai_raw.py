@@ -11,6 +11,8 @@ import httpx2 as httpx
 import pytest
 
 import weft
+from serving import serving
+from weft.server import ServerConfig
 
 pytestmark = pytest.mark.fluent
 
@@ -367,6 +369,42 @@ def test_an_error_in_mid_stream_is_told_as_a_chunk(served: Served) -> None:
     )
     assert answer.status_code >= 400
     assert answer.json()["error"]["code"] == last["error"]["code"]
+
+
+@pytest.mark.parametrize("path", [COMPLETION, CHATS, RESPONSES])
+def test_a_server_that_stops_says_so_to_those_who_wait_and_to_those_who_read(path: str) -> None:
+    asked: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 1900, "ignore_eos": True}
+    if path == CHATS:
+        asked = {**asked, "messages": CHAT}
+        del asked["prompt"]
+    elif path == RESPONSES:
+        form = {"type": "json_schema", "name": "a", "schema": {"const": "long " * 900}}
+        asked = {"input": "Hi", "max_output_tokens": 1900, "text": {"format": form}}
+    with serving(ServerConfig(port=0, grace_s=0.0)) as server:
+
+        async def both() -> tuple[httpx.Response, list[str]]:
+            async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+                whole = asyncio.ensure_future(client.post(path, json=asked))
+                lines: list[str] = []
+                async with client.stream("POST", path, json={**asked, "stream": True}) as answer:
+                    async for line in answer.aiter_lines():
+                        lines.append(line)
+                        if len(lines) == 5:
+                            while server.service.n_works < 2:
+                                await asyncio.sleep(0.01)
+                            server.loop.call_soon_threadsafe(
+                                lambda: server.service.spawn(server.service.drain())
+                            )
+                return await whole, lines
+
+        answer, lines = asyncio.run(both())
+    assert answer.status_code == 503, answer.text
+    assert answer.json()["error"]["code"] == "shutting_down"
+    assert answer.headers["retry-after"]
+    told = [line for line in lines if line.startswith("data: ")]
+    if path != RESPONSES:
+        assert told.pop() == "data: [DONE]"
+    assert json.loads(told[-1][6:])["error"]["code"] == "shutting_down"
 
 
 def test_deltas_come_twenty_times_a_second_at_most(served: Served) -> None:

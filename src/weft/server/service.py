@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
@@ -16,7 +16,7 @@ from ..errors import QueueFull, WeftError
 from ..lm import LM
 from ..store.library import Library
 from .config import ServerConfig
-from .errors import Refused
+from .ending import Ending, Stopped
 from .jobs import JobBook
 from .looms import LEASE_S, LiveLooms
 from .metrics import ServerMetrics
@@ -107,8 +107,8 @@ class Service:
 
         Every call that runs a model for longer than a moment stands in it, to its end: what is
         counted here is limited, waited for when the server stops, and keeps its model loaded.
-        kind: for the metrics. end: ends it early, where the server stops; None cancels the task.
-        Raises: QueueFull; NotFound or Refused for the model.
+        kind: for the metrics. end: ends it early, where the server stops; None cancels the task,
+        for which Refused is raised. Raises: QueueFull; NotFound or Refused for the model.
         """
         self.refuse_new()
         most = self.config.limits.jobs
@@ -116,13 +116,14 @@ class Service:
             raise QueueFull(f"{most} jobs are running here; try again in a moment")
         with self.models.get(model).in_use() as lm:
             token = object()
-            task = asyncio.current_task()
-            self._works[token] = end or (task.cancel if task is not None else _nothing)
+            ending = Ending()
+            self._works[token] = end or ending
             self.metrics.running.set(len(self._works))
             status = "ok"
             try:
-                yield lm
-            except (asyncio.CancelledError, GeneratorExit):
+                with nullcontext() if end else ending.held():
+                    yield lm
+            except (asyncio.CancelledError, GeneratorExit, Stopped):
                 status = "cancelled"
                 raise
             except BaseException:
@@ -141,7 +142,7 @@ class Service:
     def refuse_new(self) -> None:
         """Raise Refused where no new work is taken: the server is about to stop."""
         if self.is_draining:
-            raise Refused(503, "shutting_down", "this server is about to stop")
+            raise Stopped()
 
     async def drain(self) -> None:
         """Take no new work; give what runs its time, then end it. Idempotent."""
@@ -167,10 +168,6 @@ class Service:
         if self._looms is not None:
             await self._looms.close()
         await self.models.close()
-
-
-def _nothing() -> None:
-    """There is nothing to end."""
 
 
 async def service_of(request: Request) -> Service:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from starlette.responses import Response
 
 from ...errors import WeftError
+from ..ending import Ending
 from ..errors import told_of
 from ..events import EventStream, json_of, until_gone
 
@@ -54,27 +55,32 @@ async def answered(
     """Plan a call on a model and answer it; a client that vanishes ends its runs.
 
     kind: for the metrics. plan: takes the LM and the model's name. Raises: QueueFull; what `plan`
-    refuses; and the call's own errors, if it is not streamed.
+    refuses; and the call's own errors, if it is not streamed; Stopped where the server stops.
     """
+    ending = Ending()
     with ExitStack() as stack:
-        lm = stack.enter_context(service.work(kind, model))
-        call = await plan(lm, service.models.get(model).name)
-        stack.callback(call.let_go)
-        if not is_streamed:
-            return await until_gone(request, call.answer())
+        lm = stack.enter_context(service.work(kind, model, ending))
+        with ending.held():
+            call = await plan(lm, service.models.get(model).name)
+            stack.callback(call.let_go)
+            if not is_streamed:
+                return await until_gone(request, call.answer())
         request_id: str = request.scope.get("weft.request_id", "")
-        lines = _lines(call.chunks(), request_id)
+        lines = _lines(call.chunks(), ending, request_id)
         return EventStream(lines, on_end=stack.pop_all().close)
 
 
-async def _lines(chunks: AsyncGenerator[Json, None], request_id: str) -> AsyncIterator[bytes]:
+async def _lines(
+    chunks: AsyncGenerator[Json, None], ending: Ending, request_id: str
+) -> AsyncIterator[bytes]:
     """Yield what is sent. An error ends the chunks with one that tells it, as the SDKs read it."""
     is_named = False
     try:
-        async with aclosing(chunks):
-            async for chunk in chunks:
-                is_named = "type" in chunk
-                yield _line(chunk)
+        with ending.held():  # by the task that sends, which is not that of the route
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    is_named = "type" in chunk
+                    yield _line(chunk)
     except Exception as error:
         if not isinstance(error, WeftError):
             _log.error("request %s failed in its stream", request_id, exc_info=error)
