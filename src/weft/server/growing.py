@@ -26,7 +26,7 @@ from .config import ServerLimits
 from .jobs import ServerJob
 from .limits import check_most
 from .live import LiveLoom
-from .service import Service
+from .service import Service, ending_by
 
 Pick = Callable[[LiveLoom], Sequence[Heddle]]
 
@@ -81,7 +81,7 @@ async def start_growth(
         skipped = [live.number(node) for node in branches.growth.skipped]
         job.seed = branches.growth.shoots[0].child.params.seed  # type: ignore[union-attr]
         service.jobs.add(job)
-        job.start(_grow_to_end(service, live, job, branches), stack.pop_all().close)
+        job.start(_grow_to_end(service, live, job, branches), ending_by(stack.pop_all()))
     return job, skipped
 
 
@@ -190,7 +190,7 @@ async def start_run(service: Service, loom: str, asked: StartRun, actor: str) ->
             job.events.put(
                 "job", {**told, "strategy": asked.strategy, "asked": job.asked, "branches": []}
             )
-            job.start(run.to_end(lm, actor), stack.pop_all().close)
+            job.start(run.to_end(lm, actor), ending_by(stack.pop_all()))
     return job
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 Json = dict[str, Any]
+JobEnd = Callable[[BaseException | None], object]
 
 
 class ServerJob:
@@ -73,11 +74,11 @@ class ServerJob:
         told = {"job": self.id, "loom": self.loom, "model": self.model}
         self.events.put("job", {**told, "branches": branches.told()})
 
-    def start(self, work: Coroutine[Any, Any, None], end: Callable[[], object]) -> None:
-        """Begin; `end` is called once the job is over, however it ends."""
+    def start(self, work: Coroutine[Any, Any, None], end: JobEnd) -> None:
+        """Begin; `end` is called once the job is over: with why, where it did not end well."""
         self._task = asyncio.create_task(self._run(work, end))
 
-    async def _run(self, work: Coroutine[Any, Any, None], end: Callable[[], object]) -> None:
+    async def _run(self, work: Coroutine[Any, Any, None], end: JobEnd) -> None:
         try:
             await work
             self.status = self._end_of(None)
@@ -103,7 +104,7 @@ class ServerJob:
             self.events.also = None  # a job outlives its loom's being open
             self.branches = []
             self.done.set()
-            end()
+            end(self.error if self.status in ("ok", "failed") else Cancelled(self.status))
 
     def _end_of(self, error: BaseException | None) -> Status:
         was_ended = self._task is not None and self._reason != "cancelled"

@@ -6,13 +6,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
 from ..api.proof import make_secret
-from ..errors import QueueFull, WeftError
+from ..errors import Cancelled, QueueFull, WeftError
 from ..lm import LM
 from ..store.library import Library
 from .config import ServerConfig
@@ -123,7 +123,7 @@ class Service:
             try:
                 with nullcontext() if end else ending.held():
                     yield lm
-            except (asyncio.CancelledError, GeneratorExit, Stopped):
+            except (asyncio.CancelledError, GeneratorExit, Cancelled, Stopped):
                 status = "cancelled"
                 raise
             except BaseException:
@@ -168,6 +168,15 @@ class Service:
         if self._looms is not None:
             await self._looms.close()
         await self.models.close()
+
+
+def ending_by(stack: ExitStack) -> Callable[[BaseException | None], None]:
+    """Return what closes a stack, telling its contexts why; nothing is raised again."""
+
+    def end(error: BaseException | None) -> None:
+        stack.__exit__(None if error is None else type(error), error, None)
+
+    return end
 
 
 async def service_of(request: Request) -> Service:

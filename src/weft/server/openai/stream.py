@@ -6,16 +6,17 @@ A stream is `data:` lines, and `[DONE]` at the end; responses name their events 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import ExitStack, aclosing
 from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.responses import Response
 
-from ...errors import WeftError
+from ...errors import Cancelled, WeftError
 from ..ending import Ending
 from ..errors import told_of
 from ..events import EventStream, json_of, until_gone
+from ..service import ending_by
 
 if TYPE_CHECKING:
     from fastapi import Request
@@ -66,27 +67,37 @@ async def answered(
             if not is_streamed:
                 return await until_gone(request, call.answer())
         request_id: str = request.scope.get("weft.request_id", "")
-        lines = _lines(call.chunks(), ending, request_id)
-        return EventStream(lines, on_end=stack.pop_all().close)
+        told = ToldCall(call.chunks(), ending, request_id)
+        end = ending_by(stack.pop_all())
+        return EventStream(told.lines(), on_end=lambda: end(told.error))
 
 
-async def _lines(
-    chunks: AsyncGenerator[Json, None], ending: Ending, request_id: str
-) -> AsyncIterator[bytes]:
-    """Yield what is sent. An error ends the chunks with one that tells it, as the SDKs read it."""
-    is_named = False
-    try:
-        with ending.held():  # by the task that sends, which is not that of the route
-            async with aclosing(chunks):
-                async for chunk in chunks:
-                    is_named = "type" in chunk
-                    yield _line(chunk)
-    except Exception as error:
-        if not isinstance(error, WeftError):
-            _log.error("request %s failed in its stream", request_id, exc_info=error)
-        yield _line({"error": told_of(error, request_id)[1]})
-    if not is_named:
-        yield b"data: [DONE]\n\n"
+class ToldCall:
+    """A call that is streamed. error: what ended it early, or has not let it begin."""
+
+    def __init__(self, chunks: AsyncGenerator[Json, None], ending: Ending, request_id: str) -> None:
+        self.error: Exception | None = Cancelled("the client is gone")
+        self._chunks = chunks
+        self._ending = ending
+        self._request_id = request_id
+
+    async def lines(self) -> AsyncGenerator[bytes]:
+        """Yield what is sent. An error ends it with a chunk that tells it, as the SDKs read it."""
+        is_named = False
+        try:
+            with self._ending.held():  # by the task that sends, which is not that of the route
+                async with aclosing(self._chunks) as chunks:
+                    async for chunk in chunks:
+                        is_named = "type" in chunk
+                        yield _line(chunk)
+            self.error = None
+        except Exception as error:
+            self.error = error
+            if not isinstance(error, WeftError):
+                _log.error("request %s failed in its stream", self._request_id, exc_info=error)
+            yield _line({"error": told_of(error, self._request_id)[1]})
+        if not is_named:
+            yield b"data: [DONE]\n\n"
 
 
 def _line(chunk: Json) -> bytes:

@@ -44,7 +44,7 @@ async def load_model(asked: LoadModel, service: Here, request: Request) -> Respo
     model = service.models.begin(wish)
     job = service.jobs.add(ServerJob("load", model=model.name))
     job.events.put("job", {"job": job.id, "model": model.name, "branches": []})
-    job.start(_load(service, job, model, wish), lambda: None)
+    job.start(_load(service, job, model, wish), lambda _: None)
     if asked.wait:
         await until_gone(request, job.wait())
     reply = JobReply(job=job.id, status=job.status, error=job.told().error)
