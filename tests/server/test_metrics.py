@@ -68,3 +68,16 @@ def test_a_stream_is_counted_by_how_it_ended(served: Served) -> None:
         next(answer.iter_lines())
     for status in ("ok", "failed", "cancelled"):
         until(served, f'weft_jobs_total{{kind="completion",status="{status}"}}', 1)
+
+
+def test_the_first_token_of_a_stream_is_timed(served: Served) -> None:
+    name = "weft_time_to_first_token_seconds_count"
+    before = figure(served, name)
+    chat = [{"role": "user", "content": "Hi"}]
+    for path, asked in {
+        "/v1/completions": {"prompt": PROMPT, "max_tokens": 2},
+        "/v1/chat/completions": {"messages": chat, "max_tokens": 2},
+        "/v1/responses": {"input": "Hi", "max_output_tokens": 2},
+    }.items():
+        served.client.post(path, json={**asked, "stream": True})
+    until(served, name, before + 3)

@@ -137,8 +137,7 @@ async def _grow_to_end(
     finally:
         job.usage = usage_of(job)
         await live.keep_grown(branches)
-        if branches.first_token_s is not None and job.model is not None:
-            service.metrics.first_token.labels(job.model).observe(branches.first_token_s)
+        service.metrics.observe_first(job.model, branches.first_token_s)
 
 
 def usage_of(job: ServerJob) -> TokenUsage:

@@ -31,7 +31,8 @@ class ServerMetrics:
             ("route",), buckets=_SECONDS, registry=self.registry,
         )  # fmt: skip
         self.first_token = Histogram(
-            "weft_time_to_first_token_seconds", "Seconds from a job's start to its first token.",
+            "weft_time_to_first_token_seconds",
+            "Seconds from the start of a job, or of a call that is streamed, to its first token.",
             ("model",), buckets=_SECONDS, registry=self.registry,
         )  # fmt: skip
         self.jobs = Counter(
@@ -48,6 +49,11 @@ class ServerMetrics:
         known = method if method in _METHODS else "other"
         self.requests.labels(known, route, str(status)).inc()
         self.seconds.labels(route).observe(seconds)
+
+    def observe_first(self, model: str | None, seconds: float | None) -> None:
+        """Note how long a first token took; None where there was none, or nobody looked."""
+        if model is not None and seconds is not None:
+            self.first_token.labels(model).observe(seconds)
 
     def page(self) -> bytes:
         """Return all figures in Prometheus' text form."""

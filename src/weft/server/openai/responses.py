@@ -21,6 +21,7 @@ from .events import OutputWriter
 from .fields import Finite, OpenAIModel, StreamOptions
 from .items import InputItem, as_messages
 from .refusals import invalid, unsupported, without_switched_off
+from .runs import Runs
 from .stream import answered
 from .usage import CallUsage
 
@@ -219,6 +220,11 @@ class ResponseCall:
     def let_go(self) -> None:
         """End what has not ended; the call is over."""
         self.call.let_go()
+
+    @property
+    def runs(self) -> Runs:
+        """The one choice."""
+        return self.call.runs
 
     async def answer(self) -> Json:
         """Run it and return the response."""

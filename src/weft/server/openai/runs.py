@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left, bisect_right
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, nullcontext
@@ -144,6 +145,8 @@ class Runs:
 
     Choice i of a prompt is drawn with the seed `seed + i`: it is what `node.grow(seed=seed + i)`
     gives, whatever runs beside it. seed: the one given, else a fresh one.
+    first_token_s: seconds from here to the first news of any choice; None where nobody looks for
+    news, and before it.
     """
 
     def __init__(
@@ -163,6 +166,8 @@ class Runs:
         self.lm = lm
         self.kept = kept
         self._pulse = pulse
+        self._began = time.perf_counter()
+        self.first_token_s: float | None = None
         self.seed = fresh_seed() if params.seed is None else params.seed
         self.params = replace(params, n=n, seed=self.seed) if n else params
         self._growth = Growth(lm, streamed=is_streamed or kept is not None)
@@ -197,6 +202,8 @@ class Runs:
         try:
             async with aclosing(self._growth.anews()) as steps:
                 async for news in steps:
+                    if news and self.first_token_s is None:
+                        self.first_token_s = time.perf_counter() - self._began
                     async with lock:
                         moved = [self._moved(shoot, events) for shoot, events in news]
                     if moved:

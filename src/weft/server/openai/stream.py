@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from ...lm import LM
     from ..service import Service
+    from .runs import Runs
 
 _log = logging.getLogger(__name__)
 Json = dict[str, Any]
@@ -41,6 +42,11 @@ class Answering(Protocol):
 
     def let_go(self) -> None:
         """End what has not ended: the call is over, however it went."""
+        ...
+
+    @property
+    def runs(self) -> Runs:
+        """The choices."""
         ...
 
 
@@ -62,8 +68,10 @@ async def answered(
     with ExitStack() as stack:
         lm = stack.enter_context(service.work(kind, model, ending))
         with ending.held():
-            call = await plan(lm, service.models.get(model).name)
+            name = service.models.get(model).name
+            call = await plan(lm, name)
             stack.callback(call.let_go)
+            stack.callback(lambda: service.metrics.observe_first(name, call.runs.first_token_s))
             if not is_streamed:
                 return await until_gone(request, call.answer())
         request_id: str = request.scope.get("weft.request_id", "")
