@@ -65,7 +65,7 @@ _COUNTERS = {
     "prefilled": "Tokens run that were given, not drawn.",
     "reused": "Tokens whose KV was there when work began.",
     "decoded": "Tokens drawn.",
-    "recomputed": "Tokens run again, as their KV was evicted.",
+    "recomputed": "Tokens run again: their KV was evicted, or their logits were not kept.",
     "steps": "ServedModel calls.",
     "evicted": "Nodes of the token tree whose KV was evicted.",
     "parked": "Runs that were taken out of memory for a while.",
