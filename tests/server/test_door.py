@@ -98,6 +98,14 @@ def test_a_request_keeps_its_id(served: Served) -> None:
     assert made.json()["error"]["request_id"] == made.headers["x-request-id"]
 
 
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/v1/models", "/v1/models/tiny"])
+def test_head_is_answered_as_get_without_a_body(served: Served, path: str) -> None:
+    whole, head = served.client.get(path), served.client.head(path)
+    assert (head.status_code, head.content) == (200, b"")
+    for name in ("content-type", "content-length"):
+        assert head.headers[name] == whole.headers[name]
+
+
 def test_routes_are_counted_by_their_template(served: Served) -> None:
     served.client.get("/no/such/place/one-made-up")
     served.client.get("/healthz")

@@ -31,6 +31,7 @@ class ListedModels(BaseModel):
     data: list[ListedModel]
 
 
+@router.head("/models", include_in_schema=False)
 @router.get("/models")
 async def models(service: Here) -> ListedModels:
     """List the models that are loaded; the first is the one that is meant without a name."""
@@ -39,6 +40,7 @@ async def models(service: Here) -> ListedModels:
     return ListedModels(data=[_object(model) for model in ready])
 
 
+@router.head("/models/{model:path}", include_in_schema=False)
 @router.get("/models/{model:path}")
 async def one_model(model: str, service: Here) -> ListedModel:
     """Return one of them."""

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from ..errors import Refused
 from ..service import Here
 
-router = APIRouter(tags=["health"])
+router = APIRouter(tags=["health"])  # load balancers probe with HEAD, some of them
 
 
 class Health(BaseModel):
@@ -19,12 +19,14 @@ class Health(BaseModel):
     status: str = Field(description='"ok".')
 
 
+@router.head("/healthz", include_in_schema=False)
 @router.get("/healthz")
 async def healthz() -> Health:
     """Say that the process answers."""
     return Health(status="ok")
 
 
+@router.head("/readyz", include_in_schema=False)
 @router.get("/readyz")
 async def readyz(service: Here) -> Health:
     """Say whether looms can be grown: 503 while no model or no database is there, or it stops."""
