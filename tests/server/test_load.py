@@ -77,6 +77,22 @@ def test_a_refused_body_that_comes_late_is_let_come(small: Served, chunked: bool
         assert b" 413 " in client.recv(4096)
 
 
+def test_a_body_a_little_beyond_a_large_limit_is_let_come_to_its_end() -> None:
+    """Clients that send on until they are read would be told that the connection is gone."""
+    limit = ServerLimits().body_bytes
+    with serving(wait=False) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        head = f"POST /api/v1/looms HTTP/1.1\r\nHost: {host}\r\nContent-Length: {limit + 9000}\r\n"
+        with socket.create_connection((host, int(port)), timeout=60) as client:
+            client.sendall(head.encode() + b"\r\n" + b"x" * limit)
+            client.settimeout(0.3)
+            with pytest.raises(TimeoutError):
+                client.recv(1)
+            client.settimeout(60)
+            client.sendall(b"x" * 9000)
+            assert b" 413 " in client.recv(4096)
+
+
 def test_a_gigabyte_is_refused_before_it_comes(small: Served) -> None:
     host, port = small.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=60) as client:

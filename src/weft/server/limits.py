@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 # Where a request brings a whole loom.
 IMPORTS = ("/api/v1/import", "/looms/import")
-# What of a refused body is let come, and for how long: where a connection is closed while some of
-# it is on its way, the client's machine may throw the answer away.
+# What beyond the limit is let come of a refused body, and how long the next piece is waited for:
+# where a connection is closed while some is on its way, the client may never see the answer.
 _LINGER_BYTES = 1 << 20
 _LINGER_S = 2.0
 
@@ -38,7 +38,7 @@ class BodyLimit:
         for name, value in scope["headers"]:
             if name == b"content-length" and (not value.isdigit() or int(value[:20]) > limit):
                 if value.isdigit() and int(value[:20]) <= limit + _LINGER_BYTES:
-                    await _let_come(receive)
+                    await _let_come(receive, int(value))
                 raise _too_large(limit)
         n_came = 0
 
@@ -49,23 +49,22 @@ class BodyLimit:
                 n_came += len(message.get("body", b""))
                 if n_came > limit:
                     if message.get("more_body"):
-                        await _let_come(receive)
+                        await _let_come(receive, 2 * _LINGER_BYTES)
                     raise _too_large(limit)
             return message
 
         await self.app(scope, count, send)
 
 
-async def _let_come(receive: Receive) -> None:
-    """Read on in a refused body, to its end if that is near."""
-    n_left = 2 * _LINGER_BYTES
+async def _let_come(receive: Receive, n_bytes: int) -> None:
+    """Read on in a refused body, to its end or so many bytes."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(_LINGER_S):
-            while n_left > 0:
+        while n_bytes > 0:
+            async with asyncio.timeout(_LINGER_S):
                 message = await receive()
-                if message["type"] != "http.request" or not message.get("more_body"):
-                    return
-                n_left -= len(message.get("body", b""))
+            if message["type"] != "http.request" or not message.get("more_body"):
+                return
+            n_bytes -= len(message.get("body", b""))
 
 
 def _too_large(limit: int) -> HTTPException:
