@@ -83,14 +83,24 @@ class CapacityError(WeftError):
 
 
 class KVFull(CapacityError):
-    """A path does not fit in the KV budget even alone; `needed` and `capacity` are in slots."""
+    """A path does not fit in the KV budget even alone; `needed` and `capacity` are in slots.
+
+    never_fits: nor would it with nothing beside it, so that to try again later is of no use.
+    """
 
     def __init__(
-        self, message: str = "", *, needed: int = 0, capacity: int = 0, hint: str = ""
+        self,
+        message: str = "",
+        *,
+        needed: int = 0,
+        capacity: int = 0,
+        never_fits: bool = False,
+        hint: str = "",
     ) -> None:
         super().__init__(message, hint=hint)
         self.needed = needed
         self.capacity = capacity
+        self.never_fits = never_fits
 
 
 class ContextOverflow(CapacityError, ValueError):

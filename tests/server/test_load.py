@@ -101,6 +101,26 @@ def test_a_gigabyte_is_refused_before_it_comes(small: Served) -> None:
         assert b" 413 " in client.recv(4096)
 
 
+def test_a_path_that_is_longer_than_the_kv_budget_is_refused_for_good(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with serving(ServerConfig(port=0, kv_budget="256KiB")) as server:
+        lm = server.service.models.lm()
+        slots = lm.tree.room.capacity
+        assert slots is not None
+        assert slots < lm.n_ctx
+        (said,) = [each.getMessage() for each in caplog.records if "budget" in each.getMessage()]
+        assert f"{slots} slots and its context {lm.n_ctx} tokens" in said
+        for asked in ({"prompt": [5] * (slots + 2)}, {"prompt": [5], "ignore_eos": True}):
+            body = {**asked, "max_tokens": slots + 2}
+            answer = server.client.post("/v1/completions", json=body)
+            assert answer.status_code == 400, answer.text
+            assert "retry-after" not in answer.headers
+            error = answer.json()["error"]
+            assert (error["code"], error["type"]) == ("kv_out_of_memory", "invalid_request_error")
+            assert error["details"]["needed_tokens"] > error["details"]["capacity_tokens"] == slots
+
+
 def vanish(server: Served, n: int) -> None:
     """Let clients ask for a stream and go away: some at once, some after the first tokens."""
     loom = server.client.post("/api/v1/looms", json={"prompt": "Once upon"}).json()["id"]

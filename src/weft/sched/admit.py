@@ -164,6 +164,8 @@ class Admission:
             f"{what} of {needed} tokens cannot fit in {limit}",
             needed=needed,
             capacity=capacity,
+            # What there is memory for now may be more later; what was asked for stays.
+            never_fits=needed > capacity > 0 and not self.shortage.is_of_slots,
             hint=hint,
         )
 

@@ -93,6 +93,8 @@ def told_of(error: BaseException, request_id: str = "") -> tuple[int, Json, dict
         outcome = outcome_of(error)
         status, kind, code = outcome.status, outcome.kind, outcome.code
         details = _details(error)
+        if isinstance(error, errors.KVFull) and error.never_fits:  # 503 would be tried again
+            status, kind = 400, "invalid_request_error"
     else:
         status, kind, code = 500, "server_error", "internal_error"
     if isinstance(error, errors.NotFound) and error.what:

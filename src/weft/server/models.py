@@ -180,6 +180,7 @@ class ModelShelf:
             model.n_bytes += kv_bytes(lm)
             model.lm, model.state = lm, "ready"
         _log.info("model %s is loaded, on the %s engine", model.name, lm.info.name)
+        _warn_of_budget(model.name, lm)
 
     def _load(self, wish: ModelWish, tell: Progress) -> LM:
         own = self.config
@@ -304,6 +305,18 @@ def kv_bytes(lm: LM) -> int:
     """Return how many bytes an LM's KV may take, on the host, too; 0 where nobody knows."""
     slots = (lm.tree.room.capacity or 0) + lm.tree.host.capacity
     return slots * lm.info.kv_bytes_per_token
+
+
+def _warn_of_budget(name: str, lm: LM) -> None:
+    """Say in the log that paths of a length that the context takes will be refused."""
+    slots = lm.tree.room.capacity
+    if slots is not None and slots < lm.n_ctx:
+        n_bytes = lm.n_ctx * lm.info.kv_bytes_per_token
+        _log.warning(
+            "model %s: its KV budget has %d slots and its context %d tokens; longer paths than the"
+            " budget are refused. Give --kv-budget %dKiB or more, or --n-ctx %d",
+            name, slots, lm.n_ctx, -(-n_bytes // 1024), slots,
+        )  # fmt: skip
 
 
 def _as_ours(error: Exception) -> WeftError:
