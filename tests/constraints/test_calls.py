@@ -129,6 +129,8 @@ def test_a_named_function_is_the_only_one(text: Tokenizer, kind: str) -> None:
     for choice in ("units", named):
         assert allowed(text, kind, [("units", {"unit": "c"})], choice)
         assert not allowed(text, kind, [("weather", {"city": "x"})], choice)
+        if FORMS[kind].several:
+            assert not allowed(text, kind, [("units", {"unit": "c"})] * 2, choice)
 
 
 def test_free_text_is_free_until_a_call(text: Tokenizer, kind: str) -> None:

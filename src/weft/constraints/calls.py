@@ -35,7 +35,7 @@ def call_constraint(
     """Return the constraint that makes calls valid, as the template writes them.
 
     choice: "auto": free text until a call begins, then a valid one; "required": at once, after the
-    reasoning; a name (or `{"type": "function", "function": {"name": …}}`): the same, of this
+    reasoning; a name (or `{"type": "function", "function": {"name": …}}`): one call, of this
     function; "none": None. parallel: several calls, where the template writes several.
     Raises: ConfigError for a choice or tools that are none, or a template without calls.
     """
@@ -49,7 +49,7 @@ def call_constraint(
             " own, or tool_choice='none'"
         )
     if wanted not in ("auto", "required"):
-        functions = {wanted: functions[wanted]}
+        functions, parallel = {wanted: functions[wanted]}, False
     writer = _CallsWriter(text, form.calls, functions, parallel=parallel)
     if wanted == "auto":
         triggers, skipped = writer.triggers()
