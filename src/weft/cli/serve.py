@@ -155,6 +155,7 @@ def serve(
     except ImportError as error:
         hint = "pip install 'weft-lm[server]'"
         raise EngineUnavailable(f"the server is not installed; run: {hint}", hint=hint) from error
+    from ..checks import whole_number
     from ..loading import parse_bytes
     from ..server.config import ServerConfig, ServerLimits
     from ..server.run import serve as serve_forever
@@ -182,7 +183,11 @@ def serve(
         else parse_bytes(memory_budget, "--memory-budget", auto=False),
         db=db,
         grace_s=grace,
-        limits=ServerLimits(n=max_n, tokens=max_tokens, jobs=max_jobs),
+        limits=ServerLimits(
+            n=whole_number("--max-n", max_n, 1),
+            tokens=whole_number("--max-tokens", max_tokens, 1),
+            jobs=whole_number("--max-jobs", max_jobs, 1),
+        ),
     )
     out = Out.of(sys.stderr)
 
