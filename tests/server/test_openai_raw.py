@@ -137,6 +137,20 @@ def test_a_mix_of_prompts_is_told_as_one(served: Served, path: str, name: str) -
         )
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"prompt": "\xff"}', "the body is not UTF-8: the byte at 12 is no part of a character"),
+        (b"[" * 200_000, "the body is JSON that is nested too deep"),
+    ],
+)
+def test_a_body_that_cannot_be_parsed_is_told_why(served: Served, body: bytes, said: str) -> None:
+    headers = {"Content-Type": "application/json"}
+    answer = served.client.post(COMPLETION, content=body, headers=headers)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith(said)
+
+
 def test_an_unknown_model_is_404(served: Served) -> None:
     answer = served.client.post(COMPLETION, json={"prompt": "a", "model": "big"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")

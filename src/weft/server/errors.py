@@ -180,8 +180,18 @@ def _of_http(error: HTTPException) -> Refused:
     message = {
         404: "there is nothing at this address",
         405: "this address does not take this method",
-    }.get(error.status_code, str(error.detail))
+    }.get(error.status_code, _of_body(error.__cause__) or str(error.detail))
     return Refused(error.status_code, code, message, headers=error.headers)
+
+
+def _of_body(cause: BaseException | None) -> str:
+    """Say why FastAPI could not parse a body, which tells nothing but that; "" for others."""
+    if isinstance(cause, UnicodeDecodeError):
+        what = f"the byte at {cause.start} is no part of a character"
+        return f"the body is not {cause.encoding.upper()}: {what}; send JSON in UTF-8"
+    if isinstance(cause, RecursionError):
+        return "the body is JSON that is nested too deep to be read"
+    return ""
 
 
 def handle_errors(app: FastAPI) -> None:
