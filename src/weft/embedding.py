@@ -60,6 +60,7 @@ def _token_ids(lm: LM, index: int, text: str | Sequence[int]) -> list[int]:
     if isinstance(text, bytes) or not isinstance(text, Sequence) or not text:
         raise ConfigError(f"text {index} is {text!r:.60}; give a text that is not empty")
     if isinstance(text, str):
+        lm.check_length(text)
         ids = lm.tokenize(text)
     else:
         ids = [whole_number("a token id", token, 0) for token in text]

@@ -165,6 +165,21 @@ class LM(
                 hint="shorten the prompt, clip the path, or load the model with a larger n_ctx",
             )
 
+    def check_length(self, text: str) -> None:
+        """Raise ContextOverflow for a text that cannot fit: by its length, before it is tokenised.
+
+        It takes many times its length to be tokenised. A text that may fit is not refused.
+        """
+        # What is short is tokenised in no time.
+        fewest = self.text.fewest(text) if len(text) > self.n_ctx else 0
+        if fewest > self.n_ctx:
+            raise ContextOverflow(
+                f"the text has at least {fewest} tokens, but the context is {self.n_ctx}",
+                n_tokens=fewest,
+                n_ctx=self.n_ctx,
+                hint="shorten the prompt, or load the model with a larger n_ctx",
+            )
+
     def _check_ids(self, ids: Sequence[int]) -> None:
         if len(ids) == 0:
             return
@@ -280,6 +295,7 @@ class LM(
         tool_choice: str | Mapping[str, Any] | None = None,
         template: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        fits: bool = False,
     ) -> ChatPrompt:
         """Return the prompt of chat messages by the model's template, or by `template`.
 
@@ -289,14 +305,18 @@ class LM(
 
         tools: function descriptions, JSON schema. tool_choice: "auto" (as if left out),
         "required", "none", or a function's name. template_kwargs: further variables of the
-        template, such as enable_thinking.
+        template, such as enable_thinking. fits: what cannot fit in the context, by its length, is
+        not tokenised.
         Raises: ConfigError when the template refuses or leaves out a message, does not read a
-        variable, or says nothing of how calls are written that tool_choice asks for.
+        variable, or says nothing of how calls are written that tool_choice asks for;
+        ContextOverflow with `fits` alone.
         """
         options = self._chat_options(tools, template, template_kwargs)
         pieces = self.text.render_pieces(
             messages, add_generation_prompt=add_generation_prompt, **options
         )
+        if fits:
+            self.check_length("".join(piece for piece, _ in pieces))
         asked = [each.get("content") for each in messages if each.get("role") == "user"]
         return ChatPrompt.of(
             self.text,

@@ -163,6 +163,27 @@ def test_a_prompt_that_is_too_long_says_how_long(served: Served) -> None:
     assert error["details"] == {"n_prompt_tokens": 3000, "n_ctx": 2048}
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETION, {"prompt": "a" * 1_000_000}),
+        (COMPLETION, {"prompt": ["a", "a" * 1_000_000]}),
+        (CHATS, {"messages": [{"role": "user", "content": "a" * 1_000_000}]}),
+        (RESPONSES, {"input": "a" * 1_000_000}),
+        ("/v1/embeddings", {"input": "a" * 1_000_000}),
+        ("/api/v1/looms", {"prompt": "a" * 1_000_000}),
+    ],
+)
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(
+    served: Served, path: str, body: dict[str, Any]
+) -> None:
+    answer = served.client.post(path, json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "context_length_exceeded"), answer.text
+    assert "at least" in error["message"]  # so many were not counted
+    assert error["details"]["n_prompt_tokens"] > error["details"]["n_ctx"] == 2048
+
+
 def test_null_and_what_is_switched_off_change_nothing(served: Served) -> None:
     plain = post(served, COMPLETION, seed=1)["choices"]
     off = {"suffix": None, "mirostat_mode": 0, "mirostat_tau": 3, "top_k": -1, "stop": [""]}

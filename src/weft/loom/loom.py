@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, overload
 
@@ -109,6 +109,7 @@ class Loom(Heddle):
             special=special,
             reads_special=self.reads_special,
             system=system,
+            check=lm.check_length,
         )
         self._begin(home, made, heddle_class)
         if len(made.messages) > 1:
@@ -236,12 +237,14 @@ def read_prompt(
     special: bool | None = None,
     reads_special: bool = False,
     system: str | None = None,
+    check: Callable[[str], None] | None = None,
 ) -> Prompt:
     """Return the prompt as token ids. A template's error is raised, never worked around.
 
     A str goes through the chat template when there is one and `template` is true; messages need
     one; token ids, and what `format_chat` gives, are taken as they are. special: read special
-    tokens in a str that is taken as it is; None: as `reads_special` says.
+    tokens in a str that is taken as it is; None: as `reads_special` says. check: is given what is
+    about to be tokenised, and raises for what is too long.
     """
     if isinstance(prompt, ChatPrompt):
         if system is not None:
@@ -258,12 +261,12 @@ def read_prompt(
             raise ConfigError(_EMPTY)
         if is_raw:
             reads = reads_special if special is None else special
-            made = _from_text(tokenizer, prompt, reads, system)
+            made = _from_text(tokenizer, prompt, reads, system, check)
         else:
             messages = [{"role": "user", "content": prompt}]
-            made = _from_messages(tokenizer, messages, template, system)
+            made = _from_messages(tokenizer, messages, template, system, check)
     elif isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], dict):
-        made = _from_messages(tokenizer, list(prompt), template, system)
+        made = _from_messages(tokenizer, list(prompt), template, system, check)
     elif isinstance(prompt, Sequence) and not isinstance(prompt, bytes):
         if system is not None:
             raise ConfigError("system needs a text prompt; put it into the token ids yourself")
@@ -279,12 +282,20 @@ def read_prompt(
     return made
 
 
-def _from_text(tokenizer: Tokenizer, text: str, special: bool, system: str | None) -> Prompt:
+def _from_text(
+    tokenizer: Tokenizer,
+    text: str,
+    special: bool,
+    system: str | None,
+    check: Callable[[str], None] | None,
+) -> Prompt:
     if system is not None:
         raise ConfigError(
             "system needs a chat template: this model has none, or template=False. Put it into "
             "the prompt"
         )
+    if check is not None:
+        check(text)
     ids, begin = tokenizer.encode(text, special=special), tokenizer.bos_token_id
     # A text that says its own begin token needs no second one.
     is_doubled = special and begin is not None and ids[:2] == [begin, begin]
@@ -292,7 +303,11 @@ def _from_text(tokenizer: Tokenizer, text: str, special: bool, system: str | Non
 
 
 def _from_messages(
-    tokenizer: Tokenizer, messages: list[Any], template: bool, system: str | None
+    tokenizer: Tokenizer,
+    messages: list[Any],
+    template: bool,
+    system: str | None,
+    check: Callable[[str], None] | None,
 ) -> Prompt:
     if not template or tokenizer.chat_template is None:
         raise ConfigError(
@@ -303,7 +318,10 @@ def _from_messages(
         if messages[0].get("role") == "system":
             raise ConfigError("there is a system message already; leave system out, or the message")
         messages = [{"role": "system", "content": system}, *messages]
-    ids = tokenizer.encode_chat(messages)  # with its BOS, if the template writes one
+    pieces = tokenizer.render_pieces(messages, add_generation_prompt=True)
+    if check is not None:
+        check("".join(piece for piece, _ in pieces))
+    ids = tokenizer.chat_ids(pieces)  # with its BOS, if the template writes one
     asked = [m.get("content") for m in messages if isinstance(m, dict) and m.get("role") == "user"]
     user_prompt = asked[-1] if asked and isinstance(asked[-1], str) else ""
     return Prompt(ids, user_prompt, True, _texts(messages))

@@ -138,6 +138,7 @@ class HeddleState(
     def text(self, text: str) -> None:
         if not isinstance(text, str):
             raise ConfigError(f"text is {text!r:.80}; allowed is a text. `tokens` takes token ids")
+        self._home.text_lm().check_length(text)
         replace_tokens(self, self._encode_own(text))
 
     @property
@@ -395,6 +396,7 @@ def add_text(parent: HeddleState, text: str, special: bool | None = None) -> Hed
         set_text(child, text)
         parent.children.append(child)
         return child
+    parent._home.text_lm().check_length(text)
     return add_tokens(parent, encoded(parent, text, special))
 
 

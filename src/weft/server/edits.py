@@ -71,10 +71,11 @@ def say_instead(node: Heddle, message: str, *, in_place: bool) -> Heddle:
 
 
 def _prompt_again(loom: Loom, message: str) -> None:
-    template, text = loom.chat_template_used, lm_of(loom).text
+    template, lm = loom.chat_template_used, lm_of(loom)
+    text = lm.text
     if read_prompt(text, loom.user_prompt or " ", template=template).ids != loom.tokens:
         raise ConfigError("the prompt is more than one message; give its whole text")
-    made = read_prompt(text, message, template=template)
+    made = read_prompt(text, message, template=template, check=lm.check_length)
     loom.tokens, loom.user_prompt = made.ids, made.user_prompt
 
 

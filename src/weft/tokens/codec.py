@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..checks import half_character, half_told
 from ..errors import ConfigError, ModelLoadError, Unsupported
 from ..files import FAULTS
+from .lengths import longest_bytes
 from .letters import pattern_of, segments, twin_of
 
 if TYPE_CHECKING:
@@ -32,6 +33,11 @@ class Codec(ABC):
     vocab_bytes: list[bytes]
     special_ids: frozenset[int]
     first_space_is_dummy: bool
+
+    @property
+    def longest_bytes(self) -> int | None:
+        """The most bytes of a text, in UTF-8, that one token stands for; None if unsure."""
+        return None
 
     @abstractmethod
     def __len__(self) -> int:
@@ -122,6 +128,10 @@ class TokenizersCodec(Codec):
     @cached_property
     def first_space_is_dummy(self) -> bool:  # type: ignore[override]
         return first_space_is_dummy(self._backend)
+
+    @cached_property
+    def longest_bytes(self) -> int | None:
+        return longest_bytes(self._backend)
 
     def encode(self, text: str, *, special: bool, decorated: bool) -> list[int]:
         ids = self._ids(self._backend, text, decorated)

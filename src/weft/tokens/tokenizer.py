@@ -159,6 +159,13 @@ class Tokenizer:
             raise ConfigError("this tokenizer has no begin token; leave add_bos out")
         return [self.bos_token_id, *ids]
 
+    def fewest(self, text: str) -> int:
+        """Return the fewest tokens that a text can have, by its length; 0 where nothing is sure."""
+        longest = self._codec.longest_bytes
+        if longest is None:
+            return 0
+        return -(-len(text.encode("utf-8", "surrogatepass")) // longest)
+
     def continuation(self, text: str, *, special: bool = False) -> list[int]:
         """Return the token ids of text that goes on after other text: no begin token or space."""
         for anchor in _ANCHORS:

@@ -111,7 +111,8 @@ def chat_prompt(
 ) -> ChatPrompt:
     """Return the prompt of a chat. continues: the last message is open, and is gone on with.
 
-    Raises: Refused for messages that the template does not take, and for a model without one.
+    Raises: Refused for messages that the template does not take, and for a model without one;
+    ContextOverflow.
     """
     template = lm.text.chat_template
     if template is None:
@@ -134,6 +135,7 @@ def chat_prompt(
                 tools=tools,
                 template_kwargs=variables,
                 add_generation_prompt=add_generation_prompt,
+                fits=True,
             ),
         )
     return named("messages", lambda: _open_ended(lm, messages, tools, variables))
@@ -166,6 +168,7 @@ def _open_ended(
             break
     else:
         raise ConfigError("the chat template leaves the last message out: it cannot go on")
+    lm.check_length("".join(piece for piece, _ in pieces))
     asked = [each["content"] for each in messages if each["role"] == "user"]
     return ChatPrompt.of(
         lm.text,

@@ -67,7 +67,8 @@ def read_prompts(lm: LM, given: Given, *, adds_begin: bool = True) -> list[TextP
     """Return the prompts of a request. Special tokens that stand in a text are read as such.
 
     adds_begin: put the begin token before a text, where the tokenizer does.
-    Raises: Refused for an empty text that nothing can begin, and for ids that are no tokens.
+    Raises: Refused for an empty text that nothing can begin, and for ids that are no tokens;
+    ContextOverflow.
     """
     if given is None or isinstance(given, str):
         return [_of_text(lm, given or "", adds_begin)]
@@ -88,6 +89,7 @@ def is_short(given: Given) -> bool:
 
 
 def _of_text(lm: LM, text: str, adds_begin: bool) -> TextPrompt:
+    named("prompt", lambda: lm.check_length(text))
     add_bos = None if adds_begin else False
     ids = lm.text.encode(text, special=True, add_bos=add_bos)
     begin = lm.text.bos_token_id

@@ -1,0 +1,91 @@
+"""How much text one token stands for at most: what cannot fit by its length need not be read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
+# What NFC makes of a text has at least a fourth of its bytes: four characters become one, at most.
+_NFC_SHRINKS = 4
+_KEEPS = ("ByteLevel", "Digits", "Metaspace")  # pre-tokenizers that leave no text out
+
+
+def longest_bytes(backend: Backend) -> int | None:
+    """Return the most bytes of a text, in UTF-8, that one token stands for; None if unsure.
+
+    Sure are BPEs that can write every byte, and leave nothing of a text out. Others make one token
+    of a long unknown word, or none of many spaces.
+    Cost: O(tokens).
+    """
+    try:
+        before = _steps(backend.normalizer, "normalizers")
+        cuts = _steps(backend.pre_tokenizer, "pretokenizers")
+    except Exception:  # so the library says that they are written in Python
+        return None
+    shrinks = _shrinks(before)
+    names = backend.get_vocab(with_added_tokens=False)
+    is_byte_level = any(step["type"] == "ByteLevel" for step in (*before, *cuts))
+    added = backend.get_added_tokens_decoder().values()
+    if (
+        shrinks is None
+        or not all(map(_is_whole, cuts))
+        or not _writes_all(backend.model, names, is_byte_level=is_byte_level)
+        or any(token.lstrip or token.rstrip for token in added)  # they take spaces in
+    ):
+        return None
+    own = max((len(name) if is_byte_level else len(name.encode()) for name in names), default=0)
+    return shrinks * max(own, *_of_added(backend, (token.content for token in added)), 1)
+
+
+def _steps(part: Any, inner: str) -> list[dict[str, Any]]:
+    """Return the parts of a normalizer or pre-tokenizer in order, as files spell them."""
+    if part is None:
+        return []
+    told = json.loads(part.__getstate__())
+    return list(told[inner]) if told["type"] == "Sequence" else [told]
+
+
+def _shrinks(steps: Iterable[dict[str, Any]]) -> int | None:
+    """Return by what a normalizer divides the bytes of a text at most; None if unsure."""
+    found = 1
+    for step in steps:
+        kind = step["type"]
+        if kind == "NFC":
+            found = _NFC_SHRINKS
+        elif kind == "Replace":
+            old = step["pattern"].get("String")
+            if old is None or len(old.encode()) > len(step["content"].encode()):
+                return None
+        elif kind not in ("ByteLevel", "Prepend"):
+            return None
+    return found
+
+
+def _is_whole(cut: dict[str, Any]) -> bool:
+    """Whether a pre-tokenizer leaves nothing of a text out."""
+    return cut["type"] in _KEEPS or (cut["type"] == "Split" and cut["behavior"] != "Removed")
+
+
+def _writes_all(model: Any, names: dict[str, int], *, is_byte_level: bool) -> bool:
+    """Whether a model has tokens for every byte: none is unknown, or left out."""
+    if type(model).__name__ != "BPE":
+        return False
+    if model.continuing_subword_prefix or model.end_of_word_suffix:
+        return False
+    if is_byte_level:
+        from tokenizers.pre_tokenizers import ByteLevel
+
+        return names.keys() >= set(ByteLevel.alphabet())
+    return bool(model.byte_fallback) and all(f"<0x{byte:02X}>" in names for byte in range(256))
+
+
+def _of_added(backend: Backend, contents: Iterable[str]) -> list[int]:
+    """Return the bytes of added tokens, which are looked for in a text that is normalised, too."""
+    made = list(contents)
+    if backend.normalizer is not None:
+        made += [backend.normalizer.normalize_str(each) for each in made]
+    return [len(each.encode()) for each in made]
