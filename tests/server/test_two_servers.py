@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import sqlalchemy as sa
 
 from serving import Served, serving
 from weft.server import ServerConfig
+from weft.server.live import LiveLoom
 from weft.store.library import Library
 from weft.store.tables import leases, pieces
 
@@ -132,3 +134,49 @@ def test_readers_hear_of_a_loom_that_somebody_else_removed(tmp_path: Path, for_g
             library.purge([made["id"]])
         thread.join(60)
         assert came == ["event: removed"]
+
+
+def test_an_edit_of_what_another_server_has_just_changed_is_told_so(
+    servers: tuple[Served, Served],
+) -> None:
+    one, other = servers
+    node = f"{made(one)}/nodes/0"
+    seen = {"If-Match": one.client.get(node).headers["etag"]}
+    for score in range(1, 6):
+        # Both have read it a moment ago, so one knows nothing of what the other does.
+        for server in servers:
+            server.client.get(node)
+        done = other.client.patch(node, json={"score": score}, headers=seen)
+        assert done.status_code == 200, done.text
+        for late in ({"score": -score}, {"bookmark": "late"}):
+            refused = one.client.patch(node, json=late, headers=seen)
+            assert refused.status_code == 409, refused.text
+            assert refused.json()["error"]["code"] == "revision_mismatch"
+        seen = {"If-Match": done.headers["etag"]}
+        told = one.client.get(node).json()
+        assert (told["score"], told["bookmark"]) == (score, None)
+
+
+def test_what_another_server_changes_before_an_edit_is_kept_refuses_it(
+    servers: tuple[Served, Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = servers
+    node = f"{made(one)}/nodes/0"
+    seen = {"If-Match": one.client.get(node).headers["etag"]}
+    settle = LiveLoom.settle
+
+    async def overtaken(live: LiveLoom) -> None:
+        await settle(live)
+        monkeypatch.undo()
+        done = await asyncio.to_thread(other.client.patch, node, json={"score": 1})
+        assert done.status_code == 200, done.text
+
+    monkeypatch.setattr(LiveLoom, "settle", overtaken)
+    refused = one.client.patch(node, json={"score": 2}, headers=seen)
+    assert refused.status_code == 409, refused.text
+    assert refused.json()["error"]["code"] == "revision_mismatch"
+    for server in servers:
+        assert server.client.get(node).json()["score"] == 1
+    # What came in late is known of as any other change.
+    again = one.client.patch(node, json={"score": 2}, headers=seen)
+    assert again.status_code == 409, again.text

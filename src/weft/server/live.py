@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..errors import (
     ConfigError,
@@ -46,6 +46,13 @@ FRESH_S = 0.05  # for so long what was read of the database is taken as it was
 _FLUSH_S = 0.5  # between two times that the tokens of growing nodes are made durable
 _TOLD = 200  # nodes of a change that are told whole
 _IN_PLACE = ("edit", "grow")  # what these change stays where it is
+
+
+class Seen(NamedTuple):
+    """A node as the author of a change saw it: at which revision; None where nobody says."""
+
+    node: Heddle
+    rev: int | None
 
 
 class LiveLoom:
@@ -156,16 +163,20 @@ class LiveLoom:
                 self.events.put("renamed", {"loom": self.kept.id, "name": self._name})
             self._synced = time.monotonic()
 
-    async def change(self, kind: str, edit: Callable[[], Any], actor: str) -> Change:
+    async def change(
+        self, kind: str, edit: Callable[[], Any], actor: str, seen: Seen | None = None
+    ) -> Change:
         """Edit the tree and keep it, as one operation. The caller holds the lock.
 
-        Raises: what `edit` does, and nothing has changed; StoreError where it was not kept.
+        Raises: what `edit` does, and nothing has changed; StoreError where it was not kept;
+        Conflict where another server has changed what was `seen`, until it was kept.
         """
         await self.settle()
+        unchanged = self.unchanged(seen)
 
         def work() -> Change:
             edit()
-            return self.kept.commit(kind, actor=actor, leave=self.ended())
+            return self.kept.commit(kind, actor=actor, leave=self.ended(), unchanged=unchanged)
 
         try:
             return await self.told(work)
@@ -308,6 +319,13 @@ class LiveLoom:
                 rev=self.kept.rev,
                 hint="read it anew, and change that",
             )
+
+    def unchanged(self, seen: Seen | None) -> list[Heddle]:
+        """Return what must not be changed by others until it is kept. Raises: Conflict."""
+        if seen is None or seen.rev is None:
+            return []
+        self.check_rev(*seen)
+        return [seen.node]
 
     # Nodes
 

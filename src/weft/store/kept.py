@@ -190,6 +190,7 @@ class KeptLoom:
         act: str | None = None,
         model: str | None = None,
         leave: Iterable[Heddle] = (),
+        unchanged: Iterable[Heddle] = (),
     ) -> Change:
         """Write whatever differs from the rows as one operation; what others wrote comes in first.
 
@@ -197,12 +198,14 @@ class KeptLoom:
         commits are parts of, as the rounds of a search; those that follow each other are undone,
         and done again, together. model: that grew what is new; None: the loom's. leave: nodes that
         `append` has numbered, and which are to be another commit's: they stay as they are.
+        unchanged: nodes that nobody else may have changed since what others wrote came in last.
         When it returns, all of it is durable; where nothing differs, nothing is written.
         Raises: StoreError, and nothing of it is kept; LeaseLost where another server has taken over
-        the loom: this tree is of no use any more. ConfigError for a meta that is not JSON.
+        the loom: this tree is of no use any more. ConfigError for a meta that is not JSON. Conflict
+        where somebody has changed one of `unchanged`: nothing was written, and nothing came in.
         Cost: O(nodes) comparisons in memory; rows are written and read only for what has changed.
         """
-        return self._commit(kind, actor, {}, act, model, leave)
+        return self._commit(kind, actor, {}, act, model, leave, unchanged)
 
     def new_act(self) -> str:
         """Return a name for several commits to come (`act=`), of this process.
@@ -211,14 +214,24 @@ class KeptLoom:
         """
         return self._database.write(self._writer.new_act)
 
-    def bookmark(self, node: Heddle, label: str | None, *, actor: str = "") -> Change:
-        """Mark a node, or take its mark away (None). An operation of its own."""
+    def bookmark(
+        self,
+        node: Heddle,
+        label: str | None,
+        *,
+        actor: str = "",
+        unchanged: Iterable[Heddle] = (),
+    ) -> Change:
+        """Mark a node, or take its mark away (None). An operation of its own.
+
+        unchanged: as `commit` has it. Raises: as that does.
+        """
         if label is not None and not (isinstance(label, str) and is_plain(label)):
             raise ConfigError(f"a bookmark is {label!r:.80}; allowed is a text that can be shown")
         if node.id not in self._snapshot.known:
             self.commit("edit")
             self.number(node)
-        return self._commit("bookmark", actor, {node.id: label})
+        return self._commit("bookmark", actor, {node.id: label}, unchanged=unchanged)
 
     def bookmarks(self) -> dict[int, str]:
         """Return the bookmarks: labels by the numbers of their nodes."""
@@ -263,11 +276,13 @@ class KeptLoom:
         act: str | None = None,
         model: str | None = None,
         leave: Iterable[Heddle] = (),
+        unchanged: Iterable[Heddle] = (),
     ) -> Change:
         others, left = Taken([], [], []), {each.id for each in leave}
+        same = {each.id for each in unchanged}
         draft = self._database.write(
             lambda connection: self._write(
-                connection, kind, actor, bookmarks, others, act, model, left
+                connection, kind, actor, bookmarks, others, act, model, left, same
             )
         )
         seen = others if any(others) else None
@@ -286,8 +301,10 @@ class KeptLoom:
         act: str | None = None,
         model: str | None = None,
         left: Collection[str] = (),
+        unchanged: Collection[str] = (),
     ) -> Draft | None:
         row = self._locked(connection)
+        self._refuse_overtaken(connection, row, unchanged)
         if self._tenure is not None and self._growing:
             is_over = all(g.is_over and g.node.id not in left for g in self._growing.values())
             self._tenure.keep(connection, is_over=is_over)
@@ -373,6 +390,22 @@ class KeptLoom:
                 model=None if model is None else plain(model),
             )
         )
+
+    def _refuse_overtaken(self, connection: Connection, row: Any, ids: Collection[str]) -> None:
+        """Raise Conflict where one of these nodes was changed by somebody else since."""
+        if not ids or row.rev == self.rev:
+            return
+        number = connection.execute(
+            sa.select(_nodes.c.number).where(
+                _nodes.c.loom == self._key, _nodes.c.id.in_(ids), _nodes.c.rev > self.rev
+            )
+        ).scalar()
+        if number is not None:
+            raise Conflict(
+                f"node {number} was changed by somebody else just now",
+                rev=row.rev,
+                hint="read it anew, and change that",
+            )
 
     def _keep(self, draft: Draft) -> None:
         snapshot = self._snapshot

@@ -25,7 +25,7 @@ from ..asked import ERRORS, Actor, IfMatch, LoomName, NodeName
 from ..edits import copy_below, fork, loom_below, move, say, say_instead, token_before_char
 from ..errors import Refused
 from ..limits import check_most
-from ..live import LiveLoom
+from ..live import LiveLoom, Seen
 from ..objects import answer, loom_reply
 from ..service import Here, Service
 from .looms import changed_reply
@@ -34,10 +34,16 @@ router = APIRouter(prefix="/api/v1/looms/{loom}", tags=["edits"], responses=ERRO
 
 
 async def changed(
-    live: LiveLoom, kind: str, edit: Callable[[], Any], actor: str, *, status: int = 200
+    live: LiveLoom,
+    kind: str,
+    edit: Callable[[], Any],
+    actor: str,
+    *,
+    seen: Seen | None = None,
+    status: int = 200,
 ) -> Response:
     """Edit a tree as one operation, and answer with what it did."""
-    change = await live.change(kind, edit, actor)
+    change = await live.change(kind, edit, actor, seen)
     return answer(changed_reply(live, change), rev=live.kept.rev, status=status)
 
 
@@ -81,8 +87,7 @@ async def edit_node(
     """Change a node. A new text makes a sibling of it; with `in_place` it stands in its place."""
     needs_model = asked.text is not None or asked.message is not None
     async with service.looms.held(loom, grows=needs_model) as live:
-        found = live.node(node)
-        live.check_rev(found, if_match)
+        found, _ = seen = await _seen(live, node, if_match)
         live.refuse_growing_end(found)
         if needs_model and asked.in_place:
             live.refuse_growing(found)
@@ -90,10 +95,15 @@ async def edit_node(
         if "bookmark" in asked.model_fields_set:
             await live.settle()
             label = asked.bookmark
-            change = await live.told(lambda: live.kept.bookmark(found, label, actor=actor))
+            same = live.unchanged(seen)
+            change = await live.told(
+                lambda: live.kept.bookmark(found, label, actor=actor, unchanged=same)
+            )
             if asked.model_fields_set <= {"bookmark", "in_place"}:
                 return answer(changed_reply(live, change), rev=live.kept.rev)
-        return await changed(live, "edit", lambda: _edit(found, asked), actor)
+            if if_match is not None:
+                seen = Seen(found, live.kept.rev)  # it was changed by this very call
+        return await changed(live, "edit", lambda: _edit(found, asked), actor, seen=seen)
 
 
 def _edit(node: Heddle, asked: EditNode) -> None:
@@ -145,12 +155,11 @@ async def remove_node(
 ) -> Response:
     """Remove nodes. What grows below them is cancelled, and nothing of it is kept."""
     async with service.looms.held(loom) as live:
-        found = live.node(node)
-        live.check_rev(found, if_match)
+        found, _ = seen = await _seen(live, node, if_match)
         await live.settle()
         if live.is_growing(found):
             live.drop_one(found)
-            return await changed(live, "remove", lambda: None, actor)
+            return await changed(live, "remove", lambda: None, actor, seen=seen)
         going = _going(found, what)
         for other in map(live.node, also or ()):
             going += [each for each in _going(other, what) if each not in going]
@@ -165,7 +174,7 @@ async def remove_node(
             for each in going:
                 each.remove()
 
-        return await changed(live, "remove", edit, actor)
+        return await changed(live, "remove", edit, actor, seen=seen)
 
 
 def _going(node: Heddle, what: What) -> list[Heddle]:
@@ -211,7 +220,7 @@ async def split_node(
 ) -> Response:
     """Cut a node in two; the lower one takes the children."""
     async with service.looms.held(loom, grows=True) as live:
-        found = _free(live, node, if_match)
+        found, _ = seen = await _free(live, node, if_match)
 
         def edit() -> None:
             at, name = asked.at_token, "at_char" if asked.at_token is None else "at_token"
@@ -220,7 +229,7 @@ async def split_node(
             except ConfigError as error:
                 raise Refused(400, "invalid_parameter", str(error), param=name) from error
 
-        return await changed(live, "split", edit, actor)
+        return await changed(live, "split", edit, actor, seen=seen)
 
 
 @router.post("/nodes/{node}/merge", response_model=Changed)
@@ -229,12 +238,12 @@ async def merge_node(
 ) -> Response:
     """Join a node with its parent, whose only child it is: what a split did, taken back."""
     async with service.looms.held(loom) as live:
-        found = _free(live, node, if_match)
+        found, _ = seen = await _free(live, node, if_match)
         parent = found.parent
         if parent is None:
             raise TreeError("the root has no parent to be joined with")
         live.refuse_growing(parent)
-        return await changed(live, "merge", parent.merge, actor)
+        return await changed(live, "merge", parent.merge, actor, seen=seen)
 
 
 @router.post("/nodes/{node}/clip", response_model=Changed)
@@ -243,7 +252,7 @@ async def clip_node(
 ) -> Response:
     """Cut a node short. What is cut off becomes a child, unless it is to be dropped."""
     async with service.looms.held(loom, grows=True) as live:
-        found = _free(live, node, if_match)
+        found, _ = seen = await _free(live, node, if_match)
         n = len(found.tokens)
         keep = asked.keep if asked.keep is not None else n - (asked.drop or 0)
         if not 0 <= keep <= n:
@@ -260,15 +269,26 @@ async def clip_node(
             elif keep == 0:
                 raise ConfigError("nothing would be left above; drop the children, or remove it")
 
-        return await changed(live, "clip", edit, actor)
+        return await changed(live, "clip", edit, actor, seen=seen)
 
 
-def _free(live: LiveLoom, given: str, if_match: int | None) -> Heddle:
-    """Return a node that may be cut. Raises: NotFound; Conflict."""
+async def _seen(live: LiveLoom, given: str, if_match: int | None) -> Seen:
+    """Return a node that is as its author saw it, as far as any server knows.
+
+    Raises: NotFound; Conflict.
+    """
     found = live.node(given)
-    live.check_rev(found, if_match)
-    live.refuse_growing(found)
-    return found
+    if if_match is not None:
+        await live.sync(now=True)
+        live.check_rev(found, if_match)
+    return Seen(found, if_match)
+
+
+async def _free(live: LiveLoom, given: str, if_match: int | None) -> Seen:
+    """Return a node that may be cut. Raises: NotFound; Conflict."""
+    seen = await _seen(live, given, if_match)
+    live.refuse_growing(seen.node)
+    return seen
 
 
 @router.post("/nodes/{node}/move", response_model=Changed)
@@ -277,11 +297,13 @@ async def move_node(
 ) -> Response:
     """Put a node and all below it elsewhere; it continues its new parent from now on."""
     async with service.looms.held(loom) as live:
-        found = _free(live, node, if_match)
+        found, _ = seen = await _free(live, node, if_match)
         _refuse_growing_below(live, found)
         parent = live.node(asked.parent)
         live.refuse_growing_end(parent)
-        return await changed(live, "move", lambda: move(found, parent, asked.index), actor)
+        return await changed(
+            live, "move", lambda: move(found, parent, asked.index), actor, seen=seen
+        )
 
 
 @router.post("/nodes/{node}/copy", status_code=201, response_model=Changed | LoomObject)
