@@ -13,7 +13,7 @@ from weft.store.library import Library
 from weft.store.tables import nodes, pieces
 
 
-def test_an_end_is_told_when_all_its_tokens_are_durable(tmp_path: Path) -> None:
+def test_an_end_is_told_when_it_is_durable_with_all_its_tokens(tmp_path: Path) -> None:
     """Others of the job go on: what has ended waits for no commit of theirs."""
     db = f"sqlite:///{tmp_path}/weft.db"
     with serving(ServerConfig(port=0, db=db)) as server, Library(db) as library:
@@ -27,7 +27,10 @@ def test_an_end_is_told_when_all_its_tokens_are_durable(tmp_path: Path) -> None:
                     name = line[7:]
                 elif line.startswith("data: ") and name == "branch":
                     told = json.loads(line[6:])
+                    assert told["kept"]
                     assert durable(library, told["node"]) == told["n_tokens"]
+                    ended = (told["finish_reason"], told["stop_string"], told["ended"])
+                    assert durable_end(library, told["node"]) == ended
                     n_ends += 1
     assert n_ends == 8
 
@@ -44,6 +47,14 @@ def durable(library: Library, number: int) -> int:
         return int(found)
 
     return library.database.read(work)
+
+
+def durable_end(library: Library, number: int) -> tuple[str | None, str | None, bool]:
+    """Return how a node ended, as the database has it: reason, stop string, whether by a token."""
+    ends = sa.select(nodes.c.finish_reason, nodes.c.stop_string, nodes.c.terminal)
+    query = ends.where(nodes.c.number == number)
+    reason, stop, is_terminal = library.database.read(lambda each: each.execute(query).one())
+    return reason, stop, is_terminal
 
 
 def test_who_followed_the_server_before_is_told_the_state_anew(tmp_path: Path) -> None:

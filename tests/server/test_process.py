@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -237,6 +238,34 @@ def killed(home: Path, n: int) -> None:
 
 def test_nothing_that_had_ended_is_lost_by_kill_9(tmp_path: Path) -> None:
     killed(tmp_path, 3)
+
+
+def test_a_branch_that_was_told_as_kept_is_what_it_was_told_after_kill_9(tmp_path: Path) -> None:
+    """Others of its job go on: their commit never comes. Some end at once, without a token."""
+    told: list[dict[str, Any]] = []
+    with running(tmp_path) as server:
+        loom = server.client.post("/api/v1/looms", json={"prompt": weft.samples.opening}).json()[
+            "id"
+        ]
+        asked = {"n": 64, "max_tokens": 1900, "temperature": 1.5, "seed": 1, "stream": True}
+        path, name = f"/api/v1/looms/{loom}/nodes/0/generate", ""
+        with server.client.stream("POST", path, json=asked) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("event: "):
+                    name = line[7:]
+                elif line.startswith("data: ") and name == "branch":
+                    told.append(json.loads(line[6:]))
+                    if len(told) == 5:
+                        break
+            server.popen.kill()
+            server.popen.wait(20)
+    with running(tmp_path) as server:
+        there = {node["node"]: node for node in server.nodes(loom)}
+    for each in told:
+        found = there[each["node"]]
+        names = ("finish_reason", "ended", "n_tokens", "mean_logprob")
+        assert each["kept"]
+        assert {name: found[name] for name in names} == {name: each[name] for name in names}
 
 
 @pytest.mark.slow

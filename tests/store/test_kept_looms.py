@@ -18,6 +18,7 @@ from shallow import shallow
 from weft.errors import ConfigError, Conflict, StoreError, TreeError
 from weft.loom import Heddle, Loom
 from weft.loom.grow import plan
+from weft.loom.node import set_tokens
 from weft.results import Delta
 from weft.sampling.params import SamplingParams
 from weft.store.following import EVERY_S
@@ -352,6 +353,34 @@ def test_what_grew_when_the_holder_left_is_interrupted(library: Library, lm: wef
     assert {each.finish_reason for each in again} == {"interrupted"}
     assert [each.text for each in library.open(kept.name).loom.children] == [
         each.text for each in again
+    ]
+
+
+def test_what_had_ended_when_the_holder_left_is_as_it_ended(library: Library, lm: weft.LM) -> None:
+    """One ends by a stop string, one without a token, one not yet."""
+    kept = library.create(Loom(lm, "Once upon a time"))
+    params = SamplingParams.resolve({"n": 3, "seed": 1}, lm.defaults)
+    growth = plan([kept.loom], params, force=False, streamed=True)
+    stopped, empty, growing = growth.shoots
+    kept.append([each.child for each in growth.shoots])
+    for shoot in (stopped, growing):
+        set_tokens(shoot.child, lm.text.continuation(" there was"))
+    kept.append([stopped.child])
+    stopped.child.stop_string = "was"
+    empty.child.terminal = True
+    for shoot in (stopped, empty):
+        shoot.keep("stop")
+    assert not kept.outlasts(stopped.child)
+    kept.append([each.child for each in growth.shoots])
+    assert kept.outlasts(stopped.child)
+    assert kept.outlasts(empty.child)
+    assert not kept.outlasts(growing.child)
+    kept.close()
+    found = library.open(kept.name, lm).loom.children
+    assert [(each.text, each.finish_reason, each.stop_string, each.terminal) for each in found] == [
+        (" there was", "stop", "was", False),
+        ("", "stop", None, True),
+        (" there was", "interrupted", None, False),
     ]
 
 

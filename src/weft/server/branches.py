@@ -57,6 +57,7 @@ class JobBranches:
         self.n_tokens = 0
         self.first_token_s: float | None = None
         self._told: set[int] = set()  # shoots whose end was told
+        self._tried: set[int] = set()  # and those that were to be made durable for it
 
     # What is there
 
@@ -141,9 +142,12 @@ class JobBranches:
                     if is_over is not None and is_over():
                         self.cancel()
                     await self.live.pulse.beat(self.growth.over())
-            await self._end_those_over()
         finally:
-            self._tell_ends(self.growth.shoots)
+            self._tried.clear()  # once more, for what could not be written
+            try:
+                await self._end_those_over()
+            finally:
+                self._tell_ends(self.growth.shoots)
 
     def _take(self, news: Sequence[Delta]) -> None:
         entries: list[list[Any]] = []
@@ -162,10 +166,18 @@ class JobBranches:
             self.log.put("tok", {"t": entries + rest})
 
     async def _end_those_over(self) -> None:
-        """Tell of branches that have ended, once all of their tokens outlive this process."""
+        """Tell of branches that have ended, once they outlive this process as they ended.
+
+        Each is tried once; where that cannot be written, whoever keeps the loom tries again.
+        """
         over = [each for each in self.growth.shoots if each.over and each.index not in self._told]
-        await self.live.outlast([each.child for each in over if each.child.tokens])
-        self._tell_ends(over)
+        new = [each for each in over if each.attached and each.index not in self._tried]
+        self._tried.update(each.index for each in new)
+        await self.live.outlast([each.child for each in new])
+        self._tell_ends(each for each in over if not each.attached or self._outlasts(each))
+
+    def _outlasts(self, shoot: Shoot) -> bool:
+        return shoot.attached and self.live.kept.outlasts(shoot.child)
 
     def _tell_ends(self, shoots: Iterable[Shoot]) -> None:
         for shoot in shoots:
@@ -183,7 +195,7 @@ class JobBranches:
                     "ended": child.terminal,
                     "n_tokens": len(child.tokens),
                     "mean_logprob": json_number(child.mean_logprob) if child.logprobs else None,
-                    "kept": shoot.attached,
+                    "kept": self._outlasts(shoot),
                 },
             )
 

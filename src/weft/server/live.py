@@ -434,7 +434,7 @@ class LiveLoom:
                 await asyncio.sleep(_FLUSH_S)
                 async with self.lock:
                     await self._keep_again()
-                    nodes = [node for each in self.growing for node in each.nodes]
+                    nodes = [node for each in self.growing for node in each.uncommitted]
                     await self.make_durable(nodes)
         finally:
             self._flusher = None

@@ -1,7 +1,7 @@
 """Nodes that grow: their tokens come as pieces, each durable, until their commit or their end.
 
 A piece costs what is new in it. Where the process that grows dies, the pieces are put together by
-the next one that opens the loom: the node ends as "interrupted".
+the next one that opens the loom: the node ends as "interrupted", unless it had ended.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ..loom import Heddle
+from ..loom.node import child_list
 from .database import Database
 from .log import DONE, Steps
 from .rows import (
     Content,
+    Params,
     Values,
     content_values,
     exact,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from ..tokens.text import TextStream
 
 _FIGURES = ("logprobs", "entropies")
+_END = ("finish_reason", "stop_string", "terminal")
 
 
 @dataclass(slots=True)
@@ -49,11 +52,20 @@ class Growing:
     number: int
     text: TextStream | None  # None: of a loom of texts
     n_tokens: int = 0
+    has_end: bool = False  # how it ended is kept, too
 
     @property
     def is_over(self) -> bool:
         """Whether it has ended: it is in the tree then, or it failed."""
         return self.node.finish_reason is not None
+
+    @property
+    def is_in_tree(self) -> bool:
+        """Whether it has ended, and is there to stay."""
+        parent = self.node.parent
+        if not self.is_over or parent is None:
+            return False
+        return any(each is self.node for each in child_list(parent))
 
     def piece(self) -> Values | None:
         """Return what is new in it, as a row; None for nothing."""
@@ -170,7 +182,8 @@ def _stream_of(node: Heddle) -> TextStream | None:
 
 
 def _empty(node: Heddle) -> Content:
-    return Content.of(node)._replace(tokens=[], logprobs=[], entropies=[])
+    empty = Content.of(node)._replace(tokens=[], logprobs=[], entropies=[])
+    return empty._replace(finish_reason=None, stop_string=None, terminal=False)
 
 
 def add_pieces(
@@ -183,6 +196,23 @@ def add_pieces(
         connection.execute(statement, [{"loom": loom.key, **piece} for _, piece in new])
         mark(connection, loom.key, [each.number for each, _ in new], loom.rev + 1, removed=False)
     return new
+
+
+def ended_now(growing: Iterable[Growing]) -> list[Growing]:
+    """Return those whose end is to be kept; their pieces, if made after this, are whole."""
+    # Another thread may be ending them.
+    return [each for each in growing if not each.has_end and each.is_in_tree]
+
+
+def add_ends(connection: Connection, params: Params, loom: Any, ended: Collection[Growing]) -> None:
+    """Write how nodes ended: where their commit never comes, they are what they are."""
+    for each in ended:
+        values = content_values(Content.of(each.node), "", params)
+        connection.execute(
+            sa.update(nodes)
+            .where(nodes.c.loom == loom.key, nodes.c.number == each.number)
+            .values(**{name: values[name] for name in _END}, rev=loom.rev + 1)
+        )
 
 
 def end_growing(
@@ -212,11 +242,12 @@ def orphans(connection: Connection, database: Database, loom: int, own: str) -> 
 
 
 def growing_nodes(connection: Connection) -> Counter[int]:
-    """Return how many nodes grow in which looms, by their keys: those that have a token.
+    """Return how many nodes grow in which looms, by their keys: that have a token, or have ended.
 
     Cost: O(nodes that grow). Without GROUP BY, for which SQLite would read all nodes.
     """
-    begun = sa.exists().where(pieces.c.loom == nodes.c.loom, pieces.c.number == nodes.c.number)
+    has_piece = sa.exists().where(pieces.c.loom == nodes.c.loom, pieces.c.number == nodes.c.number)
+    begun = sa.or_(has_piece, nodes.c.finish_reason.is_not(None))
     query = sa.select(nodes.c.loom).where(nodes.c.writer.is_not(None), ~nodes.c.removed, begun)
     return Counter(connection.execute(query).scalars())
 
@@ -237,18 +268,20 @@ def act_of_writers(connection: Connection, loom: int, where: sa.ColumnElement[bo
 def end_interrupted(connection: Connection, loom: Any, where: sa.ColumnElement[bool]) -> Steps:
     """End nodes whose process grows them no more; return what that adds to the loom.
 
-    loom: its row, locked; the rows get its next revision. A node without a token is none.
+    loom: its row, locked; the rows get its next revision. Those that had ended stay as they ended;
+    of the others a node without a token is none.
     """
     steps = Steps([], [], {})
     rows = connection.execute(sa.select(nodes).where(nodes.c.loom == loom.key, where)).all()
     for row in rows:
         values = _whole(connection, row)
+        is_there = row.finish_reason is not None or values["n_tokens"] > 0
         connection.execute(
             sa.update(nodes)
             .where(nodes.c.key == row.key)
-            .values(**values, writer=None, removed=values["n_tokens"] == 0, rev=loom.rev + 1)
+            .values(**values, writer=None, removed=not is_there, rev=loom.rev + 1)
         )
-        if values["n_tokens"]:
+        if is_there:
             steps.added.append(row.number)
             _bring_back(connection, loom, row.parent, steps)
     _delete_pieces(connection, loom.key, [row.number for row in rows])
@@ -273,7 +306,7 @@ def _whole(connection: Connection, row: Any) -> Values:
         "tokens": packed_ids(ids),
         # Of all tokens, or of none.
         **{name: data if len(data) == 8 * len(ids) else b"" for name, data in figures.items()},
-        "finish_reason": "interrupted",
+        "finish_reason": row.finish_reason or "interrupted",
     }
 
 

@@ -30,10 +30,12 @@ from .following import followed
 from .growing import (
     Growing,
     act_of_writers,
+    add_ends,
     add_pieces,
     begin_growing,
     end_growing,
     end_interrupted,
+    ended_now,
     orphans,
 )
 from .head import LoomHead
@@ -242,6 +244,11 @@ class KeptLoom:
         """Whether a node is kept whole: what has grown is with its commit."""
         return node.id in self._snapshot.known
 
+    def outlasts(self, node: Heddle) -> bool:
+        """Whether a node that has ended is kept as it ended, should this process die now."""
+        growing = self._growing.get(node.id)
+        return self.has(node) or (growing is not None and growing.has_end)
+
     @_whole
     def is_changed(self) -> bool:
         """Whether the live tree differs from what is kept, but for what grows or has grown.
@@ -424,11 +431,11 @@ class KeptLoom:
 
     @_whole
     def append(self, nodes: Iterable[Heddle]) -> None:
-        """Keep the new tokens of nodes that grow: durable when this returns.
+        """Keep the new tokens of nodes that grow, and how they ended: durable when this returns.
 
         nodes: of a `stream` (`Delta.node`), which need not be in the tree yet. Each has its number
         from now on. No operation: their commit follows, once they have ended. Where this process
-        dies before, they end as "interrupted" when the loom is opened next.
+        dies before, those that have not end as "interrupted" when the loom is opened next.
         Cost: what is new in them.
         """
         wanted = {node.id: node for node in nodes if node.id not in self._snapshot.known}
@@ -438,7 +445,7 @@ class KeptLoom:
             if parent is None or parent.id not in self._snapshot.known:
                 self.commit("edit")
                 break
-        begun, kept, rev = self._database.write(
+        begun, kept, ended, rev = self._database.write(
             lambda connection: self._append(connection, wanted, new)
         )
         self._growing.update(begun)
@@ -446,6 +453,8 @@ class KeptLoom:
             self._snapshot.name(growing.node.id, growing.number)
         for growing, piece in kept:
             growing.take(piece)
+        for growing in ended:
+            growing.has_end = True
         self.rev = rev if self.rev == rev - 1 else self.rev
 
     def follow(
@@ -462,7 +471,7 @@ class KeptLoom:
 
     def _append(
         self, connection: Connection, wanted: Mapping[str, Heddle], new: list[Heddle]
-    ) -> tuple[dict[str, Growing], list[tuple[Growing, Values]], int]:
+    ) -> tuple[dict[str, Growing], list[tuple[Growing, Values]], list[Growing], int]:
         row = self._locked(connection)
         writer = self._writer.sign(connection)
         if new or self._growing:
@@ -471,13 +480,14 @@ class KeptLoom:
             connection, self._database, self._snapshot, row, new, writer
         )
         all_of = {**self._growing, **begun}
-        kept = add_pieces(
-            connection, self._database, row, [all_of[each] for each in wanted if each in all_of]
-        )
-        if not (begun or kept):
-            return begun, kept, row.rev
+        those = [all_of[each] for each in wanted if each in all_of and not all_of[each].has_end]
+        ended = ended_now(those)
+        kept = add_pieces(connection, self._database, row, those)
+        add_ends(connection, self._snapshot.params, row, ended)
+        if not (begun or kept or ended):
+            return begun, kept, ended, row.rev
         touch(connection, self._key, rev=row.rev + 1, next_number=next_number)
-        return begun, kept, row.rev + 1
+        return begun, kept, ended, row.rev + 1
 
     def _claimed(self, connection: Connection, row: Any, writer: str) -> Any:
         """Take or keep the lease, where looms are grown with one; return the loom's row."""
