@@ -51,6 +51,10 @@ def test_what_has_grown_outlives_an_edit_that_could_not_be_kept(tmp_path: Path) 
             while client.get(f"/api/v1/jobs/{job}").json()["status"] == "running":
                 assert time.monotonic() < until
                 time.sleep(0.05)
+            error = client.get(f"/api/v1/jobs/{job}").json()["error"]
+            assert error["code"] == "store_unavailable"
+            assert "not kept yet" in error["message"]
+            assert "kept by itself" in error["hint"]
             assert client.get("/healthz").status_code == 200
         finally:
             other.close()

@@ -45,6 +45,10 @@ Value = TypeVar("Value")
 FRESH_S = 0.05  # for so long what was read of the database is taken as it was
 _FLUSH_S = 0.5  # between two times that the tokens of growing nodes are made durable
 _TOLD = 200  # nodes of a change that are told whole
+_KEPT_LATER = (
+    "let the server run, and see to its database: what has grown is kept by itself as soon as that"
+    " can be, and need not be grown again; an edit is to be done again"
+)
 _IN_PLACE = ("edit", "grow")  # what these change stays where it is
 
 
@@ -213,10 +217,12 @@ class LiveLoom:
         except LeaseLost:
             self._lose()
             raise
-        except StoreUnavailable:
+        except StoreUnavailable as error:
             self._unkept = author
             self._begin_flushing()
-            raise
+            # NOTE: of an edit nothing is kept, as the database says; what has grown stays here.
+            why = f"what has grown is in the server's memory, and not kept yet: {error}"
+            raise StoreUnavailable(why, hint=_KEPT_LATER) from error
         except StoreError:  # it was removed for good, or is broken: trying again is of no use
             self.is_stale = True
             raise
