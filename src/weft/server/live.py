@@ -28,7 +28,8 @@ from ..errors import (
 from ..lm import LM
 from ..loom import Heddle
 from ..loom.node import is_below
-from ..store.kept import Change, KeptLoom
+from ..store.change import Change
+from ..store.kept import KeptLoom
 from .branches import Author
 from .events import EventLog
 from .joint import JointWork

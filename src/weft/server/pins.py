@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from ..kv.place import Place
     from ..loom import Heddle
     from ..pathkv import Pin
-    from ..store.kept import Change, KeptLoom
+    from ..store.change import Change
+    from ..store.kept import KeptLoom
 
 
 class NodePins:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 from ..doors import lazily
 
 if TYPE_CHECKING:
+    from .change import Change
     from .facts import LoomRow
     from .file import VERSION, load, save
     from .find import Hit
-    from .kept import Change, KeptLoom
+    from .kept import KeptLoom
     from .library import Drawn, Library
     from .log import Operation
     from .records import NodeRow
@@ -35,7 +36,8 @@ __getattr__ = lazily(
         "file": "VERSION load save",
         "facts": "LoomRow",
         "find": "Hit",
-        "kept": "Change KeptLoom",
+        "change": "Change",
+        "kept": "KeptLoom",
         "library": "Drawn Library",
         "log": "Operation",
         "records": "NodeRow",

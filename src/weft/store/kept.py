@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import suppress
 from functools import wraps
 from types import MappingProxyType
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar, Unpack
+from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -25,6 +25,7 @@ from ..loom.node import by_call
 from ..results import Delta
 from ..sched.driver import deferred_interrupt
 from . import tables
+from .change import Change
 from .database import Database
 from .following import followed
 from .growing import (
@@ -64,36 +65,6 @@ def _whole(work: Callable[Concatenate[KeptLoom, P], R]) -> Callable[Concatenate[
     return run
 
 
-class Change(NamedTuple):
-    """What was done to a loom, in nodes of its live tree.
-
-    rev: the revision afterwards. removed: ids. others: what other processes had done meanwhile, and
-    is in the tree now; None for nothing.
-    """
-
-    rev: int
-    kind: str
-    added: list[Heddle]
-    changed: list[Heddle]
-    removed: list[str]
-    others: Taken | None = None
-
-    def __bool__(self) -> bool:
-        return bool(self.added or self.changed or self.removed)
-
-    def after(self, before: Change) -> Change:
-        """Return it with what one that came just before had, as what others have done."""
-        parts = [each for each in (before.others, before, self.others) if each]
-        if not parts:
-            return self
-        taken = Taken([], [], [])
-        for each in parts:
-            taken.added.extend(each.added)
-            taken.changed.extend(each.changed)
-            taken.removed.extend(each.removed)
-        return self._replace(others=taken)
-
-
 class KeptLoom:
     """A loom that is kept: `loom` is the live tree, and the same in the database after `commit`.
 
@@ -110,6 +81,7 @@ class KeptLoom:
         self._database = database
         self._writer = writer
         self._key: int = row.key
+        self._of_row = sa.select(tables.looms).where(tables.looms.c.key == self._key)
         self._snapshot = Snapshot(loom)
         self._growing: dict[str, Growing] = {}
         self._prompt = loom.user_prompt  # as the row has it
@@ -562,16 +534,12 @@ class KeptLoom:
         return Change(self.rev, "sync", *others)
 
     def _sync(self, connection: Connection, others: Taken) -> None:
-        row = connection.execute(
-            sa.select(tables.looms).where(tables.looms.c.key == self._key)
-        ).first()
+        row = connection.execute(self._of_row).first()
         self._take_in(connection, self._there(row), others)
 
     def _locked(self, connection: Connection) -> Any:
         """Return the loom's row; nobody else writes to this loom until the transaction ends."""
-        row = connection.execute(
-            sa.select(tables.looms).where(tables.looms.c.key == self._key).with_for_update()
-        ).first()
+        row = connection.execute(self._of_row.with_for_update()).first()
         return self._there(row)
 
     def _there(self, row: Any) -> Any:

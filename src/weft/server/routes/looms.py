@@ -25,8 +25,8 @@ from ...api.nodes import Changed
 from ...errors import ConfigError, StoreError, StoreUnavailable
 from ...loom import Heddle, Loom
 from ...loom.node import preorder
+from ...store.change import Change
 from ...store.find import Hit
-from ...store.kept import Change
 from ..asked import ERRORS, EVENTS, Actor, LastEvent, LoomName
 from ..errors import Refused
 from ..events import EventStream
