@@ -97,6 +97,10 @@ class PieceTokenizer(Tokenizer):
     def special_ids(self) -> frozenset[int]:
         return frozenset(ROLES)
 
+    def fewest(self, text: str) -> int:
+        """Return 0: nobody tells how a server cuts text."""
+        return 0
+
     def encode(self, text: str, *, special: bool = False, add_bos: bool | None = None) -> list[int]:
         if add_bos:
             raise Unsupported(f"a begin token {self._needs}")
