@@ -53,7 +53,7 @@ $(DEMO_VENV)/.stamp: pyproject.toml $(SOURCES)
 $(VENV)/.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --no-deps --retries 0 --timeout 30 --extra-index-url $(TORCH_INDEX) torch
-	$(PIP) --editable '.[torch,mlx,server,dev]'
+	$(PIP) --editable '.[torch,mlx,dev]'
 	$(PIP) --no-deps mistral-common axe-playwright-python
 	@touch $@
 
@@ -130,7 +130,7 @@ $(CLIENTS_VENV)/.stamp: pyproject.toml constraints.txt Makefile
 # llm and lm-evaluation-harness bring much with them: an environment of their own. The harness needs no torch for this.
 $(PLUGINS_VENV)/.stamp: pyproject.toml plugins/llm-weft/pyproject.toml Makefile
 	$(PYTHON) -m venv $(PLUGINS_VENV)
-	$(PLUGINS_VENV)/bin/python -m pip install --quiet --editable '.[server,test]' openai transformers \
+	$(PLUGINS_VENV)/bin/python -m pip install --quiet --editable '.[test]' openai transformers \
 	    'lm-eval[api]' --editable plugins/llm-weft
 	@touch $@
 

@@ -69,10 +69,10 @@ def test_the_source_archive_has_what_builds_and_checks_it(dist: Path) -> None:
     assert "tests/test_wheel.py" in names
 
 
-def test_the_base_package_with_all_it_needs_takes_160_mb(installed: Run) -> None:
+def test_base_package_with_dependencies_takes_at_most_170_mb(installed: Run) -> None:
     """Files as the wheels have them: without the installer's own, and what Python compiles.
 
-    153 MB by docs/install.md; others' releases grow by themselves.
+    161 MB by docs/install.md; others' releases grow by themselves.
     """
     code = """
 import sysconfig
@@ -83,7 +83,7 @@ print(sum(file.stat().st_size for file in place.rglob("*") if file.is_file()
     and file.parent.name != "__pycache__"
     and not file.relative_to(place).parts[0].startswith(others)))
 """
-    assert int(installed("-c", code).stdout) < 160e6
+    assert int(installed("-c", code).stdout) < 170e6
 
 
 def test_the_demo_runs_from_the_wheel(installed: Run) -> None:
@@ -95,6 +95,19 @@ def test_the_demo_runs_from_the_wheel(installed: Run) -> None:
 def test_the_command_runs_as_a_module(installed: Run) -> None:
     assert "weft demo" in installed("-m", "weft").stdout
     assert installed("-m", "weft", "run", "What is 37 + 58?", "-n", "1", "--json").stdout
+
+
+def test_serve_from_the_wheel_answers_requests(installed: Run) -> None:
+    code = """
+import subprocess, sys, urllib.request
+command = [sys.executable, "-m", "weft", "serve", "--port", "0", "--no-browser"]
+server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+url = next(line.split(" at ")[1].strip() for line in server.stderr if " at http" in line)
+print([urllib.request.urlopen(url + path).status for path in ("/", "/v1/models", "/docs")])
+server.terminate()
+server.communicate()
+"""
+    assert installed("-c", code).stdout.split("\n")[0] == "[200, 200, 200]"
 
 
 def test_only_the_base_package_is_there(installed: Run) -> None:

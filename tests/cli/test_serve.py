@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,6 @@ from weft.api.address import address
 from weft.cli.browser import has_screen
 from weft.cli.serve import engine_options, page_of
 from weft.errors import ConfigError
-
-needs_server = pytest.mark.skipif(
-    find_spec("uvicorn") is None, reason="the extra server is not installed"
-)
 
 
 def test_what_the_command_does_not_know_is_the_engines() -> None:
@@ -59,7 +54,6 @@ def test_what_is_no_address_is_refused(given: dict[str, str]) -> None:
         address(given)
 
 
-@needs_server
 @pytest.mark.parametrize("given", [["--tensor-parallel-size", "2"], ["--tensor-parallel-size=2"]])
 def test_an_option_of_the_engine_needs_no_model_before_it(weft, given: list[str]) -> None:
     result = weft("serve", "--port", "0", *given)
@@ -67,14 +61,12 @@ def test_an_option_of_the_engine_needs_no_model_before_it(weft, given: list[str]
     assert "the numpy engine has no option 'tensor_parallel_size'" in result.stderr
 
 
-@needs_server
 def test_an_option_of_no_engine_is_told(weft) -> None:
     result = weft("serve", "--host", "0.0.0.0")
     assert result.exit_code == 2
     assert "API key" in result.stderr
 
 
-@needs_server
 @pytest.mark.parametrize("broken", ["address", "file", "home"])
 def test_looms_that_cannot_be_opened_end_it_as_any_verb(
     weft: Any, home: Path, monkeypatch: pytest.MonkeyPatch, broken: str
@@ -94,7 +86,6 @@ def test_looms_that_cannot_be_opened_end_it_as_any_verb(
     assert "serving" not in told.output
 
 
-@needs_server
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [(("tiny", "--also", "tiny"), 1, "already"), (("--engine", "nosuch"), 2, "nosuch")],

@@ -17,8 +17,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("fastapi", reason="the extra server is not installed")
-
 import forks
 import ports
 from cli.conftest import ENDLESS, clean_environment, loom_of, names

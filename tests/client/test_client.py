@@ -18,8 +18,6 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 
-pytest.importorskip("fastapi", reason="the extra server is not installed")
-
 import weft
 from serving import Served, serving
 from weft import errors

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,9 +12,6 @@ if TYPE_CHECKING:
 
     from browsing import Desk, Gate
     from serving import Served
-
-# Without the extra there is no server to open.
-collect_ignore_glob = [] if find_spec("fastapi") and find_spec("uvicorn") else ["test_*.py"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

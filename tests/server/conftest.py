@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,9 +11,6 @@ import warm
 
 if TYPE_CHECKING:
     from serving import Served
-
-# Without the extra there is no server to test.
-collect_ignore_glob = [] if find_spec("fastapi") and find_spec("uvicorn") else ["test_*.py"]
 
 
 @pytest.fixture(scope="module", autouse=True)

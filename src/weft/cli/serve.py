@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ..api.address import address
-from ..errors import ConfigError, EngineUnavailable
+from ..errors import ConfigError
 from ..viz.out import Out
 from . import options
 from .browser import has_screen, show
@@ -149,12 +149,6 @@ def serve(
     It runs until Ctrl-C. Options that are not listed here are the engine's, as in
     weft serve ./folder --engine vllm --tensor-parallel-size 2
     """
-    try:
-        import fastapi  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        hint = "pip install 'weft-lm[server]'"
-        raise EngineUnavailable(f"the server is not installed; run: {hint}", hint=hint) from error
     from ..checks import whole_number
     from ..loading import parse_bytes
     from ..server.config import ServerConfig, ServerLimits

@@ -1,7 +1,4 @@
-"""An HTTP server over the library: looms that last, one model for many. `weft serve` runs it.
-
-Needs the extra `server`: `pip install "weft-lm[server]"`.
-"""
+"""An HTTP server over the library: looms that last, one model for many. `weft serve` runs it."""
 
 from __future__ import annotations
 
