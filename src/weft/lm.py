@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 ROW_CACHE_BYTES = 64 << 20
 N_BATCH = 512
+N_SEQ_MAX = 65_536  # live branches that `BranchStore.available` counts down from
 
 # The one registry: models that were handed over already loaded → their LM, while somebody has it.
 _adopted: WeakValueDictionary[int, LM] = WeakValueDictionary()
@@ -61,8 +62,8 @@ class LM(
     context manager, or let it be collected.
 
     engine, info: what runs the model. text: Weft's own view of the tokenizer. tokenizer, model:
-    what was handed in, else `text` and `engine`. n_ctx: tokens a path may have. defaults: the
-    model's own sampling.
+    what was handed in, else `text` and `engine`. n_ctx: tokens a path may have. n_seq_max: branches
+    that `BranchStore.available` counts down from. defaults: the model's own sampling.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class LM(
         self.model = engine if model is None else model
         self.tokenizer = text.object
         self.n_ctx = check_n_ctx(n_ctx, engine.info)
+        self.n_seq_max = N_SEQ_MAX if n_seq_max is None else n_seq_max
         self.defaults = defaults or SamplingParams()
         self.tree = TokenTree(
             engine.fragments,

@@ -97,7 +97,8 @@ def load(
         local_files_only: ask the Hub nothing; take what its cache has.
         n_ctx: tokens a path may have, at most the model's own (the default).
         n_batch: tokens a step may run (default 512).
-        n_seq_max: paths that may be resident at once.
+        n_seq_max: paths that may be resident at once, and branches that `BranchStore.available`
+            counts down from. None: no limit of resident paths, and 65,536 branches.
         kv_budget: bytes of KV ("4GiB", 512_000_000), counted in slots held or reserved; while
             branches grow on a CPU, padding may take as much again for moments. "auto" is 80 % of
             the device memory that is free after loading; on a CPU 4 GiB, or half of what the

@@ -81,7 +81,7 @@ def test_a_store_is_awaited_and_tells_what_there_is(lm, branch) -> None:
     assert pressure.remaining is not None
     assert 0 < pressure.remaining <= pressure.capacity
     assert pressure.n_branches == len(store.branches)
-    assert store.available is None
+    assert store.available == 65_536 - len(store.branches)
     with pytest.raises(ConfigError, match="at is 'x'"):
         branch.fork(at="x")
     with branch as held:

@@ -609,22 +609,68 @@ def test_an_empty_branch_and_one_without_addressable_kv_are_not_active(make) -> 
     assert not Branch.create(make("numpy")).is_active
 
 
-def test_available_counts_different_tips_exactly(make) -> None:
-    lm = make("sequence")
+def test_available_is_n_seq_max_minus_live_branches(make) -> None:
+    lm = make("sequence", n_seq_max=8)
     store, parent = BranchStore(lm), root(lm)
     assert store.available == 7
     branches = [parent.fork() for _ in range(4)]
-    assert store.available == 7
+    assert store.available == 3
     store.commit([(branch, 20 + i) for i, branch in enumerate(branches)])
-    assert store.available == 4
-    forks = [branch.fork() for branch in branches]
-    assert store.available == 4
-    del forks
+    lm.clear_cache()  # no KV is resident: the branches still count
+    assert store.available == 3
     branches[0].prune_subtree()
-    assert store.available == 5
+    assert store.available == 4
+    more = [parent.fork() for _ in range(9)]
+    assert store.available == 0
+    del more
     store.retain_only(branches[1])
     assert store.available == 7
-    assert BranchStore(make("numpy")).available is None
+
+
+def test_a_loop_that_forks_while_available_ends(make) -> None:
+    lm = make("sequence", n_seq_max=8)
+    store, parent = BranchStore(lm), root(lm)
+    while store.available:
+        parent.fork()
+    assert len(parent.children) == 7
+    parent.children[0].commit(20)  # used, and nobody holds it
+    gc.collect()
+    assert (len(parent.children), store.available) == (6, 1)
+
+
+def test_available_without_n_seq_max_counts_down_from_65_536(make) -> None:
+    for kind in ("numpy", "hidden"):
+        lm = make(kind)
+        branch = root(lm)
+        assert BranchStore(lm).available == 65_535
+        branch.prune()
+        assert BranchStore(lm).available == 65_536
+
+
+def test_rewind_draws_the_same_tokens_and_with_a_seed_others(make) -> None:
+    lm = make("numpy")
+    branch = root(lm, temperature=2.0)
+
+    def draw(n: int = 6) -> list[int]:
+        drawn = []
+        for _ in range(n):
+            drawn.append(branch.produce().token)
+            branch.commit(drawn[-1])
+        return drawn
+
+    first = draw()
+    branch.rewind(6)
+    assert draw() == first
+    branch.rewind(6, seed=7)
+    other = draw()
+    assert other != first
+    branch.rewind(6)
+    assert draw() == other
+    branch.rewind(0, seed=1)
+    assert branch.seed == 1
+    with pytest.raises(ConfigError, match="seed is -1"):
+        branch.rewind(2, seed=-1)
+    assert branch.tokens[-6:] == other
 
 
 def test_65_536_branches_live_at_no_cost_of_kv(make) -> None:
@@ -887,10 +933,10 @@ def test_children_are_those_that_live_in_the_order_of_their_forks(make) -> None:
     forks = [parent.fork() for _ in range(6)]
     assert parent.children == forks
     forks[1].prune()
+    forks[3].commit(5)
     del forks[3]
     gc.collect()
     assert parent.children == [forks[0], *forks[2:]]
-    assert len(parent._children) == 4  # what is gone leaves nothing behind
     BranchStore(lm).retain_only(forks[0])
     assert forks[0].parent is None
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +20,18 @@ from ..sched.driver import deferred_interrupt
 from ..sched.rows import LogitsRow
 from ..uncopied import Uncopied
 from .calls import CommitCall, PrefillCall, ReadCall, arun, checked_pairs, run
-from .state import Base, Floats, Metrics, Produced, State, draw, in_base, perplexity, tokens_of
+from .state import (
+    Base,
+    Floats,
+    Forks,
+    Metrics,
+    Produced,
+    State,
+    draw,
+    in_base,
+    perplexity,
+    tokens_of,
+)
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -133,9 +143,7 @@ class Tunable(State):
     def reseed_sampler(self, seed: int) -> None:
         """Draw from the random stream of this seed."""
         self.alive()
-        checked = SamplingParams(seed=seed).seed
-        assert checked is not None
-        self.reseed(checked, (0,))
+        self.reseed(checked_seed(seed), (0,))
 
     def is_legal(self, token: int) -> bool:
         """Whether the grammar allows a token next; True without one."""
@@ -210,6 +218,14 @@ def replace_params(params: SamplingParams, **changed: Any) -> SamplingParams:
     return SamplingParams.resolve(changed, params)
 
 
+def checked_seed(seed: int) -> int:
+    """Return a seed. Raises: ConfigError for None or anything else that is not one."""
+    checked = SamplingParams(seed=seed).seed
+    if checked is None:
+        raise ConfigError("seed is None; allowed is a whole number from 0 to 2**64 - 1")
+    return checked
+
+
 def constraint_of(grammar: Any) -> Any:
     """Return the constraint of a grammar: text is GBNF."""
     if not isinstance(grammar, str):
@@ -249,7 +265,7 @@ class Branch(
         """Made by `Branch.create` and `fork`, which check what this takes as it comes."""
         super().__init__(lm, place, params, sampler)
         self._parent: Branch | None = None
-        self._children: WeakValueDictionary[int, Branch] | None = None  # by number, as forked
+        self._forks: Forks | None = None
         self._fork_head = 0
         self._forks_at: dict[int, int] = {}
         self.peers.branches.add(self)
@@ -393,22 +409,28 @@ class Branch(
         if seed is None:
             child.reseed(self.seed, (*self.lineage, position, ordinal))
         else:
-            child.reseed(SamplingParams(seed=seed).seed or 0, (0,))
+            child.reseed(checked_seed(seed), (0,))
         child._parent, child._fork_head = self, position
-        if self._children is None:
-            self._children = WeakValueDictionary()
-        self._children[child.number] = child
+        if self._forks is None:
+            self._forks = Forks()
+        self._forks.add(child)
         return child
 
-    def rewind(self, n: int) -> None:
-        """Take the last n tokens back: penalties, grammar and metrics too. Runs nothing.
+    def rewind(self, n: int, *, seed: int | None = None) -> None:
+        """Take the last n tokens back, with their penalties, grammar state and metrics.
 
+        Runs nothing. The random stream depends on the position, so the same tokens are drawn again
+        unless `seed` selects another stream, as `reseed_sampler` does.
         Cost: O(accepted tokens).
         """
         self._refuse_ahead("rewind")
-        if whole_number("n", n, 0, self.position) == 0:
-            return
-        position = self.position - n
+        stream_seed = None if seed is None else checked_seed(seed)
+        if whole_number("n", n, 0, self.position):
+            self._rewind_to(self.position - n)
+        if stream_seed is not None:
+            self.reseed(stream_seed, (0,))
+
+    def _rewind_to(self, position: int) -> None:
         last = self.accepted_by(position)
         sampler = self.sampler_at(last, self.sampler.stream)
         with deferred_interrupt():
@@ -455,13 +477,14 @@ class Branch(
     def detach(self) -> None:
         """Have no parent any more: what ends that one's subtree leaves this one alone."""
         parent = self._parent
-        if parent is not None and parent._children is not None:
-            parent._children.pop(self.number, None)
+        if parent is not None and parent._forks is not None:
+            parent._forks.discard(self)
         self._parent, self._fork_head = None, 0
 
     def become_root(self) -> None:
         """Stand alone: no parent, no children."""
-        self._parent, self._children, self._fork_head = None, None, 0
+        self.unused_in = None
+        self._parent, self._forks, self._fork_head = None, None, 0
 
     # Topology ---------------------------------------------------------------------------------
 
@@ -491,9 +514,12 @@ class Branch(
 
     @property
     def children(self) -> list[Branch]:
-        """The branches forked from it that still live, in the order of their forks."""
+        """The live branches forked from it, oldest first.
+
+        A fork that has run no token is kept alive by its parent; later the caller must hold it.
+        """
         self.alive()
-        return [] if self._children is None else list(self._children.values())
+        return [] if self._forks is None else cast("list[Branch]", self._forks.live())
 
     @property
     def is_leaf(self) -> bool:

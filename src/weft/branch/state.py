@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,6 @@ from ..sched.driver import deferred_interrupt
 from ..sched.rows import LogitsRow
 
 if TYPE_CHECKING:
-    from ..kv.place import Node
     from ..sched.lines import Line
     from .branch import Branch
 
@@ -65,6 +65,7 @@ class State:
         self.ahead: list[int] = []  # accepted, and not yet committed or prefilled
         self.seed = params.seed if params.seed is not None else 0
         self.lineage: tuple[int, ...] = (0,)
+        self.unused_in: Forks | None = None  # the parent's forks, until the first token is run
 
     @property
     def position(self) -> int:
@@ -135,6 +136,8 @@ class State:
 
     def advanced(self, line: Line, token: int) -> None:
         """A commit has run a token after the tip, on a line of this branch."""
+        if self.unused_in is not None:
+            self.unused_in.set_used(self)
         if self.line is line:
             self._depth += 1
         else:  # forked while the commit was on its way
@@ -232,6 +235,8 @@ class State:
 
     def moved(self, place: Place, row: LogitsRow | None) -> None:
         """The tip is another now; row: its logits, None if they are to be read when wanted."""
+        if self.unused_in is not None:
+            self.unused_in.set_used(self)
         self.place = place
         self.drawn = self.instead = None
         self.row = (row or LogitsRow()) if place.depth else None
@@ -490,6 +495,45 @@ class Pressure:
         return None if self.capacity is None else self.capacity - self.pinned
 
 
+class Forks:
+    """The live forks of one branch, by number.
+
+    A fork that has not run a token is kept alive here, as in lloyal.node, so that a loop over
+    `store.available` ends. A fork that has run one lives as long as the caller holds it.
+    """
+
+    __slots__ = ("_unused", "_used")
+
+    def __init__(self) -> None:
+        self._unused: dict[int, State] = {}
+        self._used: WeakValueDictionary[int, State] | None = None
+
+    def add(self, fork: State) -> None:
+        """Keep a new fork."""
+        self._unused[fork.number] = fork
+        fork.unused_in = self
+
+    def set_used(self, fork: State) -> None:
+        """Keep a fork no longer alive: it has run a token."""
+        fork.unused_in = None
+        if self._unused.pop(fork.number, None) is not None:
+            if self._used is None:
+                self._used = WeakValueDictionary()
+            self._used[fork.number] = fork
+
+    def discard(self, fork: State) -> None:
+        """Remove a fork."""
+        fork.unused_in = None
+        self._unused.pop(fork.number, None)
+        if self._used is not None:
+            self._used.pop(fork.number, None)
+
+    def live(self) -> list[State]:
+        """Return the live forks, oldest first."""
+        used = () if self._used is None else self._used.values()
+        return sorted([*self._unused.values(), *used], key=lambda fork: fork.number)
+
+
 class LiveBranches:
     """Per LM: its live branches."""
 
@@ -518,30 +562,9 @@ class LiveBranches:
                 return min(line.base.depth + line.n_held(), branch.position)
             return lm.scheduler.lines.held(branch.tip())
 
-    def available(self) -> int | None:
-        """Return how many more different tips can be resident; None without a limit of paths."""
-        lm = self.lm()
-        limit = lm.tree.room.max_paths
-        return None if limit is None else limit - lm.driver.exclusive(self._n_tips)
-
-    def _n_tips(self) -> int:
-        """Return how many different tips are resident; between steps."""
-        lm = self.lm()
-        lm.scheduler.lines.drain()
-        tips: set[Any] = set()
-        above: set[Node] = set()
-        for each in list(self.branches):
-            line, tip = each.line, lm.tree.find(each.base)
-            node, is_known = tip.node, tip.depth == each.base.depth
-            if node.parent is None or not (is_known and node.resident):
-                continue
-            own = line is not None and line.tail is not None and line.tokens
-            tips.add(line if own else node)
-            up: Node | None = node if own else node.parent
-            while up is not None and up not in above:
-                above.add(up)
-                up = up.parent
-        return len(tips - above)
+    def available(self) -> int:
+        """Return how many more branches `n_seq_max` allows; 0 if as many or more are live."""
+        return max(0, self.lm().n_seq_max - len(self.branches))
 
     def pressure(self) -> Pressure:
         """Return how full the LM is. Cost: O(live branches)."""

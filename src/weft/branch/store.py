@@ -101,8 +101,11 @@ class BranchStore:
         return sorted(self._peers.branches, key=lambda branch: branch.number)
 
     @property
-    def available(self) -> int | None:
-        """How many more different tips can be resident: exact with `n_seq_max`, else None."""
+    def available(self) -> int:
+        """How many more branches may be live: `n_seq_max` (65,536 by default) minus live branches.
+
+        Branches whose KV is not resident count too. Forks beyond it still work; then this is 0.
+        """
         return self._peers.available()
 
     def pressure(self) -> Pressure:
