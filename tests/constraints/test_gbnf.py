@@ -51,6 +51,8 @@ def takes(grammar: str, *texts: str) -> list[bool]:
         ("root ::= . . .", ["a\n🙂", '"\\x'], ["ab", "abcd"]),
         ("root ::= [^a]", ["\n", "é", "🙂"], ["a", ""]),
         ('root ::= "a"{2} "b"{1,} "c"{0,2} "d"{,1}', ["aab", "aabbccd"], ["ab", "aabccc", "aabdd"]),
+        ('root ::= "a"{0} [b]{0,0} ("c" "d"){0} e{0}{2} "z"\ne ::= "q"', ["z"], ["az", "bz", "qz"]),
+        ('root ::= ("a" root){0} | "x"{0}', [""], ["a", "x"]),
         ('root ::= ("a" "b"?)* "c" # a comment\n# another\n', ["c", "aabc"], ["bc", ""]),
         ('root ::=\n  "a" |\n  "b"\n  | ( "c"\n      "d" |\n "e" )\n\nx ::= "y"',
          ["a", "b", "cd", "e"], ["c"]),

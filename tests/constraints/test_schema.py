@@ -339,6 +339,7 @@ def test_any_schema_is_right_or_refused_by_name(seed: int) -> None:
         ),
         # lengths
         ({"type": "array", "items": {"const": 1}, "maxItems": 1}, ["[]", "[1]"], ["[1, 1]"]),
+        ({"type": "string", "maxLength": 0}, ['""'], ['"a"']),
         ({"type": "array", "minItems": 2, "maxItems": 2.0}, ["[1, {}]"], ["[1]", "[1, 1, 1]"]),
         (
             {"type": "string", "minLength": 2, "maxLength": 2},

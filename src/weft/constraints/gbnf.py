@@ -254,7 +254,7 @@ class _GBNFReader:
                 sign = self.next
                 self.at += 1
                 least, most = {"*": (0, None), "+": (1, None), "?": (0, 1)}[sign]
-            part = Repeat(part, least, most)
+            part = RuleChain(()) if most == 0 else Repeat(part, least, most)
             self.skip(lines=self.depth > 0)
         return part
 

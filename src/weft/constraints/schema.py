@@ -549,6 +549,8 @@ def _is_counted(size: int, schema: Mapping[str, Any], least: str, most: str) -> 
 def _string(least: int, most: int | None) -> str | None:
     if most is not None and most < least:
         return None
+    if most == 0:
+        return r'"\"\""'
     return rf'"\"" char{{{least},{"" if most is None else most}}} "\""'
 
 
