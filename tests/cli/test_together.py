@@ -415,6 +415,34 @@ def test_a_new_terminal_takes_the_loom_drawn_last_and_says_so(
     assert weft("C", "rm", "1", "--loom", NAME).exit_code == 0
 
 
+def test_undo_and_redo_refuse_the_loom_of_another_terminal(in_terminal_named) -> None:
+    weft = in_terminal_named
+    weft("A", "run", samples.story, "-n", "1", *SHORT)
+    for verb in ("undo", "redo"):
+        refused = weft("B", verb)
+        assert refused.exit_code == 2
+        assert "no loom was drawn in this terminal" in refused.stderr
+        assert f"weft {verb} --loom {NAME}" in refused.stderr
+    assert len(told(weft("A", "tree", "--json"))["nodes"]) == 2
+    assert weft("B", "undo", "--loom", NAME).exit_code == 0
+    weft("C", "tree")
+    assert weft("C", "redo").exit_code == 0
+    assert len(told(weft("C", "tree", "--json"))["nodes"]) == 2
+
+
+@pytest.mark.parametrize("suffix", ["txt", "md"])
+def test_export_in_a_new_terminal_writes_the_tree(
+    in_terminal_named, tmp_path: Path, suffix: str
+) -> None:
+    weft, file = in_terminal_named, tmp_path / f"story.{suffix}"
+    weft("A", "run", samples.story, "-n", "2", *SHORT)
+    text = told(weft("A", "read", "2", "--json"))["text"].split()[-1]
+    assert weft("B", "export", str(file)).stdout == f"wrote {file}: the whole tree, 2 nodes\n"
+    assert text in file.read_text("utf-8")
+    explicit = weft("B", "export", str(file), "--node", "0", "--force")
+    assert explicit.stdout == f"wrote {file}: the path to node 0\n"
+
+
 def test_a_terminal_whose_loom_is_gone_gets_the_last_one_that_is_there(in_terminal_named) -> None:
     weft = in_terminal_named
     weft("A", "run", samples.story, "-n", "1", *SHORT)

@@ -56,6 +56,14 @@ def test_an_export_changes_nothing(grown: Loom, format: str, tmp_path: Path) -> 
     assert before == after
 
 
+@pytest.mark.parametrize("format", ["text", "markdown"])
+def test_export_of_a_loom_with_branches_defaults_to_the_tree(grown: Loom, format: str) -> None:
+    assert given(grown, format) == given(grown, format, scope="tree")
+    assert given(grown.children[0], format) == given(grown.children[0], format, scope="path")
+    alone = Loom(model(), TEXT, template=False)
+    assert given(alone, format) == given(alone, format, scope="path")
+
+
 @pytest.mark.parametrize(("scope", "n_nodes"), [("path", 2), ("subtree", 5), ("tree", 6)])
 def test_json_of_a_part_is_a_loom_that_goes_on_growing(
     grown: Loom, scope: str, n_nodes: int, tmp_path: Path

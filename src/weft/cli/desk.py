@@ -196,6 +196,20 @@ class LoomDesk(ABC):
         Out.of(sys.stderr).line((f"{note}; --loom takes another", "dim"))
         return last
 
+    def chosen_to_change(self, name: str | None, command: str) -> str:
+        """Return the loom that a command changes: the one named, else the one drawn last here.
+
+        Raises: ConfigError if this terminal has drawn none; the loom of another terminal is not
+        changed unless it is named.
+        """
+        if name is not None or self.own() is not None:
+            return self.chosen(name)
+        last = self.anybodys()
+        raise ConfigError(
+            "no loom was drawn in this terminal, so it is not clear which one is meant",
+            hint=f"weft {command} --loom {last}, or weft tree {last} first",
+        )
+
 
 def desk() -> LoomDesk:
     """Return where this command's looms are.

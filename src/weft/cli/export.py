@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import ConfigError, EngineError, ModelMismatch, StoreError
-from ..interchange.exporters import EXPORTERS, exporter_of
+from ..interchange.exporters import EXPORTERS, exporter_of, scope_of
 from ..interchange.scope import Scope
 from ..viz.out import Out, write_object
 from ..viz.outline import counted
@@ -34,7 +34,7 @@ def export(
         typer.Option(
             "--scope",
             help="path: prompt to node; subtree: that and all below; tree: the whole loom.",
-            show_default="path for .txt and .md, else tree",
+            show_default="path for .txt and .md, else tree; tree if the path is the prompt alone",
         ),
     ] = None,
     node: Annotated[
@@ -81,11 +81,13 @@ def export(
     this terminal.
     """
     exporter = exporter_of(format, path)
-    chosen = scope or exporter.default
-    if node is not None and chosen is Scope.TREE:
-        raise ConfigError("--node has no meaning for the whole tree", hint="add --scope subtree")
-    if chosen in exporter.refused:
-        raise ConfigError(f"{exporter.name}: {exporter.refused[chosen]}", hint="add --scope tree")
+    if node is not None:
+        scope = scope or exporter.default
+        if scope is Scope.TREE:
+            hint = "add --scope subtree"
+            raise ConfigError("--node has no meaning for the whole tree", hint=hint)
+    if scope is not None and scope in exporter.refused:
+        raise ConfigError(f"{exporter.name}: {exporter.refused[scope]}", hint="add --scope tree")
     own = _options(exporter.name, color=color, top=top, by=by)
     if kv and exporter.name != "json":
         raise ConfigError(f"--kv is for .json, not {exporter.name}")
@@ -95,7 +97,9 @@ def export(
             kept = stack.enter_context(with_model(loom, None, "auto", "auto"))
         else:
             kept = opened_for(exporter.name, loom, stack)
-        at = kept.node(node) if chosen is not Scope.TREE else kept.loom
+        at = kept.node(node)
+        chosen = scope or scope_of(exporter, at)
+        at = kept.loom if chosen is Scope.TREE else at
         kept.export(at, path, exporter.name, chosen, kv=kv, **own)
         number = kept.number(at)
     if as_json:

@@ -142,14 +142,7 @@ def remove_looms(at: LoomDesk, names: list[str]) -> list[str]:
 
 def remove_nodes(at: LoomDesk, numbers: list[str], loom: str | None) -> list[str]:
     """Remove nodes of the loom named, or drawn last here; return what was removed, in words."""
-    if loom is None and at.own() is None:
-        # A number is that of a tree that was seen here.
-        last = at.anybodys()
-        raise ConfigError(
-            "no loom was drawn in this terminal, so it is not clear whose nodes are meant",
-            hint=f"weft rm {' '.join(numbers)} --loom {last}, or weft tree {last} first",
-        )
-    kept = at.open(at.chosen(loom))
+    kept = at.open(at.chosen_to_change(loom, f"rm {' '.join(numbers)}"))
     nodes = [kept.node(number) for number in numbers]
     if kept.loom in nodes:
         raise ConfigError(

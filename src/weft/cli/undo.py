@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from ..viz.out import Out, write_object
 from ..viz.outline import counted
 from . import advice, options
-from .desk import opened
+from .desk import desk
 from .draw import show_tree
 from .failures import guarded
 from .kept import Kept, Turned
@@ -22,7 +22,8 @@ def undo(
 
     Call it again for the change before that; weft redo goes the other way.
     """
-    with opened(loom) as kept:
+    with desk() as at:
+        kept = at.open(at.chosen_to_change(loom, "undo"))
         _tell(kept, kept.undo(), "undid", "weft redo", as_json=as_json)
 
 
@@ -31,7 +32,8 @@ def redo(
     loom: options.Loom = None, as_json: options.Json = False, verbose: options.Verbose = 0
 ) -> None:
     """Do again what weft undo took back last."""
-    with opened(loom) as kept:
+    with desk() as at:
+        kept = at.open(at.chosen_to_change(loom, "redo"))
         _tell(kept, kept.redo(), "did again", "weft undo", as_json=as_json)
 
 

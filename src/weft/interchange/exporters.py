@@ -199,6 +199,17 @@ def exporter_of(format: str | None, path: str | os.PathLike[str] | None = None) 
     return EXPORTERS[format]
 
 
+def scope_of(exporter: Exporter, node: Heddle, scope: str | None = None) -> Scope:
+    """Return the scope of this name; None: the format's default.
+
+    The path to a prompt contains none of its branches, so a prompt with branches defaults to the
+    tree. Raises: ConfigError for an unknown name.
+    """
+    if scope is not None:
+        return Scope.of(scope)
+    return Scope.TREE if node.parent is None and node.children else exporter.default
+
+
 def export(
     node: Heddle,
     format: str,
@@ -213,7 +224,8 @@ def export(
 
     Args:
         scope: "path", the prompt to this node; "subtree", that and all below it (of pictures and
-            tables, only what is below); "tree", the whole loom. None: as the format mostly wants.
+            tables, only what is below); "tree", the whole loom. None: the format's default, see
+            `EXPORTERS`; of a loom that has branches the tree.
         numbers: of nodes by id, where they have any; children stand in their order.
         options: those of the format: `name` of markdown; `tint`, `top`, `mark` of html; `limit` of
             dot and mermaid; `ranks` of tokens; `by` of pairs; `bookmark` of json, csv and pairs.
@@ -226,7 +238,7 @@ def export(
         if name not in exporter.options:
             allowed = ", ".join(sorted(exporter.options)) or "none"
             raise ConfigError(f"{format} has no option {name!r}; allowed are {allowed}")
-    chosen = exporter.default if scope is None else Scope.of(scope)
+    chosen = scope_of(exporter, node, scope)
     if chosen in exporter.refused:
         raise ConfigError(f"{format} of a {chosen}: {exporter.refused[chosen]}")
     from .extract import extract_of
@@ -258,6 +270,6 @@ def write(
     if kv:
         from ..store import sidecar
 
-        chosen = exporter.default if scope is None else Scope.of(scope)
+        chosen = scope_of(exporter, node, scope)
         top = node.path[0] if chosen is Scope.TREE else node
         sidecar.save(top, sidecar.beside(path), below=chosen is not Scope.PATH)
