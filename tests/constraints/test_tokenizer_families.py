@@ -179,7 +179,8 @@ def test_a_text_that_no_tokens_write_is_a_dead_end_and_no_other_text(name: str) 
         matcher = made.matcher(constraint)
         for _ in range(3):  # a quotation mark may be written
             matcher.fill(bits)
-            allowed = np.unpackbits(bits.view(np.uint8), bitorder="little").nonzero()[0]
+            mask = np.unpackbits(bits.view(np.uint8), bitorder="little")
+            (allowed,) = mask[: made.n_vocab].nonzero()
             if not allowed.size:
                 break
             matcher.accept(int(allowed[0]))
@@ -205,7 +206,7 @@ def test_a_batch_of_masks_fits_the_model_and_not_the_tokenizer(name: str) -> Non
 
 
 def _masked(logits: np.ndarray, matchers: list[Matcher | None]) -> np.ndarray:
-    masks = Masks(len(matchers))
+    masks = Masks([frozenset()] * len(matchers))
     masks.finish(matchers, logits.shape[1])
     return masks.over(logits, np.arange(len(matchers)))
 

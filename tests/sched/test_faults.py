@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -353,7 +353,7 @@ class Odd(Matcher):
         self.forces = forces
         self.is_broken = is_broken
 
-    def fill(self, bits: Any) -> None:
+    def fill(self, bits: Any, banned: Set[int] = frozenset()) -> None:
         if self.is_broken:
             raise Boom("mask")
         bits[:] = (1 << 15) - 1
@@ -365,7 +365,7 @@ class Odd(Matcher):
     def is_allowed(self, token: int) -> bool:
         return token != 15
 
-    def forced(self) -> list[int]:
+    def forced(self, banned: Set[int] = frozenset()) -> list[int]:
         return list(self.forces)
 
     may_end = must_end = False
@@ -392,7 +392,7 @@ def test_a_mask_that_cannot_be_made_fails_its_run_alone(make: MakeRig) -> None:
 class Failing(Odd):
     """Fails when it is asked what must follow."""
 
-    def forced(self) -> list[int]:
+    def forced(self, banned: Set[int] = frozenset()) -> list[int]:
         raise Boom("forced")
 
     def clone(self) -> Failing:

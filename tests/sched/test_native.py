@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import replace
 from typing import Any
 
@@ -280,7 +280,7 @@ class AtMost(Matcher):
         self.bound = bound
         self.can_end = may_end
 
-    def fill(self, bits: Any) -> None:
+    def fill(self, bits: Any, banned: Set[int] = frozenset()) -> None:
         bits[:] = (1 << self.bound) - 1
 
     def accept(self, token: int) -> None:

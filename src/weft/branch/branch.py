@@ -152,12 +152,15 @@ class Tunable(State):
         return matcher is None or matcher.is_allowed(self.checked_token(token))
 
     def legal(self) -> NDArray[np.bool_]:
-        """Return which tokens the grammar allows next: bool [V]; all True without one."""
+        """Return which tokens the grammar allows next: bool [V]; all True without one.
+
+        Where the grammar forces a text this is one token of one cut, without banned tokens.
+        """
         self.alive()
         matcher = self.sampler.matcher
         bits = np.full(n_words(self.lm.info.n_vocab), -1, dtype=np.int32)
         if matcher is not None:
-            matcher.fill(bits)
+            matcher.fill(bits, self.drawing().banned)
         allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")
         return allowed[: self.lm.info.n_vocab].astype(bool)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+from .cuts import Vocabulary
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,12 +47,14 @@ class Matcher(ABC):
     """Where one generation stands in a constraint. Belongs to one sampler; clone it to fork.
 
     Masks are bits, least significant first: token t is bit t % 32 of word t // 32; 1 is allowed.
+    banned: tokens that the caller will not draw. They change what a matcher offers where it would
+    offer one cut of a forced text alone; the mask may still have them elsewhere.
     """
 
     __slots__ = ()
 
     @abstractmethod
-    def fill(self, bits: NDArray[np.int32]) -> None:
+    def fill(self, bits: NDArray[np.int32], banned: Set[int] = frozenset()) -> None:
         """Write the mask of tokens that may come next; all end tokens where the text may end.
 
         bits: int32 [n_words(V)], overwritten; what is in it from bit V on says nothing.
@@ -76,8 +80,11 @@ class Matcher(ABC):
             twin.accept(token)
         return True
 
-    def forced(self) -> list[int]:
-        """Return the tokens that must come next, whatever the model says; changes nothing."""
+    def forced(self, banned: Set[int] = frozenset()) -> list[int]:
+        """Return the tokens that must come next, whatever the model says; changes nothing.
+
+        Each of them is all that the mask has where it comes.
+        """
         return []
 
     @property
@@ -100,9 +107,14 @@ class Matcher(ABC):
         """Return a matcher at the same place that goes on independently."""
 
 
+N_BYTES = 256
+# llguidance's end token where the tokenizer has none: the place of a byte that UTF-8 never has.
+_END = 0xFF
+
+
 def n_words(n_vocab: int) -> int:
-    """Return how many int32 a mask has. One bit more than tokens: llguidance needs an end token."""
-    return n_vocab // 32 + 1
+    """Return how many int32 a mask has: a bit a token, and one a byte (see `Compiler.ids_of`)."""
+    return (n_vocab + N_BYTES + 31) // 32
 
 
 _KEPT = 64  # compiled constraints, least recently used out first
@@ -141,32 +153,22 @@ class Compiler:
 
         As the tokenizer writes it at the start of a text, or where that puts a space in front, as
         text that goes on. Where both are other text (unknown tokens, other case), and for bytes
-        that are no text, the longest tokens that fit; a byte that no token has is left out.
+        that are no text, the fewest tokens. A byte that no token writes there has the id
+        n_vocab + byte, which the model has no logit for.
         """
         try:
             written = spelled.decode()
         except UnicodeDecodeError:
-            return self._longest(spelled)
+            return self.vocabulary.cut(spelled, self.n_vocab)
         for ids in (self.text.encode(written, add_bos=False), self.text.continuation(written)):
             if self._spell(ids) == spelled:
                 return ids
-        return self._longest(spelled)
+        return self.vocabulary.cut(spelled, self.n_vocab)
 
     def _spell(self, ids: list[int]) -> bytes | None:
         if any(each >= self.n_vocab for each in ids):
             return None
         return b"".join(self.spellings[each] for each in ids)
-
-    def _longest(self, spelled: bytes) -> list[int]:
-        ids, at = [], 0
-        while at < len(spelled):
-            for size in range(min(self._widest, len(spelled) - at), 0, -1):
-                token = self._by_spelling.get(spelled[at : at + size])
-                if token is not None:
-                    ids.append(token)
-                    break
-            at += size
-        return ids
 
     @cached_property
     def spellings(self) -> list[bytes]:
@@ -180,22 +182,9 @@ class Compiler:
         return table + [b""] * (self.n_vocab - len(table))
 
     @cached_property
-    def has_all_bytes(self) -> bool:
-        """Whether any text can be written: each byte of UTF-8 has a token of its own."""
-        never = {0xC0, 0xC1, *range(0xF5, 0x100)}
-        return all(bytes((each,)) in self._by_spelling for each in range(256) if each not in never)
-
-    @cached_property
-    def _by_spelling(self) -> dict[bytes, int]:
-        found: dict[bytes, int] = {}
-        for token, spelled in enumerate(self.spellings):
-            found.setdefault(spelled, token)
-        found.pop(b"", None)
-        return found
-
-    @cached_property
-    def _widest(self) -> int:
-        return max(map(len, self._by_spelling), default=1)
+    def vocabulary(self) -> Vocabulary:
+        """The model's tokens by their bytes. Cost: once, O(vocabulary)."""
+        return Vocabulary(self.spellings)
 
     @cached_property
     def guidance(self) -> Any:
@@ -205,27 +194,36 @@ class Compiler:
 
         view = _View(self)
         return LLTokenizer(
-            TokenizerWrapper(view), eos_token=sorted(self.stop_ids) or [self.n_vocab]
+            TokenizerWrapper(view), eos_token=sorted(self.stop_ids) or [view.eos_token_id]
         )
 
 
 class _View:
-    """A tokenizer as llguidance asks for it: the model's tokens, and one more.
+    """A tokenizer as llguidance asks for it: the model's tokens, and 256 ids behind them.
 
-    The library takes the number of tokens for the width of its masks, whatever it is told beside.
-    The one more is the end where the tokenizer names none; no model draws it.
+    The library takes the number of tokens for the width of its masks. It needs an end token, and
+    a token for every byte: it drops bytes without one from forced text. Id n_vocab + byte stands
+    for a byte that no token is alone; no model draws it.
     """
 
     def __init__(self, compiler: Compiler) -> None:
         self._ids_of = compiler.ids_of
         mute = compiler.text.special_ids | compiler.stop_ids
         names = compiler.text.vocab_bytes
-        self.eos_token_id = min(compiler.stop_ids, default=compiler.n_vocab)
+        self.eos_token_id = min(compiler.stop_ids, default=compiler.n_vocab + _END)
         self.bos_token_id = None
         self.special_token_ids = sorted(each for each in mute if each < compiler.n_vocab)
-        self.tokens = [*compiler.spellings, b""]
+        self.tokens = [*compiler.spellings, *_missing_bytes(compiler.vocabulary)]
         for token in self.special_token_ids:
             self.tokens[token] = names[token] if token < len(names) else b""
 
     def __call__(self, text: bytes) -> list[int]:
         return self._ids_of(text)
+
+
+def _missing_bytes(vocabulary: Vocabulary) -> list[bytes]:
+    """Return each byte that no token is alone, at its own place; b"" for the others."""
+    single = [bytes((byte,)) for byte in range(N_BYTES)]
+    missing = [each if vocabulary.token(each) is None else b"" for each in single]
+    missing[_END] = b""
+    return missing

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import re
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,12 +68,10 @@ class Grammar(Constraint):
         from llguidance import LLMatcher
 
         text = self.checked(compiler.guidance)
-        if not compiler.has_all_bytes:
-            text = _unforced(text)
         matcher = LLMatcher(compiler.guidance, text, log_level=0)
         if matcher.is_error():
             raise GrammarError(f"{self._what()} is not valid: {self._told(matcher.get_error())}")
-        return GrammarMatcher(matcher, compiler.stop_ids)
+        return GrammarMatcher(matcher, compiler)
 
     def _what(self) -> str:
         return f"the {type(self).__name__}"
@@ -245,22 +244,31 @@ class GrammarMatcher(Matcher):
     """An llguidance matcher.
 
     The library answers also when it has given up, as if the text had ended: ask it after each step.
+    Where a text is forced, its mask has the next token of the tokenizer's own cut alone.
     """
 
-    __slots__ = ("_ends", "inner")
+    __slots__ = ("_compiler", "inner")
 
-    def __init__(self, inner: Any, ends: frozenset[int]) -> None:
+    def __init__(self, inner: Any, compiler: Compiler) -> None:
         self.inner = inner
-        self._ends = ends
+        self._compiler = compiler
 
-    def fill(self, bits: NDArray[np.int32]) -> None:
+    def fill(self, bits: NDArray[np.int32], banned: Set[int] = frozenset()) -> None:
         self.inner.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-        self.filled(bits)
+        self.correct(bits, banned)
 
-    def filled(self, bits: NDArray[np.int32]) -> None:
-        """Correct a mask that the library has just filled: where it gave up, nothing may come."""
+    def correct(self, bits: NDArray[np.int32], banned: Set[int]) -> None:
+        """Correct a mask that the library has just filled.
+
+        Where it gave up, nothing may come. Where it forces a cut with a banned token, another cut
+        of the same text is forced.
+        """
         if self.inner.is_error():
             bits[:] = 0
+        elif banned and not banned.isdisjoint(tokens := self._forced()):
+            bits[:] = 0
+            for token in self._without(tokens, banned)[:1]:
+                bits.view(np.uint32)[token // 32] = 1 << token % 32
 
     def accept(self, token: int) -> None:
         if not self.is_allowed(token):
@@ -271,7 +279,7 @@ class GrammarMatcher(Matcher):
     def is_allowed(self, token: int) -> bool:
         if self.inner.is_error():
             return False
-        if token in self._ends:
+        if token in self._compiler.stop_ids:
             return bool(self.inner.is_accepting())
         return bool(self.inner.validate_tokens([token]) == 1)
 
@@ -280,8 +288,40 @@ class GrammarMatcher(Matcher):
             return False
         return bool(self.inner.validate_tokens(list(tokens)) == len(tokens))
 
-    def forced(self) -> list[int]:
-        return [] if self.inner.is_stopped() else list(self.inner.compute_ff_tokens())
+    def forced(self, banned: Set[int] = frozenset()) -> list[int]:
+        tokens = self._forced()
+        return tokens if banned.isdisjoint(tokens) else self._without(tokens, banned)
+
+    def _forced(self) -> list[int]:
+        """Return the library's forced tokens, up to a byte that no token writes."""
+        if self.inner.is_stopped():
+            return []
+        n_vocab = self._compiler.n_vocab
+        return list(takewhile(lambda token: token < n_vocab, self.inner.compute_ff_tokens()))
+
+    def _without(self, tokens: Sequence[int], banned: Set[int]) -> list[int]:
+        """Return the tokens to force where the tokenizer's own cut has banned ones.
+
+        They are the longest beginning of that cut from which another one goes on; if only its end
+        does, the first token of the shortest other cut. [] if there is no other cut.
+        """
+        spelled = [self._compiler.spellings[token] for token in tokens]
+        n_text = spelled.index(b"") if b"" in spelled else len(spelled)  # up to a special token
+        first = next(at for at, token in enumerate(tokens) if token in banned)
+        if first > n_text:
+            return list(tokens[: n_text + 1])
+        if first == n_text:
+            return []
+        text = b"".join(spelled[:n_text])
+        goal = len(text)
+        if n_text == len(tokens):  # a token may go on into forced text that has no cut yet
+            text = bytes(self.inner.compute_ff_bytes())
+        cuts = self._compiler.vocabulary.cuts(text, goal, banned)
+        ends = list(accumulate(map(len, spelled[:first])))
+        for n in range(first, 0, -1):
+            if cuts.has_cut(ends[n - 1]):
+                return list(tokens[:n])
+        return cuts.from_start()[:1]
 
     @property
     def may_end(self) -> bool:
@@ -292,11 +332,12 @@ class GrammarMatcher(Matcher):
         if self.inner.is_stopped():
             return not self.inner.is_error()
         # Without end tokens nobody can draw the end where it is all that is left.
-        return not self._ends and self.may_end and not self._goes_on()
+        return not self._compiler.stop_ids and self.may_end and not self._goes_on()
 
     def _goes_on(self) -> bool:
-        """Whether a token beside the library's own end may come, where the text may end."""
-        return int.from_bytes(self.inner.compute_bitmask()).bit_count() > 1
+        """Return True if one of the model's tokens may come."""
+        mask = int.from_bytes(self.inner.compute_bitmask(), "little")
+        return mask & ((1 << self._compiler.n_vocab) - 1) != 0
 
     @property
     def failure(self) -> str | None:
@@ -308,23 +349,7 @@ class GrammarMatcher(Matcher):
         return f"the grammar library gave up: {told(reason)}"
 
     def clone(self) -> GrammarMatcher:
-        return GrammarMatcher(self.inner.deep_copy(), self._ends)
-
-
-def _unforced(text: str) -> str:
-    """Return llguidance's grammar with every token left to the masks.
-
-    What is forced is tokenised by the library, and a tokenizer that cannot write every byte gives
-    it other text than it asked for.
-    """
-    option = '%llguidance {"no_forcing": true}\n'
-    if not text.startswith("{"):
-        return option + text
-    (made,) = json.loads(text)["grammars"]
-    lark = made.get("lark_grammar")
-    if lark is None:
-        lark = f"start: %json {json.dumps(made['json_schema'])}"
-    return option + str(lark)
+        return GrammarMatcher(self.inner.deep_copy(), self._compiler)
 
 
 def _is_deep_lark(text: str) -> bool:
@@ -373,10 +398,13 @@ def told(message: str) -> str:
 
 
 class Masks:
-    """The masks of B samplers, None for those without a matcher; kept while they step together."""
+    """The masks of B samplers, None for those without a matcher; kept while they step together.
 
-    def __init__(self, n_rows: int) -> None:
-        self._n_rows = n_rows
+    banned: the tokens that each sampler never draws.
+    """
+
+    def __init__(self, banned: Sequence[Set[int]]) -> None:
+        self._banned = banned
         self._bits: NDArray[np.int32] | None = None
         self._filling: Future[None] | None = None
 
@@ -407,7 +435,7 @@ class Masks:
         return np.where(allowed[:, : logits.shape[1]].view(bool), logits, np.float32(-np.inf))
 
     def _fill(self, matchers: Sequence[Matcher | None], n_vocab: int) -> None:
-        shape = (self._n_rows, n_words(n_vocab))
+        shape = (len(self._banned), n_words(n_vocab))
         if self._bits is None or self._bits.shape != shape:
             self._bits = np.empty(shape, dtype=np.int32)
         bits = self._bits
@@ -418,15 +446,16 @@ class Masks:
             elif isinstance(matcher, GrammarMatcher):
                 grammars.append((matcher, row))
             else:
-                matcher.fill(bits[row])
+                matcher.fill(bits[row], self._banned[row])
         if len(grammars) == 1:
-            grammars[0][0].fill(bits[grammars[0][1]])
+            ((matcher, row),) = grammars
+            matcher.fill(bits[row], self._banned[row])
         elif grammars:
             inner = [(matcher.inner, row) for matcher, row in grammars]
             width = bits.shape[1] * bits.itemsize
             _executor().unsafe_compute_mask_ptr(inner, bits.ctypes.data, width, len(bits))
             for matcher, row in grammars:
-                matcher.filled(bits[row])
+                matcher.correct(bits[row], self._banned[row])
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +59,7 @@ class AllowMatcher(Matcher):
         self.ids = ids
         self.bits = bits
 
-    def fill(self, bits: NDArray[np.int32]) -> None:
+    def fill(self, bits: NDArray[np.int32], banned: Set[int] = frozenset()) -> None:
         bits[:] = self.bits
 
     def accept(self, token: int) -> None:
@@ -239,9 +239,9 @@ class LazyMatcher(Matcher):
         self._inner = inner
         self._begun = begun
 
-    def fill(self, bits: NDArray[np.int32]) -> None:
+    def fill(self, bits: NDArray[np.int32], banned: Set[int] = frozenset()) -> None:
         if self._inner is not None:
-            self._inner.fill(bits)
+            self._inner.fill(bits, banned)
         else:
             self._triggers.fill(self._begun, bits)
 
@@ -278,8 +278,8 @@ class LazyMatcher(Matcher):
             return self._inner.is_allowed(token)
         return self._triggers.crosses(self._begun, token) is None
 
-    def forced(self) -> list[int]:
-        return self._inner.forced() if self._inner is not None else []
+    def forced(self, banned: Set[int] = frozenset()) -> list[int]:
+        return self._inner.forced(banned) if self._inner is not None else []
 
     @property
     def may_end(self) -> bool:

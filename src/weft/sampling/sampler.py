@@ -96,15 +96,19 @@ class Sampler:
     needs_host: the next draw depends on tokens that must have reached the host.
     matcher: of the constraint, this sampler's own; None without one. resumed: that has accepted
     tokens of an earlier run.
+    banned: token ids with a bias of -inf.
     """
 
-    __slots__ = ("_history", "greedy", "matcher", "needs_host", "params", "resumed", "stream")
+    __slots__ = (
+        "_history", "banned", "greedy", "matcher", "needs_host", "params", "resumed", "stream"
+    )  # fmt: skip
 
     def __init__(self, params: SamplingParams, stream: int, matcher: Matcher | None = None) -> None:
         self.params = params
         self.stream = stream
         self.matcher = matcher
         self.greedy = params.temperature == 0
+        self.banned = frozenset(t for t, bias in params.logit_bias if bias == -math.inf)
         self.resumed = False
         penalised = bool(
             params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
@@ -298,7 +302,7 @@ class Chain:
         self._stateful = any(sampler.needs_host for sampler in samplers)
         self._matchers = [sampler.matcher for sampler in samplers]
         constrained = any(matcher is not None for matcher in self._matchers)
-        self._masks = Masks(len(samplers)) if constrained else None
+        self._masks = Masks([each.banned for each in samplers]) if constrained else None
         self._alike = not self._stateful and _alike(samplers)
 
     def prepare(self, n_vocab: int) -> None:

@@ -303,7 +303,7 @@ class RunJob(Job):
         sampler = self.sampler
         if sampler.matcher is not None:
             room = min(self.limit - self.n_drawn, desk.n_ctx - self.line.depth) - 1
-            is_long = min(len(sampler.matcher.forced()), room) >= _WORTH_WAITING
+            is_long = min(len(sampler.matcher.forced(sampler.banned)), room) >= _WORTH_WAITING
             self.stands_aside = is_long or bool(sampler.params.logit_bias)
 
     def force(self, most: int, desk: Desk) -> None:
@@ -320,7 +320,7 @@ class RunJob(Job):
             return
         assert matcher is not None
         room = min(most, self.limit - self.n_drawn - 1, desk.n_ctx - self.line.depth - 1)
-        for token in matcher.forced()[: max(room, 0)]:
+        for token in matcher.forced(self.sampler.banned)[: max(room, 0)]:
             if token in self.stops:
                 break
             try:

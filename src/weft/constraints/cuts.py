@@ -1,0 +1,92 @@
+"""Cuts of a text into tokens, for vocabularies that lack bytes and for tokens that are banned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
+
+TokenOf = Callable[[bytes], int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """The shortest cut of a text into tokens, from every position that has one.
+
+    tokens: the first token of the cut at each position. ends: where that token ends. costs: the
+    sum over the tokens of the cut; inf where there is none, 0 from the goal on.
+    """
+
+    tokens: Sequence[int]
+    ends: Sequence[int]
+    costs: Sequence[float]
+
+    def has_cut(self, position: int) -> bool:
+        """Return True if a cut leads from a position to the goal."""
+        return self.costs[position] < math.inf
+
+    def from_start(self) -> list[int]:
+        """Return the tokens of the cut of the full text; [] if there is none."""
+        cut: list[int] = []
+        position = 0
+        while self.has_cut(0) and self.costs[position]:
+            cut.append(self.tokens[position])
+            position = self.ends[position]
+        return cut
+
+
+class Vocabulary:
+    """Tokens by their bytes.
+
+    spellings: the bytes of each token id; b"" for ids that write no text.
+    """
+
+    def __init__(self, spellings: Sequence[bytes]) -> None:
+        self._ids: dict[bytes, int] = {}
+        self._duplicates: dict[bytes, list[int]] = {}
+        for token, spelled in enumerate(spellings):
+            first = self._ids.setdefault(spelled, token)
+            if first != token and spelled:
+                self._duplicates.setdefault(spelled, [first]).append(token)
+        self._ids.pop(b"", None)
+        self._longest = max(map(len, self._ids), default=1)
+
+    def token(self, spelled: bytes, banned: Set[int] = frozenset()) -> int | None:
+        """Return the first token with exactly these bytes that is not banned."""
+        token = self._ids.get(spelled)
+        if token in banned:
+            others = self._duplicates.get(spelled, ())
+            return next((other for other in others if other not in banned), None)
+        return token
+
+    def cuts(self, text: bytes, goal: int, banned: Set[int]) -> Cuts:
+        """Return the cuts that end at `goal` or later in the text, without banned tokens.
+
+        Cost: O(length of the text * length of the longest token) lookups.
+        """
+        return self._search(text, goal, lambda spelled: self.token(spelled, banned), None)
+
+    def cut(self, text: bytes, missing: int) -> list[int]:
+        """Return the shortest cut with the fewest bytes that no token writes.
+
+        missing: a byte that no token writes has the id `missing` + byte.
+        """
+        return self._search(text, len(text), self.token, missing).from_start()
+
+    def _search(self, text: bytes, goal: int, token_of: TokenOf, missing: int | None) -> Cuts:
+        n = len(text)
+        tokens, ends, costs = [-1] * n, [n] * n, [math.inf] * n + [0.0]
+        for start in reversed(range(n)):
+            if start >= goal:
+                costs[start] = 0.0
+                continue
+            if missing is not None:
+                costs[start] = 1.0 + n + costs[start + 1]
+                tokens[start], ends[start] = missing + text[start], start + 1
+            for end in range(min(n, start + self._longest), start, -1):
+                if costs[end] + 1 >= costs[start]:
+                    continue
+                token = token_of(text[start:end])
+                if token is not None:
+                    tokens[start], ends[start], costs[start] = token, end, costs[end] + 1
+        return Cuts(tokens, ends, costs)
