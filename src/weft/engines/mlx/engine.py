@@ -30,7 +30,9 @@ from .hook import LatentKeys, Recorder, RunningCall, carry_tree_caches, slot_of
 from .kv import MlxFragments, MlxMemory, SlotShape, dtype_name
 from .lora import adapted
 from .model import (
+    LoadedModel,
     ModelHead,
+    Windows,
     arrays_in,
     config_of,
     context_of,
@@ -65,10 +67,17 @@ class MlxEngine(Engine):
     model: nn.Module
 
     def __init__(
-        self, model: nn.Module, *, n_ctx: int | None, fingerprint: str, device: mx.Device
+        self,
+        model: nn.Module,
+        *,
+        n_ctx: int | None,
+        fingerprint: str,
+        device: mx.Device,
+        windows: Windows | None = None,
     ) -> None:
         """See `load` and `adopt`; all arrays of the model are there, none is to be computed yet."""
         self.model = model
+        self._windows = windows or Windows()
         self._device = device
         self._closed = False
         self._adapted: dict[str, ModelHead] = {}
@@ -105,18 +114,19 @@ class MlxEngine(Engine):
         """
         place = resolve_device(device)
 
-        def loaded() -> tuple[nn.Module, str]:
+        def load() -> LoadedModel:
             with mx.stream(place):
                 return load_model(
                     Path(folder),
                     dtype,
                     place,
+                    n_ctx=n_ctx,
                     trust_remote_code=trust_remote_code,
                     progress=progress,
                 )
 
-        model, fingerprint = owner().call(loaded)
-        return cls(model, n_ctx=n_ctx, fingerprint=fingerprint, device=place)
+        model, fingerprint, windows = owner().call(load)
+        return cls(model, n_ctx=n_ctx, fingerprint=fingerprint, device=place, windows=windows)
 
     @classmethod
     def adopt(cls, model: Any, *, n_ctx: int | None = None) -> MlxEngine:
@@ -221,13 +231,13 @@ class MlxEngine(Engine):
         return self._owner.call(on_device)
 
     def _make_cache(self) -> list[Any]:
-        return make_cache(self.model)
+        return make_cache(self.model, self._windows.slots)
 
     def _start(self, n_ctx: int | None, fingerprint: str) -> None:
         """Find how the model attends, and hold a small tree against its own forward."""
         model, config = self.model, config_of(self.model)
         name = str(config.get("model_type") or type(model).__name__)
-        n_positions = context_of(config, n_ctx)
+        n_positions = context_of(config, n_ctx, self._windows.limit)
         paths = check_paths(config.get("vocab_size") or 64)
         try:
             mx.eval(arrays_in(model))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -15,12 +16,16 @@ from mlx.utils import tree_flatten
 from ...checks import one_of, whole_number
 from ...errors import ConfigError, EngineError, ModelLoadError, Unsupported
 from .. import checkpoint
+from ..config_check import check_config
+from .config import mlx_lm_keys, windows_of
 from .library import mlx_lm
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ..source import Progress
+
+_log = logging.getLogger("weft.engines.mlx")
 
 MakeCache = Callable[[], list[Any]]
 
@@ -41,28 +46,58 @@ def resolve_device(device: str) -> mx.Device:
     return place
 
 
+class Windows(NamedTuple):
+    """Sliding windows of a config.json that mlx-lm's code for the model does not apply.
+
+    slots: window of every layer, which Weft applies; None: none is missing.
+    limit: number of tokens up to which mlx-lm's answers are right; None: no limit.
+    """
+
+    slots: int | None = None
+    limit: int | None = None
+
+
+class LoadedModel(NamedTuple):
+    """A model of mlx-lm, the fingerprint of its weights, and the windows that it lacks."""
+
+    model: nn.Module
+    fingerprint: str
+    windows: Windows
+
+
 def load_model(
     folder: Path,
     dtype: str,
     device: mx.Device,
     *,
+    n_ctx: int | None,
     trust_remote_code: bool,
     progress: Progress | None,
-) -> tuple[nn.Module, str]:
-    """Load a folder's model to run on a device; return it and the fingerprint of its weights."""
+) -> LoadedModel:
+    """Load a folder's model to run on a device.
+
+    Raises:
+        ModelLoadError: files are missing or broken.
+        Unsupported: mlx-lm has no such model, or computes without a number of its config.json.
+    """
     one_of("dtype", dtype, ("auto", *DTYPES))
     stored = checkpoint.open_checkpoint(folder)  # MLX would read a truncated file to the end
     refuse_config(stored.config)
     if progress is not None:
         progress("load", 0, 1, str(folder))
     try:
-        model, _ = mlx_lm("utils").load_model(folder, trust_remote_code=trust_remote_code)
+        model, _ = mlx_lm("utils").load_model(
+            folder,
+            model_config=mlx_lm_keys(stored.config, n_ctx=n_ctx),
+            trust_remote_code=trust_remote_code,
+        )
     except EngineError:
         raise
     except Exception as error:  # whatever values of a wrong kind lead to
         raise ModelLoadError(
             f"mlx-lm cannot load the model in {folder}: {type(error).__name__}: {error}"
         ) from error
+    windows = check_taken(model, stored.config)
     if dtype != "auto":
         model.set_dtype(DTYPES[dtype])
     if progress is not None:
@@ -76,7 +111,39 @@ def load_model(
     mark = mark or fingerprint_of(model)
     if device.type == mx.cpu:
         lay_by_column(model)
-    return model, mark
+    return LoadedModel(model, mark, windows)
+
+
+def check_taken(model: nn.Module, config: Mapping[str, Any]) -> Windows:
+    """Check that a loaded model computes with the numbers of its config.json.
+
+    Raises: Unsupported: it does not, and every answer would be wrong.
+    """
+    epsilons = {each for m in model.modules() if isinstance(each := getattr(m, "eps", None), float)}
+    check_config(config, config_of(model), library="mlx-lm", epsilons=epsilons)
+    windows = windows_of(config)
+    own = [getattr(cache, "max_size", None) for cache in make_cache(model)]
+    if not any(windows) or own == windows:
+        return Windows()
+    kind = config.get("model_type")
+    if any(own) and len(own) == len(windows):
+        raise Unsupported(
+            f"mlx-lm gives the layers of this {kind} the sliding windows {own}, and its config.json"
+            f" asks for {windows}; use another engine",
+            hint='try engine="torch"',
+        )
+    if any(own):  # layers share caches
+        return Windows()
+    window = min(each for each in windows if each is not None)
+    if all(windows):
+        return Windows(slots=window)
+    _log.warning(
+        "mlx-lm applies no sliding window to %s models: the context is limited to the window of %d"
+        ' tokens; engine="torch" applies it',
+        kind,
+        window,
+    )
+    return Windows(limit=window)
 
 
 def lay_by_column(model: nn.Module) -> None:
@@ -133,10 +200,11 @@ def _fields(args: Any) -> dict[str, Any]:
     return dict(args) if isinstance(args, dict) else {}
 
 
-def context_of(config: Mapping[str, Any], n_ctx: int | None) -> int:
-    """The longest path: `n_ctx` if given, else what the model was made for."""
+def context_of(config: Mapping[str, Any], n_ctx: int | None, limit: int | None = None) -> int:
+    """The longest path: `n_ctx` if given, else what the model was made for, up to `limit`."""
     values = (config.get(name) for name in checkpoint.CONTEXT_NAMES)
     known = next((value for value in values if isinstance(value, int) and value > 0), _NO_LIMIT)
+    known = known if limit is None else min(known, limit)
     return known if n_ctx is None else whole_number("n_ctx", n_ctx, 1, known)
 
 
@@ -168,10 +236,14 @@ def _samples(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...], NDArray[n
         yield name, tuple(array.shape), np.array(array.reshape(-1)[at].astype(mx.float32))
 
 
-def make_cache(model: nn.Module) -> list[Any]:
-    """Return fresh caches as the model makes them for itself."""
-    caches: list[Any] = mlx_lm("models.cache").make_prompt_cache(model)
-    return caches
+def make_cache(model: nn.Module, window: int | None = None) -> list[Any]:
+    """Return fresh caches as the model makes them for itself.
+
+    window: that of all layers, where the model makes caches without one; see `Windows`.
+    """
+    library = mlx_lm("models.cache")
+    caches: list[Any] = library.make_prompt_cache(model)
+    return caches if window is None else [library.RotatingKVCache(window) for _ in caches]
 
 
 def foreign_caches(caches: list[Any]) -> list[str]:

@@ -1,0 +1,140 @@
+"""Translate a config.json of Transformers 5 into the keys that mlx-lm reads.
+
+Transformers 5 stores rotary parameters in `rope_parameters`, one set per model or per layer type,
+and the kind of each layer in `layer_types`. Most model files of mlx-lm know only the older keys,
+and take their defaults where such a key is absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# Keys of rope_parameters that are keys of their own in older files.
+_OWN_KEYS = ("rope_theta", "partial_rotary_factor")
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+# Other names of the rotary base of sliding layers: Gemma 3, PLaMo 3, MiMo V2.
+_SLIDING_THETAS = ("rope_local_base_freq", "rope_local_theta", "swa_rope_theta")
+
+# Keys that Transformers 5 has renamed, by the names that mlx-lm requires: GPT-2, Qwen 3 MoE.
+_RENAMED = {"n_ctx": "n_positions", "num_experts": "num_local_experts"}
+# Families all of whose layers slide where their config has a window and no layer_types.
+_ALL_SLIDE = ("mistral", "mixtral", "phi3", "phimoe", "starcoder2")
+
+
+def mlx_lm_keys(config: Mapping[str, Any], *, n_ctx: int | None = None) -> dict[str, Any]:
+    """Return the entries to add to a config.json, or to put in place of its own, for mlx-lm.
+
+    Args:
+        config: content of config.json.
+        n_ctx: longest path. A longrope model gets its short factors where they suffice.
+    """
+    text = config.get("text_config")
+    entries = _entries(config, n_ctx)
+    if isinstance(text, Mapping):
+        entries["text_config"] = {**text, **_entries(text, n_ctx)}
+    return entries
+
+
+def _entries(config: Mapping[str, Any], n_ctx: int | None) -> dict[str, Any]:
+    """Return the older keys of one level of a config, as far as it lacks them."""
+    entries = _rope_entries(config, n_ctx) | _layer_entries(config)
+    entries |= {older: config[key] for older, key in _RENAMED.items() if key in config}
+    forced = {"rope_scaling"} if config.get("rope_parameters") else set()
+    if config.get("model_type") == "exaone4" and isinstance(
+        period := entries.get("sliding_window_pattern"), int
+    ):
+        forced.add("sliding_window_pattern")
+        entries["sliding_window_pattern"] = "L" * (period - 1) + "G"
+    return {
+        key: value for key, value in entries.items() if key in forced or config.get(key) is None
+    }
+
+
+def _rope_entries(config: Mapping[str, Any], n_ctx: int | None) -> dict[str, Any]:
+    stored = config.get("rope_parameters") or config.get("rope_scaling")
+    if not isinstance(stored, Mapping):
+        return {}
+    sets = {key: value for key, value in stored.items() if isinstance(value, Mapping)}
+    rope = sets.get(_FULL) or next(iter(sets.values()), stored)
+    scaling = {key: value for key, value in rope.items() if key not in _OWN_KEYS}
+    entries = {key: rope[key] for key in _OWN_KEYS if key in rope}
+    if sets and "rope_theta" in (sliding := sets.get(_SLIDING) or {}):
+        entries |= dict.fromkeys(_SLIDING_THETAS, sliding["rope_theta"])
+    entries |= _older_names(entries)
+    key = "original_max_position_embeddings"
+    if key in rope:
+        entries[key] = rope[key]
+    return entries | {"rope_scaling": _scaling(config, scaling, n_ctx)}
+
+
+def _older_names(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """Return rotary parameters by the names that GPT-NeoX has for them."""
+    entries: dict[str, Any] = {}
+    if "rope_theta" in rope:
+        entries["rotary_emb_base"] = rope["rope_theta"]
+    if "partial_rotary_factor" in rope:
+        entries["rotary_pct"] = rope["partial_rotary_factor"]
+    return entries
+
+
+def _scaling(
+    config: Mapping[str, Any], scaling: dict[str, Any], n_ctx: int | None
+) -> dict[str, Any] | None:
+    """Return the older `rope_scaling`, whose kind some model files call "type"."""
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    if kind in ("default", "mrope"):
+        return scaling if kind == "mrope" else None
+    scaling = {**scaling, "rope_type": kind, "type": kind}
+    if isinstance(scaling.get("factor"), int):
+        scaling["factor"] = float(scaling["factor"])  # some model files assert a float
+    if kind == "longrope":
+        scaling = _longrope(config, scaling, n_ctx)
+    return scaling
+
+
+def _longrope(
+    config: Mapping[str, Any], scaling: dict[str, Any], n_ctx: int | None
+) -> dict[str, Any]:
+    """Choose between the two sets of factors: mlx-lm always uses the long ones."""
+    key = "original_max_position_embeddings"
+    original = scaling.get(key) or config.get(key)
+    if original:
+        scaling[key] = original
+        if n_ctx is not None and n_ctx <= original:
+            scaling["long_factor"] = scaling["short_factor"]
+    return scaling
+
+
+def _layer_entries(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `sliding_window_pattern`, the number of layers from one full layer to the next."""
+    kinds = config.get("layer_types")
+    if not isinstance(kinds, Sequence) or _FULL not in kinds or _SLIDING not in kinds:
+        return {}
+    period = list(kinds).index(_FULL) + 1
+    regular = [_SLIDING if (i + 1) % period else _FULL for i in range(len(kinds))]
+    return {"sliding_window_pattern": period} if regular == list(kinds) else {}
+
+
+def windows_of(config: Mapping[str, Any]) -> list[int | None]:
+    """Return the sliding window of each layer; None where a layer sees the full path."""
+    text = config.get("text_config")
+    level = {**config, **(text if isinstance(text, Mapping) else {})}
+    window, n_layers = level.get("sliding_window"), level.get("num_hidden_layers")
+    if not isinstance(window, int) or not isinstance(n_layers, int) or window <= 0:
+        return []
+    kinds = level.get("layer_types") or _kinds_of(level, n_layers)
+    return [window if kind == _SLIDING else None for kind in kinds]
+
+
+def _kinds_of(level: Mapping[str, Any], n_layers: int) -> list[str]:
+    """Return the layer types of a file that does not list them."""
+    family = level.get("model_type")
+    first = n_layers
+    if level.get("use_sliding_window"):
+        first = level.get("max_window_layers") or 0
+    elif family in _ALL_SLIDE:
+        first = 0
+    elif family == "gemma2":
+        return [_FULL if i % 2 else _SLIDING for i in range(n_layers)]
+    return [_SLIDING if i >= first else _FULL for i in range(n_layers)]
