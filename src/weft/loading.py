@@ -374,10 +374,37 @@ def _assemble(
     if budget is None and engine.info.kv != "hidden":
         budget = int(free * KV_SHARE) if free else _host_budget()
     try:
-        return LM(engine, text, model=model, kv_bytes=budget, defaults=defaults, **limits)
+        lm = LM(engine, text, model=model, kv_bytes=budget, defaults=defaults, **limits)
     except Exception:
         engine.close()
         raise
+    _log.info("%s", in_words(lm))
+    return lm
+
+
+def in_words(lm: LM) -> str:
+    """Return what a prompt and its answer depend on: context, threads, template, BOS, sampling."""
+    text, info = lm.text, lm.info
+    template = f"{len(text.chat_template)} characters" if text.chat_template else "none"
+    threads = info.extra.get("max_threads")
+    parts = [
+        f"context {lm.n_ctx:,} tokens",
+        *([f"max threads {threads}"] if threads else []),
+        f"{info.dtype} on {info.device}",
+        f"chat template: {template}",
+        f"BOS: {_bos(text)}",
+        f"default sampling: {lm.defaults.in_words()}",
+    ]
+    return " · ".join(parts)
+
+
+def _bos(text: Tokenizer) -> str:
+    token_id = text.bos_token_id
+    if token_id is None:
+        return "none"
+    is_added = text.encode("a")[:1] == [token_id]
+    name = text.decode([token_id])
+    return f"{name} ({token_id}), {'added to' if is_added else 'not added to'} raw prompts"
 
 
 def _host_budget() -> int:

@@ -75,6 +75,15 @@ def test_logs_are_shown_on_stderr_when_asked_for(
     assert json.loads(done.stdout)
 
 
+def test_verbose_run_shows_template_sampling_bos_context_and_threads(weft) -> None:
+    shown = weft("run", "Hello", "-n", "1", "--max-tokens", "2", "--top-k", "5", "-v").stderr
+    assert "context 2,048 tokens · max threads 1 · float32 on cpu" in shown
+    assert "BOS: <|bos|> (1), added to raw prompts" in shown
+    assert "chat template: 232 characters" in shown
+    assert "prompt of 5 tokens, through the chat template: '<|bos|><|user|>Hello" in shown
+    assert "sampling: max_tokens 2, temperature 1.0, top_k 5" in shown
+
+
 def test_an_unknown_log_level_is_a_mistake(weft, monkeypatch) -> None:
     monkeypatch.setenv("WEFT_LOG", "loud")
     result = weft("ls")

@@ -454,6 +454,10 @@ SPOILT: dict[str, tuple[Spoil, str]] = {
     "an end token": (lambda d: _put(d, b"eos_token_id", b"\0\0\1\0"), "it has 2048 tokens"),
     "a token twice": (lambda d: _put(d, b"<|pad|>", b"<|bos|>", -7), "two tokens of the same"),
     "family": (lambda d: _put(d, b"general.architecture", b"nosuc", 12), "cannot load|no GGUF"),
+    "a family of llama.cpp's": (
+        lambda d: d.__setitem__(slice(None), bytes(d).replace(b"llama", b"nosuc")),
+        "unknown model architecture",
+    ),
 }
 
 
@@ -467,6 +471,13 @@ def test_a_broken_file_is_an_error_that_names_it(what: str, tmp_path: Path) -> N
     with pytest.raises((ModelLoadError, Unsupported), match=says) as raised:
         LlamaCppEngine.load(file, n_threads=1, kv_bytes=1 << 20)
     assert "broken.gguf" in str(raised.value)
+
+
+def test_metadata_of_a_file_is_logged_at_debug_level_only(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "weft.engines.llamacpp")
+    LlamaCppEngine.load(shallow_gguf(), n_threads=1, kv_bytes=1 << 20).close()
+    levels = {each.levelname for each in caplog.records if "llama" in each.message}
+    assert levels == {"DEBUG"}
 
 
 CHILD = """

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ..tokens.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
+_SHOWN = 300  # characters of a prompt's beginning, and of its end, that -v shows
 
 
 class DeskHere(LoomDesk):
@@ -224,6 +225,9 @@ class GrowerHere:
                 heddle_class=Spoken,
             )
         note_model(loom, self.source, self.asked)
+        how = "through the chat template" if loom.chat_template_used else "as raw text"
+        shown = _shortened(self.lm.text.decode(loom.tokens))
+        _log.info("prompt of %s, %s: %r", counted(len(loom.tokens), "token"), how, shown)
         return KeptHere(self.desk, loom, None, self, keeps=keep)
 
     def search(
@@ -574,3 +578,8 @@ def note_model(loom: Loom, model: str, engine: str) -> None:
         loom.meta["engine"] = engine
     else:
         loom.meta.pop("engine", None)  # of a model that was elsewhere, and in another form
+
+
+def _shortened(text: str) -> str:
+    """Return a text's beginning and end."""
+    return text if len(text) <= 2 * _SHOWN else f"{text[:_SHOWN]} … {text[-_SHOWN:]}"

@@ -243,7 +243,7 @@ Verbose = Annotated[
         "-v",
         "--verbose",
         count=True,
-        help="Show what happens; -vv: all of it. Or WEFT_LOG=info.",
+        help="Show context, threads, template, BOS and sampling; -vv: all logs. Or WEFT_LOG=info.",
         show_default=False,
     ),
 ]

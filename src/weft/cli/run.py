@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -26,6 +27,8 @@ from .options import Tint
 if TYPE_CHECKING:
     from ..loom import Heddle
     from .kept import Kept
+
+_log = logging.getLogger(__name__)
 
 
 @guarded
@@ -249,7 +252,10 @@ def grown(out: Out, kept: Kept, node: Heddle, wish: Wish) -> tuple[list[Heddle],
     )
     n_before = len(node.children)
     try:
-        return grow_watched(out, kept, node, wish.n, wish.sampling, shown, force=wish.force)
+        made, done = grow_watched(out, kept, node, wish.n, wish.sampling, shown, force=wish.force)
+        if made and made[0].params is not None:
+            _log.info("sampling: %s", made[0].params.in_words())
+        return made, done
     except EngineError:
         if wish.keep and len(node.children) > n_before and kept.try_save():
             Out.of(sys.stderr).line(f"the branches that had ended are kept: {kept.name}")

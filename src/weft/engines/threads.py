@@ -186,6 +186,12 @@ class BlasThreads:
             raise ConfigError(f'threads is {threads!r}; allowed are "auto" and numbers from 1 on')
         self._limit = Limit("blas")
 
+    @property
+    def max_threads(self) -> int:
+        """Threads that a forward can have."""
+        own = (library.get_num_threads() for library in self._limit.libraries)
+        return self.fixed or self._most or max(own, default=1)
+
     @contextmanager
     def limited(self, n_tokens: int) -> Iterator[None]:
         """Limit the BLAS inside a block that runs so many tokens. Cost: about 10 µs."""

@@ -190,6 +190,16 @@ class SamplingParams:
         """Return all values as the keywords that make an equal one."""
         return {name: getattr(self, name) for name in NAMES}
 
+    def in_words(self) -> str:
+        """Return the temperature, and each other value that is not its neutral default."""
+        neutral = SamplingParams().keywords()
+        values = {
+            name: value
+            for name, value in self.keywords().items()
+            if name == "temperature" or value != neutral[name]
+        }
+        return ", ".join(f"{name} {value}" for name, value in values.items())
+
     def to_dict(self) -> dict[str, Any]:
         """Return all values as plain JSON data; infinite biases become "inf" and "-inf"."""
         data = self.keywords()

@@ -293,5 +293,6 @@ class LlamaCppEngine(Engine):
             extra={
                 "kv_types": [settings.type_k, settings.type_v],
                 "weight_types": kinds,
+                "max_threads": settings.n_threads,
             },
         )

@@ -25,9 +25,10 @@ if not all(hasattr(C.llama_model_params, name) for name in ("load_mode", "use_ex
     )
 
 _log = logging.getLogger("weft.engines.llamacpp")
-_LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.INFO, 4: logging.DEBUG}
+# NOTE: levels of ggml.h; llama-cpp-python's own table of them is of an older version.
+_WARNING, _ERROR = 3, 4
 _GPU_KINDS = (1, 2)  # of its own, or with the host's memory
-_said: deque[str] = deque(maxlen=8)  # the last warnings and errors
+_problems: deque[tuple[int, str]] = deque(maxlen=8)  # level and text of warnings and errors
 
 
 class Device(NamedTuple):
@@ -44,11 +45,14 @@ class Device(NamedTuple):
 @C.llama_log_callback
 def _hear(level: int, text: bytes, _: Any) -> None:
     """Take a message of the library: it writes to stderr otherwise."""
-    said = text.decode(errors="replace").strip()
-    if said and level in (2, 3):
-        _said.append(said)
-    if said:
-        _log.log(_LEVELS.get(level, logging.DEBUG), "%s", said)
+    message = text.decode(errors="replace").strip()
+    if not message:
+        return
+    is_problem = level in (_WARNING, _ERROR)
+    if is_problem:
+        _problems.append((level, message))
+    # Warnings are about contexts that Weft chose on purpose; errors are raised with their text.
+    _log.log(logging.INFO if level == _ERROR else logging.DEBUG, "%s", message)
 
 
 C.llama_log_set(_hear, ctypes.c_void_p(0))
@@ -56,10 +60,13 @@ C.llama_backend_init()
 
 
 def last_words() -> str:
-    """Return what the library said last of what is wrong, and forget it."""
-    errors = [each.partition(": ")[2] or each for each in _said]
-    _said.clear()
-    return errors[0] if errors else "llama.cpp gives no reason"
+    """Return the first of the last errors, or of the last warnings if there is none; forget all."""
+    problems = sorted(_problems, key=lambda problem: -problem[0])
+    _problems.clear()
+    if not problems:
+        return "llama.cpp gives no reason"
+    _, message = problems[0]
+    return message.partition(": ")[2] or message
 
 
 def devices() -> list[Device]:
@@ -167,7 +174,7 @@ def load_model(file: Path, *, vocab_only: bool = False, **values: Any) -> Handle
     for name, value in values.items():
         assert hasattr(params, name), name
         setattr(params, name, value)
-    _said.clear()
+    _problems.clear()
     pointer = C.llama_model_load_from_file(os.fsencode(file), params)
     if not pointer:
         raise ModelLoadError(f"llama.cpp cannot load {file}: {last_words()}")
@@ -183,7 +190,7 @@ def new_context(model: Handle, **values: Any) -> Handle:
     for name, value in values.items():
         assert hasattr(params, name), name
         setattr(params, name, value)
-    _said.clear()
+    _problems.clear()
     pointer = C.llama_init_from_model(model.pointer, params)
     if not pointer:
         raise ModelLoadError(

@@ -55,6 +55,7 @@ class NumpyEngine(Engine):
             fingerprint=checkpoint.fingerprint(),
             n_embd=weights.embed.shape[1],
             abilities=OWN["numpy"],
+            extra={"max_threads": self._threads.max_threads},
         )
 
     @classmethod

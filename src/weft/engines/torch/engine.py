@@ -107,6 +107,8 @@ class TorchEngine(ModelEngine):
         self.fragments.give_back()  # what the check took; what libraries keep of it stays
         if (free := self._free_bytes()) is not None:
             self._extra["free_bytes"] = free
+        elif self._device.type == "cpu":
+            self._extra["max_threads"] = torch.get_num_threads()
         self.info = replace(self.info, n_positions=self._n_asked)
         self._note_name()
 
