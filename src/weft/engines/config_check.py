@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..errors import Unsupported
+from .checkpoint import CONTEXT_NAMES
 
 _log = logging.getLogger("weft.engines")
 
@@ -58,12 +59,11 @@ _SAME = {
     "rotary_pct": "rope.partial_rotary_factor",
     "rope_local_base_freq": "rope.sliding.rope_theta",
     "num_local_experts": "num_experts",
-    "n_ctx": "n_positions",
 }
-# Shapes, which loading the weights checks, and lengths, which the engine decides.
+# Shapes, which loading the weights checks, and windows, which engines compare by layer.
 _SHAPES = re.compile(
-    r"(n|num)_\w*(layers?|heads?|head|groups|experts|embd|inner|positions)|\w*(_size|_dim|_rank)"
-    r"|\w*position_embeddings|vocab_size|\w*bias|tie_\w+|expand|\w*_expand|max_window_layers"
+    r"(n|num)_\w*(layers?|heads?|head|groups|experts|embd|inner)|\w*(_size|_dim|_rank)"
+    r"|vocab_size|\w*bias|tie_\w+|expand|\w*_expand|max_window_layers"
     r"|\w*sliding_window(_pattern)?|num_experts"
 )
 
@@ -91,6 +91,8 @@ def check_config(
     numbers, known = numbers_of(stored), numbers_of(taken)
     wrong, ignored = [], []
     for key, value in numbers.items():
+        if key in CONTEXT_NAMES or key == "n_ctx" or _HARMLESS.fullmatch(key):
+            continue
         if key in known:
             if not _equal(value, known[key]):
                 wrong.append(f"{key} = {value} ({library} has {known[key]})")
@@ -100,7 +102,7 @@ def check_config(
         elif key in _DECISIVE:
             if _DECISIVE[key] != value:
                 wrong.append(f"{key} = {value}")
-        elif value is not False and not (_HARMLESS.fullmatch(key) or _SHAPES.fullmatch(key)):
+        elif value is not False and not _SHAPES.fullmatch(key):
             ignored.append(f"{key} = {value}")
     if wrong:
         raise Unsupported(

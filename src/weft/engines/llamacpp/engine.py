@@ -25,6 +25,7 @@ from .leases import Leases
 from .library import Handle, chosen_devices, devices, new_context
 from .settings import N_BATCH, ContextSettings, Progress
 from .step import Batches, Owner, StepAnswers, ViewOutput
+from .taken import check_taken
 from .threads import ThreadCount
 from .vocabulary import read_tokenizer
 
@@ -147,6 +148,7 @@ class LlamaCppEngine(Engine):
         )
         try:
             made.refuse(header, model)
+            check_taken(header, model.report)
             left = tuple(chosen_devices(device)) if gpus else ()  # free once the weights are there
             settings = ContextSettings(
                 n_ctx=length,

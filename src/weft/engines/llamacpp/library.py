@@ -29,6 +29,7 @@ _log = logging.getLogger("weft.engines.llamacpp")
 _WARNING, _ERROR = 3, 4
 _GPU_KINDS = (1, 2)  # of its own, or with the host's memory
 _problems: deque[tuple[int, str]] = deque(maxlen=8)  # level and text of warnings and errors
+_report: dict[str, str] = {}  # the numbers that llama.cpp prints of a model that it loads
 
 
 class Device(NamedTuple):
@@ -48,6 +49,9 @@ def _hear(level: int, text: bytes, _: Any) -> None:
     message = text.decode(errors="replace").strip()
     if not message:
         return
+    if message.startswith("print_info: "):
+        name, _, value = message.removeprefix("print_info: ").partition("=")
+        _report[name.strip()] = value.strip()
     is_problem = level in (_WARNING, _ERROR)
     if is_problem:
         _problems.append((level, message))
@@ -143,6 +147,7 @@ class Handle:
 
     def __init__(self, pointer: Any, free: Any, *keeps: object) -> None:
         """keeps: what must live as long, such as the model of a context."""
+        self.report: dict[str, str] = {}  # of a model: its numbers, by llama.cpp's names for them
         self._pointer = pointer
         self._keeps = keeps
         # Those that it keeps are arguments, so that they outlive the call.
@@ -175,10 +180,13 @@ def load_model(file: Path, *, vocab_only: bool = False, **values: Any) -> Handle
         assert hasattr(params, name), name
         setattr(params, name, value)
     _problems.clear()
+    _report.clear()
     pointer = C.llama_model_load_from_file(os.fsencode(file), params)
     if not pointer:
         raise ModelLoadError(f"llama.cpp cannot load {file}: {last_words()}")
-    return Handle(pointer, C.llama_model_free)
+    handle = Handle(pointer, C.llama_model_free)
+    handle.report = dict(_report)
+    return handle
 
 
 def new_context(model: Handle, **values: Any) -> Handle:

@@ -20,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 from ...checks import one_of, whole_number
 from ...errors import ConfigError, EngineError, ModelLoadError, Unsupported
 from .. import checkpoint
+from ..config_check import check_config
 from .laid import lay_weights
 from .refusals import NoTree, auto_class_of, refuse_config
 
@@ -86,6 +87,7 @@ def load_model(
         if quantization_config is not None:
             given["quantization_config"] = quantization_config
     model = _from_pretrained(folder, config, dtype, **given)
+    check_config(stored.config, model.config.to_dict(), library="Transformers")
     if not is_quantised:
         model = model.to(device)
     lay_weights(model, packed_weights)

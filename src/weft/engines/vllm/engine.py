@@ -30,6 +30,7 @@ from ...tokens.tokenizer import Tokenizer
 from ..abilities import OWN
 from ..base import Engine, EngineInfo, HostOutput, LateTokens, Row, Score
 from ..checkpoint import open_checkpoint, refuse_packed_by_mlx
+from ..config_check import check_config
 from .board import try_board
 from .known import adopted_mark, ends_of, has_all_logprobs, has_one_end, loop_of, mark_of
 from .loop import EngineLoop
@@ -155,6 +156,9 @@ class VllmEngine(Engine):
             if board is not None:
                 board.vanish()
         with running.closing_on_error():
+            if not engine_options.get("hf_overrides"):
+                taken = running.engine.vllm_config.model_config.hf_config.to_dict()
+                check_config(checkpoint.config, taken, library="vLLM")
             if progress is not None:
                 progress("load", 1, 1, "")
             mark = checkpoint.fingerprint() + mark_of(running.engine)
