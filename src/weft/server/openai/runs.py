@@ -9,7 +9,7 @@ from contextlib import aclosing, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from ...loom.grow import Growth, delta
+from ...loom.grow import Growth, StopStrings, delta
 from ...sampling.params import SamplingParams
 from ...sampling.rng import fresh_seed
 
@@ -34,6 +34,7 @@ class ChoiceRun:
 
     prompt, index: of which prompt, and its number in the call. told: how much of `text` has been
     said by `piece`. n_told: how many of `tokens` have been given by `new_tokens`.
+    is_cut: the text ends at a stop string. It is final then, before the end of the run is known.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class ChoiceRun:
         self.text = ""
         self.ends: list[int] = []  # where each token's text ends, in letters
         self.is_over = False
+        self.is_cut = False
         self.told = 0
         self.n_told = 0
         self._shoot = shoot
@@ -55,6 +57,8 @@ class ChoiceRun:
         self._mute = mute
         assert self.node.params is not None
         self._stops = self.node.params.stop
+        self._watch = StopStrings(self._stops)  # decides as the run's own one does
+        self._token_bytes = lm.text.token_bytes
 
     @property
     def n_prompt(self) -> int:
@@ -81,7 +85,7 @@ class ChoiceRun:
         """Why it ended, in OpenAI's words; None while it goes on."""
         if not self.is_over:
             return None
-        return "stop" if self.node.finish_reason == "stop" else "length"
+        return "stop" if self.is_cut or self.node.finish_reason == "stop" else "length"
 
     def grow(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
         """Go on by new tokens."""
@@ -89,23 +93,30 @@ class ChoiceRun:
             if token not in self._mute:
                 self.text += self._stream.push(token)
             self.ends.append(len(self.text))
+            stop = self._watch.push(self._token_bytes(token))
+            if stop is not None:
+                self._cut_at(stop)
         self.tokens += tokens
         self.logprobs += logprobs
 
+    def _cut_at(self, stop: str) -> None:
+        text, found, _ = self.text.partition(stop)
+        if found:  # else it is in tokens that are no text
+            self.text, self.is_cut = text, True
+
     def end(self) -> None:
         """Nothing more comes."""
+        self.is_over = True
+        if self.is_cut:
+            return
         self.text += self._stream.flush()
         if self.ends:
             self.ends[-1] = len(self.text)
-        if self.node.stop_string is not None:
-            at = self.text.find(self.node.stop_string)
-            self.text = self.text[:at] if at >= 0 else self.text
-        self.is_over = True
 
     @property
     def certain(self) -> int:
         """How much of the text will stay."""
-        if self.is_over:
+        if self.is_over or self.is_cut:
             return len(self.text)
         return len(self.text) - max((_begun(self.text, stop) for stop in self._stops), default=0)
 
@@ -125,10 +136,10 @@ class ChoiceRun:
 
         Those after them that have added no letter yet stand for what comes, which may be none.
         """
-        if self.is_over and length >= len(self.text):
-            if self.node.stop_string is None:
-                return len(self.tokens)
+        if self.is_cut and length >= len(self.text):
             return bisect_left([0, *self.ends[:-1]], length)
+        if self.is_over and length >= len(self.text):
+            return len(self.tokens)
         if not length:
             return 0
         return min(bisect_left(self.ends, length) + 1, bisect_right(self.ends, length))
