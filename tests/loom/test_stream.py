@@ -6,12 +6,16 @@ import asyncio
 import json
 import threading
 from collections.abc import Sequence
+from contextlib import closing
+from typing import Any
 
 import pytest
 
 import weft
 from weft import Heddle, Loom, samples
 from weft.engines.base import Output, Row
+from weft.loom import grow
+from weft.sampling.params import SamplingParams
 
 
 def collect(loom: Loom, **options: object) -> tuple[dict[int, list[int]], dict[int, str]]:
@@ -271,3 +275,29 @@ def test_streamed_children_stand_in_branch_order_though_they_end_in_another(lm: 
         assert ended != sorted(ended)
         assert loom.children[0] is first
         assert [child.lineage for child in loom.children[1:]] == [(i,) for i in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("options", "ended"),
+    [
+        ({"stop": "e", "max_tokens": 200}, ("stop", "e")),
+        ({"max_tokens": 3}, ("length", None)),
+    ],
+)
+def test_a_stream_that_is_left_after_the_last_token_has_the_runs_own_end(
+    loom: Loom, options: dict[str, Any], ended: tuple[str, str | None]
+) -> None:
+    """The last token and the end of its run are two events: the second may not have been read."""
+    params = SamplingParams(n=1, seed=4, **options)
+    (whole,) = loom.grow(1, seed=4, **options)
+    growth = grow.plan([loom], params, force=False, streamed=True)
+    with closing(growth.news()) as steps:
+        for news in steps:
+            for shoot, events in news:
+                grow.delta(shoot, [event for event in events if event.token is not None])
+            if len(growth.shoots[0].child.tokens) == len(whole.tokens):
+                break
+    (node,) = growth.children
+    assert node.tokens == whole.tokens
+    assert (node.finish_reason, node.stop_string) == ended
+    assert (whole.finish_reason, whole.stop_string) == ended

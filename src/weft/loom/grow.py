@@ -85,13 +85,15 @@ _extend: Callable[[list[Any], Iterable[Any]], None] = list.extend
 class Event(NamedTuple):
     """One new token of a branch; without a token: the branch is over.
 
-    logprob, entropy: None where the engine does not tell them.
+    logprob, entropy: None where the engine does not tell them. stop: the stop string that the token
+    completes; the branch then has no further tokens.
     """
 
     branch: int
     token: int | None
     logprob: float | None = None
     entropy: float | None = None
+    stop: str | None = None
 
 
 class StopStrings:
@@ -142,14 +144,13 @@ class Watch:
 
     def __call__(self, state: RunState) -> FinishReason | None:
         token = state.tokens[-1]
+        if self._stops is not None:
+            self.stopped = self._stops.push(self._token_bytes(token))
         if self._channel is not None:
             logprob = state.logprobs[-1] if state.logprobs else None
             entropy = state.entropies[-1] if state.entropies else None
-            event = Event(self.branch, token, logprob, entropy)
+            event = Event(self.branch, token, logprob, entropy, self.stopped)
             self._channel.put(event)
-        if self._stops is None:
-            return None
-        self.stopped = self._stops.push(self._token_bytes(token))
         return "stop" if self.stopped is not None else None
 
     def farewell(self, ticket: Ticket) -> None:
@@ -193,7 +194,10 @@ class Beside:
 
 
 class Shoot:
-    """One branch on its way: the child it will be, and what its run has told so far."""
+    """One branch on its way: the child it will be, and what its run has told so far.
+
+    stop: the stop string in the delivered tokens; the event of the end comes later.
+    """
 
     def __init__(
         self,
@@ -213,6 +217,7 @@ class Shoot:
         self.beside = beside
         self.ticket: Ticket | None = None
         self.text: TextStream | None = None
+        self.stop: str | None = None
         self.over = False
         self.attached = False
 
@@ -250,8 +255,18 @@ class Shoot:
         return self.child.text.removesuffix("\ufffd") if waits else self.child.text
 
     def keep(self, reason: FinishReason) -> None:
-        """End the branch early with the tokens delivered; one without any is dropped."""
-        self.child.finish_reason = reason
+        """End the branch early with the tokens delivered; one without any is dropped.
+
+        Tokens that end with a stop string, or are `max_tokens`, are the end of the run.
+        """
+        child, params = self.child, self.child.params
+        assert params is not None
+        child.stop_string = self.stop
+        if self.stop is not None:
+            reason = "stop"
+        elif len(child.tokens) >= params.max_tokens:
+            reason = "length"
+        child.finish_reason = reason
         self._attach(None)
 
     def _attach(self, end: Place | None) -> None:
@@ -517,6 +532,8 @@ def delta(shoot: Shoot, events: list[Event]) -> Delta:
     piece = "".join(texts) + (text.flush() if is_over else "")
     lists: tuple[list[Any], ...] = growing_lists(child)
     _at_once(map(_extend, lists, (tokens, logprobs, entropies)))
+    if new:
+        shoot.stop = new[-1].stop
     if is_over:
         _end(shoot)
     reason = child.finish_reason
