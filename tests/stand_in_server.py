@@ -72,6 +72,11 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/seen":
             told = {"n_open": self.server.n_open, "n_gone": self.server.n_gone}
             self.reply(200, {"bodies": self.server.seen, **told})
+        elif self.path == "/v1/models" and self.server.options.ollama:
+            entry = {"id": "tiny:latest", "object": "model", "owned_by": "somebody"}
+            self.reply(200, {"data": [entry, {**entry, "id": "other:1b"}]})
+        elif self.path == "/api/version" and self.server.options.ollama:
+            self.reply(200, {"version": "0.12.0"})
         elif self.path == "/v1/models" and self.is_let_in():
             lm = self.server.lm
             entry = {"id": "tiny", "object": "model", "owned_by": self.server.options.owner}
@@ -181,7 +186,7 @@ class Answer:
 
     def prompt_ids(self) -> list[int]:
         lm, prompt = self.lm, self.body.get("prompt")
-        if self.body.get("model") != "tiny":
+        if self.body.get("model") not in ("tiny", "tiny:latest"):
             raise Mistake(f"the model {self.body.get('model')!r} does not exist")
         if self.is_chat:
             messages = self.body["messages"]
@@ -456,6 +461,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--owner", default="vllm")
     parser.add_argument("--key", action="store_true")
+    parser.add_argument("--ollama", action="store_true", help="list models as Ollama does")
     parser.add_argument("--without", nargs="*", default=[], choices=FEATURES)
     server = StandIn(parser.parse_args().model, parser.parse_args())
     print(server.server_address[1], flush=True)

@@ -79,9 +79,10 @@ def load(
 
     Args:
         source: "tiny" (embedded, the default), a Hub id `org/name` or `org/name@revision`, a
-            folder, a .gguf file, the http(s) address of an OpenAI-compatible server, or an already
-            loaded model of Transformers, MLX or vLLM (then with `tokenizer`; the object is not
-            touched, and asking again gives the same LM).
+            folder, a .gguf file, the http(s) address of an OpenAI-compatible server,
+            `ollama:NAME` for a model of the local Ollama, or an already loaded model of
+            Transformers, MLX or vLLM (then with `tokenizer`; the object is not touched, and asking
+            again gives the same LM).
         tokenizer: an already loaded tokenizer, or a folder that has one; None takes the one that
             comes with the model.
         model: of a server, its name for the model; "" is the only one it has. Without a source,
@@ -559,7 +560,8 @@ def refuse_unfit(engine: str, source: str | os.PathLike[str]) -> None:
 
 def is_url(source: Any) -> bool:
     """Whether a source is the address of a server."""
-    return isinstance(source, str) and source.lower().startswith(("http://", "https://"))
+    schemes = ("http://", "https://", "ollama:")
+    return isinstance(source, str) and source.lower().startswith(schemes)
 
 
 def is_gguf(source: str | os.PathLike[str]) -> bool:

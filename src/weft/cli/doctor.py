@@ -8,13 +8,13 @@ import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.cells import cell_len
 
 from .. import DISTRIBUTION, __version__, samples
-from ..errors import EngineError, ModelLoadError, WeftError
+from ..errors import ConfigError, EngineError, ModelLoadError, WeftError
 from ..outcomes import UNAVAILABLE
 from ..share import usable_cores
 from ..viz.out import Out, write_object
@@ -234,8 +234,22 @@ class Found(NamedTuple):
 
 
 @guarded
-def models(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
-    """List the embedded model and those in the Hub's cache."""
+def models(
+    at: Annotated[
+        str | None,
+        typer.Option(
+            "--at",
+            help="List a server's models: http://host:8000, or ollama: for the local Ollama.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: options.Json = False,
+    verbose: options.Verbose = 0,
+) -> None:
+    """List the embedded model and those in the Hub's cache; or a server's, with --at."""
+    if at is not None:
+        list_server(at, as_json=as_json)
+        return
     found = [embedded(), *map(cached, screen.cached_models())]
     if as_json:
         rows = [model_object(each) for each in found]
@@ -256,6 +270,42 @@ def models(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
     out.line(("use it   ", "bold"), "weft run -m ./folder …, or WEFT_MODEL=./folder for all")
     ready = next((each.name for each in found[1:] if not each.lacks), TINY)
     advice.suggest(["weft", "run", "-m", ready, samples.story, "-n", "4"])
+
+
+def list_server(url: str, *, as_json: bool) -> None:
+    """List the models of a server."""
+    from ..engines.remote.probe import list_models
+    from ..loading import is_url
+
+    if not is_url(url):
+        raise ConfigError(
+            f"--at is {url!r}; allowed are an address such as http://127.0.0.1:8000, and ollama:"
+        )
+    address, listed = list_models(url)
+    if as_json:
+        rows = [
+            {
+                "name": each.model,
+                "model": address.with_model(each.model),
+                "kind": each.dialect.name,
+                "n_ctx": each.n_ctx,
+            }
+            for each in listed
+        ]
+        write_object({"at": address.base, "models": rows})
+        return
+    out = Out.of(sys.stdout)
+    if not listed:
+        out.line(f"{address.base} lists no models")
+        return
+    width = max(cell_len(each.model) for each in listed)
+    for each in listed:
+        name = each.model + " " * (width - cell_len(each.model))
+        context = f"{each.n_ctx:,} tokens" if each.n_ctx else ""
+        out.line((name, "cyan"), f"  {each.dialect.name}  {context}")
+    advice.suggest(
+        ["weft", "run", "-m", address.with_model(listed[0].model), samples.story, "-n", "4"]
+    )
 
 
 def embedded() -> Found:

@@ -111,8 +111,8 @@ Model = Annotated[
         "--model",
         "-m",
         envvar="WEFT_MODEL",
-        help='"tiny" (embedded), a folder, a GGUF file, a Hub id org/name[@revision], or a server'
-        " http://host:8000/v1#model?tokenizer=FOLDER.",
+        help='"tiny" (embedded), a folder, a GGUF file, a Hub id org/name[@revision], a server'
+        " http://host:8000/v1#model?tokenizer=FOLDER, or ollama:NAME.",
         autocompletion=complete_models,
     ),
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote, unquote, urlsplit
 
@@ -16,11 +17,26 @@ OPTIONS = (
     *("between_s", "retries"),
 )
 _KEY = re.compile(r"[\x21-\x7e]+")
+OLLAMA = "ollama:"  # ollama:NAME is a model of the Ollama that OLLAMA_HOST names
+OLLAMA_PORT = 11434
+
+
+def ollama_url(environment: Mapping[str, str] = os.environ) -> str:
+    """Return the address of the local Ollama, or of the one that OLLAMA_HOST names."""
+    given = environment.get("OLLAMA_HOST", "").strip().rstrip("/")
+    url = given if "://" in given else f"http://{given or '127.0.0.1'}"
+    parts = urlsplit(url)
+    host = "127.0.0.1" if parts.hostname in (None, "0.0.0.0", "::") else parts.hostname
+    host = f"[{host}]" if host and ":" in host else host
+    port = parts.port or (OLLAMA_PORT if "://" not in given else None)
+    return f"{parts.scheme}://{host}{f':{port}' if port else ''}{parts.path}/v1"
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
     """A server's base address, `http://host:8000/v1`, without its fragment.
+
+    `ollama:NAME` stands for `http://127.0.0.1:11434/v1#NAME`.
 
     model: its name for the model; "" for the only one it has. options: what stands behind a `?` of
     the fragment, as text: `http://host:8000/v1#model?tokenizer=./folder`; before it, too, where
@@ -35,6 +51,8 @@ class Address:
     def read(cls, url: str, model: str = "") -> Address:
         """Return the parts of an address. Raises: ConfigError, which shows no secret of it."""
         try:
+            if url.lower().startswith(OLLAMA):
+                url = f"{ollama_url()}#{url[len(OLLAMA) :]}"
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
         except ValueError as error:

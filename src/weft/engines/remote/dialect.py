@@ -24,7 +24,7 @@ class Dialect:
     an answer. top: how many likeliest tokens are asked for so that it tells logprobs at all.
     row: fields that ask for the logprobs of all tokens, named by their ids. most: requests it works
     on at once, if it breaks others off. drops_letters: with logprobs, those that are several tokens
-    are missing from its streams.
+    are missing from its streams. chat_only: its completions are no continuations of raw text.
     """
 
     name: str
@@ -43,6 +43,7 @@ class Dialect:
     row: Mapping[str, Any] = field(default_factory=dict)
     most: int | None = None
     drops_letters: bool = False
+    chat_only: bool = False
 
 
 _STANDARD = {
@@ -117,7 +118,19 @@ LLAMA_CPP_PYTHON = Dialect(
     most=1,
     drops_letters=True,
 )
-DIALECTS = {each.name: each for each in (PLAIN, VLLM, SGLANG, LLAMA_SERVER, LLAMA_CPP_PYTHON)}
+# It puts the prompt of a completion into the model's chat template. top_k cannot be sent to it: 40
+# holds, unless the Modelfile says otherwise. Its penalties count the prompt.
+OLLAMA = Dialect(
+    "ollama",
+    owners=("library",),
+    params={"top_p": "top_p"},
+    order="last",
+    seeded=True,
+    chat_only=True,
+)
+DIALECTS = {
+    each.name: each for each in (PLAIN, VLLM, SGLANG, LLAMA_SERVER, LLAMA_CPP_PYTHON, OLLAMA)
+}
 
 
 def dialect_of(owner: str) -> Dialect:

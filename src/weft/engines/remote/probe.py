@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
+import logging
 import math
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from ...errors import ConfigError, EngineUnavailable, ModelLoadError, Unsupported
 from ...tokens.tokenizer import Tokenizer
-from .dialect import DIALECTS, PLAIN, Dialect, Manners, dialect_of
+from .address import OLLAMA_PORT, Address
+from .dialect import DIALECTS, OLLAMA, PLAIN, Dialect, Manners, dialect_of
 from .said import Garbled, Said, likeliest, read_said
-from .wire import Fault, Silence, Wire
+from .wire import Fault, Patience, Silence, Wire
 
+_log = logging.getLogger("weft.engines.remote")
 _TEXT = "The quick brown fox jumps over the lazy dog and"
 _SURE = 1e-3  # logprobs of one token in two answers are level to that where they are of one kind
 # What is left out of the first question, from trial to trial, until the server takes it.
@@ -56,41 +60,90 @@ async def find(
         found = replace(found, dialect=DIALECTS[dialect])
     if manners is not None:
         return replace(found, manners=manners)
+    if found.dialect is OLLAMA:
+        _log.info("Ollama draws from the 40 likeliest tokens unless its Modelfile sets top_k")
     return replace(found, manners=await _Questions(wire, found, text).manners(api))
 
 
 async def _listed(wire: Wire, model: str) -> ServerInfo:
     """Choose the model by the server's own list."""
     try:
-        data = await _list(wire)
+        listed = await models_of(wire)
     except Fault as fault:
         if fault.status == 404 and model:  # it has no list
             return ServerInfo(model, PLAIN, Manners())
         raise _unavailable(wire, fault) from None
-    entries = data.get("data") if isinstance(data, dict) else None
-    known = [e for e in entries or () if isinstance(e, dict) and isinstance(e.get("id"), str)]
-    names = [str(entry["id"]) for entry in known]
+    names = [each.model for each in listed]
     if not model:
-        if len(known) != 1:
+        if len(listed) != 1:
             some = f"it has {', '.join(names[:8])}" if names else "it lists none"
             raise ConfigError(
-                f"which model of {wire.address.base}? {some}; give model=…, or address#model"
+                f"which model of {wire.address.base}? {some}; give model=…, or address#model",
+                hint=f"weft models --at {wire.address.base} lists them",
             )
-        model = names[0]
-    entry = next((entry for entry in known if entry["id"] == model), None)
-    if entry is None:
-        if known:
-            near = ", ".join(names[:8])
-            raise ModelLoadError(f"{wire.address.base} has no model {model!r}; it has {near}")
-        return ServerInfo(model, PLAIN, Manners())
+        return listed[0]
+    by_name = {each.model: each for each in listed}
+    info = by_name.get(model) or by_name.get(f"{model}:latest")  # Ollama's tag of bare names
+    if info is None and listed:
+        raise _no_such_model(wire, model, listed)
+    return info or ServerInfo(model, PLAIN, Manners())
+
+
+def _no_such_model(wire: Wire, model: str, listed: list[ServerInfo]) -> ModelLoadError:
+    names = [each.model for each in listed]
+    near = difflib.get_close_matches(model, names, 3) or names[:8]
+    message = f"{wire.address.base} has no model {model!r}; it has {', '.join(near)}"
+    if listed[0].dialect is OLLAMA:
+        return ModelLoadError(message, hint=f"ollama pull {model}")
+    return ModelLoadError(message, hint=f"weft models --at {wire.address.base} lists them")
+
+
+def list_models(url: str, token: str | None = None) -> tuple[Address, list[ServerInfo]]:
+    """Return a server's address, with /v1 if it needs that, and the models that it lists.
+
+    Raises: ConfigError for an address that cannot be read; EngineUnavailable without an answer.
+    Cost: one or two requests.
+    """
+    address = Address.read(url)
+    wire = Wire(address, address.key(token), Patience(retries=0))
+    try:
+        listed = wire.run(models_of(wire))
+    except Fault as fault:
+        raise _unavailable(wire, fault) from None
+    finally:
+        wire.stop()
+    return wire.address, listed
+
+
+async def models_of(wire: Wire) -> list[ServerInfo]:
+    """Return the models that a server lists, with what the list says of them. Raises: Fault."""
+    data = await _list(wire)
+    entries = data.get("data") if isinstance(data, dict) else None
+    listed = [_info(e) for e in entries or () if isinstance(e, dict) and type(e.get("id")) is str]
+    unknown = bool(listed) and all(each.dialect is PLAIN for each in listed)
+    if unknown and all(":" in each.model for each in listed) and await _is_ollama(wire):
+        listed = [replace(each, dialect=OLLAMA) for each in listed]
+    return listed
+
+
+def _info(entry: dict[str, Any]) -> ServerInfo:
+    """Return what one entry of a server's list says."""
     n_ctx = entry.get("max_model_len") or (entry.get("meta") or {}).get("n_ctx")
     return ServerInfo(
-        model,
+        entry["id"],
         dialect_of(str(entry.get("owned_by"))),
         Manners(),
         n_ctx if type(n_ctx) is int and n_ctx > 0 else None,
         str(entry.get("root") or ""),
     )
+
+
+async def _is_ollama(wire: Wire) -> bool:
+    """Return True if the server is Ollama: only its names of models all have tags."""
+    try:
+        return "version" in (await wire.get(wire.address.root + "/api/version") or ())
+    except Fault:
+        return False
 
 
 async def _list(wire: Wire) -> Any:
@@ -124,6 +177,8 @@ async def _patient(wire: Wire, ask: Any) -> Any:
 
 def _unavailable(wire: Wire, fault: Fault) -> EngineUnavailable:
     hint = "is the server up, and is the address right, /v1 included?"
+    if wire.address.host.endswith(f":{OLLAMA_PORT}"):
+        hint = "ollama serve starts Ollama"
     if fault.status in (401, 403):
         hint = "give its key by token=… or WEFT_API_KEY; OPENAI_API_KEY is for https"
     return EngineUnavailable(f"{wire.address.base}: {fault}", hint=hint)
@@ -139,6 +194,13 @@ class _Questions:
         self.ids = [] if text is None else text.continuation(_TEXT)
 
     async def manners(self, api: str) -> Manners:
+        if self.found.dialect.chat_only:
+            if api == "completions":
+                raise Unsupported(
+                    f"completions of {self.wire.address.base} go through the chat template, so raw"
+                    " text cannot be continued there; leave api out"
+                )
+            api = "chat"
         if api != "chat":
             found = await self._completions()
             if found is not None:

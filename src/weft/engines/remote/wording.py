@@ -69,6 +69,8 @@ class Wording:
     def _bias(self, params: SamplingParams) -> str | None:
         if not params.logit_bias:
             return None
+        if "logit_bias" not in self.dialect.params:
+            return f"logit_bias: a server of the kind {self.dialect.name!r} ignores it"
         if isinstance(self.text, PieceTokenizer):
             return f"logit_bias without the model's tokenizer; give {GIVE_TOKENIZER}"
         wrong = [(t, v) for t, v in params.logit_bias if not abs(v) <= _MOST_BIAS]

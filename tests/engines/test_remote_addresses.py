@@ -1,0 +1,136 @@
+"""Addresses of servers: Ollama by its name, a server's list of models, names that are not in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+import weft
+from shallow import TINY
+from stand_in_server import Started, standing_in
+from weft import Loom
+from weft.engines.remote.address import Address, ollama_url
+from weft.engines.remote.probe import list_models
+from weft.errors import ConfigError, EngineUnavailable, ModelLoadError, Unsupported
+
+pytestmark = pytest.mark.remote
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Started]:
+    with standing_in(TINY, "--without", "chat") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def ollama() -> Iterator[Started]:
+    with standing_in(TINY, "--ollama") as started:
+        yield started
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("", "http://127.0.0.1:11434/v1"),
+        ("0.0.0.0", "http://127.0.0.1:11434/v1"),
+        ("127.0.0.1:9", "http://127.0.0.1:9/v1"),
+        ("box", "http://box:11434/v1"),
+        ("[::1]:9", "http://[::1]:9/v1"),
+        ("https://box/below/", "https://box/below/v1"),
+    ],
+)
+def test_ollama_url_is_local_unless_ollama_host_names_another(host: str, url: str) -> None:
+    assert ollama_url({"OLLAMA_HOST": host}) == url
+
+
+def test_ollama_name_is_an_address_with_tag_and_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OLLAMA_HOST", raising=False)
+    address = Address.read("ollama:llama3.2:1b?n_ctx=4096")
+    assert (address.base, address.model) == ("http://127.0.0.1:11434/v1", "llama3.2:1b")
+    assert address.options == {"n_ctx": "4096"}
+
+
+def test_list_models_reports_name_kind_and_context(server: Started) -> None:
+    address, listed = list_models(server.base.removesuffix("/v1"))
+    assert address.base == server.base
+    (model,) = listed
+    assert (model.model, model.dialect.name, model.n_ctx) == ("tiny", "vllm", 2048)
+
+
+def test_ollama_is_recognised_and_its_models_listed(
+    ollama: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OLLAMA_HOST", ollama.base.removesuffix("/v1"))
+    _, listed = list_models("ollama:")
+    assert [(each.model, each.dialect.name) for each in listed] == [
+        ("tiny:latest", "ollama"),
+        ("other:1b", "ollama"),
+    ]
+
+
+def test_ollama_grows_by_chats_alone_under_a_name_without_tag(
+    ollama: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OLLAMA_HOST", ollama.base.removesuffix("/v1"))
+    with weft.load("ollama:tiny") as lm:
+        assert lm.info.extra["server"] == "ollama"
+        assert lm.info.extra["address"] == f"{ollama.base}#tiny:latest"
+        (node,) = Loom(lm, "Tell me a story about a fox.").grow(n=1, max_tokens=8, seed=1)
+        assert node.text
+        with pytest.raises(Unsupported, match="top_k=5"):
+            Loom(lm, "Hello").grow(n=1, max_tokens=2, top_k=5)
+    bodies = ollama.seen()["bodies"]
+    assert {each["model"] for each in bodies} == {"tiny:latest"}
+    assert all("messages" in each for each in bodies)
+
+
+def test_raw_completions_of_ollama_are_unsupported(ollama: Started) -> None:
+    with pytest.raises(Unsupported, match="through the chat template"):
+        weft.load(f"{ollama.base}#tiny?api=completions")
+    with pytest.raises(Unsupported, match="leave tokenizer= out"):
+        weft.load(f"{ollama.base}#tiny", TINY)
+
+
+def test_a_name_that_ollama_does_not_list_gets_near_names_and_the_command(
+    ollama: Started,
+) -> None:
+    with pytest.raises(ModelLoadError, match="it has other:1b$") as raised:
+        weft.load(f"{ollama.base}#other")
+    assert raised.value.hint == "ollama pull other"
+
+
+def test_without_an_answer_the_hint_is_how_to_start_ollama(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OLLAMA_HOST", "127.0.0.2")
+    with pytest.raises(EngineUnavailable, match="does not answer") as raised:
+        weft.load("ollama:llama3.2")
+    assert raised.value.hint == "ollama serve starts Ollama"
+
+
+def test_several_models_and_no_name_is_a_mistake(ollama: Started) -> None:
+    with pytest.raises(ConfigError, match="it has tiny:latest, other:1b") as raised:
+        weft.load(ollama.base)
+    assert raised.value.hint == f"weft models --at {ollama.base} lists them"
+
+
+def test_models_command_lists_a_server(weft_command, server: Started) -> None:
+    done = weft_command("models", "--at", server.base)
+    assert done.stdout.split() == ["tiny", "vllm", "2,048", "tokens"]
+    assert f"weft run -m {server.base}#tiny" in done.stderr.replace('"', "")
+    data = json.loads(weft_command("models", "--at", server.base, "--json").stdout)
+    (row,) = data["models"]
+    assert row == {"name": "tiny", "model": f"{server.base}#tiny", "kind": "vllm", "n_ctx": 2048}
+    assert weft_command("models", "--at", "gpt2").exit_code == 2
+
+
+@pytest.fixture
+def weft_command():
+    """`weft_command("models")`: a verb's result."""
+    from typer.testing import CliRunner
+
+    from weft.cli.app import app
+
+    return lambda *arguments: CliRunner().invoke(app, list(arguments))
