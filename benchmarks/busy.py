@@ -1,10 +1,10 @@
-"""A machine that is busy with something else: an engine's own choice of threads, and fixed.
+"""CPU time on a machine that other processes use: an engine's own thread count, and fixed ones.
 
-Beside it run `--beside` processes that do nothing but count. In turn in one run, for each number of
-them: `grow(n=8, max_tokens=60)` on the embedded model with threads "auto", 1 and 2 (torch: by
-OMP_NUM_THREADS), each in a process of its own; seconds by the clock, medians over `--repeat`. `x`
-is "auto" over the better fixed one: at most 1.3 is wanted. `pinned` is the same with the process
-held to one CPU.
+For each number in `--beside`, that many processes count in a loop. Beside them, in turn within one
+run, each job loads the model and calls `grow(n=8, max_tokens=30)`: with the engine's own thread
+count ("auto") and with those of `--fixed`. Every job is a process of its own. Figures are CPU
+seconds of the whole process, medians over `--repeat`. `x` is "auto" over the best fixed count; at
+most 1.3 is wanted. `pinned` is the same job on one CPU.
 """
 
 from __future__ import annotations
@@ -15,42 +15,49 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-from common import median, report
+from common import median, reach_recipe, report
+
+import weft
 
 WANTED = 1.3
+TINY = Path(weft.__file__).parent / "data" / "tiny"
+OPTIONS = {"numpy": "threads", "llamacpp": "n_threads"}  # engine options that fix the count
 JOB = """
 import json, os, sys, time
-engine, threads, pinned, n, tokens, grows = json.loads(sys.argv[1])
+engine, model, options, pinned, n, tokens = json.loads(sys.argv[1])
 if pinned:
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 import weft
-options = {"threads": threads} if engine == "numpy" else {}
-lm = weft.load("tiny", engine=engine, engine_options=options)
-took = []
-for seed in range(grows):
-    loom = weft.Loom(lm, "Use 4 9 10 13 to make 24.")
-    began = time.perf_counter()
-    loom.grow(n=n, max_tokens=tokens, seed=seed, min_p=0.02)
-    took.append(time.perf_counter() - began)
-print(json.dumps(sum(took)))
+lm = weft.load(model, engine=engine, engine_options=options)
+loaded_s = time.process_time()
+loom = weft.Loom(lm, "Once upon a time there was a", template=False)
+bans = {token: -1e9 for token in lm.text.stop_ids}
+loom.grow(n=n, max_tokens=tokens, seed=1, temperature=1.0, min_p=0.02, logit_bias=bans)
+print(json.dumps([loaded_s, time.process_time()]))
 """
 
 
 def job_s(
-    engine: str, threads: int | str, *, pinned: bool, n: int, tokens: int, grows: int
-) -> float:
-    """Seconds of the job in a process of its own; no other variable chooses its threads."""
-    kept = {name: value for name, value in os.environ.items() if "_NUM_THREADS" not in name}
-    if engine == "torch" and threads != "auto":
-        kept["OMP_NUM_THREADS"] = str(threads)
-    asked = json.dumps([engine, threads, pinned, n, tokens, grows])
-    command = [sys.executable, "-c", JOB, asked]
-    done = subprocess.run(command, env=kept, check=True, capture_output=True, text=True)
-    seconds: float = json.loads(done.stdout)
-    return seconds
+    engine: str, model: str, threads: int | str, *, pinned: bool, n: int, tokens: int
+) -> tuple[float, float]:
+    """Return CPU seconds of a process: up to the loaded model, and in all."""
+    environment = {k: v for k, v in os.environ.items() if "_NUM_THREADS" not in k}
+    options = {}
+    if threads != "auto":
+        if engine in OPTIONS:
+            options = {OPTIONS[engine]: threads}
+        else:
+            environment["OMP_NUM_THREADS"] = str(threads)
+    arguments = json.dumps([engine, model, options, pinned, n, tokens])
+    command = [sys.executable, "-c", JOB, arguments]
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    loaded_s, total_s = json.loads(done.stdout)
+    return loaded_s, total_s
 
 
 def count() -> None:
@@ -62,44 +69,64 @@ def count() -> None:
 
 @contextmanager
 def busy(n: int) -> Iterator[None]:
-    """Run so many busy processes beside."""
-    others = [multiprocessing.Process(target=count, daemon=True) for _ in range(n)]
-    for other in others:
-        other.start()
+    """Run `n` busy processes inside the block."""
+    processes = [multiprocessing.Process(target=count, daemon=True) for _ in range(n)]
+    for process in processes:
+        process.start()
     try:
         yield
     finally:
-        for other in others:
-            other.terminate()
-            other.join()
+        for process in processes:
+            process.terminate()
+            process.join()
+
+
+def tiny_for(engine: str, folder: Path) -> str:
+    """Return the embedded model in the format of an engine."""
+    if engine != "llamacpp":
+        return str(TINY)
+    reach_recipe()
+    from recipe.export_gguf import export_gguf
+
+    file = folder / "tiny.gguf"
+    export_gguf(TINY, file)
+    return str(file)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--beside", type=int, nargs="+", default=[0, 2, 8])
+    parser.add_argument("--engine", choices=["numpy", "torch", "mlx", "llamacpp"], default="numpy")
+    parser.add_argument("--model", help="a folder or GGUF file; by default the embedded model")
+    parser.add_argument("--beside", type=int, nargs="+", default=[0, 2, 4, 8])
+    parser.add_argument("--fixed", type=int, nargs="+", default=[1, 2], help="thread counts")
     parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--grows", type=int, default=1, help="growths a process")
+    parser.add_argument("--pinned", action="store_true", help="also on one CPU")
     parser.add_argument("-n", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=60)
-    parser.add_argument("--engine", choices=["numpy", "torch"], default="numpy")
+    parser.add_argument("--tokens", type=int, default=30)
     args = parser.parse_args()
-    sides: tuple[int | str, ...] = ("auto", 1, 2)
-    job = {"n": args.n, "tokens": args.tokens, "grows": args.grows}
-    rows = []
+    sides: tuple[int | str, ...] = ("auto", *args.fixed)
     places = [(f"{n} beside", n, False) for n in args.beside]
-    if hasattr(os, "sched_setaffinity"):
+    if args.pinned:
         places.append(("pinned, 0 beside", 0, True))
-    for name, n, pinned in places:
-        found: dict[int | str, list[float]] = {side: [] for side in sides}
-        with busy(n):
-            for _ in range(args.repeat):
-                for side in sides:
-                    found[side].append(job_s(args.engine, side, pinned=pinned, **job))
-        auto, one, two = (median(found[side]) for side in sides)
-        rows.append(
-            {"machine": name, "auto s": auto, "1 s": one, "2 s": two, "x": auto / min(one, two)}
-        )
-    regime = {"engine": args.engine, "n": args.n, "max_tokens": args.tokens}
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        model = args.model or tiny_for(args.engine, Path(folder))
+        for name, n, pinned in places:
+            jobs: dict[int | str, list[tuple[float, float]]] = {side: [] for side in sides}
+            with busy(n):
+                for _ in range(args.repeat):
+                    for side in sides:
+                        job = job_s(
+                            args.engine, model, side, pinned=pinned, n=args.n, tokens=args.tokens
+                        )
+                        jobs[side].append(job)
+            totals = {side: median([total for _, total in jobs[side]]) for side in sides}
+            row: dict[str, object] = {"machine": name}
+            row["load auto s"] = median([loaded for loaded, _ in jobs["auto"]])
+            row |= {f"{side} s": total for side, total in totals.items()}
+            row["x"] = totals["auto"] / min(totals[side] for side in args.fixed)
+            rows.append(row)
+    regime = {"engine": args.engine, "model": Path(model).name, "n": args.n, "tokens": args.tokens}
     report("busy", rows, budget={"x": WANTED}, **regime)
 
 

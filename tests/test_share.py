@@ -119,3 +119,34 @@ def test_where_nobody_tells_who_runs_the_load_says_it(
     assert share.idle_cores(tmp_path) == 2
     monkeypatch.delattr(os, "getloadavg")
     assert share.idle_cores(tmp_path) == 4
+
+
+def test_times_of_threads_are_read_in_seconds(tmp_path: Path) -> None:
+    files = {
+        "proc/self/task/7/schedstat": "1500000000 500000000 12\n",
+        "proc/self/task/9/schedstat": "0 0 0\n",
+    }
+    times = share.thread_times(write(tmp_path, files))
+    assert times == {7: (1.5, 0.5), 9: (0.0, 0.0)}
+    assert times[7].wanted_s == 2.0
+
+
+@pytest.mark.parametrize("text", ["0 0 0\n", "nonsense\n"])
+def test_times_of_threads_that_are_not_kept_are_empty(tmp_path: Path, text: str) -> None:
+    assert share.thread_times(tmp_path) == {}
+    assert share.thread_times(write(tmp_path, {"proc/self/task/7/schedstat": text})) == {}
+
+
+def test_openmp_threads_sleep_at_barriers_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    with share.passive_waiting():
+        assert [os.environ.get(name) for name in names] == ["PASSIVE", "1000"]
+    assert not any(name in os.environ for name in names)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    with share.passive_waiting():
+        assert [os.environ.get(name) for name in names] == ["ACTIVE", None]
+    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"

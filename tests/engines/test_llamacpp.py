@@ -28,7 +28,6 @@ from weft import samples
 from weft.engines.base import Row, ScoreSpan, Span
 from weft.engines.gguf import read_gguf
 from weft.engines.llamacpp import LlamaCppEngine
-from weft.engines.llamacpp.threads import ThreadCount
 from weft.errors import (
     ConfigError,
     ForwardError,
@@ -404,26 +403,6 @@ def test_the_librarys_messages_are_logged_and_not_printed(
         LlamaCppEngine.load(shallow_gguf(), n_threads=1, kv_bytes=1 << 20).close()
     assert capfd.readouterr() == ("", "")
     assert caplog.records
-
-
-def test_threads_are_given_up_where_they_get_no_core_and_come_back() -> None:
-    idle = [1]
-    threads = ThreadCount(4, lambda: idle[0])
-    threads.saw(0.01, 0.039)
-    assert threads.now == 4
-    threads.saw(0.01, 0.015)
-    assert threads.now == 4  # once may be chance
-    threads.saw(0.01, 0.015)
-    assert threads.now == 1
-    for _ in range(40):
-        with threads.watched():
-            pass
-    assert threads.now == 1
-    idle[0] = 4
-    for _ in range(64):
-        with threads.watched():
-            pass
-    assert threads.now == 4
 
 
 # Broken files ---------------------------------------------------------------------------------

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 
 import pytest
 from threadpoolctl import threadpool_info
 
 from weft.engines import threads as threads_module
-from weft.engines.threads import Account, BlasThreads, ThreadChoice
+from weft.engines.threads import Account, AutoThreads, BlasThreads, CoreShare, ThreadChoice
 from weft.errors import ConfigError
+from weft.share import ThreadTimes
 
 Machine = Callable[[int], float]  # seconds of a forward of one token, by threads
 
@@ -36,7 +38,7 @@ def ran(choice: ThreadChoice, machine: Machine, seconds: float) -> float:
     spent, n = 0.0, 0
     while spent < seconds:
         took = machine(choice.threads)
-        choice.ran(took, 1)
+        choice.add(took, 1)
         spent += took
         n += 1
     return spent / n
@@ -57,11 +59,11 @@ def test_it_is_near_the_best_fixed_number_idle_and_busy(seed: int, most: int) ->
 def test_it_follows_a_machine_that_becomes_busy_and_idle_again() -> None:
     choice = ThreadChoice(2, Account(), lambda: 8)
     ran(choice, idle, 1.0)
-    assert choice.counts[choice.at] == 2
+    assert choice.counts[choice.index] == 2
     assert ran(choice, busy, 3.0) < 1.3 * busy(1)
-    assert choice.counts[choice.at] == 1
+    assert choice.counts[choice.index] == 1
     ran(choice, idle, 3.0)
-    assert choice.counts[choice.at] == 2
+    assert choice.counts[choice.index] == 2
 
 
 def test_trials_of_all_sizes_pay_into_one_account() -> None:
@@ -72,7 +74,7 @@ def test_trials_of_all_sizes_pay_into_one_account() -> None:
         for choice in sizes:
             took = busy(choice.threads)
             lost += took - busy(1)
-            choice.ran(took, 1)
+            choice.add(took, 1)
             spent += took
     assert lost < 0.1 * spent
 
@@ -100,12 +102,12 @@ def test_its_own_threads_that_still_spin_do_not_end_a_series_of_trials() -> None
 
     choice = ThreadChoice(2, Account(), idle_cores)
     seen_in(choice, idle, 20)
-    assert choice.counts[choice.at] == 2
+    assert choice.counts[choice.index] == 2
     asked, choice = 0, ThreadChoice(2, Account(), idle_cores)
     took = []
     for _ in range(600):
         took.append(choice.threads)
-        choice.ran(busy(took[-1]), 1)
+        choice.add(busy(took[-1]), 1)
     assert took.count(2) == 1  # it went badly: not again before the cores are idle
 
 
@@ -114,7 +116,7 @@ def seen_in(choice: ThreadChoice, machine: Machine, n: int) -> set[int]:
     seen = set()
     for _ in range(n):
         seen.add(choice.threads)
-        choice.ran(machine(choice.threads), 1)
+        choice.add(machine(choice.threads), 1)
     return seen
 
 
@@ -124,7 +126,7 @@ def blas_threads() -> list[int]:
 
 @pytest.fixture
 def unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in threads_module._OF_A_BLAS:
+    for name in threads_module._BLAS_VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -168,3 +170,122 @@ def test_what_the_environment_says_holds(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_number_of_threads_that_is_none_is_refused(threads: object) -> None:
     with pytest.raises(ConfigError, match="threads is"):
         BlasThreads(threads)  # type: ignore[arg-type]
+
+
+class Processes:
+    """A machine of `cores` by a clock of its own, with `n_busy` other processes on it.
+
+    Threads get equal parts of the cores. If they have to share them, a forward with more than one
+    thread takes 20 times as long, as threads that spin for a preempted one do.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, cores: int, n_busy: int) -> None:
+        self.cores, self.n_busy = cores, n_busy
+        self.now = self.cpu = 0.0
+        self.times: dict[int, ThreadTimes] = {}
+        self.counts: list[int] = []
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(time, "process_time", lambda: self.cpu)
+        self.auto = AutoThreads(idle=self.idle, waits=lambda: dict(self.times))
+
+    def idle(self) -> int:
+        return max(1, self.cores - self.n_busy)
+
+    def forward(self, auto: AutoThreads | None = None) -> float:
+        """Run a forward that takes 0.1 s with one thread on an idle core; return its CPU time."""
+        cpu = self.cpu
+        with (auto or self.auto).measured(8, self.cores) as n:
+            self.counts.append(n)
+            share = min(1.0, self.cores / (n + self.n_busy))
+            wall_s = 0.1 / n / share * (20 if n > 1 and share < 1 else 1)
+            for number in range(n):
+                before = self.times.get(number, ThreadTimes(0.0, 0.0))
+                running = before.running_s + share * wall_s
+                waiting = before.waiting_s + (1 - share) * wall_s
+                self.times[number] = ThreadTimes(running, waiting)
+            self.now += wall_s
+            self.cpu += n * share * wall_s
+        return self.cpu - cpu
+
+
+@pytest.mark.parametrize("n_busy", [1, 2, 4, 8, 32])
+def test_first_forward_on_a_busy_machine_takes_one_thread(
+    monkeypatch: pytest.MonkeyPatch, n_busy: int
+) -> None:
+    machine = Processes(monkeypatch, 2, n_busy)
+    cpu_s = [machine.forward() for _ in range(50)]
+    assert set(machine.counts) == {1}
+    assert sum(cpu_s) == pytest.approx(50 * 0.1)
+
+
+@pytest.mark.parametrize("n_busy", [2, 4, 8, 32])
+def test_machine_that_becomes_busy_gets_one_thread_after_two_forwards(
+    monkeypatch: pytest.MonkeyPatch, n_busy: int
+) -> None:
+    machine = Processes(monkeypatch, 2, 0)
+    for _ in range(10):
+        machine.forward()
+    machine.n_busy = n_busy
+    for _ in range(50):
+        machine.forward()
+    assert machine.counts == [2] * 12 + [1] * 48
+    machine.n_busy = 0
+    for _ in range(50):
+        machine.forward()
+    assert machine.counts[-20:] == [2] * 20
+
+
+def test_fewer_threads_are_never_tried_while_each_gets_its_core(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = Processes(monkeypatch, 4, 0)
+    for _ in range(300):
+        machine.forward()
+    assert set(machine.counts) == {4}
+
+
+def test_more_threads_that_the_user_allows_later_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Processes(monkeypatch, 2, 0)
+    machine.forward()
+    machine.cores = 16
+    for _ in range(200):
+        machine.forward()
+    assert (machine.counts[0], machine.counts[-1]) == (2, 16)
+
+
+def test_block_that_raises_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Processes(monkeypatch, 4, 0)
+    with pytest.raises(ZeroDivisionError), machine.auto.measured(8, 4):
+        machine.now += 5.0 / 0
+    assert machine.auto.choice(8, 4).index == 2
+    assert not machine.auto.share.is_crowded
+
+
+@pytest.mark.parametrize(
+    ("waiting_s", "is_crowded"), [(0.0, False), (0.04, False), (0.05, True), (0.4, True)]
+)
+def test_thread_that_gets_less_than_seven_tenths_of_a_core_is_crowded(
+    waiting_s: float, is_crowded: bool
+) -> None:
+    times = {1: ThreadTimes(0.0, 0.0), 2: ThreadTimes(5.0, 9.0)}
+    share = CoreShare(lambda: dict(times))
+    times |= {1: ThreadTimes(0.1, waiting_s), 2: ThreadTimes(5.0, 9.0)}
+    share.add(0.1, 0.1, 2)
+    assert share.is_crowded == is_crowded
+
+
+def test_thread_that_hardly_wants_a_core_is_not_judged() -> None:
+    times = {1: ThreadTimes(0.0, 0.0), 2: ThreadTimes(0.0, 0.0)}
+    share = CoreShare(lambda: dict(times))
+    times |= {1: ThreadTimes(1.0, 0.0), 2: ThreadTimes(0.01, 0.09)}
+    share.add(1.0, 1.01, 2)
+    assert not share.is_crowded
+
+
+@pytest.mark.parametrize(("cpu_s", "is_crowded"), [(0.2, False), (0.15, False), (0.1, True)])
+def test_without_times_of_threads_cpu_time_over_wall_time_decides(
+    cpu_s: float, is_crowded: bool
+) -> None:
+    share = CoreShare(dict)
+    share.add(0.1, cpu_s, 2)
+    assert share.is_crowded == is_crowded

@@ -11,7 +11,10 @@ def main() -> None:
     fill_closed_streams()
     try:
         # Ctrl-C may come while the modules are read.
+        from ..share import wait_variables
         from ..viz.out import Out, soften
+
+        os.environ.update(wait_variables())  # before any library with OpenMP is imported
 
         soften(sys.stdout, sys.stderr)
         # A shell that completes says so by a variable and gives no arguments.

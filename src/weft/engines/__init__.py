@@ -10,6 +10,7 @@ from importlib.metadata import entry_points
 
 from .. import DISTRIBUTION
 from ..errors import ConfigError, EngineUnavailable
+from ..share import passive_waiting
 from .base import Engine
 
 ENTRY_POINT_GROUP = "weft.engines"
@@ -42,7 +43,8 @@ def engine_class(name: str) -> type[Engine]:
         raise ConfigError(f"no engine is called {name!r}; the engines here are: {known}")
     module, _, attribute = target.partition(":")
     try:
-        found = getattr(import_module(module), attribute)
+        with passive_waiting():
+            found = getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:
         missing = error.name or "a package"
         if missing.partition(".")[0] == "weft":

@@ -1,4 +1,4 @@
-"""How many threads a library computes with: what serves forwards best, found while they run."""
+"""Thread counts of CPU libraries: chosen per forward size, lowered on a busy machine."""
 
 from __future__ import annotations
 
@@ -13,135 +13,235 @@ from typing import Any
 from threadpoolctl import ThreadpoolController
 
 from ..errors import ConfigError
-from ..share import idle_cores, usable_cores
+from ..share import ThreadTimes, idle_cores, thread_times, usable_cores
 
-_MOST = 8  # of a BLAS; beyond, matrices of the NumPy engine's models are too small
-_OF_A_BLAS = (
+_MAX_BLAS_THREADS = 8  # matrices of the NumPy engine's models are too small for more
+_BLAS_VARIABLES = (
     "OPENBLAS_NUM_THREADS",
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
     "VECLIB_MAXIMUM_THREADS",
 )
-_PAID_BACK = 20  # a trial may take a twentieth of the time
-_APART = 8  # forwards between two trials, at least
-_ENOUGH = 3  # trials before the choice moves on
+_PAYBACK = 20  # a trial may cost a twentieth of the time
+_TRIAL_INTERVAL = 8  # forwards between two trials, at least
+_MIN_TRIALS = 3  # before the choice changes
+_CROWDED_SHARE = 0.7  # of a core for each thread; below it, other processes use the cores
+_MIN_DEMAND = 0.3  # of a window; a thread that wants a core for less is not judged
+_WINDOW_S = 0.1  # of forwards that a share is measured over
 
 
-def is_said(names: Iterable[str]) -> bool:
-    """Whether the environment says how many threads there are to be, by one of these names."""
+def is_any_set(names: Iterable[str]) -> bool:
+    """Return True if one of these environment variables is set."""
     return any(os.environ.get(name) for name in names)
 
 
+class CoreShare:
+    """Share of a core that each thread of this process receives, of the time that it wants one.
+
+    Where the system does not report how long threads wait, it is the process's CPU time over wall
+    time for each compute thread; a thread that spins without a partner then counts as served.
+    """
+
+    def __init__(self, waits: Callable[[], dict[int, ThreadTimes]] = thread_times) -> None:
+        self._read = waits
+        self._before = waits()
+        self._share = 1.0
+        self._wall_s = self._cpu_s = self._wanted_s = 0.0
+
+    @property
+    def is_crowded(self) -> bool:
+        """True if a thread received so little that other processes must use the cores."""
+        return self._share < _CROWDED_SHARE
+
+    def add(self, wall_s: float, cpu_s: float, threads: int) -> None:
+        """Record a forward: its wall time, the process's CPU time, its thread count.
+
+        Cost: every 0.1 s of forwards, 10 µs for each thread of the process; else 1 µs.
+        """
+        self._wall_s += wall_s
+        self._cpu_s += cpu_s
+        self._wanted_s += wall_s * threads
+        if self._wall_s < _WINDOW_S:
+            return
+        now = self._read()
+        shares = list(self._shares(now)) if now else [self._cpu_s / self._wanted_s]
+        self._share = min(shares, default=1.0)
+        self._before = now
+        self._wall_s = self._cpu_s = self._wanted_s = 0.0
+
+    def _shares(self, now: dict[int, ThreadTimes]) -> Iterator[float]:
+        for number, times in now.items():
+            before = self._before.get(number, ThreadTimes(0.0, 0.0))
+            wanted_s = times.wanted_s - before.wanted_s
+            if wanted_s > _MIN_DEMAND * self._wall_s:
+                yield (times.running_s - before.running_s) / wanted_s
+
+
 class Account:
-    """What trials have lost and forwards have not paid back yet, in seconds, for all sizes."""
+    """Seconds that trials have lost and forwards have not paid back yet, for all sizes."""
 
     def __init__(self) -> None:
         self.owed_s = 0.0
 
 
 class ThreadChoice:
-    """A number of threads for forwards of about one size, found while they run.
+    """Thread count for forwards of about one size, found while they run.
 
-    More are far slower where the machine is busy with something else: they wait for each other. Now
-    and then a forward is a trial with the next number up or down, up only where so many cores are
-    idle. The number moves on when trials were faster in the median; what a trial lost is paid back
-    twenty times before the next one.
+    On a busy machine more threads are far slower, because they wait for each other. Some forwards
+    are trials of the next count up or down; up only if as many cores are idle. The choice changes
+    when trials were faster in the median. The next trial waits until the loss of the last one has
+    been paid back twenty times.
     """
 
     def __init__(
         self,
-        most: int,
+        max_threads: int,
         account: Account,
         idle: Callable[[], int],
         *,
         first: int = 1,
         is_crowded: Callable[[], bool] = lambda: True,
     ) -> None:
-        """most: the highest number; tried are the powers of two below, and itself. first: where to
-        begin: with the largest of them that is no more. is_crowded: whether others may want the
-        cores, so that fewer are worth a trial.
+        """Candidates are `max_threads` and the powers of two below it.
+
+        Args:
+            first: start with the largest candidate that is not above it.
+            is_crowded: returns True if fewer threads are worth a trial.
         """
         self._account = account
         self._idle = idle
         self._is_crowded = is_crowded
-        self.counts = sorted({min(2**power, most) for power in range(most.bit_length() + 1)})
-        self.at = max(i for i, n in enumerate(self.counts) if n <= max(first, 1))
-        self._way = -1
+        powers = range(max_threads.bit_length() + 1)
+        self.counts = sorted({min(2**power, max_threads) for power in powers})
+        self.index = max(i for i, n in enumerate(self.counts) if n <= max(first, 1))
+        self._direction = -1
         self._trial: int | None = None
-        self._times: deque[float] = deque(maxlen=5)  # a token, with the present number
-        self._ratios: dict[int, deque[float]] = {}  # of trials to that
-        self._rest = 0  # forwards before the next trial
+        self._token_times: deque[float] = deque(maxlen=5)  # with the present count
+        self._ratios: dict[int, deque[float]] = {}  # of trials to those
+        self._forwards_to_trial = 0
 
     @property
     def threads(self) -> int:
-        """Return the number for the next forward."""
-        return self.counts[self.at if self._trial is None else self._trial]
+        """Thread count of the next forward."""
+        return self.counts[self.index if self._trial is None else self._trial]
 
-    def ran(self, seconds: float, n_tokens: int) -> None:
-        """Learn how long a forward with `threads` took, and choose for the next one."""
-        each = seconds / n_tokens
+    def add(self, seconds: float, n_tokens: int) -> None:
+        """Record the time of a forward with `threads`; choose the count of the next one."""
+        token_time = seconds / n_tokens
         if self._trial is not None:
-            self._judge(self._trial, each, n_tokens)
+            self._judge(self._trial, token_time, n_tokens)
             return
-        times = self._times
-        is_slow = len(times) >= 2 and min(times[-1], each) > 2 * statistics.median(times)
-        times.append(each)
-        self._rest -= 1
+        times = self._token_times
+        is_slow = len(times) >= 2 and min(times[-1], token_time) > 2 * statistics.median(times)
+        times.append(token_time)
+        self._forwards_to_trial -= 1
         self._account.owed_s = max(self._account.owed_s - seconds, 0.0)
-        if (
-            self.at and is_slow and self._is_crowded()
-        ):  # twice: somebody else came, and fewer cost little to try
-            self._times = deque([times[-2], each], maxlen=5)
+        if is_slow and self.index and self._is_crowded():
+            # Twice in a row: another process has started, and a trial of fewer costs little.
+            self._token_times = deque([times[-2], token_time], maxlen=5)
             self._ratios.clear()
-            self._trial = self.at - 1
-        elif len(times) < 2:
-            return
-        elif self._rest <= 0 and not self._account.owed_s:
-            self._trial = self._next()
+            self._trial = self.index - 1
+        elif self._forwards_to_trial <= 0 and not self._account.owed_s:
+            if len(times) >= 2:
+                self._trial = self._next_trial()
+            elif self.index and self._is_crowded():
+                self._trial = self.index - 1
 
-    def _next(self) -> int | None:
-        """Return which number to try: the next one up and the next one down, in turn; None: none.
-
-        More than there are idle cores is not tried, but where trials have begun well: the library's
-        own threads spin for a while after each, and count as somebody else's.
-        """
-        self._way = -self._way
-        for there in (self.at + self._way, self.at - self._way):
-            if 0 <= there < len(self.counts) and self._is_worth(there):
-                return there
-        self._rest = _APART
+    def _next_trial(self) -> int | None:
+        """Return the index of the next count up or down, in turn; None if neither is worth it."""
+        self._direction = -self._direction
+        for index in (self.index + self._direction, self.index - self._direction):
+            if 0 <= index < len(self.counts) and self._is_worth_trial(index):
+                return index
+        self._forwards_to_trial = _TRIAL_INTERVAL
         return None
 
-    def _is_worth(self, trial: int) -> bool:
-        if trial < self.at:
+    def _is_worth_trial(self, index: int) -> bool:
+        if index < self.index:
             return self._is_crowded()
-        return self._began_well(trial) or self.counts[trial] <= self._idle()
+        # The library's own threads may still spin after a trial, and count as busy cores.
+        return self._was_faster(index) or self.counts[index] <= self._idle()
 
-    def _began_well(self, trial: int) -> bool:
-        """Whether a number was faster so far, and a few trials more may prove it."""
-        ratios = self._ratios.get(trial, ())
-        return 0 < len(ratios) < _ENOUGH and statistics.median(ratios) < 0.95
+    def _was_faster(self, index: int) -> bool:
+        """Return True if a count was faster so far, but in too few trials."""
+        ratios = self._ratios.get(index, ())
+        return 0 < len(ratios) < _MIN_TRIALS and statistics.median(ratios) < 0.95
 
-    def _judge(self, trial: int, each: float, n_tokens: int) -> None:
+    def _judge(self, trial: int, token_time: float, n_tokens: int) -> None:
         self._trial = None
-        usual = statistics.median(self._times)
+        usual = statistics.median(self._token_times)
         ratios = self._ratios.setdefault(trial, deque(maxlen=5))
-        ratios.append(each / usual)
+        ratios.append(token_time / usual)
         ratio = statistics.median(ratios)
-        if (len(ratios) >= _ENOUGH and ratio < 0.95) or ratio < 0.5:
-            self.at = trial
-            self._times.clear()
+        if (len(ratios) >= _MIN_TRIALS and ratio < 0.95) or ratio < 0.5:
+            self.index = trial
+            self._token_times.clear()
             self._ratios.clear()
-            self._rest = 0
+            self._forwards_to_trial = 0
         else:
-            self._rest = 2 if len(ratios) < _ENOUGH else _APART
-            self._account.owed_s += _PAID_BACK * max(each - usual, 0.0) * n_tokens
+            self._forwards_to_trial = 2 if len(ratios) < _MIN_TRIALS else _TRIAL_INTERVAL
+            self._account.owed_s += _PAYBACK * max(token_time - usual, 0.0) * n_tokens
+
+
+class AutoThreads:
+    """Thread counts of an engine that starts with all cores: a `ThreadChoice` per kind and size.
+
+    The first forward takes no more threads than there are idle cores. Fewer are tried while a
+    thread of the process receives less than 70 % of the time that it wants a core.
+    """
+
+    def __init__(
+        self,
+        *,
+        idle: Callable[[], int] = idle_cores,
+        waits: Callable[[], dict[int, ThreadTimes]] = thread_times,
+    ) -> None:
+        self._idle = idle
+        self.share, self._account = CoreShare(waits), Account()
+        self._choices: dict[tuple[str, int, int], ThreadChoice] = {}
+        self._last: ThreadChoice | None = None
+
+    @contextmanager
+    def measured(self, n: int, max_threads: int, kind: str = "") -> Iterator[int]:
+        """Yield the thread count for a block that computes `n` tokens, and measure the block.
+
+        A block that raises is not counted. Cost: 5 µs.
+        """
+        choice = self._last = self.choice(n, max_threads, kind)
+        threads = choice.threads
+        start, cpu_start = time.perf_counter(), time.process_time()
+        yield threads
+        wall_s = time.perf_counter() - start
+        self.share.add(wall_s, time.process_time() - cpu_start, threads)
+        choice.add(wall_s, n)
+
+    def choice(self, n: int, max_threads: int, kind: str = "") -> ThreadChoice:
+        """Return the choice for a kind of block, of sizes up to the next power of two."""
+        key = kind, n.bit_length(), max_threads
+        choice = self._choices.get(key)
+        if choice is None:
+            choice = self._choices[key] = ThreadChoice(
+                max_threads,
+                self._account,
+                self._idle,
+                first=self._first(max_threads),
+                is_crowded=lambda: self.share.is_crowded,
+            )
+        return choice
+
+    def _first(self, max_threads: int) -> int:
+        """Return where a new choice starts: where the last one is, or at the idle cores."""
+        if self._last is None:
+            return min(max_threads, self._idle())
+        threads = self._last.counts[self._last.index]
+        return threads // 2 if self.share.is_crowded else threads
 
 
 class Limit:
-    """Has libraries compute with so many threads inside a block, and with their own afterwards.
+    """Limits the thread counts of libraries inside a block, and restores them afterwards.
 
-    libraries: `threadpoolctl`'s. OpenMP's is that of the calling thread, a BLAS' the process's.
+    user_api: as in `threadpoolctl`. OpenMP's count belongs to the calling thread, a BLAS's to the
+    process.
     """
 
     def __init__(self, user_api: str) -> None:
@@ -149,7 +249,7 @@ class Limit:
 
     @contextmanager
     def to(self, n: int) -> Iterator[None]:
-        """Cost: some µs."""
+        """Limit them to `n` threads. Cost: some µs."""
         before = [(library, library.get_num_threads()) for library in self.libraries]
         changed = [(library, own) for library, own in before if own != n]
         process = os.getpid()
@@ -158,27 +258,27 @@ class Limit:
                 library.set_num_threads(n)
             yield
         finally:
-            # A child that was forked inside has threads of its own to see to; and whoever set
-            # another number meanwhile meant it.
+            # A forked child has thread pools of its own. A count that the caller has set inside
+            # the block stays.
             for library, own in changed if os.getpid() == process else ():
                 if library.get_num_threads() == n:
                     library.set_num_threads(own)
 
 
 class BlasThreads:
-    """Limits the BLAS during a forward and gives its setting back afterwards.
+    """Limits the BLAS during a forward and restores its setting afterwards.
 
-    threads: a number, or "auto": found while running (see `ThreadChoice`), at most as many as the
-    process may use; or as many as the environment says.
+    threads: a count, or "auto": as many as the environment says, else found while running (see
+    `ThreadChoice`), starting with one.
     """
 
     def __init__(self, threads: int | str) -> None:
         self.fixed: int | None = None
-        self._most = 0
+        self._max_threads = 0
         self._choices: dict[int, ThreadChoice] = {}  # by size of the forward, in powers of two
         if threads == "auto":
-            if not is_said(_OF_A_BLAS):
-                self._most = min(_MOST, usable_cores())
+            if not is_any_set(_BLAS_VARIABLES):
+                self._max_threads = min(_MAX_BLAS_THREADS, usable_cores())
             self._account = Account()
         elif isinstance(threads, int) and not isinstance(threads, bool) and threads >= 1:
             self.fixed = threads
@@ -190,23 +290,23 @@ class BlasThreads:
     def max_threads(self) -> int:
         """Threads that a forward can have."""
         own = (library.get_num_threads() for library in self._limit.libraries)
-        return self.fixed or self._most or max(own, default=1)
+        return self.fixed or self._max_threads or max(own, default=1)
 
     @contextmanager
     def limited(self, n_tokens: int) -> Iterator[None]:
         """Limit the BLAS inside a block that runs so many tokens. Cost: about 10 µs."""
-        if not self._most:
+        if not self._max_threads:
             with nullcontext() if self.fixed is None else self._limit.to(self.fixed):
                 yield
-        elif n_tokens <= 1 or self._most == 1:  # vectors gain nothing
+        elif n_tokens <= 1 or self._max_threads == 1:  # vectors gain nothing
             with self._limit.to(1):
                 yield
         else:
             size = n_tokens.bit_length()
             choice = self._choices.setdefault(
-                size, ThreadChoice(self._most, self._account, idle_cores)
+                size, ThreadChoice(self._max_threads, self._account, idle_cores)
             )
             with self._limit.to(choice.threads):
-                began = time.perf_counter()
+                start = time.perf_counter()
                 yield
-                choice.ran(time.perf_counter() - began, n_tokens)
+                choice.add(time.perf_counter() - start, n_tokens)

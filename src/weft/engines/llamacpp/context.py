@@ -11,9 +11,9 @@ from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
 from ...errors import ForwardError, KVFull
+from ..threads import AutoThreads
 from .leases import END, Cells
 from .library import Handle, last_words
-from .threads import ThreadCount
 
 Floats = NDArray[np.float32]
 _HEAD_BYTES = 8  # of a state: what it is, and whose
@@ -36,9 +36,9 @@ class Context(Cells):
         n_embd: int,
         n_batch: int,
         width: int,
-        threads: ThreadCount | None = None,
+        max_threads: int = 0,
     ) -> None:
-        """threads: how many a call gets; None: as many as the context was made with."""
+        """max_threads: calls choose their thread count up to it; 0 keeps the context's own."""
         self._handle: Handle | None = handle
         self._memory = C.llama_get_memory(handle.pointer)
         self._n_vocab = n_vocab
@@ -47,8 +47,9 @@ class Context(Cells):
         self._view: tuple[tuple[int, int, int], Floats] | None = None
         self._width = width
         self.n_batch = n_batch
-        self._threads = threads
-        self._n_threads = 0 if threads is None else threads.most
+        self._max_threads = max_threads
+        self._n_threads = 0  # of the last call
+        self._auto = AutoThreads()
         self.n_cells = int(C.llama_n_ctx(handle.pointer))
         # NOTE: the library reads these arrays through the pointers in the batch.
         self._tokens = np.zeros(n_batch, np.int32)
@@ -140,13 +141,13 @@ class Context(Cells):
         return self._view[1]
 
     def _decode(self, context: object, n: int) -> None:
-        if self._threads is None:
+        if not self._max_threads:
             fault = C.llama_decode(context, self._batch)
         else:
-            with self._threads.watched():
-                if self._threads.now != self._n_threads:
-                    self._n_threads = self._threads.now
-                    C.llama_set_n_threads(context, self._n_threads, self._n_threads)
+            with self._auto.measured(n, self._max_threads) as threads:
+                if threads != self._n_threads:
+                    self._n_threads = threads
+                    C.llama_set_n_threads(context, threads, threads)
                 fault = C.llama_decode(context, self._batch)
         if fault == 0:
             return

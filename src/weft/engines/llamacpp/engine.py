@@ -26,7 +26,6 @@ from .library import Handle, chosen_devices, devices, new_context
 from .settings import N_BATCH, ContextSettings, Progress
 from .step import Batches, Owner, StepAnswers, ViewOutput
 from .taken import check_taken
-from .threads import ThreadCount
 from .vocabulary import read_tokenizer
 
 _N_SEQUENCES = 256  # the library's own limit
@@ -62,7 +61,7 @@ class LlamaCppEngine(Engine):
             n_embd=int(C.llama_model_n_embd_out(pointer)),
             n_batch=N_BATCH,
             width=width,
-            threads=ThreadCount(settings.n_threads) if settings.may_use_fewer else None,
+            max_threads=settings.n_threads if settings.may_use_fewer else 0,
         )
         self.fragments: SequenceFragments = SequenceFragments(
             context,

@@ -52,6 +52,7 @@ from .output import TorchOutput
 from .paged.capture import capturing
 from .refusals import NoTree, refuse_handed_over, refuse_model, refuse_probe, why_no_tree
 from .steady import Remembered, StepIds
+from .threads import one_thread_if_busy
 from .weights.experts import PackedExperts
 from .weights.packed import PackedLinear
 from .whole.engine import WholePathEngine
@@ -118,6 +119,7 @@ class TorchEngine(ModelEngine):
         config_of(folder, trust_remote_code=False)
 
     @classmethod
+    @one_thread_if_busy()
     @uncast()
     @torch.inference_mode(False)  # weights made in it could not be laid otherwise, or trained
     def load(
@@ -201,6 +203,7 @@ class TorchEngine(ModelEngine):
         )
 
     @classmethod
+    @one_thread_if_busy()
     @uncast()
     def adopt(
         cls,
