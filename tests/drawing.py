@@ -158,6 +158,10 @@ def assert_draws_agree(
         got, want = getattr(mine, name), getattr(theirs, name)
         assert got.dtype == np.float32
         assert np.allclose(got[same], want[same], rtol=1e-5, atol=1e-5), name
+    assert (mine.legal_logmass is None) == (theirs.legal_logmass is None)
+    if mine.legal_logmass is not None and theirs.legal_logmass is not None:
+        got, want = mine.legal_logmass[same], theirs.legal_logmass[same]
+        assert np.allclose(got, want, rtol=1e-5, atol=1e-5)
     if theirs.kept is not None:
         assert mine.kept is not None
         assert np.allclose(mine.kept[same], theirs.kept[same], rtol=1e-4, atol=1e-4)

@@ -52,6 +52,36 @@ def test_every_text_fits_and_its_figures_are_the_raw_ones(make, kind, oracle) ->
     np.testing.assert_allclose(node.entropies, entropies, atol=10 * TOLERANCE["float32"])
 
 
+def test_legal_logmass_is_the_mass_of_all_tokens_that_may_come_next(make, kind, oracle) -> None:
+    """One a token; one more for an end token where the text could go on. Forced: its logprob."""
+    lm = make(kind)
+    loom = Loom(lm, record)
+    pattern = Regex("(owl|fox)(es ?)*")
+    made = loom.grow(n=8, max_tokens=12, constraint=pattern, seed=3, **WARM)
+    if lm.info.own_random:
+        assert not any(node.legal_logmass for node in made)
+        return
+    for node in made:
+        rows = oracle(node.get_prefix_tokens()).astype(np.float64)[len(loom.tokens) - 1 :]
+        matcher = lm.constraints.matcher(pattern)
+        expected = []
+        for row, token in zip(rows, [*node.tokens, None], strict=True):
+            legal = [each for each in range(lm.info.n_vocab) if matcher.is_allowed(each)]
+            top = row.max()
+            total = np.log(np.exp(row - top).sum())
+            ids = [legal, [token] if matcher.forced()[:1] == [token] else legal]
+            expected.append([np.log(np.exp(row[each] - top).sum()) - total for each in ids])
+            if token is not None:
+                matcher.accept(token)
+        n = len(node.tokens) + (node.terminal and not matcher.must_end)
+        assert len(node.legal_logmass) == n
+        for got, allowed in zip(node.legal_logmass, expected, strict=False):
+            assert min(abs(got - value) for value in allowed) < 1e-3
+    assert any(node.terminal and len(node.legal_logmass) > len(node.tokens) for node in made)
+    (free,) = loom.grow(n=1, max_tokens=3, seed=1, **WARM)
+    assert free.legal_logmass == []
+
+
 @pytest.mark.parametrize("options", [{}, {"max_tokens": 7}, {"stop": '"animal"'}, {"n_batch": 8}])
 def test_forced_tokens_change_no_text(make, kind, monkeypatch, options) -> None:
     """The twin: every token drawn under its mask, one at a time."""
@@ -114,6 +144,7 @@ def test_a_saved_loom_keeps_its_constraints(make, tmp_path) -> None:
     again = Loom.open(tmp_path / "a.loom.json").children[0]
     assert again.params.constraint == JsonSchema(SCHEMA)
     assert again.parsed == loom.children[0].parsed
+    assert again.legal_logmass == loom.children[0].legal_logmass != []
 
 
 def test_a_dead_end_fails_its_own_branch_only(make, kind) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from drawing import allowing
 from sampling import naive
 from weft.errors import ConfigError
 from weft.sampling.metrics import score
@@ -384,3 +385,40 @@ def test_top_p_that_equals_cannot_reach_keeps_what_min_p_keeps() -> None:
     both = Chain([Sampler(SamplingParams(top_p=0.999, min_p=1.0), i) for i in range(40)])
     alone = Chain([Sampler(SamplingParams(min_p=1.0), i) for i in range(40)])
     assert np.array_equal(both.draw(logits, rows, at).ids, alone.draw(logits, rows, at).ids)
+
+
+def test_legal_logmass_is_the_raw_mass_that_mask_and_bans_leave() -> None:
+    """Whatever the temperature, filters, penalties and finite biases are."""
+    logits = logits_of(4, 300)
+    legal, banned = [3, 7, 8, 150, 299], 7
+    rules: list[dict[str, Any]] = [
+        {},
+        {"temperature": 0.3, "top_k": 2, "logit_bias": {8: 5.0}},
+        {"temperature": 0, "presence_penalty": 2.0},
+        {"logit_bias": {banned: -np.inf}},
+    ]
+    made = [
+        Sampler(SamplingParams(**each), i, allowing(legal, 300)) for i, each in enumerate(rules)
+    ]
+    drawn = draw(made, logits)
+    assert drawn.legal_logmass is not None
+    for row, (values, rule) in enumerate(zip(logits.tolist(), rules, strict=True)):
+        left = [each for each in legal if rule.get("logit_bias", {}).get(each) != -np.inf]
+        mass = sum(naive.softmax(values)[each] for each in left)
+        assert drawn.legal_logmass[row] == pytest.approx(np.log(mass), abs=1e-5)
+
+
+def test_legal_logmass_far_below_the_peak_does_not_underflow() -> None:
+    logits = np.zeros((1, 200), dtype=np.float32)
+    logits[0, 5], logits[0, 9] = 1000.0, -2000.0
+    drawn = draw([Sampler(SamplingParams(), 1, allowing([9], 200))], logits)
+    assert drawn.legal_logmass is not None
+    assert drawn.legal_logmass[0] == pytest.approx(-3000.0)
+
+
+def test_legal_logmass_without_a_constraint_is_none_or_zero() -> None:
+    logits = logits_of(2, 200)
+    assert draw([sampler(0), sampler(1)], logits).legal_logmass is None
+    both = draw([sampler(0), Sampler(SamplingParams(), 1, allowing([9], 200))], logits)
+    assert both.legal_logmass is not None
+    assert both.legal_logmass[0] == pytest.approx(0, abs=1e-5)

@@ -5,8 +5,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from weft.sampling.history import History
 from weft.sampling.params import SamplingParams
-from weft.sampling.sampler import History, Sampler
+from weft.sampling.sampler import Sampler
 
 
 def counted(history: History) -> dict[int, int]:

@@ -80,6 +80,7 @@ def _root(loom: Loom) -> Loom:
 def _fill(new: Heddle, old: Heddle) -> None:
     new.id, new.meta = old.id, dict(old.meta)
     new.logprobs, new.entropies = list(old.logprobs), list(old.entropies)
+    new.legal_logmass = list(old.legal_logmass)
     new.params, new.lineage = old.params, old.lineage
     new.finish_reason, new.stop_string = old.finish_reason, old.stop_string
     new.terminal, new.score = old.terminal, old.score

@@ -86,7 +86,7 @@ class Event(NamedTuple):
     """One new token of a branch; without a token: the branch is over.
 
     logprob, entropy: None where the engine does not tell them. stop: the stop string that the token
-    completes; the branch then has no further tokens.
+    completes; the branch then has no further tokens. legal_logmass: None without a constraint.
     """
 
     branch: int
@@ -94,6 +94,7 @@ class Event(NamedTuple):
     logprob: float | None = None
     entropy: float | None = None
     stop: str | None = None
+    legal_logmass: float | None = None
 
 
 class StopStrings:
@@ -149,7 +150,8 @@ class Watch:
         if self._channel is not None:
             logprob = state.logprobs[-1] if state.logprobs else None
             entropy = state.entropies[-1] if state.entropies else None
-            event = Event(self.branch, token, logprob, entropy, self.stopped)
+            legal = state.legal_logmass[-1] if state.legal_logmass else None
+            event = Event(self.branch, token, logprob, entropy, self.stopped, legal)
             self._channel.put(event)
         return "stop" if self.stopped is not None else None
 
@@ -527,11 +529,12 @@ def delta(shoot: Shoot, events: list[Event]) -> Delta:
     tokens = tuple(event.token for event in new if event.token is not None)
     logprobs = tuple(event.logprob for event in new if event.logprob is not None)
     entropies = tuple(event.entropy for event in new if event.entropy is not None)
+    legal = tuple(event.legal_logmass for event in new if event.legal_logmass is not None)
     is_over = any(event.token is None for event in events)
     texts = tuple([text.push(token) for token in tokens])
     piece = "".join(texts) + (text.flush() if is_over else "")
     lists: tuple[list[Any], ...] = growing_lists(child)
-    _at_once(map(_extend, lists, (tokens, logprobs, entropies)))
+    _at_once(map(_extend, lists, (tokens, logprobs, entropies, legal)))
     if new:
         shoot.stop = new[-1].stop
     if is_over:

@@ -37,6 +37,7 @@ class HeddleState(
 
     logprobs: list[float]
     entropies: list[float]
+    legal_logmass: list[float]
     params: SamplingParams | None
     finish_reason: FinishReason | None
     meta: dict[str, Any]
@@ -74,6 +75,7 @@ class HeddleState(
         self._parent = parent
         self.logprobs = []
         self.entropies = []
+        self.legal_logmass = []
         self.params = None
         self.lineage: tuple[int, ...] = ()
         self.finish_reason = None
@@ -417,6 +419,7 @@ def set_run(node: HeddleState, result: RunResult) -> None:
     """Give a node the tokens and figures of a finished run."""
     node._tokens, node._text = list(result.tokens), None
     node.logprobs, node.entropies = list(result.logprobs), list(result.entropies)
+    node.legal_logmass = list(result.legal_logmass)
 
 
 def set_tokens(node: HeddleState, token_ids: list[int]) -> None:
@@ -424,10 +427,10 @@ def set_tokens(node: HeddleState, token_ids: list[int]) -> None:
     node._tokens, node._text = list(token_ids), None
 
 
-def growing_lists(node: HeddleState) -> tuple[list[int], list[float], list[float]]:
-    """Return the node's own tokens, logprobs and entropies, which are about to get longer."""
+def growing_lists(node: HeddleState) -> tuple[list[int], list[float], list[float], list[float]]:
+    """Return the node's own tokens, logprobs, entropies and legal_logmass, for appending."""
     node._text = None
-    return node._tokens, node.logprobs, node.entropies
+    return node._tokens, node.logprobs, node.entropies, node.legal_logmass
 
 
 def set_place(node: HeddleState, place: Place | None) -> None:
@@ -494,7 +497,7 @@ def replace_tokens(node: HeddleState, given: Sequence[int]) -> None:
     lm.place(new, after=None if node.parent is None else node.parent.place)
     node._tokens = new
     node._text = None
-    node.logprobs, node.entropies = [], []
+    node.logprobs, node.entropies, node.legal_logmass = [], [], []
     node.params, node.lineage = None, ()
     forget_end(node)
     forget_places(node)
@@ -517,7 +520,8 @@ def clip_tokens(node: HeddleState, limit: int) -> None:
 def _cut(node: HeddleState, keep: int) -> None:
     if node._place is not None:
         node._place = node._place.at(node._place.depth - len(node._tokens) + keep)
-    del node._tokens[keep:], node.logprobs[keep:], node.entropies[keep:]
+    for values in (node._tokens, node.logprobs, node.entropies, node.legal_logmass):
+        del values[keep:]
     node._text = None
 
 
@@ -566,6 +570,7 @@ def split_node(node: HeddleState, at: int) -> Heddle:
     node._home.text_lm()
     lower = new_child(node, node._tokens[cut:])
     lower.logprobs, lower.entropies = node.logprobs[cut:], node.entropies[cut:]
+    lower.legal_logmass = node.legal_logmass[cut:]
     lower.params, lower.lineage = node.params, node.lineage
     lower.finish_reason, lower.stop_string = node.finish_reason, node.stop_string
     lower.terminal, lower.score = node.terminal, node.score
@@ -589,10 +594,11 @@ def merge_child(node: HeddleState) -> None:
         raise TreeError(f"the node has {n} children; it can be joined with one only child")
     (child,) = node.children
     text = None if node._tokens or child._tokens else (node._text or "") + (child._text or "")
-    for name in ("logprobs", "entropies"):
+    for name in ("logprobs", "entropies", "legal_logmass"):
         # Figures of some tokens only would be taken for those of the first ones.
         upper, lower = getattr(node, name), getattr(child, name)
-        whole = len(upper) == len(node._tokens) and len(lower) == len(child._tokens)
+        # legal_logmass may have one more, for an end token.
+        whole = len(upper) == len(node._tokens) and len(lower) >= len(child._tokens)
         setattr(node, name, [*upper, *lower] if whole else [])
     node._tokens, node._text = [*node._tokens, *child._tokens], text
     node._place = child._place

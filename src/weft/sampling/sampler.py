@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ from ..constraints.base import Matcher
 from ..constraints.grammar import Masks
 from ..errors import ConfigError
 from . import filters
+from .history import History
 from .metrics import (
     MEMBERS,
     Moments,
@@ -49,6 +49,15 @@ _NEUTRAL = SamplingParams()
 _OFF = {name: getattr(_NEUTRAL, name) for name, of in PARAMETERS.items() if of.is_filter}
 
 
+class DrawnToken(NamedTuple):
+    """One drawn token; see `DrawResult`. None: the engine does not report the value."""
+
+    token: int
+    logprob: float | None
+    entropy: float | None
+    legal_logmass: float | None = None
+
+
 @dataclass(slots=True)
 class DrawResult:
     """Tokens drawn, one a sampler, in their order.
@@ -57,12 +66,28 @@ class DrawResult:
     vocabulary, whatever the temperature, the filters and the penalties were.
     kept: float32 [B] log-probabilities of what was drawn among what was left to draw from; None
     where nobody asked, or whoever drew does not tell.
+    legal_logmass: float32 [B], nats; the log of the raw probability of all tokens that constraint
+    and bans allow, about 0 for a sampler without a constraint. None: no sampler has one.
     """
 
     ids: Ids
     logprobs: Floats
     entropies: Floats
     kept: Floats | None = None
+    legal_logmass: Floats | None = None
+
+    def drawn(self) -> list[DrawnToken]:
+        """Return what each sampler drew."""
+        legal = self.legal_logmass
+        return list(
+            map(
+                DrawnToken,
+                self.ids.tolist(),
+                self.logprobs.tolist(),
+                self.entropies.tolist(),
+                [None] * len(self.ids) if legal is None else legal.tolist(),
+            )
+        )
 
 
 @dataclass(slots=True)
@@ -339,7 +364,7 @@ class Chain:
         see `DrawBatch.on_host`.
         A sampler that no token is left to gets NOTHING, one whose logits are no numbers BROKEN.
         """
-        out = _room_for(len(self.samplers), kept)
+        out = _room_for(len(self.samplers), kept, constrained=self._masks is not None)
         if not self.samplers:
             return out
         used, lane = self._used(rows)
@@ -383,7 +408,15 @@ class Chain:
         else:
             arrays = self._arrays if len(lanes) == len(self._rows) else self._arrays.take(lanes)
         logits, dead = _Logits(raw, peaks, found, passes), self._rows[:0]
-        edited = self._edited(raw, arrays, lanes)
+        check_ids(arrays.bias_ids, raw.shape[1], "logit_bias")
+        legal = raw
+        if self._masks is not None:
+            assert out.legal_logmass is not None
+            legal = self._masks.over(raw, lanes)
+            banned = np.isneginf(arrays.bias)
+            legal[arrays.bias_rows[banned], arrays.bias_ids[banned]] = -np.inf
+            out.legal_logmass[lanes] = _logmass(legal, found, passes)
+        edited = self._edited(legal, arrays, lanes)
         if edited is not raw:
             peaks = self._edited_peaks(edited, peaks, arrays, passes)
             dead = np.flatnonzero(peaks.max(axis=1) == -np.inf)
@@ -420,11 +453,10 @@ class Chain:
         peaks[rows, groups] = edited[rows[:, None], beside].max(axis=1)
         return peaks
 
-    def _edited(self, raw: Floats, arrays: SamplingArrays, lanes: Ids) -> Floats:
-        """Return the logits after mask, bias and penalties; `raw` itself where nothing is to do."""
-        edited = raw if self._masks is None else self._masks.over(raw, lanes)
+    def _edited(self, logits: Floats, arrays: SamplingArrays, lanes: Ids) -> Floats:
+        """Return the logits after bias and penalties; `logits` itself without any."""
+        edited = logits
         if len(arrays.bias):
-            check_ids(arrays.bias_ids, raw.shape[1], "logit_bias")
             edited = filters.bias(edited, arrays.bias_rows, arrays.bias_ids, arrays.bias)
         if self._stateful:
             edited = self._penalised(edited, arrays, lanes)
@@ -552,11 +584,29 @@ def _within_edge(
     return ids
 
 
-def _room_for(n: int, kept: bool) -> DrawResult:
-    floats = np.zeros((3, n), dtype=np.float32)
+def _room_for(n: int, kept: bool, *, constrained: bool) -> DrawResult:
+    floats = np.zeros((4, n), dtype=np.float32)
     return DrawResult(
-        np.zeros(n, dtype=np.int64), floats[0], floats[1], floats[2] if kept else None
+        np.zeros(n, dtype=np.int64),
+        floats[0],
+        floats[1],
+        floats[2] if kept else None,
+        floats[3] if constrained else None,
     )
+
+
+def _logmass(legal: Floats, found: Moments, passes: Passes) -> Floats:
+    """Return the log of the share that the legal logits have of their raw rows: float32 [R].
+
+    legal: float32 [R, V], -inf for what is not allowed. found: the moments of the raw rows.
+    """
+    peak = legal.max(axis=1)
+    finite = np.where(np.isneginf(peak), np.float32(0), peak)
+    with np.errstate(divide="ignore"):  # nothing is legal: log 0
+        log_total = np.log(passes.mass(legal, finite, np.ones(len(legal))))
+    share = log_total + (finite - found.peak) - found.log_total
+    logmass: Floats = np.minimum(share, 0).astype(np.float32)
+    return logmass
 
 
 def _taken(logits: Floats, rows: Ids) -> Floats:
@@ -578,98 +628,6 @@ def check_ids(ids: Ids, n_vocab: int, where: str) -> None:
             f"token id {ids.max()} in {where} is outside the vocabulary; "
             f"allowed are 0 to {n_vocab - 1}"
         )
-
-
-class History:
-    """Distinct token ids, with how often each was generated; of the last `last_n` tokens, or all.
-
-    Prompt tokens count zero. Adding one token costs O(1). The arrays are views, valid until the
-    next change.
-    """
-
-    __slots__ = ("_counts", "_ids", "_index", "_n", "_recent", "_seen", "last_n")
-
-    def __init__(self, last_n: int | None = None) -> None:
-        self.last_n = last_n
-        self._index: dict[int, int] = {}
-        self._ids = np.zeros(64, dtype=np.int64)
-        self._counts = np.zeros(64, dtype=np.int64)
-        self._n = 0
-        # With a window only: the tokens in it and whether each was generated, and how often an id
-        # is among them.
-        self._recent: deque[tuple[int, bool]] = deque()
-        self._seen: Counter[int] = Counter()
-
-    @property
-    def ids(self) -> NDArray[np.int64]:
-        return self._ids[: self._n]
-
-    @property
-    def counts(self) -> NDArray[np.int64]:
-        return self._counts[: self._n]
-
-    def __len__(self) -> int:
-        return self._n
-
-    def see(self, token_ids: Iterable[int]) -> None:
-        """Note prompt tokens."""
-        if self.last_n is not None:
-            token_ids = deque(token_ids, maxlen=self.last_n)
-        for token_id in token_ids:
-            if token_id not in self._index:
-                self._append(token_id)
-            self._remember(token_id, False)
-
-    def generate(self, token_id: int) -> None:
-        """Count one generated token."""
-        at = self._index.get(token_id)
-        if at is None:
-            at = self._append(token_id)
-        self._counts[at] += 1
-        self._remember(token_id, True)
-
-    def copy(self) -> History:
-        """Return an independent copy."""
-        twin = History(self.last_n)
-        twin._recent, twin._seen = self._recent.copy(), self._seen.copy()
-        twin._index = self._index.copy()
-        twin._ids = self._ids.copy()
-        twin._counts = self._counts.copy()
-        twin._n = self._n
-        return twin
-
-    def _remember(self, token_id: int, generated: bool) -> None:
-        """Let a token into the window, and the one that leaves it out of the counts."""
-        if self.last_n is None:
-            return
-        self._recent.append((token_id, generated))
-        self._seen[token_id] += 1
-        if len(self._recent) > self.last_n:
-            oldest, was_generated = self._recent.popleft()
-            self._counts[self._index[oldest]] -= was_generated
-            self._seen[oldest] -= 1
-            if not self._seen[oldest]:
-                self._remove(oldest)
-
-    def _remove(self, token_id: int) -> None:
-        """Take an id out; the last one takes its place."""
-        del self._seen[token_id]
-        at, last = self._index.pop(token_id), self._n - 1
-        if at != last:
-            self._ids[at], self._counts[at] = self._ids[last], self._counts[last]
-            self._index[int(self._ids[at])] = at
-        self._counts[last] = 0
-        self._n = last
-
-    def _append(self, token_id: int) -> int:
-        at = self._n
-        if at == len(self._ids):
-            self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
-            self._counts = np.concatenate((self._counts, np.zeros_like(self._counts)))
-        self._ids[at] = token_id
-        self._index[token_id] = at
-        self._n = at + 1
-        return at
 
 
 def draw_batch(chain: Chain, first_row: int, positions: Sequence[int]) -> DrawBatch:

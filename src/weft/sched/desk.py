@@ -278,7 +278,7 @@ class Desk:
         for run in runs:
             self.guard(run, run.prime, self)
             if run.first_drawn is not None:
-                self.guard(run, run.begin, *run.first_drawn, self)
+                self.guard(run, run.begin, run.first_drawn, self)
         runs = [run for run in runs if not (run.done or run.n_drawn)]
         if self.info.overlap:
             self.late_firsts += [run for run in runs if not run.draws_alone]
@@ -297,9 +297,8 @@ class Desk:
             if len(runs) == 1:
                 self.fail(runs[0], as_forward_error(error))
             return
-        figures = (result.ids.tolist(), result.logprobs.tolist(), result.entropies.tolist())
-        for run, token, logprob, entropy in zip(runs, *figures, strict=True):
-            self.guard(run, run.begin, token, logprob, entropy, self)
+        for run, drawn in zip(runs, result.drawn(), strict=True):
+            self.guard(run, run.begin, drawn, self)
 
     def _drawn(self, rows: Sequence[KeptRow], batch: DrawBatch) -> DrawResult:
         try:

@@ -17,7 +17,7 @@ from ..engines.base import KeptRow, LateTokens, Row, ScoreSpan
 from ..errors import Cancelled, ConstraintError, DeadEnd, WeftError
 from ..kv.place import Place
 from ..sampling.metrics import broken_logits, join_scores
-from ..sampling.sampler import BROKEN, Chain, draw_at
+from ..sampling.sampler import BROKEN, Chain, DrawnToken, draw_at
 from .lines import Line
 from .reads import Claim, Need
 from .rows import LentRow, LogitsRow
@@ -182,8 +182,15 @@ class Member:
         """Return the answer; `end`: the place after the last token."""
         state = self.state
         assert state.finish_reason is not None
-        figures = (state.tokens, state.logprobs, state.entropies)
-        return RunResult(*figures, state.finish_reason, state.ended_by, end)
+        return RunResult(
+            tokens=state.tokens,
+            logprobs=state.logprobs,
+            entropies=state.entropies,
+            finish_reason=state.finish_reason,
+            ended_by=state.ended_by,
+            end=end,
+            legal_logmass=state.legal_logmass,
+        )
 
 
 class RunJob(Job):
@@ -211,7 +218,7 @@ class RunJob(Job):
         self.ending = False
         self.stands_aside = False
         self.is_primed = False
-        self.first_drawn: tuple[int, float, float] | None = None
+        self.first_drawn: DrawnToken | None = None
         self.draws_alone = False
 
     def tickets(self) -> list[Ticket]:
@@ -268,11 +275,11 @@ class RunJob(Job):
             self.is_primed = True
             self.sampler.prime(desk.tree.ids(claim.cursor))
 
-    def begin(self, token: int, logprob: float, entropy: float, desk: Desk) -> None:
+    def begin(self, drawn: DrawnToken, desk: Desk) -> None:
         """Go on from the first draw."""
         claim, self.first_drawn = self.claims[0], None
         claim.needs, claim.wants_kv = [], True
-        self.accept(token, logprob, entropy, desk)
+        self.accept(drawn, desk)
         if not self.done:
             desk.look_at(claim)
 
@@ -351,16 +358,19 @@ class RunJob(Job):
         for token, logprob, entropy in figures:
             if not self.is_wanted:
                 return
-            self._take(token, logprob, entropy, desk)
+            # The only token that was legal.
+            self._take(DrawnToken(token, logprob, entropy, legal_logmass=logprob), desk)
 
-    def accept(self, token: int, logprob: float, entropy: float, desk: Desk) -> None:
+    def accept(self, drawn: DrawnToken, desk: Desk) -> None:
         """Note a drawn token and end the members that are done with it."""
-        sampler = self.sampler
+        sampler, token = self.sampler, drawn.token
         matcher = sampler.matcher
         if token >= 0:
             if sampler.needs_host and token not in self.stops:
                 sampler.accept(token)
-            self._take(token, logprob, entropy, desk)
+            if matcher is None or (token in self.stops and matcher.must_end):
+                drawn = drawn._replace(legal_logmass=None)
+            self._take(drawn, desk)
             if matcher is None:
                 return
         elif matcher is None or token == BROKEN or not matcher.must_end:
@@ -376,8 +386,12 @@ class RunJob(Job):
                 member.state.ended_by = min(self.stops, default=None)
             self.end_all("stop", desk)
 
-    def _take(self, token: int, logprob: float | None, entropy: float | None, desk: Desk) -> None:
+    def _take(self, drawn: DrawnToken, desk: Desk) -> None:
+        token, logprob, entropy, legal = drawn
         desk.counters.decoded += 1
+        if legal is not None:
+            for member in self.members:
+                member.state.legal_logmass.append(legal)
         if token in self.stops:  # the same for all members
             for member in self.members:
                 member.state.ended_by = token

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..engines.base import Engine
 from ..engines.native import NativeEvent, NativeRun, NativeRuns
 from ..errors import ForwardError, Unsupported
+from ..sampling.sampler import DrawnToken
 from .jobs import MergeKey, RunJob
 from .reads import Claim
 from .step import as_forward_error
@@ -77,7 +78,10 @@ class NativeJob(RunJob):
             if self.sampler.needs_host and token not in self.stops:
                 self.sampler.accept(token)
             of_all = self._figures or known
-            self._take(token, logprob if of_all[0] else None, entropy if of_all[1] else None, desk)
+            drawn = DrawnToken(
+                token, logprob if of_all[0] else None, entropy if of_all[1] else None
+            )
+            self._take(drawn, desk)
             self._end_if_must(desk)
         if self.done or not event.is_last:
             return

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..engines.base import Engine, KeptRow, KeptRows, Output, Row
 from ..errors import ForwardError, WeftError, is_out_of_memory
-from ..sampling.sampler import Chain, draw_at, draw_batch
+from ..sampling.sampler import Chain, DrawnToken, draw_at, draw_batch
 from .lines import LAST
 from .rows import LogitsRow, RowStore
 
@@ -175,11 +175,10 @@ class RunsPart(LinesPart):
     def deliver(self, desk: Desk) -> None:
         result = self._result
         if result is None or self._drawing is not None:
-            figures = self._some_figures()
+            drawn = self._some_drawn()
         else:
-            figures = (result.ids.tolist(), result.logprobs.tolist(), result.entropies.tolist())
-        each = zip(self.runs, *figures, strict=True)
-        for number, (run, token, logprob, entropy) in enumerate(each):
+            drawn = result.drawn()
+        for number, (run, one) in enumerate(zip(self.runs, drawn, strict=True)):
             run.outstanding -= 1
             if run.late is not None:
                 self._landed(run)
@@ -193,21 +192,18 @@ class RunsPart(LinesPart):
                 if run.ending:
                     run.settle(desk)
                 elif not run.done and number not in self._told:
-                    run.accept(token, logprob, entropy, desk)
+                    run.accept(one, desk)
             except Exception as error:
                 desk.fault(run, error)
 
-    def _some_figures(self) -> tuple[list[int], list[float], list[float]]:
+    def _some_drawn(self) -> list[DrawnToken]:
         """Return what was drawn, an entry a run; anything for those that did not draw."""
-        n, result, drawing = len(self.runs), self._result, self._drawing
-        ids, logprobs, entropies = [0] * n, [0.0] * n, [0.0] * n
-        assert drawing is not None
-        if result is not None:
-            for entry, number in enumerate(drawing):
-                ids[number] = int(result.ids[entry])
-                logprobs[number] = float(result.logprobs[entry])
-                entropies[number] = float(result.entropies[entry])
-        return ids, logprobs, entropies
+        assert self._drawing is not None
+        drawn = [DrawnToken(0, 0.0, 0.0)] * len(self.runs)
+        if self._result is not None:
+            for number, one in zip(self._drawing, self._result.drawn(), strict=True):
+                drawn[number] = one
+        return drawn
 
     def _landed(self, run: RunJob) -> None:
         if run.late is not None and run.late.draws is self._draws:
@@ -271,10 +267,8 @@ class FirstsPart(Part):
 
     def deliver(self, desk: Desk) -> None:
         assert self._result is not None
-        found = self._result
-        figures = (found.ids.tolist(), found.logprobs.tolist(), found.entropies.tolist())
-        for run, *first in zip(self._runs, *figures, strict=True):
-            run.first_drawn = (first[0], first[1], first[2])
+        for run, first in zip(self._runs, self._result.drawn(), strict=True):
+            run.first_drawn = first
         self.discard(desk)
 
     def discard(self, desk: Desk) -> None:

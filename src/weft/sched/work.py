@@ -108,15 +108,18 @@ class RunState:
     """The tokens of a run so far; lists grow in step. Sinks read it, nobody else writes it.
 
     logprobs, entropies: one a token; empty where the engine does not tell them.
-    ended_by: the stop id that ended the run, if one did; it is in none of the lists.
+    legal_logmass: under a constraint one a token, and one for an end token that was drawn; empty
+    otherwise. See `RunResult`.
+    ended_by: the stop id that ended the run, if one did; its logprob is not recorded.
     """
 
-    __slots__ = ("ended_by", "entropies", "finish_reason", "logprobs", "tokens")
+    __slots__ = ("ended_by", "entropies", "finish_reason", "legal_logmass", "logprobs", "tokens")
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.entropies: list[float] = []
+        self.legal_logmass: list[float] = []
         self.finish_reason: FinishReason | None = None
         self.ended_by: int | None = None
 
@@ -127,6 +130,10 @@ class RunResult:
 
     logprobs, entropies: raw, full vocabulary, nats; one a token, or empty where the engine does
     not tell them.
+    legal_logmass: under a constraint, the log of the model's raw probability of all tokens that
+    constraint and bans allowed, in nats: one a token, and one more for a drawn end token where the
+    text could go on. A token that the constraint forces has its own logprob. Empty without a
+    constraint.
     A cancelled run is a result too (finish_reason "cancelled"), with what it had made.
     """
 
@@ -136,6 +143,7 @@ class RunResult:
     finish_reason: FinishReason
     ended_by: int | None
     end: Place
+    legal_logmass: list[float]
 
 
 class Ticket:

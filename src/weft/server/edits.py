@@ -30,6 +30,7 @@ def fork(node: Heddle, at: int, instead: int | str | None) -> Heddle:
             raise ConfigError("at_token is 0 and nothing comes instead: that is the parent")
         made = add_tokens(parent, shared)
         made.logprobs, made.entropies = node.logprobs[:at], node.entropies[:at]
+        made.legal_logmass = node.legal_logmass[:at]
         made.params, made.lineage = node.params, node.lineage
         return made
     if isinstance(instead, int):
@@ -122,6 +123,7 @@ def copy_below(parent: Heddle, top: Heddle, *, whole: bool = True) -> Heddle:
         if whole and node.tokens:
             made = add_tokens(above, node.tokens)
             made.logprobs, made.entropies = list(node.logprobs), list(node.entropies)
+            made.legal_logmass = list(node.legal_logmass)
             made.params, made.lineage = node.params, node.lineage
             made.finish_reason, made.stop_string = node.finish_reason, node.stop_string
             made.terminal = node.terminal

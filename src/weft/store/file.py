@@ -7,7 +7,7 @@ without a model. Numbers that JSON has no word for are the strings "inf", "-inf"
     format "weft.loom" · version · created · model {name, fingerprint, n_vocab}
     prompt {user_prompt, chat_template_used} · adapter, where a loom has one
     nodes [{id, parent, text, tokens, logprobs, entropies, params, lineage, finish_reason,
-            stop_string, terminal, score, meta}]
+            stop_string, terminal, score, meta, and legal_logmass under a constraint}]
 """
 
 from __future__ import annotations
@@ -85,6 +85,7 @@ class Record(NamedTuple):
     terminal: bool
     score: float | None
     meta: dict[str, Any]
+    legal_logmass: list[float]
 
 
 def read_header(data: object) -> ModelMark:
@@ -147,6 +148,7 @@ def _record(node: object, index: int, n_vocab: int, dropped: list[str]) -> Recor
                 " left out"
             )
             figures[name] = []
+    legal = field(node, "legal_logmass", list, where) if "legal_logmass" in node else []
     score = node.get("score")
     return Record(
         id=found["id"],
@@ -162,6 +164,7 @@ def _record(node: object, index: int, n_vocab: int, dropped: list[str]) -> Recor
         terminal=found["terminal"],
         score=None if score is None else number(score, f"score of {where}"),
         meta=_savable(found["meta"], where),
+        legal_logmass=[number(value, f"legal_logmass of {where}") for value in legal],
     )
 
 
@@ -244,6 +247,7 @@ def mark_of(loom: Loom) -> ModelMark:
 
 
 def _node_data(node: Heddle, parent: int | None) -> dict[str, Any]:
+    legal = [json_number(value) for value in node.legal_logmass]
     return {
         "id": node.id,
         "parent": parent,
@@ -258,6 +262,7 @@ def _node_data(node: Heddle, parent: int | None) -> dict[str, Any]:
         "terminal": node.terminal,
         "score": None if node.score is None else json_number(float(node.score)),
         "meta": node.meta,
+        **({"legal_logmass": legal} if legal else {}),
     }
 
 
@@ -403,6 +408,7 @@ def _grow_back(loom: Loom, records: list[Record]) -> None:
 def _fill(node: Heddle, record: Record) -> None:
     node.id = record.id
     node.logprobs, node.entropies = record.logprobs, record.entropies
+    node.legal_logmass = record.legal_logmass
     node.params = _params(record)
     node.lineage = tuple(record.lineage)
     node.finish_reason, node.stop_string = record.finish_reason, record.stop_string

@@ -16,6 +16,7 @@ from torch import Tensor
 from .seats import Seats
 
 _HUGE = 1e30
+_TOGETHER = 1 << 25  # logits whose legal mass is added up at once
 _ID = 0xFFFFFFFF
 # The edge of top-p is looked for in the 32 bits of a float, so many at a time from the left.
 _DIGITS = (11, 11, 10)
@@ -29,16 +30,37 @@ def edited(logits: Tensor, seats: Seats) -> Tensor:
 
     logits: float32 [B, V], raw; not modified.
     """
-    out = logits
-    if seats.allowed is not None:
-        bits = seats.allowed[:, :, None] >> torch.arange(32, device=out.device, dtype=torch.int32)
-        allowed = (bits & 1).view(len(out), -1)[:, : out.shape[1]]
-        out = torch.where(allowed != 0, out, -torch.inf)
+    out = logits if seats.allowed is None else _masked(logits, seats.allowed)
     if seats.bias_ids is not None and seats.bias is not None:
         out = out.scatter_add(1, seats.bias_ids, seats.bias.clamp(max=_HUGE))
     if seats.seen is not None:
         out = _penalised(out, seats, seats.seen)
     return out
+
+
+def legal_logmass(logits: Tensor, seats: Seats) -> Tensor:
+    """Return `DrawResult.legal_logmass`: float32 [B]. The seats have constraints.
+
+    logits: [B, V], raw, of any float dtype; not modified.
+    """
+    assert seats.allowed is not None
+    found = []
+    for first in range(0, len(logits), max(1, _TOGETHER // logits.shape[1])):
+        rows = slice(first, first + max(1, _TOGETHER // logits.shape[1]))
+        raw = logits[rows].float()
+        legal = _masked(raw, seats.allowed[rows])
+        if seats.bias_ids is not None and seats.bias is not None:
+            bans = torch.where(seats.bias[rows].isneginf(), -torch.inf, 0.0)
+            legal = legal.scatter_add(1, seats.bias_ids[rows], bans)
+        found.append((legal.logsumexp(1) - raw.logsumexp(1)).clamp(max=0))
+    return torch.cat(found)
+
+
+def _masked(logits: Tensor, allowed: Tensor) -> Tensor:
+    """Return logits, -inf for what is not allowed. allowed: int32 [B, words], a bit a token."""
+    bits = allowed[:, :, None] >> torch.arange(32, device=allowed.device, dtype=torch.int32)
+    inside = (bits & 1).view(len(logits), -1)[:, : logits.shape[1]]
+    return torch.where(inside != 0, logits, -torch.inf)
 
 
 def _penalised(logits: Tensor, seats: Seats, seen: Tensor) -> Tensor:

@@ -60,12 +60,16 @@ class TorchDraws:
 
     __slots__ = ("_arrived", "_has_kept", "_host", "_result", "ids")
 
-    def __init__(self, packed: Tensor, aside: torch.cuda.Stream | None = None) -> None:
-        """Start the copy to the host. packed: see `pack`. aside: on a card, the stream that it goes
-        by, beside what is launched next.
+    def __init__(
+        self, packed: Tensor, aside: torch.cuda.Stream | None = None, *, kept: bool = False
+    ) -> None:
+        """Start the copy to the host.
+
+        packed: ids, then the bits of logprobs, entropies, `kept` (if asked) and legal_logmass
+        (under constraints); see `pack`. aside: on a card, the stream of the copy.
         """
         self.ids = packed[0]
-        self._has_kept = len(packed) == 4
+        self._has_kept = kept
         self._result: DrawResult | None = None
         self._arrived: torch.cuda.Event | None = None
         if aside is not None:
@@ -91,9 +95,10 @@ class TorchDraws:
                     raise ForwardError(f"the device failed in a step: {error}") from error
             host = self._host.numpy()
             floats = host[1:].astype(np.int32).view(np.float32)
-            self._result = DrawResult(
-                host[0].copy(), floats[0], floats[1], floats[2] if self._has_kept else None
-            )
+            more = list(floats[2:])
+            kept = more.pop(0) if self._has_kept else None
+            legal = more.pop(0) if more else None
+            self._result = DrawResult(host[0].copy(), floats[0], floats[1], kept, legal)
         return self._result
 
 
@@ -178,7 +183,7 @@ class Drawer:
         packed = self.packed(logits, batch)
         if self._aside is None and packed.is_cuda:
             self._aside = torch.cuda.Stream(packed.device)
-        return TorchDraws(packed, self._aside)
+        return TorchDraws(packed, self._aside, kept=batch.kept)
 
     @torch.inference_mode()
     def packed(self, logits: Tensor, batch: DrawBatch) -> Tensor:
@@ -207,6 +212,13 @@ class Drawer:
         return seated
 
     def _of_block(self, logits: Tensor, seats: Seats, place: FromRows, *, kept: bool) -> Tensor:
+        drawn = self._drawn(logits, seats, place, kept=kept)
+        if seats.allowed is None:
+            return drawn
+        legal = cuts.legal_logmass(place.of(logits), seats)
+        return torch.cat((drawn, legal.view(torch.int32).long()[None]))
+
+    def _drawn(self, logits: Tensor, seats: Seats, place: FromRows, *, kept: bool) -> Tensor:
         if self._kernels is not None:
             filters = tuple(seats.cut)
             try:

@@ -1,0 +1,101 @@
+"""The token history that repetition, presence and frequency penalties count."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class History:
+    """Distinct token ids, with how often each was generated; of the last `last_n` tokens, or all.
+
+    Prompt tokens count zero. Adding one token costs O(1). The arrays are views, valid until the
+    next change.
+    """
+
+    __slots__ = ("_counts", "_ids", "_index", "_n", "_recent", "_seen", "last_n")
+
+    def __init__(self, last_n: int | None = None) -> None:
+        self.last_n = last_n
+        self._index: dict[int, int] = {}
+        self._ids = np.zeros(64, dtype=np.int64)
+        self._counts = np.zeros(64, dtype=np.int64)
+        self._n = 0
+        # With a window only: the tokens in it and whether each was generated, and how often an id
+        # is among them.
+        self._recent: deque[tuple[int, bool]] = deque()
+        self._seen: Counter[int] = Counter()
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        return self._ids[: self._n]
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        return self._counts[: self._n]
+
+    def __len__(self) -> int:
+        return self._n
+
+    def see(self, token_ids: Iterable[int]) -> None:
+        """Note prompt tokens."""
+        if self.last_n is not None:
+            token_ids = deque(token_ids, maxlen=self.last_n)
+        for token_id in token_ids:
+            if token_id not in self._index:
+                self._append(token_id)
+            self._remember(token_id, False)
+
+    def generate(self, token_id: int) -> None:
+        """Count one generated token."""
+        at = self._index.get(token_id)
+        if at is None:
+            at = self._append(token_id)
+        self._counts[at] += 1
+        self._remember(token_id, True)
+
+    def copy(self) -> History:
+        """Return an independent copy."""
+        twin = History(self.last_n)
+        twin._recent, twin._seen = self._recent.copy(), self._seen.copy()
+        twin._index = self._index.copy()
+        twin._ids = self._ids.copy()
+        twin._counts = self._counts.copy()
+        twin._n = self._n
+        return twin
+
+    def _remember(self, token_id: int, generated: bool) -> None:
+        """Let a token into the window, and the one that leaves it out of the counts."""
+        if self.last_n is None:
+            return
+        self._recent.append((token_id, generated))
+        self._seen[token_id] += 1
+        if len(self._recent) > self.last_n:
+            oldest, was_generated = self._recent.popleft()
+            self._counts[self._index[oldest]] -= was_generated
+            self._seen[oldest] -= 1
+            if not self._seen[oldest]:
+                self._remove(oldest)
+
+    def _remove(self, token_id: int) -> None:
+        """Take an id out; the last one takes its place."""
+        del self._seen[token_id]
+        at, last = self._index.pop(token_id), self._n - 1
+        if at != last:
+            self._ids[at], self._counts[at] = self._ids[last], self._counts[last]
+            self._index[int(self._ids[at])] = at
+        self._counts[last] = 0
+        self._n = last
+
+    def _append(self, token_id: int) -> int:
+        at = self._n
+        if at == len(self._ids):
+            self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
+            self._counts = np.concatenate((self._counts, np.zeros_like(self._counts)))
+        self._ids[at] = token_id
+        self._index[token_id] = at
+        self._n = at + 1
+        return at
