@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from . import score
     from .answers import abest_of_n, agreedy, answer_number, best_of_n, greedy
     from .beams import abeam, beam
-    from .core import Cost, Level, SearchOptions, SearchResult, Vote
+    from .core import Cost, Level, Particle, SearchOptions, SearchResult, Vote
     from .particles import asmc, smc
     from .strategies import STRATEGIES, Strategy
     from .task import Game24, Task
@@ -27,6 +27,7 @@ __all__ = [
     "Cost",
     "Game24",
     "Level",
+    "Particle",
     "SearchOptions",
     "SearchResult",
     "Strategy",
@@ -56,7 +57,7 @@ __getattr__ = lazily(
         "": "score",
         "answers": "abest_of_n agreedy answer_number best_of_n greedy",
         "beams": "abeam beam",
-        "core": "Cost Level SearchOptions SearchResult Vote",
+        "core": "Cost Level Particle SearchOptions SearchResult Vote",
         "particles": "asmc smc",
         "strategies": "STRATEGIES Strategy",
         "task": "Game24 Task",

@@ -95,13 +95,28 @@ class Vote:
 
 
 @dataclass(frozen=True, slots=True)
+class Particle:
+    """One particle of `smc`: the node where its path ends, and its share of all weights, 0 to 1."""
+
+    node: Heddle
+    weight: float
+
+    @property
+    def text(self) -> str:
+        """The text after the prompt."""
+        return text_of(self.node)
+
+
+@dataclass(frozen=True, slots=True)
 class SearchResult:
     """The best node of a search, its text after the prompt, the whole tree, and the cost.
 
     solved: what the verifier or the task's checker says of the answer; None where there is none.
     False: nothing that was found is right, and `best` is only what looked best.
     votes: best-of-n only, most votes first.
-    log_evidence: smc only, the log of the estimated mean potential; in nats.
+    particles: smc only, the heaviest first; their weights sum to 1, or to 0 if none is possible.
+    log_evidence: smc only, the log of the estimated mean of exp(potential) under the model, times
+    the probability that a `constraint` holds; in nats.
     states: the state of each node, where the search went over states of the caller's own.
     """
 
@@ -111,6 +126,7 @@ class SearchResult:
     cost: Cost
     solved: bool | None = None
     votes: tuple[Vote, ...] = ()
+    particles: tuple[Particle, ...] = ()
     log_evidence: float | None = None
     states: Mapping[Heddle, Any] = field(default_factory=dict)
 

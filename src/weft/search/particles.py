@@ -15,7 +15,17 @@ from ..files import json_number
 from ..lm import LM
 from ..loom import Heddle
 from .callbacks import Callback
-from .core import Prompt, SearchOptions, SearchResult, Settings, Steps, awaitable, branches, plain
+from .core import (
+    Particle,
+    Prompt,
+    SearchOptions,
+    SearchResult,
+    Settings,
+    Steps,
+    awaitable,
+    branches,
+    plain,
+)
 from .driver import Search, Want
 from .judge import Judge
 from .propose import Proposer
@@ -37,11 +47,13 @@ def smc(
 ) -> Steps[SearchResult]:
     """Grow `n` weighted particles line by line, resampling, and return the heaviest one's end.
 
-    The particles aim at the model's own distribution times exp(potential). After each line a
-    particle's weight changes by the change of its potential; when the effective sample size falls
-    below `ess * n`, particles are resampled in proportion to their weights (systematically) and
-    share the KV of their parents. `log_evidence` of the result estimates the log of the mean
-    exp(potential) under the model; exp of it is unbiased. A particle that ended keeps its weight.
+    The particles aim at the model's own distribution times exp(potential), given that a
+    `constraint` holds. After each line a particle's log weight changes by the change of its
+    potential and by its `legal_logmass`. When the effective sample size falls below `ess * n`,
+    particles are resampled in proportion to their weights (systematically) and share the KV of
+    their parents. `log_evidence` of the result estimates the log of the mean exp(potential) under
+    the model, which counts as 0 where the constraint is broken; exp of it is unbiased. A particle
+    that ended keeps its weight. `particles` of the result holds all of them with their weights.
 
     Args:
         potential: nodes → log potentials of whole paths, -inf for impossible, the prompt's is 0.
@@ -50,9 +62,10 @@ def smc(
         ess: from 0, never resample, to 1, always.
         depth: lines at most.
         options: SearchOptions; lines have `max_tokens` 40, `temperature` 1.0 and end at a newline
-            (`stop`) unless given. With filters or a `constraint` the model's distribution is what
-            they leave of it, made to sum to 1 token by token. Of what a function proposes a
-            particle draws one, each as likely as the others.
+            (`stop`) unless given. With filters, a bias or another temperature, the model's
+            distribution is what they make of it, token by token; a constraint still weighs by the
+            raw distribution. Of what a function proposes a particle draws one, each as likely as
+            the others.
 
     Raises:
         ConfigError: an argument is outside what is allowed.
@@ -68,7 +81,11 @@ def smc(
     judge = Potential(search, potential)
     algorithm = Particles(n, ess, whole_number("depth", depth, 1))
     result = yield from search.run(algorithm, judge, proposer, tries=n)
-    return replace(result, log_evidence=algorithm.log_evidence(search))
+    return replace(
+        result,
+        particles=algorithm.particles(search),
+        log_evidence=algorithm.log_evidence(search),
+    )
 
 
 asmc = awaitable(smc)
@@ -145,6 +162,16 @@ class Particles:
         """Return the log of the estimated mean of exp(potential); nats."""
         return self._log_z(search) + log_mean_exp([weight for _, weight in self._now(search)])
 
+    def particles(self, search: Search) -> tuple[Particle, ...]:
+        """Return the particles with their shares of the weight, the heaviest first."""
+        now = self._now(search)
+        top = max(weight for _, weight in now)
+        weights = [math.exp(weight - top) if top > -math.inf else 0.0 for _, weight in now]
+        total = math.fsum(weights) or 1.0
+        pairs = zip(now, weights, strict=True)
+        found = [Particle(node, weight / total) for (node, _), weight in pairs]
+        return tuple(sorted(found, key=lambda each: -each.weight))
+
     def _now(self, search: Search) -> list[tuple[Heddle, float]]:
         if not search.round:
             return [(search.start, 0.0)] * self.n
@@ -164,8 +191,9 @@ class Particles:
 
 
 def _rise(node: Heddle, child: Heddle, search: Search) -> float:
+    """Return the change of the log weight: of the potential, and what a constraint left."""
     before = 0.0 if node is search.start else (node.score or 0.0)
-    return (child.score or 0.0) - before
+    return (child.score or 0.0) - before + math.fsum(child.legal_logmass)
 
 
 def effective_size(log_weights: Sequence[float]) -> float:
