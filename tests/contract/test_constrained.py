@@ -91,7 +91,7 @@ def test_forced_tokens_change_no_text(make, kind, monkeypatch, options) -> None:
     grown = []
     for forces in (True, False):
         if not forces:
-            monkeypatch.setattr(GrammarMatcher, "forced", lambda self: [])
+            monkeypatch.setattr(GrammarMatcher, "forced", lambda self, banned=None: [])
         loom = Loom(make(kind, **limits), record)
         wanted = {"max_tokens": 80, **options}
         made = loom.grow(n=4, constraint=JsonSchema(SCHEMA), seed=4, **wanted, **WARM)
