@@ -505,15 +505,18 @@ def test_ids_may_be_arrays_and_tensors_and_end_tokens_a_set(make) -> None:
         assert asyncio.run(model.sample(ids, 10, ends, temperature=0)) == wanted
 
 
-def test_a_sample_that_does_not_fit_says_so(make, kind) -> None:
+def test_sample_at_the_end_of_the_context_keeps_what_was_drawn(make, kind, caplog) -> None:
     lm = make(kind, n_ctx=16)
     model, ids = AsyncLM(lm), prompt_ids(lm)[:10]
-    assert len(asyncio.run(model.sample(ids, 6, [], seed=1))) == 6
-    with pytest.raises(ContextOverflow, match="context of 16 tokens was full after 6 of 7") as told:
-        asyncio.run(model.sample(ids, 7, [], seed=1))
-    assert (told.value.n_tokens, told.value.n_ctx) == (17, 16)
+    six = asyncio.run(model.sample(ids, 6, [], seed=1))
+    assert len(six) == 6
+    assert not caplog.records
+    assert asyncio.run(model.sample(ids, 7, [], seed=1)) == six
+    assert "context of 16 tokens was full after 6 of 7" in caplog.text
+    short, long = asyncio.run(model.batch_sample([ids[:3], ids], 9, [], seed=1))
+    assert (len(short), len(long)) == (9, 6)
     with pytest.raises(ContextOverflow):
-        asyncio.run(model.batch_sample([ids[:3], ids], 9, [], seed=1))
+        asyncio.run(model.sample([*ids, *ids], 1, []))
     first = asyncio.run(model.sample(ids, 1, [], seed=1))
     assert asyncio.run(model.sample(ids, 99, first, seed=1)) == []  # it ended before
 
@@ -713,8 +716,35 @@ class Two(AbstractAsyncLM):
         return row
 
 
+class Known(AbstractAsyncLM):
+    """The same by genlm-backend's own signatures, over a context of eight tokens."""
+
+    async def next_token_logprobs(self, token_ids):
+        return self.next_token_logprobs_sync(token_ids)
+
+    def next_token_logprobs_sync(self, token_ids):
+        if len(token_ids) > 8:
+            raise ContextOverflow("too long", n_tokens=len(token_ids), n_ctx=8)
+        return Two.next_token_logprobs_sync(self, token_ids)
+
+
 class Half(AbstractAsyncLM):
     """A model that lacks them."""
+
+
+def test_methods_without_lora_name_make_a_whole_model(text) -> None:
+    model = Known(text)
+    assert asyncio.run(model.batch_next_token_logprobs([[1], [2]])).shape == (2, 2048)
+    assert model.batch_next_token_logprobs_sync([[1], [2]]).shape == (2, 2048)
+    assert asyncio.run(model.prefix_logprobs([1, 2, 3])).shape == (3, 2048)
+    assert asyncio.run(model.batch_top_logprobs([[1], [2]], 1)).ids.tolist() == [[2], [3]]
+    assert asyncio.run(model.sample([5], 3, [], temperature=0)) == [6, 7, 8]
+    both = asyncio.run(model.batch_sample([[5], [5] * 6], 4, [], temperature=0))
+    assert both == [[6, 7, 8, 9], [6, 7, 8]]  # the second is at the end of the context
+    with pytest.raises(ContextOverflow):
+        asyncio.run(model.sample([5] * 9, 4, []))
+    with pytest.raises(TypeError, match="lora_name"):
+        asyncio.run(model.sample([5], 3, [], lora_name="law"))
 
 
 def test_two_methods_make_a_whole_model(text) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import operator
 import sys
 import weakref
@@ -25,8 +26,11 @@ from ..sampling.rng import fresh_seed, stream_of
 from ..sampling.sampler import Chain, Sampler
 from ..sched.work import Extend, Logits, Run, RunResult, Ticket
 from ..tokens.codec import Token, tokens_of
+from ..tokens.text import token_texts
 from ..tokens.tokenizer import Tokenizer
 from .cached import CacheNode, ExactRows, walk
+
+_log = logging.getLogger(__name__)
 
 Floats = NDArray[np.float32]
 Contexts = Sequence[Sequence[int]]
@@ -46,7 +50,7 @@ class AbstractAsyncLM(ABC):
     """Log-probabilities of the next token, for any context, awaited.
 
     `AsyncLM` is the one over an `LM`. A subclass defines the two `next_token_logprobs` methods; the
-    rest follows from them.
+    rest follows from them. They need no `lora_name`: it is passed only to calls that name one.
 
     tokenizer: what was handed in.
     """
@@ -72,25 +76,26 @@ class AbstractAsyncLM(ABC):
         self, token_ids_list: Contexts, lora_name: str | None = None
     ) -> Any:
         """Return the log-probabilities after each context: float32 [N, V]."""
-        calls = (self.next_token_logprobs(ids, lora_name) for ids in token_ids_list)
+        calls = (self.next_token_logprobs(ids, **named(lora_name)) for ids in token_ids_list)
         return stacked(await asyncio.gather(*calls))
 
     def batch_next_token_logprobs_sync(
         self, token_ids_list: Contexts, lora_name: str | None = None
     ) -> Any:
         """Return what `batch_next_token_logprobs` does; blocks until it is there."""
-        return stacked([self.next_token_logprobs_sync(ids, lora_name) for ids in token_ids_list])
+        options = named(lora_name)
+        return stacked([self.next_token_logprobs_sync(ids, **options) for ids in token_ids_list])
 
     async def prefix_logprobs(self, token_ids: Sequence[int], lora_name: str | None = None) -> Any:
         """Return the log-probabilities after every prefix of one context: float32 [T, V].
 
         Row i is that after the first i + 1 tokens.
         """
-        return await self.batch_next_token_logprobs(prefixes_of(token_ids), lora_name)
+        return await self.batch_next_token_logprobs(prefixes_of(token_ids), **named(lora_name))
 
     def prefix_logprobs_sync(self, token_ids: Sequence[int], lora_name: str | None = None) -> Any:
         """Return what `prefix_logprobs` does; blocks until it is there."""
-        return self.batch_next_token_logprobs_sync(prefixes_of(token_ids), lora_name)
+        return self.batch_next_token_logprobs_sync(prefixes_of(token_ids), **named(lora_name))
 
     async def batch_top_logprobs(
         self, token_ids_list: Contexts, k: int, lora_name: str | None = None
@@ -99,7 +104,7 @@ class AbstractAsyncLM(ABC):
         k = whole_number("k", k, 1)
 
         async def one(ids: Sequence[int]) -> TopRows:
-            return top_of(await self.next_token_logprobs(ids, lora_name), k)
+            return top_of(await self.next_token_logprobs(ids, **named(lora_name)), k)
 
         return joined(await asyncio.gather(*map(one, token_ids_list)), k)
 
@@ -108,7 +113,8 @@ class AbstractAsyncLM(ABC):
     ) -> TopRows:
         """Return what `batch_top_logprobs` does; blocks until it is there."""
         k = whole_number("k", k, 1)
-        rows = (self.next_token_logprobs_sync(ids, lora_name) for ids in token_ids_list)
+        options = named(lora_name)
+        rows = (self.next_token_logprobs_sync(ids, **options) for ids in token_ids_list)
         return joined([top_of(row, k) for row in rows], k)
 
     async def sample(
@@ -124,7 +130,8 @@ class AbstractAsyncLM(ABC):
 
         temperature: 0 takes the likeliest. seed: the same seed gives the same tokens, those that
         `Loom.grow(n=1, seed=seed)` gives; None takes a fresh one.
-        Raises: ContextOverflow when the context is full before there are max_tokens.
+        A sample that fills the context ends there, and the log warns.
+        Raises: ContextOverflow for a prompt that is longer than the context.
         """
         prompts = [whole_numbers("prompt_token_ids", prompt_token_ids)]
         n, ends = whole_number("max_tokens", max_tokens, 0), checked_ends(eos_token_ids)
@@ -158,7 +165,12 @@ class AbstractAsyncLM(ABC):
         async def one(prompt: Sequence[int], sampler: Sampler) -> list[int]:
             made, path, chain = list[int](), list(prompt), Chain([sampler])
             while len(made) < max_tokens:
-                row = on_host(await self.next_token_logprobs(path, lora_name))
+                try:
+                    row = on_host(await self.next_token_logprobs(path, **named(lora_name)))
+                except ContextOverflow:
+                    if not made:
+                        raise
+                    break
                 at = np.array([len(path)], dtype=np.uint64)
                 token = int(chain.draw(row[None], np.zeros(1, dtype=np.int64), at).ids[0])
                 if token < 0:
@@ -204,8 +216,8 @@ class AbstractAsyncLM(ABC):
 
     @cached_property
     def str_vocab(self) -> list[str]:
-        """The text of every token, by id; U+FFFD where one is part of a character."""
-        return [spelled.decode("utf-8", "replace") for spelled in self._vocab_bytes()]
+        """The text of every token, by id; of a part of a character, the tokenizer's spelling."""
+        return token_texts(self._vocab_bytes(), Tokenizer.wrap(self.tokenizer).spelling)
 
     def _vocab_bytes(self) -> list[bytes]:
         return Tokenizer.wrap(self.tokenizer).vocab_bytes
@@ -455,13 +467,12 @@ class AsyncLM(AbstractAsyncLM):
 
     def _sampled(self, result: RunResult, max_tokens: int) -> list[int]:
         if result.finish_reason == "context":
-            n_made = len(result.tokens)
-            raise ContextOverflow(
-                f"the context of {self.lm.n_ctx} tokens was full after {n_made} of {max_tokens}"
-                " sampled tokens",
-                n_tokens=result.end.depth - n_made + max_tokens,
-                n_ctx=self.lm.n_ctx,
-                hint="ask for fewer, shorten the prompt, or load the model with a larger n_ctx",
+            _log.warning(
+                "the context of %d tokens was full after %d of %d sampled tokens; ask for fewer,"
+                " shorten the prompt, or load the model with a larger n_ctx",
+                self.lm.n_ctx,
+                len(result.tokens),
+                max_tokens,
             )
         return result.tokens
 
@@ -604,6 +615,11 @@ def known_token_class() -> Any:
     """
     module = sys.modules.get("genlm.backend.tokenization")
     return None if module is None else module.Token
+
+
+def named(lora_name: str | None) -> dict[str, str]:
+    """Return the keyword of a call that names an adapter: subclasses may lack the parameter."""
+    return {} if lora_name is None else {"lora_name": lora_name}
 
 
 def sampler_of(temperature: float, seed: int | None, number: int) -> Sampler:

@@ -3,7 +3,30 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+
+def token_texts(vocab_bytes: Sequence[bytes], spelling: Callable[[int], str]) -> list[str]:
+    """Return the text of every token; of bytes that are no UTF-8, the tokenizer's own spelling.
+
+    A spelling that is the text of another token becomes "<0xHH>" for each byte.
+    """
+    texts = [each.decode("utf-8", "replace") for each in vocab_bytes]
+    broken = [at for at, each in enumerate(vocab_bytes) if not is_utf8(each)]
+    taken = set(texts)
+    for at in broken:
+        own = spelling(at)
+        texts[at] = "".join(f"<0x{b:02X}>" for b in vocab_bytes[at]) if own in taken else own
+    return texts
+
+
+def is_utf8(data: bytes) -> bool:
+    """Return True if the bytes are whole characters in UTF-8."""
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 class TextStream:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...errors import ConfigError, WeftError
 from ...tokens.codec import Token, tokens_of
+from ...tokens.text import is_utf8, token_texts
 from ...tokens.tokenizer import Tokenizer
 
 __all__ = [
@@ -97,20 +98,7 @@ def _decoder_kinds(tokenizer: Any) -> set[str]:
 
 
 def _texts(wrapped: Tokenizer, spelled: Sequence[bytes], fallback: str) -> list[str]:
-    texts: list[str] = []
-    broken: list[int] = []
-    for token_id, each in enumerate(spelled):
-        try:
-            texts.append(each.decode("utf-8"))
-        except UnicodeDecodeError:
-            broken.append(token_id)
-            texts.append(each.decode("latin-1" if fallback == "latin1" else "utf-8", "replace"))
     if fallback == "tokenizer":
-        taken = set(texts)
-        for token_id in broken:
-            own = wrapped.spelling(token_id)
-            # Letters that stand for bytes may be the text of another token.
-            texts[token_id] = (
-                "".join(f"<0x{b:02X}>" for b in spelled[token_id]) if own in taken else own
-            )
-    return texts
+        return token_texts(spelled, wrapped.spelling)
+    other = "latin-1" if fallback == "latin1" else "utf-8"
+    return [each.decode("utf-8" if is_utf8(each) else other, "replace") for each in spelled]
