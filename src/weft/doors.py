@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .compat.genlm.models import BACKENDS as BACKENDS
+    from .compat.genlm import BACKENDS as BACKENDS
     from .loading import load as load
     from .store import file
     from .store.file import NO_MODEL as NO_MODEL
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 # The name here, the module, and the name there.
 DOORS = {
-    "BACKENDS": ("compat.genlm.models", "BACKENDS"),  # `load_model_by_name`
+    "BACKENDS": ("compat.genlm", "BACKENDS"),  # `load_model_by_name`
     "load": ("loading", "load"),  # `LM.of`
     "NO_MODEL": ("store.file", "NO_MODEL"),  # `Loom(None, text)`
     "open_loom": ("store.file", "load"),

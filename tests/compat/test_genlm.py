@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import weft
+from shallow import shallow
 from weft import AsyncLM
 from weft.compat import genlm
 from weft.compat.genlm import (
@@ -35,7 +36,7 @@ from weft.compat.genlm import (
     get_byte_vocab,
     load_model_by_name,
 )
-from weft.errors import ConfigError, EngineUnavailable, Unsupported
+from weft.errors import ConfigError, EngineUnavailable, ModelLoadError
 from weft.tokens.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -338,13 +339,73 @@ def test_queries_put_in_by_hand_are_answered_each_with_its_own(hf) -> None:
 
 
 @pytest.mark.torch
+def test_a_model_by_name_is_the_transformers_model(hf) -> None:
+    import torch
+
+    folder, ids = str(shallow()), hf[1].encode("Once upon a time")
+    for options in ({"torch_dtype": "float32"}, {"attn_implementation": "eager"}):
+        model = AsyncTransformer.from_name(folder, hf_opts=options)
+        assert type(model.model) is type(hf[0])
+        with torch.no_grad():
+            plain = model.model(torch.tensor([ids])).logits[0, -1].float().log_softmax(-1)
+        row = model.next_token_logprobs_uncached(ids)
+        torch.testing.assert_close(row, plain, atol=0.1, rtol=0)
+        made = model.model.generate(torch.tensor([ids]), max_new_tokens=3, do_sample=False)
+        assert made.shape == (1, len(ids) + 3)
+    assert model.model.config._attn_implementation == "eager"
+    with pytest.raises(ModelLoadError, match="nosuch"):
+        AsyncTransformer.from_name(folder, hf_opts={"nosuch": 1})
+
+
+@pytest.mark.torch
+def test_bitsandbytes_opts_reach_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    from weft.compat.genlm import models
+
+    options = {"load_in_8bit": True, "llm_int8_threshold": 5.0}
+    if find_spec("bitsandbytes") is None:
+        with pytest.raises(EngineUnavailable, match="pip install bitsandbytes"):
+            AsyncTransformer.from_name("tiny", bitsandbytes_opts=options)
+    seen = {}
+    monkeypatch.setattr(models, "find_spec", lambda name: name)
+    monkeypatch.setattr(models, "load", lambda source, **given: seen.update(given))
+    with pytest.raises(AttributeError):  # there is no model
+        AsyncTransformer.from_name(str(shallow()), bitsandbytes_opts=options)
+    config = seen["engine_options"]["quantization_config"]
+    assert (config.load_in_8bit, config.llm_int8_threshold) == (True, 5.0)
+
+
+@pytest.mark.torch
+def test_every_signature_of_the_vllm_class_is_known(hf, monkeypatch: pytest.MonkeyPatch) -> None:
+    from weft.compat.genlm import models
+
+    with weft.load("tiny") as lm:
+        monkeypatch.setattr(type(lm.engine), "tokenizer", lambda self: hf[1])
+        monkeypatch.setattr(models, "load", lambda *_, **__: lm)
+        monkeypatch.setattr("weft.engines.engine_names", lambda: ("vllm",))
+        by_name = AsyncVirtualLM.from_name("tiny", engine_opts={"seed": 1}, batch_size=3)
+        made = [
+            AsyncVirtualLM(lm),
+            AsyncVirtualLM(async_llm_engine=lm, cache_size=0, cache_opts={}),
+            AsyncVirtualLM(lm, 5, {"move_to_cpu": True}),
+            AsyncVirtualLM(llm_engine=lm),
+            AsyncVirtualLM(lm, None, 5, None, 7, 0.5),
+            by_name,
+        ]
+        prompt = f"Hello {hf[1].eos_token} x"
+        for known in made:
+            assert known.tokenizer is hf[1]
+            assert known.tokenizer.encode(prompt) != lm.tokenizer.encode(prompt)
+            assert known.async_llm_engine is known.llm_engine is known.model
+        assert [known.batch_size for known in made] == [20, 20, 20, 20, 7, 3]
+        assert made[4].timeout == 0.5
+        with pytest.raises(ConfigError, match="arguments by position"):
+            AsyncVirtualLM(lm, 5, {}, 7)
+
+
+@pytest.mark.torch
 def test_known_parameters_are_mapped_or_refused(hf, tmp_path) -> None:
     with pytest.raises(ConfigError, match="timeout"):
         AsyncTransformer(*hf, timeout=-1)
-    with pytest.raises(Unsupported, match="bitsandbytes_opts"):
-        AsyncTransformer.from_name("x", bitsandbytes_opts={"load_in_8bit": True})
-    with pytest.raises(Unsupported, match="attn_implementation"):
-        AsyncTransformer.from_name("x", hf_opts={"attn_implementation": "eager"})
     folder = str(files("weft") / "data" / "tiny")
     model = AsyncTransformer.from_name(folder, hf_opts={"torch_dtype": "float32"}, batch_size=4)
     assert (model.lm.info.dtype, model.batch_size) == ("float32", 4)
@@ -489,6 +550,21 @@ def test_a_byte_decoder_is_held_against_a_tokenizer() -> None:
     for wrong in ({}, {"a": 999}, {**right, "â": 1}, dict.fromkeys(right, 999)):
         with pytest.raises(genlm.ByteDecoderError):
             genlm.check_byte_decoder(tokenizer, wrong)
+
+
+class Uniform(genlm.AsyncLM):
+    """A program's own model by genlm-backend's signatures."""
+
+    async def next_token_logprobs(self, token_ids):
+        return self.next_token_logprobs_sync(token_ids)
+
+    def next_token_logprobs_sync(self, token_ids):
+        return np.full(len(self.byte_vocab), -np.log(len(self.byte_vocab)), dtype=np.float32)
+
+
+def test_str_vocab_of_a_subclass_is_that_of_decode_vocab(text) -> None:
+    for tokenizer in (text, *tokenizers_of_each_kind().values()):
+        assert Uniform(tokenizer).str_vocab == decode_vocab(tokenizer)[1]
 
 
 # By name -----------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ import weft  # noqa: E402
 from shallow import shallow  # noqa: E402
 from weft.compat import n8loom  # noqa: E402
 from weft.compat.genlm import AsyncMlxLM, load_model_by_name  # noqa: E402
+from weft.compat.genlm.mlx import Query  # noqa: E402
 from weft.errors import ConfigError, Unsupported  # noqa: E402
 from weft.sampling.metrics import log_softmax  # noqa: E402
 
@@ -159,3 +160,79 @@ def test_models_by_name_run_on_mlx() -> None:
         with pytest.raises((ConfigError, Unsupported, ValueError), match="nobody"):
             known.next_token_logprobs_sync([1, 2, 3], lora_name="nobody")
         known.lm.close()
+
+
+def test_a_model_by_name_has_mlx_lms_tokenizer() -> None:
+    folder = str(shallow())
+    known, own = AsyncMlxLM.from_name(folder), load(folder)[1]
+    assert type(known.tokenizer) is type(own)
+    for prompt in ("Hello <|end|> x", "<|user|>Hi<|end|><|assistant|>"):
+        assert known.tokenizer.encode(prompt) == own.encode(prompt)
+        assert known.tokenizer.encode(prompt) != known.lm.tokenizer.encode(prompt)
+    assert known.tokenizer.eos_token_ids == own.eos_token_ids
+    assert known.mlx_lm_model is known.model is known.lm.engine.model
+    known.lm.close()
+
+
+def test_the_known_forms_of_mlx(pair: tuple[Any, Any]) -> None:
+    model, tokenizer = pair
+    known = AsyncMlxLM(model, tokenizer, cache_size=40, prefill_step_size=64)
+    assert known.mlx_lm_model is model
+    assert (known.cache_size, known.prefill_step_size, known.kv_cachable) == (40, 64, True)
+    assert isinstance(known.generation_stream, mx.Stream)
+    known.clear_cache()
+    ids = tokenizer.encode("The owl saw the moon.")
+    assert known.walk_cache([3, *ids])[2] is None
+    known.cache_kv(ids[:-1])
+    node, n_matched, past, kv_node, n_kv = known.walk_cache(ids)
+    assert (n_matched, n_kv) == (len(ids) - 1, len(ids) - 1)
+    assert node.n_tokens == kv_node.n_tokens == n_kv
+    cache = known.lm.kv.engine_cache(ids[:-1])
+    held = [(each.keys[0, :, : len(ids) - 1], each.values[0, :, : len(ids) - 1]) for each in cache]
+    want = mx.stack([mx.stack([layer[kind] for layer in held]) for kind in (0, 1)])
+    assert past.shape == want.shape
+    assert mx.allclose(past, want, atol=1e-6)
+
+    async def ask() -> list[Any]:
+        loop = asyncio.get_running_loop()
+        futures = [loop.create_future() for _ in range(3)]
+        known.add_query(Query(ids, futures[0], past, node, n_matched))
+        known.add_query(ids, futures[1], past)
+        known.add_query(Query(ids[:2], futures[2]))
+        return list(await asyncio.gather(*futures))
+
+    one, same, other = asyncio.run(ask())
+    assert np.array_equal(np.asarray(one), np.asarray(same))
+    assert np.abs(np.asarray(one) - log_softmax(plain(model, ids)[None])[0]).max() < 0.3
+    assert not np.allclose(np.asarray(one), np.asarray(other))
+    with pytest.raises(ConfigError, match="future"):
+        known.add_query(ids)
+
+
+def test_what_is_added_to_the_cache_is_used(pair: tuple[Any, Any]) -> None:
+    model, tokenizer = pair
+    known = AsyncMlxLM(model, tokenizer)
+    long, short = tokenizer.encode("The owl saw the moon."), tokenizer.encode("The bee")
+    padding = len(long) - len(short)
+    caches = make_prompt_cache(model)
+    model(mx.array([long]), cache=caches)
+    for cache, own in zip(caches, known.lm.kv.engine_cache(short), strict=True):
+        for name in ("keys", "values"):
+            padded = mx.pad(
+                getattr(own, name)[:, :, : len(short)], [(0, 0), (0, 0), (padding, 0), (0, 0)]
+            )
+            held = getattr(cache, name)[:, :, : len(long)]
+            setattr(cache, name, mx.concatenate([held, padded], axis=0))
+        cache.left_padding = mx.array([0, padding])
+    known.clear_cache()
+    made_up = np.full((2, known.lm.info.n_vocab), -5.0, dtype=np.float32)
+    queries = [Query(long, None), Query(short, None)]
+    known.add_to_cache(queries, caches, made_up)
+    for ids in (long, short):
+        assert known.lm.kv.size(ids) == len(ids)
+        assert known.walk_cache(ids)[0].logits[0] == -5.0
+        row = np.asarray(known.next_token_logprobs_sync([*ids, 7]))
+        want = log_softmax(plain(model, [*ids, 7])[None])[0]
+        assert np.abs(row - want).max() < 0.3
+    known.clear_cache()
+    assert known.lm.kv.size(long) == 0

@@ -7,13 +7,16 @@ Programs over it, such as genlm-control, need no change: see `install`.
 
 from __future__ import annotations
 
+from typing import Any
+
 from ...aio import AbstractAsyncLM as AsyncLM
 from ...aio import load_model_by_name
 from ...errors import BatchAbandoned
 from ...tokens.codec import Token
 from .cache import CachedContext, OutputCache, TokenTrie
 from .install import install
-from .models import AsyncMlxLM, AsyncTransformer, AsyncVirtualLM, MockAsyncLM, Query
+from .mlx import AsyncMlxLM
+from .models import AsyncTransformer, AsyncVirtualLM, MockAsyncLM, Query
 from .tries import AsyncTokenCharacterTrie, ParallelTokenCharacterTrie, TokenCharacterTrie
 from .vocab import (
     ByteDecoderError,
@@ -50,3 +53,11 @@ __all__ = [
     "is_plain_bytes",
     "load_model_by_name",
 ]
+
+# What `load_model_by_name` knows the classes by.
+BACKENDS: dict[str, Any] = {
+    "hf": AsyncTransformer,
+    "vllm": AsyncVirtualLM,
+    "mlx": AsyncMlxLM,
+    "mock": MockAsyncLM,
+}

@@ -18,7 +18,8 @@ _HERE = __name__.rpartition(".")[0]
 MODULES = {
     PACKAGE: _HERE,
     **{f"{PACKAGE}.{name}": _HERE for name in ("llm", "tokenization", "trie")},
-    **{f"{PACKAGE}.llm.{name}": _HERE for name in ("base", "hf", "mlx", "vllm")},
+    **{f"{PACKAGE}.llm.{name}": _HERE for name in ("base", "hf", "vllm")},
+    f"{PACKAGE}.llm.mlx": f"{_HERE}.mlx",
     **{f"{PACKAGE}.tokenization.{name}": f"{_HERE}.vocab" for name in ("bytes", "token", "vocab")},
     **{f"{PACKAGE}.trie.{name}": f"{_HERE}.tries" for name in ("async_impl", "base", "parallel")},
     f"{PACKAGE}.cache": f"{_HERE}.cache",

@@ -5,23 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
 from ...aio import AbstractAsyncLM, AsyncLM
-from ...aio.asynclm import whole_numbers
+from ...aio.asynclm import named, whole_numbers
 from ...checks import whole_number
 from ...engines.source import EMBEDDED, resolve
-from ...errors import ConfigError, EngineUnavailable, Unsupported
+from ...errors import ConfigError, EngineUnavailable, ModelLoadError
 from ...lm import LM
 from ...loading import display_name, load
 from ...sampling.metrics import log_softmax
 from ...tokens.tokenizer import Tokenizer
 from .cache import CachedContext
-from .vocab import decode_vocab
 
 HAS_TORCH = find_spec("torch") is not None
 
@@ -32,11 +30,6 @@ class MockAsyncLM(AbstractAsyncLM):
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer)
         self._rng = np.random.RandomState()  # for known subclasses; rows here draw from their own
-
-    @cached_property
-    def str_vocab(self) -> list[str]:
-        """The text of every token, by id; see `decode_vocab`."""
-        return decode_vocab(self.tokenizer)[1]
 
     @classmethod
     def from_name(cls, model_name: str, **kwargs: Any) -> MockAsyncLM:
@@ -121,15 +114,11 @@ class KnownLM(AsyncLM):
         if cache_size is not None:
             cap_rows(lm, cache_size)
 
-    @cached_property
-    def str_vocab(self) -> list[str]:
-        """The text of every token, by id; see `decode_vocab`."""
-        return decode_vocab(self.tokenizer)[1]
-
     @property
     def model(self) -> Any:
-        """The model object that was handed in."""
-        return self.lm.model
+        """The model object of the engine's library: what was handed in, or what was loaded."""
+        lm = self.lm
+        return getattr(lm.engine, "model", lm.model) if lm.model is lm.engine else lm.model
 
     @property
     def device(self) -> Any:
@@ -181,7 +170,7 @@ class KnownLM(AsyncLM):
         open_ones = [query for query in queries if not query.future.done()]
         try:
             prompts = [list(query.prompt) for query in open_ones]
-            rows = self.batch_next_token_logprobs_sync(prompts, name)
+            rows = self.batch_next_token_logprobs_sync(prompts, **named(name))
         except Exception as error:
             if len(open_ones) == 1:
                 open_ones[0].future.set_exception(error)
@@ -201,7 +190,7 @@ class KnownLM(AsyncLM):
 
     async def _answer(self, query: Query) -> None:
         try:
-            row = await self.next_token_logprobs(query.prompt, query.lora_name)
+            row = await self.next_token_logprobs(query.prompt, **named(query.lora_name))
         except Exception as error:
             if not query.future.done():
                 query.future.set_exception(error)
@@ -254,17 +243,24 @@ class AsyncTransformer(KnownLM):
         hf_opts: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> AsyncTransformer:
-        """Load a model by its id or folder. hf_opts: of `from_pretrained`, as far as Weft has them.
+        """Load a model by its id or folder.
 
-        `tokenizer` is the Transformers tokenizer. Raises: Unsupported for other options.
+        `model` is the Transformers model and `tokenizer` the Transformers tokenizer.
+
+        Args:
+            bitsandbytes_opts: of Transformers' `BitsAndBytesConfig`; the weights are quantised.
+            hf_opts: of `from_pretrained`. The defaults are {"device_map": "auto",
+                "torch_dtype": "auto"}; "auto" needs no accelerate here.
+
+        Raises: ModelLoadError for options that the loader refuses; EngineUnavailable without
+        bitsandbytes.
         """
+        options = dict(hf_opts or {})
         if bitsandbytes_opts:
-            raise Unsupported(
-                "bitsandbytes_opts: load the model yourself and hand it over:"
-                " AsyncTransformer(model, tokenizer)"
-            )
-        options = load_options(hf_opts or {})
-        return cls(*loaded(model_id, options), **kwargs)
+            options["quantization_config"] = _bitsandbytes(bitsandbytes_opts)
+        if options.keys() <= _LOADED_BY_WEFT:
+            return cls(*loaded(model_id, load_options(options)), **kwargs)
+        return cls(*_from_pretrained(model_id, options), **kwargs)
 
 
 class AsyncVirtualLM(KnownLM):
@@ -272,23 +268,50 @@ class AsyncVirtualLM(KnownLM):
 
     def __init__(
         self,
-        llm_engine: Any,
+        async_llm_engine: Any = None,
+        *more: Any,
+        llm_engine: Any = None,
         logprobs_capture: Any = None,
         cache_size: int = 0,
         cache_opts: Mapping[str, Any] | None = None,
         batch_size: int = 20,
         timeout: float = 0.02,
     ) -> None:
-        """cache_size: rows kept at most; 0: the LM's own budget in bytes."""
-        lm = LM.of(llm_engine)
-        super().__init__(lm, batch_size=batch_size, timeout=timeout, cache_size=cache_size or None)
+        """Wrap a vLLM engine, by any of genlm-backend's three signatures.
+
+        Args:
+            async_llm_engine, llm_engine: the engine, by the older or the newer name.
+            more: by position (cache_size, cache_opts), or (logprobs_capture, cache_size,
+                cache_opts, batch_size, timeout).
+            logprobs_capture: accepted, not used.
+            cache_size: rows kept at most; 0: the LM's own budget in bytes.
+            cache_opts: accepted; rows are kept on the host.
+        """
+        options = {
+            "cache_size": cache_size,
+            "batch_size": batch_size,
+            "timeout": timeout,
+        } | _by_position(more)
+        lm = LM.of(llm_engine if async_llm_engine is None else async_llm_engine)
+        own = lm.engine.tokenizer()
+        super().__init__(
+            lm,
+            None if own is None else Tokenizer.wrap(own).object,
+            batch_size=options["batch_size"],
+            timeout=options["timeout"],
+            cache_size=options["cache_size"] or None,
+        )
+        self.async_llm_engine = self.llm_engine = self.model
 
     @classmethod
     def from_name(
         cls, model_name: str, engine_opts: Mapping[str, Any] | None = None, **kwargs: Any
     ) -> AsyncVirtualLM:
-        """Load a model with vLLM. Raises: EngineUnavailable where Weft's vLLM engine is not."""
-        return cls(_with_engine("vllm", model_name, engine_opts), **kwargs)
+        """Load a model with vLLM; `tokenizer` is vLLM's own.
+
+        Raises: EngineUnavailable where Weft's vLLM engine is not.
+        """
+        return cls(with_engine("vllm", model_name, engine_opts), **kwargs)
 
     @property
     def underlying_model(self) -> Any:
@@ -316,66 +339,96 @@ class AsyncVirtualLM(KnownLM):
         await asyncio.to_thread(self.cleanup)
 
 
-class AsyncMlxLM(KnownLM):
-    """A loaded MLX model, awaited."""
+def _by_position(more: tuple[Any, ...]) -> dict[str, Any]:
+    """Return arguments of `AsyncVirtualLM` after the engine by their names."""
+    names = ["cache_size", "cache_opts"]
+    if more and not isinstance(more[0], int):
+        names = ["logprobs_capture", *names, "batch_size", "timeout"]
+    if len(more) > len(names):
+        raise ConfigError(
+            f"{len(more) + 1} arguments by position; allowed are the engine and {', '.join(names)}"
+        )
+    return dict(zip(names, more, strict=False))
 
-    def __init__(
-        self,
-        mlx_lm_model: Any,
-        tokenizer: Any = None,
-        batch_size: int = 5,
-        timeout: float = 0.001,
-        prefill_step_size: int = 2048,
-        cache_size: int = 400,
-        cache_opts: Mapping[str, Any] | None = None,
-    ) -> None:
-        """prefill_step_size: n_batch of the LM is used. cache_size: rows kept at most."""
-        lm, rows = LM.of(mlx_lm_model, tokenizer), cache_size or None
-        super().__init__(lm, tokenizer, batch_size=batch_size, timeout=timeout, cache_size=rows)
 
-    @classmethod
-    def from_name(cls, model_name: str, **kwargs: Any) -> AsyncMlxLM:
-        """Load a model with MLX. Raises: EngineUnavailable where Weft's MLX engine is not."""
-        return cls(_with_engine("mlx", model_name, None), **kwargs)
+# Options of `from_pretrained` that `weft.load` has, by its names.
+_RENAMED = {"torch_dtype": "dtype", "dtype": "dtype", "device_map": "device"}
+_HUB = {"revision", "token", "local_files_only"}
+_LOADED_BY_WEFT = {*_RENAMED, *_HUB, "trust_remote_code", "quantization_config"}
 
 
 def loaded(model_id: str, options: Mapping[str, Any]) -> tuple[LM, Any]:
     """Return a model's LM and its Transformers tokenizer, both from the same files."""
-    names = {"revision", "token", "local_files_only"}
-    remote_code = options.get("trust_remote_code", False)
-    folder = resolve(
-        model_id,
-        remote_code=remote_code,
-        bare_ids=True,
-        **{name: options[name] for name in names & options.keys()},
-    )
-    given = {name: value for name, value in options.items() if name not in names}
+    folder = _folder(model_id, options)
+    given = {name: value for name, value in options.items() if name not in _HUB}
     lm = load(EMBEDDED if model_id == EMBEDDED else folder, **{"engine": "torch", **given})
     lm.engine.info = replace(lm.engine.info, model=display_name(model_id))
+    return lm, _tokenizer(model_id, folder, options)
+
+
+def _from_pretrained(model_id: str, hf_opts: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return a Transformers model, loaded with any options of the loader, and its tokenizer."""
+    if find_spec("transformers") is None:
+        raise EngineUnavailable('AsyncTransformer needs Transformers: pip install "weft-lm[torch]"')
+    from transformers import AutoModelForCausalLM
+
+    folder = _folder(model_id, hf_opts)
+    options = {name: value for name, value in hf_opts.items() if name not in _HUB}
+    options.setdefault("dtype", options.pop("torch_dtype", "auto"))
+    if find_spec("accelerate") is not None:
+        options.setdefault("device_map", "auto")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, **options)
+    except Exception as error:  # options of all kinds fail in all ways
+        raise ModelLoadError(
+            f"Transformers cannot load {model_id} with {', '.join(options)}: {error}"
+        ) from error
+    return model, _tokenizer(model_id, folder, hf_opts)
+
+
+def _folder(model_id: str, options: Mapping[str, Any]) -> Any:
+    return resolve(
+        model_id,
+        remote_code=options.get("trust_remote_code", False),
+        bare_ids=True,
+        **{name: options[name] for name in _HUB & options.keys()},
+    )
+
+
+def _tokenizer(model_id: str, folder: Any, options: Mapping[str, Any]) -> Any:
     from transformers import AutoTokenizer  # the torch engine is there, so this is
 
+    remote_code = options.get("trust_remote_code", False)
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=remote_code)
     tokenizer.name_or_path = model_id
-    return lm, tokenizer
+    return tokenizer
 
 
 def load_options(hf_opts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of `weft.load` for those of `from_pretrained`."""
-    names = {"torch_dtype": "dtype", "dtype": "dtype", "device_map": "device"}
-    same = ("revision", "token", "trust_remote_code", "local_files_only")
+    """Return the options of `weft.load` for those of `from_pretrained` in `_LOADED_BY_WEFT`."""
     options: dict[str, Any] = {}
     for name, value in hf_opts.items():
-        if name in names:
+        if name in _RENAMED:
             text = "auto" if value is None else str(value).removeprefix("torch.")
-            options[names[name]] = _DTYPES.get(text, text)
-        elif name in same:
-            options[name] = value
+            options[_RENAMED[name]] = _DTYPES.get(text, text)
+        elif name == "quantization_config":
+            options["engine_options"] = {name: value}
         else:
-            raise Unsupported(
-                f"hf_opts has {name}; allowed are {', '.join((*names, *same))}. For others load the"
-                " model yourself and hand it over: AsyncTransformer(model, tokenizer)"
-            )
+            options[name] = value
     return options
+
+
+def _bitsandbytes(options: Mapping[str, Any]) -> Any:
+    """Return Transformers' configuration of bitsandbytes."""
+    if find_spec("bitsandbytes") is None:
+        raise EngineUnavailable(
+            "bitsandbytes_opts needs the package bitsandbytes, which is not installed; run:"
+            " pip install bitsandbytes",
+            hint="pip install bitsandbytes",
+        )
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(**options)
 
 
 def cap_rows(lm: LM, n_rows: int) -> None:
@@ -385,7 +438,8 @@ def cap_rows(lm: LM, n_rows: int) -> None:
     rows.budget_bytes = min(rows.budget_bytes, n_bytes)
 
 
-def _with_engine(engine: str, name: str, options: Mapping[str, Any] | None) -> LM:
+def with_engine(engine: str, name: str, options: Mapping[str, Any] | None) -> LM:
+    """Load a model on an engine. Raises: EngineUnavailable where this version has none such."""
     from ...engines import engine_names
 
     if engine not in engine_names():
@@ -394,12 +448,3 @@ def _with_engine(engine: str, name: str, options: Mapping[str, Any] | None) -> L
             hint='backend="hf" (AsyncTransformer) runs it with torch',
         )
     return load(name, engine=engine, engine_options=options)
-
-
-# What `load_model_by_name` knows them by.
-BACKENDS: dict[str, Any] = {
-    "hf": AsyncTransformer,
-    "vllm": AsyncVirtualLM,
-    "mlx": AsyncMlxLM,
-    "mock": MockAsyncLM,
-}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path
 from typing import Any
 
 
@@ -16,6 +17,13 @@ def mlx_lm(module: str) -> Any:
     if "mlx_lm" not in sys.modules:
         _import_keeping_limits()
     return importlib.import_module(f"mlx_lm.{module}")
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Return a folder's tokenizer as `mlx_lm.load` does."""
+    utils = mlx_lm("utils")
+    ends = utils.load_config(folder).get("eos_token_id")
+    return utils.load_tokenizer(folder, eos_token_ids=ends)
 
 
 def _import_keeping_limits() -> None:

@@ -194,6 +194,11 @@ class VllmEngine(Engine):
         reader = running.reader(sessions, "logprobs") if has_all else None
         return cls(running, fingerprint=adopted_mark(engine), reader=reader)
 
+    @property
+    def model(self) -> Any:
+        """The AsyncLLM that runs the model."""
+        return self._running.engine
+
     def tokenizer(self) -> Any:
         """Return the tokenizer that vLLM has, with the ends of its generation config."""
         given = self._running.engine.get_tokenizer()

@@ -1,0 +1,180 @@
+"""genlm-backend's class for MLX, with its own forms of queries and of the cache."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...aio.asynclm import whole_numbers
+from ...engines.source import resolve
+from ...errors import ConfigError
+from ...lm import LM
+from ...loom import kvfrag
+from ...sched.rows import LogitsRow
+from .cache import CachedContext
+from .models import KnownLM, with_engine
+
+if TYPE_CHECKING:
+    from ...kv.place import Place
+
+__all__ = ["AsyncMlxLM", "Query"]
+
+
+@dataclass(slots=True)
+class Query:
+    """A context that waits, and the future of its answer.
+
+    `past`, `node` and `next_token_index` are what `AsyncMlxLM.walk_cache` returned; they are
+    accepted and not needed.
+    """
+
+    prompt: Sequence[int]
+    future: asyncio.Future[Any] | None
+    past: Any = None
+    node: Any = None
+    next_token_index: int | None = None
+    lora_name: str | None = None
+
+
+class AsyncMlxLM(KnownLM):
+    """A loaded MLX model, awaited.
+
+    mlx_lm_model: the model of mlx-lm. prefill_step_size: accepted; the scheduler has its own
+    chunks. kv_cachable: False where the model's state is not KV of single tokens.
+    """
+
+    def __init__(
+        self,
+        mlx_lm_model: Any,
+        tokenizer: Any = None,
+        batch_size: int = 5,
+        timeout: float = 0.001,
+        prefill_step_size: int = 2048,
+        cache_size: int = 400,
+        cache_opts: Mapping[str, Any] | None = None,
+    ) -> None:
+        """cache_size: rows kept at most; 0: the LM's own budget in bytes."""
+        lm, rows = LM.of(mlx_lm_model, tokenizer), cache_size or None
+        super().__init__(lm, tokenizer, batch_size=batch_size, timeout=timeout, cache_size=rows)
+        self.mlx_lm_model = self.model
+        self.prefill_step_size = prefill_step_size
+        self.cache_size = cache_size
+        self.kv_cachable = lm.info.kv == "addressable"
+
+    @classmethod
+    def from_name(cls, model_name: str, **kwargs: Any) -> AsyncMlxLM:
+        """Load a model with MLX; `tokenizer` is mlx-lm's own.
+
+        Raises: EngineUnavailable where mlx-lm is not installed.
+        """
+        lm = with_engine("mlx", model_name, None)
+        from ...engines.mlx.library import load_tokenizer
+
+        return cls(lm, load_tokenizer(resolve(model_name)), **kwargs)
+
+    @cached_property
+    def generation_stream(self) -> Any:
+        """A stream of MLX for programs that use one; Weft computes on its own thread."""
+        import mlx.core as mx
+
+        return mx.new_stream(mx.default_device())
+
+    def add_query(
+        self,
+        query: Any,
+        future: asyncio.Future[Any] | None = None,
+        past: Any = None,
+        lora_name: str | None = None,
+    ) -> None:
+        """Put in a query: a `Query`, or token ids and the future of their answer.
+
+        It is answered as on the other classes. Raises: ConfigError without a future.
+        """
+        if hasattr(query, "prompt"):
+            future = query.future if future is None else future
+            lora_name = lora_name or getattr(query, "lora_name", None)
+            query = query.prompt
+        if future is None:
+            raise ConfigError("future is None; a query needs the future that its answer goes to")
+        super().add_query(query, future, past, lora_name)
+
+    def walk_cache(  # type: ignore[override]  # five values, as genlm-backend has them for MLX
+        self, token_ids: Sequence[int], lora_name: str | None = None
+    ) -> tuple[CachedContext, int, Any, CachedContext, int]:
+        """Return (node, next_token_index, past_kvs, kv_node, kv_next_token_index).
+
+        node: the deepest known place on the path, next_token_index tokens down.
+        past_kvs: MLX array [2, n_layers, n_kv_heads, kv_next_token_index, head_dim], keys first;
+            None at the root, and of a model without addressable KV.
+        kv_node: the deepest place before the path's end with KV, kv_next_token_index tokens down.
+        Cost: a copy of the KV that it returns.
+        """
+        ids = whole_numbers("token_ids", token_ids)
+        node, n_matched, before, base = super().walk_cache(ids, lora_name)
+        if before is None or not self.kv_cachable:
+            return node, n_matched, None, self._caches[lora_name], 0
+        place = self.lm.place(ids[:base], namespace=lora_name)
+        return node, n_matched, self._past(place), before, base
+
+    def _past(self, place: Place) -> Any:
+        layers = kvfrag.export(self.lm, place).layers
+        keys, values = (np.stack([layer[kind] for layer in layers]) for kind in (0, 1))
+        return self.lm.engine.library_array(np.stack([keys, values]))
+
+    def add_to_cache(
+        self,
+        queries: Sequence[Any],
+        prompt_cache: Sequence[Any] | None = None,
+        logprobs: Any = None,
+    ) -> None:
+        """Put computed log-probabilities and KV of contexts into the LM's token tree.
+
+        Args:
+            prompt_cache: mlx-lm's caches, one a layer, with one row a query, padded on the left.
+            logprobs: those of the next token after each query: [N, V].
+        """
+        for number, query in enumerate(queries):
+            ids = whole_numbers("prompt", query.prompt)
+            name = getattr(query, "lora_name", None)
+            place = self.lm.place(ids, namespace=name)
+            if prompt_cache is not None and self.kv_cachable:
+                marks = {"dtype": np.array(self.lm.info.dtype)}
+                marks |= {} if name is None else {kvfrag.ADAPTER: name}
+                layers = [_row(cache, number, len(ids)) for cache in prompt_cache]
+                place = kvfrag.load(self.lm, ids, layers, marks)
+            if logprobs is not None:
+                self._keep(place, np.asarray(logprobs[number], dtype=np.float32))
+
+    def _keep(self, place: Place, logprobs: np.ndarray) -> None:
+        """Keep a row at a place, as if a step had computed it."""
+        tree, rows = self.lm.tree, self.lm.scheduler.rows
+
+        def keep() -> None:
+            row = LogitsRow()
+            rows.fill(row, logprobs)
+            rows.put(tree.place(place), row)
+
+        self.lm.driver.exclusive(keep)
+
+    def clear_cache(self) -> None:
+        """Forget all rows and KV that nobody uses now, and return MLX's device cache."""
+        super().clear_cache()
+        import mlx.core as mx
+
+        mx.clear_cache()
+
+
+def _row(cache: Any, number: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return a row's keys and values [n_kv_heads, length, head_dim] without its padding."""
+    import mlx.core as mx
+
+    padding = getattr(cache, "left_padding", None)
+    start = 0 if padding is None else int(padding[number])
+    held = (each[number, :, start : start + length] for each in (cache.keys, cache.values))
+    keys, values = (np.array(each.astype(mx.float32)) for each in held)
+    return keys, values
