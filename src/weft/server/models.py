@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..engines import engine_names
-from ..engines.source import EMBEDDED
+from ..engines.source import EMBEDDED, SMOLLM2
 from ..errors import ConfigError, Conflict, NotFound, WeftError
 from ..lm import LM
 from ..loading import display_name, is_url, load
@@ -241,7 +241,7 @@ class ModelShelf:
 
         A path is refused alike whether or not something is there. Raises: Refused.
         """
-        if source in self.config.models or source == EMBEDDED:
+        if source in self.config.models or source in (EMBEDDED, SMOLLM2):
             return
         if is_url(source):
             raise _not_allowed("addresses of other servers are given when the server is started")
