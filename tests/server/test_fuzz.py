@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import schemathesis
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from serving import Served, serving
-from weft.server import ServerConfig
-from weft.server.config import ServerLimits
+schemathesis = pytest.importorskip("schemathesis", reason="the extra dev is not installed")
+
+from serving import Served, serving  # noqa: E402
+from weft.server import ServerConfig  # noqa: E402
+from weft.server.config import ServerLimits  # noqa: E402
 
 PHASES = (Phase.explicit, Phase.generate)
 
