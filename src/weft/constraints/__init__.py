@@ -12,6 +12,7 @@ from __future__ import annotations
 from .base import Constraint, Matcher
 from .grammar import GBNF, Choice, JsonSchema, Lark, Regex
 from .kinds import Allow, Lazy, as_constraint, from_dict
+from .lines import EachLine
 from .schema import json_schema_to_grammar
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Allow",
     "Choice",
     "Constraint",
+    "EachLine",
     "JsonSchema",
     "Lark",
     "Lazy",

@@ -352,6 +352,10 @@ def from_dict(data: Mapping[str, Any]) -> Constraint:
     if isinstance(data, Mapping) and "lazy" in data:
         triggers = [_trigger(each) for each in data.get("triggers", ())]
         return Lazy(from_dict(data["lazy"]), triggers)
+    if isinstance(data, Mapping) and "each_line" in data:
+        from .lines import EachLine
+
+        return EachLine(from_dict(data["each_line"]), data.get("ends", ("\n",)))
     if isinstance(data, Mapping) and len(data) == 1:
         name, value = next(iter(data.items()))
         if name in kinds:

@@ -116,6 +116,11 @@ def answers_only(
     temperature: float,
 ) -> Settings:
     """Read the options of a search that grows whole answers and completes none."""
+    if options.get("line_constraint") is not None:
+        raise ConfigError(
+            f"line_constraint has no meaning for {call.__name__}, which writes whole answers: give "
+            "constraint="
+        )
     unused = ("answer_tokens", "complete")
     for name in unused:
         if options.get(name):
@@ -124,7 +129,8 @@ def answers_only(
                 "Leave it out"
             )
     sampling = {"temperature": temperature, "max_tokens": 256, "stop": None}
-    settings = Settings.read(call, options, (*without, *unused), **sampling)
+    without = (*without, *unused, "line_constraint")
+    settings = Settings.read(call, options, without, **sampling)
     return replace(settings, complete=False)
 
 

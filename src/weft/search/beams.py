@@ -47,7 +47,7 @@ def beam(
     proposer = Proposer(search, n_continue=n, n_suggest=0, default="continue")
     judge = Judge(search, asks=False)
     algorithm = Beam(judge, width, whole_number("depth", depth, 1))
-    return (yield from search.run(algorithm, judge, proposer, tries=width))
+    return (yield from search.run(algorithm, judge, proposer, tries=width, depth=depth))
 
 
 abeam = awaitable(beam)

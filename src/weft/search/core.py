@@ -29,6 +29,7 @@ from threading import Thread
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from ..checks import number, takes_one, whole_number
+from ..constraints.lines import EachLine
 from ..errors import ConfigError
 from ..lm import LM
 from ..loom import Heddle, Loom
@@ -39,7 +40,7 @@ from .task import Game24, Lines, Task
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Limit = Literal["tokens", "seconds", "kv"]
+Limit = Literal["tokens", "seconds", "kv", "constraint"]
 _SCREEN = 10
 
 
@@ -48,7 +49,8 @@ class Cost:
     """What a search has spent.
 
     tokens: generated ones, end tokens and all proposals included. prompt_tokens: of the questions
-    that valued candidates, read but not generated. stopped: the budget that ended the search early.
+    that valued candidates, read but not generated. stopped: what ended the search early: a budget,
+    or "constraint" where `constraint` allowed no text after lines that were found.
     """
 
     tokens: int
@@ -62,7 +64,9 @@ class Cost:
         parts = [f"{self.tokens:,} token{'s' * (self.tokens != 1)}", f"{self.seconds:.2f} s"]
         if self.candidates:
             parts.append(f"{self.candidates:,} candidate{'s' * (self.candidates != 1)}")
-        if self.stopped is not None:
+        if self.stopped == "constraint":
+            parts.append("stopped: the constraint allows no further line (see line_constraint)")
+        elif self.stopped is not None:
             parts.append(f"stopped by the budget of {self.stopped}")
         return " · ".join(parts).replace(",", " ")
 
@@ -178,6 +182,8 @@ class SearchOptions(BranchOptions, total=False):
     complete: whether the best path is continued by the model to its end. None: where the search
     goes over lines, not states.
     answer_tokens: of a completion, 256 unless given; 0 completes nothing.
+    line_constraint: a constraint that each line fits, without its line end; `constraint` is of the
+    full text after the prompt. Best of n and greedy have no lines and take `constraint` alone.
     task: words the questions and checks the answer. None recognises a Game of 24 prompt.
     budget_tokens, budget_s, budget_kv_bytes: what may be spent; `cost.stopped` says which one
     ended the search. The last is what the KV of the whole tree may take.
@@ -194,6 +200,7 @@ class SearchOptions(BranchOptions, total=False):
     score: Callable[[Any], Any] | None
     complete: bool | None
     answer_tokens: int
+    line_constraint: Any
     task: Task | None
     budget_tokens: int | None
     budget_s: float | None
@@ -244,6 +251,8 @@ class Settings:
         seed, path = rest.pop("seed", None), rest.pop("resume", None)
         answer_tokens = whole_number("answer_tokens", rest.pop("answer_tokens", 256), 0)
         rest["max_tokens"] = whole_number("max_tokens", rest["max_tokens"], 1)
+        if (of_line := rest.pop("line_constraint", None)) is not None:
+            rest["constraint"] = _each_line(of_line, rest)
         SamplingParams.resolve(rest, SamplingParams())
         if own["task"] is not None and not isinstance(own["task"], Task):
             raise ConfigError(
@@ -271,6 +280,21 @@ class Settings:
             chosen=tuple(name for name in rest if name in options),
             **own,
         )
+
+
+def _each_line(constraint: Any, sampling: Mapping[str, Any]) -> EachLine:
+    """Return `line_constraint` as a constraint of the full text."""
+    if sampling.get("constraint") is not None:
+        raise ConfigError(
+            "constraint is of the full text and line_constraint of each line; leave out one"
+        )
+    ends = sampling.get("stop", "\n")
+    if not ends:
+        raise ConfigError(
+            f"line_constraint needs lines that end at a stop string, but stop is {ends!r}; leave "
+            "stop out, or give constraint= for the full text"
+        )
+    return EachLine(constraint, ends)
 
 
 @dataclass(frozen=True, slots=True)

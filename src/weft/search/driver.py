@@ -7,14 +7,16 @@ import json
 import os
 import zlib
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from .. import files
+from ..constraints import as_constraint
 from ..errors import ConfigError, FormatError, TreeError
 from ..lm import LM
 from ..loom import Heddle, Loom
+from ..loom.node import constrained_so_far
 from .callbacks import Callback
 from .core import (
     Level,
@@ -31,6 +33,7 @@ from .core import (
 from .task import Lines, overrides
 
 if TYPE_CHECKING:
+    from ..constraints import Constraint, Matcher
     from .judge import Judge
     from .propose import Proposer
 
@@ -166,11 +169,18 @@ class Search:
         return asked and not overrides(self.task, "state")
 
     def run(
-        self, algorithm: Algorithm, judge: Judge, proposer: Proposer, tries: int = 1
+        self,
+        algorithm: Algorithm,
+        judge: Judge,
+        proposer: Proposer,
+        tries: int = 1,
+        *,
+        depth: int = 1,
     ) -> Steps[SearchResult]:
         """Ask and tell until there is nothing to ask, a budget is spent, or the answer is known.
 
-        tries: how many of the best paths are completed at most, until a checker says yes.
+        tries: how many of the best paths are completed at most, until a checker says yes. depth:
+        how many lines a path may have at most.
         """
         judge.refuse()
         if not self.round:
@@ -193,7 +203,29 @@ class Search:
                 self.settings.progress(Level(self.round, tuple(told), kept, self.meter.cost()))
             if self.meter.stopped is not None:
                 break
-        return (yield from self._answer(list(algorithm.best(self))[:tries], judge, proposer))
+        result = yield from self._answer(list(algorithm.best(self))[:tries], judge, proposer)
+        if result.cost.stopped is None and self._is_used_up(depth):
+            return replace(result, cost=replace(result.cost, stopped="constraint"))
+        return result
+
+    def _is_used_up(self, depth: int) -> bool:
+        """Return True if all paths have ended, some before `depth` lines by the constraint."""
+        constraint = self.settings.sampling.get("constraint")
+        if constraint is None or self.lm is None:
+            return False
+        leaves = [node for node in self.start.leaves if node.score is not None]
+        if not leaves or not all(map(self.is_end, leaves)):
+            return False
+        first = self.level(self.start)
+        early = (node for node in leaves if self.level(node) - first < depth)
+        return any(self._must_end(node, as_constraint(constraint)) for node in early)
+
+    def _must_end(self, node: Heddle, constraint: Constraint) -> bool:
+        """Return True if the constraint, which began below the start, allows nothing after it."""
+        assert self.lm is not None
+        tokens = constrained_so_far(node, constraint)
+        matcher = self.lm.constraints.matcher(constraint)
+        return bool(tokens) and matcher.takes(tokens) and _after(matcher, tokens).must_end
 
     def rng(self, what: str = "round") -> Random:
         """Return the round's own random stream."""
@@ -387,6 +419,12 @@ class Search:
             if not self.checks or self.is_solved(end):
                 return end
         return best or paths[0]
+
+
+def _after(matcher: Matcher, tokens: Sequence[int]) -> Matcher:
+    for token in tokens:
+        matcher.accept(token)
+    return matcher
 
 
 def _key(state: tuple[Any], node: Heddle) -> Hashable:

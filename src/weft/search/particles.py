@@ -80,7 +80,7 @@ def smc(
     )
     judge = Potential(search, potential)
     algorithm = Particles(n, ess, whole_number("depth", depth, 1))
-    result = yield from search.run(algorithm, judge, proposer, tries=n)
+    result = yield from search.run(algorithm, judge, proposer, tries=n, depth=depth)
     return replace(
         result,
         particles=algorithm.particles(search),
@@ -193,7 +193,8 @@ class Particles:
 def _rise(node: Heddle, child: Heddle, search: Search) -> float:
     """Return the change of the log weight: of the potential, and what a constraint left."""
     before = 0.0 if node is search.start else (node.score or 0.0)
-    return (child.score or 0.0) - before + math.fsum(child.legal_logmass)
+    by_another: float = child.meta.get("legal_logmass", 0.0)
+    return (child.score or 0.0) - before + math.fsum(child.legal_logmass) + by_another
 
 
 def effective_size(log_weights: Sequence[float]) -> float:

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, get_args
 
+from ..constraints.lines import EachLine
 from ..errors import ConfigError
 from ..lm import LM
 from ..loom import Heddle, Loom
+from ..sampling.params import SamplingParams
 from .callbacks import Callback
 from .core import Kind, Steps, branches, lines_of
 from .driver import Search, Want
@@ -266,6 +268,8 @@ class Proposer:
         child = child_of(node, text) if self.merges else node.add(text)
         if line is not None and child.finish_reason is None and not child.logprobs:
             child.terminal, child.finish_reason = line.terminal, line.finish_reason
+            if line.legal_logmass:  # of tokens of another model, which the child does not have
+                child.meta["legal_logmass"] = math.fsum(line.legal_logmass)
         return child
 
 
@@ -326,6 +330,10 @@ class _Desk:
             self._mirror = self.stack.enter_context(mirror(lm, search))
         text = node.get_prefix_text(1)
         copy = self._mirror.add(text) if text else self._mirror
+        constraint = search.settings.sampling.get("constraint")
+        if text and constraint is not None and not isinstance(constraint, EachLine):
+            # The line goes on with what the constraint has seen of the path.
+            copy.params = SamplingParams.resolve({"constraint": constraint}, SamplingParams())
         self.copied[id(copy)] = node
         return copy
 

@@ -59,8 +59,9 @@ def adaptive(
     proposer = Proposer(search, n_continue=1, n_suggest=1)
     judge = Judge(search, as_share=True)
     limit = most_rounds(rounds, search, checked=1000, blind=32)
-    algorithm = Thompson(judge, proposer, deepest(depth, search), limit, batch, widen)
-    return (yield from search.run(algorithm, judge, proposer, tries=5))
+    levels = deepest(depth, search)
+    algorithm = Thompson(judge, proposer, levels, limit, batch, widen)
+    return (yield from search.run(algorithm, judge, proposer, tries=5, depth=levels))
 
 
 aadaptive = awaitable(adaptive)

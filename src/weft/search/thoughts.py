@@ -59,8 +59,9 @@ def tot(
     proposer = Proposer(search, n_continue=n_continue, n_suggest=n_suggest)
     judge = Judge(search)
     made = BreadthFirst if order == "bfs" else DepthFirst
-    algorithm: Algorithm = made(judge, whole_number("breadth", breadth, 1), deepest(depth, search))
-    return (yield from search.run(algorithm, judge, proposer, tries=breadth))
+    levels = deepest(depth, search)
+    algorithm: Algorithm = made(judge, whole_number("breadth", breadth, 1), levels)
+    return (yield from search.run(algorithm, judge, proposer, tries=breadth, depth=levels))
 
 
 atot = awaitable(tot)

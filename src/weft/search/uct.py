@@ -60,8 +60,9 @@ def mcts(
     if rollouts and not search.completes:
         raise ConfigError("rollouts are answers of the model, and here it completes none: give 0")
     limit = most_rounds(rounds, search, checked=32, blind=8)
-    algorithm = UCT(judge, deepest(depth, search), limit, batch, exploration, rollouts)
-    return (yield from search.run(algorithm, judge, proposer, tries=5))
+    levels = deepest(depth, search)
+    algorithm = UCT(judge, levels, limit, batch, exploration, rollouts)
+    return (yield from search.run(algorithm, judge, proposer, tries=5, depth=levels))
 
 
 amcts = awaitable(mcts)

@@ -1,0 +1,121 @@
+"""`EachLine`: a constraint that begins again after every line end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError, ConstraintError
+from .base import Constraint, Matcher
+from .kinds import as_constraint
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from .base import Compiler
+
+
+@dataclass(frozen=True, slots=True)
+class EachLine(Constraint):
+    """Lines that each fit a constraint, separated by a line end; the last may lack it.
+
+    constraint: of one line, without its end. ends: what separates lines. Where a line is complete,
+    the model chooses between a line end, an end token, and more of the line if it may go on.
+    """
+
+    constraint: Constraint
+    ends: tuple[str, ...]
+
+    def __init__(self, constraint: Any, ends: Sequence[str] = ("\n",)) -> None:
+        given = (ends,) if isinstance(ends, str) else tuple(ends)
+        if not given or not all(isinstance(end, str) and end for end in given):
+            raise ConfigError(f"ends are {ends!r}; allowed are texts that are not empty")
+        object.__setattr__(self, "constraint", as_constraint(constraint))
+        object.__setattr__(self, "ends", given)
+
+    def compile(self, compiler: Compiler) -> Matcher:
+        return EachLineMatcher(compiler, self.ends, compiler.matcher(self.constraint))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"each_line": self.constraint.to_dict(), "ends": list(self.ends)}
+
+
+class EachLineMatcher(Matcher):
+    """A matcher of the line so far, and how much of a line end has come after it."""
+
+    __slots__ = ("_begun", "_compiler", "_ends", "_fresh", "_has_lines", "_line")
+
+    def __init__(self, compiler: Compiler, ends: Sequence[str], fresh: Matcher) -> None:
+        self._compiler = compiler
+        self._ends = [end.encode() for end in ends]
+        self._fresh = fresh
+        self._line = fresh.clone()
+        self._begun = b""
+        self._has_lines = False  # the line is empty, and others are before it
+
+    def fill(self, bits: NDArray[np.int32], banned: Set[int] = frozenset()) -> None:
+        if self._begun:
+            bits[:] = 0
+        else:
+            self._line.fill(bits, banned)
+        allowed = self._ending()
+        if self._has_lines:
+            allowed |= self._compiler.stop_ids
+        words = bits.view("uint32")
+        for token in allowed - banned:
+            words[token // 32] |= 1 << token % 32
+
+    def accept(self, token: int) -> None:
+        if token in self._ending():
+            begun = self._begun + self._compiler.spellings[token]
+            is_whole = begun in self._ends
+            self._begun = b"" if is_whole else begun
+            if is_whole:
+                self._line, self._has_lines = self._fresh.clone(), True
+        elif self._begun:
+            raise ConstraintError(f"token {token} does not complete the line end")
+        elif not (self._has_lines and token in self._compiler.stop_ids):
+            self._line.accept(token)
+            self._has_lines = False
+
+    def is_allowed(self, token: int) -> bool:
+        if token in self._ending():
+            return True
+        if self._begun:
+            return False
+        is_end = self._has_lines and token in self._compiler.stop_ids
+        return is_end or self._line.is_allowed(token)
+
+    def _ending(self) -> set[int]:
+        """Return the tokens that begin a line end here, or go on with the one that has begun."""
+        if not (self._begun or self._line.may_end):
+            return set()
+        begun, token_of = self._begun, self._compiler.vocabulary.token
+        rest = [end[len(begun) :] for end in self._ends if end.startswith(begun)]
+        found = {token_of(left[:n]) for left in rest for n in range(1, len(left) + 1)}
+        return {token for token in found if token is not None}
+
+    def forced(self, banned: Set[int] = frozenset()) -> list[int]:
+        if self._begun or self._has_lines or self._line.may_end:
+            return []
+        return self._line.forced(banned)
+
+    @property
+    def may_end(self) -> bool:
+        return not self._begun and (self._has_lines or self._line.may_end)
+
+    @property
+    def must_end(self) -> bool:
+        return not self._begun and self._line.must_end and not self._ending()
+
+    @property
+    def failure(self) -> str | None:
+        return self._line.failure
+
+    def clone(self) -> EachLineMatcher:
+        twin = EachLineMatcher(self._compiler, [], self._fresh)
+        twin._ends, twin._begun = self._ends, self._begun
+        twin._line, twin._has_lines = self._line.clone(), self._has_lines
+        return twin

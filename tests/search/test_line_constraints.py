@@ -1,0 +1,139 @@
+"""`constraint` of the full text and `line_constraint` of each line, in searches over lines."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weft
+from weft import Loom, samples, search
+from weft.constraints import Choice, EachLine, Regex, from_dict
+from weft.errors import ConfigError
+
+PROMPT = "Tell me a story about a fox."
+LINE = Regex("[A-Za-z ]{4,12}[.]")
+SMALL: dict[str, dict[str, Any]] = {
+    "tot": {"breadth": 2, "n_continue": 2},
+    "smc": {"n": 3},
+    "beam": {"width": 2, "n": 2},
+    "mcts": {"rounds": 6, "batch": 1, "n_continue": 2},
+    "adaptive": {"rounds": 8, "batch": 1},
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_line_constraint_holds_for_each_line_of_several(lm: weft.LM, name: str) -> None:
+    step = Regex(r"[0-9]+ [-+*/] [0-9]+ = [0-9]+ \(left: [0-9]+( [0-9]+)*\)|Answer: [^\n]+")
+    result = getattr(search, name)(
+        lm, samples.game24, seed=1, propose="continue", line_constraint=step, **SMALL[name]
+    )
+    assert result.text.count("\n") > 1
+    assert result.cost.stopped is None
+    for node in result.loom.leaves:
+        if node.finish_reason == "stop":
+            lines = node.get_prefix_text(1).removesuffix("\n").split("\n")
+            assert all(re.fullmatch(step.pattern, line) for line in lines)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_constraint_of_one_line_ends_a_search_and_the_cost_gives_the_reason(
+    lm: weft.LM, name: str
+) -> None:
+    result = getattr(search, name)(
+        lm, PROMPT, depth=4, seed=1, max_tokens=30, constraint=LINE, **SMALL[name]
+    )
+    assert re.fullmatch(LINE.pattern, result.text)
+    assert result.cost.stopped == "constraint"
+    assert "line_constraint" in str(result.cost)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_constraint_that_depth_bounds_as_well_is_no_reason(lm: weft.LM, name: str) -> None:
+    result = getattr(search, name)(
+        lm, PROMPT, depth=1, seed=1, max_tokens=30, constraint=LINE, **SMALL[name]
+    )
+    assert result.cost.stopped is None
+
+
+def test_search_of_constrained_lines_goes_on_from_its_file(lm: weft.LM, tmp_path: Path) -> None:
+    options = {"n": 3, "depth": 2, "seed": 1, "max_tokens": 30, "line_constraint": LINE}
+    result = search.smc(lm, PROMPT, resume=tmp_path / "a.loom.json", **options)
+    again = search.smc(lm, PROMPT, resume=tmp_path / "a.loom.json", **options)
+    assert again.text == result.text
+    assert again.log_evidence == result.log_evidence
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"line_constraint": LINE, "constraint": LINE}, "leave out one"),
+        ({"line_constraint": LINE, "stop": None}, "needs lines that end at a stop string"),
+        ({"line_constraint": "[a-z]"}, "allowed is"),
+    ],
+)
+def test_line_constraint_that_cannot_hold_is_an_error(
+    lm: weft.LM, options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        search.tot(lm, PROMPT, **options)
+
+
+@pytest.mark.parametrize("name", ["best_of_n", "greedy"])
+def test_line_constraint_of_full_answers_is_an_error(lm: weft.LM, name: str) -> None:
+    with pytest.raises(ConfigError, match=r"line_constraint has no meaning .* give constraint="):
+        getattr(search, name)(lm, PROMPT, line_constraint=LINE)
+
+
+def test_constraint_of_the_full_text_goes_on_where_another_model_writes(lm: weft.LM) -> None:
+    two = Regex("[a-z]{3,5}\n[0-9]{2}")
+    with weft.load("tiny") as other:
+        options = {"propose": other, "constraint": two, "n": 1, "depth": 2, "seed": 1}
+        result = search.smc(lm, PROMPT, answer_tokens=0, **options)
+        assert re.fullmatch(two.pattern, result.text)
+        weighed = search.smc(
+            lm,
+            PROMPT,
+            n=40,
+            depth=1,
+            seed=1,
+            propose=other,
+            constraint=Choice(["Once zqx", "Near the"]),
+        )
+    assert weighed.particles[0].text == "Near the"
+    assert weighed.log_evidence == pytest.approx(-1.79, abs=0.4)
+
+
+# The constraint itself
+
+
+def test_each_line_is_read_back_as_it_was_written() -> None:
+    one = EachLine(Choice(["yes", "no"]), ["\n", ";"])
+    assert from_dict(json.loads(json.dumps(one.to_dict()))) == one
+
+
+@pytest.mark.parametrize("ends", [("\n",), ("; and ",), ("\n", "; and ")])
+def test_each_line_allows_the_texts_that_its_expression_matches(
+    lm: weft.LM, ends: tuple[str, ...]
+) -> None:
+    """The twin: the same language as one regular expression, and its text cut at random."""
+    choice = "(fox|owl|owls)"
+    end = "|".join(map(re.escape, ends))
+    full = re.compile(f"{choice}(({end}){choice})*({end})?")
+    loom = Loom(lm, PROMPT)
+    constraint = EachLine(Choice(["fox", "owl", "owls"]), ends)
+    made = loom.grow(n=24, max_tokens=40, constraint=constraint, temperature=3.0, seed=2)
+    texts = {node.text for node in made if node.terminal}
+    assert all(map(full.fullmatch, texts))
+    assert any(text.count("o") > 1 for text in texts)
+    for node in made:
+        matcher = lm.constraints.matcher(constraint)
+        for token in node.tokens:
+            assert matcher.is_allowed(token)
+            matcher.clone().accept(token)
+            matcher.accept(token)
+        if node.terminal:
+            assert matcher.may_end
