@@ -13,6 +13,7 @@ WeftError
 ├── TreeError
 │   ├── StaleHandle
 │   ├── HasChildren
+│   ├── NotAChild [ValueError]
 │   └── Terminal
 ├── ConstraintError
 │   ├── GrammarError [ValueError]
@@ -124,6 +125,10 @@ class StaleHandle(TreeError):
 
 class HasChildren(TreeError):
     """A node with children was to be pruned alone."""
+
+
+class NotAChild(TreeError, ValueError):
+    """The node is not a child of the node that it is to be removed from."""
 
 
 class Terminal(TreeError):

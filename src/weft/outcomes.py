@@ -60,6 +60,7 @@ OUTCOMES: dict[type[BaseException], Outcome] = {
     errors.TreeError: Outcome(FAILURE, 409, _CONFLICT, "not_possible_here"),
     errors.StaleHandle: Outcome(FAILURE, 503, _BUSY, "model_unloaded"),
     errors.HasChildren: Outcome(FAILURE, 409, _CONFLICT, "has_children"),
+    errors.NotAChild: Outcome(FAILURE, 409, _CONFLICT, "not_a_child"),
     errors.Terminal: Outcome(FAILURE, 409, _CONFLICT, "node_ended"),
     errors.ConstraintError: Outcome(FAILURE, 422, _REQUEST, "constraint_failed"),
     errors.GrammarError: Outcome(USAGE, 422, _REQUEST, "invalid_constraint"),

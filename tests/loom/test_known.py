@@ -33,6 +33,35 @@ def test_ramify_tells_texts_from_generation(loom: Loom) -> None:
             loom.ramify(wrong)
 
 
+class Noting(Heddle):
+    """A program's own class, by the known signature of `add_text_child`."""
+
+    def add_text_child(self, text):
+        return super().add_text_child(f"[{text}]")
+
+
+class NotingLoom(Loom, Noting):
+    """The root of such nodes."""
+
+    heddle_class = Noting
+
+
+def test_ramify_of_a_text_calls_an_overridden_add_text_child(lm: weft.LM) -> None:
+    root = NotingLoom(lm, samples.game24)
+    assert root.ramify("4 + 9").text == "[4 + 9]"
+    assert [child.text for child in root.ramify(["a", "b"])] == ["[a]", "[b]"]
+    assert root.children[0].ramify("c").text == "[c]"
+
+
+def test_removing_a_stranger_is_a_value_error(loom: Loom) -> None:
+    child = loom.add("4 + 9")
+    below = child.add(" = ")
+    for stranger in (below, loom, child.remove(), None, "4 + 9"):
+        with pytest.raises(ValueError, match="none of its children"):
+            loom.remove_child(stranger)
+    assert child.children == [below]
+
+
 def test_known_calls_take_our_names_and_refuse_unknown_ones(loom: Loom) -> None:
     made = loom.make_children(2, 0.5, 4, 0.1, ["\n"], seed=3, top_k=5)
     assert (made[0].params.seed, made[0].params.top_k, made[0].params.stop) == (3, 5, ("\n",))

@@ -227,7 +227,22 @@ def test_known_items_are_as_documented(loom: Loom) -> None:
     assert final["generated_lengths"] == [len(child.tokens) for child in final["children"]]
     assert final["total_prompt_len"] == len(loom.tokens)
     assert final["ended"] == [child.terminal for child in final["children"]]
-    assert json.loads(json.dumps({k: v for k, v in updates[0].items() if k != "deltas"}))
+    assert all(type(item) is dict for item in items)
+    for item in updates:
+        assert json.loads(json.dumps(item)) == item
+    # A server sends the number of children, or their ids.
+    assert json.loads(json.dumps({**final, "children": 3})) == {**final, "children": 3}
+
+
+def test_deltas_of_known_items_are_dicts(loom: Loom) -> None:
+    *updates, _ = loom.ramify(stream=True, n=2, max_tokens=6, seed=2)
+    for branch, child in enumerate(loom.children):
+        mine = [d for item in updates for d in item["deltas"] if d["branch"] == branch]
+        assert [token for d in mine for token in d["token_ids"]] == child.tokens
+        assert "".join(d["text"] for d in mine) == child.text
+        assert [p for d in mine for p in d["logprobs"]] == child.logprobs
+        assert {d["node_id"] for d in mine} == {child.id}
+        assert [d["finish_reason"] for d in mine][-1] == child.finish_reason
 
 
 def test_an_item_read_late_shows_its_own_moment(loom: Loom) -> None:
@@ -236,7 +251,7 @@ def test_an_item_read_late_shows_its_own_moment(loom: Loom) -> None:
     assert lengths == sorted(lengths)
     assert lengths[0] < lengths[-1]
     deltas = [d for item in items for d in item["deltas"]]
-    assert sum(len(d.token_ids) for d in deltas) == lengths[-1]
+    assert sum(len(d["token_ids"]) for d in deltas) == lengths[-1]
 
 
 def test_the_known_stream_returns_its_children_and_honours_terminal(

@@ -394,8 +394,10 @@ class Heddle(Shown):
         if isinstance(arg, str) or known.ramify_texts(arg) is not None:
             special = kwargs.pop("special", None)
             known.params(**kwargs)
+            # A subclass may define add_text_child with the text alone.
+            options = {} if special is None else {"special": special}
             made = [
-                self.add(text, special=special)
+                self.add_text_child(text, **options)
                 for text in ([arg] if isinstance(arg, str) else arg or ())
             ]
             return made[0] if isinstance(arg, str) else made

@@ -12,7 +12,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from ..checks import whole_number
-from ..errors import ConfigError, TreeError
+from ..errors import ConfigError, NotAChild, TreeError
 from ..sched.driver import deferred_interrupt
 from ..uncopied import Uncopied
 from .home import Home
@@ -331,9 +331,12 @@ class HeddleState(
         return self
 
     def remove_child(self, child: Heddle) -> Heddle:
-        """Take a child and all below it out of the tree and return it, as `remove` does."""
-        if child.parent is not self:
-            raise TreeError(
+        """Take a child and all below it out of the tree and return it, as `remove` does.
+
+        Raises: NotAChild, a ValueError, for any other object.
+        """
+        if getattr(child, "parent", None) is not self:
+            raise NotAChild(
                 "only a node's own child can be removed from it; this is none of its children"
             )
         return child.remove()
