@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import weft
+from shallow import shallow, shallow_gguf
 from weft import samples
 from weft.compat import n8loom
 from weft.errors import ConfigError, EngineUnavailable, Unsupported
@@ -109,6 +110,101 @@ def test_a_cache_and_a_prompt_mean_one_path(lm: weft.LM, ids: list[int], how: st
         lm, lm.tokenizer, prompt, 1, prompt_cache=cache, max_tokens=8
     )
     assert made == want
+
+
+def engines() -> list[Any]:
+    """The engines whose KV a program holds in hand."""
+    names = {"numpy": (), "torch": pytest.mark.torch}
+    names |= {"mlx": pytest.mark.mlx, "llamacpp": pytest.mark.llamacpp}
+    return [pytest.param(name, marks=mark, id=name) for name, mark in names.items()]
+
+
+@pytest.fixture(scope="module", params=engines())
+def held(request: pytest.FixtureRequest) -> Iterator[weft.LM]:
+    """An LM on each engine."""
+    name = request.param
+    packages = {"torch": "torch", "mlx": "mlx_lm", "llamacpp": "llama_cpp"}
+    if name in packages:
+        pytest.importorskip(packages[name], reason=f"{packages[name]} is not installed")
+    source = shallow_gguf() if name == "llamacpp" else shallow()
+    with weft.load(str(source), engine=name, dtype="float32", kv_budget="16MiB") as lm:
+        yield lm
+
+
+def test_the_cache_loop_of_n8loom_goes_on_after_a_node(held: weft.LM) -> None:
+    """make_children, by hand: the node's own tokens and the cache of its prefix."""
+    lm, tokenizer = held, held.tokenizer
+    root = n8loom.Loom(lm, tokenizer, samples.game24)
+    node = root.add_text_child("4 + 9").add_text_child(" = 13 (left: 10 13 13)")
+    want = [child.tokens for child in node.make_children(n=2, temp=0.0, max_tokens=6)]
+    for prompt in (node.tokens, node.get_prefix_tokens(), []):
+        cache = node.get_prefix_cache()
+        assert cache.token_ids == node.get_prefix_tokens()
+        assert cache[0].offset == len(cache.token_ids)
+        made, new, n_prompt, lengths, _ = n8loom.generate_batched(
+            lm, tokenizer, prompt, 2, prompt_cache=cache, max_tokens=6
+        )
+        assert made == want
+        assert n_prompt == len(node.get_prefix_tokens())
+        frags = n8loom.frag_batch_gen(new, 0, lengths)
+        assert frags[1][0].keys.shape[2] == lengths[1]
+        *_, final = n8loom.generate_batched_stream(
+            lm, tokenizer, prompt, 2, prompt_cache=node.get_prefix_cache(), max_tokens=6
+        )
+        assert final["tokens"] == want
+
+
+def test_a_text_child_by_hand_is_a_text_child(held: weft.LM) -> None:
+    """The known constructor: the prefix cache is filled, and the child's slots are cut out."""
+    lm, tokenizer = held, held.tokenizer
+    root = n8loom.Loom(lm, tokenizer, samples.game24)
+    child = root.add_text_child("4 + 9 = 13")
+    cache = root.get_prefix_cache()
+    n_above = cache[0].offset
+    same, n_run = n8loom.prompt_to_cache(lm, tokenizer, child.tokens, c=cache)
+    assert same is cache
+    assert n_run == len(child.tokens)
+    frags = n8loom.frag_cache(cache, n_above, n_above + n_run)
+    for mine, own in zip(frags, child.frag, strict=True):
+        assert mine.token_ids == own.token_ids
+        assert mine.start == own.start == n_above
+        for one, other in zip(mine, own, strict=True):
+            assert np.abs(np.asarray(one) - np.asarray(other)).max() < 1e-3
+    fused = n8loom.fuse_cache_frags(
+        [[a, b] for a, b in zip(n8loom.frag_cache(cache, 0, n_above), frags, strict=True)]
+    )
+    want = child.make_children(n=1, temp=0.0, max_tokens=5)[0].tokens
+    for each in (cache, fused):
+        made, *_ = n8loom.generate_batched(
+            lm, tokenizer, child.tokens, 1, prompt_cache=each, max_tokens=5
+        )
+        assert made == [want]
+
+
+def test_a_plain_list_that_was_filled_in_place_knows_its_tokens(held: weft.LM) -> None:
+    lm, tokenizer = held, held.tokenizer
+    ids = n8loom.Loom(lm, samples.game24).tokens
+    mine: list[Any] = []
+    if lm.info.name == "mlx":
+        from mlx_lm.models.cache import make_prompt_cache
+
+        mine = make_prompt_cache(lm.engine.model)
+    layers = list(mine)
+    n8loom.prompt_to_cache(lm, tokenizer, ids[:9], c=mine)
+    assert all(one is other for one, other in zip(layers, mine, strict=False))
+    n8loom.prompt_to_cache(lm, tokenizer, ids[9:-1], c=mine)
+    assert mine[0].offset == len(ids) - 1
+    assert n8loom.frag_cache(mine, 0, 4)[0].token_ids == tuple(ids[:4])
+    want, *_ = n8loom.generate_batched(lm, tokenizer, ids, 1, max_tokens=5)
+    made, *_ = n8loom.generate_batched(lm, tokenizer, ids[-1:], 1, prompt_cache=mine, max_tokens=5)
+    assert made == want
+
+
+def test_a_cache_of_unknown_tokens_is_refused(lm: weft.LM, ids: list[int]) -> None:
+    cache, _ = n8loom.prompt_to_cache(lm, lm.tokenizer, ids)
+    unknown = [n8loom.KVCache(layer.keys, layer.values) for layer in cache]
+    with pytest.raises(ConfigError, match="known ids"):
+        n8loom.generate_batched(lm, lm.tokenizer, ids, 1, prompt_cache=unknown)
 
 
 def test_generate_batched_returns_the_known_five(lm: weft.LM, ids: list[int]) -> None:

@@ -18,7 +18,7 @@ the model accepts; elsewhere arrays are NumPy's.
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -28,10 +28,11 @@ from ..loom import Heddle as _Heddle
 from ..loom import KVFrag, StreamItem, kvfrag
 from ..loom import Loom as _Loom
 from ..loom.grow import Growth, seeded
+from ..loom.heddle import at_end
 from ..loom.known import items
 from ..loom.known import params as known_params
 from ..loom.kvfrag import Exported
-from ..loom.node import set_place
+from ..loom.node import lm_of, set_place
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -60,6 +61,20 @@ class Heddle(_Heddle):
 
     reads_special = True
 
+    def get_prefix_cache(self) -> PromptCache:
+        """Return the path's KV as a cache that knows its ids, one layer object a layer.
+
+        Over a model of MLX they are mlx-lm's own, which the model accepts; elsewhere
+        `for_model` gives the engine library's cache.
+        Raises: Unsupported on engines that keep their KV to themselves; ConfigError for an empty
+        path. Cost: a copy of the path's KV.
+        """
+        lm, place = lm_of(self), at_end(self)
+        found = kvfrag.export(lm, place)
+        is_mlx = lm.info.name == "mlx"
+        layers = lm.kv.engine_cache(place) if is_mlx else _layers(lm, [found], 0)
+        return PromptCache(layers, [place.ids()], 0, found.marks, is_path=True)
+
 
 class Loom(_Loom, Heddle):
     """The root, as `weft.Loom`; special tokens in a text without a template are read as such."""
@@ -85,10 +100,20 @@ class KVCache:
         return self.keys, self.values
 
 
+class CachedRows(NamedTuple):
+    """Which tokens a cache holds; see `PromptCache`. Layers carry it as an attribute, too."""
+
+    rows: list[list[int]]
+    start: int
+    marks: Mapping[str, Any]
+    is_path: bool
+
+
 class PromptCache(list[Any]):
     """One KVCache a layer, mlx-lm's own over a model of MLX.
 
-    `rows` are the token ids of each row; `start` is where they begin.
+    rows: token ids of each row. start: position of their first token. is_path: the cache is that
+    of a node; a prompt that it ends with is the node's own text, and is not appended again.
     """
 
     def __init__(
@@ -97,11 +122,17 @@ class PromptCache(list[Any]):
         rows: Sequence[Sequence[int]],
         start: int = 0,
         marks: Mapping[str, Any] | None = None,
+        *,
+        is_path: bool = False,
     ) -> None:
         super().__init__(layers)
-        self.rows = [list(row) for row in rows]
-        self.start = start
-        self.marks = marks or {}
+        self.describe(CachedRows([list(row) for row in rows], start, marks or {}, is_path))
+
+    def describe(self, held: CachedRows) -> None:
+        """Note which tokens the layers hold, here and on the layers."""
+        self.rows, self.start, self.marks, self.is_path = held
+        for layer in self:
+            layer.weft_rows = held
 
     @property
     def token_ids(self) -> list[int]:
@@ -112,6 +143,8 @@ class PromptCache(list[Any]):
         """Put the cache into an LM's token tree and return the place after it."""
         _whole_prefix(self)
         layers = [(_on_host(keys)[0], _on_host(values)[0]) for keys, values in map(_held, self)]
+        if min(keys.shape[1] for keys, _ in layers) < len(self.token_ids):  # sliding windows
+            return lm.place(self.token_ids, namespace=self.marks.get(kvfrag.ADAPTER))
         return kvfrag.load(lm, self.token_ids, layers, self.marks)
 
     def for_model(self, model: Any, tokenizer: Any = None) -> Any:
@@ -200,20 +233,32 @@ def prompt_to_cache(
         raise ConfigError(f"offset is {offset}; allowed is 0 to {len(prompt_ids)}")
     lm = LM.of(model, tokenizer)
     ids = list(prompt_ids)[: len(prompt_ids) - offset]
-    cache = c if isinstance(c, PromptCache) else _unknown(c or [])
+    cache = _known([] if c is None else c)
     known = cache.token_ids
     before = cache.place(lm) if any(layer.offset for layer in cache) else None
     found = kvfrag.export(lm, lm.place(ids, after=before))
-    cache[:], cache.rows, cache.marks = _layers(lm, [found], 0), [known + ids], found.marks
+    cache[:] = _filled(cache, _layers(lm, [found], 0))
+    cache.describe(CachedRows([known + ids], 0, found.marks, cache.is_path))
     if c is not None and c is not cache:
         c[:] = cache
     return cache, len(ids)
 
 
+def _filled(old: Sequence[Any], new: list[Any]) -> list[Any]:
+    """Return the layers of a cache after a prompt: the caller's objects where they can hold it."""
+    if [type(layer) for layer in old] != [type(layer) for layer in new]:
+        return new
+    for layer, full in zip(old, new, strict=True):
+        layer.keys, layer.values = full.keys, full.values
+        if not isinstance(layer, KVCache):
+            layer.offset = full.offset
+    return list(old)
+
+
 def frag_cache(cache: Sequence[Any], start_idx: int = 0, end_idx: int = -1) -> list[KVFrag]:
     """Return slots start_idx to end_idx. NOTE: the default leaves the last one out."""
     start, stop, _ = slice(start_idx, end_idx).indices(cache[0].offset if cache else 0)
-    return _cut(_unknown(cache), 0, start, stop)
+    return _cut(_known(cache), 0, start, stop)
 
 
 def clip_frag(frags: Sequence[KVFrag], token_limit: int) -> list[KVFrag]:
@@ -238,7 +283,7 @@ def frag_batch_gen(
     The cache of `generate_batched` holds new tokens only: pass 0.
     """
     return [
-        _cut(_unknown(cache), row, total_prompt_len, total_prompt_len + length)
+        _cut(_known(cache), row, total_prompt_len, total_prompt_len + length)
         for row, length in enumerate(generated_lengths)
     ]
 
@@ -257,7 +302,7 @@ def fuse_cache_frags(frags: Sequence[Sequence[KVFrag]], offset: int = 0) -> Prom
     ids = [token for frag in first for token in frag.token_ids]
     if not first:
         return PromptCache(layers, [ids])
-    return PromptCache(layers, [ids], first[0].start, first[0].marks)
+    return PromptCache(layers, [ids], first[0].start, first[0].marks, is_path=True)
 
 
 # Generation
@@ -269,7 +314,7 @@ def generate_batched(
     prompt: Sequence[int],
     batch_size: int,
     *,
-    prompt_cache: PromptCache | None = None,
+    prompt_cache: Sequence[Any] | None = None,
     verbose: bool = False,
     max_tokens: int = 256,
     temp: float = 0.0,
@@ -286,7 +331,8 @@ def generate_batched(
 
     Args:
         prompt: token ids: the whole path; or, with a cache that does not begin them, what follows
-            it (ids that the cache already ends with are not run twice, except the last).
+            it (ids that the cache already ends with are not run twice, except the last). With
+            the cache of a node, its own tokens: nothing is appended.
         verbose, min_tokens_to_keep, repetition_context_size, prefill_step_size: accepted, not used.
         top_p: 0 is off, as is 1. kwargs: further SamplingParams, such as `seed`.
 
@@ -314,7 +360,7 @@ def generate_batched_stream(
     prompt: Sequence[int],
     batch_size: int,
     *,
-    prompt_cache: PromptCache | None = None,
+    prompt_cache: Sequence[Any] | None = None,
     max_tokens: int = 256,
     temp: float = 0.0,
     top_p: float = 0.0,
@@ -337,7 +383,7 @@ def generate_batched_stream(
     start = growth.shoots[0].origin.depth
     for item in items(growth):
         if item["type"] == "final":
-            item = item.but(prompt_cache=_generated(lm, growth.children, start))
+            item["prompt_cache"] = _generated(lm, growth.children, start)
         yield item
 
 
@@ -345,15 +391,16 @@ def _growth(
     model: Any,
     tokenizer: Any,
     prompt: Sequence[int],
-    cache: PromptCache | None,
+    layers: Sequence[Any] | None,
     *,
     streamed: bool,
     **sampling: Any,
 ) -> tuple[LM, Growth]:
     lm = LM.of(model, tokenizer)
     params = known_params(**sampling)
-    if cache is not None and cache.token_ids:
-        root = Heddle(lm, None, _path(cache.token_ids, list(prompt)))
+    cache = _known(layers or [])
+    if cache.token_ids or any(layer.offset for layer in cache):
+        root = Heddle(lm, None, _path(cache, list(prompt)))
         place = cache.place(lm)
         tokens = root.tokens
         if tokens[: place.depth] == cache.token_ids:
@@ -365,11 +412,12 @@ def _growth(
     return lm, growth
 
 
-def _path(cached: list[int], prompt: list[int]) -> list[int]:
+def _path(cache: PromptCache, prompt: list[int]) -> list[int]:
     """Return the whole path that a cache and a prompt mean together; see `generate_batched`."""
+    cached = cache.token_ids
     if prompt[: len(cached)] == cached:
         return prompt
-    if not prompt:
+    if not prompt or (cache.is_path and cached[-len(prompt) :] == prompt):
         return cached
     if cached[len(cached) - len(prompt) + 1 :] == prompt[:-1]:
         return [*cached, prompt[-1]]
@@ -455,9 +503,14 @@ def _held(layer: Any) -> tuple[Any, Any]:
     return layer.keys[:, :, : layer.offset], layer.values[:, :, : layer.offset]
 
 
-def _unknown(cache: Sequence[Any]) -> PromptCache:
-    """Return a cache whose tokens are not known, such as `get_prefix_cache()`, as one of ours."""
-    return cache if isinstance(cache, PromptCache) else PromptCache(cache, [])
+def _known(cache: Sequence[Any]) -> PromptCache:
+    """Return a list of layers as a cache that knows its tokens, as far as its layers carry them."""
+    if isinstance(cache, PromptCache):
+        return cache
+    held = getattr(cache[0], "weft_rows", None) if cache else None
+    if held is None:
+        return PromptCache(cache, [])
+    return PromptCache(cache, held.rows, held.start, held.marks, is_path=held.is_path)
 
 
 def _check_joints(frags: Sequence[KVFrag]) -> None:

@@ -26,7 +26,7 @@ __all__ = ["AsyncMlxLM", "Query"]
 
 
 @dataclass(slots=True)
-class Query:
+class MlxQuery:
     """A context that waits, and the future of its answer.
 
     `past`, `node` and `next_token_index` are what `AsyncMlxLM.walk_cache` returned; they are
@@ -39,6 +39,9 @@ class Query:
     node: Any = None
     next_token_index: int | None = None
     lora_name: str | None = None
+
+
+Query = MlxQuery
 
 
 class AsyncMlxLM(KnownLM):
