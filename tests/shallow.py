@@ -12,8 +12,6 @@ from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import pytest
-
 TINY = Path(str(files("weft") / "data" / "tiny"))
 N_LAYERS = 2
 SLOT = N_LAYERS * 1024  # bytes of one token's KV
@@ -26,9 +24,7 @@ def _home() -> TemporaryDirectory[str]:
 
 @cache
 def shallow_gguf() -> Path:
-    """Write the model as a GGUF file beside the folder, in float32; skip where that cannot be."""
-    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
-    pytest.importorskip("gguf", reason="gguf is not installed")
+    """Write the model as a GGUF file beside the folder, in float32."""
     from recipe.export_gguf import export_gguf
 
     file = Path(_home().name) / "shallow.gguf"

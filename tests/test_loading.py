@@ -519,8 +519,11 @@ def test_what_mlx_lm_quantised_is_refused_elsewhere_with_what_to_take(
     [
         ("llamacpp", "tiny", "takes GGUF files; tiny is a model folder, for numpy or torch or mlx"),
         ("llamacpp", str(TINY), "tiny is a model folder"),
-        ("numpy", "x.gguf", "takes the embedded .* x.gguf is a GGUF file, for llamacpp or torch"),
-        ("mlx", "x.gguf", "the mlx engine takes models of mlx-lm; x.gguf is a GGUF file"),
+        (
+            "mlx",
+            "x.gguf",
+            "models of mlx-lm; x.gguf is a GGUF file, for llamacpp or numpy or torch",
+        ),
         ("vllm", "x.gguf", "x.gguf is a GGUF file"),
         ("remote", "tiny", "the remote engine takes addresses of .*; tiny is a model folder"),
         ("torch", "http://127.0.0.1:9/v1", "is the address of a server, for remote"),

@@ -50,7 +50,7 @@ def main() -> int:
         print(f"no llama-cpp-python {VERSION} in {folder}: --build compiles it", file=sys.stderr)
         return 1
     constraints = Path(__file__).resolve().parent.parent / "constraints.txt"
-    _pip("install", "--quiet", "--constraint", str(constraints), str(wheel), "gguf")
+    _pip("install", "--quiet", "--constraint", str(constraints), str(wheel))
     return 0
 
 

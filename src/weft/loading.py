@@ -20,6 +20,8 @@ from .engines import engine_class, install_hint
 from .engines.abilities import OWN
 from .engines.base import Engine, EngineInfo
 from .engines.checkpoint import check_tokenizer, is_of_mlx, read_config
+from .engines.gguf import read_gguf
+from .engines.gguf.families import runs_on_torch
 from .engines.source import ELSEWHERE, EMBEDDED, SMOLLM2, resolve, smollm2_file
 from .errors import ConfigError, EngineUnavailable, ModelLoadError, Unsupported, WeftError
 from .files import read_json
@@ -88,9 +90,10 @@ def load(
             comes with the model.
         model: of a server, its name for the model; "" is the only one it has. Without a source,
             the source.
-        engine: a name, or "auto": numpy for the embedded model, llamacpp for GGUF files, remote for
-            servers, mlx on Apple silicon and for what mlx-lm has quantised, torch for the others,
-            or where it is not installed numpy for those it can run.
+        engine: a name, or "auto": numpy for the embedded model, remote for servers, mlx on Apple
+            silicon and for what mlx-lm has quantised, torch for other folders, or if it is not
+            installed numpy for those it can run. For GGUF files: llamacpp if it is installed, else
+            numpy for Llama and Qwen, else torch.
         device: "auto", or as the engine calls it ("cpu", "cuda", …).
         dtype: "auto", or as the engine calls it ("float32", "bfloat16", …).
         revision: for the Hub: a branch, tag or commit.
@@ -189,7 +192,7 @@ class NamedSource:
         """Return the LM of a GGUF file."""
         refuse_given("a GGUF file", token=self.token, **self.of_files)
         file = gguf_file(self.source)
-        name = gguf_engine(self.source) if self.engine == "auto" else self.engine
+        name = gguf_engine(self.source, self.engine, self.given["device"])
         return self._lm(self._load(name, file), self.tokenizer)
 
     def of_folder(self) -> LM:
@@ -533,7 +536,7 @@ def checked_options(given: Any) -> dict[str, Any]:
 # Files and addresses --------------------------------------------------------------------------
 
 _OF_FOLDERS = ("numpy", "torch", "mlx", "vllm")
-_OF_GGUF = ("llamacpp", "torch")
+_OF_GGUF = ("llamacpp", "numpy", "torch")
 
 
 def fitting(source: str | os.PathLike[str]) -> tuple[str, tuple[str, ...]]:
@@ -581,16 +584,40 @@ def gguf_file(source: str | os.PathLike[str]) -> Path:
     return file
 
 
-def gguf_engine(source: str | os.PathLike[str]) -> str:
-    """Return the engine for GGUF files. Raises: EngineUnavailable, with what to install."""
-    if find_spec("llama_cpp") is not None:
+def gguf_engine(source: str | os.PathLike[str], engine: str = "auto", device: str = "auto") -> str:
+    """Return the engine for a GGUF file: llamacpp if installed, else numpy if it runs the family,
+    else torch. Neither llama.cpp nor torch is imported.
+
+    Raises:
+        EngineUnavailable: none that runs the file is installed; names the commands that help.
+        Unsupported: `engine` was asked for, and does not run the file.
+        ModelLoadError: the file is missing or broken.
+    """
+    if engine == "auto" and find_spec("llama_cpp") is not None:
         return "llamacpp"
-    hint = install_hint("llamacpp")
-    also = ""
-    if find_spec("torch") is not None and find_spec("transformers") is not None:
-        also = ", or use the torch engine, which reads it dequantised: --engine torch"
-    raise EngineUnavailable(
-        f"{source} is a GGUF file, which the llamacpp engine reads; run: {hint}{also}", hint=hint
+    if engine not in ("auto", "torch"):
+        return engine
+    file = gguf_file(source)
+    header = read_gguf(file)
+    if engine == "auto" and device in ("auto", "cpu"):
+        with suppress(Unsupported):
+            engine_class("numpy").refuse(file)
+            return "numpy"
+    names = [*(["torch"] if runs_on_torch(header) else []), "llamacpp"]
+    if names[0] == "torch" and all(find_spec(name) is not None for name in OWN["torch"].packages):
+        return "torch"
+    hints = [install_hint(name) for name in names]
+    if engine in names:
+        raise EngineUnavailable(
+            f"the torch engine needs the packages torch and transformers; run: {hints[0]}",
+            hint=hints[0],
+        )
+    kind = Unsupported if engine == "torch" else EngineUnavailable
+    raise kind(
+        f"{source} is a {header.architecture} model; engines that run it are {' and '.join(names)},"
+        f" and not installed. Run: {'  or: '.join(hints)}  (llama.cpp is compiled as it is"
+        " installed, unless there is a wheel: docs/llamacpp.md)",
+        hint=hints[0],
     )
 
 

@@ -31,8 +31,17 @@ def log_softmax(logits: NDArray[Any]) -> NDArray[np.float64]:
     return result
 
 
-@pytest.mark.parametrize("name", ["smollm2-torch", "smollm2-numpy", "smollm2-mlx"])
-def test_logits_of_a_folder_equal_those_of_transformers(
+@pytest.mark.parametrize(
+    "name",
+    [
+        "smollm2-torch",
+        "smollm2-numpy",
+        "smollm2-mlx",
+        "smollm2-gguf-torch",
+        "smollm2-gguf-numpy",
+    ],
+)
+def test_logits_equal_those_of_transformers_from_the_folder(
     name: str, load_real: Load, transformers_model: Any
 ) -> None:
     import torch
@@ -105,7 +114,7 @@ def test_greedy_tokens_of_the_llamacpp_engine_equal_those_of_llama_cpp(
     assert node.tokens == expected[: len(node.tokens)]
 
 
-@pytest.mark.parametrize("name", ["smollm2-gguf-torch", "gemma3-torch"])
+@pytest.mark.parametrize("name", ["smollm2-gguf-torch", "smollm2-gguf-numpy", "gemma3-torch"])
 def test_dequantised_logits_are_near_those_of_llama_cpp(name: str, load_real: Load) -> None:
     """llama.cpp rounds activations to eight bits; the mean of all log-probabilities stays near."""
     lm, model = load_real(name), name.partition("-")[0]

@@ -18,6 +18,7 @@ from ...tokens.tokenizer import Tokenizer
 from ..abilities import OWN
 from ..base import Engine, EngineInfo, LateTokens, Pooling, Row, check_rows
 from ..gguf import GGUF, read_gguf
+from ..gguf.sampling import sampling_of
 from . import settings as made
 from .context import Context, Floats
 from .kv import SequenceFragments, kv_dtype
@@ -30,13 +31,6 @@ from .vocabulary import read_tokenizer
 
 _N_SEQUENCES = 256  # the library's own limit
 _SPARE = 8  # leases for rows that write nothing, and for KV on its way out and in
-_SAMPLING = {
-    "temp": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "penalty_repeat": "repetition_penalty",
-}
 _POOLING: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
 
 
@@ -178,14 +172,7 @@ class LlamaCppEngine(Engine):
 
     def sampling_defaults(self) -> SamplingParams | None:
         """Return how the file says that its model is sampled; None where it does not."""
-        values = self._header.values
-        found = {
-            ours: values[f"general.sampling.{theirs}"]
-            for theirs, ours in _SAMPLING.items()
-            if f"general.sampling.{theirs}" in values
-        }
-        config = {"do_sample": True, **found}
-        return SamplingParams.from_generation_config(config) if found else None
+        return sampling_of(self._header)
 
     def forward(self, rows: Sequence[Row]) -> ViewOutput:
         """Run all rows; see `Engine.forward`. Raises: ForwardError, KVFull, Unsupported."""

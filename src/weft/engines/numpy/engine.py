@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -12,21 +14,34 @@ from numpy.typing import NDArray
 from ...checks import one_of
 from ...errors import ForwardError, Unsupported
 from ...sampling import metrics
+from ...sampling.params import SamplingParams
+from ...share import bytes_left
+from ...tokens.tokenizer import Tokenizer
 from ..abilities import OWN
 from ..base import Engine, EngineInfo, HostOutput, Row, Score, ScoreSpan
 from ..checkpoint import Checkpoint, open_checkpoint, read_config
+from ..gguf import read_gguf
+from ..gguf.checkpoint import GGUFCheckpoint
+from ..gguf.families import check_numpy
+from ..gguf.sampling import sampling_of
+from ..gguf.tokenizer import read_tokenizer
 from ..source import Progress
 from ..threads import BlasThreads
-from .config import LlamaConfig, parse_config
+from .config import LlamaConfig, frequencies, parse_config
 from .kv import NumpyFragments
 from .model import Floats, Model, read_weights
 from .step import Plan
 
+_log = logging.getLogger("weft.engines")
+
 Answer = TypeVar("Answer")
+
+_DTYPES = ("auto", "float32", "bfloat16")
+_MEMORY_SHARE = 0.8  # of the memory that is left, for weights in float32
 
 
 class NumpyEngine(Engine):
-    """A Llama-family model in float32; usually made by `load`."""
+    """A Llama-family model, computed in float32; usually made by `load`."""
 
     fragments: NumpyFragments
 
@@ -35,12 +50,15 @@ class NumpyEngine(Engine):
         checkpoint: Checkpoint,
         config: LlamaConfig,
         *,
+        dtype: str = "float32",
         threads: int | str = "auto",
         progress: Progress | None = None,
     ) -> None:
+        """dtype: of the weights in memory, "float32" or "bfloat16"."""
         self._config = config
         self._threads = BlasThreads(threads)
-        weights = read_weights(checkpoint, config, progress=progress)
+        self._checkpoint = checkpoint
+        weights = read_weights(checkpoint, config, is_packed=dtype == "bfloat16", progress=progress)
         self._model: Model | None = Model(config, weights)
         self._plan: Plan | None = None
         self.fragments = NumpyFragments(config)
@@ -52,16 +70,18 @@ class NumpyEngine(Engine):
             n_positions=config.n_positions,
             kv_bytes_per_token=config.kv_bytes_per_token,
             dtype="float32",
-            fingerprint=checkpoint.fingerprint(),
-            n_embd=weights.embed.shape[1],
+            fingerprint=checkpoint.fingerprint() + ("" if dtype == "float32" else f"-{dtype}"),
+            n_embd=config.n_hidden,
             abilities=OWN["numpy"],
-            extra={"max_threads": self._threads.max_threads},
+            extra={"max_threads": self._threads.max_threads, "weights": dtype},
         )
 
     @classmethod
     def refuse(cls, folder: Path) -> None:
-        """Refuse what is not of the Llama family; see `Engine.refuse`."""
-        parse_config(read_config(folder))
+        """Check that a folder or GGUF file is of the Llama family; see `Engine.refuse`."""
+        is_gguf = folder.suffix.lower() == ".gguf"
+        config = parse_config(_open(folder).config if is_gguf else read_config(folder))
+        frequencies(config.rope, config.head_dim)
 
     @classmethod
     def load(
@@ -74,28 +94,44 @@ class NumpyEngine(Engine):
         threads: int | str = "auto",
         progress: Progress | None = None,
     ) -> NumpyEngine:
-        """Load a Transformers-format folder; weights in any float format are computed in float32.
+        """Load a Transformers-format folder or a GGUF file of the Llama family.
 
         Args:
+            folder: the folder, or the file, whose weights are dequantised.
             device: "auto" or "cpu", which are the same.
+            dtype: of the weights in memory; all is computed in float32. "bfloat16" halves the
+                memory, and a step takes 2 to 4 times as long. "auto": float32 if that takes at most
+                80 % of the memory that is left, else bfloat16.
             n_ctx: a context shorter than the model's own.
             threads: BLAS threads of a forward; "auto" finds them, or does as the environment says.
             progress: called with "load", layers read, layers in all and "".
 
         Raises:
             ModelLoadError: files are missing, broken or do not belong together.
-            Unsupported: the architecture, or a dtype other than "auto" and "float32".
+            Unsupported: the architecture, or another dtype.
             ConfigError: n_ctx or threads is out of range, or the device is another one.
         """
         one_of("device", device, ("auto", "cpu"), ': the numpy engine runs on the CPU; try "torch"')
-        if dtype not in ("auto", "float32"):
+        if dtype not in _DTYPES:
             raise Unsupported(
-                f"dtype is {dtype!r}; allowed are 'auto' and 'float32', in which the numpy engine"
-                ' computes; try engine="torch"'
+                f"dtype is {dtype!r}; allowed are {', '.join(map(repr, _DTYPES))} on the numpy"
+                ' engine; try engine="torch"'
             )
-        checkpoint = open_checkpoint(Path(folder))
+        checkpoint = _open(Path(folder))
         config = parse_config(checkpoint.config, n_ctx=n_ctx)
-        return cls(checkpoint, config, threads=threads, progress=progress)
+        if dtype == "auto":
+            dtype = _dtype_by_memory(checkpoint)
+        return cls(checkpoint, config, dtype=dtype, threads=threads, progress=progress)
+
+    def tokenizer(self) -> Tokenizer | None:
+        """Return the tokenizer of a GGUF file; None for a folder, which has it as files."""
+        checkpoint = self._checkpoint
+        return read_tokenizer(checkpoint.header) if isinstance(checkpoint, GGUFCheckpoint) else None
+
+    def sampling_defaults(self) -> SamplingParams | None:
+        """Return the sampling parameters that a GGUF file names; None for a folder."""
+        checkpoint = self._checkpoint
+        return sampling_of(checkpoint.header) if isinstance(checkpoint, GGUFCheckpoint) else None
 
     def forward(self, rows: Sequence[Row]) -> HostOutput:
         """Run all rows in one pass over the layers.
@@ -156,6 +192,29 @@ class NumpyEngine(Engine):
             self.info.n_vocab,
             lambda first, last: model.logits(hidden[start + first : start + last]),
         )
+
+
+def _open(path: Path) -> Checkpoint:
+    if path.suffix.lower() != ".gguf":
+        return open_checkpoint(path)
+    header = read_gguf(path)
+    check_numpy(header)
+    return GGUFCheckpoint(header)
+
+
+def _dtype_by_memory(checkpoint: Checkpoint) -> str:
+    left = bytes_left()
+    n_values = sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
+    if left is None or 4 * n_values <= _MEMORY_SHARE * left:
+        return "float32"
+    _log.warning(
+        "%s takes %d MiB in float32, and %d MiB of memory are left: its weights are kept in"
+        ' bfloat16, which takes half and is slower; dtype="float32" insists',
+        checkpoint.folder,
+        4 * n_values >> 20,
+        left >> 20,
+    )
+    return "bfloat16"
 
 
 def _check_ids(ids: NDArray[np.int64], n_vocab: int) -> None:

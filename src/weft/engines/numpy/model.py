@@ -28,7 +28,7 @@ class Model:
     def hidden(self, ids: NDArray[np.int64], plan: Plan) -> Floats:
         """Run all layers, storing new slots: return the last one's output, float32 [N, E]."""
         eps = self._config.norm_eps
-        x: Floats = self._weights.embed[ids]
+        x = rows_of(self._weights.embed, ids)
         turns = self._rope.turns(plan.positions)
         # NOTE: exp(-gate) may overflow to inf, which is right: the gate is then 0.
         with np.errstate(over="ignore"):
@@ -40,8 +40,7 @@ class Model:
 
     def logits(self, hidden: Floats) -> Floats:
         """Return the logits of some rows of `hidden`: float32 [n, V]."""
-        logits: Floats = self.normed(hidden) @ self._weights.head
-        return logits
+        return product(self.normed(hidden), self._weights.head)
 
     def normed(self, hidden: Floats) -> Floats:
         """Return some rows of `hidden` as the head sees them; a new array."""
@@ -111,17 +110,61 @@ def _mlp(y: Floats, layer: Layer) -> Floats:
 
 
 Floats = NDArray[np.float32]
+Matrix = NDArray[np.float32] | NDArray[np.uint16]  # uint16: the bits of bfloat16
+
+_BLOCK = 1 << 20  # values that are rounded to bfloat16, or widened, at a time
+
+
+def pack(values: Floats) -> NDArray[np.uint16]:
+    """Round to bfloat16, to the nearest and of two to the even one; return its bits."""
+    bits = np.ascontiguousarray(values).reshape(-1).view(np.uint32)
+    packed = np.empty(bits.size, np.uint16)
+    for start in range(0, bits.size, _BLOCK):
+        block = bits[start : start + _BLOCK]
+        odd = (block >> np.uint32(16)) & np.uint32(1)
+        packed[start : start + _BLOCK] = (block + (np.uint32(0x7FFF) + odd)) >> np.uint32(16)
+    return packed.reshape(values.shape)
+
+
+def widen(bits: NDArray[np.uint16]) -> Floats:
+    """Return bfloat16 values, given as bits, in float32."""
+    wide = bits.astype(np.uint32)
+    wide <<= np.uint32(16)
+    return wide.view(np.float32)
+
+
+def rows_of(matrix: Matrix, ids: NDArray[np.int64]) -> Floats:
+    """Return some rows of a matrix in float32; a new array."""
+    found = matrix[ids]
+    return widen(found) if found.dtype == np.uint16 else found  # type: ignore[arg-type,return-value]
+
+
+def product(x: Floats, matrix: Matrix) -> Floats:
+    """Return x @ matrix; a matrix [in, out] in bfloat16 is widened block by block."""
+    if matrix.dtype == np.float32:
+        y: Floats = x @ matrix
+        return y
+    n_in, n_out = matrix.shape
+    y = np.empty((len(x), n_out), np.float32)
+    step = max(1, _BLOCK // n_in)
+    for start in range(0, n_out, step):
+        block = matrix[:, start : start + step]
+        # NOTE: transposed where it is a view, so that memory is read in order.
+        is_turned = block.flags.f_contiguous
+        wide = widen(block.T).T if is_turned else widen(block)  # type: ignore[arg-type]
+        np.matmul(x, wide, out=y[:, start : start + step])
+    return y
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
     """y = x @ weight + bias, with weight [in, out]."""
 
-    weight: Floats
+    weight: Matrix
     bias: Floats | None = None
 
     def __call__(self, x: Floats) -> Floats:
-        y: Floats = x @ self.weight
+        y = product(x, self.weight)
         if self.bias is not None:
             y += self.bias
         return y
@@ -147,18 +190,22 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """embed: float32 [V, E]; head: float32 [E, V], a view of embed where they are tied."""
+    """embed: [V, E]; head: [E, V], a view of embed where they are tied."""
 
-    embed: Floats
+    embed: Matrix
     layers: tuple[Layer, ...]
     norm: Floats
-    head: Floats
+    head: Matrix
 
 
 def read_weights(
-    checkpoint: Checkpoint, config: LlamaConfig, *, progress: Progress | None = None
+    checkpoint: Checkpoint,
+    config: LlamaConfig,
+    *,
+    is_packed: bool = False,
+    progress: Progress | None = None,
 ) -> Weights:
-    """Read all tensors of a checkpoint.
+    """Read all tensors of a checkpoint. is_packed: matrices are kept in bfloat16.
 
     Raises:
         ModelLoadError: a tensor is missing, has another shape than config.json says, or is unknown.
@@ -166,22 +213,31 @@ def read_weights(
     _refuse_unknown(checkpoint, config)
     layers = []
     for index in range(config.n_layers):
-        layers.append(_LayerReader(checkpoint, config, index).layer())
+        layers.append(_LayerReader(checkpoint, config, index, is_packed=is_packed).layer())
         if progress is not None:
             progress("load", index + 1, config.n_layers, "")
     table = (config.n_vocab, config.n_hidden)
-    embed = checkpoint.read("model.embed_tokens.weight", table)
-    head = embed if config.tied else checkpoint.read("lm_head.weight", table)
+    embed = _kept(checkpoint.read("model.embed_tokens.weight", table), is_packed=is_packed)
+    head = embed
+    if not config.tied:
+        head = _kept(checkpoint.read("lm_head.weight", table), is_packed=is_packed)
     norm = checkpoint.read("model.norm.weight", (config.n_hidden,))
     return Weights(embed, tuple(layers), norm, head.T)
+
+
+def _kept(matrix: Floats, *, is_packed: bool) -> Matrix:
+    return pack(matrix) if is_packed else matrix
 
 
 class _LayerReader:
     """Reads the tensors of one layer by their short names."""
 
-    def __init__(self, checkpoint: Checkpoint, config: LlamaConfig, index: int) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, config: LlamaConfig, index: int, *, is_packed: bool
+    ) -> None:
         self._checkpoint = checkpoint
         self._config = config
+        self._is_packed = is_packed
         self._prefix = f"model.layers.{index}."
 
     def layer(self) -> Layer:
@@ -208,7 +264,8 @@ class _LayerReader:
             self._projection(f"{block}.{name}.weight", scale_queries, n_out, n_in)
             for name, n_out in outs.items()
         ]
-        weight = np.ascontiguousarray(np.concatenate(weights).T)
+        whole = np.ascontiguousarray(np.concatenate(weights).T)
+        weight = _kept(whole, is_packed=self._is_packed)
         if not self._has_bias(block, outs):
             return Linear(weight)
         biases = [

@@ -1,56 +1,53 @@
-"""A GGUF file as a Transformers model: its weights dequantised, its tokenizer converted."""
+"""A GGUF file as a Transformers model: dequantised weights, and the tokenizer of the file."""
 
 from __future__ import annotations
 
 from contextlib import redirect_stderr
-from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+import transformers
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from ...errors import EngineError, EngineUnavailable, ModelLoadError, Unsupported
+from ...errors import EngineError, ModelLoadError, Unsupported
+from ...sampling.params import SamplingParams
 from ...tokens.tokenizer import Tokenizer
-from ..gguf import read_gguf
+from ..gguf import GGUF, read_gguf
+from ..gguf.checkpoint import GGUFCheckpoint
+from ..gguf.families import family_of
+from ..gguf.sampling import sampling_of
+from ..gguf.tokenizer import read_tokenizer
 from .model import DTYPES, check_dtype, quiet
 from .refusals import refuse_config
 
-_HINT = 'pip install "gguf>=0.17"'
-
 
 class Dequantised(NamedTuple):
-    """What a GGUF file becomes."""
+    """A GGUF file, loaded. sampling: parameters that the file names; None if it names none."""
 
     model: PreTrainedModel
     fingerprint: str
     tokenizer: Tokenizer
+    sampling: SamplingParams | None
 
 
 def load_gguf(file: Path, device: torch.device, dtype: str) -> Dequantised:
-    """Load a GGUF file, its weights in `dtype` ("auto": float32), as many bytes as they are then.
+    """Load a GGUF file with its weights in `dtype` ("auto": float32).
 
-    Raises: ModelLoadError for a broken file, Unsupported for a family that Transformers does not
-    read from GGUF, EngineUnavailable without the gguf package.
+    Raises: ModelLoadError for a broken file, Unsupported for a family that neither Weft's tables
+    nor Transformers read from GGUF.
+    Cost: memory for the weights in `dtype`, and 0.5 MB more while they are dequantised; families
+    that only Transformers reads are dequantised to float32 first.
     """
     check_dtype(dtype)
     header = read_gguf(file)
-    if find_spec("gguf") is None:
-        raise EngineUnavailable(
-            f"the torch engine reads {file.name} with the package 'gguf', which is not installed;"
-            f" run: {_HINT}",
-            hint=_HINT,
-        )
-    where: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
+    wanted = DTYPES.get(dtype, torch.float32)
+    load = _by_transformers if family_of(header) is None else _by_tables
     try:
-        with quiet(), redirect_stderr(StringIO()):  # there is a bar that nothing else stops
-            config = AutoConfig.from_pretrained(file.parent, **where)
-            refuse_config(config)
-            model = AutoModelForCausalLM.from_pretrained(
-                file.parent, config=config, dtype=DTYPES.get(dtype, torch.float32), **where
-            )
-            text = AutoTokenizer.from_pretrained(file.parent, **where)
+        with quiet():
+            model = load(header, wanted)
     except EngineError:
         raise
     except Exception as error:
@@ -60,4 +57,52 @@ def load_gguf(file: Path, device: torch.device, dtype: str) -> Dequantised:
                 ' engine="llamacpp" may'
             ) from error
         raise ModelLoadError(f"Transformers cannot load {file}: {error}") from error
-    return Dequantised(model.to(device), header.fingerprint("dequantised"), Tokenizer.wrap(text))
+    fingerprint = header.fingerprint("dequantised")
+    return Dequantised(model.to(device), fingerprint, read_tokenizer(header), sampling_of(header))
+
+
+def _by_tables(header: GGUF, dtype: torch.dtype) -> PreTrainedModel:
+    """Build the model from the header's numbers, and dequantise tensor by tensor into `dtype`."""
+    checkpoint = GGUFCheckpoint(header)
+    values = dict(checkpoint.config)
+    config = AutoConfig.for_model(values.pop("model_type"), **values)
+    refuse_config(config)
+    kind: Any = getattr(transformers, checkpoint.config["architectures"][0])
+    weights = {name: _dequantised(checkpoint, name, dtype) for name in checkpoint.tensors}
+    model, report = kind.from_pretrained(
+        None, config=config, state_dict=weights, dtype=dtype, output_loading_info=True
+    )
+    for what, key in (("lacks", "missing_keys"), ("has too many", "unexpected_keys")):
+        if names := sorted(report[key]):
+            raise ModelLoadError(
+                f"{header.file} {what} tensors of a {kind.__name__}, {names[0]!r} among"
+                f" {len(names)}; download it again"
+            )
+    loaded: PreTrainedModel = model
+    return loaded
+
+
+def _dequantised(checkpoint: GGUFCheckpoint, name: str, dtype: torch.dtype) -> Tensor:
+    shape = checkpoint.tensors[name].shape
+    flat = torch.empty(torch.Size(shape).numel(), dtype=dtype)
+    for start, values in checkpoint.pieces(name):
+        flat[start : start + values.size] = torch.from_numpy(values)
+    order = checkpoint.row_order(name)
+    whole = flat.view(shape)
+    return whole if order is None else whole[torch.from_numpy(order)]
+
+
+def _by_transformers(header: GGUF, dtype: torch.dtype) -> PreTrainedModel:
+    where: dict[str, Any] = {"gguf_file": header.file.name, "local_files_only": True}
+    folder = header.file.parent
+    with redirect_stderr(StringIO()):  # a progress bar that no setting turns off
+        config = AutoConfig.from_pretrained(folder, **where)
+        refuse_config(config)
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype=dtype, **where
+        )
+    # The weights are plain numbers now; what is left of the quantizer says otherwise.
+    for owner, name in ((model, "hf_quantizer"), (model.config, "quantization_config")):
+        if hasattr(owner, name):
+            delattr(owner, name)
+    return model

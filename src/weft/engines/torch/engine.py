@@ -182,7 +182,7 @@ class TorchEngine(ModelEngine):
                 kv=kv,
                 graphs=graphs,
             )
-            engine.brought = found.tokenizer
+            engine.brought, engine.sampling = found.tokenizer, found.sampling
             return engine
         model, fingerprint = load_model(
             Path(source),

@@ -32,6 +32,7 @@ from .upload import upload
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ...sampling.params import SamplingParams
     from ...sampling.sampler import DrawBatch
     from ...tokens.tokenizer import Tokenizer
 
@@ -41,11 +42,13 @@ class ModelEngine(Engine):
 
     `model` is the engine's own copy of the modules; the owner keeps using the original.
     brought: the tokenizer that came in the model's own file; None: it lies beside it.
+    sampling: the sampling parameters that the model's own file names; None if it names none.
     """
 
     info: EngineInfo
     model: PreTrainedModel
     brought: Tokenizer | None = None
+    sampling: SamplingParams | None = None
 
     def __init__(
         self, model: PreTrainedModel, *, n_ctx: int | None, kernels: bool | None = None
@@ -121,6 +124,9 @@ class ModelEngine(Engine):
 
     def tokenizer(self) -> Tokenizer | None:
         return self.brought
+
+    def sampling_defaults(self) -> SamplingParams | None:
+        return self.sampling
 
     def watch(self, owned: PreTrainedModel) -> None:
         """Refuse to run while something in the owner's model is another than it is in this one."""

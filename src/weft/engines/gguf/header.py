@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import ModelLoadError, Unsupported
-from ..files import reason, shown
+from ...errors import ModelLoadError, Unsupported
+from ...files import reason, shown
 
 # GGML's tensor types: number → name, values in a block, bytes of a block.
 TYPES: dict[int, tuple[str, int, int]] = {
@@ -131,14 +131,14 @@ def read_gguf(file: Path) -> GGUF:
         ModelLoadError: a file is missing, no GGUF, truncated, or its numbers do not fit together.
         Unsupported: a version of the format that is not read, or a part of a model alone.
     """
-    header = _read_one(file)
+    header = read_header(file)
     n_files = header.values.get("split.count", 1)
     if not _is_whole(n_files, 0, 99999):
         raise _broken(file, f"split.count is {shown(n_files)}")
     tensors = dict(header.tensors)
     if n_files > 1:
         for part in _other_files(file, n_files):
-            tensors |= _read_one(part).tensors
+            tensors |= read_header(part).tensors
     whole = GGUF(file, header.values, tensors)
     check_model(whole)
     return whole
@@ -289,7 +289,11 @@ def _other_files(file: Path, n_files: int) -> Iterator[Path]:
 # One file -------------------------------------------------------------------------------------
 
 
-def _read_one(file: Path) -> GGUF:
+def read_header(file: Path) -> GGUF:
+    """Read the header of one file, which may hold a vocabulary alone; nothing is compared.
+
+    Raises: ModelLoadError, Unsupported, as `read_gguf`.
+    """
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:

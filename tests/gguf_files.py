@@ -1,0 +1,76 @@
+"""GGUF files of Transformers models, with the gguf package's own names of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, GGUFWriter, get_tensor_name_map
+
+from small_gguf import finish, tokenizer
+from weft.engines.gguf import read_gguf
+
+_KINDS = {"gemma": MODEL_ARCH.GEMMA, "gemma2": MODEL_ARCH.GEMMA2, "gemma3": MODEL_ARCH.GEMMA3}
+
+
+def write_gemma(model: Any, path: Path, like: Path, kind: str) -> Path:
+    """Write a model of Transformers' Gemma classes in float32; norms are stored with 1 added.
+
+    like: a GGUF file whose tokenizer is taken. kind: "gemma", "gemma2" or "gemma3".
+    """
+    config, arch = model.config, _KINDS[kind]
+    writer = GGUFWriter(path, MODEL_ARCH_NAMES[arch])
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+    if kind != "gemma":
+        writer.add_sliding_window(config.sliding_window)
+    if kind == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    tokenizer(writer, like)
+    names = get_tensor_name_map(arch, config.num_hidden_layers)
+    for name, weight in model.state_dict().items():
+        if name == "lm_head.weight":
+            continue
+        values = weight.float().numpy() + (1.0 if name.endswith("norm.weight") else 0.0)
+        target = names.get_name(name, try_suffixes=(".weight",))
+        assert target is not None, name
+        writer.add_tensor(target, np.ascontiguousarray(values.astype(np.float32)))
+    finish(writer)
+    return path
+
+
+def rewritten(path: Path, like: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """Copy a float32 GGUF file with other values. change: edits the values in place."""
+    header = read_gguf(like)
+    values = dict(header.values)
+    change(values)
+    writer = GGUFWriter(path, values.pop("general.architecture"))
+    for key, value in values.items():
+        if isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        elif isinstance(value, str):
+            writer.add_string(key, value)
+        else:
+            writer.add_array(key, value)
+    for name, tensor in header.tensors.items():
+        count = tensor.n_bytes // 4
+        array = np.fromfile(tensor.file, np.float32, count, offset=tensor.begin)
+        writer.add_tensor(name, array.reshape(tuple(reversed(tensor.shape))))
+    finish(writer)
+    return path
