@@ -127,6 +127,40 @@ def test_without_a_checker_the_best_score_wins_wherever_it_stands() -> None:
         assert (result.state, result.best.score, result.solved) == ("fine", 0.9, None)
 
 
+@pytest.mark.parametrize("name", ["tot", "tot-dfs", "mcts", "adaptive"])
+def test_states_that_the_model_scores_answer_with_a_complete_path(name: str, lm: weft.LM) -> None:
+    """The likelihood of a first word is higher than that of any full sentence."""
+    words = ("a", "duck", "named", "Vera")
+
+    def take(state: tuple[str, ...]) -> list[tuple[str, tuple[str, ...]]]:
+        return [(f" {word}", tuple(w for w in state if w != word)) for word in state]
+
+    start = Loom(lm, "Once upon a time", template=False)
+    fixed = STRATEGIES[name].fixed
+    result = call(name)(lm, start, state=words, propose=take, seed=1, **fixed)
+    assert result.state == ()
+    ends = [node for node, state in result.states.items() if state == ()]
+    assert result.best.score == max(node.score for node in ends if node.score is not None)
+    first = max(node.score for node in result.loom.children if node.score is not None)
+    assert result.best.score < first
+
+
+@pytest.mark.parametrize("name", ["mcts", "adaptive"])
+def test_search_that_comes_to_no_complete_path_answers_with_the_deepest(
+    name: str, lm: weft.LM
+) -> None:
+    words = " ".join("abcdefghijklmn").split()
+    result = call(name)(
+        lm,
+        Loom(lm, "Once upon a time", template=False),
+        state=(),
+        propose=lambda state: [(f" {word}", (*state, word)) for word in words],
+        rounds=3,
+        seed=1,
+    )
+    assert len(result.state) == max(map(len, result.states.values())) > 1
+
+
 def test_equal_states_are_followed_once_and_unhashable_ones_always() -> None:
     """Two orders of the same steps end in one state; lists cannot be told from each other."""
     opened = Counter[str]()
