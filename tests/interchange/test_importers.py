@@ -17,6 +17,7 @@ from weft import LM, Heddle, Loom, interchange
 from weft.errors import ConfigError, FormatError, ModelMismatch, StoreError
 from weft.interchange import ImportLimits, Knot, Sketch, export, read, recognise
 from weft.interchange import importers as importers_module
+from weft.store.library import name_of
 
 
 @cache
@@ -91,6 +92,46 @@ def test_where_the_reader_stood_and_bookmarks_and_scores_come_along() -> None:
         assert [node.text for node in loom.walk() if "bookmark" in node.meta] == [" upon"], name
     assert read(FILES["basemode"]).looms[0].loom.children[0].score == 4
     assert read(FILES["n8loom"]).looms[0].loom.children[0].children[0].terminal
+
+
+def test_the_prompt_of_an_n8loom_export_is_displayed_as_there() -> None:
+    lm = model()
+    made = Loom(lm, "Tell me a story.\n\nA short one.")
+    made.add(" Once")
+    exported = {
+        "node_id": "0",
+        "text": made.text,
+        "display_text": made.display_text(),
+        "terminal": False,
+        "children": [
+            {"text": " Once", "display_text": " Once", "terminal": False, "children": []},
+            {"text": " Twice", "display_text": "(hidden)", "terminal": False, "children": []},
+        ],
+    }
+    for each in (lm, None):
+        (only,) = read(exported, each).looms
+        assert only.loom.display_text() == made.display_text()
+        assert only.loom.user_prompt == made.user_prompt
+        assert only.loom.text == made.text
+        assert name_of(only.title or only.loom.user_prompt) == name_of(made.user_prompt)
+        one, other = only.loom.children
+        assert "display_text" not in json.dumps([only.loom.meta, one.meta])
+        assert other.meta["imported"]["display_text"] == "(hidden)"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<|im_start|>user\nTell me a story.<|im_end|>\n<|im_start|>assistant\n",
+        "<bos><start_of_turn>user\nTell me a story.<end_of_turn>\n<start_of_turn>model\n",
+        "<s>[INST] Tell me a story. [/INST]",
+        "<|bos|><|user|>Tell me a story.<|end|><|assistant|>",
+    ],
+)
+def test_an_n8loom_export_is_not_named_after_control_tokens(text: str) -> None:
+    (only,) = read({"text": text, "children": [], "terminal": False}).looms
+    assert only.title == "Tell me a story."
+    assert only.loom.text == text
 
 
 def test_a_templated_prompt_is_never_templated_again() -> None:

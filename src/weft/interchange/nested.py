@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from ..errors import FormatError
@@ -10,7 +11,14 @@ from .fields import Json, list_of, record_of, text_of, without
 from .sketch import Knot, Sketch
 
 _N8LOOM = ("terminal", "node_id", "display_text")
-_READ = ("text", "children", "terminal", "display_text")
+_READ = ("text", "children", "terminal")
+# What N8Loom displays for a prompt that went through a chat template.
+_DISPLAYED = re.compile(r"Prompt: (.*)\n\nResponse:\n\n", re.DOTALL)
+# Names of control tokens: <|im_start|>user, <start_of_turn>user, </s>, [INST].
+_CONTROL = re.compile(
+    r"(<\|(im_start|start|start_header_id)\|>|<start_of_turn>)(system|user|assistant|model)?"
+    r"|<\|[^<>|]+\|>|</?(s|bos|eos)>|<end_of_turn>|\[/?INST\]"
+)
 
 
 def is_n8loom(data: object) -> bool:
@@ -22,6 +30,13 @@ def n8loom(data: Any) -> list[Sketch]:
     """Read nested text, children and terminal. Texts are templated already: never again."""
     sketch = _walked(data)
     sketch.special = True
+    root = sketch.knots[0]
+    displayed = _DISPLAYED.fullmatch(str(data.get("display_text", "")))
+    if displayed is not None:
+        sketch.user_prompt = displayed[1]
+        root.imported.pop("display_text", None)
+    else:
+        sketch.title = " ".join(_CONTROL.sub(" ", root.text).split())
     return [sketch]
 
 
@@ -62,6 +77,8 @@ def _walked(root: Json) -> Sketch:
         if not isinstance(terminal, bool):
             raise FormatError(f"'terminal' of {where} is {shown(terminal)}; true or false belongs")
         imported = without(node, _READ)
+        if imported.get("display_text") == node.get("text"):
+            imported.pop("display_text", None)
         index = sketch.add(Knot(text_of(node, "text", where), parent, terminal, imported=imported))
         bookmark = node.get("bookmark")
         if bookmark is True:

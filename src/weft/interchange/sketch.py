@@ -56,7 +56,8 @@ class Sketch:
 
     at: the index of the node where its reader stood. special: special tokens in the texts were
     written by a model's template or by the model, and are read as such. notes: what was left out
-    or put otherwise, each with how often.
+    or put otherwise, each with how often. user_prompt: what the user asked, where the root's text
+    is that in a chat template; None where the root's text is the prompt.
     """
 
     title: str = ""
@@ -65,6 +66,7 @@ class Sketch:
     special: bool = False
     imported: dict[str, Any] = field(default_factory=dict)
     notes: Counter[str] = field(default_factory=Counter)
+    user_prompt: str | None = None
 
     def add(self, knot: Knot) -> int:
         """Append a node and return its index."""
@@ -169,7 +171,9 @@ def planted(
     """
     root = sketch.knots[0]
     home = Home(lm, lm, None if lm is None else lm.tokenizer, is_text=lm is None)
-    made = Prompt([] if lm is None else _prompt_ids(sketch, lm), root.text, False)
+    is_templated = sketch.user_prompt is not None
+    asked = root.text if sketch.user_prompt is None else sketch.user_prompt
+    made = Prompt([] if lm is None else _prompt_ids(sketch, lm), asked, is_templated)
     loom = loom_class.restored(home, made, heddle_class)
     loom.saved_by = NO_MODEL
     nodes: list[Heddle] = [loom]
