@@ -383,7 +383,8 @@ def _assemble(
     except Exception:
         engine.close()
         raise
-    _log.info("%s", in_words(lm))
+    if _log.isEnabledFor(logging.INFO):  # it decodes a token, which reads the whole vocabulary
+        _log.info("%s", in_words(lm))
     return lm
 
 

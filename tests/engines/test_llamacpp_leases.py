@@ -17,8 +17,12 @@ pytestmark = pytest.mark.llamacpp
 class TaggedCells:
     """Cells as the library has them: a position, the sequences that see it, and a name."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_leases: int) -> None:
+        self.n_leases, self.max_leases = min(2, max_leases), max_leases
         self.cells: list[tuple[int, str, set[int]]] = []
+
+    def reserve(self, n_cells: int, n_leases: int) -> None:
+        self.n_leases = max(self.n_leases, min(n_leases, self.max_leases))
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
         for position, _, tags in self.cells:
@@ -45,8 +49,8 @@ class World:
 
     def __init__(self, seed: int, n_leases: int = 64) -> None:
         self.rng = random.Random(seed)
-        self.cells = TaggedCells()
-        self.leases = Leases(n_leases, self.cells)
+        self.cells = TaggedCells(n_leases)
+        self.leases = Leases(self.cells)
         self.held: dict[PathFragment, list[str]] = {}
         self.above: dict[PathFragment, PathFragment | None] = {}
         self.n_names = 0
@@ -87,7 +91,7 @@ class World:
 
     def check(self) -> None:
         leaves = [f for f in self.held if not self.below(f)]
-        assert len(self.leases._free) == self.leases.n_leases - len(leaves)
+        assert self.leases.n_free == self.leases.n_leases - len(leaves)
         for fragment in self.held:
             shown = self.cells.seen(fragment.lease)
             assert shown[: fragment.end] == self.path(fragment)
@@ -209,7 +213,7 @@ def test_leases_run_out_with_an_error_and_nothing_has_changed() -> None:
 
 
 def test_a_path_of_100_000_fragments_takes_one_lease() -> None:
-    leases = Leases(4, TaggedCells())
+    leases = Leases(TaggedCells(4))
     tip = None
     for _ in range(100_000):
         fragment = PathFragment(tip)

@@ -366,7 +366,7 @@ class _Reader:
         if kind == _ARRAY:
             inner = self._one("I")
             if inner == _STRING:
-                return [self._string() for _ in range(self._count(8))]
+                return self._strings(self._count(8))
             code = self._code(inner)
             count = self._count(struct.calcsize(code))
             found = list(struct.unpack_from(f"<{count}{code}", self.data, self.at))
@@ -384,6 +384,19 @@ class _Reader:
         raw = self.data[self.at : self.at + length]
         self.at += length
         return raw.decode("utf-8", "surrogateescape")
+
+    def _strings(self, count: int) -> list[str]:
+        """Read strings one after the other: a vocabulary has hundreds of thousands."""
+        data, size, at = self.data, self.size, self.at
+        strings = []
+        for _ in range(count):
+            start = at + 8
+            at = start + int.from_bytes(data[at:start], "little")
+            if at > size or start > size:
+                raise _truncated(self.file, size)
+            strings.append(data[start:at].decode("utf-8", "surrogateescape"))
+        self.at = at
+        return strings
 
     def _count(self, least_bytes: int) -> int:
         """Read how many of something follow, each of at least so many bytes."""

@@ -1,27 +1,42 @@
-"""One context of llama.cpp: its cache, and a model call over a batch of tokens."""
+"""One context of llama.cpp: its KV cache, which grows, and a model call over a batch."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from typing import Any
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from llama_cpp import llama_cpp as C
 from numpy.typing import NDArray
 
-from ...errors import ForwardError, KVFull
+from ...errors import ForwardError, KVFull, ModelLoadError
 from ..threads import AutoThreads
 from .leases import END, Cells
 from .library import Handle, last_words
 
+_log = logging.getLogger("weft.engines.llamacpp")
+
 Floats = NDArray[np.float32]
+NewHandle = Callable[[int, int], Handle]  # of a context with so many cells and sequences
 _HEAD_BYTES = 8  # of a state: what it is, and whose
 _FAULTS = {1: "it found no room in its cache", 2: "it was stopped", -1: "it refuses the batch"}
 
 
+class Detachable(Protocol):
+    """An answer that reads the library's memory until it is detached."""
+
+    def detach(self) -> None:
+        """Copy what it has not copied yet."""
+
+
 class Context(Cells):
     """A context and the arrays of its batches. A closed one forgets in silence and runs nothing.
+
+    It starts with `n_cells` cells and `n_leases` leases. When more are needed, up to `max_cells`
+    and `max_leases`, the library's context is re-created, twice as large or more, and its KV moved.
 
     Each lease is `width` sequences of the library that always see the same: with a sliding window
     it writes over cells that one sequence alone sees and that have left its window, although a
@@ -30,8 +45,12 @@ class Context(Cells):
 
     def __init__(
         self,
-        handle: Handle,
+        new_handle: NewHandle,
         *,
+        n_cells: int,
+        max_cells: int,
+        n_leases: int,
+        max_leases: int,
         n_vocab: int,
         n_embd: int,
         n_batch: int,
@@ -39,8 +58,10 @@ class Context(Cells):
         max_threads: int = 0,
     ) -> None:
         """max_threads: calls choose their thread count up to it; 0 keeps the context's own."""
-        self._handle: Handle | None = handle
-        self._memory = C.llama_get_memory(handle.pointer)
+        self._new_handle = new_handle
+        self.max_cells, self.max_leases = max_cells, max_leases
+        self._reader: weakref.ref[Detachable] | None = None
+        self._use(new_handle(n_cells, n_leases * width), n_leases)
         self._n_vocab = n_vocab
         self._n_embd = n_embd
         self._state_head = b""
@@ -50,7 +71,6 @@ class Context(Cells):
         self._max_threads = max_threads
         self._n_threads = 0  # of the last call
         self._auto = AutoThreads()
-        self.n_cells = int(C.llama_n_ctx(handle.pointer))
         # NOTE: the library reads these arrays through the pointers in the batch.
         self._tokens = np.zeros(n_batch, np.int32)
         self._positions = np.zeros(n_batch, np.int32)
@@ -68,6 +88,69 @@ class Context(Cells):
             seq_id=_pointer(self._rows, ctypes.POINTER(ctypes.c_int32)),
             logits=_pointer(self._wanted, ctypes.c_int8),
         )
+
+    def _use(self, handle: Handle, n_leases: int) -> None:
+        self._handle: Handle | None = handle
+        self._memory = C.llama_get_memory(handle.pointer)
+        self.n_cells = int(C.llama_n_ctx(handle.pointer))
+        self.n_leases = n_leases
+
+    def reserve(self, n_cells: int, n_leases: int) -> None:
+        """Grow to so many cells and leases, or to the maximum; does nothing if they are there.
+
+        Call it between model calls; logits in the library's memory are gone afterwards. Cost of
+        growth: the KV is copied twice. Raises: KVFull if there is no memory for it.
+        """
+        n_cells = min(n_cells, self.max_cells)
+        n_leases = min(n_leases, self.max_leases)
+        handle = self._handle
+        if handle is None or (n_cells <= self.n_cells and n_leases <= self.n_leases):
+            return
+        if n_cells > self.n_cells:
+            n_cells = min(self.max_cells, max(n_cells, 2 * self.n_cells))
+        else:
+            n_cells = self.n_cells
+        if n_leases > self.n_leases:
+            n_leases = min(self.max_leases, max(n_leases, 2 * self.n_leases))
+        else:
+            n_leases = self.n_leases
+        _log.debug("llama.cpp: the context grows to %d cells, %d sequences", n_cells, n_leases)
+        self.detach_reader()
+        state = self._whole_state()
+        try:
+            larger = self._new_handle(n_cells, n_leases * self._width)
+        except ModelLoadError as error:
+            raise KVFull(
+                f"llama.cpp has no memory for {n_cells} tokens: {error}",
+                needed=n_cells,
+                capacity=self.n_cells,
+            ) from error
+        if C.llama_state_set_data(larger.pointer, state, len(state)) != len(state):
+            larger.close()
+            raise ForwardError(f"llama.cpp did not take its own state ({last_words()})")
+        handle.close()
+        self._view = None
+        self._n_threads = 0
+        self._use(larger, n_leases)
+
+    def lend_to(self, reader: Detachable) -> None:
+        """Detach an answer before the library's memory changes; the context holds it weakly."""
+        self._reader = weakref.ref(reader)
+
+    def detach_reader(self) -> None:
+        """Detach the answer of the last step; the next one writes where its logits are."""
+        reader = None if self._reader is None else self._reader()
+        self._reader = None
+        if reader is not None:
+            reader.detach()
+
+    def _whole_state(self) -> Any:
+        assert self._handle is not None
+        size = C.llama_state_get_size(self._handle.pointer)
+        state = (ctypes.c_uint8 * size)()
+        n = C.llama_state_get_data(self._handle.pointer, state, size)
+        assert n == size
+        return state
 
     @property
     def closed(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -42,15 +41,24 @@ class LlamaCppEngine(Engine):
         self._header = header
         self._model: Handle | None = model
         self._settings = settings
-        self._output: weakref.ref[ViewOutput] | None = None
         pointer = model.pointer
         self._n_vocab = int(C.llama_vocab_n_tokens(C.llama_model_get_vocab(pointer)))
         window = int(C.llama_model_n_swa(pointer))
         width = 2 if window else 1
         most = min(_N_SEQUENCES, int(C.llama_max_parallel_sequences())) // width
-        n_leases = min(most, settings.n_paths + _SPARE)
+        max_leases = min(most, settings.n_paths + _SPARE)
+
+        def new_handle(n_cells: int, n_sequences: int) -> Handle:
+            if not settings.gpus:
+                made.check_memory(header, (settings.type_k, settings.type_v), n_cells)
+            return new_context(model, **settings.context_values(n_cells, n_sequences))
+
         self._context = context = Context(
-            new_context(model, **settings.context_values(n_leases * width)),
+            new_handle,
+            n_cells=settings.first_slots + N_BATCH,  # rows that write nothing need cells, too
+            max_cells=settings.n_slots + N_BATCH,
+            n_leases=min(max_leases, settings.first_leases + _SPARE),
+            max_leases=max_leases,
             n_vocab=self._n_vocab,
             n_embd=int(C.llama_model_n_embd_out(pointer)),
             n_batch=N_BATCH,
@@ -59,14 +67,14 @@ class LlamaCppEngine(Engine):
         )
         self.fragments: SequenceFragments = SequenceFragments(
             context,
-            Leases(n_leases, context),
+            Leases(context),
             n_kv_heads=max(1, int(C.llama_model_n_head_kv(pointer))),
             window=window,
             dtype=kv_dtype(settings.type_k, settings.type_v),
         )
         try:
             self._try()
-            self.info = self._describe(n_leases - _SPARE)
+            self.info = self._describe(max_leases - _SPARE)
         except BaseException:
             context.close()
             raise
@@ -101,7 +109,8 @@ class LlamaCppEngine(Engine):
             dtype: of the KV: "auto" (float16), "float16", "bfloat16", or "float32", which also
                 turns flash attention off; weights stay as the file has them.
             n_ctx: a context shorter than the model's own.
-            kv_bytes: KV is allocated at once, so much; None for 32,768 tokens, 4 GiB at most.
+            kv_bytes: KV is allocated at once, so much. None: up to 32,768 tokens, 4 GiB at most;
+                on a CPU it starts with twice the context, 8,192 tokens at most, and grows.
             n_seq_max: branches that are resident at once; None for as many as llama.cpp has room
                 for. Fewer make a step 0.1 ms shorter.
             n_gpu_layers: layers on the GPU; None for all.
@@ -143,9 +152,11 @@ class LlamaCppEngine(Engine):
             made.refuse(header, model)
             check_taken(header, model.report)
             left = tuple(chosen_devices(device)) if gpus else ()  # free once the weights are there
+            slots = made.slots_of(header, kv_bytes, length, (of_keys, of_values), left)
             settings = ContextSettings(
                 n_ctx=length,
-                n_slots=made.n_slots(header, kv_bytes, length, (of_keys, of_values), left),
+                n_slots=slots.most,
+                first_slots=slots.first,
                 n_paths=n_paths,
                 type_k=of_keys,
                 type_v=of_values,
@@ -181,7 +192,7 @@ class LlamaCppEngine(Engine):
         if rows:
             batches.run(answers.wanted(), answers.take, most=answers.most)
         output = answers.output()
-        self._output = weakref.ref(output)
+        self._context.lend_to(output)
         return output
 
     def hidden_states(self, rows: Sequence[Row]) -> list[Floats]:
@@ -203,7 +214,7 @@ class LlamaCppEngine(Engine):
 
     def close(self) -> None:
         """Free the KV and the model; idempotent."""
-        self._keep_output()
+        self._context.detach_reader()
         self._context.close()
         model, self._model = self._model, None
         if model is not None:
@@ -217,7 +228,7 @@ class LlamaCppEngine(Engine):
         check_rows(rows)
         for row in rows:
             self._check(row)
-        self._keep_output()
+        self._context.detach_reader()
         return Batches(rows, self._context, self.fragments)
 
     def _check(self, row: Row) -> None:
@@ -236,13 +247,6 @@ class LlamaCppEngine(Engine):
                 f"a row ends at position {row.position + len(ids)}; the model has"
                 f" {self.info.n_positions}"
             )
-
-    def _keep_output(self) -> None:
-        """The logits of the last step lie where the next one writes."""
-        last = None if self._output is None else self._output()
-        self._output = None
-        if last is not None:
-            last.detach()
 
     def _try(self) -> None:
         """Run one token, so that a model that does not run is refused, and see how KV is kept."""
@@ -274,7 +278,7 @@ class LlamaCppEngine(Engine):
             device=settings.gpus[0].name.lower() if settings.gpus else "cpu",
             kv="sequence",
             max_paths=max_paths,
-            kv_slots=self._context.n_cells - N_BATCH,
+            kv_slots=max(settings.n_slots, self._context.n_cells - N_BATCH),
             n_embd=int(C.llama_model_n_embd_out(self._model.pointer)),
             pooling=_POOLING.get(header.of_model("pooling_type", 0)),
             abilities=replace(OWN["llamacpp"], offload=can_export, save_kv=can_export),

@@ -133,6 +133,7 @@ class SequenceFragments(Fragments):
         if length == 0:
             return fragment
         start = fragment.start
+        self.context.reserve(self.slots + length, 0)
         if length > self.context.n_cells - self.slots:
             raise KVFull(f"{length} slots do not fit", needed=length, capacity=self.context.n_cells)
         self.leases.hang(fragment, above, start, growing=False)

@@ -25,6 +25,12 @@ END = -1  # to the end of a sequence
 class Cells(Protocol):
     """The cells of the cache, by sequence; positions start … end - 1."""
 
+    n_leases: int
+    max_leases: int
+
+    def reserve(self, n_cells: int, n_leases: int) -> None:
+        """Grow to so many cells and leases, at most to the maximum."""
+
     def copy(self, source: int, target: int, start: int, end: int) -> None:
         """Let `target` see what `source` sees there."""
 
@@ -94,18 +100,31 @@ class PathFragment(Fragment):
 class Leases:
     """Gives sequences to fragments. What raises has changed nothing."""
 
-    def __init__(self, n_leases: int, cells: Cells) -> None:
-        self.n_leases = n_leases
+    def __init__(self, cells: Cells) -> None:
         self._cells = cells
-        self._free = list(range(n_leases - 1, -1, -1))
+        self._n_known = cells.n_leases
+        self._free = list(range(cells.n_leases - 1, -1, -1))
+
+    @property
+    def n_leases(self) -> int:
+        """Sequences that there can be."""
+        return self._cells.max_leases
 
     @property
     def n_free(self) -> int:
-        """Sequences that nobody has."""
-        return len(self._free)
+        """Sequences that are not leased, those included that the cache can still grow by."""
+        return len(self._free) + self._cells.max_leases - self._n_known
+
+    def reserve(self, n: int) -> None:
+        """Have `n` free sequences, or as many as there can be. Raises: KVFull without memory."""
+        if len(self._free) < n and self._n_known < self._cells.max_leases:
+            self._cells.reserve(0, self._n_known - len(self._free) + n)
+            self._free[:0] = range(self._cells.n_leases - 1, self._n_known - 1, -1)
+            self._n_known = self._cells.n_leases
 
     def take(self) -> int:
         """Return a sequence that sees nothing. Raises: KVFull when all are leased."""
+        self.reserve(1)
         if not self._free:
             raise KVFull(
                 f"all {self.n_leases} sequences of llama.cpp are leased",

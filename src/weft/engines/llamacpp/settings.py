@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from llama_cpp import llama_cpp as C
 
@@ -26,19 +26,23 @@ _LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock", "dio")
 _SPLIT_LAYERS, _ONE_GPU = C.LLAMA_SPLIT_MODE_LAYER, C.LLAMA_SPLIT_MODE_NONE
 _KV_BYTES = 4 << 30
 _GPU_SHARE = 0.8  # of what is free there
-_MOST_SLOTS = 1 << 15  # that are allocated where no budget asks for more
+_MOST_SLOTS = 1 << 15  # where no budget asks for more
+_FIRST_SLOTS, _FIRST_LEASES = 8192, 32  # that a context which grows starts with, at most
 
 
 @dataclass(frozen=True, slots=True)
 class ContextSettings:
-    """What a context is made with. type_k, type_v: of its keys and values. flash: None for auto.
+    """Settings of a context.
 
-    n_paths: branches that are resident at once. may_use_fewer: threads than `n_threads`, where
-    cores are busy with something else.
+    n_ctx: longest path. n_slots: tokens of KV, at most. first_slots: those that are allocated at
+    once; the context grows from there. n_paths: branches that are resident at once. type_k,
+    type_v: types of keys and values. flash: None lets llama.cpp choose flash attention.
+    n_threads: of a model call, at most. may_use_fewer: calls choose their thread count.
     """
 
     n_ctx: int
     n_slots: int
+    first_slots: int
     n_paths: int
     type_k: str
     type_v: str
@@ -47,7 +51,17 @@ class ContextSettings:
     may_use_fewer: bool
     gpus: tuple[Device, ...]
 
-    def context_values(self, n_sequences: int) -> dict[str, Any]:
+    @property
+    def can_grow(self) -> bool:
+        """Return True if the context starts smaller than `n_slots`."""
+        return self.first_slots < self.n_slots
+
+    @property
+    def first_leases(self) -> int:
+        """Leases that a context starts with."""
+        return _FIRST_LEASES if self.can_grow else self.n_paths
+
+    def context_values(self, n_cells: int, n_sequences: int) -> dict[str, Any]:
         """Return the values of `llama_context_params` that are not the library's defaults."""
         numbers = {name: number for number, (name, _, _) in TYPES.items()}
         flash = {
@@ -56,7 +70,7 @@ class ContextSettings:
             False: C.LLAMA_FLASH_ATTN_TYPE_DISABLED,
         }
         return {
-            "n_ctx": self.n_slots + N_BATCH,  # rows that write nothing need cells, too
+            "n_ctx": n_cells,
             "n_batch": N_BATCH,
             "n_ubatch": N_BATCH,
             "n_seq_max": n_sequences,
@@ -115,14 +129,27 @@ def slot_bytes(header: GGUF, *types: str) -> int:
     return max(1, math.ceil(sum(each[:n_layers]) * width))
 
 
-def n_slots(
-    header: GGUF, kv_bytes: int | None, n_ctx: int, types: tuple[str, str], gpus: Sequence[Device]
-) -> int:
-    """Return how many slots to allocate: a budget's, else enough for a path and many branches.
+class Slots(NamedTuple):
+    """Tokens of KV: `first`, which are allocated at once, and `most`, to which a context grows."""
 
-    gpus: with what is free on them now. llama.cpp chooses between two sets of rotary factors
-    (longrope) by the size of its cache: there it is as long as a path may be, or shorter.
-    Raises: ConfigError for a budget that there is no memory for, as all of it is taken at once.
+    first: int
+    most: int
+
+
+def slots_of(
+    header: GGUF, kv_bytes: int | None, n_ctx: int, types: tuple[str, str], gpus: Sequence[Device]
+) -> Slots:
+    """Return how many slots to allocate: those of a budget, else enough for many branches.
+
+    A budget and a GPU's memory are taken at once. Otherwise a context starts with twice its length,
+    8,192 slots at most. llama.cpp chooses between two sets of rotary factors (longrope) by the size
+    of its cache: such a cache never grows, and is as long as a path may be, or shorter.
+
+    Args:
+        gpus: with their free bytes.
+
+    Raises:
+        ConfigError: there is no memory for the budget.
     """
     size = slot_bytes(header, *types)
     free = sum(gpu.free_bytes for gpu in gpus) if gpus else available_bytes()
@@ -132,15 +159,28 @@ def n_slots(
             f"kv_budget is {kv_bytes} bytes, which llama.cpp takes at once, but {where} has {free}"
         )
     if kv_bytes is not None:
-        found = max(1, kv_bytes // size)
+        most = max(1, kv_bytes // size)
     else:
-        most = int(free * _GPU_SHARE) if gpus and free is not None else _KV_BYTES
-        found = max(1, min(most // size, _MOST_SLOTS))
+        room = int(free * _GPU_SHARE) if gpus and free is not None else _KV_BYTES
+        most = max(1, min(room // size, _MOST_SLOTS))
     trained = header.of_model("rope.scaling.original_context_length")
     if trained and any("rope_factors_short" in name for name in header.tensors):
-        room = trained - N_BATCH
-        return min(found, room) if n_ctx <= room else max(found, trained)
-    return found
+        short = trained - N_BATCH
+        most = min(most, short) if n_ctx <= short else max(most, trained)
+        return Slots(most, most)
+    if kv_bytes is not None or gpus:
+        return Slots(most, most)
+    return Slots(min(most, 2 * n_ctx, _FIRST_SLOTS), most)
+
+
+def check_memory(header: GGUF, types: tuple[str, str], n_cells: int) -> None:
+    """Check that KV of so many tokens fits into memory. Raises: ModelLoadError."""
+    needed, free = slot_bytes(header, *types) * n_cells, available_bytes()
+    if free is not None and needed > free:
+        raise ModelLoadError(
+            f"KV of {n_cells} tokens takes {needed} bytes of memory, and {free} are free",
+            hint="give a smaller kv_budget, or a smaller n_ctx",
+        )
 
 
 def available_bytes() -> int | None:

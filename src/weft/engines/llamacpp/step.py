@@ -72,6 +72,9 @@ class Batches:
         hidden: it is told of hidden states, else of logits.
         """
         new = sum([row.n_tokens for row in self._rows if row.dest is not None])
+        spare = sum([row.n_tokens for row in self._rows if row.dest is None])
+        self._context.reserve(self._fragments.slots + new + spare, 0)
+        self._leases.reserve(len(self._rows))
         room = self._context.n_cells - self._fragments.slots - new
         if room < 0:
             raise KVFull(

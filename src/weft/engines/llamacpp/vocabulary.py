@@ -17,6 +17,7 @@ from .library import Handle, load_model
 
 _SPECIAL = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN
 _WITH_DUMMY_SPACE = (C.LLAMA_VOCAB_TYPE_SPM, C.LLAMA_VOCAB_TYPE_UGM)
+_PIECE_BYTES = 256  # longer pieces are read again
 _NAMED = ("bos", "eos", "pad", "sep", "mask")
 
 
@@ -47,6 +48,8 @@ class VocabCodec(Codec):
         kind = C.llama_vocab_type(self._vocab)
         puts_space = header.values.get("tokenizer.ggml.add_space_prefix", True)
         self.first_space_is_dummy = bool(kind in _WITH_DUMMY_SPACE and puts_space)
+        # As the file has them: one call of the library for each takes 2 µs.
+        self._texts: list[str] = header.values["tokenizer.ggml.tokens"]
         self._unknown = header.values.get("tokenizer.ggml.unknown_token_id")
 
     def __len__(self) -> int:
@@ -54,7 +57,13 @@ class VocabCodec(Codec):
 
     @cached_property
     def vocab_bytes(self) -> list[bytes]:  # type: ignore[override]
-        return [self._piece(token_id) for token_id in range(self._n)]
+        room = ctypes.create_string_buffer(_PIECE_BYTES)
+        view = memoryview(room).cast("B")
+        pieces = []
+        for token_id in range(self._n):
+            n = C.llama_token_to_piece(self._vocab, token_id, room, _PIECE_BYTES, 0, True)
+            pieces.append(view[:n].tobytes() if n >= 0 else self._long_piece(token_id, -n))
+        return pieces
 
     @cached_property
     def special_ids(self) -> frozenset[int]:  # type: ignore[override]
@@ -98,7 +107,8 @@ class VocabCodec(Codec):
 
     @cached_property
     def _ids(self) -> dict[str, int]:
-        return {self.spelling(i): i for i in range(self._n - 1, -1, -1)}
+        texts = [text.partition("\0")[0] for text in self._texts]  # as C reads them
+        return dict(zip(reversed(texts), range(self._n - 1, -1, -1), strict=True))
 
     @cached_property
     def _controls(self) -> dict[int, str]:
@@ -122,11 +132,7 @@ class VocabCodec(Codec):
                 return found
             size = -n
 
-    def _piece(self, token_id: int) -> bytes:
-        size = 64
-        while True:
-            room = ctypes.create_string_buffer(size)
-            n = C.llama_token_to_piece(self._vocab, token_id, room, size, 0, True)
-            if n >= 0:
-                return room.raw[:n]
-            size = -n
+    def _long_piece(self, token_id: int, size: int) -> bytes:
+        room = ctypes.create_string_buffer(size)
+        C.llama_token_to_piece(self._vocab, token_id, room, size, 0, True)
+        return room.raw
