@@ -168,6 +168,7 @@ def test_what_users_hand_in_becomes_a_constraint_or_is_refused() -> None:
         from_dict({"nosuch": 1})
 
 
+PANICS = 'start: %json {"type": "integer", "maximum": "' + "ü" * 300 + '"}'
 OVERLAPPING = {"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}
 
 
@@ -180,15 +181,13 @@ OVERLAPPING = {"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]
         (lambda: Lark("start: foo\n"), "line 1.*unknown name"),
         (lambda: JsonSchema({"type": "nosuch"}), "nosuch"),
         (lambda: JsonSchema("{"), "not JSON"),
-        (lambda: JsonSchema({"type": "integer", "maximum": "ü" * 300}), "char boundary"),  # panics
+        (lambda: JsonSchema({"type": "integer", "maximum": "ü"}), "at #: maximum is 'ü'"),
+        (lambda: Lark(PANICS), "char boundary"),
         (lambda: JsonSchema({"const": float("inf")}), "not JSON"),
         (lambda: JsonSchema('{"const": 1e999}'), "not JSON"),
-        # llguidance would crash
-        (lambda: JsonSchema({"enum": [1, -(2**63)]}), "-9223372036854775808; numbers .* end at"),
-        (lambda: JsonSchema({"type": "integer", "maximum": 7.0 - 2**63}), "numbers .* end at"),
         (lambda: JsonSchema("3"), "allowed is an object"),
         (lambda: JsonSchema(False), "no JSON fits"),
-        (lambda: JsonSchema('{"const": "\\ud83d"}'), "JSON schema is not valid"),
+        (lambda: JsonSchema('{"const": "\\ud83d"}'), "half a letter"),
         # its own option is none of ours
         (lambda: JsonSchema(OVERLAPPING), "oneOf whose options may overlap .*; write anyOf"),
         (lambda: Lark(f"start: %json {json.dumps(OVERLAPPING)}"), "line 1.*; write anyOf"),

@@ -16,7 +16,7 @@ from weft.engines.remote.address import Address
 from weft.engines.remote.dialect import DIALECTS, Manners, dialect_of
 from weft.engines.remote.said import Events, Garbled, read_said
 from weft.engines.remote.spelling import Spelling
-from weft.engines.remote.wording import Wording, json_grammar
+from weft.engines.remote.wording import Wording
 from weft.errors import ConfigError, ForwardError
 from weft.lm import LM
 from weft.sampling.params import SamplingParams
@@ -181,25 +181,39 @@ def test_constraints_are_said_in_the_form_of_each(text: Tokenizer) -> None:
         assert refused.startswith("the constraint Choice")
 
 
-def test_a_schema_is_said_as_the_grammar_that_is_checked(text: Tokenizer) -> None:
-    """Both take the same texts: one space after each comma and colon, and no other."""
+@pytest.mark.parametrize("whitespace", ["compact", "flexible"])
+def test_gbnf_of_a_json_schema_takes_the_same_texts(text: Tokenizer, whitespace: Any) -> None:
     schema = {
         "type": "object",
         "properties": {"a": {"type": "integer"}, "b": {"type": "array", "items": {"type": "null"}}},
         "required": ["a", "b"],
-        "additionalProperties": False,
     }
     from weft.engines.stub import StubEngine
 
     lm = LM(StubEngine(n_vocab=text.n_vocab), text)
-    ours = lm.constraints.matcher(JsonSchema(schema))
-    theirs = lm.constraints.matcher(GBNF(json_grammar(schema)))
+    constraint = JsonSchema(schema, whitespace=whitespace)
+    ours = lm.constraints.matcher(constraint)
+    theirs = lm.constraints.matcher(GBNF(constraint.gbnf()))
     for written in (
         '{"a": 1, "b": [null, null]}', '{"a": 1, "b": []}', '{"a":1,"b":[]}', '{ "a": 1, "b": []}',
         '{"a": 1,"b": []}', '{"a": 1, "b": [ null]}', '{"a": 1, "b": [null,null]}',
+        '{"a": 1, "c": 2}', '{\n  "a": 1,\n  "b": []\n}', '{\n\n\n\n"a": 1, "b": []}',
     ):  # fmt: skip
         ids = text.continuation(written)
         assert ours.takes(ids) == theirs.takes(ids), written
+    lm.close()
+
+
+@pytest.mark.parametrize("escape", ["n", "u000a", "u001f", "u007f", "u0041", "/", "u00e9", '"'])
+def test_gbnf_of_a_json_schema_takes_the_same_escapes(text: Tokenizer, escape: str) -> None:
+    from weft.engines.stub import StubEngine
+
+    lm = LM(StubEngine(n_vocab=text.n_vocab), text)
+    constraint = JsonSchema({"type": "array", "items": {"type": "string", "maxLength": 2}})
+    ours = lm.constraints.matcher(constraint)
+    theirs = lm.constraints.matcher(GBNF(constraint.gbnf()))
+    ids = text.continuation(f'["\\{escape}"]')
+    assert ours.takes(ids) == theirs.takes(ids)
     lm.close()
 
 

@@ -3,14 +3,15 @@
     from weft.constraints import Choice, JsonSchema, Regex
     loom.grow(n=4, constraint=Regex("[0-9]+"))
 
-`constraint=` of every face takes one of these, a Pydantic class, a JSON-schema dict, or a set of
-token ids.
+`constraint=` also takes a Pydantic class, another type (`int`, `Literal["yes", "no"]`, `list[str]`,
+a dataclass, a TypedDict), a function, a JSON-schema dict, or a set of token ids.
 """
 
 from __future__ import annotations
 
 from .base import Constraint, Matcher
-from .grammar import GBNF, Choice, JsonSchema, Lark, Regex
+from .grammar import GBNF, Choice, Lark, Regex
+from .json_schema import JsonSchema
 from .kinds import Allow, Lazy, as_constraint, from_dict
 from .lines import EachLine
 from .schema import json_schema_to_grammar

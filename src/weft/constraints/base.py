@@ -182,6 +182,22 @@ class Compiler:
         return table + [b""] * (self.n_vocab - len(table))
 
     @cached_property
+    def quote_tokens(self) -> dict[bytes, list[int]]:
+        """Tokens with a double quote, by their bytes before the first one."""
+        tokens: dict[bytes, list[int]] = {}
+        for token, spelled in enumerate(self.spellings):
+            begin, quote, _ = spelled.partition(b'"')
+            if quote:
+                tokens.setdefault(begin, []).append(token)
+        return tokens
+
+    @cached_property
+    def two_quote_tokens(self) -> list[int]:
+        """Tokens with two double quotes or more."""
+        tokens = (token for group in self.quote_tokens.values() for token in group)
+        return [token for token in tokens if self.spellings[token].count(b'"') > 1]
+
+    @cached_property
     def vocabulary(self) -> Vocabulary:
         """The model's tokens by their bytes. Cost: once, O(vocabulary)."""
         return Vocabulary(self.spellings)

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ConfigError, ConstraintError, GrammarError, Unfinished
+from ..errors import ConfigError, ConstraintError, GrammarError
 from ..share import usable_cores
 from ..tokens.codec import is_panic
 from .base import Constraint, Matcher, n_words
 from .gbnf import as_lark
 from .patterns import as_regex
-from .rules import DEEPEST, LOWEST, is_too_deep
-from .schema import INSTEAD, is_deep_schema, too_low
+from .rules import DEEPEST, is_too_deep
+from .schema_reader import INSTEAD
 
 if TYPE_CHECKING:
     from .base import Compiler
@@ -34,7 +34,7 @@ _ONE_OF = (
     "oneOf constraints are not supported."
     " Enable 'coerce_one_of' option to approximate oneOf with anyOf"
 )
-_PLACE = re.compile(r"(at|line) \d+(\(\d+\))?:? *|\n.*", re.S)
+_PLACE = re.compile(r"(at|line) \d+(\(\d+\))?:? *")
 
 
 class Grammar(Constraint):
@@ -71,7 +71,15 @@ class Grammar(Constraint):
         matcher = LLMatcher(compiler.guidance, text, log_level=0)
         if matcher.is_error():
             raise GrammarError(f"{self._what()} is not valid: {self._told(matcher.get_error())}")
+        if self.needs_unique_names():
+            from .unique_names import UniqueNamesMatcher
+
+            return UniqueNamesMatcher(matcher, compiler)
         return GrammarMatcher(matcher, compiler)
+
+    def needs_unique_names(self) -> bool:
+        """Return True if objects of the text could have a name twice, and must not."""
+        return False
 
     def _what(self) -> str:
         return f"the {type(self).__name__}"
@@ -79,64 +87,6 @@ class Grammar(Constraint):
     def _told(self, message: str) -> str:
         """Return the library's message about this grammar."""
         return told(message)
-
-
-@dataclass(frozen=True, slots=True)
-class JsonSchema(Grammar):
-    """JSON that fits a schema, without spaces beyond one after `,` and `:`.
-
-    schema: a mapping, JSON text, or a Pydantic class; kept as text. `parse` gives what the text
-    stands for, for a Pydantic class its object.
-    """
-
-    schema: str
-    model: Any = field(default=None, compare=False, repr=False)
-
-    def __init__(self, schema: Any) -> None:
-        model = schema if is_pydantic(schema) else None
-        try:
-            given = schema.model_json_schema() if model is not None else schema
-            parsed = json.loads(given) if isinstance(given, str) else given
-            text = json.dumps(parsed, sort_keys=False, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise GrammarError(f"the JSON schema is not JSON: {error}") from error
-        except RecursionError:
-            raise GrammarError("the JSON schema is nested too deep") from None
-        if not isinstance(parsed, Mapping | bool):
-            raise GrammarError(f"the JSON schema is {text[:60]}; allowed is an object")
-        object.__setattr__(self, "schema", text)
-        object.__setattr__(self, "model", model)
-
-    def grammar(self) -> str:
-        from llguidance import LLMatcher
-
-        parsed = json.loads(self.schema)
-        if parsed is False:
-            raise GrammarError("no JSON fits the schema false")
-        if is_deep_schema(parsed):
-            raise GrammarError(f"the JSON schema leads more than {DEEPEST} levels deep")
-        if (low := too_low(parsed)) is not None:
-            raise GrammarError(f"the JSON schema has {low}; numbers of a schema end at {LOWEST}")
-        text = "{}" if parsed is True else self.schema
-        form = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-        try:
-            made: str = LLMatcher.grammar_from_json_schema(text, defaults=form)  # type: ignore[arg-type]
-        except ValueError as error:
-            raise GrammarError(f"the JSON schema is not valid: {error}") from error
-        return made
-
-    def parse(self, text: str) -> Any:
-        try:
-            data = json.loads(text)
-        except ValueError as error:
-            raise Unfinished(
-                f"the text is not finished: {text[-40:]!r} ends no JSON of the schema; grow it"
-                " on, or with a larger max_tokens"
-            ) from error
-        return data if self.model is None else self.model.model_validate_json(text)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"json_schema": json.loads(self.schema)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +119,14 @@ class Regex(Grammar):
 
 @dataclass(frozen=True, slots=True)
 class Lark(Grammar):
-    """Text of a grammar in llguidance's Lark."""
+    """Text of a grammar in llguidance's Lark.
+
+    unique_names: in the JSON of the text no object may have a name twice. Outside of its JSON the
+    text must have no quotes, brackets or braces.
+    """
 
     text: str
+    unique_names: bool = False
 
     def __post_init__(self) -> None:
         checked_text("a Lark grammar", self.text)
@@ -179,13 +134,16 @@ class Lark(Grammar):
     def grammar(self) -> str:
         from llguidance import LLMatcher
 
-        if _is_deep_lark(self.text):
-            raise GrammarError(f"the Lark has rules that lead more than {DEEPEST} levels deep")
+        check_depth("Lark", self.text)
         made: str = LLMatcher.grammar_from_lark(self.text)
         return made
 
+    def needs_unique_names(self) -> bool:
+        return self.unique_names
+
     def to_dict(self) -> dict[str, Any]:
-        return {"lark": self.text}
+        options = {"unique_names": True} if self.unique_names else {}
+        return {"lark": self.text, **options}
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,13 +160,7 @@ class GBNF(Grammar):
 
     def _told(self, message: str) -> str:
         """Name the line of the user's text, not of what was made of it."""
-        found = _LINE.search(message)
-        if found is None:
-            return told(message)
-        lines = as_lark(self.text)[1]
-        number = int(next(filter(None, found.groups())))
-        line = lines[min(number, len(lines)) - 1]
-        return f"line {line}: {' '.join(_PLACE.sub('', message).split())}"
+        return told_at(message, [f"line {line}" for line in as_lark(self.text)[1]])
 
     def to_dict(self) -> dict[str, Any]:
         return {"gbnf": self.text}
@@ -216,16 +168,21 @@ class GBNF(Grammar):
 
 @dataclass(frozen=True, slots=True)
 class Choice(Grammar):
-    """One of some texts."""
+    """One of some texts.
+
+    values: the objects that `parse` returns for them; None means the texts themselves.
+    """
 
     texts: tuple[str, ...]
+    values: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
-    def __init__(self, texts: Sequence[str]) -> None:
+    def __init__(self, texts: Sequence[str], *, values: Mapping[str, Any] | None = None) -> None:
         given = () if isinstance(texts, str) else tuple(texts)
         good = all(isinstance(text, str) and text and _is_text(text) for text in given)
         if not given or not good:
             raise ConfigError(f"Choice is of {texts!r}; allowed are one or more non-empty strings")
         object.__setattr__(self, "texts", given)
+        object.__setattr__(self, "values", values)
 
     def grammar(self) -> str:
         from llguidance import LLMatcher
@@ -235,6 +192,9 @@ class Choice(Grammar):
         options = options.replace("\x7f", "\\u007f")  # Lark takes no control characters
         made: str = LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {options}")
         return made
+
+    def parse(self, text: str) -> Any:
+        return text if self.values is None else self.values.get(text, text)
 
     def to_dict(self) -> dict[str, Any]:
         return {"choice": list(self.texts)}
@@ -352,6 +312,12 @@ class GrammarMatcher(Matcher):
         return GrammarMatcher(self.inner.deep_copy(), self._compiler)
 
 
+def check_depth(what: str, lark: str) -> None:
+    """Raise GrammarError if rules of a Lark lead to each other too deep."""
+    if _is_deep_lark(lark):
+        raise GrammarError(f"the {what} has rules that lead more than {DEEPEST} levels deep")
+
+
 def _is_deep_lark(text: str) -> bool:
     """Whether rules lead too deep. It reads names alone, which may find more than there is."""
     bodies: dict[str, list[str]] = {}
@@ -382,11 +348,6 @@ def _is_text(text: str) -> bool:
     return True
 
 
-def is_pydantic(value: object) -> bool:
-    """Whether a value is a Pydantic class."""
-    return isinstance(value, type) and callable(getattr(value, "model_json_schema", None))
-
-
 def told(message: str) -> str:
     """Return a library's message on one line, the line of the grammar first if it is named."""
     text = " ".join(_SHOWN.sub("", message).split())
@@ -395,6 +356,16 @@ def told(message: str) -> str:
     if found is None or text.startswith("line "):
         return text
     return f"line {next(filter(None, found.groups()))}: {text}"
+
+
+def told_at(message: str, places: Sequence[str]) -> str:
+    """Return a library's message with the place that a line of its grammar stands for."""
+    found = _LINE.search(message)
+    if found is None:
+        return told(message)
+    number = int(next(filter(None, found.groups())))
+    place = places[min(number, len(places)) - 1]
+    return f"{place}: {_PLACE.sub('', ' '.join(_SHOWN.sub('', message).split()))}"
 
 
 class Masks:

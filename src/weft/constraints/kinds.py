@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, ConstraintError, FormatError, GrammarError
 from .base import Constraint, Matcher, n_words
-from .grammar import GBNF, Choice, JsonSchema, Lark, Regex, is_pydantic
+from .grammar import GBNF, Choice, Lark, Regex
+from .json_schema import JsonSchema, from_type
 from .patterns import beginnings
 
 if TYPE_CHECKING:
@@ -319,32 +320,47 @@ def _n_bytes(letters: str) -> int:
 
 
 _ALLOWED = (
-    "a Pydantic class, a JSON-schema dict, JsonSchema, Regex, Lark, GBNF, Choice, Allow or Lazy of "
-    "weft.constraints, or a set of token ids"
+    "a Pydantic class, a type such as int, Literal[…] or list[str], a function (its arguments), a"
+    " JSON-schema dict, JsonSchema, Regex, Lark, GBNF, Choice, Allow or Lazy of weft.constraints,"
+    " or a set of token ids"
 )
 
 
 def as_constraint(value: Any) -> Constraint:
-    """Return what a user handed in as a constraint. Raises: ConfigError, GrammarError."""
+    """Return the constraint that a value stands for. Raises: ConfigError, GrammarError."""
     if isinstance(value, Constraint):
         return value
-    if isinstance(value, Mapping) or is_pydantic(value):
+    if isinstance(value, Mapping):
         return JsonSchema(value)
     if isinstance(value, set | frozenset):
         return Allow(value)
-    hint = 'a text may be many things: say Regex("…"), Lark("…"), GBNF("…") or Choice(["…"])'
-    raise ConfigError(
-        f"constraint is {value!r}; allowed is {_ALLOWED}",
-        hint=hint if isinstance(value, str) else "",
-    )
+    if (typed := from_type(value)) is not None:
+        return typed
+    raise ConfigError(f"constraint is {value!r:.80}; allowed is {_ALLOWED}", hint=_hint(value))
+
+
+def _hint(value: object) -> str:
+    """Return what a text or a list of texts may have been meant as."""
+    if isinstance(value, list | tuple) and value and all(isinstance(v, str) for v in value):
+        return f"for one of these texts: Choice({list(value)!r})"
+    if not isinstance(value, str):
+        return ""
+    text = value.strip()
+    if text.startswith("{") and text.endswith("}"):
+        return "it looks like a JSON schema: JsonSchema(text)"
+    if "::=" in text:
+        return "it looks like GBNF: GBNF(text)"
+    if re.search(r"^\??start\s*:", text, re.M):
+        return "it looks like Lark: Lark(text)"
+    if re.search(r"[\\\[\](){}*+?^$|]", text):
+        return f"it looks like a regular expression: Regex({value!r:.60})"
+    return f"for exactly this text: Choice([{value!r:.60}])"
 
 
 def from_dict(data: Mapping[str, Any]) -> Constraint:
     """Return a constraint from what `to_dict` wrote. Raises: FormatError."""
     kinds: dict[str, Any] = {
-        "json_schema": JsonSchema,
         "regex": Regex,
-        "lark": Lark,
         "gbnf": GBNF,
         "choice": Choice,
         "allow": Allow,
@@ -356,6 +372,14 @@ def from_dict(data: Mapping[str, Any]) -> Constraint:
         from .lines import EachLine
 
         return EachLine(from_dict(data["each_line"]), data.get("ends", ("\n",)))
+    for name, kind, known in (
+        ("json_schema", JsonSchema, {"whitespace", "open_objects"}),
+        ("lark", Lark, {"unique_names"}),
+    ):
+        if isinstance(data, Mapping) and name in data and set(data) <= {name} | known:
+            options = {key: value for key, value in data.items() if key != name}
+            typed: Constraint = kind(data[name], **options)
+            return typed
     if isinstance(data, Mapping) and len(data) == 1:
         name, value = next(iter(data.items()))
         if name in kinds:

@@ -46,6 +46,21 @@ def as_regex(pattern: re.Pattern[str]) -> str:
         raise GrammarError(f"the pattern {pattern.pattern!r} has {error}; leave it out") from None
 
 
+def search_regex(pattern: str) -> str:
+    """Return the texts that contain a JSON schema's pattern, as a regular expression of Rust's.
+
+    Raises: GrammarError naming what in it cannot be written.
+    """
+    flags = re.ASCII
+    try:
+        parsed = list(_parsed(re.compile(pattern, flags)))
+        is_branch = len(parsed) == 1 and str(parsed[0][0]) == "BRANCH"
+        options = parsed[0][1][1] if is_branch else [parsed]
+        return f"({'|'.join(_Search().all(list(option), flags) for option in options)})"
+    except (re.error, _Unwritable) as error:
+        raise GrammarError(f"the pattern {pattern!r} is not supported: {error}") from None
+
+
 def beginnings(pattern: re.Pattern[str]) -> re.Pattern[str] | None:
     """Return what is found at the end of a text if a match of `pattern` may have begun in it.
 
@@ -146,6 +161,26 @@ class _Rust(_Python):
         kind = name.removeprefix("CATEGORY_").removeprefix("NOT_")
         inner = (_ASCII if flags & re.ASCII else _CLASSES)[kind]
         return f"[^{inner}]" if "NOT_" in name else inner
+
+
+class _Search(_Rust):
+    """Writes one option of a parse as the texts in which it is found."""
+
+    def all(self, parsed: Parsed, flags: int) -> str:
+        parts = list(parsed)
+        begin = end = "(?s:.*)"
+        if parts and (str(parts[0][0]), str(parts[0][1])) == ("AT", "AT_BEGINNING"):
+            begin, parts = "", parts[1:]
+        if parts and (str(parts[-1][0]), str(parts[-1][1])) == ("AT", "AT_END"):
+            end, parts = "", parts[:-1]
+        return f"{begin}{_Anchorless().all(parts, flags)}{end}"
+
+
+class _Anchorless(_Rust):
+    """Refuses anchors in the middle of a pattern."""
+
+    def anchor(self, name: str, flags: int) -> str:
+        raise _Unwritable("^ or $ in its middle")
 
 
 class _Beginnings(_Python):

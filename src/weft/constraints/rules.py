@@ -18,9 +18,6 @@ T = TypeVar("T")
 # Levels that things stand in each other, rules that lead to rules included. llguidance goes down by
 # recursion, and at a few thousand its stack ends, and the process with it.
 DEEPEST = 600
-# Numbers of a schema: a little below, at the end of 64 bits, llguidance's count of whole numbers
-# overflows, and its stack ends too.
-LOWEST = -9_223_372_036_854_000_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)

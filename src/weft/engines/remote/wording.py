@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from typing import Any
 
-from ...constraints import GBNF, Choice, JsonSchema, Regex, json_schema_to_grammar
+from ...constraints import GBNF, Choice, JsonSchema, Regex
 from ...errors import GrammarError, Unsupported
 from ...sampling.params import PARAMETERS, SamplingParams
 from ...tokens.tokenizer import Tokenizer
@@ -19,7 +18,6 @@ _NEUTRAL = SamplingParams()
 _FILTERS = tuple(name for name, of in PARAMETERS.items() if of.is_filter)
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 _MOST_BIAS = 100.0  # servers of the protocol cut what is beyond
-_SPACE = re.compile(r'^space ::= " "\?$', re.MULTILINE)
 _CHAT_TOP = {"logprobs": True, "top_logprobs": 1}  # some tell none without the second
 _SEED = 2**31 - 1  # the widest that all of them take
 
@@ -111,7 +109,7 @@ class Wording:
         if isinstance(constraint, GBNF):
             said["grammar"] = constraint.text
         elif isinstance(constraint, JsonSchema):
-            said["grammar"] = json_grammar(json.loads(constraint.schema))
+            said["grammar"] = constraint.gbnf()
         elif isinstance(constraint, Choice):
             said["grammar"] = "root ::= " + " | ".join(map(_quoted, constraint.texts))
         elif isinstance(constraint, Regex) and self.dialect.constraints == "structured_outputs":
@@ -243,17 +241,6 @@ class Wording:
             "temperature": 0,
             **self.dialect.row,
         }
-
-
-def json_grammar(schema: Any) -> str:
-    """Return the GBNF of exactly what `JsonSchema` allows: one space after `,` and `:`, no other.
-
-    Servers' own JSON modes put spaces where they like.
-    """
-    text = json_schema_to_grammar(schema)
-    for bracket in ('"{"', '"["'):
-        text = text.replace(f"{bracket} space", bracket)
-    return _SPACE.sub('space ::= " "', text)
 
 
 def _quoted(text: str) -> str:

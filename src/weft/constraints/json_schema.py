@@ -1,0 +1,174 @@
+"""JSON that fits a schema, a Pydantic class or another Python type."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import lru_cache
+from typing import Any, Literal, get_origin, get_type_hints
+
+from ..errors import ConfigError, GrammarError, Unfinished
+from .grammar import Choice, Grammar, check_depth, told_at
+from .schema import exact_gbnf
+from .schema_lark import SchemaLark, schema_as_lark
+from .schema_rules import Layout, Whitespace
+
+
+@dataclass(frozen=True, slots=True)
+class JsonSchema(Grammar):
+    """JSON that fits a schema. No object has a name twice.
+
+    Args:
+        schema: a mapping, JSON text, True, a Pydantic class, another Python type (`int`,
+            `list[str]`, a dataclass, a TypedDict, …) or a function, whose arguments are an object.
+            Kept as JSON text.
+        whitespace: "compact": one space after `,` and `:`, and no other. "flexible": whitespace
+            wherever JSON allows it, at most two line ends and 40 spaces in one place.
+        open_objects: also allow unlisted properties where `properties` comes without
+            `additionalProperties`, as the JSON Schema standard does.
+
+    `parse` returns the data; for a type its object, for a function the arguments by name.
+    Raises: GrammarError if the schema is no JSON; ConfigError for another `whitespace`.
+    """
+
+    schema: str
+    whitespace: Whitespace = "compact"
+    open_objects: bool = False
+    reader: Callable[[str], Any] | None = field(default=None, compare=False, repr=False)
+
+    def __init__(
+        self, schema: Any, *, whitespace: Whitespace = "compact", open_objects: bool = False
+    ) -> None:
+        Layout.from_whitespace(whitespace)
+        reader = None
+        try:
+            if not isinstance(schema, str | Mapping | bool):
+                schema, reader = _typed(schema)
+            parsed = json.loads(schema) if isinstance(schema, str) else schema
+            text = json.dumps(parsed, sort_keys=False, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise GrammarError(f"the JSON schema is not JSON: {error}") from error
+        except RecursionError:
+            raise GrammarError("the JSON schema is nested too deep") from None
+        if not isinstance(parsed, Mapping | bool):
+            raise GrammarError(f"the JSON schema is {text[:60]}; allowed is an object")
+        object.__setattr__(self, "schema", text)
+        object.__setattr__(self, "whitespace", whitespace)
+        object.__setattr__(self, "open_objects", open_objects)
+        object.__setattr__(self, "reader", reader)
+
+    def grammar(self) -> str:
+        from llguidance import LLMatcher
+
+        made: str = LLMatcher.grammar_from_lark(self._lark().text)
+        return made
+
+    def gbnf(self) -> str:
+        """Return GBNF whose texts this constraint allows. Raises: GrammarError for what GBNF lacks.
+
+        GBNF cannot say that the names of an object are different.
+        """
+        schema = json.loads(self.schema)
+        return exact_gbnf(schema, self.whitespace, open_objects=self.open_objects)
+
+    def _lark(self) -> SchemaLark:
+        return _lark_of(self.schema, self.whitespace, self.open_objects)
+
+    def needs_unique_names(self) -> bool:
+        return self._lark().has_open_names
+
+    def _told(self, message: str) -> str:
+        """Name the place in the schema, not the line of the Lark."""
+        return told_at(message, [f"at {path}" for path in self._lark().paths])
+
+    def parse(self, text: str) -> Any:
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise Unfinished(
+                f"the text is not finished: {text[-40:]!r} ends no JSON of the schema; grow it"
+                " on, or with a larger max_tokens"
+            ) from error
+        return data if self.reader is None else self.reader(text)
+
+    def to_dict(self) -> dict[str, Any]:
+        options: dict[str, Any] = {}
+        if self.whitespace != "compact":
+            options["whitespace"] = self.whitespace
+        if self.open_objects:
+            options["open_objects"] = True
+        return {"json_schema": json.loads(self.schema), **options}
+
+
+@lru_cache(maxsize=16)
+def _lark_of(schema: str, whitespace: Whitespace, open_objects: bool) -> SchemaLark:
+    lark = schema_as_lark(json.loads(schema), whitespace=whitespace, open_objects=open_objects)
+    check_depth("JSON schema", lark.text)
+    return lark
+
+
+def from_type(value: Any) -> Grammar | None:
+    """Return the constraint of a Python type or function; None for any other value.
+
+    A Literal or Enum of strings is a choice of these texts, without quotes.
+    """
+    if _is_function(value):
+        return JsonSchema(value)
+    texts = _texts_of(value)
+    if texts is not None:
+        return Choice(tuple(texts), values=texts)
+    is_type = isinstance(value, type) or get_origin(value) is not None
+    return JsonSchema(value) if is_type else None
+
+
+def _texts_of(value: Any) -> dict[str, Any] | None:
+    """Return the texts of a Literal or Enum of strings, and what they stand for."""
+    if get_origin(value) is Literal:
+        options = {one: one for one in value.__args__}
+    elif isinstance(value, type) and issubclass(value, Enum):
+        options = {member.value: member for member in value}
+    else:
+        return None
+    return options if options and all(isinstance(text, str) and text for text in options) else None
+
+
+def _is_function(value: object) -> bool:
+    return inspect.isfunction(value) or inspect.ismethod(value)
+
+
+def _typed(value: Any) -> tuple[Any, Callable[[str], Any]]:
+    """Return the JSON schema of a type or function, and what reads its JSON."""
+    from pydantic import PydanticUserError, TypeAdapter
+    from pydantic.errors import PydanticSchemaGenerationError
+
+    if _is_function(value):
+        return _function(value)
+    try:
+        adapter = TypeAdapter(value)
+        return adapter.json_schema(), adapter.validate_json
+    except (PydanticUserError, PydanticSchemaGenerationError) as error:
+        raise ConfigError(f"{value!r} has no JSON schema: {str(error).splitlines()[0]}") from error
+
+
+def _function(function: Callable[..., Any]) -> tuple[Any, Callable[[str], Any]]:
+    from pydantic import create_model
+
+    hints = get_type_hints(function, include_extras=True)
+    fields: dict[str, Any] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise ConfigError(
+                f"{function.__name__} takes *{name}; allowed are functions with named arguments"
+            )
+        default = ... if parameter.default is parameter.empty else parameter.default
+        fields[name] = (hints.get(name, Any), default)
+    model = create_model(function.__name__, **fields)
+
+    def read(text: str) -> dict[str, Any]:
+        arguments = model.model_validate_json(text)
+        return {name: getattr(arguments, name) for name in fields}
+
+    return model.model_json_schema(), read

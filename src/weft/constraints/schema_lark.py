@@ -1,0 +1,257 @@
+"""JSON schemas as llguidance's Lark.
+
+llguidance cuts a text into lexemes and never takes one back, so all options at a place must be cut
+alike: brackets, separators, names and scalars are lexemes, whatever schema they belong to. Strings
+and numbers that need more than a regular expression are left to the library's own JSON schemas.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import GrammarError
+from .number_ranges import Bound, integer_pattern, number_pattern
+from .patterns import search_regex
+from .rules import DEEPEST
+from .schema_reader import FORMATS, Schema, SchemaReader, Variant, bounds, is_deep_schema, is_whole
+from .schema_rules import Layout, RuleWriter, Whitespace, literal, names_in, renamed
+
+_EXACT = 2**53  # the library computes with 64-bit floats
+# Whitespace in one place: a few spaces, or at most two line ends and an indentation. Without a
+# limit, small models write whitespace for ever.
+_BLANK = r"/[ \t]{1,4}|(\r?\n){1,2}[ \t]{0,40}/"
+
+
+@dataclass(frozen=True, slots=True)
+class _Definition:
+    """What a name stands for: the body of a rule, or a lexeme.
+
+    path: the JSON pointer of its schema. is_terminal: Lark writes its name in capitals.
+    """
+
+    body: str
+    path: str = "#"
+    is_lexeme: bool = True
+    is_terminal: bool = True
+
+
+_KNOWN = {
+    "blank": _Definition("BLANK?", is_lexeme=False, is_terminal=False),
+    "string": _Definition('%json {"type": "string"}', is_terminal=False),
+    "boolean": _Definition('"true" | "false"', is_lexeme=False, is_terminal=False),
+    "null": _Definition('"null"', is_lexeme=False, is_terminal=False),
+    "integer": _Definition("/-?(0|[1-9][0-9]*)/"),
+    "number": _Definition(r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?/"),
+    "BLANK": _Definition(_BLANK),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaLark:
+    """A schema as Lark.
+
+    lines: one rule or terminal each. paths: the JSON pointer of each line's schema. has_open_names:
+    some object may have unlisted properties.
+    """
+
+    lines: tuple[str, ...]
+    paths: tuple[str, ...]
+    has_open_names: bool
+
+    @property
+    def text(self) -> str:
+        """All lines."""
+        return "\n".join(self.lines)
+
+
+def schema_as_lark(
+    root: Schema,
+    *,
+    part: Schema | None = None,
+    name: str = "start",
+    whitespace: Whitespace = "compact",
+    open_objects: bool = False,
+) -> SchemaLark:
+    """Return a schema as Lark. Raises: GrammarError naming the place of what is not supported.
+
+    root: the parsed schema, which references refer to. part: a schema in it; None means all of it.
+    name: of the first rule; the others begin with it.
+    """
+    if is_deep_schema(root):
+        raise GrammarError(f"the JSON schema leads more than {DEEPEST} levels deep")
+    layout = Layout.from_whitespace(whitespace)
+    writer = _LarkWriter(SchemaReader(root, is_open=open_objects), layout)
+    try:
+        first = writer.write((root if part is None else part,))
+    except RecursionError:
+        raise GrammarError("the JSON schema is nested too deep") from None
+    return writer.lark(name, first)
+
+
+class _LarkWriter(RuleWriter):
+    """Writes a schema's rules as Lark."""
+
+    def __init__(self, reader: SchemaReader, layout: Layout) -> None:
+        super().__init__(reader, layout)
+        self._lexemes: dict[str, _Definition] = {}
+
+    def start(self) -> None:
+        super().start()
+        self._lexemes = {}
+
+    def lark(self, name: str, root: str) -> SchemaLark:
+        """Return the text. name: of the first rule, which is the rule `root`."""
+        definitions = {**_KNOWN, **self._lexemes}
+        for rule, body in {**self.layout.any_value(), **self.rules}.items():
+            path = self.paths.get(rule, "#")
+            definitions[rule] = _Definition(body, path, is_lexeme=False, is_terminal=False)
+        names = {root: f"{name}_r0"}
+        todo = [root]
+        for used in todo:  # grows
+            definition = definitions[used]
+            for inner in () if definition.is_lexeme else names_in(definition.body):
+                if inner not in names:
+                    is_terminal = definitions[inner].is_terminal
+                    number = f"t{len(names)}" if is_terminal else f"r{len(names)}"
+                    names[inner] = f"{name}_{number}".upper() if is_terminal else f"{name}_{number}"
+                    todo.append(inner)
+        lines, paths = [f"{name}: {name}_r0"], ["#"]
+        for used in todo:
+            definition = definitions[used]
+            body = definition.body if definition.is_lexeme else renamed(definition.body, names)
+            lines.append(f"{names[used]}: {_lark_body(body)}")
+            paths.append(definition.path)
+        return SchemaLark(tuple(lines), tuple(paths), self.has_open_names)
+
+    def _lexeme(self, body: str, schema: Any, *, is_terminal: bool = True) -> str:
+        """Return the name of a lexeme; equal ones are one."""
+        path = self.reader.path(schema)
+        for name, known in self._lexemes.items():
+            if known.body == body:
+                return name
+        name = f"lexeme-{len(self._lexemes)}"
+        self._lexemes[name] = _Definition(body, path, is_terminal=is_terminal)
+        return name
+
+    def string(self, variant: Variant, name: str) -> str | None:
+        low, high = variant.counts("minLength", "maxLength")
+        if high is not None and high < low:
+            return None
+        limits: dict[str, Any] = {"minLength": low} if low else {}
+        limits |= {} if high is None else {"maxLength": high}
+        for word in ("pattern", "format"):
+            values = list(dict.fromkeys(part[word] for part in variant.with_any(word)))
+            if word == "format":
+                values = [value for value in values if value in FORMATS]
+            if values:
+                limits[word] = values[0]
+            if len(values) > 1:
+                limits.setdefault("allOf", []).extend({word: value} for value in values[1:])
+        words = ("pattern", "format", "minLength", "maxLength")
+        return self._json("string", limits, variant.with_any(*words)[0])
+
+    def _json(self, kind: str, limits: Mapping[str, Any], schema: Any) -> str:
+        """Return a scalar that the library writes by a schema of its own."""
+        if not limits:
+            return kind
+        return self._lexeme(
+            f"%json {json.dumps({'type': kind, **limits})}", schema, is_terminal=False
+        )
+
+    def number(self, variant: Variant, kind: str, name: str) -> str | None:
+        low, high = bounds(variant)
+        parts = variant.with_any("multipleOf")
+        steps = [part["multipleOf"] for part in parts]
+        schema = variant.with_any(*NUMBER_WORDS)[0]
+        if all(is_whole(step) and step == 1 for step in steps):
+            if kind == "integer" or steps:
+                return self._pattern(integer_pattern(low, high), schema)
+            if not any(map(_is_rounded, (low, high))):
+                return self._json(kind, _limits(low, high), schema)
+            return self._exact_number(low, high, schema)
+        if any(map(_is_rounded, (low, high, *((step, False) for step in steps)))):
+            raise self.refused(parts[0], "multipleOf", "a number is beyond 2**53")
+        limits = {**_limits(low, high), "multipleOf": steps[0]}
+        if steps[1:]:
+            limits["allOf"] = [{"multipleOf": step} for step in steps[1:]]
+        return self._json(kind, limits, schema)
+
+    def _exact_number(self, low: Bound | None, high: Bound | None, schema: Any) -> str | None:
+        """Return the numbers between bounds of which one is too large for floats.
+
+        A bound with a fraction is not, and the numbers up to the next integer are written apart.
+        """
+        options: list[str | None] = []
+        if low is not None and not is_whole(low[0]):
+            whole = math.ceil(low[0])
+            options.append(self._json("number", _limits(low, (whole, True)), schema))
+            low = (whole, False)
+        if high is not None and not is_whole(high[0]):
+            whole = math.floor(high[0])
+            options.append(self._json("number", _limits((whole, True), high), schema))
+            high = (whole, False)
+        options.append(self._pattern(number_pattern(low, high), schema))
+        return " | ".join(filter(None, options)) or None
+
+    def _pattern(self, pattern: str | None, schema: Any) -> str | None:
+        return None if pattern is None else self._lexeme(f"/{pattern}/", schema)
+
+    def scalars(self, values: Sequence[Any], name: str) -> str:
+        if len(values) == 1:
+            return literal(values[0])
+        body = " | ".join(dict.fromkeys(map(literal, values)))
+        return self._lexeme(_lark_body(body), None)
+
+    def unlisted_name(
+        self, listed: Sequence[str], limits: Variant | None, patterns: Mapping[str, bool], name: str
+    ) -> str | None:
+        """Return a name without escapes, which could spell a listed one."""
+        low, high = (0, None) if limits is None else limits.counts("minLength", "maxLength")
+        if high is not None and high < low:
+            return None
+        wanted = {pattern: True for part in _parts(limits) if (pattern := part.get("pattern"))}
+        if any(part.get("format") in FORMATS for part in _parts(limits)):
+            assert limits is not None
+            raise self.refused(limits.with_any("format")[0], "format", "of a property's name")
+        times = "*" if not low and high is None else f"{{{low},{'' if high is None else high}}}"
+        plain = rf'[^"\\\x00-\x1f\x7f]{times}'
+        terms = [f'/"{plain}"/']
+        terms += [
+            f'{"" if is_match else "~"}/"{search_regex(pattern)}"/'
+            for pattern, is_match in [*patterns.items(), *wanted.items()]
+        ]
+        if listed:
+            terms.append(f"~({' | '.join(map(literal, listed))})")
+        return self._lexeme(_lark_body(" & ".join(terms)), _parts(limits)[0] if limits else None)
+
+
+NUMBER_WORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+
+
+def _parts(limits: Variant | None) -> Sequence[Mapping[str, Any]]:
+    return () if limits is None else limits.with_any("minLength", "maxLength", "pattern", "format")
+
+
+def _is_rounded(bound: Bound | None) -> bool:
+    """Return True if the library may round a bound, or overflow at it."""
+    return bound is not None and abs(bound[0]) > _EXACT
+
+
+def _limits(low: Bound | None, high: Bound | None) -> dict[str, Any]:
+    limits: dict[str, Any] = {}
+    for bound, plain, exclusive in (
+        (low, "minimum", "exclusiveMinimum"),
+        (high, "maximum", "exclusiveMaximum"),
+    ):
+        if bound is not None:
+            limits[exclusive if bound[1] else plain] = bound[0]
+    return limits
+
+
+def _lark_body(body: str) -> str:
+    """Return a body as Lark takes it: a raw DEL is an error in its literals."""
+    return body.replace("\x7f", "\\u007f") or '""'

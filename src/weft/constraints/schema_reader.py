@@ -1,0 +1,601 @@
+"""Read JSON schemas: resolve references, combine options, and test values.
+
+Several schemas limit a place in a JSON text at once: the keywords beside a `$ref`, each part of an
+`allOf`, one option of an `anyOf`. A `Variant` is one combination of such parts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import combinations
+from typing import Any
+from urllib.parse import unquote, urljoin
+
+from ..errors import GrammarError
+from .rules import is_too_deep
+
+Schema = Mapping[str, Any] | bool
+Parts = tuple[Mapping[str, Any], ...]
+
+TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
+# Keywords that limit values of one type only.
+KEYWORDS_OF: dict[str, frozenset[str]] = {
+    "object": frozenset({
+        "properties", "required", "additionalProperties", "patternProperties", "propertyNames",
+        "minProperties", "maxProperties", "dependentRequired", "dependentSchemas", "dependencies",
+        "unevaluatedProperties",
+    }),
+    "array": frozenset({
+        "items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems",
+        "contains", "minContains", "maxContains", "unevaluatedItems",
+    }),
+    "string": frozenset({"minLength", "maxLength", "pattern", "format"}),
+    "number": frozenset({
+        "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
+    }),
+}  # fmt: skip
+_ANY_TYPE = {
+    "type", "enum", "const", "allOf", "anyOf", "oneOf", "$ref", "not", "if", "$dynamicRef",
+    "$recursiveRef",
+}  # fmt: skip
+# All other keywords are annotations, or belong to a vocabulary of the schema's author.
+LIMITING = _ANY_TYPE.union(*KEYWORDS_OF.values())
+# Formats that llguidance enforces. The standard (2020-12, 7.2.1) makes all formats annotations.
+FORMATS = frozenset({
+    "date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri",
+})  # fmt: skip
+INSTEAD = "write anyOf, or give each option a required property with a const of its own"
+_MAX_COMBINATIONS = 2000  # of options in one place
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One combination of options at a place: a value must satisfy every part.
+
+    parts: schemas; their `$ref`, `allOf`, `anyOf` and `oneOf` are resolved into further parts.
+    types: the JSON types that are left.
+    values: the values that are left if a part has `const` or `enum`, else None.
+    is_open: unlisted properties are allowed beside `properties` without `additionalProperties`.
+    """
+
+    parts: Parts
+    types: frozenset[str]
+    values: list[Any] | None
+    is_open: bool
+
+    def with_any(self, *keywords: str) -> list[Mapping[str, Any]]:
+        """Return the parts that have one of some keywords."""
+        return [part for part in self.parts if any(word in part for word in keywords)]
+
+    def limits(self, type_name: str) -> bool:
+        """Return True if a keyword limits values of a type."""
+        return bool(self.with_any(*KEYWORDS_OF[type_name]))
+
+    def counts(self, lowest: str, highest: str) -> tuple[int, int | None]:
+        """Return the smallest and largest count that all parts allow; None means no limit."""
+        lows = [int(part[lowest]) for part in self.with_any(lowest)]
+        highs = [int(part[highest]) for part in self.with_any(highest)]
+        return max(lows, default=0), min(highs) if highs else None
+
+    def required(self) -> list[str]:
+        """Return the names of required properties."""
+        return [key for part in self.with_any("required") for key in part["required"]]
+
+    def keys(self) -> list[str]:
+        """Return the names of listed properties in order, then those that are only required."""
+        listed = [key for part in self.with_any("properties") for key in part["properties"]]
+        return list(dict.fromkeys([*listed, *self.required()]))
+
+    def property(self, key: str) -> list[Schema]:
+        """Return the schemas of a property's value."""
+        schemas: list[Schema] = []
+        for part in self.parts:
+            patterns = part.get("patternProperties", {})
+            own = [schema for pattern, schema in patterns.items() if matches(pattern, key)]
+            if key in part.get("properties", {}):
+                own.append(part["properties"][key])
+            elif not own:
+                own.append(part.get("additionalProperties", True))
+            schemas += own
+        return schemas
+
+    def patterns(self) -> list[str]:
+        """Return the patterns of `patternProperties`."""
+        groups = (part["patternProperties"] for part in self.with_any("patternProperties"))
+        return list(dict.fromkeys(pattern for group in groups for pattern in group))
+
+    def matches_pattern(self, key: str) -> bool:
+        """Return True if a pattern of `patternProperties` is found in a name."""
+        return any(matches(pattern, key) for pattern in self.patterns())
+
+    def others(self, matched: Sequence[str] = ()) -> list[Schema]:
+        """Return the schemas of an unlisted property whose name matches some patterns only."""
+        schemas: list[Schema] = []
+        is_closed = not self.is_open and not matched and not self.with_any("additionalProperties")
+        if is_closed and self.with_any("properties"):
+            return [False]
+        for part in self.parts:
+            patterns = part.get("patternProperties", {})
+            own = [schema for pattern, schema in patterns.items() if pattern in matched]
+            schemas += own or [part.get("additionalProperties", True)]
+        return schemas
+
+    def prefix_items(self) -> int:
+        """Return how many items have a schema of their own."""
+        return max((len(_prefix(part)) for part in self.parts), default=0)
+
+    def item(self, number: int) -> list[Schema]:
+        """Return the schemas of one item."""
+        schemas: list[Schema] = []
+        for part in self.parts:
+            prefix = _prefix(part)
+            schemas.append(prefix[number] if number < len(prefix) else _rest(part))
+        return schemas
+
+
+def _prefix(part: Mapping[str, Any]) -> Sequence[Schema]:
+    """Return the schemas of the first items. Before draft 2020-12 `items` was their list."""
+    prefix: Sequence[Schema] = part.get("prefixItems", ())
+    return part["items"] if isinstance(part.get("items"), list) else prefix
+
+
+def _rest(part: Mapping[str, Any]) -> Schema:
+    """Return the schema of the items after the first ones."""
+    items: Schema = part.get("items", True)
+    return part.get("additionalItems", True) if isinstance(items, list) else items
+
+
+class SchemaReader:
+    """The combinations of options in a schema, and whether values fit it."""
+
+    def __init__(self, schema: Schema, *, is_open: bool) -> None:
+        self.schema = schema
+        self.is_open = is_open
+        self.paths: dict[int, str] = {}  # JSON pointers of subschemas, by id()
+        self._resources: dict[int, str] = {}  # URIs of their `$id`
+        self._by_uri: dict[str, Any] = {"": schema}
+        self._index()
+
+    def _index(self) -> None:
+        stack: list[tuple[Any, str, str]] = [(self.schema, "#", "")]
+        while stack:
+            part, path, resource = stack.pop()
+            if not isinstance(part, dict | list):
+                continue
+            if isinstance(part, dict):
+                if isinstance(part.get("$id"), str):
+                    resource = urljoin(resource, part["$id"]).rstrip("#")
+                    self._by_uri[resource] = part
+                if isinstance(part.get("$anchor"), str):
+                    self._by_uri[f"{resource}#{part['$anchor']}"] = part
+            self.paths[id(part)] = path
+            self._resources[id(part)] = resource
+            items = part.items() if isinstance(part, dict) else enumerate(part)
+            for key, inner in items:
+                if key not in ("const", "enum", "default", "examples"):
+                    step = str(key).replace("~", "~0").replace("/", "~1")
+                    stack.append((inner, f"{path}/{step}", resource))
+
+    def path(self, schema: Any) -> str:
+        """Return the JSON pointer of a subschema, "#" for one from elsewhere."""
+        return self.paths.get(id(schema), "#")
+
+    def resource(self, schema: Any) -> str:
+        """Return the URI that a subschema's references are relative to."""
+        return self._resources.get(id(schema), "")
+
+    def error(self, schema: Any, message: str) -> GrammarError:
+        """Return an error that names the place of a subschema."""
+        return GrammarError(f"at {self.path(schema)}: {message}")
+
+    # Combinations of options ----------------------------------------------------------------------
+
+    def variants(self, schemas: Sequence[Schema]) -> list[Variant]:
+        """Return the combinations of options at a place that some value may fit."""
+        crossed = self._crossed([self._options(schema, ()) for schema in schemas])
+        variants = (self._variant(parts) for parts in crossed)
+        return [variant for variant in variants if variant is not None]
+
+    def _crossed(self, options: Sequence[list[Parts]]) -> list[Parts]:
+        combined: list[Parts] = [()]
+        for choices in options:
+            combined = [(*before, *after) for before in combined for after in choices]
+            if len(combined) > _MAX_COMBINATIONS:
+                first = next(parts[0] for parts in combined if parts)
+                raise self.error(first, f"more than {_MAX_COMBINATIONS} combinations of options")
+        return combined
+
+    def _options(self, schema: Schema, through: tuple[int, ...]) -> list[Parts]:
+        """Return for each combination of a schema's options the parts that it consists of."""
+        self.check(schema)
+        if isinstance(schema, bool):
+            return [()] if schema else []
+        if is_trivial(schema):
+            return [()]
+        found: list[list[Parts]] = [[(schema,)]]
+        if "$ref" in schema:
+            target = self.target(schema)
+            if id(target) in (*through, id(schema)):
+                raise self.error(schema, f"$ref {schema['$ref']!r} leads to itself")
+            found.append(self._options(target, (*through, id(schema))))
+        found += [self._options(part, through) for part in schema.get("allOf", ())]
+        if "anyOf" in schema:
+            options = [self._options(option, through) for option in schema["anyOf"]]
+            found.append([parts for option in options for parts in option])
+        if "oneOf" in schema:
+            own = {word: value for word, value in schema.items() if word != "oneOf"}
+            beside = self._crossed([[(own,)], *found[1:]])
+            found.append(self._one_of(schema, beside, through))
+        if "if" in schema and (applied := self.condition(schema)) is not None:
+            found.append(self._options(applied, through))
+        if "not" in schema and is_trivial(schema["not"]):
+            return []
+        return self._crossed(found)
+
+    @staticmethod
+    def condition(schema: Mapping[str, Any]) -> Schema | None:
+        """Return the schema that an `if` with a known answer applies; None if it depends."""
+        if is_trivial(schema["if"]):
+            applied: Schema = schema.get("then", True)
+            return applied
+        return schema.get("else", True) if schema["if"] is False else None
+
+    def _one_of(
+        self, schema: Mapping[str, Any], beside: list[Parts], through: tuple[int, ...]
+    ) -> list[Parts]:
+        """Return the options of a oneOf. No value may fit two of them."""
+        options = [self._options(option, through) for option in schema["oneOf"]]
+        for one, other in combinations(options, 2):
+            if any(self._may_fit((*a, *b, *c), 4) for a in one for b in other for c in beside):
+                raise self.error(
+                    schema, f"a oneOf whose options may overlap is not supported; {INSTEAD}"
+                )
+        return [parts for option in options for parts in option]
+
+    def _variant(self, parts: Parts) -> Variant | None:
+        types = frozenset(TYPES)
+        for part in parts:
+            if "type" in part:
+                types &= _types_of(part["type"])
+            excluded = _excluded_types(part.get("not", False))
+            types -= excluded or set()
+        allowed: list[Any] | None = None
+        for part in parts:
+            if allowed is None and ("enum" in part or "const" in part):
+                allowed = [part["const"]] if "const" in part else list(part["enum"])
+        if allowed is not None:
+            allowed = [value for value in allowed if all(self.fits(value, p) for p in parts)]
+        if not types or allowed == []:
+            return None
+        return Variant(parts, types, allowed, self.is_open)
+
+    def _may_fit(self, parts: Parts, depth: int) -> bool:
+        """Return False if certainly no value fits all parts; looks `depth` properties deep."""
+        variant = self._variant(parts)
+        if variant is None:
+            return False
+        if variant.values is not None or not depth:
+            return True
+        if variant.types <= {"number", "integer"} and not _has_numbers(variant):
+            return False
+        if variant.types != {"object"}:
+            return True
+        for key in variant.required():
+            schemas = variant.property(key)
+            options = self._crossed([self._options(schema, ()) for schema in schemas])
+            if not any(self._may_fit(option, depth - 1) for option in options):
+                return False
+        return True
+
+    # Values ---------------------------------------------------------------------------------------
+
+    def fits(self, value: Any, schema: Schema) -> bool:
+        """Return True if a value fits a schema. Formats are annotations here."""
+        self.check(schema)
+        if isinstance(schema, bool):
+            return schema
+        for word in ("$dynamicRef", "$recursiveRef", "unevaluatedProperties", "unevaluatedItems"):
+            if word in schema and not is_trivial(schema[word]):
+                raise self.error(schema, f"{word} is not supported")
+        options = schema.get("oneOf")
+        return (
+            ("type" not in schema or not _types_of(schema["type"]).isdisjoint(types_of(value)))
+            and ("const" not in schema or is_same(value, schema["const"]))
+            and ("enum" not in schema or any(is_same(value, one) for one in schema["enum"]))
+            and ("$ref" not in schema or self.fits(value, self.target(schema)))
+            and all(self.fits(value, part) for part in schema.get("allOf", ()))
+            and ("anyOf" not in schema or any(self.fits(value, s) for s in schema["anyOf"]))
+            and (options is None or sum(self.fits(value, s) for s in options) == 1)
+            and ("not" not in schema or not self.fits(value, schema["not"]))
+            and ("if" not in schema or self._fits_condition(value, schema))
+            and self._fits_inside(value, schema)
+        )
+
+    def _fits_condition(self, value: Any, schema: Mapping[str, Any]) -> bool:
+        branch = "then" if self.fits(value, schema["if"]) else "else"
+        return self.fits(value, schema.get(branch, True))
+
+    def _fits_inside(self, value: Any, schema: Mapping[str, Any]) -> bool:
+        if isinstance(value, str):
+            return _is_counted(len(value), schema, "minLength", "maxLength") and (
+                "pattern" not in schema or matches(schema["pattern"], value)
+            )
+        if isinstance(value, list):
+            return self._fits_array(value, schema)
+        if isinstance(value, Mapping):
+            return self._fits_object(value, schema)
+        return is_number(value) is False or _is_in_range(value, schema)
+
+    def _fits_array(self, value: list[Any], schema: Mapping[str, Any]) -> bool:
+        prefix, rest = _prefix(schema), _rest(schema)
+        schemas = [*prefix, *[rest] * (len(value) - len(prefix))]
+        contained = True
+        if "contains" in schema:
+            n_contained = sum(self.fits(item, schema["contains"]) for item in value)
+            low, high = schema.get("minContains", 1), schema.get("maxContains", n_contained)
+            contained = low <= n_contained <= high
+        return (
+            contained
+            and _is_counted(len(value), schema, "minItems", "maxItems")
+            and all(map(self.fits, value, schemas))
+            and not (
+                schema.get("uniqueItems") and any(is_same(a, b) for a, b in combinations(value, 2))
+            )
+        )
+
+    def _fits_object(self, value: Mapping[str, Any], schema: Mapping[str, Any]) -> bool:
+        needs = {**schema.get("dependencies", {}), **schema.get("dependentRequired", {})}
+        schemas = {**schema.get("dependencies", {}), **schema.get("dependentSchemas", {})}
+        read = Variant((schema,), frozenset(TYPES), None, is_open=True)
+        names = schema.get("propertyNames", True)
+        return (
+            set(schema.get("required", ())) <= set(value)
+            and _is_counted(len(value), schema, "minProperties", "maxProperties")
+            and all(
+                self.fits(key, names) and all(self.fits(inner, s) for s in read.property(key))
+                for key, inner in value.items()
+            )
+            and all(
+                set(needed) <= set(value)
+                for key, needed in needs.items()
+                if key in value and isinstance(needed, list)
+            )
+            and all(
+                self.fits(value, needed)
+                for key, needed in schemas.items()
+                if key in value and not isinstance(needed, list)
+            )
+        )
+
+    # References and forms -------------------------------------------------------------------------
+
+    def target(self, schema: Mapping[str, Any]) -> Schema:
+        """Return the schema that a `$ref` refers to."""
+        reference = schema["$ref"]
+        base = self.resource(schema)
+        found: Schema | None = None
+        if isinstance(reference, str):
+            uri = urljoin(base, reference) if base else reference
+            resource, _, fragment = uri.partition("#")
+            found = self._by_uri.get(uri.rstrip("#"))
+            if found is None and resource in self._by_uri:
+                found = schema_at(self._by_uri[resource], f"#{fragment}")
+        if found is None:
+            raise self.error(
+                schema, f"$ref {reference!r} is not in the schema; other documents are not loaded"
+            )
+        return found
+
+    def check(self, schema: Any) -> None:
+        """Raise GrammarError if a value is no schema, or a keyword has an impossible value."""
+        if isinstance(schema, bool):
+            return
+        if not isinstance(schema, Mapping):
+            raise GrammarError(f"{schema!r:.80} is no schema; allowed: an object, true, false")
+        for word, value in schema.items():
+            if word in _FORMS and not _FORMS[word](value):
+                raise self.error(schema, f"{word} is {value!r:.80}, which is no schema's {word}")
+
+
+def is_trivial(schema: Any) -> bool:
+    """Return True if a schema limits nothing, whatever it annotates."""
+    if isinstance(schema, Mapping):
+        return LIMITING.isdisjoint(schema)
+    return schema is True
+
+
+def _types_of(given: str | Sequence[str]) -> set[str]:
+    names = {given} if isinstance(given, str) else set(given)
+    return names | {"integer"} if "number" in names else names
+
+
+def _excluded_types(schema: Any) -> set[str] | None:
+    """Return the types that a `not` excludes; None if it excludes anything else."""
+    if schema is False:
+        return set()
+    if not isinstance(schema, Mapping) or set(schema) & LIMITING != {"type"}:
+        return None
+    types = _types_of(schema["type"])
+    return types if "integer" not in types or "number" in types else None
+
+
+def is_unresolved_not(schema: Any) -> bool:
+    """Return True if a `not` excludes more than types."""
+    return _excluded_types(schema) is None
+
+
+def matches(pattern: str, text: str) -> bool:
+    """Return True if a pattern of a schema is found in a text. Raises: GrammarError."""
+    try:
+        return re.search(pattern, text, re.ASCII) is not None
+    except re.error as error:
+        raise GrammarError(f"the pattern {pattern!r:.80} is not supported: {error}") from error
+
+
+def bounds(variant: Variant) -> tuple[tuple[Any, bool] | None, tuple[Any, bool] | None]:
+    """Return the lower and upper bound of a number: (value, is the value itself excluded)."""
+    lows: list[tuple[Any, bool]] = []
+    highs: list[tuple[Any, bool]] = []
+    for part in variant.parts:
+        for limits, word, exclusive in (
+            (lows, "minimum", "exclusiveMinimum"),
+            (highs, "maximum", "exclusiveMaximum"),
+        ):
+            strict = part.get(exclusive, False)  # a boolean in draft 4
+            if word in part:
+                limits.append((part[word], strict is True))
+            if not isinstance(strict, bool):
+                limits.append((strict, True))
+    low = max(lows, key=lambda bound: (bound[0], bound[1]), default=None)
+    high = min(highs, key=lambda bound: (bound[0], not bound[1]), default=None)
+    return low, high
+
+
+def _has_numbers(variant: Variant) -> bool:
+    low, high = bounds(variant)
+    if low is None or high is None:
+        return True
+    return bool(low[0] < high[0] or (low[0] == high[0] and not (low[1] or high[1])))
+
+
+def _is_in_range(value: float, schema: Mapping[str, Any]) -> bool:
+    low, high = bounds(Variant((schema,), frozenset(TYPES), None, is_open=True))
+    step = schema.get("multipleOf")
+    return (
+        (low is None or (value > low[0] if low[1] else value >= low[0]))
+        and (high is None or (value < high[0] if high[1] else value <= high[0]))
+        and (step is None or exact(value) % exact(step) == 0)
+    )
+
+
+def exact(value: float) -> Fraction:
+    """Return a JSON number as its decimal text says."""
+    return Fraction(json.dumps(value))
+
+
+def schema_at(schema: Any, path: str) -> Any:
+    """Return the part of a schema that a JSON pointer behind # leads to; None if there is none."""
+    if path != "#" and not path.startswith("#/"):
+        return None
+    found = schema
+    for step in path.split("/")[1:]:
+        step = unquote(step).replace("~1", "/").replace("~0", "~")
+        if isinstance(found, Mapping):
+            found = found.get(step)
+        elif isinstance(found, list) and step.isdecimal() and int(step) < len(found):
+            found = found[int(step)]
+        else:
+            return None
+    return found
+
+
+def is_deep_schema(schema: Any) -> bool:
+    """Return True if a schema is nested, or refers, deeper than `DEEPEST` levels."""
+    named: dict[str, Any] = {}
+    todo = [schema]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, dict):
+            named |= {str(part[key]): part for key in ("$id", "$anchor") if key in part}
+        todo += _containers(part)
+
+    def inner(part: Any) -> list[Any]:
+        containers = _containers(part)
+        ref = part.get("$ref") if isinstance(part, dict) else None
+        if isinstance(ref, str):
+            target = named.get(ref, named.get(ref.lstrip("#")))
+            containers += _containers([schema_at(schema, ref) if target is None else target])
+        return containers
+
+    return is_too_deep(schema, inner)
+
+
+def _containers(part: Any) -> list[Any]:
+    inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    return [value for value in inner if isinstance(value, dict | list)]
+
+
+# Forms of keywords --------------------------------------------------------------------------------
+
+
+def is_number(value: Any) -> bool:
+    """Return True for a JSON number."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_whole(value: float) -> bool:
+    """Return True for a number without a fraction."""
+    return isinstance(value, int) or (math.isfinite(value) and value == int(value))
+
+
+def _is_type(value: Any) -> bool:
+    names = value if isinstance(value, list) else [value]
+    return bool(names) and all(isinstance(name, str) and name in TYPES for name in names)
+
+
+def _is_count(value: Any) -> bool:
+    return is_number(value) and is_whole(value) and value >= 0
+
+
+def _is_pattern(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_bound(value: Any) -> bool:
+    return is_number(value) or isinstance(value, bool)
+
+
+_FORMS: dict[str, Callable[[Any], bool]] = {
+    "type": _is_type,
+    **dict.fromkeys(("enum", "allOf", "anyOf", "oneOf", "prefixItems"), _is_list),
+    **dict.fromkeys(("properties", "patternProperties", "dependentRequired"), _is_mapping),
+    **dict.fromkeys(("dependentSchemas", "dependencies"), _is_mapping),
+    **dict.fromkeys(("minItems", "maxItems", "minLength", "maxLength"), _is_count),
+    **dict.fromkeys(("minProperties", "maxProperties", "minContains", "maxContains"), _is_count),
+    **dict.fromkeys(("minimum", "maximum"), is_number),
+    **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), _is_bound),
+    "multipleOf": lambda value: is_number(value) and value > 0,
+    "required": _is_texts,
+    "pattern": _is_pattern,
+    "format": _is_pattern,
+}
+
+
+def types_of(value: Any) -> set[str]:
+    """Return the types of a JSON value."""
+    if isinstance(value, bool):
+        return {"boolean"}
+    if isinstance(value, int | float):
+        return {"number", "integer"} if is_whole(value) else {"number"}
+    names = {str: "string", list: "array", dict: "object", type(None): "null"}
+    return {names[type(value)]}
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Return True if two values are the same JSON: 1 is 1.0, and is not true."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(is_same(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
+
+
+def _is_counted(size: int, schema: Mapping[str, Any], lowest: str, highest: str) -> bool:
+    return bool(schema.get(lowest, 0) <= size <= schema.get(highest, size))
