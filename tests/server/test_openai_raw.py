@@ -290,6 +290,19 @@ def test_an_echo_stands_before_each_streamed_choice(served: Served) -> None:
     assert offsets == [choice["logprobs"]["text_offset"] for choice in whole]
 
 
+def test_response_format_is_exact_closed_and_may_be_indented(served: Served) -> None:
+    lm = served.service.models.lm()
+    properties = {"id": {"const": 2**53 + 1}}
+    form = schema({"type": "object", "properties": properties, "required": ["id"]})
+    made = post(served, CHATS, response_format=form, max_tokens=80)["choices"][0]
+    assert json.loads(made["message"]["content"]) == {"id": 2**53 + 1}
+    break_line = {str(lm.text.continuation("\n")[0]): 100}
+    made = post(served, CHATS, response_format=form, max_tokens=80, logit_bias=break_line)
+    text = made["choices"][0]["message"]["content"]
+    assert "\n" in text
+    assert json.loads(text) == {"id": 2**53 + 1}
+
+
 def test_a_character_over_several_tokens_comes_whole(served: Served) -> None:
     """Biases make the model write the bytes of one character, each a token."""
     lm = served.service.models.lm()

@@ -43,12 +43,12 @@ class ResponseFormat(OpenAIModel):
 
 
 def json_constraint(param: str, kind: str, schema: Any) -> Constraint | None:
-    """Return the constraint of a form by its type."""
+    """Return the constraint of a form by its type. Models choose the whitespace of their JSON."""
     if kind == "text":
         return None
     if kind == "json_object" or schema is None:
-        return JsonSchema({"type": "object"})
-    return named(param, lambda: JsonSchema(schema))
+        return JsonSchema({"type": "object"}, whitespace="flexible")
+    return named(param, lambda: JsonSchema(schema, whitespace="flexible"))
 
 
 async def compiled(
