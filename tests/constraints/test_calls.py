@@ -14,7 +14,7 @@ from tokens.test_form import message, tokenizer, user
 from weft.constraints import Lark, Lazy
 from weft.constraints.base import Compiler
 from weft.constraints.calls import call_constraint
-from weft.errors import ConfigError
+from weft.errors import ConfigError, GrammarError
 from weft.tokens.form import INDEX
 from weft.tokens.tokenizer import Tokenizer
 
@@ -200,6 +200,50 @@ def test_what_cannot_be_asked_for_is_said(tools: Any, choice: Any, told: str) ->
     text = tokenizer(FORMS["hermes"])
     with pytest.raises(ConfigError, match=told):
         call_constraint(text, text.chat_form(), tools, choice)
+
+
+BIG = 9007199254740993  # 2**53 + 1, which no 64-bit float is
+NESTED = {
+    "properties": {
+        "id": {"type": "integer", "minimum": BIG, "maximum": BIG},
+        "at": {"$ref": "#/$defs/place"},
+    },
+    "$defs": {"place": {"type": "object", "properties": {"x": {"type": "integer"}}}},
+}
+
+
+@pytest.mark.parametrize("kind", ["hermes", "qwen coder", "glm", "typed", "mistral", "python"])
+def test_arguments_are_exact_and_closed_at_every_depth(kind: str) -> None:
+    text = tokenizer(FORMS[kind])
+    constraint = call_constraint(
+        text, text.chat_form(), [{"name": "f", "parameters": NESTED}], "required"
+    )
+    for arguments, is_allowed in (
+        ({"id": BIG, "at": {"x": 1}}, True),
+        ({"id": BIG - 1}, False),
+        ({"at": {"y": 1}}, False),
+    ):
+        turn = turn_of(text, kind, [("f", arguments)])
+        assert verdict(text, constraint, turn) is is_allowed, arguments
+
+
+@pytest.mark.parametrize("kind", ["hermes", "mistral", "deepseek"])
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_arguments_have_no_name_twice(kind: str, choice: str) -> None:
+    text = tokenizer(FORMS[kind])
+    schema = {"additionalProperties": {"type": "integer"}}
+    tools = [{"name": "f", "parameters": schema}]
+    constraint = call_constraint(text, text.chat_form(), tools, choice)
+    turn = turn_of(text, kind, [("f", {"ab": 1, "ac": 2})])
+    assert verdict(text, constraint, turn)
+    assert not verdict(text, constraint, turn.replace("ac", "ab"))
+
+
+def test_unsupported_schema_is_named_with_its_tool_and_place() -> None:
+    text = tokenizer(FORMS["hermes"])
+    schema = {"properties": {"a": {"type": "array", "contains": {"const": 1}}}}
+    with pytest.raises(GrammarError, match="parameters of 'f': at #/properties/a: contains is not"):
+        call_constraint(text, text.chat_form(), [{"name": "f", "parameters": schema}], "required")
 
 
 # On a model

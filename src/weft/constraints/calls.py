@@ -13,9 +13,8 @@ from ..tokens.tokenizer import Tokenizer
 from .base import Constraint
 from .grammar import Lark
 from .kinds import Lazy
+from .schema_lark import schema_as_lark
 
-# Blanks as templates and models write them; without a limit small models write nothing else.
-_BLANKS = {"whitespace_flexible": True, "whitespace_pattern": r"[\x20\x0A]{0,20}"}
 # What gpt-oss itself writes between a name and its arguments; its template writes another order.
 _HARMONY = " <|constrain|>json<|message|>"
 _CHANNEL = "<|channel|>commentary "
@@ -53,11 +52,11 @@ def call_constraint(
     writer = _CallsWriter(text, form.calls, functions, parallel=parallel)
     if wanted == "auto":
         triggers, skipped = writer.triggers()
-        return Lazy(Lark(writer.grammar(skipped=skipped)), triggers)
+        return Lazy(writer.lark(skipped=skipped), triggers)
     before = ""
     if thinking_open:
         before = writer.until(form.think[1])
-    return Lark(writer.grammar(before=before))
+    return writer.lark(before=before)
 
 
 def _functions(tools: Sequence[Any]) -> dict[str, Any]:
@@ -74,8 +73,12 @@ def _functions(tools: Sequence[Any]) -> dict[str, Any]:
         schema = function.get("parameters") or {}
         if not isinstance(schema, Mapping):
             raise ConfigError(f"the parameters of {name!r} are {schema!r:.60}; allowed is a schema")
-        # A call with an argument that no tool has is none, though schemas let it pass.
-        found[name] = {"type": "object", "properties": {}, "additionalProperties": False, **schema}
+        try:
+            parameters = json.loads(json.dumps(schema, allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"the parameters of {name!r} are no JSON: {error}") from error
+        # A tool without listed arguments takes none.
+        found[name] = {"type": "object", "properties": {}, **parameters}
     if not found:
         raise ConfigError("there are no tools to call; give some, or leave tool_choice out")
     return found
@@ -109,6 +112,7 @@ class _CallsWriter:
         self.functions = functions
         self.parallel = parallel
         self.rules: list[str] = []
+        self.has_open_names = False
         names = {text.token_text(token): token for token in text.special_ids}
         self.specials = {name: token for name, token in names.items() if name}
         found = sorted(self.specials, key=len, reverse=True)
@@ -131,6 +135,13 @@ class _CallsWriter:
             return [plain], ""
         after = "" if self.how.slots[0] != "name" or len(self.how.slots) < 2 else self.how.mids[0]
         return [f"{plain}{name}{after[:1]}" for name in self.functions], ""
+
+    def lark(self, *, skipped: str = "", before: str = "") -> Lark:
+        """Return the constraint. skipped: what the text has of the head already."""
+        text = self.grammar(skipped=skipped, before=before)
+        # Reasoning and arguments without JSON may have any brackets and quotes.
+        is_json = self.how.each is None and not self.how.is_python and not before
+        return Lark(text, unique_names=self.has_open_names and is_json)
 
     def grammar(self, *, skipped: str = "", before: str = "") -> str:
         """Return the Lark. skipped: of the head, what has come already."""
@@ -203,10 +214,20 @@ class _CallsWriter:
             elif slot == "id":
                 parts.append("ID")
             else:
-                self.rules.append(f"args_{number}: %json {_schema(self.functions[name])}")
-                parts.append(f"args_{number}")
+                parts.append(self._json(f"args_{number}", name, self.functions[name]))
         close = "" if is_closed else self.literal(self._until_end(how.close))
         return " ".join(filter(None, (*parts, close)))
+
+    def _json(self, rule: str, name: str, schema: Any) -> str:
+        """Add the rules of JSON in a function's arguments, and return the name of the first."""
+        part = schema if isinstance(schema, Mapping | bool) else True
+        try:
+            lark = schema_as_lark(self.functions[name], part=part, name=rule, whitespace="flexible")
+        except GrammarError as error:
+            raise GrammarError(f"the parameters of {name!r}: {error}") from error
+        self.rules += lark.lines
+        self.has_open_names |= lark.has_open_names
+        return rule
 
     def _each(self, number: int, name: str, each: Each, mid: str) -> str:
         """Add rules for arguments one by one, in the schema's order; some may be left out."""
@@ -221,7 +242,7 @@ class _CallsWriter:
                 self.literal(each.empty if each.empty is not None else mid + each.text_close)
             )
         for at, key in enumerate(keys):
-            self._argument(number, at, key, known[key], root, each)
+            self._argument(number, at, key, known[key], name, each)
             sep, close = self._ends(number, at, known[key], each)
             after = [
                 close if follow is None else f"{sep} {self._from(number, follow)}".strip()
@@ -245,19 +266,18 @@ class _CallsWriter:
                 return
         yield None
 
-    def _argument(
-        self, number: int, at: int, key: str, schema: Any, root: Mapping[str, Any], each: Each
-    ) -> None:
+    def _argument(self, number: int, at: int, key: str, schema: Any, name: str, each: Each) -> None:
         rule = f"arg_{number}_{at}"
         if not _is_text(schema) or self.how.is_python:
             mid = each.json_mid.removesuffix('"') if self.how.is_python else each.json_mid
-            value = f"%json {_schema(schema, root)}"
             if (
                 not each.is_typed
                 and isinstance(schema, Mapping)
                 and schema.get("type") == "boolean"
             ):
                 value = '("true" | "false" | "True" | "False")'  # some templates write Python's
+            else:
+                value = self._json(f"value_{number}_{at}", name, schema)
             self.rules.append(f"{rule}: {self.literal(key + mid)} {value}")
             return
         end = _shared_end(each)
@@ -320,15 +340,6 @@ def _body(schema: Mapping[str, Any]) -> str:
     is_begun, is_ended = inner.startswith("^"), inner.endswith("$") and not inner.endswith(r"\$")
     inner = inner.removeprefix("^")[: -1 if is_ended else None]
     return f"{'' if is_begun else free}({inner}){'' if is_ended else free}"
-
-
-def _schema(schema: Any, root: Mapping[str, Any] | None = None) -> str:
-    """Return a schema as JSON; definitions of the root come with a part of it."""
-    made = dict(schema) if isinstance(schema, Mapping) else {}
-    for key in ("$defs", "definitions"):
-        if root is not None and key in root:
-            made[key] = root[key]
-    return json.dumps({**made, "x-guidance": _BLANKS})
 
 
 def _regex(text: str) -> str:
