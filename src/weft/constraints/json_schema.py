@@ -14,7 +14,7 @@ from ..errors import ConfigError, GrammarError, Unfinished
 from .grammar import Choice, Grammar, check_depth, told_at
 from .schema import exact_gbnf
 from .schema_lark import SchemaLark, schema_as_lark
-from .schema_rules import Layout, Whitespace
+from .schema_rules import JsonLayout, Whitespace
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class JsonSchema(Grammar):
     def __init__(
         self, schema: Any, *, whitespace: Whitespace = "compact", open_objects: bool = False
     ) -> None:
-        Layout.from_whitespace(whitespace)
+        JsonLayout.from_whitespace(whitespace)
         reader = None
         try:
             if not isinstance(schema, str | Mapping | bool):

@@ -56,7 +56,7 @@ def search_regex(pattern: str) -> str:
         parsed = list(_parsed(re.compile(pattern, flags)))
         is_branch = len(parsed) == 1 and str(parsed[0][0]) == "BRANCH"
         options = parsed[0][1][1] if is_branch else [parsed]
-        return f"({'|'.join(_Search().all(list(option), flags) for option in options)})"
+        return f"({'|'.join(_SearchPattern().all(list(option), flags) for option in options)})"
     except (re.error, _Unwritable) as error:
         raise GrammarError(f"the pattern {pattern!r} is not supported: {error}") from None
 
@@ -163,7 +163,7 @@ class _Rust(_Python):
         return f"[^{inner}]" if "NOT_" in name else inner
 
 
-class _Search(_Rust):
+class _SearchPattern(_Rust):
     """Writes one option of a parse as the texts in which it is found."""
 
     def all(self, parsed: Parsed, flags: int) -> str:

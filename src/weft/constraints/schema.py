@@ -12,7 +12,7 @@ from .gbnf import read
 from .number_ranges import integer_pattern
 from .rules import DEEPEST
 from .schema_reader import Schema, SchemaReader, Variant, bounds, is_deep_schema
-from .schema_rules import Layout, RuleWriter, Whitespace, literal, literal_text, names_in
+from .schema_rules import JsonLayout, RuleWriter, Whitespace, literal, literal_text, names_in
 
 # Rules without a schema; only those in use are written. No character is written as two escapes
 # (surrogates), so that lengths are right.
@@ -34,7 +34,7 @@ _EXACT_RULES = {
     "plain": r'[^"\\\x00-\x1f\x7f]',
 }
 # A space is optional after an opening bracket, a comma and a colon.
-_OPTIONAL_SPACES = Layout('"," space', '":" space', "space")
+_OPTIONAL_SPACES = JsonLayout('"," space', '":" space', "space")
 _MAX_GROUPS = 16  # groups in each other, until one gets a rule of its own
 _REGEX = re.compile(r"\[[^\]]*\]|\\\.|[0-9-]+|\{[^}]*\}|.")
 
@@ -67,12 +67,12 @@ def json_schema_to_grammar(schema: Mapping[str, Any] | str, *, open_objects: boo
 
 def exact_gbnf(schema: Schema, whitespace: Whitespace, *, open_objects: bool) -> str:
     """Return the GBNF of JSON that `JsonSchema` allows too. Raises: GrammarError."""
-    layout = Layout.from_whitespace(whitespace)
+    layout = JsonLayout.from_whitespace(whitespace)
     return _as_gbnf(schema, layout, {**_RULES, **_EXACT_RULES}, open_objects=open_objects)
 
 
 def _as_gbnf(
-    schema: Schema, layout: Layout, known: Mapping[str, str], *, open_objects: bool
+    schema: Schema, layout: JsonLayout, known: Mapping[str, str], *, open_objects: bool
 ) -> str:
     if is_deep_schema(schema):
         raise GrammarError(f"the JSON schema leads more than {DEEPEST} levels deep")

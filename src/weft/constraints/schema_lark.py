@@ -18,7 +18,7 @@ from .number_ranges import Bound, integer_pattern, number_pattern
 from .patterns import search_regex
 from .rules import DEEPEST
 from .schema_reader import FORMATS, Schema, SchemaReader, Variant, bounds, is_deep_schema, is_whole
-from .schema_rules import Layout, RuleWriter, Whitespace, literal, names_in, renamed
+from .schema_rules import JsonLayout, RuleWriter, Whitespace, literal, names_in, renamed
 
 _EXACT = 2**53  # the library computes with 64-bit floats
 # Whitespace in one place: a few spaces, or at most two line ends and an indentation. Without a
@@ -83,8 +83,8 @@ def schema_as_lark(
     """
     if is_deep_schema(root):
         raise GrammarError(f"the JSON schema leads more than {DEEPEST} levels deep")
-    layout = Layout.from_whitespace(whitespace)
-    writer = _LarkWriter(SchemaReader(root, is_open=open_objects), layout)
+    layout = JsonLayout.from_whitespace(whitespace)
+    writer = _SchemaLarkWriter(SchemaReader(root, is_open=open_objects), layout)
     try:
         first = writer.write((root if part is None else part,))
     except RecursionError:
@@ -92,10 +92,10 @@ def schema_as_lark(
     return writer.lark(name, first)
 
 
-class _LarkWriter(RuleWriter):
+class _SchemaLarkWriter(RuleWriter):
     """Writes a schema's rules as Lark."""
 
-    def __init__(self, reader: SchemaReader, layout: Layout) -> None:
+    def __init__(self, reader: SchemaReader, layout: JsonLayout) -> None:
         super().__init__(reader, layout)
         self._lexemes: dict[str, _Definition] = {}
 

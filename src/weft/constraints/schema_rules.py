@@ -37,7 +37,7 @@ _NAME = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|([a-zA-Z][\w-]*)')
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class JsonLayout:
     """Where whitespace is written, as parts of rules.
 
     comma, colon: separators. begin: after an opening bracket. end: before a closing bracket, if
@@ -50,7 +50,7 @@ class Layout:
     end: str = ""
 
     @classmethod
-    def from_whitespace(cls, whitespace: Whitespace) -> Layout:
+    def from_whitespace(cls, whitespace: Whitespace) -> JsonLayout:
         """Return the layout of a kind of whitespace. Raises: ConfigError."""
         if whitespace == "compact":
             return cls('", "', '": "')
@@ -95,7 +95,7 @@ class RuleWriter(ABC):
     })  # fmt: skip
     refusal = "is not supported"
 
-    def __init__(self, reader: SchemaReader, layout: Layout) -> None:
+    def __init__(self, reader: SchemaReader, layout: JsonLayout) -> None:
         self.reader = reader
         self.layout = layout
         self.rules: dict[str, str] = {}
