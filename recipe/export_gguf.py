@@ -51,6 +51,13 @@ _LAYER = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+_SAMPLING = {
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
 _OTHERS = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -82,6 +89,8 @@ def export_gguf(folder: Path, out: Path, kind: str = "f32") -> None:
         _add_shape(writer, config)
         for key, value in tokenizer.items():
             _add(writer, f"tokenizer.{key}", value)
+        for key, value in _read_sampling(folder).items():
+            _add(writer, f"general.sampling.{key}", value)
         writer.add_file_type({"f32": 0, "f16": 1, "q8_0": 7}[kind])
         _add_tensors(writer, checkpoint, config, kind, paired=name == _PAIRED)
         writer.write_header_to_file()
@@ -100,6 +109,8 @@ def _add(writer: Any, key: str, value: Any) -> None:
         writer.add_bool(key, value)
     elif isinstance(value, int):
         writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
     elif isinstance(value, str):
         writer.add_string(key, value)
     else:
@@ -167,6 +178,16 @@ def _add_tensor(writer: Any, name: str, array: NDArray[np.float32], kind: str) -
 
 
 # The tokenizer --------------------------------------------------------------------------------
+
+
+def _read_sampling(folder: Path) -> dict[str, Any]:
+    """Return the sampling that generation_config.json names, by the names of GGUF files."""
+    file = folder / "generation_config.json"
+    config = json.loads(file.read_text()) if file.exists() else {}
+    if not config.get("do_sample"):
+        return {}
+    named = {theirs: config.get(ours) for ours, theirs in _SAMPLING.items()}
+    return {"temp": 1.0, **{name: value for name, value in named.items() if value is not None}}
 
 
 def _read_tokenizer(folder: Path, n_vocab: int) -> dict[str, Any]:

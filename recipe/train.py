@@ -153,6 +153,8 @@ def _save(model: Any, tokenizer: Any, folder: Path) -> None:
     model.to(torch.bfloat16)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
+    # The model names its sampling: searches are shown on its own distribution.
+    model.generation_config.do_sample, model.generation_config.temperature = True, 1.0
     model.save_pretrained(folder)
 
 

@@ -1,5 +1,15 @@
 import { describe, expect, it } from 'vitest'
-import { againAsked, comparison, curl, drawnWith, literal, python, recipe } from '../src/model/provenance'
+import type { Model } from '../src/api/client'
+import {
+  againAsked,
+  comparison,
+  curl,
+  defaultsFor,
+  drawnWith,
+  literal,
+  python,
+  recipe,
+} from '../src/model/provenance'
 import { node } from './tree.test'
 
 const params = {
@@ -34,6 +44,12 @@ describe('a node', () => {
     expect(againAsked(grown, { temperature: 0.6 })).toMatchObject({ temperature: 0.8 })
   })
 
+  it('takes the defaults of chats in a loom whose prompt went through a template', () => {
+    const model = { defaults: { temperature: 1 }, chat_defaults: { temperature: 0.8 } } as unknown as Model
+    expect(defaultsFor(model, true)).toEqual({ temperature: 0.8 })
+    expect(defaultsFor(model, false)).toEqual({ temperature: 1 })
+    expect(defaultsFor(null, true)).toEqual({})
+  })
   it('that was stopped is grown as far as it came', () => {
     const stopped = node(7, 0, { params, branch: 2, finish_reason: 'cancelled', n_tokens: 5 })
     expect(againAsked(stopped, {})).toMatchObject({ max_tokens: 5 })

@@ -25,7 +25,7 @@ from .errors import ConfigError, ContextOverflow, StaleHandle, Unsupported
 from .kv.place import Place
 from .kv.tree import TokenTree
 from .pathkv import PathKV
-from .sampling.params import SamplingParams
+from .sampling.params import ModelDefaults, SamplingParams
 from .sampling.sampler import Sampler
 from .sched.driver import Channel, Driver
 from .sched.native import check_steps
@@ -63,7 +63,9 @@ class LM(
 
     engine, info: what runs the model. text: Weft's own view of the tokenizer. tokenizer, model:
     what was handed in, else `text` and `engine`. n_ctx: tokens a path may have. n_seq_max: branches
-    that `BranchStore.available` counts down from. defaults: the model's own sampling.
+    that `BranchStore.available` counts down from.
+    defaults: sampling of text that is continued as it is. chat_defaults: sampling of chat answers
+    and branches. Both are the model's own where its files name a sampling.
     """
 
     def __init__(
@@ -78,9 +80,12 @@ class LM(
         kv_bytes: int | None = None,
         offload_bytes: int | None = None,
         row_bytes: int | None = None,
-        defaults: SamplingParams | None = None,
+        defaults: SamplingParams | ModelDefaults | None = None,
     ) -> None:
         """Put the parts together; see `weft.load`. kv_bytes: None for no limit.
+
+        defaults: sampling where a call gives none. None: the model's distribution, in chats too;
+        `weft.load` gives what the model's files say.
 
         tokenizer: Weft's own `Tokenizer`, or an object that `weft.load` takes.
 
@@ -94,7 +99,8 @@ class LM(
         self.tokenizer = text.object
         self.n_ctx = check_n_ctx(n_ctx, engine.info)
         self.n_seq_max = N_SEQ_MAX if n_seq_max is None else n_seq_max
-        self.defaults = defaults or SamplingParams()
+        own = ModelDefaults.from_sampling(defaults or SamplingParams())
+        self.defaults, self.chat_defaults = own.raw, own.chat
         self.tree = TokenTree(
             engine.fragments,
             capacity=capacity_of(kv_bytes, engine.info),

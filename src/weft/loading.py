@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from .engines.source import ELSEWHERE, EMBEDDED, SMOLLM2, resolve, smollm2_file
 from .errors import ConfigError, EngineUnavailable, ModelLoadError, Unsupported, WeftError
 from .files import read_json
 from .lm import LM, adopted, refuse_offload
-from .sampling.params import SamplingParams, knows_options
+from .sampling.params import ModelDefaults, knows_options
 from .share import bytes_left
 from .tokens.tokenizer import Tokenizer
 
@@ -215,7 +216,7 @@ class NamedSource:
         given = self.tokenizer
         text = Tokenizer.from_folder(folder) if given is None else as_tokenizer(given)
         engine = self._load(name, folder, **asked)
-        defaults = SamplingParams.from_generation_config(_generation_config(folder))
+        defaults = ModelDefaults.from_generation_config(_generation_config(folder))
         return self._lm(engine, text, defaults)
 
     def _load(self, name: str, source: str | os.PathLike[str], **more: Any) -> Engine:
@@ -223,7 +224,7 @@ class NamedSource:
             refuse_offload(name)  # before anything that takes long is started
         return _load_engine(name, source, {**self.given, **more})
 
-    def _lm(self, engine: Engine, tokenizer: Any, defaults: SamplingParams | None = None) -> LM:
+    def _lm(self, engine: Engine, tokenizer: Any, defaults: ModelDefaults | None = None) -> LM:
         return _finish(engine, tokenizer, self.source, self.budget, self.limits, defaults)
 
 
@@ -233,7 +234,7 @@ def _finish(
     source: str | os.PathLike[str],
     budget: int | None,
     limits: Mapping[str, Any],
-    defaults: SamplingParams | None = None,
+    defaults: ModelDefaults | None = None,
 ) -> LM:
     """Return the LM of what was loaded by name, with the engine's own tokenizer if none is given.
 
@@ -248,8 +249,8 @@ def _finish(
     except BaseException:
         engine.close()
         raise
-    defaults = engine.sampling_defaults() if defaults is None else defaults
-    return _assemble(engine, text, None, budget, limits, defaults or SamplingParams())
+    own = engine.sampling_defaults() if defaults is None else defaults
+    return _assemble(engine, text, None, budget, limits, ModelDefaults.from_sampling(own))
 
 
 def as_tokenizer(given: Any) -> Tokenizer | None:
@@ -353,7 +354,8 @@ def _adopt(
     except BaseException:
         engine.close()
         raise
-    defaults = engine.sampling_defaults() or SamplingParams.from_generation_config(values)
+    own = engine.sampling_defaults() or ModelDefaults.from_generation_config(values)
+    defaults = ModelDefaults.from_sampling(own)
     return _assemble(engine, text, model, budget, limits, defaults)
 
 
@@ -363,7 +365,7 @@ def _assemble(
     model: Any,
     budget: int | None,
     limits: Mapping[str, Any],
-    defaults: SamplingParams,
+    defaults: ModelDefaults,
 ) -> LM:
     n_vocab = engine.info.n_vocab
     wrong = [token for token in text.stop_ids if token >= n_vocab > 0]
@@ -374,7 +376,8 @@ def _assemble(
             f" {n_vocab} tokens; use the tokenizer made for this model"
         )
     if engine.info.temperature_first:
-        defaults = replace(defaults, temperature_first=True)
+        first = partial(replace, temperature_first=True)
+        defaults = ModelDefaults(first(defaults.raw), first(defaults.chat))
     free = engine.info.extra.get("free_bytes")
     if budget is None and engine.info.kv != "hidden":
         budget = int(free * KV_SHARE) if free else _host_budget()
@@ -393,13 +396,14 @@ def in_words(lm: LM) -> str:
     text, info = lm.text, lm.info
     template = f"{len(text.chat_template)} characters" if text.chat_template else "none"
     threads = info.extra.get("max_threads")
+    sampling = lm.chat_defaults if text.chat_template else lm.defaults
     parts = [
         f"context {lm.n_ctx:,} tokens",
         *([f"max threads {threads}"] if threads else []),
         f"{info.dtype} on {info.device}",
         f"chat template: {template}",
         f"BOS: {_bos(text)}",
-        f"default sampling: {lm.defaults.in_words()}",
+        f"default sampling: {sampling.in_words()}",
     ]
     return " · ".join(parts)
 

@@ -26,6 +26,16 @@ def test_run_shows_every_branch_then_the_tree_and_the_savings(weft) -> None:
     assert "next: weft grow" in result.stderr
 
 
+def test_run_names_engine_and_sampling_once_in_its_last_line(weft) -> None:
+    sampled = ("--temperature", "0.5", "--top-k", "5", "--max-tokens", "2", "--engine", "numpy")
+    result = weft("run", samples.sum, "-n", "2", "--tree", *sampled)
+    assert result.stdout.count("numpy: temperature 0.5, top-k 5") == 1
+    assert "numpy: temperature 0.5, top-k 5" in result.stdout.splitlines()[-1]
+    piped = weft("run", samples.sum, "-n", "1", "--temp", "0", *sampled[4:])
+    assert "numpy: greedy" in piped.stderr
+    assert "greedy" not in piped.stdout
+
+
 @pytest.mark.fluent
 def test_run_draws_equal_branches_once(weft) -> None:
     result = weft("run", samples.sum, "-n", "3", "--temperature", "0", "--tree")

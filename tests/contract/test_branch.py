@@ -23,6 +23,7 @@ from weft.errors import (
     KVFull,
     StaleHandle,
 )
+from weft.sampling.params import ModelDefaults
 
 NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
@@ -868,7 +869,7 @@ def test_a_dead_end_names_its_branches_and_the_others_have_drawn(make) -> None:
 
 
 def test_parameters_are_taken_as_a_mapping_too(make) -> None:
-    lm = make("numpy")
+    lm = make("numpy", defaults=ModelDefaults.from_generation_config({}))
     said = {"temperature": 0.3, "seed": 5}
     one = Branch.create(lm, 0, said)
     two = Branch.create(lm, 0, **said)

@@ -648,8 +648,12 @@ export interface components {
              * @default 0
              */
             bytes?: number;
+            /** @description Sampling parameters of answers in a chat. */
+            chat_defaults?: {
+                [key: string]: unknown;
+            };
             created: string;
-            /** @description Its own sampling parameters. */
+            /** @description Sampling parameters of text that is continued as it is. */
             defaults?: {
                 [key: string]: unknown;
             };

@@ -1,5 +1,5 @@
 /** Where a node comes from, as requests that bring it again: growing, or writing. */
-import type { GrowAsked, Node } from '../api/client'
+import type { GrowAsked, Model, Node } from '../api/client'
 
 type Json = Record<string, unknown>
 
@@ -40,6 +40,10 @@ const CONSTRAINTS: Record<string, string> = {
   lark: 'lark',
 }
 
+/** What the server takes where a request to grow gives no sampling. */
+export const defaultsFor = (model: Model | null, isChat: boolean | null | undefined): Json =>
+  (isChat ? model?.chat_defaults : model?.defaults) ?? {}
+
 const isSame = (a: unknown, b: unknown) => JSON.stringify(a) === JSON.stringify(b)
 
 /** What a node was drawn with that is not neutral: names and values. */
@@ -61,7 +65,7 @@ const written = (value: unknown): string =>
 
 /**
  * The request that grows a node again, or why there is none.
- * defaults: the model's own: what is as these need not be said.
+ * defaults: of defaultsFor; values equal to them are left out.
  */
 export function againAsked(node: Node, defaults: Json): GrowAsked | string {
   const params = node.params

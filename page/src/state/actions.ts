@@ -11,7 +11,7 @@ import {
   type Schemas,
 } from '../api/client'
 import type { Lane } from '../model/lane'
-import { againAsked, comparison } from '../model/provenance'
+import { againAsked, comparison, defaultsFor } from '../model/provenance'
 import { ROOT } from '../model/tree'
 import { count, plural } from '../model/words'
 import { kvChanged } from './gauge'
@@ -426,7 +426,8 @@ export const bookmark = (node: number, label?: string | null) =>
 export const regenerate = (number: number) =>
   on(async (loom) => {
     const node = await api.node(loom.id, number, ['params', 'tokens'])
-    const again = againAsked(node, model.peek()?.defaults ?? {})
+    const defaults = defaultsFor(model.peek(), loom.info.peek().chat_template_used)
+    const again = againAsked(node, defaults)
     if (typeof again === 'string' || node.parent === null) {
       toast('This node cannot be grown again.', { detail: typeof again === 'string' ? again : '' })
       return

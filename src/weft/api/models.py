@@ -30,7 +30,12 @@ class ModelObject(Reply):
         default=None, description="phase, done and total while it is loaded."
     )
     abilities: dict[str, Any] = Field(default_factory=dict, description="What its engine can do.")
-    defaults: Json = Field(default_factory=dict, description="Its own sampling parameters.")
+    defaults: Json = Field(
+        default_factory=dict, description="Sampling parameters of text that is continued as it is."
+    )
+    chat_defaults: Json = Field(
+        default_factory=dict, description="Sampling parameters of answers in a chat."
+    )
     error: ErrorDetail | None = None
 
 

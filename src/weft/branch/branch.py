@@ -36,8 +36,6 @@ from .state import (
 if TYPE_CHECKING:
     from ..lm import LM
 
-# What the known system draws by when nothing is said.
-DEFAULTS = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
 NOT_HERE = {
     "n": "fork() makes another branch",
     "max_tokens": "stop committing when there are enough",
@@ -286,8 +284,8 @@ class Branch(
     ) -> Branch:
         """Return an empty branch.
 
-        position: 0; a position without tokens has no meaning here. params, sampling: how to draw;
-        temperature 0.8, top_k 40, top_p 0.95, min_p 0.05 unless told; a SamplingParams says all.
+        position: 0; a position without tokens has no meaning here. params, sampling: how to draw.
+        `lm.chat_defaults` holds for what is not given; a SamplingParams object gives all.
         grammar: GBNF text, or anything that `constraint=` takes. adapter: a LoRA adapter's name,
         see `LM.add_adapter`; forks have it too. Raises: ConfigError, GrammarError; Unsupported for
         an engine without steps, such as a server that generates whole runs.
@@ -296,7 +294,7 @@ class Branch(
             raise ConfigError(f"a branch is of an LM, not {type(lm).__name__}; see weft.load")
         if position != 0:
             raise ConfigError(f"position is {position!r}; allowed is 0: prefill the tokens before")
-        defaults, sampling = with_params(params, sampling, DEFAULTS)
+        defaults, sampling = with_params(params, sampling, lm.chat_defaults)
         for name in set(sampling) & set(NOT_HERE):
             raise ConfigError(f"{name} has no meaning for a branch: {NOT_HERE[name]}")
         if grammar is not None:

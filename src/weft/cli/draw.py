@@ -56,13 +56,17 @@ def show_growth(
         out.line()
     show_tree(out, kept, made)
     out.line()
-    show_cost(out, kept, is_kept=is_kept)
+    show_cost(out, kept, made, is_kept=is_kept)
 
 
-def show_cost(out: Out, kept: Kept, *, is_kept: bool) -> None:
-    """Write what was computed and saved, and the name of the loom."""
-    told = f" · kept as {kept.name}" if is_kept else ""
-    out.facts(str(kept.grower.stats()) + told)
+def show_cost(out: Out, kept: Kept, made: Sequence[Heddle], *, is_kept: bool) -> None:
+    """Write what was computed, by which engine and sampling, and the name of the loom."""
+    facts = [str(kept.grower.stats())]
+    if made and made[0].params is not None:
+        facts.append(f"{kept.grower.engine}: {made[0].params.summary()}")
+    if is_kept:
+        facts.append(f"kept as {kept.name}")
+    out.facts(" · ".join(facts))
 
 
 def show_tree(out: Out, kept: Kept, made: Sequence[Heddle] = ()) -> None:

@@ -309,7 +309,7 @@ class KeptHere(Kept):
         from ..sampling.params import SamplingParams
 
         lm = self._lm
-        params = SamplingParams.resolve({**sampling, "n": n}, lm.defaults)
+        params = SamplingParams.resolve({**sampling, "n": n}, node.default_sampling)
         if not force:
             refuse_terminal(node)
         growth = plan([node], params, force=force, streamed=True)
@@ -376,10 +376,8 @@ class KeptHere(Kept):
     def _grown(self, work: Grow) -> list[Heddle]:
         """Return what `Grow.run` would."""
         from ..loom.grow import deltas, plan
-        from ..sampling.params import SamplingParams
 
-        params = SamplingParams.resolve({**work.options, "n": 1}, self._lm.defaults)
-        growth = plan(list(work.rows), params, force=False, streamed=True)
+        growth = plan(list(work.rows), work.params(self._lm), force=False, streamed=True)
         branches = [shoot.child for shoot in growth.shoots]
         self._try_begin(branches)
         made: dict[int, Heddle] = {}

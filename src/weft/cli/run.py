@@ -219,7 +219,7 @@ def grow_and_report(kept: Kept, node: Heddle, wish: Wish) -> None:
         write_growth(kept, made, is_kept=is_kept)
     else:
         if wish.as_text:
-            show_cost(Out.of(sys.stderr), kept, is_kept=is_kept)
+            show_cost(Out.of(sys.stderr), kept, made, is_kept=is_kept)
         else:
             show_growth(out, kept, made, wish.tint, is_kept=is_kept)
         if done:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ..sampling.params import SamplingParams
+    from ..sampling.params import ModelDefaults, SamplingParams
     from ..sampling.sampler import DrawBatch, DrawResult
     from .native import NativeRuns
 
@@ -495,8 +495,11 @@ class Engine(Uncopied, ABC, instead="load it again where it is to run"):
         """
         return None
 
-    def sampling_defaults(self) -> SamplingParams | None:
-        """Return the model's own sampling where no generation_config.json says it."""
+    def sampling_defaults(self) -> SamplingParams | ModelDefaults | None:
+        """Return the model's own sampling; None if its files name none.
+
+        For models that come without a generation_config.json file.
+        """
         return None
 
     @abstractmethod

@@ -173,9 +173,16 @@ class Heddle(Shown):
 
     # Growing
 
+    @property
+    def default_sampling(self) -> SamplingParams:
+        """The values of sampling parameters that a growing call here does not give."""
+        lm = self._home.live_lm()
+        return lm.chat_defaults if self._home.is_chat else lm.defaults
+
     def grow(
         self,
-        n: int = 1,
+        n: int | SamplingParams | None = None,
+        params: SamplingParams | None = None,
         *,
         at: Iterable[Heddle] | Heddle | None = None,
         force: bool = False,
@@ -185,11 +192,15 @@ class Heddle(Shown):
         """Generate `n` continuations and return them, attached as children.
 
         Args:
+            n: continuations of each node; None: 1, or as `params` says. A SamplingParams object
+                here is taken as `params`.
+            params: SamplingParams that replace the defaults altogether; keywords change them.
             at: grow these nodes instead of this one, all in one batch; n each, in their order.
                 Terminal ones are left alone and listed in `skipped` of the result.
             force: grow terminal nodes too.
             show: in a notebook, show the branches while they grow; elsewhere nothing is shown.
-            sampling: SamplingParams; the model's defaults hold for what is not given.
+            sampling: keywords of SamplingParams. Not given: `lm.chat_defaults` in a loom whose
+                prompt went through a chat template, `lm.defaults` in others.
                 presence_penalty and frequency_penalty count what this call generates: all of the
                 path before is its prompt, which repetition_penalty counts, too.
 
@@ -204,7 +215,7 @@ class Heddle(Shown):
         is_shown = (
             boolean("show", show) and ipython is not None and ipython.get_ipython() is not None
         )
-        growth = self._plan(n, at, force, sampling, streamed=is_shown)
+        growth = self._plan(n, params, at, force, sampling, streamed=is_shown)
         if growth is None:
             return Branches()
         if not is_shown:
@@ -213,19 +224,21 @@ class Heddle(Shown):
 
     async def agrow(
         self,
-        n: int = 1,
+        n: int | SamplingParams | None = None,
+        params: SamplingParams | None = None,
         *,
         at: Iterable[Heddle] | Heddle | None = None,
         force: bool = False,
         **sampling: Unpack[BranchOptions],
     ) -> Branches:
         """As `grow`, beside a running loop. A cancelled task keeps what was made."""
-        growth = self._plan(n, at, force, sampling)
+        growth = self._plan(n, params, at, force, sampling)
         return await growth.arun() if growth is not None else Branches()
 
     def stream(
         self,
-        n: int = 1,
+        n: int | SamplingParams | None = None,
+        params: SamplingParams | None = None,
         *,
         at: Iterable[Heddle] | Heddle | None = None,
         force: bool = False,
@@ -237,30 +250,31 @@ class Heddle(Shown):
         keeps what was delivered as nodes with finish_reason "cancelled". An error of one branch is
         raised at the end.
         """
-        return deltas(self._plan(n, at, force, sampling, streamed=True))
+        return deltas(self._plan(n, params, at, force, sampling, streamed=True))
 
     def astream(
         self,
-        n: int = 1,
+        n: int | SamplingParams | None = None,
+        params: SamplingParams | None = None,
         *,
         at: Iterable[Heddle] | Heddle | None = None,
         force: bool = False,
         **sampling: Unpack[BranchOptions],
     ) -> AsyncGenerator[Delta, None]:
         """As `stream`, beside a running loop."""
-        return adeltas(self._plan(n, at, force, sampling, streamed=True))
+        return adeltas(self._plan(n, params, at, force, sampling, streamed=True))
 
     def _plan(
         self,
-        n: int,
+        n: int | SamplingParams | None,
+        params: SamplingParams | None,
         at: Iterable[Heddle] | Heddle | None,
         force: bool,
         sampling: Mapping[str, Any],
         *,
         streamed: bool = False,
     ) -> Growth | None:
-        lm = self._home.live_lm()
-        params = SamplingParams.resolve({**sampling, "n": n}, lm.defaults)
+        params = params_of(n, params, sampling, self.default_sampling)
         boolean("force", force)
         first = 0
         if at is None or isinstance(at, Heddle):
@@ -423,6 +437,26 @@ class Heddle(Shown):
     def _first_number(self, params: SamplingParams) -> int:
         """Return the number of a call's first branch: more than 0 for equal leaves in a batch."""
         return 0 if self._batch is None else self._batch.number(self, params)
+
+
+def params_of(
+    n: int | SamplingParams | None,
+    params: SamplingParams | None,
+    sampling: Mapping[str, Any],
+    defaults: SamplingParams,
+) -> SamplingParams:
+    """Return the sampling of a growing call. Raises: ConfigError."""
+    if isinstance(n, SamplingParams):
+        if params is not None:
+            raise ConfigError("params is given twice; give grow(params) or grow(4, params)")
+        n, params = None, n
+    if params is not None and not isinstance(params, SamplingParams):
+        raise ConfigError(
+            f"params is {params!r:.80}; allowed is a SamplingParams object. Give single parameters"
+            " as keywords: grow(4, temperature=0.7)"
+        )
+    given = sampling if n is None else {**sampling, "n": n}
+    return SamplingParams.resolve(given, defaults if params is None else params)
 
 
 def at_end(node: HeddleState) -> Place:

@@ -14,10 +14,11 @@ class Home:
     """The LM behind a loom. `model` and `tokenizer` are the objects that the caller handed in.
 
     is_text: the loom was made without a model; its nodes are texts without token ids.
+    is_chat: the prompt went through a chat template, so nodes grow by the model's chat defaults.
     adapter: the name of the LoRA adapter that its nodes run with; None: the model alone.
     """
 
-    __slots__ = ("adapter", "closed", "is_text", "lm", "model", "tokenizer")
+    __slots__ = ("adapter", "closed", "is_chat", "is_text", "lm", "model", "tokenizer")
 
     def __init__(
         self, lm: LM | None, model: Any = None, tokenizer: Any = None, *, is_text: bool = False
@@ -27,6 +28,7 @@ class Home:
         self.model = model
         self.tokenizer = tokenizer
         self.closed = False
+        self.is_chat = False
         self.adapter: str | None = None
 
     @classmethod

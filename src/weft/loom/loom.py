@@ -149,6 +149,15 @@ class Loom(Heddle):
         """The name of the LoRA adapter that its nodes run with; None: the model alone."""
         return self._home.adapter
 
+    @property
+    def chat_template_used(self) -> bool:
+        """True if the prompt went through a chat template; nodes then grow by `chat_defaults`."""
+        return self._home.is_chat
+
+    @chat_template_used.setter
+    def chat_template_used(self, is_used: bool) -> None:
+        self._home.is_chat = is_used
+
     def display_text(self) -> str:
         """Return the prompt to show: what the user asked when a chat template was used."""
         if not self.chat_template_used:

@@ -375,7 +375,7 @@ def home_again(node: HeddleState) -> Home:
     """Return another home over the same LM, for a copy of the loom."""
     home = node._home
     again = Home(home.lm, home.model, home.tokenizer, is_text=home.is_text)
-    again.closed, again.adapter = home.closed, home.adapter
+    again.closed, again.adapter, again.is_chat = home.closed, home.adapter, home.is_chat
     return again
 
 

@@ -32,6 +32,15 @@ DRAW_RULE = 2
 # the memory with them before a token is drawn.
 MAX_N = 65_536
 
+# llama.cpp's defaults: chat answers of models whose files name no sampling. Unfiltered draws at
+# temperature 1 make a small chat model answer 15 of 72 questions right, these 35.
+CHAT_SAMPLING: Mapping[str, Any] = {
+    "temperature": 0.8,
+    "top_k": 40,
+    "top_p": 0.95,
+    "min_p": 0.05,
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Flag:
@@ -233,6 +242,17 @@ class SamplingParams:
         object.__setattr__(made, "draw_rule", whole_number("draw_rule", rule, 1))
         return made
 
+    def summary(self) -> str:
+        """Return how tokens are drawn, in words: "temperature 0.8, top-k 40", or "greedy".
+
+        Filters and penalties are named where they are not at their neutral values.
+        """
+        if self.temperature == 0:
+            return "greedy"
+        names = [name for name in _SUMMARY if getattr(self, name) != getattr(_NEUTRAL, name)]
+        told = [f"{name.replace('_', '-')} {getattr(self, name):g}" for name in names]
+        return ", ".join([f"temperature {self.temperature:g}", *told])
+
     def __repr__(self) -> str:
         changed = [
             f"{name}={getattr(self, name)!r}"
@@ -240,6 +260,36 @@ class SamplingParams:
             if getattr(self, name) != getattr(_NEUTRAL, name)
         ]
         return f"SamplingParams({', '.join(changed)})"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDefaults:
+    """The sampling of one model where a call gives none.
+
+    raw: of text that is continued as it is: the model's own distribution, unless its files name a
+    sampling.
+    chat: of answers in a chat: the sampling that its files name, else `CHAT_SAMPLING`.
+    """
+
+    raw: SamplingParams
+    chat: SamplingParams
+
+    @classmethod
+    def from_generation_config(cls, config: Mapping[str, Any]) -> ModelDefaults:
+        """Return the defaults of a model with this generation_config.json; {} for none.
+
+        `do_sample: true` names a sampling, which is then taken alone, without `CHAT_SAMPLING`.
+        """
+        raw = SamplingParams.from_generation_config(config)
+        chat = raw if config.get("do_sample") else SamplingParams.resolve(CHAT_SAMPLING, raw)
+        return cls(raw, chat)
+
+    @classmethod
+    def from_sampling(cls, own: SamplingParams | ModelDefaults | None) -> ModelDefaults:
+        """Return the defaults of a model with this sampling; None: its files name none."""
+        if own is None:
+            return cls.from_generation_config({})
+        return own if isinstance(own, ModelDefaults) else cls(own, own)
 
 
 def unknown(
@@ -459,3 +509,8 @@ _FILTERS: Mapping[str, Any] = {"epsilon_cutoff": 0, "eta_cutoff": 0, "top_h": No
 # In the order of the keywords.
 NAMES = tuple(field.name for field in fields(SamplingParams) if field.name != "draw_rule")
 _NEUTRAL = SamplingParams()
+# What a summary names beside the temperature.
+_SUMMARY = (
+    *(name for name, parameter in PARAMETERS.items() if parameter.is_filter),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)

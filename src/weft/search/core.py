@@ -33,6 +33,7 @@ from ..constraints.lines import EachLine
 from ..errors import ConfigError
 from ..lm import LM
 from ..loom import Heddle, Loom
+from ..loom.node import lm_of
 from ..sampling.params import MAX_N, BranchOptions, SamplingParams, unknown
 from ..sampling.rng import fresh_seed
 from ..sched.work import Extend
@@ -496,12 +497,19 @@ class Grow:
     options: dict[str, Any]
     is_over: Callable[[], bool] | None
 
+    def params(self, lm: LM) -> SamplingParams:
+        """Return the sampling of each row: the model's own, in chat looms too, unless given."""
+        return SamplingParams.resolve(self.options, lm.defaults)
+
+    def _params(self) -> SamplingParams:
+        return self.params(lm_of(self.rows[0]))
+
     def run(self, loop: OwnLoop) -> list[Heddle]:
         """Return the children made, in row order."""
         if self.is_over is None:
-            return self.rows[0].grow(at=self.rows, show=False, **self.options)
+            return self.rows[0].grow(self._params(), at=self.rows, show=False)
         seen: dict[int, Heddle] = {}
-        with closing(self.rows[0].stream(at=self.rows, **self.options)) as deltas:
+        with closing(self.rows[0].stream(self._params(), at=self.rows)) as deltas:
             for delta in deltas:
                 seen[delta.branch] = delta.node
                 if self.is_over():
@@ -511,9 +519,9 @@ class Grow:
     async def arun(self) -> list[Heddle]:
         """As `run`, beside a running loop."""
         if self.is_over is None:
-            return await self.rows[0].agrow(at=self.rows, **self.options)
+            return await self.rows[0].agrow(self._params(), at=self.rows)
         seen: dict[int, Heddle] = {}
-        async with aclosing(self.rows[0].astream(at=self.rows, **self.options)) as deltas:
+        async with aclosing(self.rows[0].astream(self._params(), at=self.rows)) as deltas:
             async for delta in deltas:
                 seen[delta.branch] = delta.node
                 if self.is_over():

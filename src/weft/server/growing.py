@@ -31,7 +31,9 @@ from .service import Service, ending_by
 Pick = Callable[[LiveLoom], Sequence[Heddle]]
 
 
-def params_of(fields: SamplingFields, n: int, lm: LM, limits: ServerLimits) -> SamplingParams:
+def params_of(
+    fields: SamplingFields, n: int, defaults: SamplingParams, limits: ServerLimits
+) -> SamplingParams:
     """Return sampling parameters as a request asks for them, within the server's limits.
 
     Raises: Refused, ConfigError, GrammarError.
@@ -42,8 +44,8 @@ def params_of(fields: SamplingFields, n: int, lm: LM, limits: ServerLimits) -> S
     if (asked := fields.constraint()) is not None:
         given["constraint"] = from_dict(asked)
     if "max_tokens" not in given:
-        given["max_tokens"] = min(lm.defaults.max_tokens, limits.tokens)
-    return SamplingParams.resolve({**given, "n": n}, lm.defaults)
+        given["max_tokens"] = min(defaults.max_tokens, limits.tokens)
+    return SamplingParams.resolve({**given, "n": n}, defaults)
 
 
 async def start_growth(
@@ -60,7 +62,8 @@ async def start_growth(
             model = service.models.name_of(live.lm)
             job = ServerJob("grow", live.kept.id, model, tell=live.tell)
             lm = stack.enter_context(service.work("grow", job.model, lambda: interrupt(job)))
-            params = params_of(asked, asked.n, lm, service.config.limits)
+            defaults = live.kept.loom.default_sampling
+            params = params_of(asked, asked.n, defaults, service.config.limits)
             nodes = list(pick(live))
             check_most("branches", asked.n * len(nodes), service.config.limits.branches)
             for node in nodes:
@@ -296,7 +299,7 @@ class Searched:
         if any(row.path[0] is not live.kept.loom for row in rows):  # questions, in their own looms
             result: list[Heddle] = await self._ask(work)
             return result
-        params = SamplingParams.resolve({**work.options, "n": 1}, lm.defaults)
+        params = work.params(lm)
         async with live.lock:
             if all(node.terminal for node in rows):
                 return []

@@ -222,7 +222,7 @@ def model_reply(shelf: ModelShelf, model: ServedModel) -> ModelObject:
         told.has_chat_template = lm.text.chat_template is not None
         told.adapters = list(lm.adapters)
         told.abilities = abilities_of(lm)
-        told.defaults = lm.defaults.to_dict()
+        told.defaults, told.chat_defaults = lm.defaults.to_dict(), lm.chat_defaults.to_dict()
     return told
 
 

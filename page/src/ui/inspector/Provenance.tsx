@@ -1,6 +1,6 @@
 /** Who brought a node, when and how; bringing it again, here, in a shell and in Python. */
 import type { Node } from '../../api/client'
-import { againAsked, curl, drawnWith, python, recipe } from '../../model/provenance'
+import { againAsked, curl, defaultsFor, drawnWith, python, recipe } from '../../model/provenance'
 import * as act from '../../state/actions'
 import type { OpenLoom } from '../../state/loom'
 import { model, server } from '../../state/session'
@@ -16,7 +16,8 @@ interface ProvenanceProps {
 
 export function Provenance({ loom, node, known }: ProvenanceProps) {
   const { name, prompt, chat_template_used } = loom.info.value
-  const again = known ? againAsked(known, model.value?.defaults ?? {}) : 'Not known yet.'
+  const defaults = defaultsFor(model.value, chat_template_used)
+  const again = known ? againAsked(known, defaults) : 'Not known yet.'
   const force = node.parent !== null && loom.tree.get(node.parent)?.ended ? { force: true } : {}
   const copy = (write: typeof curl, what: string) => {
     if (!known) return

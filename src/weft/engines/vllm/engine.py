@@ -25,7 +25,7 @@ from ...errors import (
     WeftError,
 )
 from ...sampling import metrics
-from ...sampling.params import SamplingParams
+from ...sampling.params import ModelDefaults
 from ...tokens.tokenizer import Tokenizer
 from ..abilities import OWN
 from ..base import Engine, EngineInfo, HostOutput, LateTokens, Row, Score
@@ -204,10 +204,10 @@ class VllmEngine(Engine):
         given = self._running.engine.get_tokenizer()
         return Tokenizer.wrap(given, stop_ids=ends_of(self._running.engine))
 
-    def sampling_defaults(self) -> SamplingParams | None:
+    def sampling_defaults(self) -> ModelDefaults:
         """Return what the model's generation config asks for."""
         config = self._running.engine.model_config.try_get_generation_config()
-        return SamplingParams.from_generation_config(config)
+        return ModelDefaults.from_generation_config(config)
 
     # The protocol
 

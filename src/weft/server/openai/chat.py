@@ -159,7 +159,7 @@ class ChatCall:
         call.root = named("messages", lambda: Loom(lm, prompt))
         room = max(lm.n_ctx - len(prompt.ids), 1)
         most = min(room, service.config.limits.tokens) if body.n_asked is None else body.n_asked
-        call.params = body.sampling(lm, lm.defaults, max_tokens=most, constraint=calls or form)
+        call.params = body.sampling(lm, lm.chat_defaults, max_tokens=most, constraint=calls or form)
         if body.skip_special_tokens and choice is not None:
             raise unsupported(
                 "skip_special_tokens", "calls may be written with them; leave it out, or the tools"
