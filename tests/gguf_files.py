@@ -7,48 +7,69 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, GGUFWriter, get_tensor_name_map
+from gguf import MODEL_ARCH_NAMES, GGUFWriter, get_tensor_name_map
 
 from small_gguf import finish, tokenizer
 from weft.engines.gguf import read_gguf
 
-_KINDS = {"gemma": MODEL_ARCH.GEMMA, "gemma2": MODEL_ARCH.GEMMA2, "gemma3": MODEL_ARCH.GEMMA3}
+_ARCHITECTURES = {name: arch for arch, name in MODEL_ARCH_NAMES.items()}
 
 
-def write_gemma(model: Any, path: Path, like: Path, kind: str) -> Path:
-    """Write a model of Transformers' Gemma classes in float32; norms are stored with 1 added.
+def write_model(model: Any, path: Path, like: Path, kind: str) -> Path:
+    """Write a model of Transformers in float32; Gemma's norms are stored with 1 added.
 
-    like: a GGUF file whose tokenizer is taken. kind: "gemma", "gemma2" or "gemma3".
+    like: a GGUF file whose tokenizer is taken. kind: llama.cpp's name, such as "gemma3".
     """
-    config, arch = model.config, _KINDS[kind]
-    writer = GGUFWriter(path, MODEL_ARCH_NAMES[arch])
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    rope = config.rope_parameters
-    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
-    if kind != "gemma":
-        writer.add_sliding_window(config.sliding_window)
-    if kind == "gemma2":
-        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
-        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    config, arch = model.config, _ARCHITECTURES[kind]
+    writer = GGUFWriter(path, kind)
+    add_shape(writer, config, kind)
     tokenizer(writer, like)
     names = get_tensor_name_map(arch, config.num_hidden_layers)
     for name, weight in model.state_dict().items():
-        if name == "lm_head.weight":
+        if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        values = weight.float().numpy() + (1.0 if name.endswith("norm.weight") else 0.0)
-        target = names.get_name(name, try_suffixes=(".weight",))
+        values = weight.float().numpy()
+        if kind.startswith("gemma") and name.endswith("norm.weight"):
+            values = values + 1.0
+        if kind == "gpt2" and name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
+            values = values.T
+        target = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert target is not None, name
         writer.add_tensor(target, np.ascontiguousarray(values.astype(np.float32)))
+    if kind == "phi3" and config.rope_parameters["rope_type"] == "longrope":
+        for length in ("long", "short"):
+            factors = np.float32(config.rope_parameters[f"{length}_factor"])
+            writer.add_tensor(f"rope_factors_{length}.weight", factors)
     finish(writer)
     return path
+
+
+def add_shape(writer: GGUFWriter, config: Any, kind: str) -> None:
+    """Write the numbers of a model."""
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(getattr(config, "intermediate_size", 4 * config.hidden_size))
+    writer.add_head_count(config.num_attention_heads)
+    if kind == "gpt2":
+        writer.add_layer_norm_eps(config.layer_norm_epsilon)
+        return
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+    if getattr(config, "sliding_window", None):
+        writer.add_sliding_window(config.sliding_window)
+    if kind == "phi3":
+        head_dim = config.hidden_size // config.num_attention_heads
+        writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+        writer.add_rope_scaling_orig_ctx_len(config.original_max_position_embeddings)
+        return
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    if kind == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
 
 
 def rewritten(path: Path, like: Path, change: Callable[[dict[str, Any]], None]) -> Path:

@@ -22,7 +22,7 @@ from .engines.abilities import OWN
 from .engines.base import Engine, EngineInfo
 from .engines.checkpoint import check_tokenizer, is_of_mlx, read_config
 from .engines.gguf import read_gguf
-from .engines.gguf.families import runs_on_torch
+from .engines.gguf.families import packages_for_torch, runs_on_torch
 from .engines.source import ELSEWHERE, EMBEDDED, SMOLLM2, resolve, smollm2_file
 from .errors import ConfigError, EngineUnavailable, ModelLoadError, Unsupported, WeftError
 from .files import read_json
@@ -608,20 +608,22 @@ def gguf_engine(source: str | os.PathLike[str], engine: str = "auto", device: st
         with suppress(Unsupported):
             engine_class("numpy").refuse(file)
             return "numpy"
-    names = [*(["torch"] if runs_on_torch(header) else []), "llamacpp"]
-    if names[0] == "torch" and all(find_spec(name) is not None for name in OWN["torch"].packages):
+    names = ["torch", "llamacpp"] if runs_on_torch(header) else ["llamacpp"]
+    missing = [name for name in packages_for_torch(header) if find_spec(name) is None]
+    if "torch" in names and not missing:
         return "torch"
     hints = [install_hint(name) for name in names]
     if engine in names:
         raise EngineUnavailable(
-            f"the torch engine needs the packages torch and transformers; run: {hints[0]}",
+            f"the torch engine needs for {display_name(source)} what is not installed:"
+            f" {', '.join(missing)}; run: {hints[0]}",
             hint=hints[0],
         )
     kind = Unsupported if engine == "torch" else EngineUnavailable
     raise kind(
-        f"{source} is a {header.architecture} model; engines that run it are {' and '.join(names)},"
-        f" and not installed. Run: {'  or: '.join(hints)}  (llama.cpp is compiled as it is"
-        " installed, unless there is a wheel: docs/llamacpp.md)",
+        f"{source} is a {header.architecture} model, which runs on {' or '.join(names)}: not"
+        f" installed here. Run: {'  or: '.join(hints)}  (pip compiles llama.cpp for minutes unless"
+        " there is a wheel: docs/llamacpp.md)",
         hint=hints[0],
     )
 

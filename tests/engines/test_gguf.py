@@ -160,7 +160,7 @@ def only(monkeypatch: pytest.MonkeyPatch, *installed: str) -> None:
     monkeypatch.setattr(loading, "find_spec", lambda name: name in installed or None)
 
 
-TORCH = ("torch", "transformers")
+TORCH = ("torch", "transformers", "accelerate")
 
 
 def test_llamacpp_runs_a_file_if_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,6 +190,14 @@ def test_missing_engine_is_named_once_with_both_commands(
     assert caught.value.hint == 'pip install "weft-lm[torch]"'
 
 
+def test_package_that_transformers_needs_is_named_before_torch_is_imported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    only(monkeypatch, "torch", "transformers")
+    with pytest.raises(EngineUnavailable, match=r"not installed: accelerate; run: .*\[torch\]"):
+        weft.load(of_family(tmp_path / "a.gguf", "falcon"), engine="torch")
+
+
 def test_family_of_llamacpp_alone_names_llamacpp_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -199,7 +207,7 @@ def test_family_of_llamacpp_alone_names_llamacpp_alone(
         weft.load(file)
     assert "torch" not in str(caught.value)
     assert caught.value.hint == 'pip install "weft-lm[llamacpp]"'
-    with pytest.raises(Unsupported, match="a plamo3 model; engines that run it are llamacpp"):
+    with pytest.raises(Unsupported, match="a plamo3 model, which runs on llamacpp: not"):
         weft.load(file, engine="torch")
 
 

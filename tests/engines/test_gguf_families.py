@@ -12,13 +12,14 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 import transformers  # noqa: E402
 
-from gguf_files import rewritten, write_gemma  # noqa: E402
+from gguf_files import rewritten, write_model  # noqa: E402
 from recipe.export_gguf import export_gguf  # noqa: E402
 from shallow import TINY, shallow, shallow_gguf  # noqa: E402
 from weft.engines.base import Row  # noqa: E402
 from weft.engines.gguf import read_gguf  # noqa: E402
 from weft.engines.gguf.checkpoint import GGUFCheckpoint  # noqa: E402
 from weft.engines.gguf.families import READ_BY_TRANSFORMERS, transformers_config  # noqa: E402
+from weft.engines.gguf.tokenizer import read_tokenizer  # noqa: E402
 from weft.engines.numpy import NumpyEngine  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
 from weft.engines.torch.check import quantised  # noqa: E402
@@ -57,17 +58,43 @@ LLAMAS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", {"rope_parameters": {"rope_theta": 1000000.0}}),
     "qwen3": ("Qwen3", {"head_dim": 32}),
 }
-GEMMAS: dict[str, tuple[str, dict[str, Any]]] = {
-    "gemma": ("Gemma", {}),
-    "gemma2": ("Gemma2", {"query_pre_attn_scalar": 32, "sliding_window": 16}),
-    "gemma3": ("Gemma3", {"query_pre_attn_scalar": 32, "num_hidden_layers": 7}),
+FACTORS = [1.0 + 0.1 * i for i in range(8)]
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": 128,
+    "long_factor": [2 * factor for factor in FACTORS],
+    "short_factor": FACTORS,
+}
+OTHERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "gemma": ("gemma", "Gemma", {"head_dim": 32}),
+    "gemma2": (
+        "gemma2",
+        "Gemma2",
+        {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 16},
+    ),
+    "gemma3": (
+        "gemma3",
+        "Gemma3",
+        {"head_dim": 32, "query_pre_attn_scalar": 32, "num_hidden_layers": 7},
+    ),
+    "phi3": ("phi3", "Phi3", {"sliding_window": 16, "pad_token_id": 0}),
+    "phi3 with scaled rotation": (
+        "phi3",
+        "Phi3",
+        {
+            "rope_parameters": LONGROPE,
+            "original_max_position_embeddings": 128,
+            "pad_token_id": 0,
+        },
+    ),
 }
 
 
 def random_model(name: str, config: Any) -> Any:
     """Return a model with random weights, none of them zero or one."""
     torch.manual_seed(0)
-    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    model = getattr(transformers, name)(config)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, mean=0.05, std=0.1)
     return model.eval()
@@ -90,7 +117,9 @@ def assert_same(loaded: Any, model: Any) -> None:
 @pytest.mark.parametrize("family", LLAMAS)
 def test_llama_families_equal_their_folder(family: str, tmp_path: Path) -> None:
     name, more = LLAMAS[family]
-    model = random_model(name, getattr(transformers, f"{name}Config")(**{**SIZE, **more}))
+    model = random_model(
+        f"{name}ForCausalLM", getattr(transformers, f"{name}Config")(**{**SIZE, **more})
+    )
     model.save_pretrained(tmp_path / "folder")
     for file in TINY.glob("*token*"):
         shutil.copy(file, tmp_path / "folder")
@@ -102,29 +131,29 @@ def test_llama_families_equal_their_folder(family: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(found.logits(index), wanted.logits(index), atol=1e-4)
 
 
-def gemma(family: str, path: Path) -> tuple[Any, Path]:
-    """Return a random Gemma and its file."""
-    name, more = GEMMAS[family]
-    kind = "Gemma3TextConfig" if family == "gemma3" else f"{name}Config"
-    config = getattr(transformers, kind)(**{**SIZE, "head_dim": 32, **more})
-    model = random_model(name, config)
-    return model, write_gemma(model, path / "model.gguf", shallow_gguf(), family)
+def written(family: str, path: Path) -> tuple[Any, Path]:
+    """Return a random model and its file."""
+    kind, name, more = OTHERS[family]
+    config = getattr(transformers, "Gemma3TextConfig" if kind == "gemma3" else f"{name}Config")
+    model = random_model(f"{name}ForCausalLM", config(**{**SIZE, **more}))
+    return model, write_model(model, path / "model.gguf", shallow_gguf(), kind)
 
 
-@pytest.mark.parametrize("family", GEMMAS)
-def test_gemma_families_equal_their_model(family: str, tmp_path: Path) -> None:
-    model, file = gemma(family, tmp_path)
+@pytest.mark.parametrize("family", OTHERS)
+def test_other_families_equal_their_model(family: str, tmp_path: Path) -> None:
+    model, file = written(family, tmp_path)
     assert_same(load_gguf(file, CPU, "auto").model, model)
 
 
 @pytest.mark.llamacpp
 @pytest.mark.engines
-@pytest.mark.parametrize("family", GEMMAS)
-def test_gemma_families_equal_llamacpp(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", [name for name in OTHERS if name != "phi3"])
+def test_other_families_equal_llamacpp(family: str, tmp_path: Path) -> None:
+    """Not of a Phi 3 with a sliding window, which llama.cpp ignores."""
     pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
     from weft.engines.llamacpp import LlamaCppEngine
 
-    _, file = gemma(family, tmp_path)
+    _, file = written(family, tmp_path)
     engine = LlamaCppEngine.load(file, dtype="float32", n_threads=1)
     found, wanted = TorchEngine.load(file).forward(ROWS), engine.forward(ROWS)
     for index in (0, 1):
@@ -132,10 +161,23 @@ def test_gemma_families_equal_llamacpp(family: str, tmp_path: Path) -> None:
     engine.close()
 
 
+def test_family_that_transformers_reads_is_not_quantised_either(tmp_path: Path) -> None:
+    size = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 1024, "vocab_size": 2048}
+    model = random_model("GPT2LMHeadModel", transformers.GPT2Config(**size, eos_token_id=1))
+    file = write_model(model, tmp_path / "model.gguf", shallow_gguf(), "gpt2")
+    loaded = load_gguf(file, CPU, "auto")
+    assert_same(loaded.model, model)
+    assert loaded.tokenizer.encode("12 + 3") == read_tokenizer(read_gguf(file)).encode("12 + 3")
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_file_and_folder_give_the_same_engine(dtype: str) -> None:
-    found = TorchEngine.load(shallow_gguf(), dtype=dtype)
-    wanted = TorchEngine.load(shallow(), dtype=dtype)
+@pytest.mark.parametrize("family", ["embedded", "gemma3"])
+def test_file_and_folder_give_the_same_engine(family: str, dtype: str, tmp_path: Path) -> None:
+    file, folder = shallow_gguf(), shallow()
+    if family == "gemma3":
+        model, file = written(family, tmp_path)
+        model.save_pretrained(folder := tmp_path / "folder")
+    found, wanted = (TorchEngine.load(path, dtype=dtype) for path in (file, folder))
     assert type(found) is type(wanted)
     for name in ("dtype", "kv", "n_positions", "kv_bytes_per_token", "abilities"):
         assert getattr(found.info, name) == getattr(wanted.info, name), name

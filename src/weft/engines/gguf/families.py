@@ -33,13 +33,25 @@ _GEMMA2 = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_PHI3 = {
+    "attn_norm": "input_layernorm",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_up": "mlp.gate_up_proj",
+    "ffn_down": "mlp.down_proj",
+}
 _WHOLE_MODEL = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
 # Factors of the rotary frequencies; they become a part of the configuration.
-ROPE_FACTORS = "rope_freqs.weight"
+_ROPE_FACTORS, _LONG, _SHORT = (
+    "rope_freqs.weight",
+    "rope_factors_long.weight",
+    "rope_factors_short.weight",
+)
 
 _LOCAL_THETA = 10000.0  # of Gemma 3's sliding windows
 _GEMMA2_CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
@@ -70,14 +82,16 @@ FAMILIES: dict[str, Family] = {
     "llama": Family("llama", "LlamaForCausalLM", _LLAMA, is_permuted=True),
     "qwen2": Family("qwen2", "Qwen2ForCausalLM", _LLAMA),
     "qwen3": Family("qwen3", "Qwen3ForCausalLM", {**_LLAMA, **_QK_NORM}),
+    "phi3": Family("phi3", "Phi3ForCausalLM", _PHI3),
     "gemma": Family("gemma", "GemmaForCausalLM", _LLAMA, norm_offset=1.0),
     "gemma2": Family("gemma2", "Gemma2ForCausalLM", _GEMMA2, norm_offset=1.0, config=_GEMMA2_CAPS),
     "gemma3": Family("gemma3_text", "Gemma3ForCausalLM", {**_GEMMA2, **_QK_NORM}, norm_offset=1.0),
 }
 _OF_NUMPY = ("llama", "qwen2", "qwen3")
+_PACKAGES = ("torch", "transformers")
 # Architectures whose files Transformers itself reads, beside those above.
 READ_BY_TRANSFORMERS = frozenset(
-    "bloom deci falcon gemma4 gpt-oss gpt2 lfm2 mamba minimax-m2 mistral nemotron phi3 qwen2moe"
+    "bloom deci falcon gemma4 gpt-oss gpt2 lfm2 mamba minimax-m2 mistral nemotron qwen2moe"
     " qwen35 qwen35moe qwen3moe stablelm starcoder2".split()
 )
 
@@ -95,13 +109,18 @@ def check_numpy(header: GGUF) -> None:
         kind = " with experts" if header.of_model("expert_count", 0) else ""
         raise Unsupported(
             f"{header.file.name} is a {header.architecture} model{kind}; the numpy engine runs GGUF"
-            f" files of {', '.join(_OF_NUMPY)}"
+            f" files of {', '.join(_OF_NUMPY)}; take another engine: torch or llamacpp"
         )
 
 
 def runs_on_torch(header: GGUF) -> bool:
     """Return True if the torch engine reads files of the architecture."""
     return family_of(header) is not None or header.architecture in READ_BY_TRANSFORMERS
+
+
+def packages_for_torch(header: GGUF) -> tuple[str, ...]:
+    """Return the packages that the torch engine needs for a file, by their import names."""
+    return _PACKAGES if family_of(header) is not None else (*_PACKAGES, "accelerate")
 
 
 def transformers_config(header: GGUF) -> dict[str, Any]:
@@ -142,6 +161,10 @@ def transformers_config(header: GGUF) -> dict[str, Any]:
         config["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
     if family.model_type == "llama":
         config["mlp_bias"] = "blk.0.ffn_up.bias" in header.tensors
+    if family.model_type == "phi3":
+        config["sliding_window"] = header.of_model("attention.sliding_window")
+        config["original_max_position_embeddings"] = _original_context(header)
+        del config["head_dim"]
     if family.model_type in ("gemma2", "gemma3_text"):
         config |= _gemma(header, config)
     return config
@@ -155,7 +178,7 @@ def tensor_names(header: GGUF) -> dict[str, str]:
     layer = FAMILIES[header.architecture].layer
     names = {}
     for name in header.tensors:
-        if name == ROPE_FACTORS:
+        if name in (_ROPE_FACTORS, _LONG, _SHORT):
             continue
         block, _, rest = name.partition(".")
         number, _, rest = rest.partition(".")
@@ -216,8 +239,15 @@ def _rope(header: GGUF, head_dim: int) -> dict[str, Any]:
     kind = header.of_model("rope.scaling.type", "none")
     factor = header.of_model("rope.scaling.factor", header.of_model("rope.scale_linear"))
     original = header.of_model("rope.scaling.original_context_length")
-    if ROPE_FACTORS in header.tensors:
+    if _ROPE_FACTORS in header.tensors:
         return rope | _llama3_scaling(header, theta, head_dim)
+    if _LONG in header.tensors and _SHORT in header.tensors:
+        return rope | {
+            "rope_type": "longrope",
+            "long_factor": _factors(header, _LONG, n_rotary // 2),
+            "short_factor": _factors(header, _SHORT, n_rotary // 2),
+            "original_max_position_embeddings": _original_context(header),
+        }
     if kind in ("none", "linear"):
         return (
             rope if not factor or factor == 1 else rope | {"rope_type": "linear", "factor": factor}
@@ -240,13 +270,7 @@ def _llama3_scaling(header: GGUF, theta: float, head_dim: int) -> dict[str, Any]
     The file has the factors alone. All models of the family have the blending range 1 to 4, and an
     original context that is a power of two.
     """
-    tensor = header.tensors[ROPE_FACTORS]
-    if tensor.type != "f32" or tensor.shape != (head_dim // 2,):
-        raise ModelLoadError(
-            f"{header.file}: {ROPE_FACTORS} is {tensor.type} {list(tensor.shape)}; f32 and"
-            f" [{head_dim // 2}] belong there"
-        )
-    factors = np.fromfile(tensor.file, "<f4", head_dim // 2, offset=tensor.begin)
+    factors = np.array(_factors(header, _ROPE_FACTORS, head_dim // 2))
     plain = theta ** (-np.arange(0, head_dim, 2) / head_dim)
     factor = float(factors.max())
     for power in range(4, 24):
@@ -264,3 +288,22 @@ def _llama3_scaling(header: GGUF, theta: float, head_dim: int) -> dict[str, Any]
         f"{header.file.name} scales its rotary frequencies by factors that are not Llama 3's"
         f" ({float(factors.min()):g} to {factor:g})"
     )
+
+
+def _factors(header: GGUF, name: str, count: int) -> list[float]:
+    tensor = header.tensors[name]
+    if tensor.type != "f32" or tensor.shape != (count,):
+        raise ModelLoadError(
+            f"{header.file}: {name} is {tensor.type} {list(tensor.shape)}; f32 and [{count}] belong"
+            " there"
+        )
+    found: list[float] = np.fromfile(tensor.file, "<f4", count, offset=tensor.begin).tolist()
+    return found
+
+
+def _original_context(header: GGUF) -> int:
+    """Return how many tokens the model was first trained for."""
+    original: int = header.of_model(
+        "rope.scaling.original_context_length", header.of_model("context_length")
+    )
+    return original
