@@ -346,6 +346,9 @@ def _adopt(
             raise ConfigError(
                 "an already loaded model needs its tokenizer: weft.load(model, tokenizer)"
             )
+        folder = Path(str(getattr(tokenizer, "name_or_path", "")) or os.devnull)
+        if (folder / "config.json").is_file():
+            engine.check_folder(folder)
         config = getattr(model, "generation_config", None)
         values = config.to_dict() if config is not None else {}
         stop = values.get("eos_token_id")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,13 @@ pytest.importorskip("mlx.core", reason="mlx is not installed")
 pytest.importorskip("mlx_lm", reason="mlx-lm is not installed")
 pytest.importorskip("transformers", reason="Transformers is not installed")
 
+import mlx_lm
+
 import weft
 from configured import CONFIGURED, IDS, WINDOW, save, save_as
 from families import plain_logits
 from real_models import SMOLLM2_FOLDER, real_model
+from shallow import shallow
 from weft.engines.base import Row, Span
 from weft.engines.mlx import MlxEngine
 from weft.engines.mlx.config import mlx_lm_keys, windows_of
@@ -116,6 +120,35 @@ def test_numbers_that_mlx_lm_ignores_are_refused(
     save_as(kind, tmp_path, **changes)
     with pytest.raises(Unsupported, match=key):
         MlxEngine.load(tmp_path)
+
+
+def test_what_mlx_lm_itself_loads_wrongly_is_refused(tmp_path: Path) -> None:
+    """mlx_lm.load takes a rotary base of 10,000 for 777."""
+    shutil.copytree(shallow(), tmp_path / "model")
+    file = tmp_path / "model" / "config.json"
+    config = json.loads(file.read_text())
+    config["rope_parameters"] = {"rope_type": "default", "rope_theta": 777.0}
+    config.pop("rope_theta", None)
+    file.write_text(json.dumps(config))
+    model, tokenizer = mlx_lm.load(str(tmp_path / "model"))[:2]
+    with pytest.raises(Unsupported, match=r"rope_theta = 777.0.*weft.load\('.*model', engine="):
+        weft.load(model, tokenizer)
+    for own in (str(shallow()), str(tmp_path / "model")):
+        right, tokenizer = mlx_lm.load(str(shallow()))[:2]
+        with weft.load(right, tokenizer) as lm:  # as mlx-lm reads it, it is right
+            assert lm.info.name == "mlx"
+        with weft.load(own, engine="mlx") as lm:
+            assert lm.info.name == "mlx"
+
+
+def test_families_that_mlx_lm_computes_otherwise_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    experts = {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16, "head_dim": 8}
+    save_as("ernie4_5_moe", tmp_path, **experts)
+    with caplog.at_level(logging.WARNING, "weft.engines.mlx"):
+        MlxEngine.load(tmp_path)
+    assert "other logits than Transformers for ernie4_5_moe" in caplog.text
 
 
 def test_keys_of_a_text_part_are_translated_in_it() -> None:

@@ -495,6 +495,13 @@ class Engine(Uncopied, ABC, instead="load it again where it is to run"):
         """
         return None
 
+    def check_folder(self, folder: Path) -> None:
+        """Check an adopted model against the folder that its tokenizer came from.
+
+        Raises: Unsupported if the library computes without a number of its config.json.
+        """
+        return None
+
     def sampling_defaults(self) -> SamplingParams | ModelDefaults | None:
         """Return the model's own sampling; None if its files name none.
 

@@ -34,6 +34,7 @@ from .model import (
     ModelHead,
     Windows,
     arrays_in,
+    check_taken,
     config_of,
     context_of,
     fingerprint_of,
@@ -145,6 +146,20 @@ class MlxEngine(Engine):
         mx.eval(arrays_in(model))
         mark = fingerprint_of(model)
         return cls(model, n_ctx=n_ctx, fingerprint=mark, device=mx.default_device())
+
+    def check_folder(self, folder: Path) -> None:
+        """Refuse a model that `mlx_lm.load` has read otherwise than its config.json says."""
+        stored, own = read_config(folder), config_of(self.model)
+        if any(stored.get(key) != own.get(key) for key in _SHAPE):
+            return  # the tokenizer is of another model
+        try:
+            check_taken(self.model, stored)
+        except Unsupported as error:
+            raise Unsupported(
+                f"{error}. Weft loads the folder as it is meant: weft.load({str(folder)!r},"
+                ' engine="mlx")',
+                hint=f'weft.load({str(folder)!r}, engine="mlx")',
+            ) from error
 
     # The protocol
 
@@ -387,6 +402,7 @@ class MlxEngine(Engine):
 
 
 _FEW = [1, 2, 3, 1, 2]
+_SHAPE = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
 _CHECKED = 64  # more than a path of the check has
 
 

@@ -31,6 +31,12 @@ MakeCache = Callable[[], list[Any]]
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 _NO_LIMIT = 1 << 20
+# Families of which mlx-lm 0.32 computes other logits than Transformers, and the values for which.
+_DIFFERENT = {
+    "mamba2": ("more than one group of its state", lambda config: config.get("n_groups", 1) > 1),
+    "jamba": ("experts", lambda config: config.get("num_experts", 1) > 1),
+    "ernie4_5_moe": ("experts", lambda config: True),
+}
 # Families whose KV, and numbers, are those of Transformers' model with the same weights.
 _AS_TRANSFORMERS = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -121,11 +127,14 @@ def check_taken(model: nn.Module, config: Mapping[str, Any]) -> Windows:
     """
     epsilons = {each for m in model.modules() if isinstance(each := getattr(m, "eps", None), float)}
     check_config(config, config_of(model), library="mlx-lm", epsilons=epsilons)
+    kind = config.get("model_type")
+    what, differs = _DIFFERENT.get(str(kind), ("", lambda config: False))
+    if differs(config):
+        _log.warning("mlx-lm computes other logits than Transformers for %s with %s", kind, what)
     windows = windows_of(config)
     own = [getattr(cache, "max_size", None) for cache in make_cache(model)]
     if not any(windows) or own == windows:
         return Windows()
-    kind = config.get("model_type")
     if any(own) and len(own) == len(windows):
         raise Unsupported(
             f"mlx-lm gives the layers of this {kind} the sliding windows {own}, and its config.json"
