@@ -60,9 +60,14 @@ class TextScore:
     logprobs: tuple[float, ...]
 
     @property
-    def total(self) -> float:
-        """The sum of the logprobs: the logprob of the whole text."""
+    def logprob(self) -> float:
+        """The logprob of the full text: the sum of the logprobs."""
         return math.fsum(self.logprobs)
+
+    @property
+    def total(self) -> float:
+        """The same as `logprob`."""
+        return self.logprob
 
     @property
     def mean(self) -> float:

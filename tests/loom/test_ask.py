@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 import pytest
@@ -34,6 +35,38 @@ def test_p_of_sums_equal_texts(loom: Loom) -> None:
     found = loom.next(5)
     assert found.p_of(found[0].text) >= found[0].p
     assert found.p_of("no such text") == 0.0
+
+
+def test_measure_of_list_equals_single_measures_in_fewer_steps(lm: weft.LM) -> None:
+    texts = [f"{a} + {b} = {a + b}" for a in range(5) for b in range(5)]
+    with Loom(lm, weft.samples.game24) as loom:
+        before = lm.stats().steps
+        singles = [loom.measure(text) for text in texts]
+        middle = lm.stats().steps
+        scores = loom.measure(texts)
+        assert lm.stats().steps - middle < (middle - before) / 5
+    assert [score.tokens for score in scores] == [single.tokens for single in singles]
+    for score, single in zip(scores, singles, strict=True):
+        assert score.logprobs == pytest.approx(single.logprobs, abs=1e-4)
+        assert score.logprob == score.total == pytest.approx(math.fsum(score.logprobs))
+
+
+def test_measure_of_token_id_lists_and_awaited_lists(lm: weft.LM, loom: Loom) -> None:
+    ids = [lm.tokenize(text, add_bos=False) for text in ("4 + 9", "13 - 9 = 4")]
+    assert [len(score.logprobs) for score in loom.measure(ids)] == [len(each) for each in ids]
+    (single,) = loom.measure(["4 + 9"])
+    (awaited,) = asyncio.run(loom.ameasure(("4 + 9",)))
+    assert awaited.tokens == single.tokens == loom.measure("4 + 9").tokens
+    for empty in ([], [""], ["4", []]):
+        with pytest.raises(ConfigError, match="nothing to measure"):
+            loom.measure(empty)
+
+
+def test_logprob_of_node_is_sum_of_its_sampled_tokens(loom: Loom) -> None:
+    (child,) = loom.grow(max_tokens=4, seed=1)
+    assert child.logprob == pytest.approx(sum(child.logprobs))
+    assert child.logprob == pytest.approx(loom.measure(child.tokens).logprob, abs=1e-3)
+    assert loom.add("text").logprob == -math.inf
 
 
 def test_measure_equals_the_chain_of_next_distributions(lm: weft.LM, loom: Loom) -> None:
