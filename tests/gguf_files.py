@@ -55,11 +55,18 @@ def add_shape(writer: GGUFWriter, config: Any, kind: str) -> None:
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
         return
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if hasattr(config, "rms_norm_eps"):
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    else:
+        writer.add_layer_norm_eps(getattr(config, "norm_epsilon", None) or config.layer_norm_eps)
     rope = config.rope_parameters
     writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
+    if kind in ("starcoder2", "stablelm"):
+        head_dim = config.hidden_size // config.num_attention_heads
+        writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+        return
     if kind == "phi3":
         head_dim = config.hidden_size // config.num_attention_heads
         writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))

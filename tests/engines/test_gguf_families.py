@@ -145,6 +145,35 @@ def test_other_families_equal_their_model(family: str, tmp_path: Path) -> None:
     assert_same(load_gguf(file, CPU, "auto").model, model)
 
 
+UNUSUAL: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "starcoder2": (
+        "starcoder2",
+        "Starcoder2",
+        {"norm_epsilon": 0.3, "sliding_window": 16, "rope_parameters": {"rope_theta": 777.0}},
+    ),
+    "stablelm": (
+        "stablelm",
+        "StableLm",
+        {
+            "layer_norm_eps": 0.3,
+            "rope_parameters": {"rope_theta": 777.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("family", UNUSUAL)
+def test_numbers_that_transformers_reader_drops_are_taken_from_the_file(
+    family: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    kind, name, more = UNUSUAL[family]
+    config = getattr(transformers, f"{name}Config")(**{**SIZE, **more})
+    model = random_model(f"{name}ForCausalLM", config)
+    file = write_model(model, tmp_path / "model.gguf", shallow_gguf(), kind)
+    assert_same(load_gguf(file, CPU, "auto").model, model)
+
+
 @pytest.mark.llamacpp
 @pytest.mark.engines
 @pytest.mark.parametrize("family", [name for name in OTHERS if name != "phi3"])

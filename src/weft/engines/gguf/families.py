@@ -170,6 +170,34 @@ def transformers_config(header: GGUF) -> dict[str, Any]:
     return config
 
 
+# Transformers' names for the epsilon of a model's normalisations.
+_EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
+
+
+def complete_config(config: Any, header: GGUF) -> None:
+    """Set numbers of the file that Transformers' GGUF reader leaves at their defaults.
+
+    config: Transformers' configuration of the file, changed in place.
+    Raises: Unsupported for a rotary embedding that no configuration of Transformers describes.
+    """
+    of_rms = header.of_model("attention.layer_norm_rms_epsilon")
+    epsilon = header.of_model("attention.layer_norm_epsilon", of_rms)
+    for name in _EPSILONS:
+        if epsilon is not None and hasattr(config, name):
+            setattr(config, name, epsilon)
+    rope = getattr(config, "rope_parameters", None)
+    if isinstance(rope, dict) and rope.get("rope_type") == "default":  # one set, not yet scaled
+        head_dim = getattr(config, "head_dim", None)
+        head_dim = head_dim or config.hidden_size // config.num_attention_heads
+        config.rope_parameters = rope | _rope(header, head_dim)
+    window = header.of_model("attention.sliding_window")
+    if window is not None and hasattr(config, "sliding_window"):
+        config.sliding_window = window
+    experts = header.of_model("expert_used_count")
+    if experts is not None and hasattr(config, "num_experts_per_tok"):
+        config.num_experts_per_tok = experts
+
+
 def tensor_names(header: GGUF) -> dict[str, str]:
     """Return Transformers' name of each tensor → the file's name. The family must be known.
 

@@ -17,7 +17,7 @@ from ...sampling.params import SamplingParams
 from ...tokens.tokenizer import Tokenizer
 from ..gguf import GGUF, read_gguf
 from ..gguf.checkpoint import GGUFCheckpoint
-from ..gguf.families import family_of
+from ..gguf.families import complete_config, family_of
 from ..gguf.sampling import sampling_of
 from ..gguf.tokenizer import read_tokenizer
 from .model import DTYPES, check_dtype, quiet
@@ -98,6 +98,7 @@ def _by_transformers(header: GGUF, dtype: torch.dtype) -> PreTrainedModel:
     with redirect_stderr(StringIO()):  # a progress bar that no setting turns off
         config = AutoConfig.from_pretrained(folder, **where)
         refuse_config(config)
+        complete_config(config, header)
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=dtype, **where
         )
