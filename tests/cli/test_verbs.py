@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import weft as weft_package
+from shallow import shallow
 from weft import samples
 from weft.search import STRATEGIES
 from weft.viz.out import WIDTH
@@ -168,6 +169,30 @@ def test_solve_into_a_pipe_writes_the_text_and_nothing_else(weft) -> None:
     both = weft("solve", samples.game24, "--text", "--json")
     assert both.exit_code == 2
     assert "--text and --json exclude each other" in both.stderr
+
+
+def test_solve_of_a_prompt_without_a_task_votes_and_writes_its_cost_first(weft) -> None:
+    result = weft("solve", samples.sum, "-n", "3", "--seed", "1", "--tree")
+    assert result.stderr.startswith("best of n: at most 768 tokens (3 answers of up to 256)\n")
+    assert "best of n · " in result.stdout
+    assert "--strategy tot" not in result.stderr
+    wide = weft("solve", samples.sum, "-b", "1", "-n", "1", "--budget-tokens", "100", "--seed", "1")
+    assert wide.stderr.startswith("tree of thoughts: at most 100 tokens (the budget; 16 lines")
+    known = weft("solve", samples.game24, "--budget-tokens", "60", "--seed", "1")
+    assert known.stderr.startswith("tree of thoughts: at most 60 tokens")
+
+
+def test_hints_of_another_model_than_the_demo_fit_that_model(weft) -> None:
+    model = ("-m", str(shallow()))
+    few = ("--seed", "1", "-n", "2")
+    ran = weft("run", samples.greeting, *few, "--max-tokens", "4", "--no-keep", *model).stderr
+    solved = weft("solve", samples.greeting, *few, *model).stderr
+    long = weft("run", "word " * 40, *few, "--max-tokens", "4", "--no-keep", *model).stderr
+    for told in (ran, solved, long):
+        hints = told[told.index("next: ") :]
+        assert str(shallow()) in hints
+        for other in ("--temperature", "make 24", samples.story, "--strategy tot"):
+            assert other not in hints
 
 
 def test_solve_says_where_it_knows_no_task(weft) -> None:

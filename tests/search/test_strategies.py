@@ -14,7 +14,8 @@ import weft
 from weft import samples, search
 from weft.errors import ConfigError
 from weft.search import STRATEGIES, Strategy, strategies
-from weft.search.strategies import DEFAULT, Count, defaults, meanings
+from weft.search.estimate import estimate
+from weft.search.strategies import DEFAULT, FOR_TASKS, Count, default_for, defaults, meanings
 
 
 def test_the_rows_name_searches_that_there_are() -> None:
@@ -60,7 +61,7 @@ def test_each_strategy_is_told_of_with_each_number_that_it_takes() -> None:
         rows = {row.name for row in STRATEGIES.values() if number not in row.unused()}
         listed = re.findall(r"\(([^)]*)\)", meanings(number))
         assert {each for part in listed for each in part.split(", ")} == rows
-    usual = STRATEGIES[DEFAULT].breadth
+    usual = STRATEGIES[FOR_TASKS].breadth
     assert usual is not None
     assert defaults("breadth").partition("; ")[0] == str(usual.default)
     for row in STRATEGIES.values():
@@ -135,3 +136,27 @@ def test_no_file_stands_in_a_searchs_place() -> None:
 def test_unknown_names_are_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'dfs'"):
         search.dfs  # noqa: B018
+
+
+def test_default_strategy_is_a_vote_unless_the_prompt_states_a_task() -> None:
+    assert default_for(samples.game24) == FOR_TASKS == "tot"
+    assert default_for(samples.sum) == default_for("Capital of Italy?") == DEFAULT == "best-of-n"
+
+
+@pytest.mark.parametrize("prompt", [samples.game24, samples.sum])
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("options", [{}, {"n": 2}, {"breadth": 2}, {"budget_tokens": 200}])
+def test_no_search_generates_more_than_its_estimate(
+    lm: weft.LM, name: str, prompt: str, options: dict[str, int]
+) -> None:
+    row = STRATEGIES[name]
+    if set(options) & set(row.unused()):
+        return
+    most = estimate(row, options, prompt)
+    if most.tokens is None:
+        assert name == "tot-dfs"
+        return
+    few = {"depth": 2} if "smc" in name or "beam" in name else {}
+    result = row.run(lm, prompt, seed=1, **options, **few)
+    assert result.cost.tokens <= most.tokens
+    assert most.tokens <= options.get("budget_tokens", most.tokens)

@@ -60,8 +60,16 @@ def after_unkept(kept: Kept) -> None:
     from ..search import Game24
 
     loom = kept.loom
-    asked = loom.user_prompt if can_repeat(loom.user_prompt) else samples.story
     same = of_model(kept.model)
+    if kept.model != TINY:
+        if not can_repeat(loom.user_prompt):
+            suggest(*for_model(kept.model))
+            return
+        raw = ["--raw"] if not loom.chat_template_used and kept.grower.has_template else []
+        solve = [] if raw else [["weft", "solve", loom.user_prompt, *same]]
+        suggest(["weft", "run", loom.user_prompt, "-n", "8", *raw, *same], *solve)
+        return
+    asked = loom.user_prompt if can_repeat(loom.user_prompt) else samples.story
     if not loom.chat_template_used and kept.grower.has_template:
         same.append("--raw")
     puzzle = asked if Game24.read(asked) is not None else samples.game24
@@ -69,6 +77,13 @@ def after_unkept(kept: Kept) -> None:
         ["weft", "run", asked, "-n", "8", "--temperature", "1.2", *same],
         ["weft", "solve", puzzle],
     )
+
+
+def for_model(model: str) -> list[list[str]]:
+    """Return a command that asks a model something else."""
+    if model == TINY:
+        return [["weft", "run", samples.story, "-n", "4"]]
+    return [["weft", "chat", *of_model(model)]]
 
 
 def can_repeat(prompt: str) -> bool:
@@ -91,7 +106,7 @@ def warn_if_poor(model: str, branches: Sequence[Heddle]) -> None:
     if params is not None and params.temperature == 0 and texts != {""}:
         Out.of(sys.stderr).line((f"{what}: --temperature 0 takes the likeliest token", "yellow"))
         return
-    todo = "try --temperature 1.5, or another prompt"
+    todo = "try --temperature 1, or another prompt"
     if model == TINY:
         what += "; tiny is a small demo model"
         todo = f'try --temperature 1.5, or what it was made for: weft run "{samples.story}" -n 4'

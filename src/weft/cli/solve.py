@@ -16,7 +16,16 @@ from .. import samples
 from ..checks import whole_number
 from ..errors import ConfigError, FormatError, Unsupported
 from ..outcomes import INTERRUPTED
-from ..search.strategies import DEFAULT, STRATEGIES, UNASKED, Strategy, defaults, meanings
+from ..search.strategies import (
+    DEFAULT,
+    FOR_TASKS,
+    STRATEGIES,
+    UNASKED,
+    Strategy,
+    default_for,
+    defaults,
+    meanings,
+)
 from ..viz.out import Out, write_object
 from ..viz.outline import counted
 from ..viz.text import Picture, show_votes
@@ -48,7 +57,7 @@ By = Annotated[
     typer.Option(
         "--strategy",
         help="; ".join(f"{name}: {each.says}" for name, each in STRATEGIES.items()) + ".",
-        show_default=DEFAULT,
+        show_default=f"{FOR_TASKS} for a known task, else {DEFAULT}",
     ),
 ]
 Breadth = Annotated[
@@ -113,7 +122,8 @@ def solve(
         budget_tokens=budget_tokens,
         budget_s=budget_s,
     )
-    by = STRATEGIES[strategy or begun.get("strategy", DEFAULT)]
+    usual = default_for(text) if breadth is None else FOR_TASKS
+    by = STRATEGIES[strategy or begun.get("strategy", usual)]
     chosen = {**begun.get("options", {}), **chosen}
     refuse_wrong(by, chosen)
     wished = options.chosen_model(context, model)
@@ -130,7 +140,7 @@ def solve(
         loom.meta[SOLVE] = {"strategy": by.name, "options": how}
         asked = {**chosen, **options.given(resume=resume)}
         if not as_json:
-            _tell_unchecked(loom)
+            _write_outlook(loom, by, chosen)
         is_drawn = not (as_json or as_text)
         result = _search_to_end(out, grower, kept, by, asked, is_drawn=is_drawn, as_json=as_json)
         kept.at = result.best
@@ -153,13 +163,18 @@ def solve(
             _report(out, grower, model, by, result, kept.name if is_kept else "", as_text=as_text)
 
 
-def _tell_unchecked(loom: Loom) -> None:
-    """Say where the prompt states no task that is known; of bare numbers, how one is asked."""
-    from ..search import Game24
+def _write_outlook(loom: Loom, strategy: Strategy, chosen: dict[str, Any]) -> None:
+    """Write the expected cost, and for a prompt without a known task that nothing is checked.
 
+    For bare numbers, write how a Game of 24 is asked.
+    """
+    from ..search import Game24
+    from ..search.estimate import estimate
+
+    out = Out.of(sys.stderr)
+    out.line((f"{strategy.title}: {estimate(strategy, chosen, loom.user_prompt)}", "dim"))
     if Game24.read(loom.user_prompt) is not None:
         return
-    out = Out.of(sys.stderr)
     out.line(("no task is known in this prompt, so nothing checks the answer", "dim"))
     numbers = loom.user_prompt.replace(",", " ").split()
     if len(numbers) > 1 and all(map(str.isdecimal, numbers)):
@@ -176,7 +191,7 @@ def _begun(resume: Path | None) -> dict[str, Any]:
     loom = Loom.open(resume)
     how = loom.meta.get(SOLVE, {})
     told = {"prompt": loom.user_prompt, "model": loom.meta.get("model", TINY)}
-    if not isinstance(how, dict) or how.get("strategy", DEFAULT) not in STRATEGIES:
+    if not isinstance(how, dict) or how.get("strategy", FOR_TASKS) not in STRATEGIES:
         raise FormatError(f"{resume} does not say how it was searched; give --resume another file")
     return {**told, **how}
 
@@ -306,7 +321,11 @@ def _again(grower: Grower, model: str, strategy: Strategy, result: SearchResult)
     """Return a command that searches for the same in another way."""
     asked, same = result.loom.user_prompt, advice.of_model(model)
     if not advice.can_repeat(asked):
-        return [["weft", "run", samples.story, "-n", "4", *same]]
+        return advice.for_model(model)
+    usual = default_for(asked)
+    if usual == DEFAULT:  # steps of an unknown task are not judged
+        more = ["-n", "32"] if strategy.name == usual else []
+        return [["weft", "solve", asked, *more, *same]]
     can = list(STRATEGIES) if grower.has_next else list(UNASKED)
     if result.solved is False and "adaptive" in can:
         surest = ["--strategy", "adaptive"] if strategy.name != "adaptive" else ["-b", "8"]

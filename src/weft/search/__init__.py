@@ -12,7 +12,7 @@ from ..doors import lazily
 
 if TYPE_CHECKING:
     from . import score
-    from .answers import abest_of_n, agreedy, answer_number, best_of_n, greedy
+    from .answers import abest_of_n, agreedy, answer_number, answer_text, best_of_n, greedy
     from .beams import abeam, beam
     from .core import Cost, Level, Particle, SearchOptions, SearchResult, Vote
     from .particles import asmc, smc
@@ -40,6 +40,7 @@ __all__ = [
     "agreedy",
     "amcts",
     "answer_number",
+    "answer_text",
     "asmc",
     "atot",
     "beam",
@@ -55,7 +56,7 @@ __getattr__ = lazily(
     __name__,
     {
         "": "score",
-        "answers": "abest_of_n agreedy answer_number best_of_n greedy",
+        "answers": "abest_of_n agreedy answer_number answer_text best_of_n greedy",
         "beams": "abeam beam",
         "core": "Cost Level Particle SearchOptions SearchResult Vote",
         "particles": "asmc smc",

@@ -31,6 +31,8 @@ from .score import own_mean_logprob
 
 Extract = Callable[[str], Hashable | None]
 _SAID = re.compile(r"(?:answer is|Answer:)[^\n]*", re.IGNORECASE)
+_AROUND = " \t.,;:!?*\"'`()[]"
+_SHORT = 60  # characters of a last line that is voted on
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
@@ -44,13 +46,25 @@ def answer_number(text: str) -> str | None:
     return numbers[-1].replace(",", "") if numbers else None
 
 
+def answer_text(text: str) -> str | None:
+    """Return what a text answers: `answer_number`, else its last line if that is short, or None.
+
+    Case, and spaces and punctuation around the line, do not count: "Paris." → "paris".
+    """
+    number = answer_number(text)
+    if number is not None:
+        return number
+    last = text.strip().rpartition("\n")[2].strip(_AROUND).casefold()
+    return last if 0 < len(last) <= _SHORT else None
+
+
 @plain
 def best_of_n(
     lm: LM | None,
     prompt: Prompt,
     *,
     n: int = 16,
-    extract: Extract = answer_number,
+    extract: Extract = answer_text,
     checked: bool = True,
     **options: Unpack[SearchOptions],
 ) -> Steps[SearchResult]:

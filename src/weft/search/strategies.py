@@ -109,7 +109,9 @@ class Strategy:
 _LEVEL, _ROUND = "paths kept a level", "nodes opened a round"
 _KINDS = "proposals of each kind a node"
 _PROPOSALS = Count(_KINDS, ("n_continue", "n_suggest"))
-DEFAULT = "tot"  # where no strategy is named
+# Where no strategy is named: for a prompt that states a known task, and for any other. Steps of an
+# unknown task are scored by likelihood alone, which says nothing of the answer.
+FOR_TASKS, DEFAULT = "tot", "best-of-n"
 STRATEGIES: dict[str, Strategy] = {
     row.name: row
     for row in (
@@ -127,7 +129,7 @@ STRATEGIES: dict[str, Strategy] = {
             "best of n",
             "whole answers and a vote",
             call="best_of_n",
-            n=Count("answers", ("n",)),
+            n=Count("answers", ("n",), 16),
         ),
         Strategy(
             "greedy",
@@ -152,7 +154,7 @@ STRATEGIES: dict[str, Strategy] = {
             "the likeliest paths",
             call="beam",
             breadth=Count(_LEVEL, ("width",), 8),
-            n=Count("lines a path", ("n",)),
+            n=Count("lines a path", ("n",), 8),
         ),
         Strategy(
             "mcts",
@@ -170,7 +172,7 @@ STRATEGIES: dict[str, Strategy] = {
             call="adaptive",
             asks=True,
             breadth=Count(_ROUND, ("batch",), 2),
-            n=Count(_KINDS, ("widen",)),
+            n=Count(_KINDS, ("widen",), 1),
         ),
         Strategy(
             "smc",
@@ -178,10 +180,19 @@ STRATEGIES: dict[str, Strategy] = {
             "weighted particles",
             call="smc",
             asks=True,
-            n=Count("particles", ("n",)),
+            n=Count("particles", ("n",), 32),
         ),
     )
 }
+
+
+def default_for(prompt: str) -> str:
+    """Return the name of the strategy for a prompt where none is named."""
+    from .task import Game24
+
+    return DEFAULT if Game24.read(prompt) is None else FOR_TASKS
+
+
 UNASKED = tuple(name for name, row in STRATEGIES.items() if not row.asks)
 
 
@@ -198,12 +209,12 @@ def meanings(number: Literal["breadth", "n"]) -> str:
 
 
 def defaults(number: Literal["breadth", "n"]) -> str:
-    """Return the number's defaults: the default strategy's alone, the others by number."""
+    """Return the number's defaults: that of `FOR_TASKS` alone, the others by number."""
     found: dict[int, list[str]] = {}
     for row in STRATEGIES.values():
         count: Count | None = getattr(row, number)
         if count is not None and count.default is not None:
             found.setdefault(count.default, []).append(row.name)
-    usual = [default for default, names in found.items() if DEFAULT in names]
+    usual = [default for default, names in found.items() if FOR_TASKS in names]
     others = [f"{at} for {' and '.join(names)}" for at, names in found.items() if at not in usual]
     return "; ".join(filter(None, [*map(str, usual), ", ".join(others)]))
