@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .compat.genlm import BACKENDS as BACKENDS
     from .loading import load as load
+    from .loom.generate import agenerate as agenerate
+    from .loom.generate import generate as generate
     from .store import file
     from .store.file import NO_MODEL as NO_MODEL
     from .viz.graph import to_dot as to_dot
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 DOORS = {
     "BACKENDS": ("compat.genlm", "BACKENDS"),  # `load_model_by_name`
     "load": ("loading", "load"),  # `LM.of`
+    "agenerate": ("loom.generate", "agenerate"),  # `LM.agenerate`
+    "generate": ("loom.generate", "generate"),  # `LM.generate`
     "NO_MODEL": ("store.file", "NO_MODEL"),  # `Loom(None, text)`
     "open_loom": ("store.file", "load"),
     "save_loom": ("store.file", "save"),

@@ -1,0 +1,65 @@
+"""`LM.generate`: answers to a prompt as nodes of a loom of their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError
+from .grow import Branches
+from .heddle import Heddle
+from .loom import Loom, Messages
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..lm import LM
+    from ..sampling.params import SamplingParams
+
+    Prompt = str | Messages | Sequence[int]
+
+
+class GeneratedNode(Heddle):
+    """A node whose `str` is its text, not a drawing of its tree."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def generate(
+    lm: LM,
+    prompt: Prompt,
+    n: int | SamplingParams | None,
+    params: SamplingParams | None,
+    *,
+    system: str | None,
+    template: bool,
+    **sampling: Any,
+) -> Branches:
+    """Return `n` answers; see `LM.generate`."""
+    loom = _loom(lm, prompt, system=system, template=template)
+    return loom.grow(n, params, show=False, **sampling)
+
+
+async def agenerate(
+    lm: LM,
+    prompt: Prompt,
+    n: int | SamplingParams | None,
+    params: SamplingParams | None,
+    *,
+    system: str | None,
+    template: bool,
+    **sampling: Any,
+) -> Branches:
+    """As `generate`, beside a running loop."""
+    loom = _loom(lm, prompt, system=system, template=template)
+    return await loom.agrow(n, params, **sampling)
+
+
+def _loom(lm: LM, prompt: Prompt, *, system: str | None, template: bool) -> Loom:
+    if isinstance(prompt, list | tuple) and prompt and isinstance(prompt[0], str):
+        raise ConfigError(
+            f"generate takes one prompt, not a list of {len(prompt)} texts. Write"
+            " [lm.generate(prompt) for prompt in prompts], or in one batch"
+            " asyncio.gather(*map(lm.agenerate, prompts))"
+        )
+    return Loom(lm, prompt, system=system, template=template, heddle_class=GeneratedNode)
