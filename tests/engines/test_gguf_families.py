@@ -195,6 +195,7 @@ def test_family_that_transformers_reads_is_not_quantised_either(tmp_path: Path) 
     model = random_model("GPT2LMHeadModel", transformers.GPT2Config(**size, eos_token_id=1))
     file = write_model(model, tmp_path / "model.gguf", shallow_gguf(), "gpt2")
     loaded = load_gguf(file, CPU, "auto")
+    assert loaded.model.hf_quantizer is not None
     assert_same(loaded.model, model)
     assert loaded.tokenizer.encode("12 + 3") == read_tokenizer(read_gguf(file)).encode("12 + 3")
 

@@ -53,7 +53,11 @@ def quantised(model: PreTrainedModel) -> str:
         is_number = parameter.is_floating_point() and parameter.dtype.itemsize > 1
         if hasattr(kind, "__tensor_flatten__") or not is_number:
             return kind.__name__ if kind is not nn.Parameter else str(parameter.dtype)
-    return type(model.hf_quantizer).__name__ if getattr(model, "hf_quantizer", None) else ""
+    quantizer = getattr(model, "hf_quantizer", None)
+    # NOTE: that of GGUF files stays on a model whose weights it has dequantised; packed ones are
+    # bytes, and returned above.
+    is_left_over = type(quantizer).__name__ == "GgufHfQuantizer"
+    return "" if quantizer is None or is_left_over else type(quantizer).__name__
 
 
 class Own(NamedTuple):

@@ -102,8 +102,4 @@ def _by_transformers(header: GGUF, dtype: torch.dtype) -> PreTrainedModel:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=dtype, **where
         )
-    # The weights are plain numbers now; what is left of the quantizer says otherwise.
-    for owner, name in ((model, "hf_quantizer"), (model.config, "quantization_config")):
-        if hasattr(owner, name):
-            delattr(owner, name)
     return model
