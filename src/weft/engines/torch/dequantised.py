@@ -78,6 +78,7 @@ def _by_tables(header: GGUF, dtype: torch.dtype) -> PreTrainedModel:
                 f"{header.file} {what} tensors of a {kind.__name__}, {names[0]!r} among"
                 f" {len(names)}; download it again"
             )
+    model.config.name_or_path = str(header.file)
     loaded: PreTrainedModel = model
     return loaded
 
