@@ -100,8 +100,8 @@ class NumpyEngine(Engine):
             folder: the folder, or the file, whose weights are dequantised.
             device: "auto" or "cpu", which are the same.
             dtype: of the weights in memory; all is computed in float32. "bfloat16" halves the
-                memory; a step takes 1.7 times as long with one row, 1.1 with eight. "auto": float32 if that takes at most
-                80 % of the memory that is left, else bfloat16.
+                memory; a step takes 1.7 times as long with one row, 1.1 with eight. "auto":
+                float32 if that takes at most 80 % of the memory that is left, else bfloat16.
             n_ctx: a context shorter than the model's own.
             threads: BLAS threads of a forward; "auto" finds them, or does as the environment says.
             progress: called with "load", layers read, layers in all and "".
