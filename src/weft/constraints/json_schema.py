@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import inspect
 import json
+import sys
+import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
-from typing import Any, Literal, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from ..errors import ConfigError, GrammarError, Unfinished
 from .grammar import Choice, Grammar, check_depth, told_at
@@ -44,9 +47,9 @@ class JsonSchema(Grammar):
     ) -> None:
         JsonLayout.from_whitespace(whitespace)
         reader = None
+        if not isinstance(schema, str | Mapping | bool):
+            schema, reader = _typed(schema)
         try:
-            if not isinstance(schema, str | Mapping | bool):
-                schema, reader = _typed(schema)
             parsed = json.loads(schema) if isinstance(schema, str) else schema
             text = json.dumps(parsed, sort_keys=False, allow_nan=False)
         except (TypeError, ValueError) as error:
@@ -147,10 +150,33 @@ def _typed(value: Any) -> tuple[Any, Callable[[str], Any]]:
     if _is_function(value):
         return _function(value)
     try:
-        adapter = TypeAdapter(value)
+        adapter: TypeAdapter[Any] = TypeAdapter(_portable(value))
         return adapter.json_schema(), adapter.validate_json
     except (PydanticUserError, PydanticSchemaGenerationError) as error:
         raise ConfigError(f"{value!r} has no JSON schema: {str(error).splitlines()[0]}") from error
+
+
+def _portable(value: Any) -> Any:
+    """Return a type with the TypedDicts that Pydantic can read: before Python 3.12 not typing's."""
+    if sys.version_info >= (3, 12):
+        return value
+    from typing import NotRequired
+
+    from typing_extensions import TypedDict
+
+    if is_typeddict(value) and type(value).__module__ == "typing":
+        hints = get_type_hints(value, include_extras=True)
+        fields = {name: _portable(hint) for name, hint in hints.items()}
+        for name in value.__optional_keys__:
+            if get_origin(hints[name]) not in (typing.NotRequired, typing.Required):
+                fields[name] = NotRequired[fields[name]]
+        return TypedDict(value.__name__, fields)  # type: ignore[operator]
+    arguments = tuple(map(_portable, get_args(value)))
+    if arguments == get_args(value):
+        return value
+    origin: Any = get_origin(value)
+    generic = Union if origin is UnionType else origin
+    return generic[arguments[0] if len(arguments) == 1 else arguments]
 
 
 def _function(function: Callable[..., Any]) -> tuple[Any, Callable[[str], Any]]:

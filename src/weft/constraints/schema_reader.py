@@ -228,6 +228,7 @@ class SchemaReader:
             options = [self._options(option, through) for option in schema["anyOf"]]
             found.append([parts for option in options for parts in option])
         if "oneOf" in schema:
+            found += [[(part,)] for part in _discriminator(schema)]
             own = {word: value for word, value in schema.items() if word != "oneOf"}
             beside = self._crossed([[(own,)], *found[1:]])
             found.append(self._one_of(schema, beside, through))
@@ -412,6 +413,13 @@ def is_trivial(schema: Any) -> bool:
 def _types_of(given: str | Sequence[str]) -> set[str]:
     names = {given} if isinstance(given, str) else set(given)
     return names | {"integer"} if "number" in names else names
+
+
+def _discriminator(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the part that OpenAPI's `discriminator` adds: all options have the property."""
+    given = schema.get("discriminator")
+    name = given.get("propertyName") if isinstance(given, Mapping) else None
+    return [{"required": [name]}] if isinstance(name, str) else []
 
 
 def _excluded_types(schema: Any) -> set[str] | None:
