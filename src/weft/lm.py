@@ -417,9 +417,11 @@ class LM(
             check_variables(used, options)
         return {**options, "template": template}
 
-    def json_schema_to_grammar(self, schema: Mapping[str, Any] | str) -> str:
+    def json_schema_to_grammar(
+        self, schema: Mapping[str, Any] | str, *, open_objects: bool = False
+    ) -> str:
         """Return a JSON schema as GBNF text; see `constraints.json_schema_to_grammar`."""
-        return json_schema_to_grammar(schema)
+        return json_schema_to_grammar(schema, open_objects=open_objects)
 
     def parse_chat_output(
         self,

@@ -244,7 +244,7 @@ def test_keywords(schema: Any, good: list[str], bad: list[str]) -> None:
             "at #/properties/a~1b: uniqueItems is not supported: items must be of an enum",
         ),
         (
-            {"items": {"enum": list(range(20))}, "uniqueItems": True},
+            {"items": {"enum": list(range(65))}, "uniqueItems": True},
             "at #: uniqueItems is not supported: too many values; give maxItems",
         ),
         ({"properties": {"a": {"pattern": "(?=x)y"}}}, "at #/properties/a: .*look-ahead"),
@@ -263,6 +263,28 @@ def test_unsupported_keyword_is_named_with_its_place(schema: Any, said: str) -> 
     said = said.replace("(?=x)", r"\(\?=x\)")
     with pytest.raises(GrammarError, match=said):
         compiler().matcher(JsonSchema(schema))
+
+
+MANY = {"items": {"enum": [f"t{i}" for i in range(20)]}, "uniqueItems": True, "type": "array"}
+
+
+@pytest.mark.parametrize(
+    ("limits", "good", "bad"),
+    [
+        ({}, [[], ["t3"], ["t19", "t3", "t0"], list(range(20))], [["t3", "t3"], ["t20"]]),
+        (
+            {"minItems": 2, "maxItems": 3},
+            [["t1", "t2"], ["t9", "t1", "t12"]],
+            [[], ["t1"], ["t1", "t2", "t1"], ["t1", "t2", "t3", "t4"]],
+        ),
+    ],
+)
+def test_unique_items_of_many_constants(limits: Any, good: Any, bad: Any) -> None:
+    for indent, whitespace in ((None, "compact"), (2, "flexible")):
+        constraint = JsonSchema(MANY | limits, whitespace=whitespace)
+        for items, is_allowed in [(i, True) for i in good] + [(i, False) for i in bad]:
+            texts = [item if isinstance(item, str) else f"t{item}" for item in items]
+            assert takes(constraint, json.dumps(texts, indent=indent)) is is_allowed, items
 
 
 OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}}

@@ -20,6 +20,9 @@ from .rules import DEEPEST
 from .schema_reader import FORMATS, Schema, SchemaReader, Variant, bounds, is_deep_schema, is_whole
 from .schema_rules import JsonLayout, RuleWriter, Whitespace, literal, names_in, renamed
 
+_SELF = "\0"
+_FEW = 5  # constants whose sets are rules; more are the bits of one rule's parameter
+_BITS = 64
 _EXACT = 2**53  # the library computes with 64-bit floats
 # Whitespace in one place: a few spaces, or at most two line ends and an indentation. Without a
 # limit, small models write whitespace for ever.
@@ -31,12 +34,14 @@ class _Definition:
     """What a name stands for: the body of a rule, or a lexeme.
 
     path: the JSON pointer of its schema. is_terminal: Lark writes its name in capitals.
+    has_bits: the rule has a parameter of 64 bits, at first 0. Its body calls it by `_SELF`.
     """
 
     body: str
     path: str = "#"
     is_lexeme: bool = True
     is_terminal: bool = True
+    has_bits: bool = False
 
 
 _KNOWN = {
@@ -115,26 +120,31 @@ class _SchemaLarkWriter(RuleWriter):
             definition = definitions[used]
             for inner in () if definition.is_lexeme else names_in(definition.body):
                 if inner not in names:
-                    is_terminal = definitions[inner].is_terminal
-                    number = f"t{len(names)}" if is_terminal else f"r{len(names)}"
-                    names[inner] = f"{name}_{number}".upper() if is_terminal else f"{name}_{number}"
+                    kind = "t" if definitions[inner].is_terminal else "r"
+                    new = f"{name}_{kind}{len(names)}"
+                    names[inner] = new.upper() if kind == "t" else new
+                    names[inner] += "::0x0" if definitions[inner].has_bits else ""
                     todo.append(inner)
         lines, paths = [f"{name}: {name}_r0"], ["#"]
         for used in todo:
             definition = definitions[used]
             body = definition.body if definition.is_lexeme else renamed(definition.body, names)
-            lines.append(f"{names[used]}: {_lark_body(body)}")
+            rule = names[used].removesuffix("::0x0")
+            head = f"{rule}::_" if definition.has_bits else rule
+            lines.append(f"{head}: {_lark_body(body).replace(_SELF, rule)}")
             paths.append(definition.path)
         return SchemaLark(tuple(lines), tuple(paths), self.has_open_names)
 
-    def _lexeme(self, body: str, schema: Any, *, is_terminal: bool = True) -> str:
+    def _lexeme(
+        self, body: str, schema: Any, *, is_terminal: bool = True, has_bits: bool = False
+    ) -> str:
         """Return the name of a lexeme; equal ones are one."""
         path = self.reader.path(schema)
         for name, known in self._lexemes.items():
             if known.body == body:
                 return name
         name = f"lexeme-{len(self._lexemes)}"
-        self._lexemes[name] = _Definition(body, path, is_terminal=is_terminal)
+        self._lexemes[name] = _Definition(body, path, is_terminal=is_terminal, has_bits=has_bits)
         return name
 
     def string(self, variant: Variant, name: str) -> str | None:
@@ -205,6 +215,20 @@ class _SchemaLarkWriter(RuleWriter):
             return literal(values[0])
         body = " | ".join(dict.fromkeys(map(literal, values)))
         return self._lexeme(_lark_body(body), None)
+
+    def unique_scalars(self, values: Sequence[Any], low: int, high: int, schema: Any) -> str | None:
+        """Return different constants as one rule, whose bits are those that came before."""
+        if not _FEW < len(values) <= _BITS or any(isinstance(v, dict | list) for v in values):
+            return None
+        comma, bits = self.layout.comma.replace("blank", f"({_BLANK})?"), f"[0:{len(values)}]"
+        options = [f'"" %if bit_count_ge({bits}, {low})']
+        for bit, item in enumerate(map(literal, values)):
+            more = f"and(bit_count_ge({bits}, 1), bit_count_lt({bits}, {high}))"
+            options += [
+                f"{item} {_SELF}::set_bit({bit}) %if bit_count_eq({bits}, 0)",
+                f"{comma} {item} {_SELF}::set_bit({bit}) %if and(bit_clear({bit}), {more})",
+            ]
+        return self._lexeme(" | ".join(options), schema, is_terminal=False, has_bits=True)
 
     def unlisted_name(
         self, listed: Sequence[str], limits: Variant | None, patterns: Mapping[str, bool], name: str

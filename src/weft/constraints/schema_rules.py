@@ -127,6 +127,10 @@ class RuleWriter(ABC):
     def scalars(self, values: Sequence[Any], name: str) -> str:
         """Return what one of some constants is: strings, numbers, true, false or null."""
 
+    def unique_scalars(self, values: Sequence[Any], low: int, high: int, schema: Any) -> str | None:
+        """Return `low` to `high` different constants with commas; None to write them as rules."""
+        return None
+
     def write(self, schemas: Sequence[Schema]) -> str:
         """Write the rules of a place, and return the name of its rule. Raises: GrammarError."""
         n_never = -1
@@ -426,6 +430,9 @@ class RuleWriter(ABC):
         high = len(values) if high is None else min(high, len(values))
         if high < low:
             return None
+        unique = self.unique_scalars(values, low, high, part)
+        if unique is not None:
+            return self.layout.enclosed("[]", unique, may_be_empty=False)
         items = ["".join(self._constants([value], name)) for value in values]
         after: dict[int, str] = {}  # rules by the set of values before, as bits
 
