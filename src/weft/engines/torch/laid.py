@@ -20,6 +20,7 @@ from .fused.decoder import is_known, is_plain
 from .fused.siblings import SIBLINGS
 from .paged.capture import capturing
 from .weights.experts import pack_experts
+from .weights.memory import MappedFiles, release_heap
 from .weights.packed import TOLERANCE, can_pack, pack_layer
 from .weights.watched import fed_alike, only_called
 from .weights.widened import is_widened
@@ -49,6 +50,7 @@ def lay_weights(model: PreTrainedModel, packed_weights: bool | None) -> None:
         pack(model, keep=True, few=FEW)
     elif not pack(model, keep=False):
         lay_by_column(model)
+    release_heap()
 
 
 def widen_weights(model: PreTrainedModel) -> None:
@@ -98,14 +100,17 @@ def pack(model: PreTrainedModel, *, keep: bool, few: int = 0, twice: bool = True
     looked_up = model.get_input_embeddings().weight
     copied = {place for place in places if _is_copied(getattr(*place), keep)}
     leaving = {id(getattr(*place).weight) for place in copied} - {id(looked_up)}
+    files = MappedFiles()
     if not keep and (leaving or n_bytes):
-        _leave_the_file(model, leaving)
+        _leave_the_file(model, leaving, files)
     n_twice = n_bytes if keep else 0
     for place in places:  # each weight goes when its copy is there
         layer = getattr(*place)
         stays = keep or place not in copied or layer.weight is looked_up
         n_twice += layer.weight.nbytes if stays and place in copied else 0
         setattr(*place, pack_layer(layer, keep=stays, few=few))
+        if not stays:
+            files.release(layer.weight)
     if n_twice:
         _log.info(
             "%d MB of the weights of %s are in memory twice, as they lay and packed for oneDNN;"
@@ -190,7 +195,7 @@ def lay_by_column(model: PreTrainedModel) -> None:
                     laid.update(map(id, weights))
                     laid.update(map(id, _biases_together(layers) if is_fused else ()))
     if laid:
-        _leave_the_file(model, laid)
+        _leave_the_file(model, laid, MappedFiles())
         model.save_pretrained = SavingApart(model)
 
 
@@ -270,11 +275,13 @@ def _put_together(tensors: Sequence[Tensor]) -> None:
         tensor.data = part
 
 
-def _leave_the_file(model: PreTrainedModel, copied: set[int]) -> None:
-    """Copy all but what was copied: one that still lies in the mapped file keeps all its pages."""
+def _leave_the_file(model: PreTrainedModel, copied: set[int], files: MappedFiles) -> None:
+    """Copy all other tensors: a tensor that still lies in the mapped file keeps all its pages."""
     for tensor in [*model.parameters(), *model.buffers()]:
         if id(tensor) not in copied:
-            tensor.data = tensor.data.clone()
+            mapped = tensor.data
+            tensor.data = mapped.clone()
+            files.release(mapped)
 
 
 class SavingApart:
