@@ -1,10 +1,14 @@
 """Load a real model: CPU seconds and memory of Weft's engines and of the libraries below them.
 
-Each arm is a process of its own: it imports, loads, and generates one token. Columns: `import` and
-`load` (CPU s), `first` (CPU s from the start of the process to the first token), `RSS` (MB, after
-the first token) and `peak` (MB, of the whole process). Peers: llama.cpp through llama-cpp-python
-and Transformers in float32, with the same context where one is given. `share`: what part of the
-load the engine's check of its own logits takes (CPU time, in percent).
+Each arm is a process of its own: it imports, loads, and generates one token. Columns:
+
+import, load   CPU seconds; Weft imports the library below it while it loads
+first          CPU seconds from the start of the process to the first token
+RSS            MB that are resident after the first token
+peak           MB that were resident at most
+share          percent of the load's CPU time that the torch engine's load check takes
+
+Peers: llama.cpp through llama-cpp-python, with the same context, and Transformers.
 
 python benchmarks/load.py --gguf FILE --folder FOLDER [--only NAME …] [--rounds N]
 """
@@ -71,10 +75,6 @@ def run_transformers(path: str, dtype: str) -> None:
 def run_weft(path: str, engine: str, dtype: str) -> None:
     import weft
 
-    # The library below is imported first, so that `load` is the load alone.
-    module = {"torch": "transformers", "llamacpp": "llama_cpp", "mlx": "mlx_lm"}.get(engine)
-    if module is not None:
-        __import__(module)
     imported = time.process_time()
     check_s = time_check(engine)
     options: dict[str, Any] = {"n_ctx": N_CTX} if engine == "llamacpp" else {}

@@ -468,3 +468,29 @@ def test_experts_that_come_out_wrong_stay(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(packed_experts, "product", lambda *given: right(*given) * 1.01)
     assert pack_experts(model, keep=False) == (0, 0)
     assert not mixtures(model)
+
+
+@pytest.mark.parametrize("is_filled", [True, False])
+@pytest.mark.parametrize("n_rows", [1, 2])
+def test_product_of_few_rows_equals_the_plain_product_filled_or_not(
+    is_filled: bool, n_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = torch.nn.Linear(96, 64)
+    packed_layer = packing.pack_layer(layer, keep=False, few=0)
+    monkeypatch.setattr(packing, "_fills", {(torch.float32, n_rows): is_filled})
+    x = torch.randn(n_rows, 96)
+    with torch.inference_mode():
+        torch.testing.assert_close(packed_layer(x), layer(x), atol=1e-5, rtol=1e-4)
+
+
+def test_filling_is_timed_once_for_one_row_and_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[int] = []
+    monkeypatch.setattr(packing, "_fills", {})
+    monkeypatch.setattr(
+        packing, "_is_worth_filling", lambda weight, n_rows, width: timed.append(n_rows) or False
+    )
+    layer = packing.pack_layer(torch.nn.Linear(96, 64), keep=False, few=0)
+    for _ in range(2):
+        packing.time_filling(layer)
+    assert timed == [1, 2]
+    assert packing._fills == {(torch.float32, 1): False, (torch.float32, 2): False}

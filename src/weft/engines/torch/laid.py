@@ -21,7 +21,7 @@ from .fused.siblings import SIBLINGS
 from .paged.capture import capturing
 from .weights.experts import pack_experts
 from .weights.memory import MappedFiles, release_heap
-from .weights.packed import TOLERANCE, can_pack, pack_layer
+from .weights.packed import TOLERANCE, PackedLinear, can_pack, pack_layer, time_filling
 from .weights.watched import fed_alike, only_called
 from .weights.widened import is_widened
 
@@ -32,6 +32,7 @@ _log = logging.getLogger("weft.engines.torch")
 LEAST_NUMBERS = 1 << 19
 FEW = 16
 _AT_ONCE = 16  # bytes
+_TIMED_NUMBERS = 1 << 25  # of the largest layer whose product is timed
 
 
 def lay_weights(model: PreTrainedModel, packed_weights: bool | None) -> None:
@@ -103,14 +104,19 @@ def pack(model: PreTrainedModel, *, keep: bool, few: int = 0, twice: bool = True
     files = MappedFiles()
     if not keep and (leaving or n_bytes):
         _leave_the_file(model, leaving, files)
-    n_twice = n_bytes if keep else 0
+    n_twice, largest = n_bytes if keep else 0, None
     for place in places:  # each weight goes when its copy is there
         layer = getattr(*place)
         stays = keep or place not in copied or layer.weight is looked_up
         n_twice += layer.weight.nbytes if stays and place in copied else 0
-        setattr(*place, pack_layer(layer, keep=stays, few=few))
+        packed = pack_layer(layer, keep=stays, few=few)
+        setattr(*place, packed)
         if not stays:
             files.release(layer.weight)
+        if largest is None or _timing_rank(packed) > _timing_rank(largest):
+            largest = packed
+    if largest is not None and not few:
+        time_filling(largest)
     if n_twice:
         _log.info(
             "%d MB of the weights of %s are in memory twice, as they lay and packed for oneDNN;"
@@ -119,6 +125,12 @@ def pack(model: PreTrainedModel, *, keep: bool, few: int = 0, twice: bool = True
             type(model).__name__,
         )
     return True
+
+
+def _timing_rank(layer: PackedLinear) -> int:
+    """Rank layers for timing a product: the largest one that is timed in some milliseconds."""
+    numbers = layer.in_features * layer.out_features
+    return numbers if numbers <= _TIMED_NUMBERS else -numbers
 
 
 def _is_copied(layer: nn.Module, keep: bool) -> bool:

@@ -38,7 +38,9 @@ class MappedFiles:
             first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
             n_bytes = end // mmap.PAGESIZE * mmap.PAGESIZE - first
             if n_bytes > 0:
-                ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(n_bytes), _DONTNEED)
+                ctypes.CDLL(None).madvise(
+                    ctypes.c_void_p(first), ctypes.c_size_t(n_bytes), _DONTNEED
+                )
 
 
 def release_heap() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from typing import Any
 
 import torch
@@ -14,8 +15,12 @@ from .widened import is_widened, multiplies, widened_product
 
 # oneDNN packs for so many rows; what it makes for one is slower even at one.
 _ROWS = 32
-# One row and two take oneDNN as long as four, or up to 1.5 times as long; three do not.
+# On many processors one row and two take oneDNN as long as four, or up to 1.5 times as long; three
+# do not. Filled rows are also equal to the last bit to rows of larger products.
 _FEW_ROWS, _FILLED_ROWS = 2, 4
+_WORTH_FILLING = 1.15  # filling may cost this much of the unfilled product's time
+_TIMED_ROUNDS = 4
+_fills: dict[tuple[torch.dtype, int], bool] = {}  # (dtype, rows): timed once a process
 _PACKED = torch.float32, torch.bfloat16  # oneDNN's float16 has not been measured
 # Root-mean-square error of a packed product, relative to its spread.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -133,11 +138,40 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x: [..., in]; weight: packed, or one that is widened. Returns [..., out]."""
     if not weight.is_mkldnn:
         return widened_product(x, weight, bias)
-    width = x.shape[-1]
-    n_rows = x.numel() // width
-    if not 0 < n_rows <= _FEW_ROWS:
-        return _product(x, weight, bias)
-    filled = F.pad(x.reshape(n_rows, width), (0, 0, 0, _FILLED_ROWS - n_rows))
+    n_rows = x.numel() // x.shape[-1]
+    if 0 < n_rows <= _FEW_ROWS and _fills.get((x.dtype, n_rows), True):
+        return _filled_product(x, n_rows, weight, bias)
+    return _product(x, weight, bias)
+
+
+def time_filling(layer: PackedLinear) -> None:
+    """Time products of one row and two, as they are and filled to four; later products use the
+    faster way. Runs once a process and dtype.
+    """
+    weight = layer._packed
+    if not weight.is_mkldnn:
+        return
+    for n_rows in range(1, _FEW_ROWS + 1):
+        if (weight.dtype, n_rows) not in _fills:
+            _fills[weight.dtype, n_rows] = _is_worth_filling(weight, n_rows, layer.in_features)
+
+
+def _is_worth_filling(weight: Tensor, n_rows: int, width: int) -> bool:
+    x = torch.ones(n_rows, width, dtype=weight.dtype)
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    for _ in range(_TIMED_ROUNDS):
+        for is_filled in seconds:
+            began = time.perf_counter()
+            if is_filled:
+                _filled_product(x, n_rows, weight, None)
+            else:
+                _product(x, weight, None)
+            seconds[is_filled].append(time.perf_counter() - began)
+    return min(seconds[True]) <= _WORTH_FILLING * min(seconds[False])
+
+
+def _filled_product(x: Tensor, n_rows: int, weight: Tensor, bias: Tensor | None) -> Tensor:
+    filled = F.pad(x.reshape(n_rows, -1), (0, 0, 0, _FILLED_ROWS - n_rows))
     return _product(filled, weight, bias)[:n_rows].view(*x.shape[:-1], -1)
 
 
