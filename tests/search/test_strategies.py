@@ -14,8 +14,15 @@ import weft
 from weft import samples, search
 from weft.errors import ConfigError
 from weft.search import STRATEGIES, Strategy, strategies
-from weft.search.estimate import estimate
-from weft.search.strategies import DEFAULT, FOR_TASKS, Count, default_for, defaults, meanings
+from weft.search.strategies import (
+    DEFAULT,
+    FOR_TASKS,
+    Count,
+    default_for,
+    defaults,
+    estimate,
+    meanings,
+)
 
 
 def test_the_rows_name_searches_that_there_are() -> None:

@@ -24,6 +24,7 @@ from ..search.strategies import (
     Strategy,
     default_for,
     defaults,
+    estimate,
     meanings,
 )
 from ..viz.out import Out, write_object
@@ -169,7 +170,6 @@ def _write_outlook(loom: Loom, strategy: Strategy, chosen: dict[str, Any]) -> No
     For bare numbers, write how a Game of 24 is asked.
     """
     from ..search import Game24
-    from ..search.estimate import estimate
 
     out = Out.of(sys.stderr)
     out.line((f"{strategy.title}: {estimate(strategy, chosen, loom.user_prompt)}", "dim"))
