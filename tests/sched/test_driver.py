@@ -277,27 +277,28 @@ def test_who_awaits_what_another_thread_steps_inline_is_told(
 ) -> None:
     """The driver thread was started during that step, which has done all there is: it has none."""
     rig = make(MemoryEngine())
-    driver, step, entered = rig.driver, rig.scheduler.step, threading.Event()
+    driver, step = rig.driver, rig.scheduler.step
+    begun, entered = threading.Event(), threading.Event()
     other: list[threading.Thread] = []
     found: list[object] = []
 
     async def ask() -> None:
         tickets = await driver.asubmit([Extend(rig.place([4, 5]), (), (Logits(2),))])
-        waiting = driver.when_done(tickets)
-        await asyncio.wait_for(waiting, SOON)
+        await driver.when_done(tickets)
         found.append(tickets[0].result())
 
     def stepping() -> None:
-        if not other:
+        if not begun.is_set():
+            begun.set()  # before the other thread: its work may enter at once
             other.append(beside(lambda: asyncio.run(ask())))
-            assert entered.wait(SOON)
+            entered.wait()
         step()
 
     inner = rig.scheduler.enter
 
     def entering(jobs: list[Any]) -> None:
         inner(jobs)
-        if other and jobs:
+        if begun.is_set() and jobs:
             entered.set()
 
     monkeypatch.setattr(rig.scheduler, "step", stepping)
