@@ -90,7 +90,7 @@ def test_what_is_no_file_is_written_straight(tmp_path: Path) -> None:
     reader = threading.Thread(target=lambda: heard.append((tmp_path / "pipe").read_text()))
     reader.start()
     files.write(tmp_path / "pipe", ["a", "b"])
-    reader.join(60)
+    reader.join()
     assert heard == ["ab"]
     assert names(tmp_path) == ["pipe"]
     files.write("/dev/null", "x")
@@ -278,7 +278,7 @@ def test_a_pipe_is_read_to_its_end_and_one_that_nobody_fills_is_empty(tmp_path: 
     writer = threading.Thread(target=fill)
     writer.start()
     assert files.read(tmp_path / "pipe") == b"a" * 100_000 + b"b"
-    writer.join(60)
+    writer.join()
 
 
 @pytest.mark.parametrize("path", ["", "nothing", "a\0b", "."])

@@ -27,7 +27,6 @@ from weft.sched.work import Extend, Logits, Run
 from weft.tokens.tokenizer import Tokenizer
 
 IDS = list(range(300, 330))
-SOON = 20.0  # seconds in which a thread must have come to what a test waits for
 
 
 @pytest.fixture(scope="module")
@@ -108,20 +107,20 @@ def test_the_size_is_told_while_a_step_runs(
 
     def held(rows: Any) -> Output:
         inside.set()
-        go.wait(SOON)
+        go.wait()
         return forward(rows)
 
     monkeypatch.setattr(engine, "forward", held)
     computing = threading.Thread(target=logits, args=(lm, IDS))
     computing.start()
-    assert inside.wait(SOON)
+    assert inside.wait()
     told: list[int] = []
     asking = threading.Thread(target=lambda: told.append(lm.kv.size(IDS)))
     asking.start()
-    asking.join(SOON)
+    asking.join()
     go.set()
-    computing.join(SOON)
-    asking.join(SOON)
+    computing.join()
+    asking.join()
     assert told == [20], "what the step computes is not there yet"
     assert lm.kv.size(IDS) == 30
     lm.driver.close()

@@ -206,7 +206,7 @@ def in_terminal() -> Callable[..., str]:
                 parts.append(part)
         os.close(ours)
         output = b"".join(parts).decode()
-        assert process.wait(60) == code, output
+        assert process.wait() == code, output
         return output
 
     return run

@@ -393,9 +393,7 @@ def process(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.
     with said.open("wb") as file:
         arguments = ("serve", "--port", "0")
         running = forks.start(forks.WEFT, *arguments, env=clean_environment(), stderr=file)
-    until = time.monotonic() + 60
     while "\n" not in (lines := said.read_text()):
-        assert time.monotonic() < until
         time.sleep(0.05)
     monkeypatch.setenv("WEFT_HOST", lines.splitlines()[0].split()[-1])
     yield running
@@ -412,7 +410,7 @@ def test_a_server_that_dies_in_mid_growth_is_told_and_what_came_is_kept(
     assert growing.stdout.read(4) == b"[1] "
     wait_durable(NAME, 2)
     process.send_signal(signal.SIGKILL)
-    _, errors = growing.communicate(timeout=60)
+    _, errors = growing.communicate()
     assert growing.returncode == 3
     assert b"does not answer any more" in errors
     assert b"what has been grown so far is kept" in errors
@@ -428,7 +426,7 @@ def test_ctrl_c_ends_a_growth_at_the_server_and_keeps_it(
     growing = started("run", samples.story, "--tree", "-n", "2", *ENDLESS)
     assert growing.stdout.read(4) == b"[1] "
     growing.send_signal(signal.SIGINT)
-    output, errors = growing.communicate(timeout=60)
+    output, errors = growing.communicate()
     assert growing.returncode == 130, errors
     assert b"interrupted: the branches are as far as they came" in errors
     assert b"kept as" in output

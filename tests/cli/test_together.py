@@ -78,7 +78,7 @@ def test_grows_at_the_same_time_lose_nothing_and_say_the_right_numbers(
         few = ("-n", "2", "--max-tokens", "2", "--json")
         running = [started("grow", str(1 + i % 3), *few) for i in range(n_at_once)]
         for process in running:
-            output, errors = process.communicate(timeout=200)
+            output, errors = process.communicate()
             assert process.returncode == 0, errors.decode()
             for branch in json.loads(output)["branches"]:
                 assert branch["node"] not in said
@@ -96,7 +96,7 @@ def test_grows_at_the_same_time_lose_nothing_and_say_the_right_numbers(
 def test_looms_begun_at_the_same_time_have_names_of_their_own(weft, started) -> None:
     running = [started("run", samples.sum, "-n", "1", "--max-tokens", "2") for _ in range(4)]
     for process in running:
-        _, errors = process.communicate(timeout=100)
+        _, errors = process.communicate()
         assert process.returncode == 0, errors.decode()
     assert sorted(names()) == [OTHER, *(f"{OTHER}.{n}" for n in (2, 3, 4))]
 
@@ -234,7 +234,7 @@ def test_who_waits_for_a_database_that_is_in_use_goes_on_then(grown, started, ho
         time.sleep(3)
         assert waiting.poll() is None
         connection.execute("COMMIT")
-    waiting.communicate(timeout=60)
+    waiting.communicate()
     assert waiting.returncode == 0
     assert loom_of(NAME).count_children() == 5
 
@@ -244,7 +244,7 @@ def test_what_grew_below_a_node_that_was_removed_meanwhile_is_there(weft, grown,
     assert process.stdout.read(4).startswith(b"[")
     assert weft("rm", "1").exit_code == 0
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate()
     loom = loom_of(NAME)
     assert [len(node.children) for node in loom.children] == [1, 0, 0]
 

@@ -288,7 +288,7 @@ class door:
         self.listener.shutdown(socket.SHUT_RDWR)
         self.listener.close()
         for thread in self.threads:
-            thread.join(10)
+            thread.join()
 
     def _serve(self) -> None:
         while True:
@@ -419,7 +419,7 @@ def answering(said: bytes) -> Iterator[str]:
         thread.start()
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         listener.shutdown(socket.SHUT_RDWR)
-    thread.join(10)
+    thread.join()
 
 
 def first_asks(url: str) -> dict[str, BaseException]:

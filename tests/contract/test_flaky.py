@@ -99,7 +99,7 @@ def test_eight_threads_over_an_engine_that_fails_get_their_own_or_an_error(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(240)
+        thread.join()
         assert not thread.is_alive(), "a caller waits for ever"
     odds.chance = 0.0
     assert not wrong, wrong[0]

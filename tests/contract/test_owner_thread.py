@@ -75,7 +75,7 @@ def test_one_thread_calls_the_engine_from_first_to_last(make: Make) -> None:
     caught: list[object] = []
     other = threading.Thread(target=lambda: caught.append(logits_at(lm, ids)))
     other.start()
-    other.join(30)
+    other.join()
     assert caught
     lm.close()
     assert len(engine.threads) == 1

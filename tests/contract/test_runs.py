@@ -350,7 +350,7 @@ def test_a_task_cancelled_while_it_hands_its_work_over_leaves_none(make: Make) -
     place, go = lm.place(prompt_ids(lm)), threading.Event()
 
     def sink(state: object) -> None:
-        go.wait(60)  # nothing goes on before all are cancelled
+        go.wait()  # nothing goes on before all are cancelled
 
     async def work() -> None:
         item = run_item(lm, place, 1, max_tokens=500, stop_ids=frozenset(), sink=sink)

@@ -347,7 +347,7 @@ def test_threads_loops_and_the_owner_use_one_model_together() -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join()
     assert found == [True] * 9
 
 
@@ -366,7 +366,7 @@ def test_closing_while_it_runs_ends_what_runs() -> None:
     while not lm.stats().decoded and thread.is_alive():
         pass
     lm.close()
-    thread.join(60)
+    thread.join()
     assert not thread.is_alive()
     assert all(isinstance(error, weft.WeftError) for error in caught)
     lm.close()

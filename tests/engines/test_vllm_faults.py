@@ -145,7 +145,7 @@ def test_a_program_leaves_no_process_however_it_ends(tmp_path: Path, how: str) -
     if how == "killed":
         process.send_signal(signal.SIGKILL)
     process.stdin.close()
-    process.wait(60)
+    process.wait()
     assert wait_for(lambda: not any(is_at_work(each) for each in left))
     if how == "ended":
         assert process.returncode == 0

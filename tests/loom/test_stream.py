@@ -160,7 +160,7 @@ def test_a_cancelled_agrow_keeps_what_was_made(loom: Loom, monkeypatch: pytest.M
     before = lm.scheduler.counters.decoded
 
     def held(rows: Sequence[Row]) -> Output:
-        assert lm.scheduler.counters.decoded < before + 10 or go.wait(60)
+        assert lm.scheduler.counters.decoded < before + 10 or go.wait()
         return forward(rows)
 
     monkeypatch.setattr(lm.engine, "forward", held)

@@ -20,8 +20,6 @@ from weft.sched import driver as driver_module
 from weft.sched.driver import Channel
 from weft.sched.work import Extend, FinishReason, Logits, RunState
 
-SOON = 60.0  # seconds; a test that waits longer has failed
-
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +48,7 @@ def beside(work: Callable[[], object]) -> threading.Thread:
 
 def join(*threads: threading.Thread) -> None:
     for thread in threads:
-        thread.join(SOON)
+        thread.join()
         assert not thread.is_alive()
 
 
@@ -63,7 +61,7 @@ def in_a_fork(work: Callable[[], list[str]]) -> list[str]:
     reads, writes = os.pipe()
     child = os.fork()
     if not child:
-        signal.alarm(int(SOON))
+        signal.alarm(300)  # ends a child that hangs
         try:
             os.write(writes, "\n".join(work()).encode())
         finally:
@@ -112,17 +110,23 @@ def test_a_forked_process_is_told_that_the_thread_is_not_its_own(make: MakeRig) 
 def test_a_fork_waits_for_the_step_of_another_thread(make: MakeRig, *, has_thread: bool) -> None:
     """Its locks were held for ever in the other process, where a close did not end."""
     engine = Threads()
-    rig, begun = make(engine), threading.Event()
+    rig, begun, forking = make(engine), threading.Event(), threading.Event()
+    pause = rig.driver.pause
 
     def slow() -> None:
         begun.set()
-        time.sleep(0.3)
+        forking.wait()
+
+    def pause_of_fork() -> None:
+        forking.set()
+        pause()
 
     engine.during = slow
+    rig.driver.pause = pause_of_fork  # type: ignore[method-assign]
     if has_thread:
         rig.driver.start()
     thread = beside(lambda: rig.drive(logits_item(rig, [1, 2])))
-    assert begun.wait(SOON)
+    assert begun.wait()
 
     def closed() -> list[str]:
         engine.during = lambda: None
@@ -147,11 +151,11 @@ def test_a_fork_in_a_step_that_does_not_end_soon_is_told(
 
     def slow() -> None:
         begun.set()
-        goes_on.wait(SOON)
+        goes_on.wait()
 
     engine.during = slow
     thread = beside(lambda: rig.drive(logits_item(rig, [1, 2])))
-    assert begun.wait(SOON)
+    assert begun.wait()
 
     def asked() -> list[str]:
         found = []
@@ -316,7 +320,7 @@ def test_work_submitted_while_the_thread_sleeps_wakes_it(make: MakeRig) -> None:
     done = threading.Event()
     (ticket,) = rig.submit(logits_item(rig, [1, 2]))
     ticket.on_done(lambda _: done.set())
-    assert done.wait(SOON)
+    assert done.wait()
     assert ticket.result()[0].tolist() == logits_after([1, 2]).tolist()
 
 
@@ -423,14 +427,14 @@ def test_close_ends_the_thread_and_fails_what_it_had(make: MakeRig) -> None:
 
     def sink(state: RunState) -> FinishReason | None:
         inside.set()
-        assert go.wait(SOON)
+        assert go.wait()
         return None
 
     rig.driver.start()
     thread = rig.driver._thread
     assert thread is not None
     (ticket,) = rig.submit(run(rig.place([1]), sink=sink, max_tokens=30))
-    assert inside.wait(SOON)
+    assert inside.wait()
     closing = beside(rig.driver.close)
     go.set()
     join(closing, thread)
@@ -450,8 +454,15 @@ def test_who_waits_for_what_a_closed_lm_never_does_is_told(make: MakeRig) -> Non
         except StaleHandle as error:
             told.append(error)
 
+    inside, wait_of_driver = threading.Event(), rig.driver._wait
+
+    def enter_wait(is_done: Callable[[], bool]) -> None:
+        inside.set()
+        wait_of_driver(is_done)
+
+    rig.driver._wait = enter_wait  # type: ignore[method-assign]
     waiting = beside(wait)
-    time.sleep(0.05)
+    inside.wait()
     rig.driver.close()
     join(waiting)
     assert "closed while this waited" in str(told[0])
@@ -486,7 +497,6 @@ def test_an_lm_closed_while_its_thread_looks_for_work_ends_it(make: MakeRig) -> 
     rig.driver.closed = False
 
 
-@pytest.mark.timeout(60)
 def test_work_that_comes_before_the_thread_sleeps_is_done_at_once(
     make: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

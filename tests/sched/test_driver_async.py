@@ -16,8 +16,6 @@ from weft.sched.driver import Channel
 from weft.sched.outbox import TURNS, Outbox, Waiter
 from weft.sched.work import Extend, FinishReason, Logits, RunState
 
-SOON = 60.0
-
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +24,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def answer(rig: Rig, item: Any) -> Any:
     tickets = await rig.driver.asubmit([item])
-    await asyncio.wait_for(rig.driver.adrive(tickets), SOON)
+    await rig.driver.adrive(tickets)
     return tickets[0].result()
 
 
@@ -92,7 +90,7 @@ def test_who_is_cancelled_before_work_enters_leaves_none_behind(make: MakeRig) -
     go = threading.Event()
 
     def sink(state: RunState) -> FinishReason | None:
-        go.wait(SOON)
+        go.wait()
         return None
 
     item = run(rig.place([1]), max_tokens=40, stop_ids=frozenset(), sink=sink)
@@ -128,7 +126,7 @@ def test_two_loops_in_two_threads_get_their_own_answers(make: MakeRig) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(SOON)
+        thread.join()
     assert got == {i: logits_after([1, i]).tolist() for i in range(12)}
 
 
@@ -151,7 +149,7 @@ def test_loops_may_come_while_results_are_handed_out(make: MakeRig) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(SOON)
+            thread.join()
     finally:
         sys.setswitchinterval(switch)
     assert not failures
@@ -181,7 +179,7 @@ def test_cancelling_a_task_cancels_its_tickets(make: MakeRig) -> None:
     go = threading.Event()
 
     def sink(state: RunState) -> FinishReason | None:
-        go.wait(SOON)
+        go.wait()
         return None
 
     async def main() -> Any:
@@ -227,7 +225,7 @@ def test_waiting_for_what_is_done_returns_at_once(make: MakeRig) -> None:
         tickets = await rig.driver.asubmit([logits_item(rig, [1])])
         await rig.driver.adrive(tickets)
         n_steps = rig.scheduler.counters.steps
-        await asyncio.wait_for(rig.driver.adrive(tickets), SOON)
+        await rig.driver.adrive(tickets)
         assert rig.scheduler.counters.steps == n_steps
         assert tickets[0].done
 
@@ -240,18 +238,18 @@ def test_a_closed_driver_refuses_async_work_and_tells_who_waits(make: MakeRig) -
 
     def sink(state: RunState) -> FinishReason | None:
         inside.set()
-        go.wait(SOON)
+        go.wait()
         return None
 
     async def main() -> None:
         tickets = await rig.driver.asubmit([run(rig.place([1]), sink=sink, max_tokens=50)])
         waiting = asyncio.create_task(rig.driver.adrive(tickets))
-        await asyncio.to_thread(inside.wait, SOON)
+        await asyncio.to_thread(inside.wait)
         closing = asyncio.create_task(asyncio.to_thread(rig.driver.close))
         while not rig.driver.closed:
             await asyncio.sleep(0)
         go.set()
-        await asyncio.wait_for(waiting, SOON)
+        await waiting
         await closing
         with pytest.raises(Cancelled):
             tickets[0].result()
@@ -282,7 +280,7 @@ def test_only_futures_that_still_wait_are_set() -> None:
         gone.fire()
         waiting.fire()
         outbox.deliver(loop)
-        await asyncio.wait_for(waiting.future, SOON)
+        await waiting.future
         assert gone.future.cancelled()
 
     asyncio.run(main())
@@ -342,12 +340,12 @@ def test_a_loop_never_waits_for_the_schedulers_lock(make: MakeRig) -> None:
     def hold() -> None:
         with rig.scheduler.lock:
             held.set()
-            go.wait(SOON)
+            go.wait()
 
     async def main() -> list[Any]:
         holder = threading.Thread(target=hold)
         holder.start()
-        await asyncio.to_thread(held.wait, SOON)
+        await asyncio.to_thread(held.wait)
         tasks = [asyncio.create_task(answer(rig, logits_item(rig, [1, i]))) for i in range(4)]
         for _ in range(20):
             await asyncio.sleep(0)
@@ -376,7 +374,7 @@ def test_work_that_ends_between_steps_is_told_to_its_loop(make: MakeRig) -> None
             rig.scheduler.retire("adapter", "it is gone")
 
         await asyncio.to_thread(rig.driver.exclusive, end)
-        await asyncio.wait_for(waiting, SOON)
+        await waiting
         with pytest.raises(StaleHandle, match="it is gone"):
             tickets[0].result()
 
@@ -389,7 +387,7 @@ def test_what_enters_a_driver_that_was_closed_meanwhile_is_told(make: MakeRig) -
     async def main() -> None:
         tickets = await rig.driver.asubmit([logits_item(rig, [1, 2])])
         rig.driver.close()  # before the pass of the loop is over that hands it over
-        await asyncio.wait_for(rig.driver.adrive(tickets), SOON)
+        await rig.driver.adrive(tickets)
         with pytest.raises((Cancelled, StaleHandle)):
             tickets[0].result()
 
@@ -410,7 +408,7 @@ def test_a_driver_that_is_closed_as_somebody_begins_to_wait_tells_them(
             rig.driver.close()
 
         monkeypatch.setattr(rig.driver, "start", start_and_close)
-        await asyncio.wait_for(rig.driver.adrive(tickets), SOON)
+        await rig.driver.adrive(tickets)
         assert tickets[0].done
 
     asyncio.run(main())

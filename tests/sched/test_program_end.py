@@ -39,7 +39,7 @@ lm = weft.load("tiny", engine=sys.argv[1])
 loom, seen = weft.Loom(lm, "Once"), threading.Event()
 def last():
     seen.clear()
-    print(seen.wait(20))  # the thread goes on meanwhile
+    print(seen.wait())  # the thread goes on meanwhile
     some = loom.grow(n=2, max_tokens=9, seed=1, constraint=Regex("[a-z ]{3,9}"), show=False)
     print(all(node.text.strip().islower() for node in some))
 atexit.register(last)
@@ -47,7 +47,7 @@ def grow():
     for event in loom.stream(n=2, max_tokens=900, constraint=Regex("[a-z ]{900,1000}")):
         seen.set()
 threading.Thread(target=grow, daemon=True).start()
-seen.wait(20)
+seen.wait()
 """
 
 INLINE = """
@@ -61,7 +61,7 @@ def grow():
     for event in loom.stream(n=8, max_tokens=900, temperature=1.0):
         begun.set()
 threading.Thread(target=grow, daemon=True).start()
-begun.wait(30)
+begun.wait()
 print(not [each for each in threading.enumerate() if each.name.startswith("weft")])
 """
 
@@ -77,7 +77,7 @@ def slow(rows):
 lm.engine.forward = slow
 loom = weft.Loom(lm, "Once upon a time")
 threading.Thread(target=lambda: loom.grow(max_tokens=900, show=False), daemon=True).start()
-begun.wait(30)
+begun.wait()
 def interrupt():
     for _ in range(3):
         os.kill(os.getpid(), signal.SIGINT)

@@ -79,8 +79,7 @@ def test_who_followed_the_server_before_is_told_the_state_anew(tmp_path: Path) -
 def first_event(server: Served, path: str, after: int | None = None) -> tuple[int, str, int]:
     """Return id, name and revision of the first event that a follower of a loom gets."""
     query = {"tokens": True} if after is None else {"tokens": True, "after": after}
-    # Below a ping: where nothing comes, that is what is told.
-    with server.client.stream("GET", f"{path}/events", params=query, timeout=10) as answer:
+    with server.client.stream("GET", f"{path}/events", params=query, timeout=None) as answer:
         number, name, told = next(events(answer.iter_lines()))
     assert number is not None
     return number, name, told["rev"]

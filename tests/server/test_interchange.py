@@ -170,9 +170,8 @@ def test_a_model_that_cannot_be_loaded_says_why(several: Served, roots: Path) ->
     (roots / "in" / "broken").mkdir(exist_ok=True)
     given = {"source": str(roots / "in" / "broken")}
     job = several.client.post("/api/v1/models", json=given).json()["job"]
-    until = time.monotonic() + 60
     path = f"/api/v1/jobs/{job}"
-    while several.client.get(path).json()["status"] == "running" and time.monotonic() < until:
+    while several.client.get(path).json()["status"] == "running":
         time.sleep(0.02)
     told = several.client.get(path).json()
     assert (told["status"], told["error"]["code"]) == ("failed", "model_not_loadable")

@@ -28,8 +28,7 @@ def no_end(server: Served) -> dict[str, float]:
 
 
 def wait_for_rest(server: Served, n_works: int = 0) -> None:
-    until = time.monotonic() + 60
-    while server.service.n_works > n_works and time.monotonic() < until:
+    while server.service.n_works > n_works:
         time.sleep(0.02)
     assert server.service.n_works == n_works
 
@@ -165,8 +164,7 @@ def leaves_nothing(server: Served, n: int) -> None:
     before = tasks_of(server)
     vanish(server, n)
     wait_for_rest(server)
-    until = time.monotonic() + 60
-    while tasks_of(server) > before and time.monotonic() < until:
+    while tasks_of(server) > before:
         time.sleep(0.1)
     gc.collect()
     assert tasks_of(server) <= before

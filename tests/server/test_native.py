@@ -55,9 +55,7 @@ class Desk:
         return self.get("/nodes", **query)["data"]
 
     def until(self, is_so: Callable[[], Any]) -> None:
-        end = time.monotonic() + 60
         while not is_so():
-            assert time.monotonic() < end
             time.sleep(0.02)
 
     def until_ended(self, job: str) -> Json:
@@ -460,10 +458,10 @@ def test_changes_are_told_to_who_listens(served: Served, desk: Desk) -> None:
 
     thread = threading.Thread(target=listen)
     thread.start()
-    assert begun.wait(60)
+    assert begun.wait()
     (node,) = desk.grow(n=1)
     desk.client.delete(f"{desk.base}/nodes/{node['node']}")
-    thread.join(60)
+    thread.join()
     assert [name for _, name, _ in came] == ["change", "change"]
     assert [each["node"] for each in came[0][2]["added"]] == [node["node"]]
     assert came[1][2]["removed"] == [node["node"]]
@@ -489,9 +487,9 @@ def test_everything_in_a_loom_is_told_over_one_connection(desk: Desk) -> None:
     begun = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(read_feed, desk, "change", begun)
-        assert begun.wait(60)
+        assert begun.wait()
         first = desk.post("/nodes/0/generate", status=202, n=2, max_tokens=8, seed=1)
-        came = reading.result(60)
+        came = reading.result()
     numbers = [number for number, _, _ in came]
     assert numbers == list(range(numbers[0] or 0, (numbers[0] or 0) + len(came)))
     names = [name for _, name, _ in came]
@@ -530,9 +528,9 @@ def test_a_new_name_is_told(desk: Desk) -> None:
     begun = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         came = pool.submit(read_feed, desk, "renamed", begun)
-        assert begun.wait(60)
+        assert begun.wait()
         desk.client.patch(desk.base, json={"name": f"new-{desk.loom['id']}"})
-        assert came.result(60)[-1][2]["name"] == f"new-{desk.loom['id']}"
+        assert came.result()[-1][2]["name"] == f"new-{desk.loom['id']}"
 
 
 def test_since_tells_the_order_of_children_too(desk: Desk) -> None:

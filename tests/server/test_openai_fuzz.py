@@ -58,8 +58,7 @@ def fuzz(small: Served, schema: Any, path: str, mode: GenerationMode, n: int) ->
 
     ask()
     assert small.client.get("/healthz").status_code == 200
-    until = time.monotonic() + 30
-    while small.service.n_works and time.monotonic() < until:
+    while small.service.n_works:
         time.sleep(0.01)  # a job is over a moment after its answer
     assert small.service.n_works == 0
     assert seen

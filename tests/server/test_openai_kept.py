@@ -187,7 +187,7 @@ def test_what_a_client_left_behind_is_kept(served: Served) -> None:
     async def vanish() -> dict[str, Any]:
         loom: dict[str, Any] = {}
         async with (
-            httpx.AsyncClient(base_url=served.url, timeout=60) as client,
+            httpx.AsyncClient(base_url=served.url, timeout=None) as client,
             client.stream("POST", CHATS, json=body) as answer,
         ):
             async for line in answer.aiter_lines():
@@ -200,11 +200,7 @@ def test_what_a_client_left_behind_is_kept(served: Served) -> None:
 
     loom = asyncio.run(vanish())
     (number,) = loom["nodes"]
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
-        node = nodes(served, loom["loom"])[number]
-        if node["finish_reason"] == "cancelled":
-            break
+    while (node := nodes(served, loom["loom"])[number])["finish_reason"] is None:
         time.sleep(0.05)
     assert node["finish_reason"] == "cancelled"
     assert 0 < node["n_tokens"] < 1500
@@ -232,7 +228,7 @@ def test_a_stream_ends_when_what_it_goes_on_from_is_removed(served: Served) -> N
                 assert "error" not in chunk
                 reasons.append(chunk["choices"][0]["finish_reason"])
                 if not is_removed:
-                    with httpx.Client(base_url=served.url, timeout=60) as other:
+                    with httpx.Client(base_url=served.url, timeout=None) as other:
                         assert other.delete(path).status_code == 200
                     is_removed = True
     assert line == "" or line == "data: [DONE]"

@@ -381,7 +381,7 @@ def test_a_client_that_vanishes_ends_its_runs(served: Served) -> None:
     lm = served.service.models.lm()
 
     async def vanish(stream: bool) -> None:
-        async with httpx.AsyncClient(base_url=served.url, timeout=60) as client:
+        async with httpx.AsyncClient(base_url=served.url, timeout=None) as client:
             if stream:
                 async with client.stream("POST", CHATS, json={**body, "stream": True}) as answer:
                     async for line in answer.aiter_lines():
@@ -395,8 +395,7 @@ def test_a_client_that_vanishes_ends_its_runs(served: Served) -> None:
 
     for stream in (True, False):
         asyncio.run(vanish(stream))
-        until = time.monotonic() + 60
-        while time.monotonic() < until and (served.service.n_works or not lm.scheduler.is_idle):
+        while served.service.n_works or not lm.scheduler.is_idle:
             time.sleep(0.02)
         assert served.service.n_works == 0
         assert lm.scheduler.is_idle
@@ -431,7 +430,7 @@ def test_a_server_that_stops_says_so_to_those_who_wait_and_to_those_who_read(pat
     with serving(ServerConfig(port=0, grace_s=0.0)) as server:
 
         async def both() -> tuple[httpx.Response, list[str]]:
-            async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+            async with httpx.AsyncClient(base_url=server.url, timeout=None) as client:
                 whole = asyncio.ensure_future(client.post(path, json=asked))
                 lines: list[str] = []
                 async with client.stream("POST", path, json={**asked, "stream": True}) as answer:

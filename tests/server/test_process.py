@@ -56,17 +56,14 @@ class Process:
                 stderr=said,
                 stdout=subprocess.DEVNULL,
             )
-        until = time.monotonic() + 60
-        while "\n" not in (lines := self.said.read_text()) and time.monotonic() < until:
+        while "\n" not in (lines := self.said.read_text()):
             time.sleep(0.02)
         self.url = lines.splitlines()[0].split()[-1]
-        self.client = httpx.Client(base_url=self.url, timeout=60)
+        self.client = httpx.Client(base_url=self.url, timeout=None)
         self.until(lambda: self.client.get("/readyz").status_code == 200)
 
     def until(self, is_so: Callable[[], object]) -> None:
-        until = time.monotonic() + 60
         while not is_so():
-            assert time.monotonic() < until
             time.sleep(0.02)
 
     def nodes(self, loom: str) -> list[dict[str, Any]]:
@@ -89,7 +86,7 @@ class Process:
     def end(self) -> tuple[int, str]:
         """Wait for its end; return exit code and what it said."""
         self.client.close()
-        code = self.popen.wait(timeout=50)
+        code = self.popen.wait()
         return code, self.said.read_text()
 
 
@@ -102,7 +99,7 @@ def running(home: Path, *options: str) -> Iterator[Process]:
         process.client.close()
         if process.popen.poll() is None:
             process.popen.kill()
-        process.popen.wait(timeout=20)
+        process.popen.wait()
 
 
 @pytest.mark.parametrize(("option", "opens"), [("--browser", True), ("--no-browser", False)])
@@ -114,11 +111,10 @@ def test_the_page_is_opened_where_that_is_asked_for(
     browser.chmod(0o755)
     monkeypatch.setenv("BROWSER", str(browser))
     with running(tmp_path, option) as server:
-        until = time.monotonic() + (60 if opens else 0.4)
-        while not (told.exists() and told.stat().st_size) and time.monotonic() < until:
+        while opens and not told.exists():
             time.sleep(0.02)
-        assert told.exists() == opens
         assert not opens or told.read_text().strip() == server.url
+    assert told.exists() == opens
 
 
 @pytest.mark.parametrize(
@@ -153,9 +149,7 @@ def test_with_another_model_it_goes_on(tmp_path: Path) -> None:
 
 def test_an_application_stays_without_any_model() -> None:
     with serving(ServerConfig(port=0, models=("nope",)), wait=False) as served:
-        until = time.monotonic() + 60
         while served.client.get("/api/v1/models/nope").json()["state"] != "failed":
-            assert time.monotonic() < until
             time.sleep(0.02)
         given = {"source": "tiny", "wait": True}
         assert served.client.post("/api/v1/models", json=given).json()["status"] == "ok"
@@ -163,18 +157,16 @@ def test_an_application_stays_without_any_model() -> None:
 
 
 def test_a_page_that_listens_does_not_hold_up_a_stop(tmp_path: Path) -> None:
-    with running(tmp_path, "--grace", "60") as server:
+    with running(tmp_path, "--grace", "100000") as server:  # it would hang for all of it
         loom = server.client.post("/api/v1/looms", json={"prompt": "Once"}).json()["id"]
         events = f"{server.url}/api/v1/looms/{loom}/events?tokens=true"
-        with httpx.stream("GET", events, timeout=60) as feed:
+        with httpx.stream("GET", events, timeout=None) as feed:
             lines = feed.iter_lines()
             assert next(lines)  # its snapshot
             server.popen.send_signal(signal.SIGTERM)
-            began = time.monotonic()
             list(lines)  # ends by itself: one that is cut off raises
         code, said = server.end()
         assert (code, "Traceback" in said) == (0, False)
-        assert time.monotonic() - began < 30  # of its grace of 60
 
 
 def test_sigterm_lets_jobs_end_within_their_grace_and_keeps_the_rest(tmp_path: Path) -> None:
@@ -197,15 +189,13 @@ def test_sigterm_lets_jobs_end_within_their_grace_and_keeps_the_rest(tmp_path: P
 
 
 def test_a_second_sigterm_ends_at_once(tmp_path: Path) -> None:
-    with running(tmp_path, "--grace", "60") as server:
+    with running(tmp_path, "--grace", "100000") as server:  # it would hang for all of it
         server.loom()
         server.popen.send_signal(signal.SIGTERM)
         server.until_it_stops()
-        began = time.monotonic()
         server.popen.send_signal(signal.SIGTERM)
         code, said = server.end()
         assert code == -signal.SIGTERM
-        assert time.monotonic() - began < 30  # of its grace of 60
         # Commands look at the usual port only: how they are told of another one is said.
         assert f"WEFT_HOST={server.url.removeprefix('http://')}" in said
 
@@ -222,7 +212,7 @@ def killed(home: Path, n: int) -> None:
             wait_durable(loom, 2, f"sqlite:///{home}/weft.db")
             time.sleep(0.05 * (at % 10))
             server.popen.kill()
-            server.popen.wait(20)
+            server.popen.wait()
         with Library(f"sqlite:///{home}/weft.db") as library:
             for loom, nodes in told.items():
                 tree = library.open(loom).loom
@@ -258,7 +248,7 @@ def test_a_branch_that_was_told_as_kept_is_what_it_was_told_after_kill_9(tmp_pat
                     if len(told) == 5:
                         break
             server.popen.kill()
-            server.popen.wait(20)
+            server.popen.wait()
     with running(tmp_path) as server:
         there = {node["node"]: node for node in server.nodes(loom)}
     for each in told:

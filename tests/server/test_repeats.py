@@ -71,11 +71,10 @@ def test_a_request_that_runs_still_is_not_begun_again(served: Served) -> None:
     body = {"max_tokens": 1500, "wait": True, "logit_bias": {str(each): -1e6 for each in ends}}
     thread = threading.Thread(target=lambda: answers.append(post(served, "c1", path, **body)))
     thread.start()
-    until = time.monotonic() + 60
-    while not served.service.n_works and time.monotonic() < until:
+    while not served.service.n_works:
         time.sleep(0.01)
     second = post(served, "c1", path, **body)
-    thread.join(60)
+    thread.join()
     assert code(second) == (409, "idempotency_in_progress")
     assert second.headers["retry-after"] == "1"
     third = post(served, "c1", path, **body)
@@ -104,8 +103,7 @@ def test_a_request_whose_client_goes_is_done_and_told_when_it_comes_again(served
         )
         time.sleep(0.05)
     headers = {"Idempotency-Key": "e1", "Content-Type": "application/json"}
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
+    while True:
         answer = served.client.post(f"/api/v1{path}", content=body, headers=headers)
         if answer.status_code != 409:
             break
@@ -212,7 +210,7 @@ class Breaking(threading.Thread):
             line, _ = self.listener.accept()
             self.n_came += 1
             line.settimeout(60)
-            with line, socket.create_connection(self.there, timeout=60) as there:
+            with line, socket.create_connection(self.there, timeout=None) as there:
                 there.sendall(whole(line))
                 answer = whole(there)
                 if number:
@@ -249,7 +247,7 @@ def test_the_client_sends_what_broke_once_more_and_it_is_done_once(
         with Client(way.url) as client:
             client.line.is_met = True
             made = client.create_loom("Once").id
-    way.join(60)
+    way.join()
     assert way.n_came == 2
     assert n_looms(served) == before + 1
     assert served.client.get(f"/api/v1/looms/{made}").is_success

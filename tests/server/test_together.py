@@ -85,9 +85,7 @@ class Shared:
         return [(each["kind"], each["state"], each["n_added"]) for each in rows]
 
     def until(self, is_so: Any) -> None:
-        end = time.monotonic() + 60
         while not is_so():
-            assert time.monotonic() < end
             time.sleep(0.02)
 
 
@@ -106,7 +104,7 @@ def read(shared: Shared, until: Any, begun: threading.Event | None = None, **que
     came: Told = []
     query = {"tokens": True, **query}
     path = f"{shared.base}/events"
-    with shared.client.stream("GET", path, params=query, timeout=10) as answer:  # below a ping
+    with shared.client.stream("GET", path, params=query, timeout=None) as answer:
         for event in events(answer.iter_lines()):
             came.append(event)
             if begun is not None:
@@ -207,13 +205,13 @@ def test_two_jobs_are_told_in_order_and_gone_on_with_in_the_middle_of_both(
 
     with ThreadPoolExecutor(2) as pool:
         whole = pool.submit(read, shared, over, begun)
-        assert begun.wait(60)
+        assert begun.wait()
         asked = {"n": 2, **shared.endless, "max_tokens": 300}
         jobs = [shared.post("/nodes/0/generate", 202, **asked)["job"] for _ in range(2)]
         seen += read(shared, lambda came: sum(n == "tok" for _, n, _ in came) == 3)
         while not over(seen):
             seen += read(shared, breaks_off, after=seen[-1][0])
-        came = whole.result(60)
+        came = whole.result()
     ids = [number for number, _, _ in came]
     assert ids == list(range(ids[0], ids[0] + len(ids)))
     by_id = {number: (name, data) for number, name, data in came}
@@ -272,7 +270,7 @@ def test_a_long_question_holds_up_nobody_in_its_loom(
             (added,) = shared.post("/nodes", 201, text=" there")["added"]
             assert shared.node(added["node"])["text"] == " there"
             assert not asked.done()
-        assert len(asked.result(60)["candidates"]) == 64
+        assert len(asked.result()["candidates"]) == 64
 
 
 def test_a_new_name_from_elsewhere_is_told_while_something_grows(
@@ -283,9 +281,9 @@ def test_a_new_name_from_elsewhere_is_told_while_something_grows(
         for turn in range(2):
             begun = threading.Event()
             came = pool.submit(read, shared, lambda came: came[-1][1] == "renamed", begun)
-            assert begun.wait(60)
+            assert begun.wait()
             other.rename(shared.id, f"{turn}-{shared.id}")
-            assert came.result(60)[-1][2]["name"] == f"{turn}-{shared.id}"
+            assert came.result()[-1][2]["name"] == f"{turn}-{shared.id}"
 
 
 def test_what_is_kept_is_told_though_its_job_is_cancelled_meanwhile(
@@ -323,8 +321,8 @@ def test_what_is_undone_before_it_begins_to_grow_is_not_grown(
         undone = pool.submit(shared.client.post, f"{shared.base}/undo")
         shared.until(lambda: n_waiting(live.lock) == 2)
         served.loop.call_soon_threadsafe(live.lock.release)
-        assert undone.result(60).json()["removed"] == [added["node"]]
-        answer = grown.result(60)
+        assert undone.result().json()["removed"] == [added["node"]]
+        answer = grown.result()
     assert (answer.status_code, served.service.n_works) == (409, 0), answer.text
     assert shared.there() == [0]
     assert shared.post("/redo")["added"]

@@ -47,9 +47,7 @@ def test_what_has_grown_outlives_an_edit_that_could_not_be_kept(tmp_path: Path) 
                 assert answer.json()["error"]["code"] == "store_unavailable"
             assert client.post("/api/v1/looms/restore").status_code == 503
             assert client.post(f"{loom}/undo").status_code == 503
-            until = time.monotonic() + 60
             while client.get(f"/api/v1/jobs/{job}").json()["status"] == "running":
-                assert time.monotonic() < until
                 time.sleep(0.05)
             error = client.get(f"/api/v1/jobs/{job}").json()["error"]
             assert error["code"] == "store_unavailable"
@@ -58,8 +56,7 @@ def test_what_has_grown_outlives_an_edit_that_could_not_be_kept(tmp_path: Path) 
             assert client.get("/healthz").status_code == 200
         finally:
             other.close()
-        until = time.monotonic() + 60  # without anybody asking
-        while len(nodes := library_nodes(file)) < 4 and time.monotonic() < until:
+        while len(nodes := library_nodes(file)) < 4:
             time.sleep(0.1)
         assert nodes == [(0, None, None), (1, 0, None), (2, 0, "length"), (3, 0, "length")]
         told = client.get(f"{loom}/nodes").json()["data"]
@@ -104,12 +101,9 @@ def test_a_loom_that_is_purged_while_it_grows_is_let_go_of(tmp_path: Path) -> No
         time.sleep(0.3)
         gone = client.delete(f"/api/v1/looms/{loom}", params={"purge": True})
         assert gone.status_code == 200
-        until = time.monotonic() + 60
         while client.get(f"/api/v1/jobs/{job}").json()["status"] == "running":
-            assert time.monotonic() < until
             time.sleep(0.02)
         while live._flusher is not None:  # it would try to keep it for ever
-            assert time.monotonic() < until
             time.sleep(0.02)
         assert service.n_works == 0
 
@@ -131,7 +125,7 @@ def test_readers_of_a_loom_that_is_opened_anew_come_again(tmp_path: Path) -> Non
 
         thread = threading.Thread(target=listen)
         thread.start()
-        assert begun.wait(60)
+        assert begun.wait()
         library.database.patience_s = 0.1
         library.database.close()
         other = sqlite3.connect(file, isolation_level=None)
@@ -140,7 +134,7 @@ def test_readers_of_a_loom_that_is_opened_anew_come_again(tmp_path: Path) -> Non
             assert client.patch(f"{loom}/nodes/0", json={"score": 1}).status_code == 503
         finally:
             other.close()
-        assert ended.wait(60)
+        assert ended.wait()
         thread.join()
         assert client.get(f"{loom}/nodes/0").json()["score"] is None
         assert client.patch(f"{loom}/nodes/0", json={"score": 1}).status_code == 200
@@ -168,9 +162,7 @@ def test_a_growth_that_could_not_begin_leaves_nothing_growing(tmp_path: Path) ->
         # And where the model goes away.
         job = client.post(growth, json={"n": 4, "max_tokens": 3000, "logit_bias": NO_END}).json()
         served.service.models.lm().close()
-        until = time.monotonic() + 60
         while (told := client.get(f"/api/v1/jobs/{job['job']}").json())["status"] == "running":
-            assert time.monotonic() < until
             time.sleep(0.02)
         assert told["status"] in ("failed", "cancelled")
         rows = sqlite3.connect(file)
@@ -201,11 +193,9 @@ def test_a_search_that_the_server_ended_is_interrupted_and_kept(tmp_path: Path) 
         loom = client.post("/api/v1/looms", json={"prompt": "Use 1 2 3"}).json()["id"]
         asked = {"strategy": "best-of-n", "n": 3, "max_tokens": 4000, "logit_bias": NO_END}
         job = client.post(f"/api/v1/looms/{loom}/runs", json=asked).json()["job"]
-        until = time.monotonic() + 60
         while not any(
             each["n_tokens"] for each in client.get(f"/api/v1/jobs/{job}").json()["branches"]
         ):
-            assert time.monotonic() < until
             time.sleep(0.02)
     with Library(db) as library:
         kept = library.open(loom)

