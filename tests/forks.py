@@ -67,7 +67,7 @@ class Process:
         for number, name in zip([*theirs, tell], (*_PIPED, ""), strict=True):
             if not name or files.get(name) in (None, subprocess.PIPE, subprocess.DEVNULL):
                 os.close(number)
-        self.pid = int(self._line(200))  # of the first one, all is imported meanwhile
+        self.pid = int(self._line())  # of the first one, all is imported meanwhile
 
     stdin: BinaryIO | None
     stdout: BinaryIO | None
@@ -113,12 +113,10 @@ class Process:
         self.send_signal(signal.SIGKILL)
 
     def _end(self) -> None:
-        self.returncode = int(self._line(1))
+        self.returncode = int(self._line())
         os.close(self._told)
 
-    def _line(self, timeout: float) -> bytes:
-        if not select.select([self._told], [], [], timeout)[0]:
-            raise subprocess.TimeoutExpired(self.args, timeout)
+    def _line(self) -> bytes:
         line = b""
         while not line.endswith(b"\n"):
             line += os.read(self._told, 1) or b"\n"
@@ -147,7 +145,7 @@ def run(
     *arguments: str,
     input: str = "",
     encoding: str = "utf-8",
-    timeout: float = 120,
+    timeout: float | None = None,
     **options: Any,
 ) -> subprocess.CompletedProcess[str]:
     """Run a program to its end; return what it wrote."""

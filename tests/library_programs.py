@@ -40,7 +40,7 @@ kept = Library(url).open(name)
 while True:
     node = new_child(kept.loom)
     for piece in range(4):
-        tokens, logprobs, entropies = growing_lists(node)
+        tokens, logprobs, entropies, _ = growing_lists(node)
         first = len(tokens)
         tokens.extend(range(first, first + 3))
         logprobs.extend(-0.5 * each for each in range(first, first + 3))

@@ -249,7 +249,6 @@ def test_a_killed_write_leaves_the_old_file_or_the_new_one(
         [sys.executable, str(script), ",".join(names), str(tmp_path), str(n_kills), "1"],
         capture_output=True,
         text=True,
-        timeout=280,
         check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
     )

@@ -69,7 +69,7 @@ def pyright(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run pyright; skip where it cannot start: its wheel fetches the checker at first use."""
     command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=120)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8")
     except subprocess.TimeoutExpired:
         pytest.skip("pyright does not start: fetching the checker takes more than 120 s")
     # 0: no complaint, 1: complaints. All else, and no summary, is pyright's own trouble.

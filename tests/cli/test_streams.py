@@ -96,7 +96,7 @@ def test_what_a_reader_has_read_before_it_left_is_kept(started, command) -> None
 def test_a_closed_stream_is_like_one_that_nobody_reads(command, closed: str, verb: str) -> None:
     command(*SHORT)
     shell = f"{sys.executable} -m weft {verb} {closed}"
-    done = subprocess.run(["sh", "-c", shell], capture_output=True, check=False, timeout=60)
+    done = subprocess.run(["sh", "-c", shell], capture_output=True, check=False)
     assert done.returncode == 0
     assert b"Traceback" not in done.stderr
     assert (b"use-4-9-10-13" in done.stdout) == (closed != ">&-")
@@ -114,7 +114,6 @@ def test_a_full_disk_is_told_without_a_traceback(verb: tuple[str, ...]) -> None:
             stderr=subprocess.PIPE,
             encoding="utf-8",
             check=False,
-            timeout=60,
         )
     assert done.returncode == 1
     *before, told = done.stderr.splitlines()
@@ -222,9 +221,7 @@ class Interrupted:
 sys.meta_path.insert(0, Interrupted())
 weft.cli.main()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, check=False, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (130, b"")
 
 

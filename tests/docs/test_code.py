@@ -76,5 +76,5 @@ def test_the_code_of_a_page_runs_with_mlx(page: Path, place: Path) -> None:
 
 
 def run(parts: list[str], place: Path, env: dict[str, str] | None = None) -> None:
-    done = forks.run(STRICT + "\n".join(parts), cwd=place, env=env, timeout=200)
+    done = forks.run(STRICT + "\n".join(parts), cwd=place, env=env)
     assert done.returncode == 0, done.stderr

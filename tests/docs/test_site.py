@@ -89,7 +89,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         encoding="utf-8",
-        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -491,9 +491,7 @@ def test_no_header_with_wrong_bytes_ends_the_process(first: int, last: int, tmp_
     file = shallow_gguf()
     end = min(tensor.begin for tensor in read_gguf(file).tensors.values())
     given = [str(file), str(tmp_path), str(end), str(first), str(last)]
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, *given], capture_output=True, text=True, timeout=290
-    )
+    done = subprocess.run([sys.executable, "-c", CHILD, *given], capture_output=True, text=True)
     seeds = done.stdout.split()
     assert done.returncode == 0, (seeds[-1:], done.stderr[-2000:])
 

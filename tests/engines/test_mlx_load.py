@@ -272,7 +272,7 @@ def test_every_family_calls_the_function_by_the_known_names() -> None:
 
 def program(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=200
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True
     )
 
 
@@ -381,12 +381,9 @@ def test_a_collected_lm_gives_its_memory_back() -> None:
     loom.grow(n=3, max_tokens=4)
     gone = weakref.ref(lm.engine)
     del lm, loom
-    for _ in range(1200):  # its thread may be in the middle of a turn
+    while gone() is not None:  # its thread may be in the middle of a turn
         gc.collect()
-        if gone() is None:
-            break
         time.sleep(0.05)
-    assert gone() is None
     assert mx.get_active_memory() <= before + 4096
 
 

@@ -47,7 +47,7 @@ def test_it_goes_on_in_one_thread() -> None:
     """PyTorch waits for ever there for threads that did not come along."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FORKING],
-        capture_output=True, text=True, timeout=200, check=False,
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -88,6 +88,6 @@ def test_a_fork_inside_a_forward_goes_on_in_one_thread(*, many: bool) -> None:
     kept["PYTHONPATH"] = os.pathsep.join(sys.path)
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FORKING_INSIDE.replace("MANY", str(many))],
-        capture_output=True, text=True, timeout=200, check=False, env=kept,
+        capture_output=True, text=True, check=False, env=kept,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")

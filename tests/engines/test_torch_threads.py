@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -45,7 +46,8 @@ def test_products_take_no_more_threads_than_they_are_let(
         threads._auto.choice(8, 2).index = 0
         a, b = torch.rand(64, 1024), torch.rand(1024, 1024)
         a @ b
-        time.sleep(0.3)  # threads that have worked look out for more for a while
+        while any(is_running()):  # threads that have worked look out for more for a while
+            time.sleep(0.01)
         worked = working()
         with threads.limited(8):
             for _ in range(30):
@@ -56,6 +58,14 @@ def test_products_take_no_more_threads_than_they_are_let(
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+def is_running() -> Iterator[bool]:
+    """Yield for each thread of this process but the calling one whether it runs or could."""
+    for place in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it has ended
+            if int(place.name) != threading.get_native_id():
+                yield (place / "stat").read_text().rpartition(")")[2].split()[0] == "R"
 
 
 def working() -> dict[str, int]:

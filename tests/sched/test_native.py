@@ -155,7 +155,7 @@ def test_a_cancelled_run_keeps_what_it_has_and_the_engine_hears_of_it() -> None:
     assert len(result.tokens) >= 3
     assert result.end.ids() == [*PROMPT, *result.tokens]
     with engine.native.news:
-        assert engine.native.news.wait_for(lambda: not engine.native.going, 60)
+        assert engine.native.news.wait_for(lambda: not engine.native.going)
     rig.finish()
 
 

@@ -388,10 +388,11 @@ def test_a_client_that_vanishes_ends_its_runs(served: Served) -> None:
                         if "content" in line:
                             return
             else:
-                try:
-                    await client.post(CHATS, json=body, timeout=0.5)
-                except httpx.TimeoutException:
-                    return
+                asked = asyncio.ensure_future(client.post(CHATS, json=body))
+                while not served.service.n_works:
+                    await asyncio.sleep(0.01)
+                asked.cancel()
+                await asyncio.gather(asked, return_exceptions=True)
 
     for stream in (True, False):
         asyncio.run(vanish(stream))

@@ -129,9 +129,7 @@ def test_without_any_model_of_its_start_it_ends_as_that_model_does(
     tmp_path: Path, options: tuple[str, ...], code: int, said: str
 ) -> None:
     command = [*SERVE, "--no-browser", *options]
-    ended = subprocess.run(
-        command, env=environment(tmp_path), capture_output=True, text=True, timeout=60
-    )
+    ended = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True)
     assert ended.returncode == code
     (told,) = [each for each in ended.stderr.splitlines() if said in each]  # once
     assert told.startswith("weft: ")

@@ -98,7 +98,10 @@ def test_a_loom_that_is_purged_while_it_grows_is_let_go_of(tmp_path: Path) -> No
         assert live is not None
         body = {"n": 2, "max_tokens": 4000, "logit_bias": NO_END}
         job = client.post(f"/api/v1/looms/{loom}/nodes/0/generate", json=body).json()["job"]
-        time.sleep(0.3)
+        while not any(
+            each["n_tokens"] for each in client.get(f"/api/v1/jobs/{job}").json()["branches"]
+        ):
+            time.sleep(0.02)
         gone = client.delete(f"/api/v1/looms/{loom}", params={"purge": True})
         assert gone.status_code == 200
         while client.get(f"/api/v1/jobs/{job}").json()["status"] == "running":
