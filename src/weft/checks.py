@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import operator
+import warnings
 from collections.abc import Callable, Collection
-from inspect import Parameter, Signature, signature
+from inspect import Parameter, Signature, currentframe, signature
 from numbers import Real
 from typing import Any
 
-from .errors import ConfigError
+from .errors import ConfigError, PromptWarning
 
 
 def whole_number(name: str, value: Any, low: int | None = None, high: int | None = None) -> int:
@@ -123,3 +124,15 @@ def _range(low: int | None, high: int | None) -> str:
     if low is None:
         return "" if high is None else f" up to {high}"
     return f" from {low} on" if high is None else f" from {low} to {high}"
+
+
+def warn_of_prompt(message: str) -> None:
+    """Give a PromptWarning at the first line of the call stack that is outside this package."""
+    frame, level = currentframe(), 1
+    while frame is not None and _is_own(frame.f_globals.get("__name__", "")):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, PromptWarning, stacklevel=level)
+
+
+def _is_own(module: str) -> bool:
+    return module.partition(".")[0] == "weft"

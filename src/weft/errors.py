@@ -44,6 +44,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+class PromptWarning(UserWarning):
+    """A prompt is unusual for the model, which makes its answers worse without an error."""
+
+
 class WeftError(Exception):
     """Base of all errors that Weft raises on purpose; `hint` says what to do next."""
 

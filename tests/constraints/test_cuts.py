@@ -206,7 +206,7 @@ def lm() -> Iterator[LM]:
 def by_branch(lm: LM, bias: dict[int, float], *, steered: bool = False) -> list[int] | None:
     at_creation = {} if steered else {"logit_bias": bias}
     with Branch.create(lm, grammar=HELLO, seed=3, temperature=1.0, **at_creation) as branch:
-        branch.prefill(lm.tokenize("Say: "))
+        branch.prefill(lm.tokenize("Say:"))
         n_prompt = len(branch.tokens)
         if steered:
             branch.steer(bias)
@@ -221,7 +221,7 @@ def by_branch(lm: LM, bias: dict[int, float], *, steered: bool = False) -> list[
 
 
 def by_loom(lm: LM, bias: dict[int, float]) -> list[int] | None:
-    loom = Loom(lm, "Say: ", template=False)
+    loom = Loom(lm, "Say:", template=False)
     try:
         (node,) = loom.grow(
             n=1, constraint=HELLO, logit_bias=bias, seed=3, max_tokens=40, show=False
@@ -233,7 +233,7 @@ def by_loom(lm: LM, bias: dict[int, float]) -> list[int] | None:
 
 def by_search(lm: LM, bias: dict[int, float]) -> list[int] | None:
     try:
-        result = smc(lm, "Say: ", n=1, depth=1, constraint=HELLO, logit_bias=bias, seed=3)
+        result = smc(lm, "Say:", n=1, depth=1, constraint=HELLO, logit_bias=bias, seed=3)
     except DeadEnd:
         return None
     return None if result.best is None else list(result.best.tokens)

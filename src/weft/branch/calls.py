@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..constraints.lines import can_begin_after
 from ..errors import ConfigError
 from ..sched import work
 from ..sched.driver import deferred_interrupt
@@ -122,6 +123,7 @@ class PrefillCall:
                 raise ConfigError(f"tokens are {tokens!r}; allowed is a sequence of token ids")
             ids = [branch.checked_token(token) for token in tokens]
             if ids:
+                _warn_of_prompt(branch, ids)
                 self.parts.append(_PrefillPart(branch, ids))
 
     def stages(self) -> Iterator[tuple[list[Item], Callable[[list[Any]], None]]]:
@@ -132,6 +134,17 @@ class PrefillCall:
     def _finish(self, answers: list[list[Any]]) -> None:
         for part, answer in zip(self.parts, answers, strict=True):
             part.finish(*answer)
+
+
+def _warn_of_prompt(branch: Branch, ids: Sequence[int]) -> None:
+    """Warn of a prompt without BOS, and of a space at its end that stands before a grammar."""
+    text = branch.lm.text
+    if not branch.position:
+        text.warn_without_bos(ids)
+    n_accepted = 0 if branch.last is None else branch.last.n
+    constraint, is_fresh = branch.params.constraint, branch.grammar_from == n_accepted
+    if constraint is not None and is_fresh and can_begin_after(constraint):
+        text.warn_of_end_space(ids)
 
 
 class _PrefillPart:

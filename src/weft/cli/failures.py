@@ -7,13 +7,14 @@ import itertools
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TextIO
 
 import typer
 
 from .. import errors
-from ..errors import ConfigError
+from ..errors import ConfigError, PromptWarning
 from ..outcomes import FAILURE, INTERRUPTED, MEMORY, USAGE, outcome_of
 from ..viz.out import Out, visible, write_object
 
@@ -114,6 +115,25 @@ class ToStderr(logging.Handler):
             pass
 
 
+_log = logging.getLogger("weft.prompt")
+_show_warning = warnings.showwarning
+
+
+def _log_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Show a warning of a prompt as a log line, without a place in the code."""
+    if issubclass(category, PromptWarning):
+        _log.warning("%s", message)
+    else:
+        _show_warning(message, category, filename, lineno, file, line)
+
+
 def configure(verbose: int) -> None:
     """Show the library's logs: warnings; from -v infos, from -vv all. The flag beats WEFT_LOG."""
     chosen = os.environ.get("WEFT_LOG", "").strip().lower() or "warning"
@@ -127,5 +147,6 @@ def configure(verbose: int) -> None:
     handler = ToStderr()
     handler.setLevel(chosen.upper())
     logger.addHandler(handler)
+    warnings.showwarning = _log_warning
     # Where warnings are enough, the level stays what the program around us says.
     logger.setLevel(chosen.upper() if chosen in ("debug", "info") else logging.NOTSET)

@@ -200,6 +200,30 @@ class Choice(Grammar):
         return {"choice": list(self.texts)}
 
 
+@dataclass(frozen=True, slots=True)
+class Prefixed(Grammar):
+    """A given text, then the text of a grammar."""
+
+    prefix: str
+    constraint: Grammar
+
+    def compile(self, compiler: Compiler) -> Matcher:
+        self.constraint.checked(compiler.guidance)  # its errors name the user's own lines
+        return Grammar.compile(self, compiler)
+
+    def grammar(self) -> str:
+        own = self.constraint.grammar()
+        parts = json.loads(own)["grammars"] if own.startswith("{") else [{"lark_grammar": own}]
+        start = {"lark_grammar": f"start: {json.dumps(self.prefix)} @after"}
+        return json.dumps({"grammars": [start, {**parts[0], "name": "after"}, *parts[1:]]})
+
+    def needs_unique_names(self) -> bool:
+        return self.constraint.needs_unique_names()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"prefixed": self.constraint.to_dict(), "prefix": self.prefix}
+
+
 class GrammarMatcher(Matcher):
     """An llguidance matcher.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, ConstraintError, FormatError, GrammarError
 from .base import Constraint, Matcher, n_words
-from .grammar import GBNF, Choice, Lark, Regex
+from .grammar import GBNF, Choice, Grammar, Lark, Prefixed, Regex
 from .json_schema import JsonSchema, from_type
 from .patterns import beginnings
 
@@ -371,7 +371,13 @@ def from_dict(data: Mapping[str, Any]) -> Constraint:
     if isinstance(data, Mapping) and "each_line" in data:
         from .lines import EachLine
 
-        return EachLine(from_dict(data["each_line"]), data.get("ends", ("\n",)))
+        first = None if "first" not in data else from_dict(data["first"])
+        return EachLine(from_dict(data["each_line"]), data.get("ends", ("\n",)), first)
+    if isinstance(data, Mapping) and "prefixed" in data:
+        inner = from_dict(data["prefixed"])
+        if not isinstance(inner, Grammar):
+            raise FormatError(f"{data!r} is no saved constraint")
+        return Prefixed(str(data.get("prefix", "")), inner)
     for name, kind, known in (
         ("json_schema", JsonSchema, {"whitespace", "open_objects"}),
         ("lark", Lark, {"unique_names"}),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, ConstraintError
 from .base import Constraint, Matcher
+from .grammar import Grammar, Prefixed
 from .kinds import as_constraint
 
 if TYPE_CHECKING:
@@ -23,23 +24,46 @@ class EachLine(Constraint):
 
     constraint: of one line, without its end. ends: what separates lines. Where a line is complete,
     the model chooses between a line end, an end token, and more of the line if it may go on.
+    first: of the first line, if that has another constraint.
     """
 
     constraint: Constraint
     ends: tuple[str, ...]
+    first: Constraint | None
 
-    def __init__(self, constraint: Any, ends: Sequence[str] = ("\n",)) -> None:
+    def __init__(
+        self, constraint: Any, ends: Sequence[str] = ("\n",), first: Constraint | None = None
+    ) -> None:
         given = (ends,) if isinstance(ends, str) else tuple(ends)
         if not given or not all(isinstance(end, str) and end for end in given):
             raise ConfigError(f"ends are {ends!r}; allowed are texts that are not empty")
         object.__setattr__(self, "constraint", as_constraint(constraint))
         object.__setattr__(self, "ends", given)
+        object.__setattr__(self, "first", first)
 
     def compile(self, compiler: Compiler) -> Matcher:
-        return EachLineMatcher(compiler, self.ends, compiler.matcher(self.constraint))
+        fresh = compiler.matcher(self.constraint)
+        first = fresh.clone() if self.first is None else compiler.matcher(self.first)
+        return EachLineMatcher(compiler, self.ends, fresh, first)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"each_line": self.constraint.to_dict(), "ends": list(self.ends)}
+        first = {} if self.first is None else {"first": self.first.to_dict()}
+        return {"each_line": self.constraint.to_dict(), "ends": list(self.ends), **first}
+
+
+def can_begin_after(constraint: Constraint) -> bool:
+    """Return True if a constraint decides from its first character on: a grammar, or its lines."""
+    inner = constraint.constraint if isinstance(constraint, EachLine) else constraint
+    return isinstance(inner, Grammar)
+
+
+def after(prefix: str, constraint: Constraint) -> Constraint:
+    """Return what allows a text and then what a constraint allows; see `can_begin_after`."""
+    if isinstance(constraint, EachLine):
+        first = constraint.first or constraint.constraint
+        return EachLine(constraint.constraint, constraint.ends, after(prefix, first))
+    assert isinstance(constraint, Grammar)
+    return Prefixed(prefix, constraint)
 
 
 class EachLineMatcher(Matcher):
@@ -47,11 +71,14 @@ class EachLineMatcher(Matcher):
 
     __slots__ = ("_begun", "_compiler", "_ends", "_fresh", "_has_lines", "_line")
 
-    def __init__(self, compiler: Compiler, ends: Sequence[str], fresh: Matcher) -> None:
+    def __init__(
+        self, compiler: Compiler, ends: Sequence[str], fresh: Matcher, line: Matcher
+    ) -> None:
+        """fresh: at the beginning of a line. line: in the line so far; this matcher's own."""
         self._compiler = compiler
         self._ends = [end.encode() for end in ends]
         self._fresh = fresh
-        self._line = fresh.clone()
+        self._line = line
         self._begun = b""
         self._has_lines = False  # the line is empty, and others are before it
 
@@ -115,7 +142,7 @@ class EachLineMatcher(Matcher):
         return self._line.failure
 
     def clone(self) -> EachLineMatcher:
-        twin = EachLineMatcher(self._compiler, [], self._fresh)
+        twin = EachLineMatcher(self._compiler, [], self._fresh, self._line.clone())
         twin._ends, twin._begun = self._ends, self._begun
-        twin._line, twin._has_lines = self._line.clone(), self._has_lines
+        twin._has_lines = self._has_lines
         return twin

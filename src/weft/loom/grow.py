@@ -22,9 +22,9 @@ from ..sampling.rng import fresh_seed, stream_of
 from ..sched.driver import Channel, deferred_interrupt
 from ..sched.work import FinishReason, Run, RunState, Ticket
 from ..tokens.text import TextStream
+from .constrained import constrained_so_far, healed, warn_of_prompt_before
 from .node import (
     child_list,
-    constrained_so_far,
     growing_lists,
     has_place,
     lm_of,
@@ -310,6 +310,8 @@ class Growth:
             raise ConfigError(
                 "the node's whole path is empty: there are no tokens to continue. Add text"
             )
+        if params.constraint is not None:
+            warn_of_prompt_before(node, params.constraint)
         made = []
         beside = Beside(node)
         for branch in range(params.n):
@@ -331,7 +333,10 @@ class Growth:
         params = child.params
         assert params is not None
         assert params.seed is not None
-        sampler = self.lm.sampler(params, stream_of(params.seed, child.lineage))
+        compiled = params
+        if params.constraint is not None:
+            compiled = replace(params, constraint=healed(shoot.parent, params.constraint))
+        sampler = self.lm.sampler(compiled, stream_of(params.seed, child.lineage))
         if sampler.matcher is not None:
             for token in constrained_so_far(shoot.parent, params.constraint):
                 sampler.matcher.accept(token)

@@ -231,9 +231,13 @@ class Heddle(Shown):
         *,
         at: Iterable[Heddle] | Heddle | None = None,
         force: bool = False,
+        show: bool = True,
         **sampling: Unpack[BranchOptions],
     ) -> Branches:
-        """As `grow`, beside a running loop. A cancelled task keeps what was made."""
+        """As `grow`, beside a running loop, where nothing is shown. A cancelled task keeps what was
+        made.
+        """
+        boolean("show", show)
         growth = self._plan(n, params, at, force, sampling)
         return await growth.arun() if growth is not None else Branches()
 
@@ -244,6 +248,7 @@ class Heddle(Shown):
         *,
         at: Iterable[Heddle] | Heddle | None = None,
         force: bool = False,
+        show: bool = True,
         **sampling: Unpack[BranchOptions],
     ) -> Generator[Delta, None, Branches]:
         """As `grow`, token by token: yield what is new, attach each child as it ends.
@@ -251,7 +256,10 @@ class Heddle(Shown):
         Mistakes raise at the call; the model runs from the first `next`. Leaving the loop early
         keeps what was delivered as nodes with finish_reason "cancelled". An error of one branch is
         raised at the end.
+
+        show: as `grow` takes it; a stream is shown by nobody but its reader.
         """
+        boolean("show", show)
         return deltas(self._plan(n, params, at, force, sampling, streamed=True))
 
     def astream(
@@ -261,9 +269,11 @@ class Heddle(Shown):
         *,
         at: Iterable[Heddle] | Heddle | None = None,
         force: bool = False,
+        show: bool = True,
         **sampling: Unpack[BranchOptions],
     ) -> AsyncGenerator[Delta, None]:
         """As `stream`, beside a running loop."""
+        boolean("show", show)
         return adeltas(self._plan(n, params, at, force, sampling, streamed=True))
 
     def _plan(

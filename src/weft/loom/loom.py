@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, overload
 
 from .. import doors
 from ..chat import ChatPrompt
+from ..checks import boolean
 from ..errors import ConfigError
 from ..sampling.params import knows_options
+from .constrained import HEAL, healed_ids
 from .heddle import Heddle
 from .home import Home
 from .node import checked_ids, forget_places
@@ -44,6 +46,7 @@ class Loom(Heddle):
         special: bool | None = None,
         system: str | None = None,
         adapter: str | None = None,
+        heal: bool = False,
         heddle_class: type[Heddle] | None = None,
     ) -> None: ...
 
@@ -58,6 +61,7 @@ class Loom(Heddle):
         special: bool | None = None,
         system: str | None = None,
         adapter: str | None = None,
+        heal: bool = False,
         heddle_class: type[Heddle] | None = None,
     ) -> None: ...
 
@@ -72,6 +76,7 @@ class Loom(Heddle):
         special: bool | None = None,
         system: str | None = None,
         adapter: str | None = None,
+        heal: bool = False,
         heddle_class: type[Heddle] | None = None,
     ) -> None:
         """Make a loom: `Loom(lm, prompt)`, or `Loom(model, tokenizer, prompt)` with loaded objects.
@@ -87,6 +92,9 @@ class Loom(Heddle):
                 through a chat template is never read so.
             system: a system message before the prompt; needs a chat template.
             adapter: a LoRA adapter's name, see `LM.add_adapter`; all nodes run with it.
+            heal: True moves the spaces at the end of a text that is taken as it is into what a
+                grammar or schema (`constraint=`) writes after it: words begin with their space for
+                most models. Other prompts are refused with it.
             heddle_class: the class of the nodes below; the loom class's own where it is left out.
         """
         if prompt is None:
@@ -95,6 +103,7 @@ class Loom(Heddle):
             raise ConfigError("a loom needs a prompt: Loom(lm, prompt)")
         if model is None:
             given = {"special": special, "system": system, "adapter": adapter}
+            given |= {"heal": True} if heal else {}
             for name, value in given.items():
                 if value is not None:
                     raise ConfigError(f"{name} has no meaning for a loom without a model")
@@ -111,7 +120,18 @@ class Loom(Heddle):
             system=system,
             check=lm.check_length,
         )
+        left = ""
+        if boolean("heal", heal):
+            if not isinstance(prompt, str) or made.chat_template_used:
+                raise ConfigError(
+                    "heal=True is for a text that is taken as it is: give it with template=False."
+                    " A chat template's spaces, and token ids, are what they are"
+                )
+            ids, left = healed_ids(lm.text, made.ids)
+            made = made._replace(ids=ids)
         self._begin(home, made, heddle_class)
+        if left:
+            self.meta[HEAL] = left
         if len(made.messages) > 1:
             self.meta[MESSAGES] = list(made.messages)
         home.adapter = adapter
@@ -280,6 +300,7 @@ def read_prompt(
         if system is not None:
             raise ConfigError("system needs a text prompt; put it into the token ids yourself")
         ids = checked_ids(prompt)  # type: ignore[arg-type]
+        tokenizer.warn_without_bos(ids)
         made = Prompt(ids, tokenizer.decode(ids) if _all_known(tokenizer, ids) else "", False)
     else:
         raise ConfigError(

@@ -15,6 +15,7 @@ from ..checks import whole_number
 from ..errors import ConfigError, NotAChild, TreeError
 from ..sched.driver import deferred_interrupt
 from ..uncopied import Uncopied
+from .constrained import HEAL, parsed_text
 from .home import Home
 
 if TYPE_CHECKING:
@@ -490,6 +491,7 @@ def forget_end(node: HeddleState) -> None:
     node.stop_string = None
     node.terminal = False
     node.score = None
+    node.meta.pop(HEAL, None)
 
 
 @deferred_interrupt()
@@ -668,29 +670,3 @@ def by_call(children: Iterable[Heddle]) -> list[Heddle]:
 def _call(node: Heddle) -> object:
     """What the children of one call share."""
     return node.id if node.params is None else node.params.seed
-
-
-def constrained(node: Heddle | None, constraint: Any) -> list[Heddle]:
-    """Return the nodes from where a constraint began down to `node`, all grown with an equal one.
-
-    A node that a call cut short is gone on with by an equal constraint: it does not begin anew.
-    """
-    found: list[Heddle] = []
-    while node is not None and node.params is not None and node.params.constraint == constraint:
-        found.append(node)
-        node = node.parent
-    return found[::-1]
-
-
-def constrained_so_far(node: Heddle, constraint: Any) -> list[int]:
-    """Return the tokens that a constraint has seen before a branch of `node`."""
-    return [token for each in constrained(node, constraint) for token in each.tokens]
-
-
-def parsed_text(node: HeddleState) -> Any:
-    """Return the object that a constrained text stands for; see `Heddle.parsed`."""
-    constraint = node.params.constraint if node.params is not None else None
-    if constraint is None:
-        raise ConfigError("this node was grown without a constraint; its text is all there is")
-    nodes = constrained(node, constraint)  # type: ignore[arg-type]
-    return constraint.parse("".join(each.text for each in nodes))

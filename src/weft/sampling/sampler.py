@@ -125,8 +125,15 @@ class Sampler:
     """
 
     __slots__ = (
-        "_history", "banned", "greedy", "matcher", "needs_host", "params", "resumed", "stream"
-    )  # fmt: skip
+        "_history",
+        "banned",
+        "greedy",
+        "matcher",
+        "needs_host",
+        "params",
+        "resumed",
+        "stream",
+    )
 
     def __init__(self, params: SamplingParams, stream: int, matcher: Matcher | None = None) -> None:
         self.params = params

@@ -16,7 +16,7 @@ from ..constraints import as_constraint
 from ..errors import ConfigError, FormatError, TreeError
 from ..lm import LM
 from ..loom import Heddle, Loom
-from ..loom.node import constrained_so_far
+from ..loom.constrained import constrained_so_far, healed
 from .callbacks import Callback
 from .core import (
     Level,
@@ -224,7 +224,7 @@ class Search:
         """Return True if the constraint, which began below the start, allows nothing after it."""
         assert self.lm is not None
         tokens = constrained_so_far(node, constraint)
-        matcher = self.lm.constraints.matcher(constraint)
+        matcher = self.lm.constraints.matcher(healed(node, constraint))
         return bool(tokens) and matcher.takes(tokens) and _after(matcher, tokens).must_end
 
     def rng(self, what: str = "round") -> Random:

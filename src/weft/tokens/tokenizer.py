@@ -6,9 +6,11 @@ import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..checks import warn_of_prompt
 from ..errors import ConfigError, ModelLoadError, Unsupported
 from ..files import read, read_json, read_text, shown, shown_path
 from .chat import check_messages, check_roles, needs_form, render_chat
@@ -65,6 +67,7 @@ class Tokenizer:
         self.pad_token_id = self._special_id("pad_token")
         ends = () if self.eos_token_id is None else (self.eos_token_id,)
         self.stop_ids = frozenset((*stop_ids, *ends))
+        self._has_warned_of_bos = False
 
     @classmethod
     def from_folder(cls, path: str | Path, *, stop_ids: Iterable[int] = ()) -> Tokenizer:
@@ -158,6 +161,43 @@ class Tokenizer:
         if self.bos_token_id is None:
             raise ConfigError("this tokenizer has no begin token; leave add_bos out")
         return [self.bos_token_id, *ids]
+
+    @cached_property
+    def adds_bos(self) -> bool:
+        """Whether a whole text begins with the begin token."""
+        return self.bos_token_id is not None and self.encode("a")[:1] == [self.bos_token_id]
+
+    def warn_without_bos(self, ids: Sequence[int]) -> None:
+        """Warn once of a prompt of token ids without the begin token that texts get here.
+
+        Prompts that begin with another special token, as those of chat templates, are left alone.
+        """
+        if self._has_warned_of_bos or not ids or not self.adds_bos:
+            return
+        if ids[0] != self.bos_token_id and ids[0] not in self.special_ids:
+            self._has_warned_of_bos = True
+            warn_of_prompt(
+                f"the token ids do not begin with BOS ({self.bos_token_id}), which this model"
+                " expects: answers differ without it. lm.tokenize(text) adds it"
+            )
+
+    def is_spaces(self, token_id: int) -> bool:
+        """Return True if a token is one or more spaces."""
+        spelled = self.token_bytes(token_id)
+        return bool(spelled) and not spelled.strip(b" ")
+
+    def warn_of_end_space(self, ids: Sequence[int]) -> None:
+        """Warn if a prompt before a constraint ends in a space."""
+        if ids and self.is_spaces(ids[-1]) and self._has_spaced_words:
+            warn_of_prompt(
+                "the text before the constraint ends in a space, but this model's words begin with"
+                " their own: the answers are unlikely ones. Leave out the space and let the"
+                " constraint's text begin with it, or make the loom with heal=True"
+            )
+
+    @cached_property
+    def _has_spaced_words(self) -> bool:
+        return any(each[:1] == b" " and each[1:].isalpha() for each in self.vocab_bytes)
 
     def fewest(self, text: str) -> int:
         """Return the fewest tokens that a text can have, by its length; 0 where nothing is sure."""
