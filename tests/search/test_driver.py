@@ -369,6 +369,17 @@ def test_other_prompts_are_searched_without_a_checker(name: str, lm: weft.LM) ->
         ("adaptive", {"budgets_token": 5}, "Did you mean budget_tokens\\?"),
         ("beam", {"top_b": 3}, "Did you mean top_p\\?"),
         ("beam", {"max_new_tokens": 3}, "Here it is max_tokens"),
+        ("tot", {"evaluator": len}, "evaluator\\? Here it is value"),
+        ("tot", {"max_depth": 3}, "Here it is depth"),
+        ("tot", {"beam_width": 3}, "Here it is breadth"),
+        ("beam", {"beam_width": 3}, "Here it is width"),
+        ("tot", {"n_generate_sample": 3}, "Here it is n_continue"),
+        ("mcts", {"c_puct": 3}, "Here it is exploration"),
+        ("mcts", {"num_simulations": 3}, "Here it is rounds"),
+        ("smc", {"n_particles": 3}, "Here it is n$"),
+        ("adaptive", {"generate_fn": len}, "Here it is propose"),
+        ("best-of-n", {"best_of": 3}, "Here it is n$"),
+        ("best-of-n", {"reward_model": len}, "Here it is value"),
     ],
 )
 def test_mistakes_are_named(name: str, options: dict[str, Any], message: str, lm: weft.LM) -> None:

@@ -148,12 +148,12 @@ def test_constraint_weighs_particles_by_the_mass_that_it_leaves(lm: weft.LM) -> 
     many = search.smc(
         lm,
         "Tell me a story about a fox.",
-        n=4000,
+        n=1000,
         depth=1,
         seed=1,
         constraint=Choice(["Once zqx", "Near the"]),
     )
-    assert many.log_evidence == pytest.approx(-1.79, abs=0.05)
+    assert many.log_evidence == pytest.approx(-1.79, abs=0.15)
 
 
 def paths_of_two(lm: weft.LM, loom: Loom, allowed: Sequence[int]) -> dict[tuple[int, ...], float]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
 import re
 import subprocess
 import sys
@@ -14,6 +16,7 @@ import weft
 from weft import samples, search
 from weft.errors import ConfigError
 from weft.search import STRATEGIES, Strategy, strategies
+from weft.search.foreign import options_for
 from weft.search.strategies import (
     DEFAULT,
     FOR_TASKS,
@@ -141,8 +144,56 @@ def test_no_file_stands_in_a_searchs_place() -> None:
 
 
 def test_unknown_names_are_an_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'dfs'"):
-        search.dfs  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'qqq'; it has STRATEGIES, Cost,"):
+        search.qqq  # noqa: B018
+    assert not hasattr(search, "__wrapped__")
+
+
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [
+        ("best_of", "best_of_n(lm, prompt, n=16)"),
+        ("self_consistency", "best_of_n(lm, prompt, n=16)"),
+        ("TreeOfThoughts", "tot(lm, prompt, breadth=5)"),
+        ("dfs", 'tot(lm, prompt, order="dfs")'),
+        ("MonteCarloTreeSearch", "mcts(lm, prompt)"),
+        ("beam_search", "beam(lm, prompt, width=8)"),
+        ("ABMCTSA", "adaptive(lm, prompt)"),
+        ("particle_filter", "smc(lm, prompt, n=32)"),
+    ],
+)
+def test_names_of_other_libraries_are_answered_with_the_name_here(name: str, here: str) -> None:
+    with pytest.raises(AttributeError) as caught:
+        getattr(search, name)
+    assert str(caught.value).endswith(f"; it is {here}")
+    assert hasattr(search, here.partition("(")[0])
+
+
+def test_options_of_other_libraries_are_answered_with_an_option_that_the_search_takes() -> None:
+    for row in STRATEGIES.values():
+        function = getattr(search, row.call)
+        own = {each for each in inspect.signature(function).parameters} | set(
+            search.SearchOptions.__annotations__
+        )
+        answers = options_for(own)
+        assert set(answers.values()) <= own
+        assert not set(answers) & own
+        assert {"evaluator", "generator", "timeout"} <= set(answers)
+
+
+def test_attributes_of_other_libraries_results_are_answered(lm: weft.LM) -> None:
+    result = search.greedy(lm, samples.sum, max_tokens=2)
+    with pytest.raises(AttributeError, match=r"no attribute 'answer'; it is result\.text$"):
+        result.answer  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'qqq'$"):
+        result.qqq  # noqa: B018
+    assert copy.copy(result).text == result.text
+    assert pickle.loads(pickle.dumps(result.cost)) == result.cost
+
+
+def test_swapped_model_and_prompt_are_an_error_that_gives_the_order(lm: weft.LM) -> None:
+    with pytest.raises(ConfigError, match=r"the model comes first: tot\(lm, prompt\)"):
+        search.tot("What is 37 + 58?", lm)  # type: ignore[arg-type]
 
 
 def test_default_strategy_is_a_vote_unless_the_prompt_states_a_task() -> None:
@@ -152,18 +203,17 @@ def test_default_strategy_is_a_vote_unless_the_prompt_states_a_task() -> None:
 
 @pytest.mark.parametrize("prompt", [samples.game24, samples.sum])
 @pytest.mark.parametrize("name", STRATEGIES)
-@pytest.mark.parametrize("options", [{}, {"n": 2}, {"breadth": 2}, {"budget_tokens": 200}])
+@pytest.mark.parametrize("options", [{"n": 2, "breadth": 2}, {"budget_tokens": 60}])
 def test_no_search_generates_more_than_its_estimate(
     lm: weft.LM, name: str, prompt: str, options: dict[str, int]
 ) -> None:
     row = STRATEGIES[name]
-    if set(options) & set(row.unused()):
-        return
+    options = {key: value for key, value in options.items() if key not in row.unused()}
     most = estimate(row, options, prompt)
     if most.tokens is None:
         assert name == "tot-dfs"
         return
-    few = {"depth": 2} if "smc" in name or "beam" in name else {}
+    few = {"rounds": 2} if name in ("mcts", "adaptive") else {}
     result = row.run(lm, prompt, seed=1, **options, **few)
     assert result.cost.tokens <= most.tokens
     assert most.tokens <= options.get("budget_tokens", most.tokens)

@@ -6,7 +6,7 @@ file is called like a search: a submodule would stand in its function's place.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..doors import lazily
 
@@ -52,7 +52,7 @@ __all__ = [
     "tot",
 ]
 
-__getattr__ = lazily(
+_load = lazily(
     __name__,
     {
         "": "score",
@@ -67,6 +67,18 @@ __getattr__ = lazily(
         "uct": "amcts mcts",
     },
 )
+
+
+if not TYPE_CHECKING:  # type checkers report unknown names themselves
+
+    def __getattr__(name: str) -> Any:
+        if name in __all__:
+            return _load(name)
+        from .foreign import function_for
+
+        here = function_for(name)
+        said = f"; it is {here}" if here else f"; it has {', '.join(__all__)}"
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{said}", name=name)
 
 
 def __dir__() -> list[str]:

@@ -26,7 +26,7 @@ from functools import wraps
 from inspect import Parameter, Signature, signature
 from random import Random
 from threading import Thread
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from ..checks import number, takes_one, whole_number
 from ..constraints.lines import EachLine
@@ -37,6 +37,7 @@ from ..loom.node import lm_of
 from ..sampling.params import MAX_N, BranchOptions, SamplingParams, unknown
 from ..sampling.rng import fresh_seed
 from ..sched.work import Extend
+from .foreign import attribute_for, options_for
 from .task import Game24, Lines, Task
 
 P = ParamSpec("P")
@@ -134,6 +135,13 @@ class SearchResult:
     particles: tuple[Particle, ...] = ()
     log_evidence: float | None = None
     states: Mapping[Heddle, Any] = field(default_factory=dict)
+
+    if not TYPE_CHECKING:  # type checkers report unknown attributes themselves
+
+        def __getattr__(self, name: str) -> Any:
+            here = attribute_for(name)
+            said = f"; it is result.{here}" if here else ""
+            raise AttributeError(f"a SearchResult has no attribute {name!r}{said}", name=name)
 
     @property
     def state(self) -> Any:
@@ -445,11 +453,13 @@ def _check_names(
     taken = [name for name in (*own, *SearchOptions.__annotations__) if name not in without]
     for name in options:
         if name not in taken and name not in without:
-            raise unknown(name, taken, call.__name__)
+            raise unknown(name, taken, call.__name__, options_for(taken))
 
 
 def begin(lm: LM | None, prompt: Prompt) -> tuple[Heddle, Loom]:
     """Return the node to search below, and its loom."""
+    if isinstance(prompt, LM):
+        raise ConfigError("the prompt is a model; the model comes first: tot(lm, prompt)")
     if lm is not None and not isinstance(lm, LM):
         given = os.fspath(lm) if isinstance(lm, str | os.PathLike) else None
         way = f'weft.load("{given}")' if given else "weft.load(…)"
