@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+import weft
 from shallow import shallow
 from weft.engines.base import Row
 from weft.engines.config_check import check_config, numbers_of
 from weft.engines.numpy import NumpyEngine
 from weft.errors import Unsupported
+from weft.sampling.metrics import log_softmax
+from weft.tokens.tokenizer import Tokenizer
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -152,3 +155,32 @@ def test_numbers_that_llama_cpp_prints_are_compared(
         check_taken(header, model.report)
     assert "sliding window of 0 for the 64" in caplog.text
     model.close()
+
+
+@pytest.mark.vllm
+@pytest.mark.filterwarnings("ignore")
+def test_unusual_numbers_reach_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("vllm", reason="vllm is not installed")
+    from weft.compat.genlm import AsyncVirtualLM
+    from weft.engines.vllm import VllmEngine, engine
+
+    folder = unusual(tmp_path / "model")
+    small = {"dtype": "float32", "max_num_seqs": 8, "kv_cache_memory_bytes": 64 << 20}
+    seen: list[dict[str, Any]] = []
+    check = engine.check_config
+
+    def noted(stored: Any, taken: Any, **options: Any) -> None:
+        seen.append(numbers_of(taken))
+        check(stored, taken, **options)
+
+    monkeypatch.setattr(engine, "check_config", noted)
+    with weft.LM(VllmEngine.load(folder, **small), Tokenizer.from_folder(folder)) as lm:
+        assert (seen[0]["rope.rope_theta"], seen[0]["rms_norm_eps"]) == (777.0, 0.3)
+        want = logits(NumpyEngine.load(folder))
+        np.testing.assert_allclose(log_softmax(logits(lm.engine)), log_softmax(want), atol=2e-3)
+        known = AsyncVirtualLM(lm, cache_size=0, cache_opts={})
+        own = lm.engine.model.get_tokenizer()
+        prompt = "Hello <|end|> x"
+        assert known.tokenizer.encode(prompt) == own.encode(prompt)
+        assert known.tokenizer.encode(prompt) != lm.tokenizer.encode(prompt)
+        assert known.async_llm_engine is lm.engine.model
