@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from llama_reference import CONFIG, random_tensors, write_safetensors
+from real_models import real_model
 from tokens import builders
 from weft import Branch, Loom
 from weft.constraints import GBNF, Allow, Choice, Constraint, JsonSchema, Lark, Lazy, Regex
@@ -32,7 +33,6 @@ WHOLE: dict[str, Callable[[], Tokenizer]] = {
     "several ends": lambda: Tokenizer.wrap(builders.byte_level(), stop_ids=[0, 1, 9_999]),
     "no end": lambda: Tokenizer.wrap(builders.byte_level()),
     "sentencepiece": lambda: Tokenizer.wrap(builders.sentencepiece(), stop_ids=[2]),
-    "metaspace": lambda: Tokenizer.wrap(builders.metaspace_bytes(), stop_ids=[2]),
     "duplicates": lambda: Tokenizer.wrap(builders.duplicates(), stop_ids=[1]),
     "text as end": lambda: _with_end(builders.sentencepiece(), "\n", "h"),
     "mistral": lambda: Tokenizer.wrap(builders.mistral(), stop_ids=[2]),
@@ -42,6 +42,9 @@ PARTIAL: dict[str, Callable[[], Tokenizer]] = {
     "unigram": lambda: Tokenizer.wrap(builders.metaspace(), stop_ids=[1]),
     "characters": lambda: Tokenizer.wrap(builders.characters(), stop_ids=[196]),
 }
+# Published tokenizers; `make models` fetches them.
+REAL = ["llama3", "qwen3", "gemma3", "deepseek_v3", "gpt4o", "gptoss", "claude", "llama2"]
+REAL_PARAMS = [pytest.param(name, marks=pytest.mark.models) for name in REAL]
 WIDER = [0, 1, 31, 64, 321, -3]
 SCHEMA = {
     "type": "object",
@@ -94,6 +97,8 @@ CASES: list[tuple[Constraint, Callable[[str], object], list[str]]] = [
 
 @cache
 def tokenizer(name: str) -> Tokenizer:
+    if name in REAL:
+        return Tokenizer.from_folder(real_model(f"tokenizers/{name}"))
     return (WHOLE | PARTIAL)[name]()
 
 
@@ -133,20 +138,25 @@ def walk(compiler: Compiler, matcher: Matcher, rng: random.Random, *, forces: bo
     return tokens
 
 
-@pytest.mark.parametrize("wider", WIDER)
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize(
+    ("name", "wider"),
+    [
+        *((name, wider) for name in WHOLE for wider in WIDER),
+        *(pytest.param(name, 45, marks=pytest.mark.models) for name in REAL),
+    ],
+)
 def test_whatever_is_drawn_under_the_masks_fits(name: str, wider: int) -> None:
     """The twin: a validator of each form that knows nothing of tokens."""
     made = compiler(name, wider)
     rng = random.Random(f"{name} {wider}")
     for constraint, fits, _ in CASES:
-        for forces in (True, False, True):
+        for forces in (True, False) if name in REAL else (True, False, True):
             tokens = walk(made, made.matcher(constraint), rng, forces=forces)
             text = b"".join(map(made.text.token_bytes, tokens)).decode()
             assert fits(text), text
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", [*WHOLE, *REAL_PARAMS])
 def test_texts_that_fit_are_taken_as_the_tokenizer_writes_them(name: str) -> None:
     made = compiler(name, 7)
     for constraint, _, texts in CASES:
@@ -158,7 +168,7 @@ def test_texts_that_fit_are_taken_as_the_tokenizer_writes_them(name: str) -> Non
             assert matcher.may_end
 
 
-@pytest.mark.parametrize("name", [*WHOLE, *PARTIAL])
+@pytest.mark.parametrize("name", [*WHOLE, *PARTIAL, *REAL_PARAMS])
 def test_forced_text_is_that_text_without_a_space_before_it(name: str) -> None:
     made = compiler(name, 5)
     for text in (' "the"', '{"the"', "the 日本", "🙂"):
@@ -214,7 +224,7 @@ def _masked(logits: np.ndarray, matchers: list[Matcher | None]) -> np.ndarray:
 # The whole way, with a model ---------------------------------------------------------------------
 
 
-@pytest.fixture(params=["byte-level", "no end", "sentencepiece", "metaspace", "duplicates"])
+@pytest.fixture(params=["byte-level", "no end", "sentencepiece", "duplicates"])
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
