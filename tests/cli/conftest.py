@@ -159,8 +159,8 @@ def started() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """`started("run", "Hello")`: a process that is still running."""
     processes = []
 
-    def start(*arguments: str) -> subprocess.Popen[bytes]:
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    def start(*arguments: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
+        pipes = {"stdout": stdout, "stderr": subprocess.PIPE}
         process = forks.start(forks.WEFT, *arguments, **pipes, env=clean_environment())
         processes.append(process)
         return process

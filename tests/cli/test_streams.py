@@ -73,8 +73,10 @@ def test_json_is_alone_on_stdout(command) -> None:
 
 @pytest.mark.parametrize("verb", [("ls",), ("--help",)])
 def test_a_reader_that_leaves_early_gets_no_complaint(started, verb: tuple[str, ...]) -> None:
-    process = started(*verb)
-    process.stdout.close()
+    reader, writer = os.pipe()
+    os.close(reader)  # before the start: a slow reader's pipe would take all of a short output
+    process = started(*verb, stdout=writer)
+    os.close(writer)
     assert process.stderr.read() == b""
     assert process.wait() == 1
 
