@@ -37,7 +37,6 @@ from ..loom.node import lm_of
 from ..sampling.params import MAX_N, BranchOptions, SamplingParams, unknown
 from ..sampling.rng import fresh_seed
 from ..sched.work import Extend
-from .foreign import attribute_for, options_for
 from .task import Game24, Lines, Task
 
 P = ParamSpec("P")
@@ -139,6 +138,8 @@ class SearchResult:
     if not TYPE_CHECKING:  # type checkers report unknown attributes themselves
 
         def __getattr__(self, name: str) -> Any:
+            from .foreign import attribute_for
+
             here = attribute_for(name)
             said = f"; it is result.{here}" if here else ""
             raise AttributeError(f"a SearchResult has no attribute {name!r}{said}", name=name)
@@ -453,6 +454,8 @@ def _check_names(
     taken = [name for name in (*own, *SearchOptions.__annotations__) if name not in without]
     for name in options:
         if name not in taken and name not in without:
+            from .foreign import options_for
+
             raise unknown(name, taken, call.__name__, options_for(taken))
 
 
