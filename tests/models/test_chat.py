@@ -31,7 +31,9 @@ CONVERSATION = [
 ]
 
 
-@pytest.mark.parametrize("name", ["smollm2-torch", "smollm2-gguf-torch", "smollm2-llamacpp"])
+@pytest.mark.parametrize(
+    "name", ["smollm2-torch", "smollm2-gguf-torch", "smollm2-gguf-numpy", "smollm2-llamacpp"]
+)
 @pytest.mark.parametrize("length", [1, 2, 3, 4])
 def test_rendered_chat_equals_that_of_transformers(
     name: str, length: int, load_real: Load, transformers_tokenizer: Any
@@ -56,7 +58,10 @@ def test_greedy_answers_of_three_turns_equal_those_of_generate(
         messages.append({"role": "assistant", "content": answer.text})
 
 
-@pytest.mark.parametrize("name", ["smollm2-torch", "smollm2-llamacpp", "gemma3-llamacpp"])
+@pytest.mark.parametrize(
+    "name",
+    ["smollm2-torch", "smollm2-gguf-numpy", "smollm2-llamacpp", "gemma3-llamacpp", "gemma3-torch"],
+)
 def test_constrained_samples_are_valid(name: str, load_real: Load) -> None:
     lm = load_real(name)
     loom = Loom(lm, "Describe a person as JSON. ", template=False)
