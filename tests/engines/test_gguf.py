@@ -108,6 +108,16 @@ def test_other_tokenizers_are_named(
         weft.load(file, engine="numpy")
 
 
+def test_token_that_is_no_text_is_a_load_error(tmp_path: Path) -> None:
+    data = bytearray(shallow_gguf().read_bytes())
+    at = data.index(b"tokenizer.ggml.tokens")
+    at = data.index(b"the", at)
+    data[at] = 0xFF
+    (tmp_path / "a.gguf").write_bytes(data)
+    with pytest.raises(ModelLoadError, match=r"the tokenizer in .*a.gguf cannot be read"):
+        weft.load(tmp_path / "a.gguf", engine="numpy")
+
+
 # Memory ---------------------------------------------------------------------------------------
 
 

@@ -6,8 +6,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ModelLoadError, Unsupported
+from ...errors import ModelLoadError, Unsupported, WeftError
 from ...files import shown
+from ...tokens.codec import is_librarys
 from ...tokens.sentencepiece import PieceTable, SentencePieceCodec
 from ...tokens.tokenizer import Tokenizer, default_template
 from .header import GGUF
@@ -63,14 +64,23 @@ def read_tokenizer(header: GGUF) -> Tokenizer:
             f"{header.file.name} has a tokenizer of the type {shown(kind)}; allowed are gpt2 and"
             ' llama. Pass tokenizer=, or take engine="llamacpp"'
         )
-    vocabulary = _Vocabulary(values)
-    codec = (
-        _sentencepiece(vocabulary) if kind == "llama" else _byte_level(vocabulary, header.file.name)
-    )
+    try:
+        return _tokenizer(header)
+    except BaseException as error:
+        if isinstance(error, WeftError) or not is_librarys(error):
+            raise
+        raise ModelLoadError(
+            f"the tokenizer in {header.file} cannot be read: {error!s:.200}; download it again"
+        ) from error
+
+
+def _tokenizer(header: GGUF) -> Tokenizer:
+    vocabulary = _Vocabulary(header.values)
+    is_pieces = vocabulary.values["model"] == "llama"
     return Tokenizer(
-        codec,
+        _sentencepiece(vocabulary) if is_pieces else _byte_level(vocabulary, header.file.name),
         special_tokens=vocabulary.special_tokens,
-        chat_template=default_template(values.get("tokenizer.chat_template")),
+        chat_template=default_template(header.values.get("tokenizer.chat_template")),
         stop_ids=vocabulary.end_ids,
         name=f"the tokenizer of {header.file}",
     )
