@@ -314,7 +314,13 @@ class Passes:
 
     def mass(self, logits: Floats, largest: Floats, temperature: Doubles) -> Doubles:
         """Return `filters.mass`: float64 [B]."""
-        return filters.mass(logits, largest, temperature)
+        step = max(1, _IN_CACHE // logits.shape[1])
+        if len(logits) <= step:
+            return filters.mass(logits, largest, temperature)
+        parts = [slice(at, at + step) for at in range(0, len(logits), step)]
+        return np.concatenate(
+            [filters.mass(logits[part], largest[part], temperature[part]) for part in parts]
+        )
 
 
 class Chain:
