@@ -23,7 +23,7 @@ from .engines.base import Engine, EngineInfo
 from .engines.checkpoint import check_tokenizer, is_of_mlx, read_config
 from .engines.gguf import read_gguf
 from .engines.gguf.families import packages_for_torch, runs_on_torch
-from .engines.source import ELSEWHERE, EMBEDDED, SMOLLM2, resolve, smollm2_file
+from .engines.source import EMBEDDED, gguf_file, is_gguf, resolve, tokenizer_of
 from .errors import ConfigError, EngineUnavailable, ModelLoadError, Unsupported, WeftError
 from .files import read_json
 from .lm import LM, adopted, refuse_offload
@@ -87,8 +87,8 @@ def load(
             `ollama:NAME` for a model of the local Ollama, or an already loaded model of
             Transformers, MLX or vLLM (then with `tokenizer`; the object is not touched, and asking
             again gives the same LM).
-        tokenizer: an already loaded tokenizer, or a folder that has one; None takes the one that
-            comes with the model.
+        tokenizer: an already loaded tokenizer, or a folder, Hub id or GGUF file that has one; None
+            takes the one that comes with the model.
         model: of a server, its name for the model; "" is the only one it has. Without a source,
             the source.
         engine: a name, or "auto": numpy for the embedded model, remote for servers, mlx on Apple
@@ -258,7 +258,7 @@ def as_tokenizer(given: Any) -> Tokenizer | None:
     if given is None or isinstance(given, Tokenizer):
         return given
     if isinstance(given, str | os.PathLike):
-        return Tokenizer.from_folder(resolve(given))
+        return tokenizer_of(given)
     return Tokenizer.wrap(given)
 
 
@@ -574,22 +574,6 @@ def is_url(source: Any) -> bool:
     """Whether a source is the address of a server."""
     schemes = ("http://", "https://", "ollama:")
     return isinstance(source, str) and source.lower().startswith(schemes)
-
-
-def is_gguf(source: str | os.PathLike[str]) -> bool:
-    """Whether a source names a GGUF file."""
-    name = os.fspath(source)
-    return name == SMOLLM2 or name.lower().endswith(".gguf")
-
-
-def gguf_file(source: str | os.PathLike[str]) -> Path:
-    """Return a GGUF file's path. Raises: ModelLoadError if there is none."""
-    if os.fspath(source) == SMOLLM2:
-        return smollm2_file()
-    file = Path(source).expanduser()
-    if not file.is_file():
-        raise ModelLoadError(f"there is no file {file}", hint=ELSEWHERE)
-    return file
 
 
 def gguf_engine(source: str | os.PathLike[str], engine: str = "auto", device: str = "auto") -> str:

@@ -15,10 +15,10 @@ import pytest
 import ports
 import weft
 from loopback_hub import Hub, Repo, point_at, serve
+from shallow import shallow, shallow_gguf
 from weft.engines import source
-from weft.engines.source import resolve, resolve_adapter
+from weft.engines.source import gguf_file, is_gguf, resolve, resolve_adapter
 from weft.errors import ConfigError, ModelLoadError
-from weft.loading import gguf_file, is_gguf
 
 TINY = Path(source.__file__).parents[1] / "data" / "tiny"
 FILES = {
@@ -139,6 +139,13 @@ def test_smollm2_is_the_file_of_its_package(smollm2_package: Path) -> None:
     assert source.smollm2_file() == file
     assert is_gguf("smollm2")
     assert gguf_file("smollm2") == file
+
+
+def test_tokenizer_of_a_gguf_file_is_that_of_its_folder() -> None:
+    text = "Tell me a story."
+    expected = source.tokenizer_of(shallow()).encode(text)
+    assert source.tokenizer_of(shallow_gguf()).encode(text) == expected
+    assert source.tokenizer_of("tiny").encode(text) == expected
 
 
 def test_smollm2_that_is_not_installed_names_the_command(smollm2_package: Path) -> None:

@@ -46,3 +46,5 @@ def test_smollm2_is_listed_loaded_and_grown_by_its_short_name(weft_command) -> N
     assert "llama_model_loader" not in run.stderr
     grown = weft_command("grow", "0", "-n", "1", "--max-tokens", "2", "--json")
     assert json.loads(grown.stdout)["model"] == "smollm2"
+    read = weft_command("read", "1", "--color", "prob")  # the file's tokenizer, no weights
+    assert (read.exit_code, QUESTION in read.stdout) == (0, True), read.output

@@ -449,10 +449,9 @@ class KeptHere(Kept):
     def _text(self) -> Tokenizer:
         if self.given_grower is not None:
             return self._lm.text
-        from ..engines.source import resolve
-        from ..tokens.tokenizer import Tokenizer
+        from ..engines.source import tokenizer_of
 
-        return Tokenizer.from_folder(resolve(self.model))
+        return tokenizer_of(self.model)
 
     @property
     def _lm(self) -> LM:

@@ -13,9 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, ModelLoadError
+
+if TYPE_CHECKING:
+    from ..tokens.tokenizer import Tokenizer
 
 # phase ("download"), bytes done, bytes in all, a note. May be called from other threads.
 Progress = Callable[[str, int, int, str], None]
@@ -213,6 +216,38 @@ def _other_places(name: str) -> str:
     if match or re.fullmatch(r"[\w.-]+:[\w.-]+", name):
         places.append(f"from Ollama: ollama:{name}")
     return "; ".join([*places, ELSEWHERE])
+
+
+def is_gguf(source: str | os.PathLike[str]) -> bool:
+    """Return True if a source names a GGUF file."""
+    name = os.fspath(source)
+    return name == SMOLLM2 or name.lower().endswith(".gguf")
+
+
+def gguf_file(source: str | os.PathLike[str]) -> Path:
+    """Return a GGUF file's path. Raises: ModelLoadError if there is none."""
+    if os.fspath(source) == SMOLLM2:
+        return smollm2_file()
+    file = Path(source).expanduser()
+    if not file.is_file():
+        raise ModelLoadError(f"there is no file {file}", hint=ELSEWHERE)
+    return file
+
+
+def tokenizer_of(source: str | os.PathLike[str]) -> Tokenizer:
+    """Return the tokenizer of a model: of a folder, a Hub id, or a GGUF file. Reads no weights.
+
+    Raises: ConfigError, ModelLoadError: as `resolve`; Unsupported: a GGUF file's tokenizer is of a
+    kind that Weft does not read.
+    """
+    from ..tokens.tokenizer import Tokenizer
+
+    if not is_gguf(source):
+        return Tokenizer.from_folder(resolve(source))
+    from .gguf import read_gguf
+    from .gguf.tokenizer import read_tokenizer
+
+    return read_tokenizer(read_gguf(gguf_file(source)))
 
 
 def smollm2_file() -> Path:

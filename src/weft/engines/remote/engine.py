@@ -14,7 +14,7 @@ from ...errors import ConfigError, ForwardError, Unsupported
 from ...tokens.tokenizer import Tokenizer
 from ..abilities import OWN
 from ..base import UNTOLD, Abilities, Engine, EngineInfo, HostOutput, LateTokens, Row
-from ..source import resolve
+from ..source import EMBEDDED, SMOLLM2, tokenizer_of
 from .address import Address
 from .dialect import Manners
 from .pieces import PieceTokenizer
@@ -252,13 +252,12 @@ def _patience(given: dict[str, Any]) -> Patience:
 
 
 def _with_tokenizer(address: Address) -> tuple[Address, Tokenizer]:
-    """Return the tokenizer that an address names, and the address with a folder's whole path."""
+    """Return the tokenizer that an address names, and the address with that file's full path."""
     name = address.options["tokenizer"]
-    folder = resolve(name)
-    if Path(name).expanduser().is_dir():
-        name = str(folder.resolve())
-    found = replace(address, options={**address.options, "tokenizer": name})
-    return found, Tokenizer.from_folder(folder)
+    text = tokenizer_of(name)
+    if name not in (EMBEDDED, SMOLLM2) and (path := Path(name).expanduser()).exists():
+        name = str(path.resolve())
+    return replace(address, options={**address.options, "tokenizer": name}), text
 
 
 def _yes_or_no(text: str) -> bool:
