@@ -126,6 +126,25 @@ def test_models_command_lists_a_server(weft_command, server: Started) -> None:
     assert weft_command("models", "--at", "gpt2").exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("options", "sampling"),
+    [
+        (("--owner", "vllm"), "temperature 0.8, top-k 40, top-p 0.95"),
+        (("--owner", "anybody"), "temperature 0.8, top-p 0.95"),
+        (("--owner", "llamacpp"), "temperature 0.8, top-k 40, top-p 0.95, min-p 0.05"),
+        (("--ollama",), "temperature 0.8, top-p 0.95"),
+    ],
+)
+def test_chat_defaults_are_what_the_server_does_exactly(
+    options: tuple[str, ...], sampling: str
+) -> None:
+    with standing_in(TINY, *options) as started, weft.load(f"{started.base}#tiny") as lm:
+        assert lm.chat_defaults.summary() == sampling
+        assert lm.defaults.summary() == "temperature 1"
+        (node,) = Loom(lm, "Tell me a story about a fox.").grow(n=1, max_tokens=4)
+        assert node.text
+
+
 @pytest.fixture
 def weft_command():
     """`weft_command("models")`: a verb's result."""

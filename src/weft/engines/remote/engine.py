@@ -11,6 +11,7 @@ from typing import Any
 
 from ...checks import number, whole_number
 from ...errors import ConfigError, ForwardError, Unsupported
+from ...sampling.params import CHAT_SAMPLING, ModelDefaults, SamplingParams
 from ...tokens.tokenizer import Tokenizer
 from ..abilities import OWN
 from ..base import UNTOLD, Abilities, Engine, EngineInfo, HostOutput, LateTokens, Row
@@ -157,6 +158,16 @@ class RemoteEngine(Engine):
 
     def tokenizer(self) -> Tokenizer:
         return self._text
+
+    def sampling_defaults(self) -> ModelDefaults:
+        """Return the defaults of models without a sampling, less what the server does otherwise."""
+        first = self.info.temperature_first
+        chat = SamplingParams(temperature=CHAT_SAMPLING["temperature"], temperature_first=first)
+        for name in ("top_p", "top_k", "min_p"):
+            tried = replace(chat, **{name: CHAT_SAMPLING[name]})
+            if self._wording.refusal(tried) is None:
+                chat = tried
+        return ModelDefaults(SamplingParams(), chat)
 
     def forward(self, rows: Sequence[Row]) -> HostOutput:
         """Run rows where the server gives whole rows (`steps`), else score given tokens by echo.
