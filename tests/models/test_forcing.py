@@ -1,0 +1,40 @@
+"""Forced text and prompts before a constraint, on vocabularies of real models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from weft import LM, Loom
+from weft.constraints import Choice, JsonSchema
+
+Load = Callable[[str], LM]
+
+TWO = "The capital of Italy is Rome. The capital of France is Paris. The capital of Portugal is "
+CITIES = Choice(["Lisbon", "Athens", "Porto", "Madrid", "Berlin", "Oslo", "Rome", "Vienna"])
+RECORD = JsonSchema(
+    {
+        "type": "object",
+        "properties": {"hello": {"const": "there"}, "animal_name": {"const": "the yellow owl"}},
+        "required": ["hello", "animal_name"],
+        "additionalProperties": False,
+    }
+)
+
+
+@pytest.mark.parametrize("name", ["smollm2-llamacpp", "smollm2-gguf-numpy"])
+def test_keys_are_forced_as_the_tokenizer_cuts_them_though_bytes_are_missing(
+    load_real: Load, name: str
+) -> None:
+    lm = load_real(name)
+    vocabulary = lm.constraints.vocabulary
+    assert any(vocabulary.token(bytes((byte,))) is None for byte in range(0x80))
+    (node,) = Loom(lm, "Describe Lena.").grow(constraint=RECORD, seed=1, max_tokens=40)
+    assert node.tokens == lm.tokenize(node.text, add_bos=False)
+
+
+def test_a_healed_prompt_answers_as_one_without_the_space(load_real: Load) -> None:
+    loom = Loom(load_real("gemma3-llamacpp"), TWO, template=False, heal=True)
+    (node,) = loom.grow(constraint=CITIES, temperature=0, max_tokens=9)
+    assert (node.text, node.parsed) == (" Lisbon", "Lisbon")
