@@ -160,7 +160,7 @@ class GBNF(Grammar):
 
     def _told(self, message: str) -> str:
         """Name the line of the user's text, not of what was made of it."""
-        return told_at(message, [f"line {line}" for line in as_lark(self.text)[1]])
+        return located_message(message, [f"line {line}" for line in as_lark(self.text)[1]])
 
     def to_dict(self) -> dict[str, Any]:
         return {"gbnf": self.text}
@@ -382,7 +382,7 @@ def told(message: str) -> str:
     return f"line {next(filter(None, found.groups()))}: {text}"
 
 
-def told_at(message: str, places: Sequence[str]) -> str:
+def located_message(message: str, places: Sequence[str]) -> str:
     """Return a library's message with the place that a line of its grammar stands for."""
     found = _LINE.search(message)
     if found is None:

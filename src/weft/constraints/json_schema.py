@@ -14,7 +14,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from ..errors import ConfigError, GrammarError, Unfinished
-from .grammar import Choice, Grammar, check_depth, told_at
+from .grammar import Choice, Grammar, check_depth, located_message
 from .schema import exact_gbnf
 from .schema_lark import SchemaLark, schema_as_lark
 from .schema_rules import JsonLayout, Whitespace
@@ -66,8 +66,8 @@ class JsonSchema(Grammar):
     def grammar(self) -> str:
         from llguidance import LLMatcher
 
-        made: str = LLMatcher.grammar_from_lark(self._lark().text)
-        return made
+        grammar: str = LLMatcher.grammar_from_lark(self._lark().text)
+        return grammar
 
     def gbnf(self) -> str:
         """Return GBNF whose texts this constraint allows. Raises: GrammarError for what GBNF lacks.
@@ -85,7 +85,7 @@ class JsonSchema(Grammar):
 
     def _told(self, message: str) -> str:
         """Name the place in the schema, not the line of the Lark."""
-        return told_at(message, [f"at {path}" for path in self._lark().paths])
+        return located_message(message, [f"at {path}" for path in self._lark().paths])
 
     def parse(self, text: str) -> Any:
         try:

@@ -56,8 +56,8 @@ def json_schema_to_grammar(schema: Mapping[str, Any] | str, *, open_objects: boo
     known formats, bounds of fractions, …) or that no JSON fits; `JsonSchema` supports far more.
     """
     try:
-        given = json.loads(schema) if isinstance(schema, str) else schema
-        parsed = json.loads(json.dumps(given, allow_nan=False))
+        value = json.loads(schema) if isinstance(schema, str) else schema
+        parsed = json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         raise GrammarError(f"JSON parse error: {error}") from error
     if not isinstance(parsed, Mapping):

@@ -103,10 +103,11 @@ class _SchemaLarkWriter(RuleWriter):
     def __init__(self, reader: SchemaReader, layout: JsonLayout) -> None:
         super().__init__(reader, layout)
         self._lexemes: dict[str, _Definition] = {}
+        self._lexeme_names: dict[str, str] = {}  # by body
 
     def start(self) -> None:
         super().start()
-        self._lexemes = {}
+        self._lexemes, self._lexeme_names = {}, {}
 
     def lark(self, name: str, root: str) -> SchemaLark:
         """Return the text. name: of the first rule, which is the rule `root`."""
@@ -139,12 +140,12 @@ class _SchemaLarkWriter(RuleWriter):
         self, body: str, schema: Any, *, is_terminal: bool = True, has_bits: bool = False
     ) -> str:
         """Return the name of a lexeme; equal ones are one."""
-        path = self.reader.path(schema)
-        for name, known in self._lexemes.items():
-            if known.body == body:
-                return name
-        name = f"lexeme-{len(self._lexemes)}"
-        self._lexemes[name] = _Definition(body, path, is_terminal=is_terminal, has_bits=has_bits)
+        name = self._lexeme_names.setdefault(body, f"lexeme-{len(self._lexemes)}")
+        if name not in self._lexemes:
+            path = self.reader.path(schema)
+            self._lexemes[name] = _Definition(
+                body, path, is_terminal=is_terminal, has_bits=has_bits
+            )
         return name
 
     def string(self, variant: Variant, name: str) -> str | None:
@@ -197,13 +198,13 @@ class _SchemaLarkWriter(RuleWriter):
         """
         options: list[str | None] = []
         if low is not None and not is_whole(low[0]):
-            whole = math.ceil(low[0])
-            options.append(self._json("number", _limits(low, (whole, True)), schema))
-            low = (whole, False)
+            integer = math.ceil(low[0])
+            options.append(self._json("number", _limits(low, (integer, True)), schema))
+            low = (integer, False)
         if high is not None and not is_whole(high[0]):
-            whole = math.floor(high[0])
-            options.append(self._json("number", _limits((whole, True), high), schema))
-            high = (whole, False)
+            integer = math.floor(high[0])
+            options.append(self._json("number", _limits((integer, True), high), schema))
+            high = (integer, False)
         options.append(self._pattern(number_pattern(low, high), schema))
         return " | ".join(filter(None, options)) or None
 

@@ -217,26 +217,26 @@ class SchemaReader:
             return [()] if schema else []
         if is_trivial(schema):
             return [()]
-        found: list[list[Parts]] = [[(schema,)]]
+        groups: list[list[Parts]] = [[(schema,)]]
         if "$ref" in schema:
             target = self.target(schema)
             if id(target) in (*through, id(schema)):
                 raise self.error(schema, f"$ref {schema['$ref']!r} leads to itself")
-            found.append(self._options(target, (*through, id(schema))))
-        found += [self._options(part, through) for part in schema.get("allOf", ())]
+            groups.append(self._options(target, (*through, id(schema))))
+        groups += [self._options(part, through) for part in schema.get("allOf", ())]
         if "anyOf" in schema:
             options = [self._options(option, through) for option in schema["anyOf"]]
-            found.append([parts for option in options for parts in option])
+            groups.append([parts for option in options for parts in option])
         if "oneOf" in schema:
-            found += [[(part,)] for part in _discriminator(schema)]
+            groups += [[(part,)] for part in _discriminator(schema)]
             own = {word: value for word, value in schema.items() if word != "oneOf"}
-            beside = self._crossed([[(own,)], *found[1:]])
-            found.append(self._one_of(schema, beside, through))
+            beside = self._crossed([[(own,)], *groups[1:]])
+            groups.append(self._one_of(schema, beside, through))
         if "if" in schema and (applied := self.condition(schema)) is not None:
-            found.append(self._options(applied, through))
+            groups.append(self._options(applied, through))
         if "not" in schema and is_trivial(schema["not"]):
             return []
-        return self._crossed(found)
+        return self._crossed(groups)
 
     @staticmethod
     def condition(schema: Mapping[str, Any]) -> Schema | None:
@@ -265,12 +265,14 @@ class SchemaReader:
                 types &= _types_of(part["type"])
             excluded = _excluded_types(part.get("not", False))
             types -= excluded or set()
+        listing = next((part for part in parts if "const" in part or "enum" in part), None)
         allowed: list[Any] | None = None
-        for part in parts:
-            if allowed is None and ("enum" in part or "const" in part):
-                allowed = [part["const"]] if "const" in part else list(part["enum"])
-        if allowed is not None:
-            allowed = [value for value in allowed if all(self.fits(value, p) for p in parts)]
+        if listing is not None:
+            word = "const" if "const" in listing else "enum"
+            allowed = [listing["const"]] if word == "const" else list(listing["enum"])
+            rest = {key: value for key, value in listing.items() if key != word}
+            others = [rest if part is listing else part for part in parts]
+            allowed = [value for value in allowed if all(self.fits(value, p) for p in others)]
         if not types or allowed == []:
             return None
         return Variant(parts, types, allowed, self.is_open)
@@ -379,18 +381,18 @@ class SchemaReader:
         """Return the schema that a `$ref` refers to."""
         reference = schema["$ref"]
         base = self.resource(schema)
-        found: Schema | None = None
+        target: Schema | None = None
         if isinstance(reference, str):
             uri = urljoin(base, reference) if base else reference
             resource, _, fragment = uri.partition("#")
-            found = self._by_uri.get(uri.rstrip("#"))
-            if found is None and resource in self._by_uri:
-                found = schema_at(self._by_uri[resource], f"#{fragment}")
-        if found is None:
+            target = self._by_uri.get(uri.rstrip("#"))
+            if target is None and resource in self._by_uri:
+                target = schema_at(self._by_uri[resource], f"#{fragment}")
+        if target is None:
             raise self.error(
                 schema, f"$ref {reference!r} is not in the schema; other documents are not loaded"
             )
-        return found
+        return target
 
     def check(self, schema: Any) -> None:
         """Raise GrammarError if a value is no schema, or a keyword has an impossible value."""
@@ -410,15 +412,15 @@ def is_trivial(schema: Any) -> bool:
     return schema is True
 
 
-def _types_of(given: str | Sequence[str]) -> set[str]:
-    names = {given} if isinstance(given, str) else set(given)
+def _types_of(type_names: str | Sequence[str]) -> set[str]:
+    names = {type_names} if isinstance(type_names, str) else set(type_names)
     return names | {"integer"} if "number" in names else names
 
 
 def _discriminator(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the part that OpenAPI's `discriminator` adds: all options have the property."""
-    given = schema.get("discriminator")
-    name = given.get("propertyName") if isinstance(given, Mapping) else None
+    discriminator = schema.get("discriminator")
+    name = discriminator.get("propertyName") if isinstance(discriminator, Mapping) else None
     return [{"required": [name]}] if isinstance(name, str) else []
 
 
@@ -490,16 +492,16 @@ def schema_at(schema: Any, path: str) -> Any:
     """Return the part of a schema that a JSON pointer behind # leads to; None if there is none."""
     if path != "#" and not path.startswith("#/"):
         return None
-    found = schema
+    part = schema
     for step in path.split("/")[1:]:
         step = unquote(step).replace("~1", "/").replace("~0", "~")
-        if isinstance(found, Mapping):
-            found = found.get(step)
-        elif isinstance(found, list) and step.isdecimal() and int(step) < len(found):
-            found = found[int(step)]
+        if isinstance(part, Mapping):
+            part = part.get(step)
+        elif isinstance(part, list) and step.isdecimal() and int(step) < len(part):
+            part = part[int(step)]
         else:
             return None
-    return found
+    return part
 
 
 def is_deep_schema(schema: Any) -> bool:

@@ -101,6 +101,7 @@ class RuleWriter(ABC):
         self.rules: dict[str, str] = {}
         self.paths: dict[str, str] = {}
         self.has_open_names = False
+        self._is_recursive = False
         self._rule_of: dict[str, str] = {}  # by schemas
         self._used: set[str] = set()
         self._never: set[str] = set()  # schemas that no finite JSON fits
@@ -141,7 +142,7 @@ class RuleWriter(ABC):
             root = self.place(schemas, "root")
             if root is None:
                 raise GrammarError("no JSON fits the schema")
-            if len(self._never) == n_never:
+            if len(self._never) == n_never and self._is_recursive:
                 endless = self._endless(root)
                 self._never |= {key for key, name in self._rule_of.items() if name in endless}
         assert root is not None
@@ -150,7 +151,7 @@ class RuleWriter(ABC):
     def start(self) -> None:
         """Forget all rules."""
         self.rules, self.paths, self._rule_of, self._used = {}, {}, {}, set()
-        self.has_open_names = False
+        self.has_open_names = self._is_recursive = False
 
     def _endless(self, root: str) -> set[str]:
         """Return the rules without a text that ends."""
@@ -172,6 +173,7 @@ class RuleWriter(ABC):
             return None
         if key in self._rule_of:
             self._used.add(key)
+            self._is_recursive |= self.rules.get(self._rule_of[key]) == ""
             return self._rule_of[key]
         self._rule_of[key] = name = self.new_rule(name, "")  # it may lead to itself
         self.paths[name] = self.reader.path(next(iter(known.values())))
@@ -463,13 +465,13 @@ class RuleWriter(ABC):
             raise self.refused(part, "uniqueItems", reason)
         values: list[Any] = []
         for option in self.reader.variants(variant.item(0)):
-            found = option.values
-            if found is None and option.types <= {"boolean", "null"}:
-                found = [True, False] if "boolean" in option.types else []
-                found = [*found, None] if "null" in option.types else found
-            if found is None:
+            allowed = option.values
+            if allowed is None and option.types <= {"boolean", "null"}:
+                allowed = [True, False] if "boolean" in option.types else []
+                allowed = [*allowed, None] if "null" in option.types else allowed
+            if allowed is None:
                 raise self.refused(part, "uniqueItems", reason)
-            values += [value for value in found if not any(is_same(value, v) for v in values)]
+            values += [value for value in allowed if not any(is_same(value, v) for v in values)]
         return values
 
 

@@ -86,7 +86,9 @@ class OpenNames:
     def has_escapes(self) -> bool:
         """Return True if JSON may write a name of the innermost object with escapes."""
         names = (self.stack[-1] if self.stack else None) or ()
-        return any(letter in '"\\\x7f' or letter < " " for name in names for letter in name)
+        return any(
+            character in '"\\\x7f' or character < " " for name in names for character in name
+        )
 
     @property
     def may_repeat(self) -> bool:
