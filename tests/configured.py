@@ -6,11 +6,15 @@ A model with default values cannot show that an engine reads its configuration.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+
+from weft.engines.base import Engine, Row, Span
 
 N_VOCAB = 120
 WINDOW = 6
@@ -58,6 +62,25 @@ _EXPERTS = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 16,
 }
+_ROUTED = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "n_group": 1,
+    "topk_group": 1,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+}
+_DEEPSEEK = _ROUTED | {
+    "num_key_value_heads": 4,
+    "head_dim": None,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 12,
+    "rope_parameters": _YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
+}
 _GEMMA = {"query_pre_attn_scalar": 13}
 _GRANITE = {
     "embedding_multiplier": 2.0,
@@ -100,6 +123,43 @@ CONFIGURED: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_moe": ("qwen2_moe", _SAME_HEAD | _EXPERTS | {"shared_expert_intermediate_size": 16}),
     "qwen3_moe": ("qwen3_moe", _EXPERTS | {"norm_topk_prob": True}),
     "olmoe": ("olmoe", _SAME_HEAD | _EXPERTS),
+    "llama_yarn_untruncated": (
+        "llama",
+        {
+            "rope_parameters": _YARN
+            | {"truncate": False, "attention_factor": 1.2, "beta_fast": 9.0, "factor": 2.0}
+            | {"original_max_position_embeddings": 64}
+        },
+    ),
+    "gpt_neox": (
+        "gpt_neox",
+        {"intermediate_size": 128, "head_dim": None, "num_key_value_heads": None}
+        | {"rope_parameters": {"partial_rotary_factor": 0.5}},
+    ),
+    "deepseek_v2": ("deepseek_v2", _DEEPSEEK),
+    "deepseek_v3": ("deepseek_v3", _DEEPSEEK),
+    "glm4_moe": ("glm4_moe", _ROUTED | {"partial_rotary_factor": 0.5}),
+    "dots1": ("dots1", _SAME_HEAD | _ROUTED),
+    "seed_oss": ("seed_oss", {}),
+    "helium": ("helium", _SAME_HEAD),
+    "apertus": ("apertus", _SAME_HEAD),
+    "hunyuan": ("hunyuan_v1_dense", _SAME_HEAD),
+    "granite_hybrid": (
+        "granitemoehybrid",
+        _SAME_HEAD
+        | _GRANITE
+        | {"layer_types": ["mamba", "full_attention"] * 2, "position_embedding_type": "rope"}
+        | {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 48}
+        | {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1},
+    ),
+    "qwen3_next": (
+        "qwen3_next",
+        _EXPERTS
+        | {"layer_types": ["linear_attention", "full_attention"] * 2}
+        | {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8}
+        | {"linear_value_head_dim": 8, "shared_expert_intermediate_size": 16},
+    ),
+    "lfm2": ("lfm2", _SAME_HEAD | {"layer_types": ["conv", "full_attention"] * 2}),
 }
 
 
@@ -128,6 +188,20 @@ def save_as(kind: str, folder: Path, **changes: Any) -> PreTrainedModel:
     file.write_text(json.dumps(_unusual(json.loads(file.read_text()))))
     loaded: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     return loaded.eval()
+
+
+def stepped(engine: Engine, ids: Sequence[int]) -> np.ndarray:
+    """Return logits [T, V]: a prefill of four tokens, then token by token; or of whole paths."""
+    if engine.fragments is None:
+        output = engine.forward([Row((), ids, 0, None, tuple(range(len(ids))))])
+        return np.stack([np.asarray(output.logits(i)) for i in range(len(ids))])
+    trunk, tail = engine.fragments.new(None), engine.fragments.new(None)
+    first = engine.forward([Row((), ids[:4], 0, trunk, tuple(range(4)))])
+    rows = [first.logits(i) for i in range(4)]
+    for at in range(4, len(ids)):
+        row = Row((Span(trunk, 4),), [ids[at]], at, tail, (0,))
+        rows.append(engine.forward([row]).logits(0))
+    return np.stack(rows)
 
 
 def _unusual(config: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,11 @@ pytest.importorskip("transformers", reason="Transformers is not installed")
 import mlx_lm
 
 import weft
-from configured import CONFIGURED, IDS, WINDOW, save, save_as
+from configured import CONFIGURED, IDS, WINDOW, save, save_as, stepped
 from families import plain_logits
 from real_models import SMOLLM2_FOLDER, real_model
 from shallow import shallow
-from weft.engines.base import Row, Span
+from weft.engines.base import Row
 from weft.engines.mlx import MlxEngine
 from weft.engines.mlx.config import mlx_lm_keys, windows_of
 from weft.engines.numpy import NumpyEngine
@@ -33,19 +32,7 @@ from weft.sampling.metrics import log_softmax
 pytestmark = pytest.mark.mlx
 
 # Largest error of a log-probability, of up to 20. mlx-lm has another approximation of GELU.
-TOLERANCE = {"gemma": 0.02, "gemma3": 0.02, "starcoder2": 0.02}
-
-
-def stepped(engine: MlxEngine, ids: Sequence[int]) -> np.ndarray:
-    """Return log-probabilities [T, V]: a prefill of four tokens, then token by token."""
-    assert engine.fragments is not None
-    trunk, tail = engine.fragments.new(None), engine.fragments.new(None)
-    first = engine.forward([Row((), ids[:4], 0, trunk, tuple(range(4)))])
-    rows = [first.logits(i) for i in range(4)]
-    for at in range(4, len(ids)):
-        row = Row((Span(trunk, 4),), [ids[at]], at, tail, (0,))
-        rows.append(engine.forward([row]).logits(0))
-    return log_softmax(np.stack(rows))
+TOLERANCE = {"gemma": 0.02, "gemma3": 0.02, "starcoder2": 0.02, "gpt_neox": 0.02}
 
 
 @pytest.mark.parametrize("name", list(CONFIGURED))
@@ -53,7 +40,9 @@ def test_logits_of_unusual_configs_equal_transformers(name: str, tmp_path: Path)
     model = save(name, tmp_path)
     want = log_softmax(plain_logits(model, IDS).numpy())
     engine = MlxEngine.load(tmp_path, dtype="float32", n_ctx=64)  # longrope: its short factors
-    np.testing.assert_allclose(stepped(engine, IDS), want, atol=TOLERANCE.get(name, 1e-3))
+    np.testing.assert_allclose(
+        log_softmax(stepped(engine, IDS)), want, atol=TOLERANCE.get(name, 1e-3)
+    )
 
 
 @pytest.mark.parametrize("name", ["llama_llama3", "gemma3", "qwen3"])
@@ -69,7 +58,9 @@ def test_old_files_with_top_level_rope_keys_give_the_same(name: str, tmp_path: P
     config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
     file.write_text(json.dumps(config))
     engine = MlxEngine.load(tmp_path, dtype="float32")
-    np.testing.assert_allclose(stepped(engine, IDS), want, atol=TOLERANCE.get(name, 1e-3))
+    np.testing.assert_allclose(
+        log_softmax(stepped(engine, IDS)), want, atol=TOLERANCE.get(name, 1e-3)
+    )
 
 
 def test_long_factors_serve_contexts_beyond_the_original(tmp_path: Path) -> None:
@@ -96,7 +87,7 @@ def test_windows_that_mlx_lm_lacks_limit_the_context(
     assert f"limited to the window of {WINDOW}" in caplog.text
     assert engine.info.n_positions == WINDOW
     want = log_softmax(plain_logits(model, IDS[:WINDOW]).numpy())
-    np.testing.assert_allclose(stepped(engine, IDS[:WINDOW]), want, atol=1e-3)
+    np.testing.assert_allclose(log_softmax(stepped(engine, IDS[:WINDOW])), want, atol=1e-3)
     with pytest.raises(ConfigError, match="n_ctx"):
         MlxEngine.load(tmp_path, n_ctx=WINDOW + 1)
 

@@ -10,9 +10,8 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("transformers", reason="Transformers is not installed")
 
-from configured import CONFIGURED, IDS, save
+from configured import CONFIGURED, IDS, save, stepped
 from families import plain_logits
-from weft.engines.base import Row, Span
 from weft.engines.torch import TorchEngine
 
 pytestmark = pytest.mark.torch
@@ -27,10 +26,4 @@ CASES = [
 def test_logits_of_unusual_configs_equal_transformers(name: str, tmp_path: Path) -> None:
     want = plain_logits(save(name, tmp_path), IDS).numpy()
     engine = TorchEngine.load(tmp_path, dtype="float32", n_ctx=64)  # longrope: its short factors
-    trunk, tail = engine.fragments.new(None), engine.fragments.new(None)
-    first = engine.forward([Row((), IDS[:4], 0, trunk, tuple(range(4)))])
-    rows = [first.logits(i) for i in range(4)]
-    for at in range(4, len(IDS)):
-        row = Row((Span(trunk, 4),), [IDS[at]], at, tail, (0,))
-        rows.append(engine.forward([row]).logits(0))
-    np.testing.assert_allclose(np.stack(rows), want, atol=2e-3)
+    np.testing.assert_allclose(stepped(engine, IDS), want, atol=2e-3)

@@ -12,12 +12,23 @@ from typing import Any
 
 # Keys of rope_parameters that are keys of their own in older files.
 _OWN_KEYS = ("rope_theta", "partial_rotary_factor")
-_SLIDING, _FULL = "sliding_attention", "full_attention"
+_SLIDING, _FULL, _LINEAR = "sliding_attention", "full_attention", "linear_attention"
 # Other names of the rotary base of sliding layers: Gemma 3, PLaMo 3, MiMo V2.
 _SLIDING_THETAS = ("rope_local_base_freq", "rope_local_theta", "swa_rope_theta")
 
-# Keys that Transformers 5 has renamed, by the names that mlx-lm requires: GPT-2, Qwen 3 MoE.
-_RENAMED = {"n_ctx": "n_positions", "num_experts": "num_local_experts"}
+# Keys by the names that mlx-lm requires: GPT-2, Qwen 3 MoE, LFM 2.
+_RENAMED = {
+    "n_ctx": "n_positions",
+    "num_experts": "num_local_experts",
+    "block_dim": "hidden_size",
+}
+# Names of layer types, and keys without a counterpart in Transformers 5, by family.
+_LAYER_TYPES = {
+    "granitemoehybrid": {"full_attention": "attention", "linear_attention": "mamba"},
+}
+_FIXED: dict[str, dict[str, Any]] = {
+    "apertus": {"mlp_bias": False, "post_norm": False, "qk_norm": True},
+}
 # Families all of whose layers slide where their config has a window and no layer_types.
 _ALL_SLIDE = ("mistral", "mixtral", "phi3", "phimoe", "starcoder2")
 
@@ -38,17 +49,26 @@ def mlx_lm_keys(config: Mapping[str, Any], *, n_ctx: int | None = None) -> dict[
 
 def _entries(config: Mapping[str, Any], n_ctx: int | None) -> dict[str, Any]:
     """Return the older keys of one level of a config, as far as it lacks them."""
-    entries = _rope_entries(config, n_ctx) | _layer_entries(config)
+    family = str(config.get("model_type"))
+    entries = _rope_entries(config, n_ctx) | _layer_entries(config) | _FIXED.get(family, {})
     entries |= {older: config[key] for older, key in _RENAMED.items() if key in config}
-    forced = {"rope_scaling"} if config.get("rope_parameters") else set()
-    if config.get("model_type") == "exaone4" and isinstance(
-        period := entries.get("sliding_window_pattern"), int
-    ):
-        forced.add("sliding_window_pattern")
+    entries = {key: value for key, value in entries.items() if config.get(key) is None}
+    return entries | _replaced(config, family, n_ctx)
+
+
+def _replaced(config: Mapping[str, Any], family: str, n_ctx: int | None) -> dict[str, Any]:
+    """Return the entries whose own values mlx-lm does not understand."""
+    entries: dict[str, Any] = {}
+    if config.get("rope_parameters"):
+        entries["rope_scaling"] = _rope_entries(config, n_ctx).get("rope_scaling")
+    period = _layer_entries(config).get("sliding_window_pattern")
+    if family == "exaone4" and isinstance(period, int):
         entries["sliding_window_pattern"] = "L" * (period - 1) + "G"
-    return {
-        key: value for key, value in entries.items() if key in forced or config.get(key) is None
-    }
+    names = _LAYER_TYPES.get(family)
+    kinds = config.get("layer_types")
+    if names is not None and isinstance(kinds, Sequence):
+        entries["layer_types"] = [names.get(kind, kind) for kind in kinds]
+    return entries
 
 
 def _rope_entries(config: Mapping[str, Any], n_ctx: int | None) -> dict[str, Any]:
@@ -107,13 +127,16 @@ def _longrope(
 
 
 def _layer_entries(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `sliding_window_pattern`, the number of layers from one full layer to the next."""
+    """Return the number of layers from one full layer to the next, by mlx-lm's two names."""
     kinds = config.get("layer_types")
-    if not isinstance(kinds, Sequence) or _FULL not in kinds or _SLIDING not in kinds:
+    if not isinstance(kinds, Sequence) or _FULL not in kinds:
         return {}
     period = list(kinds).index(_FULL) + 1
-    regular = [_SLIDING if (i + 1) % period else _FULL for i in range(len(kinds))]
-    return {"sliding_window_pattern": period} if regular == list(kinds) else {}
+    for other, key in ((_SLIDING, "sliding_window_pattern"), (_LINEAR, "full_attention_interval")):
+        regular = [other if (i + 1) % period else _FULL for i in range(len(kinds))]
+        if other in kinds and regular == list(kinds):
+            return {key: period}
+    return {}
 
 
 def windows_of(config: Mapping[str, Any]) -> list[int | None]:

@@ -19,6 +19,7 @@ from .. import checkpoint
 from ..config_check import check_config
 from .config import mlx_lm_keys, windows_of
 from .library import mlx_lm
+from .rope import complete_rope
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -104,6 +105,7 @@ def load_model(
             f"mlx-lm cannot load the model in {folder}: {type(error).__name__}: {error}"
         ) from error
     windows = check_taken(model, stored.config)
+    complete_rope(model, stored.config)
     if dtype != "auto":
         model.set_dtype(DTYPES[dtype])
     if progress is not None:

@@ -1,0 +1,53 @@
+"""Set rotary parameters that mlx-lm's modules have no argument for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+from mlx import nn
+
+
+def complete_rope(model: nn.Module, config: Mapping[str, Any]) -> None:
+    """Apply `attention_factor` and `truncate` of a config.json to a model's rotary embeddings.
+
+    mlx-lm ignores both: GPT-OSS has `truncate: false`. Nothing else is changed.
+    """
+    text = config.get("text_config")
+    level = {**config, **(text if isinstance(text, Mapping) else {})}
+    rope = level.get("rope_parameters") or level.get("rope_scaling")
+    if not isinstance(rope, Mapping):
+        return
+    rope = {"rope_theta": level.get("rope_theta", 10000.0), **rope}
+    kind = rope.get("rope_type") or rope.get("type")
+    factor = rope.get("attention_factor")
+    for module in model.modules():
+        name = type(module).__name__
+        if kind == "yarn" and name == "YarnRoPE":
+            if factor is not None:
+                module.mscale = factor
+            if rope.get("truncate") is False:
+                module._freqs = _yarn(module.dims, rope, level)
+        elif kind == "longrope" and name == "SuScaledRoPE" and factor is not None:
+            module._scale = factor
+
+
+def _yarn(n_dims: int, rope: Mapping[str, Any], level: Mapping[str, Any]) -> mx.array:
+    """Return YaRN's wavelengths / 2 pi, float32 [D/2], with a range that is not rounded."""
+    base, factor = float(rope["rope_theta"]), float(rope["factor"])
+    original = rope.get("original_max_position_embeddings") or level["max_position_embeddings"]
+
+    def dimension(n_rotations: float) -> float:
+        turns = math.log(original / (n_rotations * 2 * math.pi))
+        return n_dims * turns / (2 * math.log(base))
+
+    low = max(dimension(rope.get("beta_fast") or 32), 0)
+    high = min(dimension(rope.get("beta_slow") or 1), n_dims - 1)
+    if low == high:
+        high += 0.001
+    plain = base ** (mx.arange(0, n_dims, 2, dtype=mx.float32) / n_dims)
+    ramp = (mx.arange(n_dims // 2, dtype=mx.float32) - low) / (high - low)
+    keep = 1 - mx.clip(ramp, 0, 1)
+    return 1 / ((1 - keep) / (factor * plain) + keep / plain)
