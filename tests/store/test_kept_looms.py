@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 import weft
 from shallow import shallow
+from weft.constraints import Regex
 from weft.errors import ConfigError, Conflict, StoreError, TreeError
 from weft.loom import Heddle, Loom
 from weft.loom.grow import plan
@@ -334,6 +335,19 @@ def test_lists_count_what_grows_once_it_has_a_token(library: Library, lm: weft.L
     assert counted() == [1, 1]
     kept.redo()
     assert counted() == [3, 1]
+
+
+def test_legal_logmass_is_kept_with_its_tokens(library: Library, lm: weft.LM) -> None:
+    kept = library.create(Loom(lm, "Once upon a time"))
+    (made,) = kept.loom.grow(n=1, max_tokens=8, constraint=Regex("[a-z ]{20}"), seed=1)
+    kept.commit("grow")
+    written = list(made.legal_logmass)
+    assert len(written) == len(made.tokens)
+    made.clip(3)
+    kept.commit("edit")
+    assert library.open(kept.name, lm).loom.children[0].legal_logmass == written[:3]
+    kept.undo()
+    assert library.open(kept.name, lm).loom.children[0].legal_logmass == written
 
 
 def test_what_grew_when_the_holder_left_is_interrupted(library: Library, lm: weft.LM) -> None:

@@ -182,7 +182,7 @@ def _stream_of(node: Heddle) -> TextStream | None:
 
 
 def _empty(node: Heddle) -> Content:
-    empty = Content.of(node)._replace(tokens=[], logprobs=[], entropies=[])
+    empty = Content.of(node)._replace(tokens=[], logprobs=[], entropies=[], legal_logmass=[])
     return empty._replace(finish_reason=None, stop_string=None, terminal=False)
 
 

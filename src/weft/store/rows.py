@@ -53,6 +53,7 @@ class Content(NamedTuple):
     finish_reason: FinishReason | None
     stop_string: str | None
     terminal: bool
+    legal_logmass: list[float]
 
     @classmethod
     def of(cls, node: Heddle) -> Content:
@@ -66,6 +67,7 @@ class Content(NamedTuple):
             node.finish_reason,
             node.stop_string,
             node.terminal,
+            node.legal_logmass,
         )
 
     def differs(self, node: Heddle) -> bool:
@@ -75,6 +77,7 @@ class Content(NamedTuple):
             or self.finish_reason != node.finish_reason
             or self.logprobs != node.logprobs
             or self.entropies != node.entropies
+            or self.legal_logmass != node.legal_logmass
             or (self.params is not node.params and self.params != node.params)
             or self.terminal != node.terminal
             or self.lineage != node.lineage
@@ -83,12 +86,16 @@ class Content(NamedTuple):
 
     def kept(self) -> Content:
         """Return it with lists that nobody else changes."""
-        return self._replace(logprobs=list(self.logprobs), entropies=list(self.entropies))
+        return self._replace(
+            logprobs=list(self.logprobs),
+            entropies=list(self.entropies),
+            legal_logmass=list(self.legal_logmass),
+        )
 
 
 CONTENT = (
     "text exact words n_tokens tokens logprobs entropies params lineage finish_reason stop_string "
-    "terminal"
+    "terminal legal_logmass"
 ).split()
 # What changes together, and is told and undone together.
 GROUPS = {
@@ -244,6 +251,7 @@ def content_values(content: Content, text: str, params: Params, prompt: str = ""
         # JSON: it may hold what the database's own text cannot.
         "stop_string": None if content.stop_string is None else json.dumps(content.stop_string),
         "terminal": content.terminal,
+        "legal_logmass": packed_figures(content.legal_logmass) or None,
     }
 
 
@@ -259,6 +267,7 @@ def content_of_row(row: Any, params: Params) -> Content:
         row.finish_reason,
         None if row.stop_string is None else json.loads(row.stop_string),
         row.terminal,
+        [] if row.legal_logmass is None else unpacked_figures(row.legal_logmass),
     )
 
 
@@ -271,6 +280,7 @@ def set_content(node: Heddle, content: Content, text: str) -> None:
     node.params, node.lineage = content.params, content.lineage
     node.finish_reason, node.stop_string = content.finish_reason, content.stop_string
     node.terminal = content.terminal
+    node.legal_logmass = list(content.legal_logmass)
 
 
 def score_value(score: float | None) -> str | None:
