@@ -84,7 +84,7 @@ class SentencePieceCodec(Codec):
         except (UnicodeEncodeError, AttributeError) as error:
             raise ConfigError(f"{text!r:.60} is no text that can be tokenised: {error}") from error
         ids = self._tokenized(text, special=special)
-        if not special and not self._controls.keys().isdisjoint(ids):  # merges made one
+        if not special and not self._controls.keys().isdisjoint(ids):  # merges gave one
             names = {name: i for i, name in self._controls.items()}
             ids = apart(text, partial(self._tokenized, special=False), names)
         if decorated:

@@ -239,7 +239,7 @@ def _gemma(header: GGUF, config: Mapping[str, Any]) -> dict[str, Any]:
     scale = config["head_dim"]
     if n_layers == largest:
         scale = config["hidden_size"] // config["num_attention_heads"]
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "query_pre_attn_scalar": scale,
         "sliding_window": header.of_model("attention.sliding_window", 4096),
     }
@@ -248,14 +248,14 @@ def _gemma(header: GGUF, config: Mapping[str, Any]) -> dict[str, Any]:
             "rope_type": "default",
             "rope_theta": header.of_model("rope.freq_base_swa", _LOCAL_THETA),
         }
-        found["rope_parameters"] = {
+        values["rope_parameters"] = {
             "full_attention": config["rope_parameters"],
             "sliding_attention": local,
         }
     for name, key in (("attn", "attn_logit_softcapping"), ("final", "final_logit_softcapping")):
         if (cap := header.of_model(key)) is not None:
-            found[f"{name}_logit_softcapping"] = cap
-    return found
+            values[f"{name}_logit_softcapping"] = cap
+    return values
 
 
 def _rope(header: GGUF, head_dim: int) -> dict[str, Any]:
@@ -325,8 +325,8 @@ def _factors(header: GGUF, name: str, count: int) -> list[float]:
             f"{header.file}: {name} is {tensor.type} {list(tensor.shape)}; f32 and [{count}] belong"
             " there"
         )
-    found: list[float] = np.fromfile(tensor.file, "<f4", count, offset=tensor.begin).tolist()
-    return found
+    factors: list[float] = np.fromfile(tensor.file, "<f4", count, offset=tensor.begin).tolist()
+    return factors
 
 
 def _original_context(header: GGUF) -> int:

@@ -103,9 +103,9 @@ class _Vocabulary:
             token.partition("\0")[0] or f"[EMPTY_{i}]" for i, token in enumerate(tokens)
         ]
         self._ids = {token: i for i, token in enumerate(self.tokens)}
-        given = self.values.get("token_type") or [_NORMAL] * len(tokens)
+        types = self.values.get("token_type") or [_NORMAL] * len(tokens)
         self._ends = {i for text in _ENDS if (i := self._ids.get(text)) is not None}
-        self.types = self._corrected(list(given))
+        self.types = self._corrected(list(types))
 
     @property
     def special_tokens(self) -> dict[str, str]:
@@ -239,11 +239,11 @@ def _pre_tokenizer(pre: object, name: str) -> PreTokenizer:
     return DEFAULT
 
 
-def _merges(given: object, ids: Mapping[str, int], name: str) -> list[tuple[str, str]]:
-    if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
+def _merges(merges: object, ids: Mapping[str, int], name: str) -> list[tuple[str, str]]:
+    if not isinstance(merges, list) or not all(isinstance(each, str) for each in merges):
         raise ModelLoadError(f"{name}: tokenizer.ggml.merges is missing; download the file again")
     pairs: dict[tuple[str, str], None] = {}
-    for merge in given:
+    for merge in merges:
         at = merge.find(" ", 1)
         left, right = merge[:at], merge[at + 1 :]
         if at > 0 and left in ids and right in ids and left + right in ids:

@@ -135,8 +135,8 @@ def widen(bits: NDArray[np.uint16]) -> Floats:
 
 def rows_of(matrix: Matrix, ids: NDArray[np.int64]) -> Floats:
     """Return some rows of a matrix in float32; a new array."""
-    found = matrix[ids]
-    return widen(found) if found.dtype == np.uint16 else found  # type: ignore[arg-type,return-value]
+    rows = matrix[ids]
+    return widen(rows) if rows.dtype == np.uint16 else rows  # type: ignore[arg-type,return-value]
 
 
 def product(x: Floats, matrix: Matrix) -> Floats:
@@ -264,8 +264,8 @@ class _LayerReader:
             self._projection(f"{block}.{name}.weight", scale_queries, n_out, n_in)
             for name, n_out in outs.items()
         ]
-        whole = np.ascontiguousarray(np.concatenate(weights).T)
-        weight = _kept(whole, is_packed=self._is_packed)
+        joined = np.ascontiguousarray(np.concatenate(weights).T)
+        weight = _kept(joined, is_packed=self._is_packed)
         if not self._has_bias(block, outs):
             return Linear(weight)
         biases = [

@@ -89,8 +89,8 @@ def _dequantised(checkpoint: GGUFCheckpoint, name: str, dtype: torch.dtype) -> T
     for start, values in checkpoint.pieces(name):
         flat[start : start + values.size] = torch.from_numpy(values)
     order = checkpoint.row_order(name)
-    whole = flat.view(shape)
-    return whole if order is None else whole[torch.from_numpy(order)]
+    tensor = flat.view(shape)
+    return tensor if order is None else tensor[torch.from_numpy(order)]
 
 
 def _by_transformers(header: GGUF, dtype: torch.dtype) -> PreTrainedModel:
