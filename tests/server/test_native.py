@@ -331,6 +331,16 @@ def test_a_nodes_own_text_is_measured_as_it_was_drawn(desk: Desk) -> None:
     assert all(len(row["top"]) == 3 for row in rows["data"])
 
 
+def test_tokens_of_a_constrained_node_have_their_legal_logmass(desk: Desk) -> None:
+    (node,) = desk.grow(n=1, seed=5, max_tokens=6, constraint={"regex": "[a-z ]{30}"})
+    own = desk.get(f"/nodes/{node['node']}", fields="tokens")
+    assert len(own["legal_logmass"]) == len(own["token_ids"])
+    pairs = zip(own["logprobs"], own["legal_logmass"], strict=True)
+    assert all(logprob <= legal + 1e-4 <= 1e-3 for logprob, legal in pairs)
+    (free,) = desk.grow(n=1, seed=5)
+    assert desk.get(f"/nodes/{free['node']}", fields="tokens")["legal_logmass"] == []
+
+
 def test_a_pattern_that_takes_for_ever_is_refused(desk: Desk) -> None:
     desk.post("/nodes", status=201, text="a" * 60 + "!")
     told = desk.get("/search", status=400, q="(a|aa)+$", regex=True)

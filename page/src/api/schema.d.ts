@@ -753,6 +753,8 @@ export interface components {
             id: string;
             /** @description With fields=kv; null where nobody knows. */
             kv?: components["schemas"]["NodeKv"] | null;
+            /** @description With fields=tokens: log of the probability that a constraint left at each. */
+            legal_logmass?: (number | string | null)[] | null;
             /** @description With fields=tokens. */
             logprobs?: (number | string | null)[] | null;
             /** @description What brought it, where the log knows; with fields=made. */

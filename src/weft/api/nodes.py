@@ -70,6 +70,10 @@ class NodeObject(Reply):
     token_ids: list[int] | None = Field(default=None, description="With fields=tokens.")
     logprobs: list[Figure] | None = Field(default=None, description="With fields=tokens.")
     entropies: list[Figure] | None = Field(default=None, description="With fields=tokens; in nats.")
+    legal_logmass: list[Figure] | None = Field(
+        default=None,
+        description="With fields=tokens: log of the probability that a constraint left at each.",
+    )
     kv: NodeKv | None = Field(default=None, description="With fields=kv; null where nobody knows.")
 
 

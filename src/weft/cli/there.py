@@ -376,6 +376,8 @@ class KeptThere(Kept):
         node.id = told.id
         node.logprobs = [number(value, "a logprob") for value in told.logprobs or ()]
         node.entropies = [number(value, "an entropy") for value in told.entropies or ()]
+        legal = told.legal_logmass or ()
+        node.legal_logmass = [number(value, "a legal_logmass") for value in legal]
         node.params = None if told.params is None else SamplingParams.from_dict(told.params)
         node.finish_reason = told.finish_reason  # type: ignore[assignment]
         node.stop_string, node.terminal = told.stop_string, told.ended

@@ -83,6 +83,7 @@ def node_told(
         told["token_ids"] = node.tokens
         told["logprobs"] = [json_number(value) for value in node.logprobs]
         told["entropies"] = [json_number(value) for value in node.entropies]
+        told["legal_logmass"] = [json_number(value) for value in node.legal_logmass]
     if "kv" in fields:
         told["kv"] = kv_told(live, node)
     if "made" in fields and (made := live.kept.origin(node)) is not None:
