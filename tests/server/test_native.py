@@ -332,7 +332,7 @@ def test_a_nodes_own_text_is_measured_as_it_was_drawn(desk: Desk) -> None:
 
 
 def test_tokens_of_a_constrained_node_have_their_legal_logmass(desk: Desk) -> None:
-    (node,) = desk.grow(n=1, seed=5, max_tokens=6, constraint={"regex": "[a-z ]{30}"})
+    (node,) = desk.grow(n=1, seed=5, max_tokens=6, regex="[a-z ]{30}")
     own = desk.get(f"/nodes/{node['node']}", fields="tokens")
     assert len(own["legal_logmass"]) == len(own["token_ids"])
     pairs = zip(own["logprobs"], own["legal_logmass"], strict=True)
