@@ -248,8 +248,15 @@ def test_keywords(schema: Any, good: list[str], bad: list[str]) -> None:
             "at #: uniqueItems is not supported: too many values; give maxItems",
         ),
         ({"properties": {"a": {"pattern": "(?=x)y"}}}, "at #/properties/a: .*look-ahead"),
-        ({"patternProperties": {"(?=x)y": {}}}, "the pattern '(?=x)y' is not supported"),
-        ({"enum": ["a"], "pattern": "("}, "the pattern .* is not supported"),
+        (
+            {"items": {"patternProperties": {"(?=x)y": {}}}},
+            "at #/items: the pattern '(?=x)y' is not",
+        ),
+        (
+            {"items": {"patternProperties": {"(": {}}}},
+            "at #/items: the pattern .* is not supported",
+        ),
+        ({"items": {"enum": ["a"], "pattern": "("}}, "at #/items: the pattern .* is not supported"),
         (
             {"$defs": {"n": {"multipleOf": 2**60}}, "items": {"$ref": "#/$defs/n"}},
             r"at #/\$defs/n: multipleOf",

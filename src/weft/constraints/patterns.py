@@ -46,10 +46,14 @@ def as_regex(pattern: re.Pattern[str]) -> str:
         raise GrammarError(f"the pattern {pattern.pattern!r} has {error}; leave it out") from None
 
 
+class PatternError(GrammarError):
+    """A pattern of a JSON schema that cannot be written as a regular expression of Rust's."""
+
+
 def search_regex(pattern: str) -> str:
     """Return the texts that contain a JSON schema's pattern, as a regular expression of Rust's.
 
-    Raises: GrammarError naming what in it cannot be written.
+    Raises: PatternError naming what in it cannot be written.
     """
     flags = re.ASCII
     try:
@@ -58,7 +62,7 @@ def search_regex(pattern: str) -> str:
         options = parsed[0][1][1] if is_branch else [parsed]
         return f"({'|'.join(_SearchPattern().all(list(option), flags) for option in options)})"
     except (re.error, _Unwritable) as error:
-        raise GrammarError(f"the pattern {pattern!r} is not supported: {error}") from None
+        raise PatternError(f"the pattern {pattern!r} is not supported: {error}") from None
 
 
 def beginnings(pattern: re.Pattern[str]) -> re.Pattern[str] | None:

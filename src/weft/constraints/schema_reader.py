@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations
@@ -229,7 +229,8 @@ class SchemaReader:
             groups.append([parts for option in options for parts in option])
         if "oneOf" in schema:
             groups += [[(part,)] for part in _discriminator(schema)]
-            own = {word: value for word, value in schema.items() if word != "oneOf"}
+            resolved = ("$ref", "allOf", "anyOf", "oneOf")
+            own = {word: value for word, value in schema.items() if word not in resolved}
             beside = self._crossed([[(own,)], *groups[1:]])
             groups.append(self._one_of(schema, beside, through))
         if "if" in schema and (applied := self.condition(schema)) is not None:
@@ -270,9 +271,11 @@ class SchemaReader:
         if listing is not None:
             word = "const" if "const" in listing else "enum"
             allowed = [listing["const"]] if word == "const" else list(listing["enum"])
-            rest = {key: value for key, value in listing.items() if key != word}
-            others = [rest if part is listing else part for part in parts]
-            allowed = [value for value in allowed if all(self.fits(value, p) for p in others)]
+            allowed = [
+                value
+                for value in allowed
+                if all(self.fits(value, p, known=word if p is listing else "") for p in parts)
+            ]
         if not types or allowed == []:
             return None
         return Variant(parts, types, allowed, self.is_open)
@@ -297,8 +300,11 @@ class SchemaReader:
 
     # Values ---------------------------------------------------------------------------------------
 
-    def fits(self, value: Any, schema: Schema) -> bool:
-        """Return True if a value fits a schema. Formats are annotations here."""
+    def fits(self, value: Any, schema: Schema, *, known: str = "") -> bool:
+        """Return True if a value fits a schema. Formats are annotations here.
+
+        known: a keyword that the value fits.
+        """
         self.check(schema)
         if isinstance(schema, bool):
             return schema
@@ -308,8 +314,12 @@ class SchemaReader:
         options = schema.get("oneOf")
         return (
             ("type" not in schema or not _types_of(schema["type"]).isdisjoint(types_of(value)))
-            and ("const" not in schema or is_same(value, schema["const"]))
-            and ("enum" not in schema or any(is_same(value, one) for one in schema["enum"]))
+            and ("const" not in schema or known == "const" or is_same(value, schema["const"]))
+            and (
+                "enum" not in schema
+                or known == "enum"
+                or any(is_same(value, one) for one in schema["enum"])
+            )
             and ("$ref" not in schema or self.fits(value, self.target(schema)))
             and all(self.fits(value, part) for part in schema.get("allOf", ()))
             and ("anyOf" not in schema or any(self.fits(value, s) for s in schema["anyOf"]))
@@ -326,13 +336,26 @@ class SchemaReader:
     def _fits_inside(self, value: Any, schema: Mapping[str, Any]) -> bool:
         if isinstance(value, str):
             return _is_counted(len(value), schema, "minLength", "maxLength") and (
-                "pattern" not in schema or matches(schema["pattern"], value)
+                "pattern" not in schema or self._matches(schema, value)
             )
         if isinstance(value, list):
             return self._fits_array(value, schema)
         if isinstance(value, Mapping):
             return self._fits_object(value, schema)
         return is_number(value) is False or _is_in_range(value, schema)
+
+    def _matches(self, schema: Mapping[str, Any], text: str) -> bool:
+        self._check_patterns(schema, [schema["pattern"]])
+        return matches(schema["pattern"], text)
+
+    def _check_patterns(self, schema: Any, patterns: Iterable[str]) -> None:
+        """Raise GrammarError for a pattern that Python's `re` cannot read."""
+        for pattern in patterns:
+            try:
+                re.compile(pattern, re.ASCII)
+            except re.error as error:
+                message = f"the pattern {pattern!r:.80} is not supported: {error}"
+                raise self.error(schema, message) from error
 
     def _fits_array(self, value: list[Any], schema: Mapping[str, Any]) -> bool:
         prefix, rest = _prefix(schema), _rest(schema)
@@ -403,6 +426,7 @@ class SchemaReader:
         for word, value in schema.items():
             if word in _FORMS and not _FORMS[word](value):
                 raise self.error(schema, f"{word} is {value!r:.80}, which is no schema's {word}")
+        self._check_patterns(schema, schema.get("patternProperties", ()))
 
 
 def is_trivial(schema: Any) -> bool:
@@ -440,11 +464,8 @@ def is_unresolved_not(schema: Any) -> bool:
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Return True if a pattern of a schema is found in a text. Raises: GrammarError."""
-    try:
-        return re.search(pattern, text, re.ASCII) is not None
-    except re.error as error:
-        raise GrammarError(f"the pattern {pattern!r:.80} is not supported: {error}") from error
+    """Return True if a pattern of a schema is found in a text. Raises: re.error."""
+    return re.search(pattern, text, re.ASCII) is not None
 
 
 def bounds(variant: Variant) -> tuple[tuple[Any, bool] | None, tuple[Any, bool] | None]:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from ..errors import ConfigError, GrammarError
 from .gbnf import read_rules
+from .patterns import PatternError
 from .rules import ends, passing
 from .schema_reader import (
     FORMATS,
@@ -327,7 +328,11 @@ class RuleWriter(ABC):
                 if value is None:
                     continue
                 matching = {pattern: pattern in matched for pattern in patterns}
-                key = self.unlisted_name(variant.keys(), names.limits, matching, name)
+                try:
+                    key = self.unlisted_name(variant.keys(), names.limits, matching, name)
+                except PatternError as error:
+                    part = variant.with_any("patternProperties", "propertyNames")[0]
+                    raise self.reader.error(part, str(error)) from error
                 if key is not None:
                     options.append(f"{key} {self.layout.colon} {value}")
         self.has_open_names |= bool(options)
