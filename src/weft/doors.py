@@ -80,7 +80,9 @@ def _from_table(
 
     def get(name: str) -> Any:
         if name not in table:
-            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+            from .remedies import unknown_name  # for errors alone
+
+            raise AttributeError(unknown_name(module, name))
         home, there = table[name]
         found = import_module(f".{home or there}", package)
         value = getattr(found, there) if home else found

@@ -5,7 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from functools import cached_property
 from os import PathLike
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
@@ -25,6 +33,7 @@ from .errors import ConfigError, ContextOverflow, StaleHandle, Unsupported
 from .kv.place import Place
 from .kv.tree import TokenTree
 from .pathkv import PathKV
+from .remedies import OF_LM, Listed, remedied
 from .sampling.params import BranchOptions, ModelDefaults, SamplingParams
 from .sampling.sampler import Sampler
 from .sched.driver import Channel, Driver
@@ -53,8 +62,10 @@ _adopted: WeakValueDictionary[int, LM] = WeakValueDictionary()
 _adopting = threading.Lock()
 
 
+@remedied(OF_LM, camel_case=True)
 class LM(
     Uncopied,
+    Listed,
     instead="load the model there from what it was loaded from (weft.load), or ask weft serve",
 ):
     """A loaded model: engine + tokenizer + token tree + scheduler. Make it with `weft.load`.
@@ -309,12 +320,22 @@ class LM(
 
         Of a prompt by `format_chat` they are text where somebody typed them, with `special` too.
         """
+        if not isinstance(text, str):
+            raise ConfigError(
+                f"text is {text!r:.80}; allowed is one text. Of chat messages the token ids are"
+                " lm.format_chat(messages).ids, of many texts [lm.tokenize(text) for text in texts]"
+            )
         if isinstance(text, ChatPrompt) and special and not add_bos:
             return list(text.ids)
         return self.text.encode(text, special=special, add_bos=add_bos)
 
     def detokenize(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, special tokens rendered."""
+        if not isinstance(ids, Iterable):
+            raise ConfigError(
+                f"ids are {ids!r:.80}; allowed is a sequence of token ids. Of one token the text is"
+                " lm.token_to_text(id)"
+            )
         self._check_ids(ids)
         return self.text.decode(ids)
 
@@ -520,6 +541,11 @@ class LM(
                 self.engine.close()
             else:
                 self.driver.close(self.engine.close)
+
+    if not TYPE_CHECKING:
+
+        def __call__(self, *args: Any, **options: Any) -> NoReturn:
+            raise TypeError('an LM is not called: lm.generate("…") returns a list of nodes')
 
     def __enter__(self) -> LM:
         return self

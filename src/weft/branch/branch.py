@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ..checks import whole_number
 from ..constraints.base import n_words
 from ..errors import ConfigError, HasChildren
+from ..remedies import OF_BRANCH, Listed, remedied
 from ..sampling.metrics import entropy, surprisal
 from ..sampling.params import SamplingParams
 from ..sampling.rng import fresh_seed, stream_of
@@ -236,9 +237,11 @@ def constraint_of(grammar: Any) -> Any:
     return GBNF(grammar)
 
 
+@remedied(OF_BRANCH, camel_case=True)
 class Branch(
     Uncopied,
     Tunable,
+    Listed,
     instead="fork() it, or save it and open it elsewhere: branch.save(path), Branch.load(lm, path)",
 ):
     """A sequence being decoded: tokens, logits at the tip, and a sampler with all its state.
@@ -262,8 +265,10 @@ class Branch(
     an awaitable form with an `a` before its name. Calls on one branch wait for each other.
     """
 
-    def __init__(self, lm: LM, place: Any, params: SamplingParams, sampler: Any) -> None:
+    def __init__(self, lm: LM, place: Any = None, params: Any = None, sampler: Any = None) -> None:
         """Made by `Branch.create` and `fork`, which check what this takes as it comes."""
+        if sampler is None:
+            raise ConfigError("make a branch with Branch.create(lm), or with fork()")
         super().__init__(lm, place, params, sampler)
         self._parent: Branch | None = None
         self._forks: Forks | None = None

@@ -119,8 +119,11 @@ class PrefillCall:
     def __init__(self, pairs: Pairs) -> None:
         self.parts: list[_PrefillPart] = []
         for branch, tokens in pairs:
-            if not _is_iterable(tokens):
-                raise ConfigError(f"tokens are {tokens!r}; allowed is a sequence of token ids")
+            if isinstance(tokens, str) or not _is_iterable(tokens):
+                raise ConfigError(
+                    f"tokens are {tokens!r:.80}; allowed is a sequence of token ids. Of a text they"
+                    " are lm.tokenize(text), of chat messages lm.format_chat(messages).ids"
+                )
             ids = [branch.checked_token(token) for token in tokens]
             if ids:
                 _warn_of_prompt(branch, ids)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..checks import number
+from ..errors import ConfigError
+from ..remedies import Listed, remedied
 from .branch import Branch
 from .calls import CommitCall, PrefillCall, ReadCall, arun, checked_pairs, run
 from .state import LiveBranches, Pressure, Produced, draw
@@ -16,7 +18,8 @@ if TYPE_CHECKING:
     from ..lm import LM
 
 
-class BranchStore:
+@remedied({}, camel_case=True)
+class BranchStore(Listed):
     """All branches of one LM, and calls that run many of them together.
 
     It holds nothing itself: any number of stores over one LM are the same.
@@ -24,6 +27,10 @@ class BranchStore:
 
     def __init__(self, lm: LM) -> None:
         """Take calls for many branches of this LM at once."""
+        if not hasattr(lm, "scheduler"):
+            raise ConfigError(
+                f"BranchStore takes an LM, not {type(lm).__name__}; load one with weft.load"
+            )
         self.lm = lm
         self._peers = LiveBranches.of(lm)
 

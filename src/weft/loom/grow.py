@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from .. import doors
 from ..errors import ConfigError, ConstraintError, Terminal
+from ..remedies import OF_BRANCHES, Listed, remedied
 from ..results import Delta
 from ..sampling.params import SamplingParams
 from ..sampling.rng import fresh_seed, stream_of
@@ -46,7 +47,8 @@ _SCREEN = 20
 _FEW = 8  # branches that are planned in well under a millisecond
 
 
-class Branches(list["Heddle"]):
+@remedied(OF_BRANCHES)
+class Branches(Listed, list["Heddle"]):
     """The children a call made, in branch order.
 
     skipped: terminal nodes left alone. failed: why branches are missing that their constraint left

@@ -13,6 +13,7 @@ import numpy as np
 from .. import doors, files
 from ..checks import boolean, whole_number
 from ..errors import ConfigError
+from ..remedies import OF_NODE, Listed, remedied
 from ..results import Delta, Distribution, TextScore, TokenProb
 from ..sampling.metrics import largest, log_softmax
 from ..sampling.params import BranchOptions, SamplingParams
@@ -167,7 +168,8 @@ class Shown(HeddleState):
         return {"text/plain": doors.plain(self._heddle), "text/html": self._repr_html_()}
 
 
-class Heddle(Shown):
+@remedied(OF_NODE)
+class Heddle(Listed, Shown):
     """A node: some tokens that continue its parent's. Equal siblings are two nodes over one KV.
 
     May be subclassed: children are of their parent's class, made by its constructor.

@@ -10,6 +10,13 @@ if TYPE_CHECKING:
     from ..lm import LM
 
 
+def is_lm(model: object) -> bool:
+    """Return True for an LM."""
+    from ..lm import LM
+
+    return isinstance(model, LM)
+
+
 class Home:
     """The LM behind a loom. `model` and `tokenizer` are the objects that the caller handed in.
 

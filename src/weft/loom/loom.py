@@ -14,7 +14,7 @@ from ..errors import ConfigError
 from ..sampling.params import knows_options
 from .constrained import HEAL, healed_ids
 from .heddle import Heddle
-from .home import Home
+from .home import Home, is_lm
 from .node import checked_ids, forget_places
 
 if TYPE_CHECKING:
@@ -97,6 +97,8 @@ class Loom(Heddle):
                 most models. Other prompts are refused with it.
             heddle_class: the class of the nodes below; the loom class's own where it is left out.
         """
+        if is_lm(tokenizer) or is_lm(prompt):
+            raise ConfigError("the model comes first, then the prompt: Loom(lm, prompt)")
         if prompt is None:
             prompt, tokenizer = tokenizer, None
         if prompt is None:
