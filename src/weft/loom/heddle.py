@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 if TYPE_CHECKING:
     Label = Callable[["Heddle"], str]
-    Texts = list[str] | tuple[str, ...] | Sequence[Sequence[int]]
+    Texts = list[str] | tuple[str, ...]
 
 
 class Shown(HeddleState):
@@ -347,7 +347,7 @@ class Heddle(Listed, Shown):
         """Return how likely a text is after the node. Adds nothing.
 
         Args:
-            text: a text or its token ids; or a list of these, which share the model's calls.
+            text: a text or its token ids; or a list of texts, which share the model's calls.
             special: as for `add`.
 
         Returns: a TextScore, or a list of them in the order of the texts.
@@ -550,8 +550,7 @@ def measure_items(
 
 
 def _is_list_of_texts(text: str | Sequence[int] | Texts) -> bool:
-    is_list = isinstance(text, list | tuple) and len(text) > 0
-    return is_list and isinstance(text[0], str | list | tuple)
+    return isinstance(text, list | tuple) and len(text) > 0 and isinstance(text[0], str)
 
 
 def _scores_of(tickets: Sequence[Ticket]) -> list[Score]:
