@@ -81,7 +81,10 @@ class Wording:
         order = self.dialect.order
         cut = [name for name in asked if name in _FILTERS and name != "top_k"]
         if order == "first" and {"top_p", "min_p"} <= set(cut):
-            return f"min_p together with top_p: {self.dialect.name} applies them in another order"
+            return (
+                f"min_p together with top_p: {self.dialect.name} applies them in another order;"
+                " top_p=1 or min_p=0 turns one off"
+            )
         if not cut or params.temperature == 1 or order == "either":
             return None
         if params.temperature_first != (order == "first"):
