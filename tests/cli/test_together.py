@@ -150,7 +150,7 @@ def test_a_search_that_is_killed_loses_a_second_at_most(weft, started) -> None:
     assert [node.finish_reason for node in loom.children].count("interrupted") > 0
     assert len(loom.children) >= 60
     assert all(node.tokens and len(node.tokens) == len(node.logprobs) for node in loom.children)
-    assert weft("undo").exit_code == 0
+    assert weft("undo", "--loom", OTHER).exit_code == 0
     assert numbers(weft) == [0]
 
 
