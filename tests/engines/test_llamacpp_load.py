@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -174,3 +175,19 @@ def test_loading_a_gguf_file_imports_no_torch() -> None:
     command = [sys.executable, "-c", code, str(shallow_gguf())]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("kind", "n_rows", "n_notes"), [("q8_0", 16, 1), ("q8_0", 15, 0), ("f16", 16, 0)]
+)
+def test_many_branches_of_quantised_weights_are_noted_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, n_rows: int, n_notes: int
+) -> None:
+    export_gguf(TINY, tmp_path / "model.gguf", kind)
+    engine = LlamaCppEngine.load(tmp_path / "model.gguf", n_threads=1)
+    with caplog.at_level(logging.WARNING, logger="weft.engines.llamacpp"):
+        for _ in range(2):
+            engine.forward([Row((), [5 + i], 0, None, (0,)) for i in range(n_rows)])
+    notes = [each for each in caplog.records if 'engine="torch"' in each.getMessage()]
+    assert len(notes) == n_notes
+    engine.close()

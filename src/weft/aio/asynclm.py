@@ -129,7 +129,8 @@ class AbstractAsyncLM(ABC):
         """Return tokens drawn after a prompt, up to an end token, which is not among them.
 
         temperature: 0 takes the likeliest. seed: the same seed gives the same tokens, those that
-        `Loom.grow(n=1, seed=seed)` gives; None takes a fresh one.
+        `Loom.grow(n=1, seed=seed)` gives; None takes a fresh one. Other calls that run at the same
+        time may change them in bfloat16, on MLX and on llama.cpp (docs/models.md).
         A sample that fills the context ends there, and the log warns.
         Raises: ContextOverflow for a prompt that is longer than the context.
         """

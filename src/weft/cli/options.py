@@ -176,7 +176,9 @@ Temperature = Annotated[
 ]
 Seed = Annotated[
     int | None,
-    typer.Option("--seed", help="The same seed gives the same tree.", show_default=False),
+    typer.Option(
+        "--seed", help="The same seed gives the same tree, up to rounding.", show_default=False
+    ),
 ]
 Stop = Annotated[
     list[str] | None,

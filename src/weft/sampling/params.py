@@ -104,7 +104,8 @@ class SamplingParams:
     logit_bias: added to raw logits, by token id: -inf forbids, inf leaves nothing else; kept as
     sorted pairs.
     stop: strings that end a continuation; kept as a tuple.
-    seed: makes a call reproducible; None takes a fresh one.
+    seed: repeats a call; None takes a fresh one. Other calls that run at the same time may change
+    a text in bfloat16, on MLX and on llama.cpp, where row counts change rounding (docs/models.md).
     constraint: what the text may be; see `weft.constraints`. Kept as a `Constraint`.
     temperature_first: temperature before the filters instead of after them.
     draw_rule: how a seed becomes tokens, not to be chosen: `DRAW_RULE`, or that of the version that

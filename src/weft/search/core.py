@@ -197,7 +197,8 @@ class SearchOptions(BranchOptions, total=False):
     task: words the questions and checks the answer. None recognises a Game of 24 prompt.
     budget_tokens, budget_s, budget_kv_bytes: what may be spent; `cost.stopped` says which one
     ended the search. The last is what the KV of the whole tree may take.
-    seed: the same seed gives the same tree, unless `budget_s` cuts it.
+    seed: the same seed gives the same tree, unless `budget_s` cuts it. Other calls that run at the
+    same time may change it in bfloat16, on MLX and on llama.cpp (docs/models.md).
     progress: called after each round with a `Level`.
     resume: a file. The search is written to it after each round; where it is there already, the
     search goes on from it, and ends as it would have without the break.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -23,12 +25,14 @@ from .context import Context, Floats
 from .kv import SequenceFragments, kv_dtype
 from .leases import Leases
 from .library import Handle, chosen_devices, devices, new_context
-from .settings import N_BATCH, ContextSettings, Progress
+from .settings import FLOATS, N_BATCH, ContextSettings, Progress
 from .step import Batches, Owner, StepAnswers, ViewOutput
 from .taken import check_taken
 from .vocabulary import read_tokenizer
 
+_log = logging.getLogger("weft.engines.llamacpp")
 _N_SEQUENCES = 256  # the library's own limit
+_MANY_ROWS = 16  # of one step
 _SPARE = 8  # leases for rows that write nothing, and for KV on its way out and in
 _POOLING: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
 
@@ -41,6 +45,7 @@ class LlamaCppEngine(Engine):
         self._header = header
         self._model: Handle | None = model
         self._settings = settings
+        self._may_advise = True
         pointer = model.pointer
         self._n_vocab = int(C.llama_vocab_n_tokens(C.llama_model_get_vocab(pointer)))
         window = int(C.llama_model_n_swa(pointer))
@@ -118,7 +123,8 @@ class LlamaCppEngine(Engine):
             n_threads: of a model call; None for the cores that may be used, fewer while others use
                 them.
             type_k, type_v: of keys and values, instead of `dtype`: "f32", "f16", "bf16", "q8_0", …
-            flash_attention: None lets llama.cpp choose.
+            flash_attention: None lets llama.cpp choose, which mostly turns it on; the library's own
+                default is off, and rounds differently.
             load_mode: "auto", "none", "mmap", "mlock", "mmap+mlock" or "dio".
             repack: lay weights out anew for the CPU; False where that crashes (AMX and q8_0).
             check_tensors: look at all weights while loading.
@@ -188,12 +194,26 @@ class LlamaCppEngine(Engine):
     def forward(self, rows: Sequence[Row]) -> ViewOutput:
         """Run all rows; see `Engine.forward`. Raises: ForwardError, KVFull, Unsupported."""
         batches = self._begin(rows)
+        if len(rows) >= _MANY_ROWS and self._may_advise:
+            self._advise()
         answers = StepAnswers(rows, self._n_vocab)
         if rows:
             batches.run(answers.wanted(), answers.take, most=answers.most)
         output = answers.output()
         self._context.lend_to(output)
         return output
+
+    def _advise(self) -> None:
+        """Log once that the torch engine is cheaper for many branches of a quantised file."""
+        self._may_advise = False
+        is_quantised = any(kind not in FLOATS for kind in self.info.extra["weight_types"])
+        if is_quantised and not self._settings.gpus and find_spec("torch") is not None:
+            _log.warning(
+                "%s runs many branches of quantised weights on a CPU. With 32 branches"
+                ' engine="torch", dtype="bfloat16" took a quarter of the CPU time per token, and'
+                " more memory (docs/llamacpp.md)",
+                self.info.model,
+            )
 
     def hidden_states(self, rows: Sequence[Row]) -> list[Floats]:
         """Run rows and return their final hidden states, after the last norm."""

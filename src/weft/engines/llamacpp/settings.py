@@ -21,7 +21,7 @@ Progress = Callable[[str, int, int, str], None]
 N_BATCH = 512
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 _DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "auto": "f16"}
-_FLOATS = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "f64": "float64"}
+FLOATS = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "f64": "float64"}
 _LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock", "dio")
 _SPLIT_LAYERS, _ONE_GPU = C.LLAMA_SPLIT_MODE_LAYER, C.LLAMA_SPLIT_MODE_NONE
 _KV_BYTES = 4 << 30
@@ -102,7 +102,7 @@ def kv_types(
     of_keys, of_values = type_k or _DTYPES[dtype], type_v or _DTYPES[dtype]
     if flash is None and dtype == "float32":
         flash = False
-    if flash is False and of_values not in _FLOATS:
+    if flash is False and of_values not in FLOATS:
         raise ConfigError(f"type_v={of_values!r} needs flash attention; leave that to llama.cpp")
     return of_keys, of_values, flash
 
