@@ -155,7 +155,7 @@ class Runs:
     """`n` choices after each of some nodes, run once, in one batch.
 
     Choice i of a prompt is drawn with the seed `seed + i`: it is what `node.grow(seed=seed + i)`
-    gives (up to rounding: docs/models.md, What a seed repeats). seed: the one given, else a fresh one.
+    gives, up to rounding (docs/models.md). seed: the one given, else a fresh one.
     first_token_s: seconds from here to the first news of any choice; None where nobody looks for
     news, and before it.
     """
