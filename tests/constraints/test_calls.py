@@ -239,6 +239,17 @@ def test_arguments_have_no_name_twice(kind: str, choice: str) -> None:
     assert not verdict(text, constraint, turn.replace("ac", "ab"))
 
 
+def test_arguments_after_reasoning_have_no_name_twice() -> None:
+    text = tokenizer(FORMS["deepseek"])
+    schema = {"additionalProperties": {"type": "integer"}}
+    tools = [{"name": "f", "parameters": schema}]
+    constraint = call_constraint(text, text.chat_form(), tools, "required", thinking_open=True)
+    thought = 'Of {"a": 1, "a": 2} and "x" I think.\n</think>\n\n'
+    turn = turn_of(text, "deepseek", [("f", {"ab": 1, "ac": 2})])
+    assert verdict(text, constraint, thought + turn)
+    assert not verdict(text, constraint, thought + turn.replace("ac", "ab"))
+
+
 def test_unsupported_schema_is_named_with_its_tool_and_place() -> None:
     text = tokenizer(FORMS["hermes"])
     schema = {"properties": {"a": {"type": "array", "contains": {"const": 1}}}}

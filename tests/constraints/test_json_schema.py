@@ -14,6 +14,7 @@ import pytest
 
 from weft.constraints import JsonSchema, Lark, from_dict, json_schema_to_grammar
 from weft.constraints.base import Compiler, Constraint, Matcher, n_words
+from weft.constraints.grammar import Prefixed
 from weft.constraints.unique_names import OpenNames
 from weft.errors import ConfigError, ConstraintError, FormatError, GrammarError
 from weft.tokens.tokenizer import Tokenizer
@@ -189,8 +190,8 @@ def test_open_names_are_the_same_however_the_text_is_cut(text: bytes) -> None:
 
 def test_closed_objects_need_no_check_of_names() -> None:
     closed = {"type": "object", "properties": {"a": {"type": "null"}}}
-    assert not JsonSchema(closed).needs_unique_names()
-    assert JsonSchema({"type": "object"}).needs_unique_names()
+    assert JsonSchema(closed).unique_names_after() is None
+    assert JsonSchema({"type": "object"}).unique_names_after() == ""
 
 
 @pytest.mark.parametrize(
@@ -356,7 +357,7 @@ def test_options_are_part_of_the_value_and_of_its_data() -> None:
     flexible = JsonSchema(OBJECT, whitespace="flexible", open_objects=True)
     assert plain != flexible
     assert plain.to_dict() == {"json_schema": OBJECT}
-    for constraint in (plain, flexible, Lark("start: /a/", unique_names=True)):
+    for constraint in (plain, flexible, Lark("start: /a/", unique_names=True, json_after="a")):
         assert from_dict(json.loads(json.dumps(constraint.to_dict()))) == constraint
     with pytest.raises(FormatError):
         from_dict({"json_schema": {}, "nosuch": 1})
@@ -369,6 +370,16 @@ def test_lark_with_unique_names_checks_each_json_in_the_text() -> None:
     assert takes(constraint, '<{"a":1}> {"a":1}')
     assert not takes(constraint, '<{"a":1,"a":2}> {}')
     assert not takes(constraint, '<{}> {"a":1,"a":2}')
+
+
+@pytest.mark.parametrize("prefix", [' "', "{", '["', 'x}, "'])
+def test_names_are_compared_after_a_prefix(prefix: str) -> None:
+    constraint = Prefixed(prefix, JsonSchema({"type": "object"}))
+    assert takes(constraint, prefix + '{"a": 1, "b": {"a": 1}}')
+    assert not takes(constraint, prefix + '{"a": 1, "a": 2}')
+    twice = Prefixed(prefix, Lark('start: "{<" %json {}', unique_names=True, json_after="{<"))
+    assert takes(twice, prefix + '{<{"a":1}')
+    assert not takes(twice, prefix + '{<{"a":1,"a":2}')
 
 
 def test_a_schema_of_many_properties_compiles_in_linear_space() -> None:

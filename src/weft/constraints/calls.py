@@ -53,10 +53,10 @@ def call_constraint(
     if wanted == "auto":
         triggers, skipped = writer.triggers()
         return Lazy(writer.lark(skipped=skipped), triggers)
-    before = ""
     if thinking_open:
-        before = writer.until(form.think[1])
-    return writer.lark(before=before)
+        mark = form.think[1]
+        return writer.lark(before=writer.until(mark), json_after=mark)
+    return writer.lark()
 
 
 def _functions(tools: Sequence[Any]) -> dict[str, Any]:
@@ -136,12 +136,18 @@ class _CallsWriter:
         after = "" if self.how.slots[0] != "name" or len(self.how.slots) < 2 else self.how.mids[0]
         return [f"{plain}{name}{after[:1]}" for name in self.functions], ""
 
-    def lark(self, *, skipped: str = "", before: str = "") -> Lark:
-        """Return the constraint. skipped: what the text has of the head already."""
+    def lark(self, *, skipped: str = "", before: str = "", json_after: str = "") -> Lark:
+        """Return the constraint.
+
+        skipped: what the text has of the head already. before: the rule of what comes before the
+        call. json_after: the end of that.
+        """
         text = self.grammar(skipped=skipped, before=before)
-        # Reasoning and arguments without JSON may have any brackets and quotes.
-        is_json = self.how.each is None and not self.how.is_python and not before
-        return Lark(text, unique_names=self.has_open_names and is_json)
+        # Arguments without JSON may have any brackets and quotes.
+        is_json = self.how.each is None and not self.how.is_python
+        if not (self.has_open_names and is_json):
+            return Lark(text)
+        return Lark(text, unique_names=True, json_after=json_after)
 
     def grammar(self, *, skipped: str = "", before: str = "") -> str:
         """Return the Lark. skipped: of the head, what has come already."""

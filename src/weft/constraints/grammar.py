@@ -71,15 +71,20 @@ class Grammar(Constraint):
         matcher = LLMatcher(compiler.guidance, text, log_level=0)
         if matcher.is_error():
             raise GrammarError(f"{self._what()} is not valid: {self._told(matcher.get_error())}")
-        if self.needs_unique_names():
-            from .unique_names import UniqueNamesMatcher
+        begin = self.unique_names_after()
+        if begin is None:
+            return GrammarMatcher(matcher, compiler)
+        from .unique_names import UniqueNamesMatcher
 
-            return UniqueNamesMatcher(matcher, compiler)
-        return GrammarMatcher(matcher, compiler)
+        return UniqueNamesMatcher(matcher, compiler, begin)
 
-    def needs_unique_names(self) -> bool:
-        """Return True if objects of the text could have a name twice, and must not."""
-        return False
+    def unique_names_after(self) -> str | None:
+        """Return the text before the JSON in which no object may have a name twice.
+
+        "" if the text begins with JSON, or has no quotes and brackets before; None if names need no
+        check.
+        """
+        return None
 
     def _what(self) -> str:
         return f"the {type(self).__name__}"
@@ -123,10 +128,12 @@ class Lark(Grammar):
 
     unique_names: in the JSON of the text no object may have a name twice. Outside of its JSON the
     text must have no quotes, brackets or braces.
+    json_after: the text up to this one is not JSON, whatever it has.
     """
 
     text: str
     unique_names: bool = False
+    json_after: str = ""
 
     def __post_init__(self) -> None:
         checked_text("a Lark grammar", self.text)
@@ -138,11 +145,12 @@ class Lark(Grammar):
         made: str = LLMatcher.grammar_from_lark(self.text)
         return made
 
-    def needs_unique_names(self) -> bool:
-        return self.unique_names
+    def unique_names_after(self) -> str | None:
+        return self.json_after if self.unique_names else None
 
     def to_dict(self) -> dict[str, Any]:
-        options = {"unique_names": True} if self.unique_names else {}
+        options: dict[str, Any] = {"unique_names": True} if self.unique_names else {}
+        options |= {"json_after": self.json_after} if self.json_after else {}
         return {"lark": self.text, **options}
 
 
@@ -217,8 +225,9 @@ class Prefixed(Grammar):
         start = {"lark_grammar": f"start: {json.dumps(self.prefix)} @after"}
         return json.dumps({"grammars": [start, {**parts[0], "name": "after"}, *parts[1:]]})
 
-    def needs_unique_names(self) -> bool:
-        return self.constraint.needs_unique_names()
+    def unique_names_after(self) -> str | None:
+        begin = self.constraint.unique_names_after()
+        return self.prefix if begin == "" else begin
 
     def to_dict(self) -> dict[str, Any]:
         return {"prefixed": self.constraint.to_dict(), "prefix": self.prefix}

@@ -80,8 +80,8 @@ class JsonSchema(Grammar):
     def _lark(self) -> SchemaLark:
         return _lark_of(self.schema, self.whitespace, self.open_objects)
 
-    def needs_unique_names(self) -> bool:
-        return self._lark().has_open_names
+    def unique_names_after(self) -> str | None:
+        return "" if self._lark().has_open_names else None
 
     def _told(self, message: str) -> str:
         """Name the place in the schema, not the line of the Lark."""

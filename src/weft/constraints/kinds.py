@@ -380,7 +380,7 @@ def from_dict(data: Mapping[str, Any]) -> Constraint:
         return Prefixed(str(data.get("prefix", "")), inner)
     for name, kind, known in (
         ("json_schema", JsonSchema, {"whitespace", "open_objects"}),
-        ("lark", Lark, {"unique_names"}),
+        ("lark", Lark, {"unique_names", "json_after"}),
     ):
         if isinstance(data, Mapping) and name in data and set(data) <= {name} | known:
             options = {key: value for key, value in data.items() if key != name}

@@ -97,13 +97,18 @@ class OpenNames:
 
 
 class UniqueNamesMatcher(GrammarMatcher):
-    """An llguidance matcher of JSON in which no object has a name twice."""
+    """An llguidance matcher of JSON in which no object has a name twice.
 
-    __slots__ = ("_names",)
+    begin: what comes before the JSON; names are compared after it. "" if the text begins with JSON.
+    """
 
-    def __init__(self, inner: Any, compiler: Compiler, names: OpenNames | None = None) -> None:
+    __slots__ = ("_begin", "_names", "_waiting")
+
+    def __init__(self, inner: Any, compiler: Compiler, begin: str = "") -> None:
         super().__init__(inner, compiler)
-        self._names = OpenNames() if names is None else names
+        self._begin = begin.encode()
+        self._waiting: bytes | None = b"" if begin else None  # the text so far, without `begin`
+        self._names = OpenNames()
 
     def correct(self, bits: NDArray[np.int32], banned: Set[int]) -> None:
         super().correct(bits, banned)
@@ -131,9 +136,13 @@ class UniqueNamesMatcher(GrammarMatcher):
 
     def _after(self, tokens: Sequence[int]) -> OpenNames | None:
         """Return the state after tokens that the grammar allows; None if a name comes twice."""
-        spellings = self._compiler.spellings
-        ids = (token for token in tokens if token < len(spellings))
-        return self._names.after(b"".join(spellings[token] for token in ids))
+        if self._waiting is None:
+            spellings = self._compiler.spellings
+            ids = (token for token in tokens if token < len(spellings))
+            return self._names.after(b"".join(spellings[token] for token in ids))
+        text = self._waiting + b"".join(map(self._compiler.text.token_bytes, tokens))
+        _, begin, json_text = text.partition(self._begin)
+        return self._names.after(json_text) if begin else self._names
 
     def accept(self, token: int) -> None:
         names = self._after([token]) if super().is_allowed(token) else self._names
@@ -141,6 +150,9 @@ class UniqueNamesMatcher(GrammarMatcher):
             raise ConstraintError(f"token {token} gives an object a name that it has already")
         super().accept(token)
         self._names = names
+        if self._waiting is not None:
+            text = self._waiting + self._compiler.text.token_bytes(token)
+            self._waiting = None if self._begin in text else text[-len(self._begin) :]
 
     def is_allowed(self, token: int) -> bool:
         return super().is_allowed(token) and self._after([token]) is not None
@@ -155,4 +167,6 @@ class UniqueNamesMatcher(GrammarMatcher):
         return tokens
 
     def clone(self) -> UniqueNamesMatcher:
-        return UniqueNamesMatcher(self.inner.deep_copy(), self._compiler, self._names)
+        twin = UniqueNamesMatcher(self.inner.deep_copy(), self._compiler)
+        twin._begin, twin._waiting, twin._names = self._begin, self._waiting, self._names
+        return twin
