@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 import weft
 from weft import Heddle, Loom, samples, search
-from weft.constraints import Allow, Choice
+from weft.constraints import Allow, Choice, Regex
 from weft.errors import ConfigError
 from weft.search.particles import effective_size, log_mean_exp, systematic
 
@@ -134,7 +135,7 @@ def test_constraint_weighs_particles_by_the_mass_that_it_leaves(lm: weft.LM) -> 
         n=40,
         depth=1,
         seed=1,
-        constraint=Choice(["Once zqx", "Near the"]),
+        constraint=Regex("Once zqx|Near the"),
         potential=lambda nodes: [0.0] * len(nodes),
     )
     assert Counter(node.text for node in result.loom.children)["Once zqx"] > 10
@@ -151,7 +152,7 @@ def test_constraint_weighs_particles_by_the_mass_that_it_leaves(lm: weft.LM) -> 
         n=1000,
         depth=1,
         seed=1,
-        constraint=Choice(["Once zqx", "Near the"]),
+        constraint=Regex("Once zqx|Near the"),
     )
     assert many.log_evidence == pytest.approx(-1.79, abs=0.15)
 
@@ -210,3 +211,54 @@ def test_constrained_particles_follow_the_enumerated_posterior(lm: weft.LM, ess:
     assert total < 160
     assert ess or unweighted > 1000
     assert math.fsum(estimates) / 10 == pytest.approx(evidence, rel=0.1)
+
+
+def test_choice_is_drawn_by_its_exact_probabilities(lm: weft.LM) -> None:
+    """The twin: each text measured by itself."""
+    loom = Loom(lm, "Tell me a story about a fox.")
+    texts = ["Once upon", "Near the", "Lena", "A fox", "zqx"]
+    logprobs = {text: math.fsum(loom.measure(text).logprobs) for text in texts}
+    evidence = math.log(math.fsum(map(math.exp, logprobs.values())))
+    result = search.smc(lm, loom, n=64, seed=3, constraint=Choice(texts))
+    assert result.log_evidence == pytest.approx(evidence, abs=1e-4)
+    draws = Counter(node.text for node in loom.children)
+    for text in texts:
+        assert abs(draws[text] - 64 * math.exp(logprobs[text] - evidence)) < 1
+    assert result.text == max(texts, key=lambda text: logprobs[text])
+    assert len(result.particles) == 64
+    node = result.best
+    assert (node.terminal, node.finish_reason, node.parsed) == (True, "stop", node.text)
+    assert node.logprobs == pytest.approx(list(loom.measure(node.text).logprobs), abs=1e-4)
+
+
+def test_exact_draws_of_a_choice_take_a_potential_and_their_file(
+    lm: weft.LM, tmp_path: Path
+) -> None:
+    """Two texts of log p -46.65 and -1.79."""
+    prompt, texts = "Tell me a story about a fox.", ["Once zqx", "Near the"]
+    options = {"n": 40, "depth": 1, "seed": 1, "constraint": Choice(texts)}
+    result = search.smc(lm, prompt, resume=tmp_path / "a.loom.json", **options)
+    assert {each.text for each in result.particles} == {"Near the"}
+    assert result.log_evidence == pytest.approx(-1.79, abs=0.01)
+    again = search.smc(lm, prompt, resume=tmp_path / "a.loom.json", **options)
+    assert again.log_evidence == result.log_evidence
+    halved = search.smc(lm, prompt, potential=lambda node: math.log(0.5), **options)
+    assert halved.log_evidence == pytest.approx(-1.79 + math.log(0.5), abs=0.01)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"constraint": Choice(["Once", "Once upon"])},
+        {"constraint": Choice(["Once", "Near"]), "temperature": 0.5},
+        {"constraint": Choice(["Once", "Near"]), "top_k": 5},
+        {"constraint": Choice(["Once upon a time", "Near"]), "max_tokens": 1},
+        {"constraint": Choice(["Once\nupon", "Near"])},
+    ],
+)
+def test_choice_that_is_not_drawn_exactly_is_drawn_by_token(
+    lm: weft.LM, options: dict[str, Any]
+) -> None:
+    result = search.smc(lm, "Tell me a story about a fox.", n=4, depth=1, seed=1, **options)
+    assert all(node.legal_logmass for node in result.loom.children)
+    assert not any("legal_logmass" in node.meta for node in result.loom.children)

@@ -25,6 +25,7 @@ from .core import (
     awaitable,
     branches,
     plain,
+    text_of,
 )
 from .driver import Search, Want
 from .judge import Judge
@@ -45,7 +46,7 @@ def smc(
     depth: int = 32,
     **options: Unpack[SearchOptions],
 ) -> Steps[SearchResult]:
-    """Grow `n` weighted particles line by line, resampling, and return the heaviest one's end.
+    """Grow `n` weighted particles line by line, resampling, and return the heaviest text's end.
 
     The particles aim at the model's own distribution times exp(potential), given that a
     `constraint` holds. After each line a particle's log weight changes by the change of its
@@ -54,6 +55,9 @@ def smc(
     their parents. `log_evidence` of the result estimates the log of the mean exp(potential) under
     the model, which counts as 0 where the constraint is broken; exp of it is unbiased. A particle
     that ended keeps its weight. `particles` of the result holds all of them with their weights.
+
+    The texts of a `Choice` are all measured and drawn by their exact probabilities, if it has 512
+    at most, none begins another, and temperature, filters and bias are neutral.
 
     Args:
         potential: nodes → log potentials of whole paths, -inf for impossible, the prompt's is 0.
@@ -78,6 +82,10 @@ def smc(
     proposer = Proposer(
         search, n_continue=1, n_suggest=0, merges=False, draws=True, default="continue"
     )
+    from .choices import exact_choice
+
+    if (choice := exact_choice(search, proposer.sources)) is not None:
+        proposer.draw_exactly = choice.below
     judge = Potential(search, potential)
     algorithm = Particles(n, ess, whole_number("depth", depth, 1))
     result = yield from search.run(algorithm, judge, proposer, tries=n, depth=depth)
@@ -183,11 +191,13 @@ class Particles:
         return float(search.state["at"][str(search.round)]["log_z"]) if search.round else 0.0
 
     def _by_weight(self, particles: Sequence[tuple[Heddle, float]]) -> list[Heddle]:
-        mass = defaultdict[Heddle, float](float)
+        """Return the nodes by the weight that their texts have over all particles."""
+        mass = defaultdict[str, float](float)
         top = max(weight for _, weight in particles)
+        texts = {node: text_of(node) for node, _ in particles}
         for node, weight in particles:
-            mass[node] += math.exp(weight - top) if top > -math.inf else 1.0
-        return sorted(mass, key=lambda node: -mass[node])
+            mass[texts[node]] += math.exp(weight - top) if top > -math.inf else 1.0
+        return sorted(texts, key=lambda node: -mass[texts[node]])
 
 
 def _rise(node: Heddle, child: Heddle, search: Search) -> float:
@@ -213,15 +223,19 @@ def log_mean_exp(log_weights: Sequence[float]) -> float:
     return top + math.log(mean)
 
 
-def systematic(log_weights: Sequence[float], rng: Random) -> list[int]:
-    """Return as many indices as weights: each within 1 of its share, from one random number."""
+def systematic(log_weights: Sequence[float], rng: Random, n: int | None = None) -> list[int]:
+    """Return `n` indices, each within 1 of its share, from one random number.
+
+    n: None: as many as there are weights.
+    """
+    n = len(log_weights) if n is None else n
     top = max(log_weights)
     weights = [math.exp(weight - top) for weight in log_weights]
-    step = math.fsum(weights) / len(weights)
+    step = math.fsum(weights) / n
     at, total, picked = rng.random() * step, 0.0, list[int]()
     for index, weight in enumerate(weights):
         total += weight
-        while at < total and len(picked) < len(weights):
+        while at < total and len(picked) < n:
             picked.append(index)
             at += step
-    return picked + [len(weights) - 1] * (len(weights) - len(picked))
+    return picked + [len(weights) - 1] * (n - len(picked))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from random import Random
@@ -69,6 +69,8 @@ class Proposer:
         self.merges = merges
         self.draws = draws
         self.n_closed = 0
+        # Draws instead of the sources where the distribution of what they write is known.
+        self.draw_exactly: Callable[[Sequence[Want]], Steps[list[Heddle]]] | None = None
         self.sources = [
             self._source(by, default if kind is None else kind, n_continue, n_suggest)
             for by, kind in search.proposers.items()
@@ -88,6 +90,8 @@ class Proposer:
 
     def below(self, wanted: Sequence[Want]) -> Steps[list[Heddle]]:
         """Return the candidates below nodes, each once; those of one model grow in one batch."""
+        if self.draw_exactly is not None:
+            return (yield from self.draw_exactly(wanted))
         found: list[Heddle] = []
         for source in self.sources:
             own = [want for want in wanted if want.by in (None, source.by)]

@@ -1,0 +1,83 @@
+"""Exact draws from a `Choice`: all its texts are measured, so that no likely one is missed.
+
+Drawn token by token, a text is found as often as its first tokens are likely among the allowed
+ones. A likely text behind an unlikely token would need very many particles.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ..constraints import Choice, as_constraint
+from ..loom import Heddle
+from ..loom.heddle import measure_item
+from ..loom.node import add_tokens
+from ..sampling.params import SamplingParams
+from .core import Read, Steps
+from .driver import Search, Want
+from .particles import log_mean_exp, systematic
+from .propose import Source
+
+MOST_TEXTS = 512
+
+
+class ExactChoice:
+    """Draws the texts of a `Choice` in proportion to their probabilities, below the start.
+
+    cuts: the tokens of each text, as the tokenizer cuts it.
+    """
+
+    def __init__(self, search: Search, params: SamplingParams, cuts: Sequence[list[int]]) -> None:
+        self.search = search
+        self.params = params
+        self.cuts = cuts
+
+    def below(self, wanted: Sequence[Want]) -> Steps[list[Heddle]]:
+        """Return as many drawn texts as are wanted, each as a node of its own.
+
+        `meta["legal_logmass"]` of each is the log-probability of all texts together.
+        """
+        search, (want,) = self.search, wanted
+        assert search.lm is not None
+        items = [measure_item(want.node, cut) for cut in self.cuts]
+        scores = yield Read(search.lm, items)
+        search.meter.prompt_tokens += sum(map(len, self.cuts))
+        logprobs = [math.fsum(score.logprobs.tolist()) for score in scores]
+        evidence = log_mean_exp(logprobs) + math.log(len(logprobs))
+        made = []
+        for number in systematic(logprobs, search.rng("choice"), want.n):
+            node = add_tokens(want.node, self.cuts[number])
+            node.logprobs = scores[number].logprobs.tolist()
+            node.params, node.terminal, node.finish_reason = self.params, True, "stop"
+            node.meta["legal_logmass"] = evidence
+            made.append(node)
+        search.meter.candidates += len(made)
+        return made
+
+
+def exact_choice(search: Search, sources: Sequence[Source]) -> ExactChoice | None:
+    """Return the exact draws of a search whose constraint is a `Choice`, or None.
+
+    None where the draws are not the model's raw distribution, or the texts do not end where they
+    are complete: one begins another, holds a stop string, or is longer than `max_tokens`.
+    """
+    lm, sampling = search.lm, search.settings.sampling
+    constraint = sampling.get("constraint")
+    constraint = None if constraint is None else as_constraint(constraint)
+    is_own = len(sources) == 1 and sources[0].lm is lm and sources[0].call is None
+    if lm is None or not is_own or not lm.info.abilities.steps:
+        return None
+    if not isinstance(constraint, Choice) or len(constraint.texts) > MOST_TEXTS:
+        return None
+    params = SamplingParams.resolve({"stop": "\n", **sampling}, SamplingParams())
+    neutral = SamplingParams(max_tokens=params.max_tokens, stop=params.stop, constraint=constraint)
+    texts = sorted(set(constraint.texts))
+    begins = any(after.startswith(text) for text, after in zip(texts, texts[1:], strict=False))
+    is_cut = any(stop in text for stop in params.stop for text in texts)
+    is_begun = search.start.params is not None and search.start.params.constraint == constraint
+    if params != neutral or begins or is_cut or is_begun or search.meter.budget.kv_bytes:
+        return None
+    cuts = [lm.constraints.ids_of(text.encode()) for text in texts]
+    fits = all(max(cut) < lm.info.n_vocab and len(cut) <= params.max_tokens for cut in cuts)
+    return ExactChoice(search, params, cuts) if fits else None
