@@ -209,12 +209,12 @@ def function_for(name: str) -> str | None:
 
 def options_for(taken: Container[str]) -> dict[str, str]:
     """Return other libraries' names of options, with the option among `taken` for each."""
-    found: dict[str, str] = {}
+    answers: dict[str, str] = {}
     for options, others in _OPTIONS.items():
         here = next((option for option in options if option in taken), None)
         if here is not None:
-            found.update(dict.fromkeys((other for other in others if other not in taken), here))
-    return found
+            answers.update(dict.fromkeys((other for other in others if other not in taken), here))
+    return answers
 
 
 def attribute_for(name: str) -> str | None:

@@ -177,8 +177,8 @@ class Particles:
         weights = [math.exp(weight - top) if top > -math.inf else 0.0 for _, weight in now]
         total = math.fsum(weights) or 1.0
         pairs = zip(now, weights, strict=True)
-        found = [Particle(node, weight / total) for (node, _), weight in pairs]
-        return tuple(sorted(found, key=lambda each: -each.weight))
+        particles = [Particle(node, weight / total) for (node, _), weight in pairs]
+        return tuple(sorted(particles, key=lambda each: -each.weight))
 
     def _now(self, search: Search) -> list[tuple[Heddle, float]]:
         if not search.round:

@@ -244,11 +244,11 @@ def estimate(strategy: Strategy, options: Mapping[str, Any], prompt: str) -> Est
     """
     from .task import Game24
 
-    found = _unbudgeted(strategy, options, Game24.read(prompt))
+    bound = _unbudgeted(strategy, options, Game24.read(prompt))
     budget = options.get("budget_tokens")
-    if budget is None or (found.tokens is not None and found.tokens <= budget):
-        return found
-    return Estimate(budget, f"the budget; {found.parts}")
+    if budget is None or (bound.tokens is not None and bound.tokens <= budget):
+        return bound
+    return Estimate(budget, f"the budget; {bound.parts}")
 
 
 def _unbudgeted(strategy: Strategy, options: Mapping[str, Any], task: Game24 | None) -> Estimate:
@@ -258,7 +258,7 @@ def _unbudgeted(strategy: Strategy, options: Mapping[str, Any], task: Game24 | N
         answers = n or 1
         return Estimate(answers * _ANSWER, f"{_counted(answers, 'answer')} of up to {_ANSWER}")
     if strategy.name == "tot-dfs":
-        return Estimate(None, f"lines of up to {_LINE}, until an answer is found")
+        return Estimate(None, f"lines of up to {_LINE}, until an answer is known")
     n_lines = _lines(strategy.name, breadth or 1, n, task)
     n_answers = (
         1 if task is None else {"tot": breadth or 1, "mcts": 5, "adaptive": 5}.get(strategy.name, 1)

@@ -44,7 +44,7 @@ def legal_logmass(logits: Tensor, seats: Seats) -> Tensor:
     logits: [B, V], raw, of any float dtype; not modified.
     """
     assert seats.allowed is not None
-    found = []
+    parts = []
     for first in range(0, len(logits), max(1, _TOGETHER // logits.shape[1])):
         rows = slice(first, first + max(1, _TOGETHER // logits.shape[1]))
         raw = logits[rows].float()
@@ -52,8 +52,8 @@ def legal_logmass(logits: Tensor, seats: Seats) -> Tensor:
         if seats.bias_ids is not None and seats.bias is not None:
             bans = torch.where(seats.bias[rows].isneginf(), -torch.inf, 0.0)
             legal = legal.scatter_add(1, seats.bias_ids[rows], bans)
-        found.append((legal.logsumexp(1) - raw.logsumexp(1)).clamp(max=0))
-    return torch.cat(found)
+        parts.append((legal.logsumexp(1) - raw.logsumexp(1)).clamp(max=0))
+    return torch.cat(parts)
 
 
 def _masked(logits: Tensor, allowed: Tensor) -> Tensor:
