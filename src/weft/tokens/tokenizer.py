@@ -38,6 +38,8 @@ class Tokenizer:
     name: what errors call it, such as its file.
     """
 
+    _has_warned_of_bos = False
+
     def __init__(
         self,
         backend: Backend | Codec,
@@ -67,7 +69,6 @@ class Tokenizer:
         self.pad_token_id = self._special_id("pad_token")
         ends = () if self.eos_token_id is None else (self.eos_token_id,)
         self.stop_ids = frozenset((*stop_ids, *ends))
-        self._has_warned_of_bos = False
 
     @classmethod
     def from_folder(cls, path: str | Path, *, stop_ids: Iterable[int] = ()) -> Tokenizer:
