@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from ..loom import Heddle
     from .kept import Kept, Sprouts
 
+_log = logging.getLogger(__name__)
 _WHOLE = 40  # nodes up to which a tree is drawn whole after each growth
 
 
@@ -41,6 +43,8 @@ def grow_watched(
     shown = watcher() if watcher is not None else _watcher(out, n, growing)
     done = watch(shown, growing.deltas)
     made = growing.made()
+    if made and made[0].params is not None:
+        _log.info("sampling: %s", made[0].params.in_words())
     kept.at = best_of(made) or node
     return made, done
 

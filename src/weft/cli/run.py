@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,8 +26,6 @@ from .options import Tint
 if TYPE_CHECKING:
     from ..loom import Heddle
     from .kept import Kept
-
-_log = logging.getLogger(__name__)
 
 
 @guarded
@@ -254,10 +251,7 @@ def grown(out: Out, kept: Kept, node: Heddle, wish: Wish) -> tuple[list[Heddle],
     )
     n_before = len(node.children)
     try:
-        made, done = grow_watched(out, kept, node, wish.n, wish.sampling, shown, force=wish.force)
-        if made and made[0].params is not None:
-            _log.info("sampling: %s", made[0].params.in_words())
-        return made, done
+        return grow_watched(out, kept, node, wish.n, wish.sampling, shown, force=wish.force)
     except EngineError:
         if wish.keep and len(node.children) > n_before and kept.try_save():
             Out.of(sys.stderr).line(f"the branches that had ended are kept: {kept.name}")
