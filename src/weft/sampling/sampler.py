@@ -114,6 +114,13 @@ class DrawBatch:
         return self.chain.draw(raw, self.rows, self.positions, kept=self.kept, passes=passes)
 
 
+_NO_TOKENS: frozenset[int] = frozenset()  # one object for all samplers: forks are many
+
+
+def _banned(biases: Iterable[tuple[int, float]]) -> frozenset[int]:
+    return frozenset(token for token, bias in biases if bias == -math.inf)
+
+
 class Sampler:
     """How one run draws: its parameters, its random stream, the tokens its penalties count, and
     where it stands in its constraint.
@@ -140,7 +147,7 @@ class Sampler:
         self.stream = stream
         self.matcher = matcher
         self.greedy = params.temperature == 0
-        self.banned = frozenset(t for t, bias in params.logit_bias if bias == -math.inf)
+        self.banned = _banned(params.logit_bias) if params.logit_bias else _NO_TOKENS
         self.resumed = False
         penalised = bool(
             params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
