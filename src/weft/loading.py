@@ -615,18 +615,6 @@ def gguf_engine(source: str | os.PathLike[str], engine: str = "auto", device: st
     )
 
 
-def is_faster_on_torch(source: str | os.PathLike[str]) -> bool:
-    """Return True if the torch engine is installed and reads a GGUF file whose weights llama.cpp
-    dequantises at each step.
-    """
-    header = read_gguf(gguf_file(source))
-    is_quantised = any(
-        tensor.type not in ("f32", "f16", "bf16") for tensor in header.tensors.values()
-    )
-    has_packages = all(find_spec(name) is not None for name in packages_for_torch(header))
-    return is_quantised and has_packages and runs_on_torch(header)
-
-
 def parse_bytes(budget: str | int, name: str = "kv_budget", *, auto: bool = True) -> int | None:
     """Return a byte budget; None for "auto". Raises: ConfigError, with the argument's name.
 

@@ -6,7 +6,6 @@ import logging
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,7 @@ from recipe.export_gguf import export_gguf
 from shallow import TINY, shallow, shallow_gguf
 from tokenizer_texts import TEXTS
 from weft import loading, samples
-from weft.cli.here import GrowerHere
-from weft.engines.base import EngineInfo, Row
+from weft.engines.base import Row
 from weft.engines.checkpoint import open_checkpoint
 from weft.engines.gguf import read_gguf
 from weft.engines.gguf.checkpoint import GGUFCheckpoint
@@ -234,28 +232,6 @@ def test_tensor_that_the_family_lacks_is_named(tmp_path: Path) -> None:
     header.tensors["blk.0.ssm_a"] = header.tensors["output_norm.weight"]
     with pytest.raises(Unsupported, match="has the tensor 'blk.0.ssm_a', which no other gemma"):
         GGUFCheckpoint(header)
-
-
-def test_many_branches_of_a_quantised_file_are_advised_to_run_on_torch(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    export_gguf(shallow(), tmp_path / "a.gguf", "q8_0")
-    only(monkeypatch, "llama_cpp", *TORCH)
-
-    def advice(file: Path, n: int, engine: str = "llamacpp", device: str = "cpu") -> str:
-        lm = SimpleNamespace(
-            info=EngineInfo(engine, "a", 1, 1, 1, 1, "float32", "", device=device),
-            text=SimpleNamespace(chat_template=None),
-        )
-        return GrowerHere(SimpleNamespace(), lm, str(file), "auto").advice_for(n)  # type: ignore[arg-type]
-
-    assert "16 branches of a quantised file: --engine torch" in advice(tmp_path / "a.gguf", 16)
-    assert advice(tmp_path / "a.gguf", 15) == ""
-    assert advice(shallow_gguf(), 16) == ""  # llama.cpp has nothing to dequantise
-    assert advice(tmp_path / "a.gguf", 16, engine="numpy") == ""
-    assert advice(tmp_path / "a.gguf", 16, device="CUDA0") == ""
-    only(monkeypatch, "llama_cpp")
-    assert advice(tmp_path / "a.gguf", 16) == ""
 
 
 CHILD = """

@@ -54,10 +54,6 @@ class Grower(Protocol):
         """Return what it has computed and saved for this command."""
         ...
 
-    def advice_for(self, n: int) -> str:
-        """Name a faster engine for so many branches; "" if there is none."""
-        ...
-
     def is_stop_token(self, token_id: int) -> bool:
         """Whether this token ends a text."""
         ...

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from ..tokens.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
-_MANY_BRANCHES = 16
 _SHOWN = 300  # characters of a prompt's beginning, and of its end, that -v shows
 
 
@@ -190,19 +189,6 @@ class GrowerHere:
     def stats(self) -> Stats:
         """Return what it has computed and saved."""
         return self.lm.stats()
-
-    def advice_for(self, n: int) -> str:
-        """Name a faster engine for so many branches; "" if there is none."""
-        from ..loading import is_faster_on_torch
-
-        if n < _MANY_BRANCHES or self.engine != "llamacpp" or self.lm.info.device != "cpu":
-            return ""
-        if not is_faster_on_torch(self.source):
-            return ""
-        return (
-            f"{n} branches of a quantised file: --engine torch can take half the CPU time per token"
-            " (docs/llamacpp.md)"
-        )
 
     def is_stop_token(self, token_id: int) -> bool:
         """Whether this token ends a text."""

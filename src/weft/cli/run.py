@@ -210,8 +210,6 @@ def settings_of(node: Heddle) -> dict[str, Any]:
 def grow_and_report(kept: Kept, node: Heddle, wish: Wish) -> None:
     """Grow, keep, show, suggest; with `stays`, go on by keys. Leaves with 130 on Ctrl-C."""
     out = Out.of(sys.stdout)
-    if note := kept.grower.advice_for(wish.n):
-        Out.of(sys.stderr).line((note, "dim"))
     made, done = grown(out, kept, node, wish)
     is_kept = wish.keep and kept.try_save()
     if wish.as_json:

@@ -232,10 +232,6 @@ class GrowerThere:
         self.usage = TokenUsage()
         self.seconds = 0.0
 
-    def advice_for(self, n: int) -> str:
-        """Return "": the engine of a server's model is the server's choice."""
-        return ""
-
     def stats(self) -> Stats:
         """Return what this command's work has read and written there; KV is the model's."""
         from ..stats import Stats
