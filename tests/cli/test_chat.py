@@ -10,6 +10,7 @@ import pytest
 
 import weft as weft_
 from cli.conftest import loom_of, names
+from shallow import shallow
 from weft import samples
 from weft.cli import here
 from weft.viz.lanes import Plain
@@ -266,3 +267,5 @@ def test_a_chat_without_a_word_says_what_to_do_and_counts_nothing(weft) -> None:
     result = weft("chat", stdin="")
     assert "next: weft chat" in result.stderr
     assert "prefilled" not in result.stderr
+    other = weft("chat", "-m", str(shallow()), stdin="").stderr
+    assert other.endswith(f"next: weft chat -m {shallow()}\n")

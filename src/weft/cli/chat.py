@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .. import samples
 from ..errors import ConfigError, WeftError
 from ..interchange.said import said_at
 from ..viz.lanes import BETWEEN, Plain, Silent
@@ -144,7 +143,9 @@ class Chat:
         if self.kept is not None and self.kept.name:
             advice.suggest(["weft", "chat", "-c"], ["weft", "tree"], ["weft", "read"])
         else:
-            advice.suggest(["weft", "chat"], ["weft", "run", samples.story, "-n", "4"])
+            model = self.grower.source
+            demo = [["weft", "chat"]] if model == TINY else []
+            advice.suggest(*demo, *advice.for_model(model))
 
     def _ask(self, prompt: str) -> str | None:
         return ask(self.out, "" if self.as_json else prompt)
