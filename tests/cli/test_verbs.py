@@ -395,12 +395,12 @@ def test_what_is_said_to_do_next_asks_the_same_model_in_the_same_way(weft) -> No
     few = ("-m", folder, "-n", "1")
     raw = weft("run", "Once", "--raw", "--max-tokens", "2", "--no-keep", *few)
     said = [line for line in raw.stderr.splitlines() if not line.startswith("loaded in ")]
-    assert said[1].endswith(f" -m {folder} --raw")
+    assert said[1].endswith(f" --raw -m {folder}")
     told = weft(
         "solve", samples.game24, "--budget-tokens", "50", "--tree", *few
     ).stderr.splitlines()
-    told = [line for line in told if not line.startswith("loaded in ")]
-    assert told[0].endswith(f" -m {folder}")
+    (asked,) = (line for line in told if line.startswith("next: "))
+    assert asked.endswith(f" -m {folder}")
 
 
 @pytest.mark.parametrize("prompt", ["two\nlines", "a\ttab"])
@@ -412,8 +412,8 @@ def test_what_cannot_be_copied_is_not_said_to_do_next(weft, prompt: str) -> None
 
 
 @pytest.mark.fluent
-def test_a_search_without_a_checker_shows_logprobs_and_no_verdict(weft) -> None:
+def test_solve_without_a_checker_shows_votes_and_no_verdict(weft) -> None:
     result = weft("solve", samples.sum, "--seed", "1", "--tree")
     assert "\nThe answer is 95.\n" in result.stdout
     assert "checked" not in result.stdout
-    assert "37 + 58 = 95.  0.00\n" in result.stdout
+    assert "37 + 58 = 95.⏎The answer is 95.  ×16 · 1.00\n" in result.stdout
