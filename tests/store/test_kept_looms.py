@@ -378,7 +378,7 @@ def test_what_had_ended_when_the_holder_left_is_as_it_ended(library: Library, lm
     for shoot in (stopped, growing):
         set_tokens(shoot.child, lm.text.continuation(" there was"))
     kept.append([stopped.child])
-    stopped.child.stop_string = "was"
+    stopped.stop = "was"
     empty.child.terminal = True
     for shoot in (stopped, empty):
         shoot.keep("stop")
