@@ -161,6 +161,7 @@ def _load_mlx() -> Engine:
 
 
 def _load_llamacpp() -> Engine:
+    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
     file = shallow_gguf()
     from weft.engines.llamacpp import LlamaCppEngine
 
