@@ -16,11 +16,13 @@ from ...errors import ForwardError, KVFull, ModelLoadError
 from ..threads import AutoThreads
 from .leases import END, Cells
 from .library import Handle, last_words
+from .state import n_cells_of, sorted_state
 
 _log = logging.getLogger("weft.engines.llamacpp")
 
 Floats = NDArray[np.float32]
 NewHandle = Callable[[int, int], Handle]  # of a context with so many cells and sequences
+EXTRA_LEASES = 2  # one for cells that are given up, one for tokens that fill up a batch
 _HEAD_BYTES = 8  # of a state: what it is, and whose
 _FAULTS = {1: "it found no room in its cache", 2: "it was stopped", -1: "it refuses the batch"}
 
@@ -56,29 +58,42 @@ class Context(Cells):
         n_batch: int,
         width: int,
         max_threads: int = 0,
+        in_order: bool = False,
+        min_batch: int = 1,
     ) -> None:
-        """max_threads: calls choose their thread count up to it; 0 keeps the context's own."""
+        """See the class.
+
+        Args:
+            max_threads: calls choose their thread count up to it; 0 keeps the context's own.
+            in_order: keep each sequence's cells in the order of positions. Attention adds up cells
+                in the order in which they lie, so that another order rounds differently.
+            min_batch: a call with fewer tokens, or wanted ones, gets one more that nothing sees.
+        """
+        self._in_order, self._min_batch = in_order, min_batch
+        self._n_extra = EXTRA_LEASES if in_order else 0
+        self._is_sorted = True
         self._new_handle = new_handle
         self.max_cells, self.max_leases = max_cells, max_leases
+        self._width = width
         self._reader: weakref.ref[Detachable] | None = None
-        self._use(new_handle(n_cells, n_leases * width), n_leases)
+        self._use(new_handle(n_cells, (n_leases + self._n_extra) * width), n_leases)
         self._n_vocab = n_vocab
         self._n_embd = n_embd
         self._state_head = b""
         self._view: tuple[tuple[int, int, int], Floats] | None = None
-        self._width = width
         self.n_batch = n_batch
         self._max_threads = max_threads
         self._n_threads = 0  # of the last call
         self._auto = AutoThreads()
+        n_room = n_batch + min_batch - 1
         # NOTE: the library reads these arrays through the pointers in the batch.
-        self._tokens = np.zeros(n_batch, np.int32)
-        self._positions = np.zeros(n_batch, np.int32)
-        self._sequences = np.zeros((n_batch, width), np.int32)
-        self._n_sequences = np.full(n_batch, width, np.int32)
-        self._wanted = np.zeros(n_batch, np.int8)
+        self._tokens = np.zeros(n_room, np.int32)
+        self._positions = np.zeros(n_room, np.int32)
+        self._sequences = np.zeros((n_room, width), np.int32)
+        self._n_sequences = np.full(n_room, width, np.int32)
+        self._wanted = np.zeros(n_room, np.int8)
         first, step = self._sequences.ctypes.data, self._sequences.strides[0]
-        self._rows = np.arange(n_batch, dtype=np.uint64) * np.uint64(step) + np.uint64(first)
+        self._rows = np.arange(n_room, dtype=np.uint64) * np.uint64(step) + np.uint64(first)
         self._batch = C.llama_batch(
             n_tokens=0,
             token=_pointer(self._tokens, ctypes.c_int32),
@@ -94,6 +109,8 @@ class Context(Cells):
         self._memory = C.llama_get_memory(handle.pointer)
         self.n_cells = int(C.llama_n_ctx(handle.pointer))
         self.n_leases = n_leases
+        self._top = 0  # cells are taken below it, if they are kept in order
+        self._grave, self._filler = n_leases * self._width, (n_leases + 1) * self._width
 
     def reserve(self, n_cells: int, n_leases: int) -> None:
         """Grow to so many cells and leases, or to the maximum; does nothing if they are there.
@@ -117,8 +134,9 @@ class Context(Cells):
         _log.debug("llama.cpp: the context grows to %d cells, %d sequences", n_cells, n_leases)
         self.detach_reader()
         state = self._whole_state()
+        top = self._top
         try:
-            larger = self._new_handle(n_cells, n_leases * self._width)
+            larger = self._new_handle(n_cells, (n_leases + self._n_extra) * self._width)
         except ModelLoadError as error:
             raise KVFull(
                 f"llama.cpp has no memory for {n_cells} tokens: {error}",
@@ -132,6 +150,16 @@ class Context(Cells):
         self._view = None
         self._n_threads = 0
         self._use(larger, n_leases)
+        self._top = top
+
+    def _make_room(self, n: int) -> None:
+        """Have the next `n` tokens take cells above all others: sort the cells if need be."""
+        if self._in_order and (not self._is_sorted or self._top + n > self.n_cells):
+            assert self._handle is not None
+            state = self._whole_state()
+            if C.llama_state_set_data(self._handle.pointer, state, len(state)) != len(state):
+                raise ForwardError(f"llama.cpp did not take its own state ({last_words()})")
+        self._top += n
 
     def lend_to(self, reader: Detachable) -> None:
         """Detach an answer before the library's memory changes; the context holds it weakly."""
@@ -146,11 +174,17 @@ class Context(Cells):
 
     def _whole_state(self) -> Any:
         assert self._handle is not None
+        if self._in_order:
+            C.llama_memory_seq_rm(self._memory, self._grave, 0, END)
         size = C.llama_state_get_size(self._handle.pointer)
         state = (ctypes.c_uint8 * size)()
         n = C.llama_state_get_data(self._handle.pointer, state, size)
         assert n == size
-        return state
+        if not self._in_order:
+            return state
+        data, self._top = sorted_state(bytes(memoryview(state)))
+        self._is_sorted = True
+        return (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
 
     @property
     def closed(self) -> bool:
@@ -166,6 +200,8 @@ class Context(Cells):
     def copy(self, source: int, target: int, start: int, end: int) -> None:
         if self._handle is None or start == end:
             return
+        if self._in_order and C.llama_memory_seq_pos_max(self._memory, target * self._width) >= 0:
+            self._is_sorted = False
         for twin in range(self._width):
             C.llama_memory_seq_cp(
                 self._memory, source * self._width, target * self._width + twin, start, end
@@ -174,6 +210,8 @@ class Context(Cells):
     def remove(self, lease: int, start: int, end: int) -> None:
         if self._handle is None or start == end:
             return
+        if self._in_order:  # a free cell would be taken again, below those of older tokens
+            C.llama_memory_seq_cp(self._memory, lease * self._width, self._grave, start, end)
         for twin in range(self._width):
             C.llama_memory_seq_rm(self._memory, lease * self._width + twin, start, end)
 
@@ -201,13 +239,19 @@ class Context(Cells):
         first = np.asarray(leases, np.int32) * self._width
         for twin in range(self._width):
             self._sequences[:n, twin] = first + twin
-        self._batch.n_tokens = n
+        count = int(np.count_nonzero(self._wanted[:n]))
+        is_filled = n < self._min_batch or 0 < count < self._min_batch
+        if is_filled:
+            self._tokens[n] = self._positions[n] = 0
+            self._wanted[n] = count > 0  # the last layer computes the wanted tokens only
+            self._sequences[n] = [self._filler + twin for twin in range(self._width)]
+        self._batch.n_tokens = n + is_filled
+        self._make_room(n + is_filled)
         if hidden:
             C.llama_set_embeddings(context, True)
         try:
-            self._decode(context, n)
+            self._decode(context, n + is_filled)
             width = self._n_embd if hidden else self._n_vocab
-            count = int(np.count_nonzero(self._wanted[:n]))
             if not count:
                 return np.empty((0, width), np.float32)
             get = C.llama_get_embeddings if hidden else C.llama_get_logits
@@ -215,6 +259,10 @@ class Context(Cells):
         finally:
             if hidden:
                 C.llama_set_embeddings(context, False)
+            if is_filled:
+                C.llama_memory_seq_cp(self._memory, self._filler, self._grave, 0, END)
+                for twin in range(self._width):
+                    C.llama_memory_seq_rm(self._memory, self._filler + twin, 0, END)
 
     def _seen(self, pointer: Any, count: int, width: int) -> Floats:
         """Return what lies at a pointer of the library's, mostly where it lay the last time."""
@@ -256,9 +304,10 @@ class Context(Cells):
 
         Some state was taken before, whose head goes before this one.
         """
-        data = self._state_head + data
         if self._handle is None:
             raise ForwardError("the engine is closed; load the model again")
+        self._make_room(n_cells_of(data))
+        data = self._state_head + data
         context, sequence = self._handle.pointer, lease * self._width
         room = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
         if C.llama_state_seq_set_data(context, room, len(data), sequence) != len(data):

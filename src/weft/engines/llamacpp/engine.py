@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from llama_cpp import llama_cpp as C
 
-from ...checks import whole_number
+from ...checks import one_of, whole_number
 from ...errors import ForwardError, ModelLoadError, Unsupported
 from ...sampling.params import SamplingParams
 from ...share import usable_cores
@@ -21,11 +21,12 @@ from ..base import Engine, EngineInfo, LateTokens, Pooling, Row, check_rows
 from ..gguf import GGUF, read_gguf
 from ..gguf.sampling import sampling_of
 from . import settings as made
-from .context import Context, Floats
+from .alone import limit_batches
+from .context import EXTRA_LEASES, Context, Floats
 from .kv import SequenceFragments, kv_dtype
 from .leases import Leases
 from .library import Handle, chosen_devices, devices, new_context
-from .settings import FLOATS, N_BATCH, ContextSettings, Progress
+from .settings import FLOATS, N_BATCH, REPRODUCIBLE_BATCH, ContextSettings, Progress
 from .step import Batches, Owner, StepAnswers, ViewOutput
 from .taken import check_taken
 from .vocabulary import read_tokenizer
@@ -51,6 +52,8 @@ class LlamaCppEngine(Engine):
         window = int(C.llama_model_n_swa(pointer))
         width = 2 if window else 1
         most = min(_N_SEQUENCES, int(C.llama_max_parallel_sequences())) // width
+        most -= EXTRA_LEASES if settings.reproducible else 0
+        min_batch = made.min_batch(header) if settings.reproducible else 1
         max_leases = min(most, settings.n_paths + _SPARE)
 
         def new_handle(n_cells: int, n_sequences: int) -> Handle:
@@ -66,8 +69,10 @@ class LlamaCppEngine(Engine):
             max_leases=max_leases,
             n_vocab=self._n_vocab,
             n_embd=int(C.llama_model_n_embd_out(pointer)),
-            n_batch=N_BATCH,
+            n_batch=REPRODUCIBLE_BATCH + 1 - min_batch if settings.reproducible else N_BATCH,
             width=width,
+            in_order=settings.reproducible,
+            min_batch=min_batch,
             max_threads=settings.n_threads if settings.may_use_fewer else 0,
         )
         self.fragments: SequenceFragments = SequenceFragments(
@@ -79,6 +84,8 @@ class LlamaCppEngine(Engine):
         )
         try:
             self._try()
+            if settings.reproducible:
+                limit_batches(self._context, self.fragments.leases, self._n_vocab)
             self.info = self._describe(max_leases - _SPARE)
         except BaseException:
             context.close()
@@ -101,8 +108,9 @@ class LlamaCppEngine(Engine):
         type_k: str | None = None,
         type_v: str | None = None,
         flash_attention: bool | None = None,
+        reproducible: bool = False,
         load_mode: str = "auto",
-        repack: bool = True,
+        repack: bool | None = None,
         check_tensors: bool = False,
         progress: Progress | None = None,
     ) -> LlamaCppEngine:
@@ -125,19 +133,28 @@ class LlamaCppEngine(Engine):
             type_k, type_v: of keys and values, instead of `dtype`: "f32", "f16", "bf16", "q8_0", …
             flash_attention: None lets llama.cpp choose, which mostly turns it on; the library's own
                 default is off, and rounds differently.
+            reproducible: a row's numbers do not depend on the rows beside it, so that a seed
+                repeats a text while other calls run. Batches have at most 63 tokens, weights are
+                not repacked, the thread count is fixed. The load compares bits, and takes smaller
+                batches where it must.
             load_mode: "auto", "none", "mmap", "mlock", "mmap+mlock" or "dio".
-            repack: lay weights out anew for the CPU; False where that crashes (AMX and q8_0).
+            repack: lay weights out anew for the CPU; False where that crashes (AMX and q8_0). None:
+                True, unless `reproducible`.
             check_tensors: look at all weights while loading.
             progress: called with "load", bytes read, bytes in all and "".
 
         Raises:
             ModelLoadError: the file is missing, broken, or llama.cpp cannot load it.
-            Unsupported: a model that is none of text, or without KV that can be cut.
+            Unsupported: a model that is none of text, or without KV that can be cut; or rows depend
+                on other rows here, and `reproducible` was asked for.
             ConfigError: an option is out of range, or there is no such device.
         """
         header = read_gguf(Path(file))
         length = made.context_length(header, n_ctx)
-        of_keys, of_values, flash = made.kv_types(dtype, type_k, type_v, flash_attention)
+        one_of("reproducible", reproducible, (True, False))
+        of_keys, of_values, flash = made.kv_types(
+            dtype, type_k, type_v, flash_attention, reproducible=reproducible
+        )
         gpus = tuple(chosen_devices(device)) if n_gpu_layers != 0 else ()
         most_threads = (
             usable_cores() if n_threads is None else whole_number("n_threads", n_threads, 1)
@@ -150,7 +167,7 @@ class LlamaCppEngine(Engine):
             main_gpu=main_gpu,
             tensor_split=tensor_split,
             load_mode=load_mode,
-            repack=repack,
+            repack=not reproducible if repack is None else repack,
             check_tensors=check_tensors,
             progress=progress,
         )
@@ -168,7 +185,8 @@ class LlamaCppEngine(Engine):
                 type_v=of_values,
                 flash=flash,
                 n_threads=most_threads,
-                may_use_fewer=n_threads is None and not gpus,
+                may_use_fewer=n_threads is None and not gpus and not reproducible,
+                reproducible=reproducible,
                 gpus=left,
             )
             return cls(header, model, settings)

@@ -19,6 +19,7 @@ from .library import Device, Handle, load_model
 Progress = Callable[[str, int, int, str], None]
 
 N_BATCH = 512
+REPRODUCIBLE_BATCH = 63  # tokens; llama.cpp attends in tiles from 64 on, which round differently
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 _DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "auto": "f16"}
 FLOATS = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "f64": "float64"}
@@ -38,6 +39,7 @@ class ContextSettings:
     once; the context grows from there. n_paths: branches that are resident at once. type_k,
     type_v: types of keys and values. flash: None lets llama.cpp choose flash attention.
     n_threads: of a model call, at most. may_use_fewer: calls choose their thread count.
+    reproducible: a row's numbers do not depend on other rows.
     """
 
     n_ctx: int
@@ -49,6 +51,7 @@ class ContextSettings:
     flash: bool | None
     n_threads: int
     may_use_fewer: bool
+    reproducible: bool
     gpus: tuple[Device, ...]
 
     @property
@@ -89,7 +92,12 @@ class ContextSettings:
 
 
 def kv_types(
-    dtype: str, type_k: str | None, type_v: str | None, flash: bool | None
+    dtype: str,
+    type_k: str | None,
+    type_v: str | None,
+    flash: bool | None,
+    *,
+    reproducible: bool = False,
 ) -> tuple[str, str, bool | None]:
     """Return the types of keys and values, and whether flash attention is used.
 
@@ -99,6 +107,13 @@ def kv_types(
     for name, value in (("type_k", type_k), ("type_v", type_v)):
         one_of(name, value, (None, *KV_TYPES))
     one_of("flash_attention", flash, (None, True, False))
+    if reproducible:
+        if flash is False:
+            raise ConfigError(
+                "reproducible=True needs flash attention, whose sums do not depend on the cells of"
+                " other branches; leave flash_attention out"
+            )
+        flash = True
     of_keys, of_values = type_k or _DTYPES[dtype], type_v or _DTYPES[dtype]
     if flash is None and dtype == "float32":
         flash = False
@@ -171,6 +186,15 @@ def slots_of(
     if kv_bytes is not None or gpus:
         return SlotCounts(most, most)
     return SlotCounts(min(most, 2 * n_ctx, _FIRST_SLOTS), most)
+
+
+def min_batch(header: GGUF) -> int:
+    """Return the fewest tokens of a batch whose rows round as in larger ones.
+
+    llama.cpp multiplies matrices of floats by a single token in another way than by several.
+    """
+    has_floats = any(t.type in FLOATS and len(t.shape) > 1 for t in header.tensors.values())
+    return 2 if has_floats else 1
 
 
 def check_memory(header: GGUF, types: tuple[str, str], n_cells: int) -> None:

@@ -109,6 +109,55 @@ def _read_block(cursor: _Cursor, n_values: int | None) -> Block:
     return shape_of_block, [cells[i][0] for i in order], keys, values
 
 
+def sorted_state(data: bytes) -> tuple[bytes, int]:
+    """Return the state of a whole context in the order of positions, and its number of cells.
+
+    data: as `llama_state_get_data` gives it: the architecture's name, then a block for each cache,
+    whose cells may be seen by several sequences. Cost: copies the KV. Raises: StateError.
+    """
+    cursor = _Cursor(data)
+    n_name = cursor.one("I")
+    cursor.at += n_name
+    parts, most = [data[: cursor.at]], 0
+    while cursor.at < len(data):
+        block, n = _sorted_block(cursor)
+        parts, most = parts + block, max(most, n)
+    return b"".join(parts), most
+
+
+def _sorted_block(cursor: _Cursor) -> tuple[list[bytes], int]:
+    if cursor.one("I") != 1:
+        raise StateError("it has more than one stream")
+    n = cursor.one("I")
+    parts = [struct.pack("<II", 1, n)]
+    if not n:
+        return parts, 0
+    cells, positions = [], []
+    for _ in range(n):
+        start = cursor.at
+        positions.append(cursor.one("i"))
+        n_sequences = cursor.one("I")
+        cursor.at += 4 * n_sequences
+        cells.append(cursor.data[start : cursor.at])
+    order = np.argsort(positions, kind="stable")
+    is_transposed, n_layers = cursor.one("I"), cursor.one("I")
+    if is_transposed or not 0 < n_layers < 1 << 16:
+        raise StateError("its values are transposed, or it has no layers")
+    parts += [cells[i] for i in order]
+    parts.append(struct.pack("<II", 0, n_layers))
+    for _ in range(2 * n_layers):  # keys, then values
+        kind, row_bytes = cursor.one("i"), cursor.one("Q")
+        parts.append(struct.pack("<iQ", kind, row_bytes))
+        parts.append(cursor.array(n, row_bytes)[order].tobytes())
+    return parts, n
+
+
+def n_cells_of(data: bytes) -> int:
+    """Return the number of cells of one sequence's state."""
+    found: int = struct.unpack_from("<II", data)[1]
+    return found
+
+
 def write_state(
     shapes: list[BlockShape], start: int, keys: list[list[Bytes]], values: list[list[Bytes]]
 ) -> bytes:
