@@ -590,11 +590,11 @@ def gguf_engine(source: str | os.PathLike[str], engine: str = "auto", device: st
     if engine not in ("auto", "torch"):
         return engine
     file = gguf_file(source)
-    header = read_gguf(file)
     if engine == "auto" and device in ("auto", "cpu"):
         with suppress(Unsupported):
             engine_class("numpy").refuse(file)
             return "numpy"
+    header = read_gguf(file)
     names = ["torch", "llamacpp"] if runs_on_torch(header) else ["llamacpp"]
     missing = [name for name in packages_for_torch(header) if find_spec(name) is None]
     if "torch" in names and not missing:
