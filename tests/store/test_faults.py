@@ -22,6 +22,7 @@ import library_programs as programs
 from postgres import Cluster
 from weft.errors import ConfigError, StoreError
 from weft.loom import Heddle, Loom
+from weft.store import database
 from weft.store.database import HEAD, Database
 from weft.store.kept import KeptLoom
 from weft.store.library import Library
@@ -417,3 +418,13 @@ def test_without_its_driver_postgresql_says_what_to_install(
     monkeypatch.setitem(__import__("sys").modules, "psycopg", None)
     with pytest.raises(StoreError, match=r"weft-lm\[postgresql\]"):
         Database("postgresql://me@127.0.0.1:1/x", patience_s=0.0)
+
+
+def test_head_is_the_last_migration() -> None:
+    """A database of an earlier version is upgraded only if its version differs from HEAD."""
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+
+    config = Config()
+    config.set_main_option("script_location", str(database._MIGRATIONS))
+    assert ScriptDirectory.from_config(config).get_current_head() == HEAD

@@ -17,7 +17,7 @@ OPTIONS = (
     *("between_s", "retries"),
 )
 _KEY = re.compile(r"[\x21-\x7e]+")
-OLLAMA = "ollama:"  # ollama:NAME is a model of the Ollama that OLLAMA_HOST names
+OLLAMA_SCHEME = "ollama:"  # ollama:NAME is a model of the Ollama that OLLAMA_HOST names
 OLLAMA_PORT = 11434
 
 
@@ -51,8 +51,8 @@ class Address:
     def read(cls, url: str, model: str = "") -> Address:
         """Return the parts of an address. Raises: ConfigError, which shows no secret of it."""
         try:
-            if url.lower().startswith(OLLAMA):
-                url = f"{ollama_url()}#{url[len(OLLAMA) :]}"
+            if url.lower().startswith(OLLAMA_SCHEME):
+                url = f"{ollama_url()}#{url[len(OLLAMA_SCHEME) :]}"
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
         except ValueError as error:
