@@ -66,7 +66,7 @@ class Leaves:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", pytest.param("gemma2", marks=pytest.mark.slow), "gpt_oss"]
+    "name", ["llama", *(pytest.param(n, marks=pytest.mark.slow) for n in ("gemma2", "gpt_oss"))]
 )
 def test_a_played_step_is_the_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """While leaves take slots anew, end one by one, and go on."""
