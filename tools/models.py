@@ -19,6 +19,7 @@ import tarfile
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tools import llamacpp_wheel
 
@@ -56,6 +57,9 @@ def convert_smollm2(folder: Path) -> None:
     os.environ.setdefault("TQDM_DISABLE", "1")  # read when Transformers is imported
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from weft.engines.gguf.header import read_gguf
+    from weft.engines.gguf.tokenizer import read_tokenizer
+
     source = {"pretrained_model_name_or_path": folder.parent, "gguf_file": SMOLLM2_GGUF}
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         model = AutoModelForCausalLM.from_pretrained(**source)
@@ -64,6 +68,9 @@ def convert_smollm2(folder: Path) -> None:
             del model.config.quantization_config
         model.save_pretrained(temporary)
         AutoTokenizer.from_pretrained(**source).save_pretrained(temporary)
+        # Transformers' conversion ignores the file's pre-tokenizer.
+        exact: Any = read_tokenizer(read_gguf(folder.parent / SMOLLM2_GGUF))
+        exact._codec._backend.save(f"{temporary}/tokenizer.json")
         shutil.copytree(temporary, folder)
 
 
