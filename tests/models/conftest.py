@@ -17,7 +17,6 @@ LOADS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "smollm2-torch": (SMOLLM2_FOLDER, "torch", "torch", {"dtype": "float32"}),
     "smollm2-numpy": (SMOLLM2_FOLDER, "numpy", "numpy", {}),
     "smollm2-mlx": (SMOLLM2_FOLDER, "mlx", "mlx_lm", {"dtype": "float32"}),
-    "smollm2-gguf-numpy": (SMOLLM2_GGUF, "numpy", "numpy", {}),
     "smollm2-gguf-torch": (SMOLLM2_GGUF, "torch", "torch", {"dtype": "float32"}),
     "smollm2-gguf-numpy": (SMOLLM2_GGUF, "numpy", "numpy", {}),
     "smollm2-llamacpp": (SMOLLM2_GGUF, "llamacpp", "llama_cpp", {"n_ctx": 2048}),
