@@ -346,6 +346,7 @@ def test_a_database_of_an_older_weft_is_brought_up_to_date(url: str) -> None:
         name = kept.name
 
         def as_it_was(connection: sa.Connection) -> None:
+            connection.exec_driver_sql("ALTER TABLE nodes DROP COLUMN legal_logmass")
             for column in ("act", "model"):
                 connection.exec_driver_sql(f"ALTER TABLE operations DROP COLUMN {column}")
             connection.exec_driver_sql("UPDATE weft_version SET version_num = '1'")
