@@ -16,6 +16,7 @@ from ...checks import one_of
 from ...errors import ConfigError, EngineError, ForwardError, Unsupported, WeftError
 from ..abilities import OWN
 from ..base import EngineInfo, LateTokens, Row, Score, Span, check_rows
+from .alone import check_rows_alone, fix_row_counts
 from .check import Own, check_tree
 from .copied import structural_copy
 from .dequantised import load_gguf
@@ -31,6 +32,7 @@ from .memories import (
     KVChoice,
     NewMemory,
     check_graphs,
+    check_reproducible,
     has_kernels,
     memory_makers,
     refuse_broken,
@@ -49,6 +51,7 @@ from .model import (
     stop_looking_for_padding,
 )
 from .output import TorchOutput
+from .padded.canonical import CanonicalMemory
 from .paged.capture import capturing
 from .refusals import NoTree, refuse_handed_over, refuse_model, refuse_probe, why_no_tree
 from .steady import Remembered, StepIds
@@ -90,6 +93,7 @@ class TorchEngine(ModelEngine):
         fingerprint: str,
         kv: KVChoice = "auto",
         graphs: bool | None = None,
+        reproducible: bool = False,
     ) -> None:
         """Take over `model`, which nobody else uses any more; see `load` and `adopt`.
 
@@ -100,11 +104,17 @@ class TorchEngine(ModelEngine):
         self._call = seat_modules(model)
         stop_looking_for_padding(model)
         own = attention_of(model)
+        self._reproducible = reproducible
+        if reproducible:
+            self._threads.keep_all()
+            fix_row_counts(model)
         try:
             self._start(fingerprint, kv, graphs)
         except NoTree:
             model.set_attn_implementation(own)
             raise
+        if reproducible:
+            check_rows_alone(self)
         self.fragments.give_back()  # what the check took; what libraries keep of it stays
         if (free := self._free_bytes()) is not None:
             self._extra["free_bytes"] = free
@@ -136,6 +146,7 @@ class TorchEngine(ModelEngine):
         kv: KVChoice = "auto",
         graphs: bool | None = None,
         packed_weights: bool | None = None,
+        reproducible: bool = False,
         progress: Progress | None = None,
     ) -> TorchEngine | WholePathEngine:
         """Load a Transformers-format folder, or a GGUF file, whose weights are dequantised.
@@ -157,11 +168,16 @@ class TorchEngine(ModelEngine):
                 CPU 1.1 to 2.5 times as fast; 16-bit ones of which it has no products are widened
                 to float32 as they are met, block by block, 2.5 to 7 times as fast from 8 rows on.
                 None: where it is faster. False: as they lie in the file, or by column.
+            reproducible: a row's bits do not depend on the rows beside it, so that a seed repeats a
+                text while other calls run. Products have 16 rows each, and a step copies the KV of
+                each path (kv="padded"). The load compares bits and refuses what does not hold.
 
         Raises:
             ModelLoadError: files are missing or broken.
-            Unsupported: the model is of a kind this engine cannot run; the message says why.
+            Unsupported: the model is of a kind this engine cannot run, or rows depend on each other
+                and `reproducible` was asked for; the message says why.
         """
+        check_reproducible(reproducible, kv)
         place = resolve_device(device)
         memory_makers(kv, place)  # refuses before the weights are read
         check_graphs(graphs, kv)
@@ -181,6 +197,7 @@ class TorchEngine(ModelEngine):
                 state_bytes=state_bytes,
                 kv=kv,
                 graphs=graphs,
+                reproducible=reproducible,
             )
             engine.brought, engine.sampling = found.tokenizer, found.sampling
             return engine
@@ -200,6 +217,7 @@ class TorchEngine(ModelEngine):
             state_bytes=state_bytes,
             kv=kv,
             graphs=graphs,
+            reproducible=reproducible,
         )
 
     @classmethod
@@ -361,7 +379,7 @@ class TorchEngine(ModelEngine):
     def _start(self, fingerprint: str, kv: KVChoice, graphs: bool | None) -> None:
         """Learn the KV layout from a plain forward, then hold a small tree against the model."""
         model, n_positions = self.model, self._n_positions
-        makers = memory_makers(kv, self._device)
+        makers = [CanonicalMemory] if self._reproducible else memory_makers(kv, self._device)
         with self._threads.limited(1, "plain"):
             own = Own.of(model, n_positions, has_kernels=has_kernels(makers, self._device))
         try:
@@ -403,7 +421,9 @@ class TorchEngine(ModelEngine):
         self._wanted = Remembered(self._device)
         self._listeners = Listeners(model)
         self._check_draws(logits.dtype)
-        fused = FusedDecoder.of(model, probe.specs, self._call)
+        fused = None
+        if not self._reproducible:  # it multiplies all rows at once
+            fused = FusedDecoder.of(model, probe.specs, self._call)
         if fused is None and tries_kernels(makers):
             fuse_modules(model, self._call, hidden.dtype)
         *preferred, last = makers
@@ -518,13 +538,21 @@ def open_model(
     state_bytes: int | None,
     kv: KVChoice,
     graphs: bool | None = None,
+    reproducible: bool = False,
 ) -> TorchEngine | WholePathEngine:
     """Return the engine of a model that nobody else uses any more: with fragments if it can be."""
     refuse_model(model)
     why = why_no_tree(model.config)
     if not why:
         try:
-            engine = TorchEngine(model, n_ctx=n_ctx, fingerprint=fingerprint, kv=kv, graphs=graphs)
+            engine = TorchEngine(
+                model,
+                n_ctx=n_ctx,
+                fingerprint=fingerprint,
+                kv=kv,
+                graphs=graphs,
+                reproducible=reproducible,
+            )
         except NoTree as error:
             why = error.why
         else:
@@ -534,6 +562,11 @@ def open_model(
                     " tokens; leave it out, and give kv_budget"
                 )
             return engine
+    if reproducible:
+        raise Unsupported(
+            f"reproducible=True does not hold for {type(model).__name__}, whose KV is not held by"
+            f" tokens: {why}; leave it out"
+        )
     if kv != "auto":
         raise ConfigError(
             f"kv has no effect on {type(model).__name__}, whose KV is not held by tokens: {why};"

@@ -107,6 +107,13 @@ def refuse_broken(device: torch.device, why: str) -> None:
         ) from error
 
 
+def check_reproducible(reproducible: bool, kv: KVChoice) -> None:
+    """Raise ConfigError for a value that is no bool, or with KV that is not padded."""
+    one_of("reproducible", reproducible, (True, False))
+    if reproducible and kv == "paged":
+        raise ConfigError('reproducible=True needs padded KV; leave kv="paged" out')
+
+
 def check_graphs(graphs: bool | None, kv: KVChoice) -> None:
     """Raise ConfigError for graphs that are no choice, or asked for over another memory."""
     one_of("graphs", graphs, (None, True, False))

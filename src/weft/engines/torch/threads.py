@@ -90,6 +90,10 @@ class CpuThreads:
         """Return True if `limited` may limit anything."""
         return self._limit is not None
 
+    def keep_all(self) -> None:
+        """Limit nothing from now on."""
+        self._limit = None
+
     @contextmanager
     def limited(self, n: int, kind: str = "") -> Iterator[None]:
         """Limit threads inside a block that runs `n` tokens, or other units; 0 limits nothing.

@@ -1,0 +1,79 @@
+"""Padded KV whose attention does not depend on other rows: each token meets its whole path at once.
+
+The usual step meets a path piece by piece, and pads rows to the longest of them: pieces and widths
+depend on what else runs. Here every product has one token's query heads and one path's keys, filled
+up to whole vectors, so that its sums are the same in any company.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ...base import Row
+from ..memory import Spec
+from .kv import Alone
+from .products import Mask, apply_sinks, attend
+from .step import PaddedMemory, PaddedStep
+
+_KEYS = 16  # keys are filled up to a multiple: the CPU's product adds up vectors of so many
+
+
+class CanonicalMemory(PaddedMemory):
+    """The padded memory, with steps whose bits do not depend on other rows."""
+
+    def begin(self, rows: Sequence[Row]) -> CanonicalStep:
+        return CanonicalStep(rows, self)
+
+    def alone_for(self, rows: Sequence[Row]) -> Alone | None:
+        return None
+
+
+class CanonicalStep(PaddedStep):
+    """One step. Cost: copies the KV of each row's path, in each layer."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: Spec) -> Tensor:
+        q, k, v = query[0], key[0], value[0]
+        if self.plan.chunks:
+            self.keys[layer], self.values[layer] = k, v
+        for number, lane in enumerate(self.plan.banks):
+            self._write(lane.bank.keys[layer], self._writes[number], k[:, lane.start : lane.stop])
+            self._write(lane.bank.values[layer], self._writes[number], v[:, lane.start : lane.stop])
+        out = v.new_empty(q.shape[1], q.shape[0], v.shape[-1])
+        for row, start in zip(self.rows, self.starts, strict=True):
+            here = slice(start, start + row.n_tokens)
+            out[here] = self._row(row, layer, q[:, here], k[:, here], v[:, here], spec)
+        return out[None]
+
+    def _row(self, row: Row, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: Spec) -> Tensor:
+        """Return the results of one row's tokens, [n, H, Dv]."""
+        n, n_kv = row.n_tokens, k.shape[0]
+        length = row.position + n
+        filling = -length % _KEYS
+        spans = [(span.fragment, span.length) for span in row.path if span.length]
+        if row.dest is not None and row.dest.length:
+            spans.append((row.dest, row.dest.length))
+        views = [self.store.views(*span) for span in spans]
+        more_k, more_v = (t.new_zeros(n_kv, filling, t.shape[-1]) for t in (k, v))
+        keys = torch.cat([*(view[0][layer][0] for view in views), k, more_k], 1)
+        values = torch.cat([*(view[1][layer][0] for view in views), v, more_v], 1)
+        places = torch.arange(length + filling, device=q.device)[None]
+        own = torch.arange(row.position, length, device=q.device)[:, None]
+        hidden = places > own
+        if spec.window is not None:
+            hidden |= places <= own - spec.window
+        bias = torch.zeros(hidden.shape, device=q.device).masked_fill_(hidden, -math.inf)
+        queries = q.unflatten(0, (n_kv, -1)).permute(2, 0, 1, 3)  # [n, K, g, D]
+        out, lse = attend(
+            queries,
+            keys.expand(n, -1, -1, -1),
+            values.expand(n, -1, -1, -1),
+            spec,
+            Mask(bias.to(q.dtype)[:, None, None]),
+        )
+        if spec.sinks is not None:
+            apply_sinks(out, lse, spec.sinks.view(1, n_kv, -1).float())
+        return out.flatten(1, 2).to(v.dtype)
