@@ -406,7 +406,7 @@ def in_words(lm: LM) -> str:
         f"{info.dtype} on {info.device}",
         f"chat template: {template}",
         f"BOS: {_bos(text)}",
-        f"default sampling: {sampling.in_words()}",
+        f"default sampling: {sampling.summary()}",
     ]
     return " · ".join(parts)
 

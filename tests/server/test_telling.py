@@ -282,25 +282,20 @@ def test_a_stream_is_pinged_where_nothing_comes_and_only_there() -> None:
 
 
 def test_tokens_that_texts_stand_for_are_counted_as_one_by_one() -> None:
-    class Node:
-        stop_string: str | None = None
-
     def naive(reply: ChoiceRun, length: int) -> int:
-        if reply.is_over and length >= len(reply.text):
-            if reply.node.stop_string is None:
-                return len(reply.tokens)
+        if reply.is_cut and length >= len(reply.text):
             return sum(1 for begin in [0, *reply.ends[:-1]] if begin < length)
+        if reply.is_over and length >= len(reply.text):
+            return len(reply.tokens)
         pairs = zip([0, *reply.ends[:-1]], reply.ends, strict=False)
         return sum(1 for begin, end in pairs if begin < length and end <= length)
 
     reply = ChoiceRun.__new__(ChoiceRun)
     for ends in ([], [0], [3], [0, 0, 2, 2, 2, 5], [1, 2, 3, 3]):
         for is_over in (False, True):
-            for stop in (None, "x"):
+            for is_cut in (False, True):
                 for cut in range(3):
-                    reply.node = Node()  # type: ignore[assignment]
-                    reply.node.stop_string = stop
-                    reply.ends, reply.is_over = ends, is_over
+                    reply.ends, reply.is_over, reply.is_cut = ends, is_over, is_cut
                     reply.tokens = list(ends)
                     reply.text = "x" * max((ends[-1] if ends else 0) - cut, 0)
                     for length in range(7):

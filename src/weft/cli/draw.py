@@ -44,7 +44,7 @@ def grow_watched(
     done = watch(shown, growing.deltas)
     made = growing.made()
     if made and made[0].params is not None:
-        _log.info("sampling: %s", made[0].params.in_words())
+        _log.info("sampling: %s", made[0].params.summary())
     kept.at = best_of(made) or node
     return made, done
 

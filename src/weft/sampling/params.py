@@ -200,16 +200,6 @@ class SamplingParams:
         """Return all values as the keywords that make an equal one."""
         return {name: getattr(self, name) for name in NAMES}
 
-    def in_words(self) -> str:
-        """Return the temperature, and each other value that is not its neutral default."""
-        neutral = SamplingParams().keywords()
-        values = {
-            name: value
-            for name, value in self.keywords().items()
-            if name == "temperature" or value != neutral[name]
-        }
-        return ", ".join(f"{name} {value}" for name, value in values.items())
-
     def to_dict(self) -> dict[str, Any]:
         """Return all values as plain JSON data; infinite biases become "inf" and "-inf"."""
         data = self.keywords()
@@ -251,8 +241,8 @@ class SamplingParams:
         if self.temperature == 0:
             return "greedy"
         names = [name for name in _SUMMARY if getattr(self, name) != getattr(_NEUTRAL, name)]
-        told = [f"{name.replace('_', '-')} {getattr(self, name):g}" for name in names]
-        return ", ".join([f"temperature {self.temperature:g}", *told])
+        parts = [f"{name.replace('_', '-')} {getattr(self, name):g}" for name in names]
+        return ", ".join([f"temperature {self.temperature:g}", *parts])
 
     def __repr__(self) -> str:
         changed = [
