@@ -26,7 +26,7 @@ def fix_row_counts(model: nn.Module) -> None:
     """Let all linear modules multiply blocks of 16 rows, the last one filled up with zeros."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
-            module.forward = partial(_in_blocks, module.forward)  # type: ignore[method-assign]
+            module.forward = partial(_in_blocks, module.forward)
 
 
 def _in_blocks(product: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
