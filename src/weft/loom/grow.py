@@ -533,10 +533,10 @@ def delta(shoot: Shoot, events: list[Event]) -> Delta:
     assert text is not None
     assert shoot.ticket is not None
     new = [event for event in events if event.token is not None]
-    tokens = tuple(event.token for event in new if event.token is not None)
-    logprobs = tuple(event.logprob for event in new if event.logprob is not None)
-    entropies = tuple(event.entropy for event in new if event.entropy is not None)
-    legal = tuple(event.legal_logmass for event in new if event.legal_logmass is not None)
+    tokens = tuple([event.token for event in new if event.token is not None])
+    logprobs = tuple([event.logprob for event in new if event.logprob is not None])
+    entropies = tuple([event.entropy for event in new if event.entropy is not None])
+    legal = tuple([event.legal_logmass for event in new if event.legal_logmass is not None])
     is_over = any(event.token is None for event in events)
     texts = tuple([text.push(token) for token in tokens])
     piece = "".join(texts) + (text.flush() if is_over else "")

@@ -363,12 +363,15 @@ class RunJob(Job):
 
     def accept(self, drawn: DrawnToken, desk: Desk) -> None:
         """Note a drawn token and end the members that are done with it."""
-        sampler, token = self.sampler, drawn.token
+        token, _, _, legal = drawn
+        sampler = self.sampler
         matcher = sampler.matcher
         if token >= 0:
             if sampler.needs_host and token not in self.stops:
                 sampler.accept(token)
-            if matcher is None or (token in self.stops and matcher.must_end):
+            if legal is not None and (
+                matcher is None or (token in self.stops and matcher.must_end)
+            ):
                 drawn = drawn._replace(legal_logmass=None)
             self._take(drawn, desk)
             if matcher is None:
