@@ -321,7 +321,7 @@ def test_objects_with_properties_are_closed_by_default(schema: Any, is_closed: b
 SPACES = [
     ('{"a": 1, "b": [1, 2]}', True),
     ('{"a":1,"b":[1,2]}', False),
-    ('{ "a" : 1 , "b" : [ 1 , 2 ] }', False),
+    ('{ "a": 1, "b": [ 1, 2 ] }', False),
     ('{\n  "a": 1,\n  "b": [\n    1,\n    2\n  ]\n}', False),
     ('{\r\n\t"a": 1,\r\n\t"b": []\r\n}', False),
 ]
@@ -342,12 +342,31 @@ def test_whitespace(schema: Any, text: str, is_compact: bool) -> None:
     assert takes(JsonSchema(schema), text) == is_compact
 
 
-def test_flexible_whitespace_ends() -> None:
+def test_flexible_whitespace_is_what_pretty_printers_write() -> None:
     flexible = JsonSchema({}, whitespace="flexible")
-    assert takes(flexible, "[" + "\n\n" + " " * 40 + "1]")
-    assert not takes(flexible, "[\n\n\n1]")
-    assert not takes(flexible, "[\n" + " " * 41 + "1]")
-    assert not takes(flexible, " 1")
+    for indent in ("\n" + " " * 32, "\n" + "\t" * 32, "\n", " ", ""):
+        assert takes(flexible, "[" + indent + "1," + indent + "2" + indent + "]"), indent
+        assert takes(flexible, "{" + indent + '"a": 1,' + indent + '"b":2' + indent + "}"), indent
+    for text in (
+        '{"a"\t\t\t\t: 1}',
+        '{"a" : 1}',
+        '{"a":  1}',
+        '{"a":\n1}',
+        '{"a": 1 , "b": 2}',
+        '{"a": 1\n, "b": 2}',
+        "[  1]",
+        "[\t1]",
+        "[\n\n1]",
+        "[\n \t1]",
+        "[\n" + " " * 33 + "1]",
+        "[1\n" + "\t" * 33 + "]",
+        " 1",
+        "1 ",
+    ):
+        assert not takes(flexible, text), text
+
+
+def test_unknown_whitespace_is_an_error() -> None:
     with pytest.raises(ConfigError, match="allowed are 'compact' and 'flexible'"):
         JsonSchema({}, whitespace="none")  # type: ignore[arg-type]
 

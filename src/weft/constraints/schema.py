@@ -18,7 +18,7 @@ from .schema_rules import JsonLayout, RuleWriter, Whitespace, literal, literal_t
 # (surrogates), so that lengths are right.
 _RULES = {
     "space": '" "?',
-    "blank": r'" "? | "\n" [ \t]{0,20}',
+    "blank": r'" "? | "\n" ([ ]{0,32} | [\t]{0,32})',
     "string": r'"\"" char* "\""',
     "char": r'plain | "\\" (["\\/bfnrt] | "u" ([0-9a-cA-CefEF] hex | [dD] [0-7]) hex hex)',
     "plain": r'[^"\\\x00-\x1f]',

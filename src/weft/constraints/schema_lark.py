@@ -26,7 +26,7 @@ _BITS = 64
 _EXACT = 2**53  # the library computes with 64-bit floats
 # Whitespace in one place: a few spaces, or at most two line ends and an indentation. Without a
 # limit, small models write whitespace for ever.
-_BLANK = r"/[ \t]{1,4}|(\r?\n){1,2}[ \t]{0,40}/"
+_BLANK = r"/ |\r?\n( {0,32}|\t{0,32})/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,7 @@ class _Definition:
 
 _KNOWN = {
     "blank": _Definition("BLANK?", is_lexeme=False, is_terminal=False),
+    "space": _Definition('" "?', is_lexeme=False, is_terminal=False),
     "string": _Definition('%json {"type": "string"}', is_terminal=False),
     "boolean": _Definition('"true" | "false"', is_lexeme=False, is_terminal=False),
     "null": _Definition('"null"', is_lexeme=False, is_terminal=False),

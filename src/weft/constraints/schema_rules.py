@@ -56,7 +56,7 @@ class JsonLayout:
         if whitespace == "compact":
             return cls('", "', '": "')
         if whitespace == "flexible":
-            return cls('blank "," blank', 'blank ":" blank', "blank", "blank")
+            return cls('"," blank', '":" space', "blank", "blank")
         raise ConfigError(f"whitespace is {whitespace!r}; allowed are 'compact' and 'flexible'")
 
     def enclosed(self, brackets: str, inner: str, *, may_be_empty: bool) -> str:
