@@ -123,8 +123,12 @@ def test_what_mlx_lm_itself_loads_wrongly_is_refused(tmp_path: Path) -> None:
     config.pop("rope_theta", None)
     file.write_text(json.dumps(config))
     model, tokenizer = mlx_lm.load(str(tmp_path / "model"))[:2]
-    with pytest.raises(Unsupported, match=r"rope_theta = 777.0.*weft.load\('.*model', engine="):
+    call = f'weft.load({str(tmp_path / "model")!r}, engine="mlx")'
+    with pytest.raises(Unsupported, match=r"rope_theta = 777.0.*would be wrong; ") as caught:
         weft.load(model, tokenizer)
+    assert str(caught.value).endswith(f"; load the folder with {call}")
+    assert caught.value.hint == call
+    assert "another engine" not in str(caught.value)
     for own in (str(shallow()), str(tmp_path / "model")):
         right, tokenizer = mlx_lm.load(str(shallow()))[:2]
         with weft.load(right, tokenizer) as lm:  # as mlx-lm reads it, it is right

@@ -68,6 +68,8 @@ _SHAPES = re.compile(
 )
 
 Number = int | float
+# How the messages of models that a library reads incorrectly end.
+OTHER_ENGINE = "; use another engine"
 
 
 def check_config(
@@ -107,7 +109,7 @@ def check_config(
     if wrong:
         raise Unsupported(
             f"{library} does not take {', '.join(wrong)} from this model's config.json, so its"
-            " answers would be wrong; use another engine",
+            f" answers would be wrong{OTHER_ENGINE}",
             hint='try engine="torch"',
         )
     if ignored:

@@ -25,6 +25,7 @@ from ...sampling import metrics
 from ..abilities import OWN
 from ..base import Engine, EngineInfo, HostOutput, Row, Score, Span, check_rows, row_tokens
 from ..checkpoint import read_config
+from ..config_check import OTHER_ENGINE
 from .check import check_paths, check_tree
 from .hook import LatentKeys, Recorder, RunningCall, carry_tree_caches, slot_of
 from .kv import MlxFragments, MlxMemory, SlotShape, dtype_name
@@ -155,11 +156,9 @@ class MlxEngine(Engine):
         try:
             check_taken(self.model, stored)
         except Unsupported as error:
-            raise Unsupported(
-                f"{error}. Weft loads the folder as it is meant: weft.load({str(folder)!r},"
-                ' engine="mlx")',
-                hint=f'weft.load({str(folder)!r}, engine="mlx")',
-            ) from error
+            call = f'weft.load({str(folder)!r}, engine="mlx")'
+            reason = str(error).removesuffix(OTHER_ENGINE)
+            raise Unsupported(f"{reason}; load the folder with {call}", hint=call) from error
 
     # The protocol
 

@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten
 from ...checks import one_of, whole_number
 from ...errors import ConfigError, EngineError, ModelLoadError, Unsupported
 from .. import checkpoint
-from ..config_check import check_config
+from ..config_check import OTHER_ENGINE, check_config
 from .config import mlx_lm_keys, windows_of
 from .library import mlx_lm
 from .rope import complete_rope
@@ -140,7 +140,7 @@ def check_taken(model: nn.Module, config: Mapping[str, Any]) -> Windows:
     if any(own) and len(own) == len(windows):
         raise Unsupported(
             f"mlx-lm gives the layers of this {kind} the sliding windows {own}, and its config.json"
-            f" asks for {windows}; use another engine",
+            f" asks for {windows}{OTHER_ENGINE}",
             hint='try engine="torch"',
         )
     if any(own):  # layers share caches
