@@ -387,6 +387,12 @@ def test_any_schema_is_right_or_refused_by_name(seed: int, form: Any) -> None:
             ['{"a": 1}', '{"b": {}}'],
         ),
         ({"type": "array", "items": False}, ["[]"], ["[1]"]),
+        (
+            {"type": "array", "items": {"enum": [1, 1.0, True]}, "uniqueItems": True,
+             "minItems": 2},
+            ["[1, true]", "[true, 1]"],
+            ["[1, 1.0]", "[1.0, 1]", "[1, 1]", "[1, true, 1.0]", "[1]"],
+        ),
         ({"type": "array", "uniqueItems": False}, ["[1, 1]"], ["1"]),
         ({"$ref": "#/anyOf/1", "anyOf": [True, {"const": 1}]}, ["1"], ["2"]),
         ({"anyOf": [{"type": "array", "items": False, "minItems": 1}, {"const": "é\n\"\\"}]},

@@ -476,7 +476,9 @@ class RuleWriter(ABC):
                 allowed = [*allowed, None] if "null" in option.types else allowed
             if allowed is None:
                 raise self.refused(part, "uniqueItems", reason)
-            values += [value for value in allowed if not any(is_same(value, v) for v in values)]
+            for value in allowed:
+                if not any(is_same(value, known) for known in values):
+                    values.append(value)
         return values
 
 
