@@ -31,8 +31,8 @@ WeftError
     └── BatchAbandoned [RuntimeError]
 
 The built-in in brackets is a second parent, so callers may catch either. A message says what was
-wrong, what is allowed and what to do; `hint` repeats the last part for interfaces that show it
-apart.
+wrong, what is allowed and what to do. `hint` is the last part, for interfaces that show it apart.
+A hint that the message does not contain is also a note of the exception, so tracebacks show it.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ class WeftError(Exception):
         super().__init__(message)
         if hint:
             self.hint = hint
+            if hint not in message:
+                self.add_note(f"hint: {hint}")
 
 
 class ConfigError(WeftError, ValueError):

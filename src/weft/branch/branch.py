@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..checks import whole_number
 from ..constraints.base import n_words
-from ..errors import ConfigError, HasChildren
+from ..errors import ConfigError, GrammarError, HasChildren
 from ..remedies import OF_BRANCH, Listed, remedied
 from ..sampling.metrics import entropy, surprisal
 from ..sampling.params import SamplingParams
@@ -233,7 +233,14 @@ def constraint_of(grammar: Any) -> Any:
     if not isinstance(grammar, str):
         return grammar
     from ..constraints import GBNF
+    from ..constraints.kinds import hint_for
 
+    if grammar and "::=" not in grammar:
+        raise GrammarError(
+            f"grammar is {grammar!r:.80}; allowed is GBNF, whose rules are `name ::= …`, or what"
+            " constraint= takes",
+            hint=hint_for(grammar),
+        )
     return GBNF(grammar)
 
 

@@ -336,15 +336,17 @@ def as_constraint(value: Any) -> Constraint:
         return Allow(value)
     if (typed := from_type(value)) is not None:
         return typed
-    raise ConfigError(f"constraint is {value!r:.80}; allowed is {_ALLOWED}", hint=_hint(value))
+    raise ConfigError(f"constraint is {value!r:.80}; allowed is {_ALLOWED}", hint=hint_for(value))
 
 
-def _hint(value: object) -> str:
+def hint_for(value: object) -> str:
     """Return what a text or a list of texts may have been meant as."""
-    if isinstance(value, list | tuple) and value and all(isinstance(v, str) for v in value):
+    if isinstance(value, list | tuple) and value and all(isinstance(v, str) and v for v in value):
         return f"for one of these texts: Choice({list(value)!r})"
     if not isinstance(value, str):
         return ""
+    if not value:
+        return "for no constraint: constraint=None"
     text = value.strip()
     if text.startswith("{") and text.endswith("}"):
         return "it looks like a JSON schema: JsonSchema(text)"
