@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import traceback
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import Annotated, Any, Literal, NotRequired, Required, TypedDict
@@ -148,6 +149,7 @@ def test_type_with_options_of_json_schema() -> None:
         ("start: /a/", r"Lark: Lark\(text\)"),
         ('{"type": "object"}', r"JSON schema: JsonSchema\(text\)"),
         ("yes", r"for exactly this text: Choice\(\['yes'\]\)"),
+        ("", "constraint=None"),
         (["yes", "no"], r"for one of these texts: Choice\(\['yes', 'no'\]\)"),
     ],
 )
@@ -155,6 +157,36 @@ def test_text_is_rejected_with_a_guess(given: Any, hint: str) -> None:
     with pytest.raises(ConfigError, match="allowed is a Pydantic class, a type") as caught:
         as_constraint(given)
     assert re.search(hint, caught.value.hint)
+    assert re.search(hint, "".join(traceback.format_exception(caught.value)))
+
+
+def test_texts_that_choice_rejects_get_no_guess() -> None:
+    with pytest.raises(ConfigError) as caught:
+        as_constraint(["yes", ""])
+    assert caught.value.hint == ""
+
+
+class Clock:
+    def wait(self, minutes: int) -> None: ...
+
+    @staticmethod
+    def ring(times: int) -> None: ...
+
+
+def draw(point: complex) -> None: ...
+
+
+def test_method_needs_an_object() -> None:
+    with pytest.raises(ConfigError, match=r"Clock\.wait is a method.* Give Clock\(…\)\.wait"):
+        as_constraint(Clock.wait)
+    assert as_constraint(Clock().wait).parse('{"minutes": 1}') == {"minutes": 1}
+    assert as_constraint(Clock.ring).parse('{"times": 1}') == {"times": 1}
+
+
+@pytest.mark.parametrize("given", [complex, list[complex], draw])
+def test_complex_numbers_have_no_json_schema(given: Any) -> None:
+    with pytest.raises(ConfigError, match="has no JSON schema: .*complex numbers"):
+        as_constraint(given)
 
 
 @pytest.mark.parametrize(

@@ -147,13 +147,25 @@ def _typed(value: Any) -> tuple[Any, Callable[[str], Any]]:
     from pydantic import PydanticUserError, TypeAdapter
     from pydantic.errors import PydanticSchemaGenerationError
 
-    if _is_function(value):
-        return _function(value)
     try:
+        if _is_function(value):
+            return _function(value)
         adapter: TypeAdapter[Any] = TypeAdapter(_portable(value))
-        return adapter.json_schema(), adapter.validate_json
+        return adapter.json_schema(schema_generator=_generator()), adapter.validate_json
     except (PydanticUserError, PydanticSchemaGenerationError) as error:
         raise ConfigError(f"{value!r} has no JSON schema: {str(error).splitlines()[0]}") from error
+
+
+@lru_cache(maxsize=1)
+def _generator() -> Any:
+    """Return a schema generator that rejects types whose JSON Pydantic's schema does not limit."""
+    from pydantic.json_schema import GenerateJsonSchema
+
+    class Generator(GenerateJsonSchema):
+        def complex_schema(self, schema: Any) -> Any:
+            return self.handle_invalid_for_json_schema(schema, "complex numbers")
+
+    return Generator
 
 
 def _portable(value: Any) -> Any:
@@ -182,6 +194,12 @@ def _portable(value: Any) -> Any:
 def _function(function: Callable[..., Any]) -> tuple[Any, Callable[[str], Any]]:
     from pydantic import create_model
 
+    if _is_unbound_method(function):
+        owner, _, name = function.__qualname__.rpartition(".")
+        raise ConfigError(
+            f"{owner}.{name} is a method without an object, so that `self` would be an argument;"
+            f" allowed is a bound method. Give {owner.rpartition('.')[2]}(…).{name}"
+        )
     hints = get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(function).parameters.items():
@@ -197,4 +215,11 @@ def _function(function: Callable[..., Any]) -> tuple[Any, Callable[[str], Any]]:
         arguments = model.model_validate_json(text)
         return {name: getattr(arguments, name) for name in fields}
 
-    return model.model_json_schema(), read
+    return model.model_json_schema(schema_generator=_generator()), read
+
+
+def _is_unbound_method(function: Callable[..., Any]) -> bool:
+    """Return True for `Class.method`. A static method is also a plain function, without `self`."""
+    path = function.__qualname__.rpartition("<locals>.")[2]
+    first = next(iter(inspect.signature(function).parameters), None)
+    return inspect.isfunction(function) and "." in path and first == "self"
