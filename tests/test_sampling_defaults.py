@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import shutil
 from pathlib import Path
@@ -73,6 +74,38 @@ def test_sampling_params_object_replaces_all_defaults(lm: weft.LM) -> None:
         loom.grow(params, params)
     with pytest.raises(weft.WeftError, match="as keywords"):
         loom.grow(1, {"top_p": 0.9})  # type: ignore[arg-type]
+
+
+def test_n_may_follow_sampling_params_as_keyword(lm: weft.LM) -> None:
+    loom, params = Loom(lm, MESSAGES), SamplingParams(max_tokens=2, seed=1)
+    node: Any = loom
+    model: Any = lm
+
+    async def awaited() -> list[Any]:
+        streamed = [delta async for delta in node.astream(params, n=2)]
+        made = [await node.agrow(params, n=2), await model.agenerate(MESSAGES, params, n=2)]
+        return [*made, [delta.node for delta in streamed if delta.finish_reason]]
+
+    calls = [
+        node.grow(params, n=2),
+        [delta.node for delta in node.stream(params, n=2) if delta.finish_reason],
+        model.generate(MESSAGES, params, n=2),
+        *asyncio.run(awaited()),
+    ]
+    for made in calls:
+        assert [child.params for child in made] == [SamplingParams(n=2, max_tokens=2, seed=1)] * 2
+    assert inspect.iscoroutinefunction(loom.agrow)
+    assert inspect.iscoroutinefunction(lm.agenerate)
+    assert not inspect.iscoroutinefunction(loom.grow)
+    with pytest.raises(TypeError, match="multiple values for argument 'n'"):
+        node.grow(2, n=2)
+
+
+def test_grow_of_mapping_names_params(lm: weft.LM) -> None:
+    given: Any = {"max_tokens": 1}
+    for call in (Loom(lm, MESSAGES).grow, lambda n: lm.generate(MESSAGES, n)):
+        with pytest.raises(weft.WeftError, match=r"n is \{'max_tokens': 1\}.* params=SamplingPar"):
+            call(given)
 
 
 def test_raw_prompt_stays_at_the_models_distribution(lm: weft.LM) -> None:

@@ -34,7 +34,12 @@ from .kv.place import Place
 from .kv.tree import TokenTree
 from .pathkv import PathKV
 from .remedies import OF_LM, Listed, remedied
-from .sampling.params import BranchOptions, ModelDefaults, SamplingParams
+from .sampling.params import (
+    BranchOptions,
+    ModelDefaults,
+    SamplingParams,
+    accepts_params_first,
+)
 from .sampling.sampler import Sampler
 from .sched.driver import Channel, Driver
 from .sched.native import check_steps
@@ -267,6 +272,7 @@ class LM(
         """The async form of `pump`."""
         return self.driver.apump(channel, tickets)
 
+    @accepts_params_first
     def generate(
         self,
         prompt: str | Sequence[dict[str, Any]] | Sequence[int],
@@ -293,6 +299,7 @@ class LM(
         """
         return doors.generate(self, prompt, n, params, system=system, template=template, **sampling)
 
+    @accepts_params_first
     async def agenerate(
         self,
         prompt: str | Sequence[dict[str, Any]] | Sequence[int],

@@ -16,7 +16,7 @@ from ..errors import ConfigError
 from ..remedies import OF_NODE, Listed, remedied
 from ..results import Delta, Distribution, TextScore, TokenProb
 from ..sampling.metrics import largest, log_softmax
-from ..sampling.params import BranchOptions, SamplingParams
+from ..sampling.params import BranchOptions, SamplingParams, accepts_params_first
 from ..sched.work import Extend, Logits, Scores, Ticket
 from . import known
 from .grow import Branches, Growth, adeltas, at_each, deltas, plan, refuse_terminal, seeded
@@ -183,6 +183,7 @@ class Heddle(Listed, Shown):
         lm = self._home.live_lm()
         return lm.chat_defaults if self._home.is_chat else lm.defaults
 
+    @accepts_params_first
     def grow(
         self,
         n: int | SamplingParams | None = None,
@@ -226,6 +227,7 @@ class Heddle(Listed, Shown):
             return growth.run()
         return growth.run(doors.watch(len(growth.shoots)))
 
+    @accepts_params_first
     async def agrow(
         self,
         n: int | SamplingParams | None = None,
@@ -243,6 +245,7 @@ class Heddle(Listed, Shown):
         growth = self._plan(n, params, at, force, sampling)
         return await growth.arun() if growth is not None else Branches()
 
+    @accepts_params_first
     def stream(
         self,
         n: int | SamplingParams | None = None,
@@ -264,6 +267,7 @@ class Heddle(Listed, Shown):
         boolean("show", show)
         return deltas(self._plan(n, params, at, force, sampling, streamed=True))
 
+    @accepts_params_first
     def astream(
         self,
         n: int | SamplingParams | None = None,
@@ -492,6 +496,11 @@ def params_of(
         if params is not None:
             raise ConfigError("params is given twice; give grow(params) or grow(4, params)")
         n, params = None, n
+    if isinstance(n, Mapping):
+        raise ConfigError(
+            f"n is {n!r:.80}; allowed is a whole number or a SamplingParams object. Give"
+            " params=SamplingParams(max_tokens=1), or keywords: grow(max_tokens=1)"
+        )
     if params is not None and not isinstance(params, SamplingParams):
         raise ConfigError(
             f"params is {params!r:.80}; allowed is a SamplingParams object. Give single parameters"

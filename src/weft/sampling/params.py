@@ -13,15 +13,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial, wraps
 from inspect import Parameter as Keyword
-from inspect import signature
+from inspect import iscoroutinefunction, signature
 from numbers import Real
-from typing import Any, ParamSpec, TypedDict, TypeVar
+from typing import Any, ParamSpec, TypedDict, TypeVar, cast
 
 from ..checks import boolean, half_character, half_told, number, whole_number
 from ..errors import ConfigError
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Call = TypeVar("Call", bound=Callable[..., Any])
 _log = logging.getLogger(__name__)
 
 # 1: the first id, in id order, whose cumulative weight exceeds a uniform number; 2: Gumbel-max. A
@@ -328,6 +329,28 @@ def knows_options(
         return checked
 
     return decorate
+
+
+def accepts_params_first(call: Call) -> Call:
+    """Let `call(params, n=2)` mean `call(params=params, n=2)`; the signature does not change."""
+    position = list(signature(call).parameters).index("n")
+
+    def rearrange(args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
+        is_clash = "n" in options and "params" not in options and len(args) == position + 1
+        if is_clash and isinstance(args[position], SamplingParams):
+            options["params"] = args[position]
+            return args[:position]
+        return args
+
+    @wraps(call)
+    def plain(*args: Any, **options: Any) -> Any:
+        return call(*rearrange(args, options), **options)
+
+    @wraps(call)
+    async def coroutine(*args: Any, **options: Any) -> Any:
+        return await call(*rearrange(args, options), **options)
+
+    return cast("Call", coroutine if iscoroutinefunction(call) else plain)
 
 
 def _called(name: str, allowed: Collection[str]) -> str | None:
