@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from typing import Any
 
 import pytest
 
@@ -55,9 +56,32 @@ def test_awaited_measure_of_tuple_equals_measure_of_list(loom: Loom) -> None:
     (single,) = loom.measure(["4 + 9"])
     (awaited,) = asyncio.run(loom.ameasure(("4 + 9",)))
     assert awaited.tokens == single.tokens == loom.measure("4 + 9").tokens
-    for empty in ([], [""], ["4", ""]):
+    for empty in ("", [""], ["4", ""], [[]], ["4", []]):
         with pytest.raises(ConfigError, match="nothing to measure"):
             loom.measure(empty)
+
+
+def test_measure_of_lists_of_token_ids_is_a_batch(loom: Loom) -> None:
+    scores = loom.measure([[5, 6], [7]])
+    assert [score.tokens for score in scores] == [(5, 6), (7,)]
+    assert [score.logprobs for score in scores] == [
+        pytest.approx(loom.measure(ids).logprobs, abs=1e-4) for ids in ([5, 6], [7])
+    ]
+    for mixed in ([" a", [7]], [[7], " a"]):
+        assert (7,) in [score.tokens for score in loom.measure(mixed)]
+    awaited = asyncio.run(loom.ameasure([[5, 6], [7]]))
+    assert [score.tokens for score in awaited] == [(5, 6), (7,)]
+
+
+def test_measure_of_empty_list_returns_empty(loom: Loom) -> None:
+    assert loom.measure([]) == []
+    assert asyncio.run(loom.ameasure([])) == []
+
+
+@pytest.mark.parametrize("bad", [[[1], 2], [b"a"], [[1], {"a": 1}], [[[1]]]])
+def test_measure_of_batch_with_no_text_in_it_is_rejected(loom: Loom, bad: Any) -> None:
+    with pytest.raises(ConfigError, match=r"allowed is a text, or a list of|whole numbers"):
+        loom.measure(bad)
 
 
 def test_logprob_of_node_is_sum_of_its_sampled_tokens(loom: Loom) -> None:
@@ -94,6 +118,6 @@ def test_top_is_a_count(loom: Loom, top: int) -> None:
 
 
 def test_measuring_nothing_is_refused(loom: Loom) -> None:
-    for nothing in ("", []):
+    for nothing in ("", [""]):
         with pytest.raises(ConfigError, match="no tokens"):
             loom.measure(nothing)

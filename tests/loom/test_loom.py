@@ -238,11 +238,16 @@ def test_what_is_no_text_is_refused_at_the_call(loom: Loom, given: Any) -> None:
         assert node.text == before
 
 
-@pytest.mark.parametrize("given", [[1, "a"], [[1]], [None]])
+@pytest.mark.parametrize("given", [[1, "a"], [None]])
 def test_ids_that_are_none_are_refused_at_the_call(loom: Loom, given: Any) -> None:
     for call in (loom.add, loom.measure):
         with pytest.raises(ConfigError, match="token ids are whole numbers"):
             call(given)
+
+
+def test_add_of_list_of_lists_is_rejected(loom: Loom) -> None:
+    with pytest.raises(ConfigError, match="token ids are whole numbers"):
+        loom.add([[1]])  # type: ignore[list-item]
 
 
 def test_an_unknown_option_is_told_with_the_one_that_is_meant(lm: weft.LM) -> None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 if TYPE_CHECKING:
     Label = Callable[["Heddle"], str]
-    Texts = list[str] | tuple[str, ...]
+    Texts = list[str] | list[list[int]] | list[str | list[int]] | tuple[str | Sequence[int], ...]
 
 
 class Shown(HeddleState):
@@ -351,7 +351,8 @@ class Heddle(Listed, Shown):
         """Return how likely a text is after the node. Adds nothing.
 
         Args:
-            text: a text or its token ids; or a list of texts, which share the model's calls.
+            text: a text or its token ids. Or a list of these, which share the model's calls; an
+                empty list is an empty batch.
             special: as for `add`.
 
         Returns: a TextScore, or a list of them in the order of the texts.
@@ -361,7 +362,7 @@ class Heddle(Listed, Shown):
         tickets = lm.submit(items)
         lm.drive(tickets)
         scores = [text_score(lm, *each) for each in zip(items, _scores_of(tickets), strict=True)]
-        return scores if _is_list_of_texts(text) else scores[0]
+        return scores if _is_batch(text) else scores[0]
 
     @overload
     async def ameasure(
@@ -379,7 +380,7 @@ class Heddle(Listed, Shown):
         tickets = await lm.asubmit(items)
         await lm.adrive(tickets)
         scores = [text_score(lm, *each) for each in zip(items, _scores_of(tickets), strict=True)]
-        return scores if _is_list_of_texts(text) else scores[0]
+        return scores if _is_batch(text) else scores[0]
 
     @property
     def logprob(self) -> float:
@@ -554,12 +555,12 @@ def measure_items(
     node: HeddleState, text: str | Sequence[int] | Texts, special: bool | None
 ) -> list[Extend]:
     """Return the work items of `measure`: one a text."""
-    texts = cast("Texts", text if _is_list_of_texts(text) else [text])
+    texts = cast("Texts", text if _is_batch(text) else [text])
     return [measure_item(node, each, special) for each in texts]
 
 
-def _is_list_of_texts(text: str | Sequence[int] | Texts) -> bool:
-    return isinstance(text, list | tuple) and len(text) > 0 and isinstance(text[0], str)
+def _is_batch(text: str | Sequence[int] | Texts) -> bool:
+    return isinstance(text, list | tuple) and (not text or isinstance(text[0], Sequence))
 
 
 def _scores_of(tickets: Sequence[Ticket]) -> list[Score]:
