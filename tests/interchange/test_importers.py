@@ -18,6 +18,7 @@ from weft.errors import ConfigError, FormatError, ModelMismatch, StoreError
 from weft.interchange import ImportLimits, Knot, Sketch, export, read, recognise
 from weft.interchange import importers as importers_module
 from weft.store.library import name_of
+from weft.viz.outline import headline
 
 
 @cache
@@ -116,7 +117,27 @@ def test_the_prompt_of_an_n8loom_export_is_displayed_as_there() -> None:
         assert name_of(only.title or only.loom.user_prompt) == name_of(made.user_prompt)
         one, other = only.loom.children
         assert "display_text" not in json.dumps([only.loom.meta, one.meta])
-        assert other.meta["imported"]["display_text"] == "(hidden)"
+        assert other.display_text() == "(hidden)"
+
+
+@pytest.mark.parametrize("shown", ["Tell me a story.", "Prompt: Hi.\n\nResponse:\n\nSure: ", ""])
+def test_any_display_text_of_an_n8loom_root_is_kept(shown: str, tmp_path: Path) -> None:
+    exported = {
+        "node_id": "0",
+        "text": "<|im_start|>user\nHi.<|im_end|>\n",
+        "display_text": shown,
+        "terminal": False,
+        "children": [],
+    }
+    for lm in (model(), None):
+        loom = read(exported, lm).looms[0].loom
+        assert loom.display_text() == headline(loom) == shown
+        if lm is not None:
+            loom.save(tmp_path / "a.loom.json")
+            again = Loom.open(tmp_path / "a.loom.json", lm)
+            assert again.display_text() == shown
+            again.clip(3)
+            assert again.display_text() == again.text
 
 
 @pytest.mark.parametrize(

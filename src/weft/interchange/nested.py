@@ -31,10 +31,9 @@ def n8loom(data: Any) -> list[Sketch]:
     sketch = _walked(data)
     sketch.special = True
     root = sketch.knots[0]
-    displayed = _DISPLAYED.fullmatch(str(data.get("display_text", "")))
+    displayed = _DISPLAYED.fullmatch(root.display_text or "")
     if displayed is not None:
-        sketch.user_prompt = displayed[1]
-        root.imported.pop("display_text", None)
+        sketch.user_prompt, root.display_text = displayed[1], None
     else:
         sketch.title = " ".join(_CONTROL.sub(" ", root.text).split())
     return [sketch]
@@ -77,9 +76,11 @@ def _walked(root: Json) -> Sketch:
         if not isinstance(terminal, bool):
             raise FormatError(f"'terminal' of {where} is {shown(terminal)}; true or false belongs")
         imported = without(node, _READ)
-        if imported.get("display_text") == node.get("text"):
-            imported.pop("display_text", None)
-        index = sketch.add(Knot(text_of(node, "text", where), parent, terminal, imported=imported))
+        knot = Knot(text_of(node, "text", where), parent, terminal, imported=imported)
+        if isinstance(imported.get("display_text"), str):
+            display_text = imported.pop("display_text")
+            knot.display_text = None if display_text == knot.text else display_text
+        index = sketch.add(knot)
         bookmark = node.get("bookmark")
         if bookmark is True:
             sketch.knots[index].bookmark = "bookmark"

@@ -12,7 +12,7 @@ from ..files import shown
 from ..loom import Heddle, Loom
 from ..loom.home import Home
 from ..loom.loom import Prompt, read_prompt
-from ..loom.node import child_list, encoded, new_child, set_text
+from ..loom.node import DISPLAY, child_list, encoded, new_child, set_text
 from ..store.file import NO_MODEL
 from .pairs import BOOKMARK
 from .turns import ROLE
@@ -37,8 +37,8 @@ class ImportLimits:
 class Knot:
     """A node of a sketch: a text that goes on after its parent's.
 
-    parent: the index of one before it; -1 for the root. role: of a chat message. imported: what
-    else the file says of it.
+    parent: the index of one before it; -1 for the root. role: of a chat message.
+    display_text: what is shown instead of the text. imported: what else the file says of it.
     """
 
     text: str
@@ -46,6 +46,7 @@ class Knot:
     terminal: bool = False
     score: float | None = None
     role: str | None = None
+    display_text: str | None = None
     bookmark: str | None = None
     imported: dict[str, Any] = field(default_factory=dict)
 
@@ -210,6 +211,8 @@ def _note(node: Heddle, knot: Knot) -> None:
     node.terminal, node.score = knot.terminal, knot.score
     if knot.role is not None:
         node.meta[ROLE] = knot.role
+    if knot.display_text is not None:
+        node.meta[DISPLAY] = knot.display_text
     if knot.bookmark is not None:
         node.meta[BOOKMARK] = knot.bookmark
     if knot.imported:

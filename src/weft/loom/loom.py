@@ -15,7 +15,7 @@ from ..sampling.params import knows_options
 from .constrained import HEAL, healed_ids
 from .heddle import Heddle
 from .home import Home, is_lm
-from .node import checked_ids, forget_places
+from .node import checked_ids, forget_places, imported_display
 
 if TYPE_CHECKING:
     from ..lm import LM
@@ -181,10 +181,13 @@ class Loom(Heddle):
         self._home.is_chat = is_used
 
     def display_text(self) -> str:
-        """Return the prompt to show: what the user asked when a chat template was used."""
-        if not self.chat_template_used:
-            return self.text
-        return f"Prompt: {self.user_prompt}\n\nResponse:\n\n"
+        """Return the prompt to show: what the user asked when a chat template was used.
+
+        An imported loom returns the display text of its file until its prompt changes.
+        """
+        if self.chat_template_used and imported_display(self) is None:
+            return f"Prompt: {self.user_prompt}\n\nResponse:\n\n"
+        return super().display_text()
 
     def save(self, path: str | os.PathLike[str], *, kv: bool = False) -> None:
         """Write the whole loom to a file, atomically: it is the old one or the new one.

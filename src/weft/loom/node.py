@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from .heddle import Heddle
 
 
+DISPLAY = "display_text"  # in the meta of an imported node: the text to show instead of its own
+
+
 class HeddleState(
     Uncopied, instead="save the loom and open it elsewhere: loom.save(path), Loom.open(path, lm)"
 ):
@@ -282,8 +285,12 @@ class HeddleState(
         return self.get_prefix_text(1)
 
     def display_text(self) -> str:
-        """Return the text to show for this node; subclasses may override it."""
-        return self.text
+        """Return the text to show for this node; subclasses may override it.
+
+        An imported node returns the display text of its file until its own text changes.
+        """
+        shown = imported_display(self)
+        return self.text if shown is None else shown
 
     # Changing it
 
@@ -485,8 +492,15 @@ def forget_places(top: HeddleState) -> None:
         node._place = None
 
 
+def imported_display(node: HeddleState) -> str | None:
+    """Return the display text that a node was imported with; None if it has none."""
+    shown = node.meta.get(DISPLAY)
+    return shown if isinstance(shown, str) else None
+
+
 def forget_end(node: HeddleState) -> None:
     """The node no longer ends where it ended: what was said of its end goes."""
+    node.meta.pop(DISPLAY, None)
     node.finish_reason = None
     node.stop_string = None
     node.terminal = False
@@ -599,6 +613,7 @@ def merge_child(node: HeddleState) -> None:
         raise TreeError(f"the node has {n} children; it can be joined with one only child")
     (child,) = node.children
     text = None if node._tokens or child._tokens else (node._text or "") + (child._text or "")
+    node.meta.pop(DISPLAY, None)
     for name in ("logprobs", "entropies", "legal_logmass"):
         # Figures of some tokens only would be taken for those of the first ones.
         upper, lower = getattr(node, name), getattr(child, name)

@@ -131,10 +131,12 @@ NOTHING = "(ended at once)"
 def headline(node: Heddle) -> str:
     """Return the text that stands for a node: of a root, what was asked."""
     from ..loom import Loom  # here, or who counts and draws nothing would load it
+    from ..loom.node import imported_display
 
     # A class of one's own says itself what it shows.
     if isinstance(node, Loom) and type(node).display_text is Loom.display_text:
-        return node.user_prompt or node.text
+        shown = imported_display(node)
+        return (node.user_prompt or node.text) if shown is None else shown
     return node.display_text()
 
 
