@@ -113,8 +113,8 @@ def test_states_of_a_round_can_be_proposed_for_in_one_call() -> None:
     assert tree(result.loom) == tree(crack("tot", verifier=None, breadth=3).loom)
 
 
-def test_without_a_checker_the_best_score_wins_wherever_it_stands() -> None:
-    """States that are whole answers, each better or worse than the one before."""
+def test_own_score_without_a_checker_prefers_the_best_ended_path() -> None:
+    """The states "spoilt" and "worse" propose nothing; "fine" has a better score than both."""
     steps = {"": ["rough"], "rough": ["fine", "worse"], "fine": ["spoilt"], "worse": []}
     worth = {"rough": 0.4, "fine": 0.9, "worse": 0.1, "spoilt": 0.3}
     for name in ("tot", "mcts", "adaptive"):
@@ -124,7 +124,43 @@ def test_without_a_checker_the_best_score_wins_wherever_it_stands() -> None:
             score=lambda states: [worth[state] for state in states],
             verifier=None,
         )
-        assert (result.state, result.best.score, result.solved) == ("fine", 0.9, None)
+        assert (result.state, result.best.score, result.solved) == ("spoilt", 0.3, None)
+
+
+def test_own_score_without_ended_paths_prefers_the_best_score_at_any_depth() -> None:
+    worth = (0.4, 0.9, 0.3)
+    for name in ("tot", "mcts", "adaptive"):
+        result = crack(
+            name,
+            propose=lambda state: [("x", state + "x")],
+            score=lambda states: [worth[len(state) - 1] for state in states],
+            verifier=None,
+            depth=3,
+        )
+        assert (result.state, result.best.score) == ("xx", 0.9)
+
+
+@pytest.mark.parametrize("name", ["tot", "tot-dfs", "mcts", "adaptive"])
+def test_own_score_that_favours_short_states_answers_with_a_complete_path(
+    name: str, lm: weft.LM
+) -> None:
+    words = ("alpha", "beta", "gamma")
+
+    def add_word(state: tuple[str, ...]) -> list[tuple[str, tuple[str, ...]]]:
+        return [(f" {word}", (*state, word)) for word in words] if len(state) < 4 else []
+
+    result = call(name)(
+        lm,
+        "Words:",
+        state=(),
+        propose=add_word,
+        score=lambda states: [1 / (1 + len(state)) for state in states],
+        depth=6,
+        seed=1,
+        **STRATEGIES[name].fixed,
+        **({"rounds": 60} if name in ("mcts", "adaptive") else {}),
+    )
+    assert len(result.state) == 4
 
 
 @pytest.mark.parametrize("name", ["tot", "tot-dfs", "mcts", "adaptive"])

@@ -153,19 +153,19 @@ def is_answered(search: Search) -> bool:
 def paths(search: Search) -> list[Heddle]:
     """Return what to answer with, best first: right answers before all else.
 
-    Where the model completes the answer: full paths of a task that have none yet, ends, then the
-    deepest. Where it does not and the caller scores, every node is an answer: those with the best
-    scores, ends and the deeper first among equals. Where the model scores, short paths are likelier
-    than long ones: ends come first, then the deepest, by score among these.
+    If the model completes the answer: full paths of a task without an answer, ended paths, then the
+    deepest. Otherwise ended paths come first. A score of the caller's then ranks all nodes, deeper
+    ones first among equals. Likelihoods rank nodes of one depth only, because short paths are
+    likelier than long ones: the deepest come first.
     """
     nodes = [n for n in search.start.walk() if n is not search.start and n.score is not None]
     if not search.completes:
         is_scored_by_caller = search.value is not None
 
         def worth(node: Heddle) -> tuple[float, ...]:
-            whole, score = (not search.is_end(node), -len(node.path)), -(node.score or 0.0)
-            order = (score, *whole) if is_scored_by_caller else (*whole, score)
-            return (not search.is_solved(node), *order)
+            depth, score = -len(node.path), -(node.score or 0.0)
+            order = (score, depth) if is_scored_by_caller else (depth, score)
+            return (not search.is_solved(node), not search.is_end(node), *order)
 
         return sorted(nodes, key=worth)
     steps = search.task.steps if search.task is not None else None
