@@ -107,6 +107,145 @@ def test_constraint_of_the_full_text_goes_on_where_another_model_writes(lm: weft
     assert weighed.log_evidence == pytest.approx(-1.79, abs=0.4)
 
 
+# Texts that no mask has seen
+
+
+@pytest.mark.parametrize("kind", ["constraint", "line_constraint"])
+@pytest.mark.parametrize("name", SMALL)
+def test_proposals_of_a_function_that_the_constraint_forbids_are_dropped(
+    lm: weft.LM, name: str, kind: str
+) -> None:
+    options: dict[str, Any] = {kind: Regex("[0-9]+"), "answer_tokens": 6, **SMALL[name]}
+    options.pop("n_continue", None)
+    result = getattr(search, name)(
+        lm,
+        "Say:",
+        seed=1,
+        depth=2,
+        propose=lambda nodes: [["zzz\n", "qqq\n"] for _ in nodes],
+        value=lambda nodes: [0.9 if "zzz" in node.text else 0.1 for node in nodes],
+        **options,
+    )
+    assert re.fullmatch("[0-9\n]+", result.text)
+    assert not any("zzz" in node.text or "qqq" in node.text for node in result.loom.walk())
+    assert result.cost.stopped == "constraint"
+
+
+def test_proposals_of_a_function_that_the_constraint_allows_are_kept(lm: weft.LM) -> None:
+    result = search.tot(
+        lm,
+        "Say:",
+        depth=3,
+        seed=1,
+        constraint=Regex("[a-z]{3}\n[a-z]{3}\n[0-9]{2}"),
+        propose=lambda nodes: [["fox\n", "42\n", "42"] for _ in nodes],
+        value=lambda nodes: [0.5] * len(nodes),
+    )
+    assert result.text == "fox\nfox\n42"
+    assert [len(node.children) for node in result.best.path[1:]] == [1, 1, 0]
+    assert result.cost.stopped is None
+
+
+def test_line_constraint_keeps_all_lines_of_a_function_that_fit(lm: weft.LM) -> None:
+    result = search.mcts(
+        lm,
+        "Say:",
+        depth=2,
+        rounds=4,
+        seed=1,
+        answer_tokens=0,
+        line_constraint=Regex("z+"),
+        propose=lambda nodes: [["zzz\n", "qqq\n"] for _ in nodes],
+        value=lambda nodes: [0.5] * len(nodes),
+    )
+    assert result.text == "zzz\nzzz"
+    assert {node.text for node in result.loom.walk()} - {result.loom.text} == {"zzz\n"}
+    assert result.cost.stopped is None
+
+
+def test_line_end_whose_usual_tokens_contain_text_is_split_from_the_text(lm: weft.LM) -> None:
+    """The tokenizer writes " owl" as one token, across the end of the line end."""
+    result = search.tot(
+        lm,
+        "Say:",
+        depth=1,
+        seed=1,
+        stop="; and ",
+        line_constraint=Choice(["fox", "owl"]),
+        propose=lambda nodes: [["fox; and owl; and ", "fox; and cow; and "] for _ in nodes],
+        value=lambda nodes: [0.5] * len(nodes),
+    )
+    assert [node.text for node in result.loom.children] == ["fox; and owl; and "]
+    assert re.fullmatch("(fox|owl)(; and (fox|owl))*(; and ?)?", result.text)
+
+
+def test_model_continues_the_constraint_after_a_text_of_a_function(lm: weft.LM) -> None:
+    two = Regex("[a-z]{3}\n[0-9]{2}")
+    result = search.tot(
+        lm,
+        "Say:",
+        depth=1,
+        seed=1,
+        constraint=two,
+        propose=lambda nodes: [["fox\n"] for _ in nodes],
+        value=lambda nodes: [0.5] * len(nodes),
+    )
+    assert re.fullmatch(two.pattern, result.text)
+    assert result.text.startswith("fox\n")
+
+
+@pytest.mark.parametrize("propose", ["both", "suggest"])
+@pytest.mark.parametrize("name", ["tot", "mcts", "adaptive"])
+def test_steps_of_a_task_fit_the_constraint_and_end_the_search(
+    lm: weft.LM, name: str, propose: Any
+) -> None:
+    step = Regex("[0-9]{1,2} [-+*/] [0-9]{1,2} = [0-9]{1,2}")
+    options = {k: v for k, v in SMALL[name].items() if k != "n_continue"}
+    result = getattr(search, name)(
+        lm,
+        samples.game24,
+        depth=4,
+        seed=1,
+        constraint=step,
+        propose=propose,
+        value=lambda nodes: [0.5] * len(nodes),
+        **options,
+    )
+    texts = [node.get_prefix_text(1) for node in result.loom.leaves]
+    assert all(re.fullmatch(step.pattern, text) for text in texts)
+    assert result.cost.stopped == "constraint"
+
+
+def test_search_whose_proposals_were_dropped_has_the_same_cost_from_its_file(
+    lm: weft.LM, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {
+        "constraint": Regex("[0-9]+"),
+        "propose": lambda nodes: [["zzz\n"] for _ in nodes],
+        "depth": 2,
+        "seed": 1,
+        "resume": tmp_path / "a.loom.json",
+    }
+    result = search.tot(lm, "Say:", **options)
+    again = search.tot(lm, "Say:", **options)
+    assert again.text == result.text
+    assert again.cost.stopped == result.cost.stopped == "constraint"
+
+
+def test_best_of_n_drops_answers_of_a_function_that_are_incomplete(lm: weft.LM) -> None:
+    result = search.best_of_n(
+        lm,
+        "Say:",
+        n=2,
+        seed=1,
+        constraint=Regex("[0-9]{4}"),
+        propose={"own": lambda nodes: [["12", "1234"] for _ in nodes], "model": "continue"},
+    )
+    texts = {node.text for node in result.loom.children}
+    assert "1234" in texts
+    assert all(re.fullmatch("[0-9]{4}", text) for text in texts)
+
+
 # The constraint itself
 
 

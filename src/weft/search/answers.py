@@ -182,7 +182,14 @@ class Answers:
 
     def writer(self, search: Search) -> Proposer:
         """Return the proposer of whole answers, none longer than the budget lets them be."""
-        proposer = Proposer(search, n_continue=1, n_suggest=0, merges=False, default="continue")
+        proposer = Proposer(
+            search,
+            n_continue=1,
+            n_suggest=0,
+            merges=False,
+            full_answers=True,
+            default="continue",
+        )
         if (room := search.meter.longest()) < proposer.sampling["max_tokens"]:
             proposer.sampling["max_tokens"] = max(int(room), 1)
         self._writers = [source.by for source in proposer.sources]

@@ -51,7 +51,7 @@ class Cost:
 
     tokens: generated ones, end tokens and all proposals included. prompt_tokens: of the questions
     that valued candidates, read but not generated. stopped: what ended the search early: a budget,
-    or "constraint" where `constraint` allowed no text after lines that were found.
+    or "constraint" where `constraint` allowed no text or proposal after lines that were found.
     """
 
     tokens: int

@@ -12,12 +12,11 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from .. import files
-from ..constraints import as_constraint
 from ..errors import ConfigError, FormatError, TreeError
 from ..lm import LM
 from ..loom import Heddle, Loom
-from ..loom.constrained import constrained_so_far, healed
 from .callbacks import Callback
+from .constrained_texts import ConstrainedTexts
 from .core import (
     Level,
     Meter,
@@ -33,13 +32,14 @@ from .core import (
 from .task import Lines, overrides
 
 if TYPE_CHECKING:
-    from ..constraints import Constraint, Matcher
     from .judge import Judge
     from .propose import Proposer
 
 KEY = "search"
 # Of `meta["answer"]`: a whole answer by the likeliest tokens; it is the same each time.
 LIKELIEST = "likeliest"
+# Of `meta["closed"]`: the constraint forbids all that was proposed below the node.
+FORBIDDEN = "constraint"
 # Of a node's meta: what a search notes there and goes on from.
 _NOTES = ("answer", "by", "closed", "drawn", "measured", "opened", "solved", "state")
 # What has the same repr in every process.
@@ -106,6 +106,12 @@ class Search:
         if path is not None:
             files.try_write(path)
         self.prompt = prompt
+        constraint = settings.sampling.get("constraint")
+        self.constrained_texts = (
+            ConstrainedTexts(lm, constraint)
+            if lm is not None and lm.info.n_vocab and constraint is not None
+            else None
+        )
         self.start, self.loom = (fresh, loom) if saved is None else (saved, saved)
         self.task = settings.task or read_task(self.loom)
         self._name = name
@@ -210,22 +216,22 @@ class Search:
 
     def _is_used_up(self, depth: int) -> bool:
         """Return True if all paths have ended, some before `depth` lines by the constraint."""
-        constraint = self.settings.sampling.get("constraint")
-        if constraint is None or self.lm is None:
+        texts = self.constrained_texts
+        if texts is None:
             return False
-        leaves = [node for node in self.start.leaves if node.score is not None]
-        if not leaves or not all(map(self.is_end, leaves)):
-            return False
+        leaves = [node for node in self.start.leaves if node.score is not None] or [self.start]
         first = self.level(self.start)
+        closed = {
+            node.id
+            for node in self.start.walk()
+            if node.meta.get("closed") == FORBIDDEN and self.level(node) - first < depth
+        }
+        # The model may have completed a path after which the constraint forbade all proposals.
+        open_leaves = (node for node in leaves if not self.is_end(node))
+        if any(node.parent is None or node.parent.id not in closed for node in open_leaves):
+            return False
         early = (node for node in leaves if self.level(node) - first < depth)
-        return any(self._must_end(node, as_constraint(constraint)) for node in early)
-
-    def _must_end(self, node: Heddle, constraint: Constraint) -> bool:
-        """Return True if the constraint, which began below the start, allows nothing after it."""
-        assert self.lm is not None
-        tokens = constrained_so_far(node, constraint)
-        matcher = self.lm.constraints.matcher(healed(node, constraint))
-        return bool(tokens) and matcher.takes(tokens) and _after(matcher, tokens).must_end
+        return bool(closed) or any(map(texts.must_end, early))
 
     def rng(self, what: str = "round") -> Random:
         """Return the round's own random stream."""
@@ -419,12 +425,6 @@ class Search:
             if not self.checks or self.is_solved(end):
                 return end
         return best or paths[0]
-
-
-def _after(matcher: Matcher, tokens: Sequence[int]) -> Matcher:
-    for token in tokens:
-        matcher.accept(token)
-    return matcher
 
 
 def _key(state: tuple[Any], node: Heddle) -> Hashable:

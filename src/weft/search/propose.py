@@ -16,7 +16,7 @@ from ..loom import Heddle, Loom
 from ..sampling.params import SamplingParams
 from .callbacks import Callback
 from .core import Kind, Steps, branches, lines_of
-from .driver import Search, Want
+from .driver import FORBIDDEN, Search, Want
 
 # One number for all levels, or one a level, the last for all further ones.
 Counts = int | Sequence[int] | None
@@ -53,12 +53,14 @@ class Proposer:
         n_suggest: Counts = None,
         merges: bool = True,
         draws: bool = False,
+        full_answers: bool = False,
         default: Kind = "both",
     ) -> None:
         """Check what is to be proposed.
 
         merges: equal lines below one node are one child. draws: of what a function returns, as many
-        as are wanted are drawn, each as likely as the others. default: who writes, unless the
+        as are wanted are drawn, each as likely as the others. full_answers: texts of functions
+        must be complete under the constraint. default: who writes, unless the
         caller says otherwise.
         """
         self.search = search
@@ -68,6 +70,7 @@ class Proposer:
         self.reserve = search.settings.answer_tokens if search.completes else 0
         self.merges = merges
         self.draws = draws
+        self.full_answers = full_answers
         self.n_closed = 0
         # Draws instead of the sources where the distribution of what they write is known.
         self.draw_exactly: Callable[[Sequence[Want]], Steps[list[Heddle]]] | None = None
@@ -82,6 +85,8 @@ class Proposer:
         self._left: dict[tuple[str, str], list[tuple[str, Any]]] = {}
         self._brings: dict[str, int] = {}
         self._empty: set[tuple[str, str]] = set()
+        # Ids of nodes below which the constraint forbade a proposal.
+        self._forbidden: set[str] = set()
         self._refuse_unused()
 
     def writers(self, node: Heddle) -> list[str]:
@@ -181,9 +186,12 @@ class Proposer:
                 _count_drawn(found[-1])
             for node, loom in desk.asked:
                 suggested = [line for line in loom.children if not is_cut(line)]
-                for line in suggested:
-                    found.append(self._child(node, line.text.strip() + "\n"))
+                texts = self._allowed_suggestions(node, suggested)
+                for text in texts:
+                    found.append(self._child(node, text, is_end=not text.endswith("\n")))
                     _count_drawn(found[-1])
+                if suggested and not texts and not any(source.n_continue):
+                    self._close(source, node)
         return _distinct(found)
 
     def _lines(self, rows: list[Heddle]) -> Steps[list[Heddle]]:
@@ -218,7 +226,7 @@ class Proposer:
         asked = [node for want in wanted for node in self._askings(by, want)]
         answers = yield from call.ask(asked, self.search.state_of)
         for node, answer in zip(asked, answers, strict=True):
-            pairs = _pairs(call, answer)
+            pairs = self._allowed_pairs(node, _pairs(call, answer))
             self._brings[by] = max(len(pairs), 1)
             self._left.setdefault((by, node.id), []).extend(pairs)
         rng, found = self.search.rng("propose"), list[Heddle]()
@@ -264,16 +272,59 @@ class Proposer:
     def _close(self, source: Source, node: Heddle) -> None:
         self._empty.add((source.by, node.id))
         if not self.writers(node):
-            node.meta["closed"] = True
+            is_forbidden = node.id in self._forbidden and not _proposals(node)
+            node.meta["closed"] = FORBIDDEN if is_forbidden else True
             self.n_closed += 1
 
-    def _child(self, node: Heddle, text: str, line: Heddle | None = None) -> Heddle:
-        """Return the child with this text, added if it has to be. line: where it was written."""
-        child = child_of(node, text) if self.merges else node.add(text)
+    # What the constraint allows
+
+    def _allowed_pairs(self, node: Heddle, pairs: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+        """Return the proposals that the constraint allows below a node."""
+        texts = self.search.constrained_texts
+        if texts is None:
+            return pairs
+        allowed = [
+            pair
+            for pair in pairs
+            if texts.tokens_below(node, pair[0], ends=self.full_answers) is not None
+        ]
+        if len(allowed) < len(pairs):
+            self._forbidden.add(node.id)
+        return allowed
+
+    def _allowed_suggestions(self, node: Heddle, lines: Sequence[Heddle]) -> list[str]:
+        """Return the texts of suggested lines that the constraint allows below a node.
+
+        A line that completes the constrained text has no line end if the constraint forbids one.
+        """
+        texts, allowed = self.search.constrained_texts, list[str]()
+        for line in (line.text.strip() for line in lines):
+            if texts is None or texts.tokens_below(node, f"{line}\n") is not None:
+                allowed.append(f"{line}\n")
+            elif texts.tokens_below(node, line, ends=True) is not None:
+                allowed.append(line)
+            else:
+                self._forbidden.add(node.id)
+        return allowed
+
+    def _child(
+        self, node: Heddle, text: str, line: Heddle | None = None, *, is_end: bool = False
+    ) -> Heddle:
+        """Return the child with this text, added if it has to be.
+
+        line: where it was written. is_end: the text completes what the constraint allows.
+        """
+        texts = self.search.constrained_texts
+        child = existing_child(node, text) if self.merges else None
+        is_new = child is None
+        if child is None:
+            child = node.add(text) if texts is None else texts.add(node, text)
         if line is not None and child.finish_reason is None and not child.logprobs:
             child.terminal, child.finish_reason = line.terminal, line.finish_reason
             if line.legal_logmass:  # of tokens of another model, which the child does not have
                 child.meta["legal_logmass"] = math.fsum(line.legal_logmass)
+        if is_new and texts is not None and (is_end or texts.must_end(child)):
+            child.terminal, child.finish_reason = True, "stop"
         return child
 
 
@@ -362,12 +413,12 @@ def is_cut(node: Heddle) -> bool:
     return node.finish_reason in ("cancelled", "interrupted")
 
 
-def child_of(node: Heddle, text: str) -> Heddle:
-    """Return the child with this line; a text child is added if there is none."""
+def existing_child(node: Heddle, text: str) -> Heddle | None:
+    """Return the child with this line, or None."""
     for child in node.children:
         if child.text.strip() == text.strip() and not is_cut(child):
             return child
-    return node.add(text)
+    return None
 
 
 def merged(child: Heddle) -> Heddle:
@@ -398,6 +449,11 @@ def _pairs(call: Callback, answer: Any) -> list[tuple[str, Any]]:
         if not isinstance(each, tuple | list) or len(each) != 2 or not isinstance(each[0], str):
             raise call.refused(answer)
     return [(text, state) for text, state in items]
+
+
+def _proposals(node: Heddle) -> list[Heddle]:
+    """Return the children that are not answers of the model."""
+    return [child for child in node.children if not child.meta.get("answer")]
 
 
 def _count_drawn(child: Heddle) -> None:

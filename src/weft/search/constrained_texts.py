@@ -1,0 +1,72 @@
+"""Texts that no sampler masked, checked against the constraint of a search."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ..constraints import EachLine, Matcher, as_constraint
+from ..lm import LM
+from ..loom import Heddle
+from ..loom.constrained import constrained_so_far, healed
+from ..sampling.params import SamplingParams
+
+
+class ConstrainedTexts:
+    """The constraint of a search, for texts of functions, of tasks and of other models.
+
+    A node with `params` of this constraint continues it; without them the constraint would restart
+    after the node's text.
+    """
+
+    def __init__(self, lm: LM, constraint: Any) -> None:
+        self.lm = lm
+        self.constraint = as_constraint(constraint)
+        self.params = SamplingParams.resolve({"constraint": self.constraint}, SamplingParams())
+
+    def tokens_below(self, node: Heddle, text: str, *, ends: bool = False) -> list[int] | None:
+        """Return the tokens of a text below a node, or None if the constraint forbids it.
+
+        ends: the text must also be complete.
+        """
+        matcher = self._matcher(node)
+        for tokens in self._tokenizations(text):
+            if matcher.takes(tokens):
+                is_complete = _accept(matcher.clone(), tokens).may_end
+                return tokens if is_complete or not ends else None
+        return None
+
+    def add(self, node: Heddle, text: str) -> Heddle:
+        """Add a text below a node; the constraint continues after an allowed text."""
+        tokens = self.tokens_below(node, text)
+        if tokens is None:
+            return node.add(text)
+        child = node.add(tokens)
+        child.params = self.params
+        return child
+
+    def must_end(self, node: Heddle) -> bool:
+        """Return True if the constraint, which began below the start, allows nothing after it."""
+        tokens = constrained_so_far(node, self.constraint)
+        return bool(tokens) and self._matcher(node).must_end
+
+    def _matcher(self, node: Heddle) -> Matcher:
+        """Return the matcher after a node's text."""
+        matcher = self.lm.constraints.matcher(healed(node, self.constraint))
+        return _accept(matcher, constrained_so_far(node, self.constraint))
+
+    def _tokenizations(self, text: str) -> Iterator[list[int]]:
+        """Yield the usual tokens of a text, then tokens that line ends share with no text."""
+        continuation = self.lm.text.continuation
+        yield continuation(text)
+        if isinstance(self.constraint, EachLine):
+            ends = sorted(self.constraint.ends, key=len, reverse=True)
+            pieces = re.split(f"({'|'.join(map(re.escape, ends))})", text)
+            yield [token for piece in pieces if piece for token in continuation(piece)]
+
+
+def _accept(matcher: Matcher, tokens: Sequence[int]) -> Matcher:
+    for token in tokens:
+        matcher.accept(token)
+    return matcher
