@@ -364,8 +364,7 @@ class RunJob(Job):
     def accept(self, drawn: DrawnToken, desk: Desk) -> None:
         """Note a drawn token and end the members that are done with it."""
         token, _, _, legal = drawn
-        sampler = self.sampler
-        matcher = sampler.matcher
+        sampler, matcher = self.sampler, self.sampler.matcher
         if token >= 0:
             if sampler.needs_host and token not in self.stops:
                 sampler.accept(token)
