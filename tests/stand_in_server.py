@@ -206,7 +206,7 @@ class Answer:
 
     def send(self) -> None:
         n = int(self.body.get("n") or 1) if self.server.has("n") else 1
-        if n > 1 and not self.body.get("temperature"):
+        if n > 1 and self.body.get("temperature", 1) == 0:
             raise Mistake("n must be 1 when using greedy sampling")
         if self.body.get("logprobs") == -1 and not self.server.has("rows"):
             raise Mistake("requested logprobs of all tokens, which is greater than max allowed: 20")

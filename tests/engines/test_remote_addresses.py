@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -96,7 +97,7 @@ def test_raw_completions_of_ollama_are_unsupported(ollama: Started) -> None:
 def test_a_name_that_ollama_does_not_list_gets_near_names_and_the_command(
     ollama: Started,
 ) -> None:
-    with pytest.raises(ModelLoadError, match="it has other:1b$") as raised:
+    with pytest.raises(ModelLoadError, match="it has other:1b\n") as raised:
         weft.load(f"{ollama.base}#other")
     assert raised.value.hint == "ollama pull other"
 
@@ -126,23 +127,40 @@ def test_models_command_lists_a_server(weft_command, server: Started) -> None:
     assert weft_command("models", "--at", "gpt2").exit_code == 2
 
 
+_SAMPLING = {
+    *("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty"),
+    *("presence_penalty", "frequency_penalty", "repeat_penalty", "repeat_last_n", "samplers"),
+}
+
+
 @pytest.mark.parametrize(
-    ("options", "sampling"),
-    [
-        (("--owner", "vllm"), "temperature 0.8, top-k 40, top-p 0.95"),
-        (("--owner", "anybody"), "temperature 0.8, top-p 0.95"),
-        (("--owner", "llamacpp"), "temperature 0.8, top-k 40, top-p 0.95, min-p 0.05"),
-        (("--ollama",), "temperature 0.8, top-p 0.95"),
-    ],
+    "options",
+    [("--owner", "vllm"), ("--owner", "anybody"), ("--owner", "llamacpp"), ("--ollama",)],
 )
-def test_chat_defaults_are_what_the_server_does_exactly(
-    options: tuple[str, ...], sampling: str
-) -> None:
+def test_a_chat_sends_only_the_sampling_that_the_call_gives(options: tuple[str, ...]) -> None:
     with standing_in(TINY, *options) as started, weft.load(f"{started.base}#tiny") as lm:
-        assert lm.chat_defaults.summary() == sampling
+        assert lm.chat_defaults.summary() == "the server's sampling"
         assert lm.defaults.summary() == "temperature 1"
-        (node,) = Loom(lm, "Tell me a story about a fox.").grow(n=1, max_tokens=4)
-        assert node.text
+        loom = Loom(lm, "Tell me a story about a fox.")
+        for given, sent in (
+            ({}, {}),
+            ({"temperature": 1.0}, {"temperature": 1.0}),
+            ({"temperature": 0.7, "top_p": 1.0}, {"temperature": 0.7, "top_p": 1.0}),
+        ):
+            (node,) = loom.grow(n=1, max_tokens=4, **given)
+            assert node.text
+            body = started.bodies()[-1]
+            assert {name: body[name] for name in _SAMPLING & set(body)} == sent
+        Loom(lm, "Once", template=False).grow(n=1, max_tokens=4)
+        assert started.bodies()[-1]["temperature"] == 1
+
+
+def test_run_reports_the_servers_sampling(ollama: Started, weft_command: Any) -> None:
+    model = f"{ollama.base}#tiny:latest"
+    done = weft_command("run", "Hi", "-m", model, "--max-tokens", "4", "--no-keep")
+    assert done.exit_code == 0, done.output
+    assert "the server's sampling" in done.output
+    assert "temperature" not in done.output
 
 
 @pytest.fixture

@@ -13,7 +13,14 @@ import pytest
 from weft.constraints import JsonSchema
 from weft.errors import ConfigError
 from weft.sampling.filters import CUTS
-from weft.sampling.params import DRAW_RULE, NAMES, PARAMETERS, BranchOptions, SamplingParams
+from weft.sampling.params import (
+    DRAW_RULE,
+    NAMES,
+    PARAMETERS,
+    SERVER_SAMPLING,
+    BranchOptions,
+    SamplingParams,
+)
 
 
 def test_defaults_are_neutral() -> None:
@@ -190,8 +197,21 @@ def test_a_bad_value_in_generation_config_is_left_out_with_a_warning(
 def test_options_name_exactly_the_fields() -> None:
     names = [field.name for field in dataclasses.fields(SamplingParams)]
     names.remove("draw_rule")  # said, not chosen
-    assert {"n", *get_type_hints(BranchOptions)} == set(names)
     assert list(inspect.signature(SamplingParams).parameters) == names
+    names.remove("unset")  # of a model's defaults, not of calls
+    assert {"n", *get_type_hints(BranchOptions)} == set(names)
+
+
+def test_given_values_are_no_longer_unset() -> None:
+    server = SamplingParams(unset=SERVER_SAMPLING)
+    assert server.summary() == "the server's sampling"
+    assert SamplingParams.from_dict(server.to_dict()) == server != SamplingParams()
+    assert dataclasses.replace(server, seed=1).unset == SERVER_SAMPLING
+    assert "temperature" not in dataclasses.replace(server, temperature=0.5).unset
+    given = SamplingParams.resolve({"temperature": 1.0, "top_k": 5}, server)
+    assert not {"temperature", "top_k"} & set(given.unset)
+    assert given.summary() == "temperature 1, top-k 5, the server's sampling"
+    assert SamplingParams.resolve({"temperature": 0}, server).summary() == "greedy"
 
 
 def test_every_keyword_has_a_row_of_the_table_and_every_filter_its_function() -> None:

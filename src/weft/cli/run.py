@@ -203,7 +203,7 @@ def settings_of(node: Heddle) -> dict[str, Any]:
     if params is None:
         return {}
     # Another seed, or the same branches would come again.
-    left_out = ("n", "seed", "constraint")
+    left_out = ("n", "seed", "constraint", *params.unset)
     return {name: value for name, value in params.keywords().items() if name not in left_out}
 
 

@@ -10,7 +10,7 @@ import difflib
 import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial, wraps
 from inspect import Parameter as Keyword
 from inspect import iscoroutinefunction, signature
@@ -109,6 +109,8 @@ class SamplingParams:
     a text in bfloat16, on MLX and on llama.cpp, where row counts change rounding (docs/models.md).
     constraint: what the text may be; see `weft.constraints`. Kept as a `Constraint`.
     temperature_first: temperature before the filters instead of after them.
+    unset: names of parameters at their neutral values that a remote server chooses by its own
+    configuration: requests leave them out. Kept in the order of `SERVER_SAMPLING`.
     draw_rule: how a seed becomes tokens, not to be chosen: `DRAW_RULE`, or that of the version that
     a saved value was drawn by.
     """
@@ -129,6 +131,7 @@ class SamplingParams:
     seed: int | None
     constraint: Any
     temperature_first: bool
+    unset: tuple[str, ...]
     draw_rule: int = field(init=False)
 
     # Written out, so that arguments may be wider (a dict, one string) than what is kept.
@@ -151,10 +154,13 @@ class SamplingParams:
         seed: int | None = None,
         constraint: Any = None,
         temperature_first: bool = False,
+        unset: Collection[str] = (),
     ) -> None:
-        given = {name: value for name, value in locals().items() if name != "self"}
+        given = {name: value for name, value in locals().items() if name in PARAMETERS}
         for name, value in given.items():
             object.__setattr__(self, name, PARAMETERS[name].check(name, value))
+        names = [name for name in SERVER_SAMPLING if name in unset and _is_neutral(self, name)]
+        object.__setattr__(self, "unset", tuple(names))
         object.__setattr__(self, "draw_rule", DRAW_RULE)
 
     @classmethod
@@ -168,8 +174,10 @@ class SamplingParams:
         for name in given:
             if name not in NAMES:
                 raise unknown(name)
-        base = {} if defaults is None else defaults.keywords()
-        return cls(**{**base, **given})
+        if defaults is None:
+            return cls(**given)
+        unset = [name for name in defaults.unset if name not in given]
+        return cls(**{**defaults.keywords(), **given}, unset=unset)
 
     @classmethod
     def from_generation_config(cls, config: Mapping[str, Any]) -> SamplingParams:
@@ -198,13 +206,15 @@ class SamplingParams:
         return taken
 
     def keywords(self) -> dict[str, Any]:
-        """Return all values as the keywords that make an equal one."""
+        """Return all values but `unset` as keywords."""
         return {name: getattr(self, name) for name in NAMES}
 
     def to_dict(self) -> dict[str, Any]:
         """Return all values as plain JSON data; infinite biases become "inf" and "-inf"."""
         data = self.keywords()
         data["draw_rule"] = self.draw_rule
+        if self.unset:
+            data["unset"] = list(self.unset)
         data["stop"] = list(self.stop)
         if self.constraint is not None:
             data["constraint"] = self.constraint.to_dict()
@@ -229,28 +239,31 @@ class SamplingParams:
         kept = data.get("constraint")
         constraint = from_dict(kept) if isinstance(kept, Mapping) else kept
         rule = data.get("draw_rule", 1)  # the first did not say so
-        given = {name: value for name, value in data.items() if name != "draw_rule"}
+        unset = data.get("unset") or ()
+        given = {name: value for name, value in data.items() if name not in ("draw_rule", "unset")}
         made = cls.resolve({**given, "logit_bias": parsed, "constraint": constraint})
+        made = replace(made, unset=unset)
         object.__setattr__(made, "draw_rule", whole_number("draw_rule", rule, 1))
         return made
 
     def summary(self) -> str:
         """Return how tokens are drawn, in words: "temperature 0.8, top-k 40", or "greedy".
 
-        Filters and penalties are named where they are not at their neutral values.
+        Filters and penalties are named where they are not at their neutral values. Parameters that
+        a server chooses are "the server's sampling".
         """
         if self.temperature == 0:
             return "greedy"
-        names = [name for name in _SUMMARY if getattr(self, name) != getattr(_NEUTRAL, name)]
+        names = [name for name in _SUMMARY if not _is_neutral(self, name)]
+        if "temperature" not in self.unset:
+            names = ["temperature", *names]
         parts = [f"{name.replace('_', '-')} {getattr(self, name):g}" for name in names]
-        return ", ".join([f"temperature {self.temperature:g}", *parts])
+        return ", ".join([*parts, *(["the server's sampling"] if self.unset else [])])
 
     def __repr__(self) -> str:
-        changed = [
-            f"{name}={getattr(self, name)!r}"
-            for name in NAMES
-            if getattr(self, name) != getattr(_NEUTRAL, name)
-        ]
+        names = [name for name in NAMES if not _is_neutral(self, name)]
+        names += ["unset"] if self.unset else []
+        changed = [f"{name}={getattr(self, name)!r}" for name in names]
         return f"SamplingParams({', '.join(changed)})"
 
 
@@ -373,6 +386,11 @@ def _unfollowed(config: Mapping[str, Any], *, samples: bool) -> list[str]:
     rules = {**_RULES, **(_FILTERS if samples else {})}
     given = ((name, config.get(name), neutral) for name, neutral in rules.items())
     return [name for name, value, neutral in given if value not in (None, neutral, [], {}, ())]
+
+
+def _is_neutral(params: SamplingParams, name: str) -> bool:
+    """Return True if a parameter has the value that changes nothing."""
+    return bool(getattr(params, name) == getattr(_NEUTRAL, name))
 
 
 def _or_none(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
@@ -521,10 +539,12 @@ _RULES: Mapping[str, Any] = {
 }
 _FILTERS: Mapping[str, Any] = {"epsilon_cutoff": 0, "eta_cutoff": 0, "top_h": None}
 # In the order of the keywords.
-NAMES = tuple(field.name for field in fields(SamplingParams) if field.name != "draw_rule")
-_NEUTRAL = SamplingParams()
+NAMES = tuple(field.name for field in fields(SamplingParams) if field.name in PARAMETERS)
 # What a summary names beside the temperature.
 _SUMMARY = (
     *(name for name, parameter in PARAMETERS.items() if parameter.is_filter),
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
 )
+# What a request leaves to a server that has a sampling of its own, unless the call gives it.
+SERVER_SAMPLING = ("temperature", *_SUMMARY, "penalty_last_n")
+_NEUTRAL = SamplingParams()

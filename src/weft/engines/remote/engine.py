@@ -11,7 +11,7 @@ from typing import Any
 
 from ...checks import number, whole_number
 from ...errors import ConfigError, ForwardError, Unsupported
-from ...sampling.params import CHAT_SAMPLING, ModelDefaults, SamplingParams
+from ...sampling.params import CHAT_SAMPLING, SERVER_SAMPLING, ModelDefaults, SamplingParams
 from ...tokens.tokenizer import Tokenizer
 from ..abilities import OWN
 from ..base import UNTOLD, Abilities, Engine, EngineInfo, HostOutput, LateTokens, Row
@@ -160,8 +160,15 @@ class RemoteEngine(Engine):
         return self._text
 
     def sampling_defaults(self) -> ModelDefaults:
-        """Return the defaults of models without a sampling, less what the server does otherwise."""
+        """Return the defaults of the model: chats leave the sampling to the server.
+
+        With `steps` Weft draws some tokens itself. Chats then have `CHAT_SAMPLING`, without the
+        filters that the server applies in another way.
+        """
         first = self.info.temperature_first
+        if not self.info.abilities.steps:
+            chat = SamplingParams(temperature_first=first, unset=SERVER_SAMPLING)
+            return ModelDefaults(SamplingParams(), chat)
         chat = SamplingParams(temperature=CHAT_SAMPLING["temperature"], temperature_first=first)
         for name in ("top_p", "top_k", "min_p"):
             tried = replace(chat, **{name: CHAT_SAMPLING[name]})

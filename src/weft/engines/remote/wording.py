@@ -19,6 +19,8 @@ _FILTERS = tuple(name for name, of in PARAMETERS.items() if of.is_filter)
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 _MOST_BIAS = 100.0  # servers of the protocol cut what is beyond
 _CHAT_TOP = {"logprobs": True, "top_logprobs": 1}  # some tell none without the second
+# Names of parameters that some servers have for ours.
+_OURS = {"repeat_penalty": "repetition_penalty", "repeat_last_n": "penalty_last_n"}
 _SEED = 2**31 - 1  # the widest that all of them take
 
 
@@ -85,6 +87,7 @@ class Wording:
                 f"min_p together with top_p: {self.dialect.name} applies them in another order;"
                 " top_p=1 or min_p=0 turns one off"
             )
+        cut += [name for name in params.unset if name in _FILTERS]  # the server may cut by them
         if not cut or params.temperature == 1 or order == "either":
             return None
         if params.temperature_first != (order == "first"):
@@ -143,6 +146,10 @@ class Wording:
         changed = changed or any(
             getattr(params, name) != getattr(_NEUTRAL, name) for name in _PENALTIES
         )
+        # The server's own temperature and penalties may change the distribution, too.
+        sent = {"temperature", *(_OURS.get(name, name) for name in self.dialect.neutral)}
+        own = sent & {"temperature", *_PENALTIES} & set(params.unset)
+        changed = changed or bool(own)
         return self.manners.raw or (params.temperature in (0, 1) and not changed)
 
     def prompt(self, tokens: Sequence[int]) -> dict[str, Any]:
@@ -189,8 +196,7 @@ class Wording:
             **self.prompt(tokens),
             "max_tokens": n_left,
             "stream": True,
-            **dialect.neutral,
-            "temperature": params.temperature,
+            **self._neutral(params),
         }
         if len(streams) > 1:
             body["n"] = len(streams)
@@ -209,16 +215,26 @@ class Wording:
             body |= self._constrained(params.constraint) or {}
         return body
 
+    def _neutral(self, params: SamplingParams) -> dict[str, Any]:
+        """Return the temperature and the dialect's neutral fields, without the server's choices."""
+        unset = set(params.unset)
+        if "repetition_penalty" not in unset:
+            unset.discard("penalty_last_n")  # or the penalty would look back as the server says
+        fields = {**self.dialect.neutral, "temperature": params.temperature}
+        return {name: value for name, value in fields.items() if _OURS.get(name, name) not in unset}
+
     def _drawing(self, params: SamplingParams) -> dict[str, Any]:
         said: dict[str, Any] = {}
         names = (*_PENALTIES, *(_FILTERS if params.temperature else ()), "penalty_last_n")
         for name in names:
             value = getattr(params, name)
-            if name in self.dialect.params and value != getattr(_NEUTRAL, name):
+            # A neutral value that the call gives replaces the server's own.
+            is_given = bool(params.unset) and name not in params.unset and value is not None
+            if name in self.dialect.params and (is_given or value != getattr(_NEUTRAL, name)):
                 said[self.dialect.params[name]] = value
         if params.logit_bias:
             said["logit_bias"] = {str(token): bias for token, bias in params.logit_bias}
-        if self.dialect.samplers:
+        if self.dialect.samplers and not params.unset:
             cut = list(self.dialect.samplers)
             order = ["temperature", *cut] if params.temperature_first else [*cut, "temperature"]
             said["samplers"] = ["penalties", *order]
