@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 OTHERS = (
-    "torch transformers mlx mlx_lm peft llama_cpp gguf vllm triton torchao accelerate "
+    "torch transformers mlx mlx_lm peft llama_cpp vllm triton torchao accelerate "
     "psycopg ray "
     "nbclient ipykernel IPython schemathesis openai playwright PIL llm lm_eval"
 ).split()

@@ -394,8 +394,8 @@ def test_what_is_said_to_do_next_asks_the_same_model_in_the_same_way(weft) -> No
     folder = str(Path(weft_package.__file__).parent / "data" / "tiny")
     few = ("-m", folder, "-n", "1")
     raw = weft("run", "Once", "--raw", "--max-tokens", "2", "--no-keep", *few)
-    said = [line for line in raw.stderr.splitlines() if not line.startswith("loaded in ")]
-    assert said[1].endswith(f" --raw -m {folder}")
+    hint = next(line for line in raw.stderr.splitlines() if line.startswith("next: "))
+    assert hint.endswith(f" --raw -m {folder}")
     told = weft(
         "solve", samples.game24, "--budget-tokens", "50", "--tree", *few
     ).stderr.splitlines()

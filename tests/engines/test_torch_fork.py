@@ -61,16 +61,11 @@ from weft.engines.torch import TorchEngine
 
 torch.set_num_threads(2)
 engine = TorchEngine.adopt(build("llama"))
-for choice in engine._threads._choices.values():
-    choice.at = 0
 children = []
 for layer in engine.model.model.layers[:1]:
     layer.register_forward_hook(lambda *_: children.append(os.fork()))
 rows = [Row((), [1, 2, 3], 0, None, (2,)), Row((), [4, 5], 0, None, (1,))]
-if MANY:
-    engine._threads._choice(("", 3, 2)).at = 1
-else:
-    engine._threads._choice(("", 3, 2)).at = 0
+engine._threads._auto.choice(5, 2).index = 1 if MANY else 0  # the threads of the forward
 engine.forward(rows)
 if not children[0]:
     signal.alarm(30)
