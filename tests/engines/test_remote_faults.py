@@ -293,7 +293,7 @@ def test_a_search_goes_on_after_the_server_was_killed(tmp_path: Path) -> None:
     file = tmp_path / "search.loom.json"
     environment = {**os.environ, "WEFT_HOME": str(tmp_path)}
     address = f"{server.base}#tiny?tokenizer={TINY}&retries=1"
-    command = [sys.executable, "-m", "weft", "solve", "4 9 10 13", "-m", address]
+    command = [sys.executable, "-m", "weft", "solve", "4 9 10 13", "-b", "5", "-m", address]
     command += ["--budget-tokens", "1200", "--seed", "1", "--resume", str(file)]
     try:
         server.fault(*[{}] * 12, *[{"kind": "slow", "seconds": 0.5}] * 40)
