@@ -81,7 +81,7 @@ def test_verbose_run_shows_template_sampling_bos_context_and_threads(weft) -> No
     assert "BOS: <|bos|> (1), added to raw prompts" in shown
     assert "chat template: 232 characters" in shown
     assert "prompt of 5 tokens, through the chat template: '<|bos|><|user|>Hello" in shown
-    assert "sampling: max_tokens 2, temperature 1.0, top_k 5" in shown
+    assert "sampling: temperature 1, top-k 5" in shown
 
 
 def test_an_unknown_log_level_is_a_mistake(weft, monkeypatch) -> None:
