@@ -23,8 +23,8 @@ class Loaded(NamedTuple):
 class Adapters:
     """The LoRA adapters of one LM, by name; iterating gives their names.
 
-    Each has a tree root of its own, so none is ever mixed. A namespace of the tree is a name and
-    how often one was loaded: what an earlier adapter of that name computed is never met again.
+    Each adapter has its own root in the token tree. A namespace is a name and the number of times
+    that it was loaded, so KV of an earlier adapter of the same name is never reused.
     """
 
     def __init__(self) -> None:
@@ -38,19 +38,20 @@ class Adapters:
         return name in self._loaded
 
     def space(self, name: str | None) -> str | None:
-        """Return an adapter's namespace; None is the model alone. Raises: ConfigError."""
+        """Return the namespace of an adapter (None: of the base model). Raises: ConfigError."""
         return None if name is None else self._get(name).space
 
     def fingerprint(self, name: str | None) -> str:
-        """Return a fingerprint of an adapter's weights; empty for the model alone."""
+        """Return a fingerprint of an adapter's weights; empty for the base model."""
         return "" if name is None else self._get(name).fingerprint
 
     def add(self, lm: LM, name: str, folder: str | PathLike[str]) -> None:
-        """Load an adapter; one of the same name is replaced as if removed before.
+        """Load an adapter; an adapter of the same name is removed first.
 
-        folder: or an adapter's id on the Hub, `org/name` or `org/name@revision`.
-        Raises: Unsupported where the engine takes none, or not this kind; ConfigError for one of
-        another model, ModelLoadError for files that are missing or broken. Nothing changes then.
+        folder: a path, or an id on the Hub, `org/name` or `org/name@revision`.
+        Raises: Unsupported if the engine has no adapters, or none of this kind; ConfigError for an
+        adapter of another model; ModelLoadError for missing or broken files. On an error the loaded
+        adapters are unchanged.
         """
         if not isinstance(name, str) or not name:
             raise ConfigError(f"an adapter's name is {name!r}; allowed is a text, not empty")
@@ -73,7 +74,7 @@ class Adapters:
     def remove(self, lm: LM, name: str) -> None:
         """Forget an adapter and its KV. Other work goes on.
 
-        Work that waits for it, and places of it, raise StaleHandle. Raises: ConfigError for an
+        Queued work and branches of the adapter raise StaleHandle. Raises: ConfigError for an
         unknown name.
         """
 

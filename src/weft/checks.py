@@ -127,7 +127,7 @@ def _range(low: int | None, high: int | None) -> str:
 
 
 def warn_of_prompt(message: str) -> None:
-    """Give a PromptWarning at the first line of the call stack that is outside this package."""
+    """Issue a PromptWarning whose location is the caller's line outside this package."""
     frame, level = currentframe(), 1
     while frame is not None and _is_own(frame.f_globals.get("__name__", "")):
         frame, level = frame.f_back, level + 1

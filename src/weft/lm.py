@@ -82,8 +82,8 @@ class LM(
     engine, info: what runs the model. text: Weft's own view of the tokenizer. tokenizer, model:
     what was handed in, else `text` and `engine`. n_ctx: tokens a path may have. n_seq_max: branches
     that `BranchStore.available` counts down from.
-    defaults: sampling of text that is continued as it is. chat_defaults: sampling of chat answers
-    and branches. Both are the model's own where its files name a sampling.
+    defaults: sampling parameters of raw prompts. chat_defaults: those of chat answers and branches.
+    Both come from the model's files if these set sampling parameters.
     """
 
     def __init__(
@@ -102,8 +102,8 @@ class LM(
     ) -> None:
         """Put the parts together; see `weft.load`. kv_bytes: None for no limit.
 
-        defaults: sampling where a call gives none. None: the model's distribution, in chats too;
-        `weft.load` gives what the model's files say.
+        defaults: sampling parameters that a call does not give. None: temperature 1 without
+        filters, in chats too; `weft.load` passes those of the model's files.
 
         tokenizer: Weft's own `Tokenizer`, or an object that `weft.load` takes.
 
@@ -310,7 +310,7 @@ class LM(
         template: bool = True,
         **sampling: Unpack[BranchOptions],
     ) -> Branches:
-        """As `generate`, beside a running loop; calls of one pass share each step."""
+        """As `generate`, in a running event loop; concurrent calls share each step."""
         return await doors.agenerate(
             self, prompt, n, params, system=system, template=template, **sampling
         )

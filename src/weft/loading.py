@@ -104,7 +104,7 @@ def load(
         n_ctx: tokens a path may have, at most the model's own (the default).
         n_batch: tokens a step may run (default 512).
         n_seq_max: paths that may be resident at once, and branches that `BranchStore.available`
-            counts down from. None: no limit of resident paths, and 65,536 branches.
+            counts down from. None: resident paths are unlimited, and branches 65,536.
         kv_budget: bytes of KV ("4GiB", 512_000_000), counted in slots held or reserved; while
             branches grow on a CPU, padding may take as much again for moments. "auto" is 80 % of
             the device memory that is free after loading; on a CPU 4 GiB, or half of what the
@@ -389,13 +389,13 @@ def _assemble(
     except Exception:
         engine.close()
         raise
-    if _log.isEnabledFor(logging.INFO):  # it decodes a token, which reads the whole vocabulary
+    if _log.isEnabledFor(logging.INFO):  # decoding a token reads the full vocabulary
         _log.info("%s", in_words(lm))
     return lm
 
 
 def in_words(lm: LM) -> str:
-    """Return what a prompt and its answer depend on: context, threads, template, BOS, sampling."""
+    """Return a summary of the model's settings: context, threads, template, BOS, sampling."""
     text, info = lm.text, lm.info
     template = f"{len(text.chat_template)} characters" if text.chat_template else "none"
     threads = info.extra.get("max_threads")
@@ -581,8 +581,8 @@ def gguf_engine(source: str | os.PathLike[str], engine: str = "auto", device: st
     else torch. Neither llama.cpp nor torch is imported.
 
     Raises:
-        EngineUnavailable: none that runs the file is installed; names the commands that help.
-        Unsupported: `engine` was asked for, and does not run the file.
+        EngineUnavailable: no installed engine runs the file; the message has install commands.
+        Unsupported: the caller chose `engine`, and that engine does not run the file.
         ModelLoadError: the file is missing or broken.
     """
     if engine == "auto" and find_spec("llama_cpp") is not None:

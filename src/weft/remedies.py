@@ -1,4 +1,4 @@
-"""Errors of unknown attributes that name the right one, for users of other libraries."""
+"""Errors for attribute names of other libraries; each message names Weft's equivalent."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ OF_BRANCH: Mapping[str, str] = {
 
 
 class Remedy:
-    """A name of another library: reading it raises AttributeError with what to do here.
+    """A name of another library: reading it raises AttributeError with Weft's equivalent.
 
     NOTE: not `__getattr__`, which makes every attribute access of the class slower in CPython.
     """
@@ -123,7 +123,7 @@ def _camel_case(name: str) -> list[str]:
 
 
 class Listed:
-    """A base whose objects leave remedied names out of `dir`, and so of completion."""
+    """A base class that hides remedied names from `dir`, and so from completion."""
 
     __slots__ = ()
 

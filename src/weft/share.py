@@ -50,21 +50,21 @@ def idle_cores(system: Path = _SYSTEM) -> int:
 
 
 class ThreadTimes(NamedTuple):
-    """Seconds that a thread has run on a core, and has waited for one."""
+    """Seconds that a thread has run on a core, and has waited for a core."""
 
     running_s: float
     waiting_s: float
 
     @property
     def wanted_s(self) -> float:
-        """Seconds that it wanted a core."""
+        """Seconds that the thread was runnable: running or waiting for a core."""
         return self.running_s + self.waiting_s
 
 
 def thread_times(system: Path = _SYSTEM) -> dict[int, ThreadTimes]:
-    """Return the times of each thread of this process, by its number.
+    """Return the times of each thread of this process, by thread id.
 
-    Empty where the system does not report them: they are Linux's. Cost: 10 µs a thread.
+    Empty if the system is not Linux. Cost: 10 µs a thread.
     """
     tasks = system / "proc/self/task"
     times = {}

@@ -619,7 +619,7 @@ def known_token_class() -> Any:
 
 
 def named(lora_name: str | None) -> dict[str, str]:
-    """Return the keyword of a call that names an adapter: subclasses may lack the parameter."""
+    """Return {"lora_name": …} if an adapter is given: methods of subclasses may not have it."""
     return {} if lora_name is None else {"lora_name": lora_name}
 
 

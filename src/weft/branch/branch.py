@@ -153,7 +153,8 @@ class Tunable(State):
     def legal(self) -> NDArray[np.bool_]:
         """Return which tokens the grammar allows next: bool [V]; all True without one.
 
-        Where the grammar forces a text this is one token of one cut, without banned tokens.
+        If the grammar forces a text, only the next token of one tokenization is allowed; it
+        contains no banned token.
         """
         self.alive()
         matcher = self.sampler.matcher
@@ -221,7 +222,7 @@ def replace_params(params: SamplingParams, **changed: Any) -> SamplingParams:
 
 
 def checked_seed(seed: int) -> int:
-    """Return a seed. Raises: ConfigError for None or anything else that is not one."""
+    """Return the seed. Raises: ConfigError if it is None or not a valid seed."""
     checked = SamplingParams(seed=seed).seed
     if checked is None:
         raise ConfigError("seed is None; allowed is a whole number from 0 to 2**64 - 1")
@@ -296,8 +297,8 @@ class Branch(
     ) -> Branch:
         """Return an empty branch.
 
-        position: 0; a position without tokens has no meaning here. params, sampling: how to draw.
-        `lm.chat_defaults` holds for what is not given; a SamplingParams object gives all.
+        position: must be 0. params, sampling: sampling parameters. Parameters that are not given
+        come from `lm.chat_defaults`; a SamplingParams object replaces all of these.
         grammar: GBNF text, or anything that `constraint=` takes. adapter: a LoRA adapter's name,
         see `LM.add_adapter`; forks have it too. Raises: ConfigError, GrammarError; Unsupported for
         an engine without steps, such as a server that generates whole runs.
@@ -430,10 +431,10 @@ class Branch(
         return child
 
     def rewind(self, n: int, *, seed: int | None = None) -> None:
-        """Take the last n tokens back, with their penalties, grammar state and metrics.
+        """Remove the last n tokens, with their penalties, grammar state and metrics.
 
-        Runs nothing. The random stream depends on the position, so the same tokens are drawn again
-        unless `seed` selects another stream, as `reseed_sampler` does.
+        Does not run the model. The random stream depends on the position, so the branch draws the
+        same tokens unless `seed` selects another stream, as `reseed_sampler` does.
         Cost: O(accepted tokens).
         """
         self._refuse_ahead("rewind")
@@ -527,9 +528,9 @@ class Branch(
 
     @property
     def children(self) -> list[Branch]:
-        """The live branches forked from it, oldest first.
+        """The live branches forked from this one, oldest first.
 
-        A fork that has run no token is kept alive by its parent; later the caller must hold it.
+        A branch keeps a fork alive until the fork has run a token; then only the caller does.
         """
         self.alive()
         return [] if self._forks is None else cast("list[Branch]", self._forks.live())

@@ -140,7 +140,7 @@ class PrefillCall:
 
 
 def _warn_of_prompt(branch: Branch, ids: Sequence[int]) -> None:
-    """Warn of a prompt without BOS, and of a space at its end that stands before a grammar."""
+    """Warn if a prompt lacks BOS, or if it ends in a space and a grammar follows."""
     text = branch.lm.text
     if not branch.position:
         text.warn_without_bos(ids)

@@ -498,8 +498,8 @@ class Pressure:
 class Forks:
     """The live forks of one branch, by number.
 
-    A fork that has not run a token is kept alive here, as in lloyal.node, so that a loop over
-    `store.available` ends. A fork that has run one lives as long as the caller holds it.
+    This object keeps forks alive that have not run a token, as lloyal.node does, so that a loop
+    over `store.available` ends. Later a fork lives as long as the caller has a reference.
     """
 
     __slots__ = ("_unused", "_used")
@@ -514,7 +514,7 @@ class Forks:
         fork.unused_in = self
 
     def set_used(self, fork: State) -> None:
-        """Keep a fork no longer alive: it has run a token."""
+        """Replace the reference to a fork that has run a token by a weak one."""
         fork.unused_in = None
         if self._unused.pop(fork.number, None) is not None:
             if self._used is None:

@@ -80,7 +80,7 @@ def after_unkept(kept: Kept) -> None:
 
 
 def for_model(model: str) -> list[list[str]]:
-    """Return a command that asks a model something else."""
+    """Return a command that sends the model another prompt."""
     if model == TINY:
         return [["weft", "run", samples.story, "-n", "4"]]
     return [["weft", "chat", *of_model(model)]]

@@ -127,7 +127,7 @@ def _log_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Show a warning of a prompt as a log line, without a place in the code."""
+    """Log a PromptWarning without its file and line."""
     if issubclass(category, PromptWarning):
         _log.warning("%s", message)
     else:

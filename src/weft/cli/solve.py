@@ -165,9 +165,9 @@ def solve(
 
 
 def _write_outlook(loom: Loom, strategy: Strategy, chosen: dict[str, Any]) -> None:
-    """Write the expected cost, and for a prompt without a known task that nothing is checked.
+    """Write the expected cost, and for an unknown task a note that no answer is checked.
 
-    For bare numbers, write how a Game of 24 is asked.
+    If the prompt is only numbers, write how to state a Game of 24.
     """
     from ..search import Game24
 

@@ -62,11 +62,11 @@ class Heddle(_Heddle):
     reads_special = True
 
     def get_prefix_cache(self) -> PromptCache:
-        """Return the path's KV as a cache that knows its ids, one layer object a layer.
+        """Return the path's KV as a cache with its token ids, one layer object a layer.
 
-        Over a model of MLX they are mlx-lm's own, which the model accepts; elsewhere
-        `for_model` gives the engine library's cache.
-        Raises: Unsupported on engines that keep their KV to themselves; ConfigError for an empty
+        For an MLX model the layers are mlx-lm's own, which the model accepts. On other engines
+        `for_model` returns the cache of the engine's library.
+        Raises: Unsupported on engines that do not export their KV; ConfigError for an empty
         path. Cost: a copy of the path's KV.
         """
         lm, place = lm_of(self), at_end(self)
@@ -101,7 +101,7 @@ class KVCache:
 
 
 class CachedRows(NamedTuple):
-    """Which tokens a cache holds; see `PromptCache`. Layers carry it as an attribute, too."""
+    """The token ids of a cache; see `PromptCache`. Each layer also has it as an attribute."""
 
     rows: list[list[int]]
     start: int
@@ -113,7 +113,7 @@ class PromptCache(list[Any]):
     """One KVCache a layer, mlx-lm's own over a model of MLX.
 
     rows: token ids of each row. start: position of their first token. is_path: the cache is that
-    of a node; a prompt that it ends with is the node's own text, and is not appended again.
+    of a node; a prompt equal to its last tokens is the node's own text, and is not appended.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class PromptCache(list[Any]):
         self.describe(CachedRows([list(row) for row in rows], start, marks or {}, is_path))
 
     def describe(self, held: CachedRows) -> None:
-        """Note which tokens the layers hold, here and on the layers."""
+        """Record the token ids of the layers, here and on the layers."""
         self.rows, self.start, self.marks, self.is_path = held
         for layer in self:
             layer.weft_rows = held
@@ -245,7 +245,7 @@ def prompt_to_cache(
 
 
 def _filled(old: Sequence[Any], new: list[Any]) -> list[Any]:
-    """Return the layers of a cache after a prompt: the caller's objects where they can hold it."""
+    """Return a cache's layers after a prompt; the caller's own objects if they have room."""
     if [type(layer) for layer in old] != [type(layer) for layer in new]:
         return new
     for layer, full in zip(old, new, strict=True):
@@ -330,9 +330,9 @@ def generate_batched(
     """Generate `batch_size` continuations of a prompt in one batch.
 
     Args:
-        prompt: token ids: the whole path; or, with a cache that does not begin them, what follows
-            it (ids that the cache already ends with are not run twice, except the last). With
-            the cache of a node, its own tokens: nothing is appended.
+        prompt: token ids of the full path, or of the text after the cache's tokens. Ids that the
+            cache already ends with are not run twice, except the last. With the cache of a node
+            the prompt may be the node's own tokens; nothing is appended then.
         verbose, min_tokens_to_keep, repetition_context_size, prefill_step_size: accepted, not used.
         top_p: 0 is off, as is 1. kwargs: further SamplingParams, such as `seed`.
 
@@ -504,7 +504,7 @@ def _held(layer: Any) -> tuple[Any, Any]:
 
 
 def _known(cache: Sequence[Any]) -> PromptCache:
-    """Return a list of layers as a cache that knows its tokens, as far as its layers carry them."""
+    """Return a list of layers as a `PromptCache`, with the token ids that its layers record."""
     if isinstance(cache, PromptCache):
         return cache
     held = getattr(cache[0], "weft_rows", None) if cache else None

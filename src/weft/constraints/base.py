@@ -47,8 +47,8 @@ class Matcher(ABC):
     """Where one generation stands in a constraint. Belongs to one sampler; clone it to fork.
 
     Masks are bits, least significant first: token t is bit t % 32 of word t // 32; 1 is allowed.
-    banned: tokens that the caller will not draw. They change what a matcher offers where it would
-    offer one cut of a forced text alone; the mask may still have them elsewhere.
+    banned: tokens that the caller never draws. If a text is forced, the matcher allows a
+    tokenization without them; elsewhere the mask may still have them.
     """
 
     __slots__ = ()
@@ -81,9 +81,9 @@ class Matcher(ABC):
         return True
 
     def forced(self, banned: Set[int] = frozenset()) -> list[int]:
-        """Return the tokens that must come next, whatever the model says; changes nothing.
+        """Return the tokens that must come next; changes nothing.
 
-        Each of them is all that the mask has where it comes.
+        At each of these tokens the mask allows only that token.
         """
         return []
 
@@ -113,7 +113,7 @@ _END = 0xFF
 
 
 def n_words(n_vocab: int) -> int:
-    """Return how many int32 a mask has: a bit a token, and one a byte (see `Compiler.ids_of`)."""
+    """Return the int32 words of a mask: a bit per token, and one per byte (`Compiler.ids_of`)."""
     return (n_vocab + N_BYTES + 31) // 32
 
 
@@ -215,11 +215,11 @@ class Compiler:
 
 
 class _View:
-    """A tokenizer as llguidance asks for it: the model's tokens, and 256 ids behind them.
+    """A tokenizer in llguidance's interface: the model's tokens, then 256 ids for bytes.
 
-    The library takes the number of tokens for the width of its masks. It needs an end token, and
-    a token for every byte: it drops bytes without one from forced text. Id n_vocab + byte stands
-    for a byte that no token is alone; no model draws it.
+    The library's masks are as wide as this vocabulary. The library needs an end token and a token
+    for every byte: it drops bytes without a token from forced text. Id n_vocab + byte stands for
+    a byte without a single-byte token; no model draws it.
     """
 
     def __init__(self, compiler: Compiler) -> None:
@@ -238,7 +238,7 @@ class _View:
 
 
 def _missing_bytes(vocabulary: Vocabulary) -> list[bytes]:
-    """Return each byte that no token is alone, at its own place; b"" for the others."""
+    """Return 256 entries: each byte without a single-byte token, and b"" for the others."""
     single = [bytes((byte,)) for byte in range(N_BYTES)]
     missing = [each if vocabulary.token(each) is None else b"" for each in single]
     missing[_END] = b""

@@ -139,8 +139,8 @@ class _CallsWriter:
     def lark(self, *, skipped: str = "", before: str = "", json_after: str = "") -> Lark:
         """Return the constraint.
 
-        skipped: what the text has of the head already. before: the rule of what comes before the
-        call. json_after: the end of that.
+        skipped: the beginning of the head that the text already has. before: the rule of the text
+        before the call. json_after: the end of that text.
         """
         text = self.grammar(skipped=skipped, before=before)
         # Arguments without JSON may have any brackets and quotes.

@@ -1,4 +1,4 @@
-"""Cuts of a text into tokens, for vocabularies that lack bytes and for tokens that are banned."""
+"""Tokenizations of a text without banned tokens, also if a vocabulary lacks single bytes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ TokenOf = Callable[[bytes], int | None]
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """The shortest cut of a text into tokens, from every position that has one.
+    """The shortest cut (tokenization) of a text, from every position that has one.
 
-    tokens: the first token of the cut at each position. ends: where that token ends. costs: the
-    sum over the tokens of the cut; inf where there is none, 0 from the goal on.
+    tokens: the first token of the cut at each position. ends: the position after that token.
+    costs: the summed cost of the cut's tokens; inf if there is no cut, 0 from the goal on.
     """
 
     tokens: Sequence[int]

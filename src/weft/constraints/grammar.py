@@ -81,8 +81,8 @@ class Grammar(Constraint):
     def unique_names_after(self) -> str | None:
         """Return the text before the JSON in which no object may have a name twice.
 
-        "" if the text begins with JSON, or has no quotes and brackets before; None if names need no
-        check.
+        "" if the text begins with JSON, or has no quotes and brackets before it; None if names
+        need no check.
         """
         return None
 
@@ -128,7 +128,7 @@ class Lark(Grammar):
 
     unique_names: in the JSON of the text no object may have a name twice. Outside of its JSON the
     text must have no quotes, brackets or braces.
-    json_after: the text up to this one is not JSON, whatever it has.
+    json_after: the JSON begins after this text; quotes and brackets before it are allowed.
     """
 
     text: str
@@ -236,8 +236,8 @@ class Prefixed(Grammar):
 class GrammarMatcher(Matcher):
     """An llguidance matcher.
 
-    The library answers also when it has given up, as if the text had ended: ask it after each step.
-    Where a text is forced, its mask has the next token of the tokenizer's own cut alone.
+    After an internal error llguidance still returns masks, as if the text had ended; check for an
+    error after each step. If a text is forced, its mask allows only the tokenizer's own next token.
     """
 
     __slots__ = ("_compiler", "inner")
@@ -253,8 +253,8 @@ class GrammarMatcher(Matcher):
     def correct(self, bits: NDArray[np.int32], banned: Set[int]) -> None:
         """Correct a mask that the library has just filled.
 
-        Where it gave up, nothing may come. Where it forces a cut with a banned token, another cut
-        of the same text is forced.
+        After an error of the library the mask allows nothing. If the library forces a cut with a
+        banned token, the mask forces another cut of the same text.
         """
         if self.inner.is_error():
             bits[:] = 0
@@ -293,10 +293,10 @@ class GrammarMatcher(Matcher):
         return list(takewhile(lambda token: token < n_vocab, self.inner.compute_ff_tokens()))
 
     def _without(self, tokens: Sequence[int], banned: Set[int]) -> list[int]:
-        """Return the tokens to force where the tokenizer's own cut has banned ones.
+        """Return the tokens to force if the tokenizer's own cut has banned ones.
 
-        They are the longest beginning of that cut from which another one goes on; if only its end
-        does, the first token of the shortest other cut. [] if there is no other cut.
+        These are the longest prefix of that cut from which another cut continues, or else the
+        first token of the shortest other cut. [] if there is no other cut.
         """
         spelled = [self._compiler.spellings[token] for token in tokens]
         n_text = spelled.index(b"") if b"" in spelled else len(spelled)  # up to a special token
@@ -328,7 +328,7 @@ class GrammarMatcher(Matcher):
         return not self._compiler.stop_ids and self.may_end and not self._goes_on()
 
     def _goes_on(self) -> bool:
-        """Return True if one of the model's tokens may come."""
+        """Return True if the mask allows at least one token of the model."""
         mask = int.from_bytes(self.inner.compute_bitmask(), "little")
         return mask & ((1 << self._compiler.n_vocab) - 1) != 0
 
@@ -346,7 +346,7 @@ class GrammarMatcher(Matcher):
 
 
 def check_depth(what: str, lark: str) -> None:
-    """Raise GrammarError if rules of a Lark lead to each other too deep."""
+    """Raise GrammarError if the rules of a Lark grammar are nested too deep."""
     if _is_deep_lark(lark):
         raise GrammarError(f"the {what} has rules that lead more than {DEEPEST} levels deep")
 
@@ -392,7 +392,7 @@ def told(message: str) -> str:
 
 
 def located_message(message: str, places: Sequence[str]) -> str:
-    """Return a library's message with the place that a line of its grammar stands for."""
+    """Return a library's message, with the user's location in place of the grammar's line."""
     found = _LINE.search(message)
     if found is None:
         return told(message)
@@ -402,7 +402,7 @@ def located_message(message: str, places: Sequence[str]) -> str:
 
 
 class Masks:
-    """The masks of B samplers, None for those without a matcher; kept while they step together.
+    """The masks of B samplers, None for those without a matcher; reused while they step together.
 
     banned: the tokens that each sampler never draws.
     """

@@ -28,8 +28,9 @@ class JsonSchema(Grammar):
         schema: a mapping, JSON text, True, a Pydantic class, another Python type (`int`,
             `list[str]`, a dataclass, a TypedDict, …) or a function, whose arguments are an object.
             Kept as JSON text.
-        whitespace: "compact": one space after `,` and `:`, and no other. "flexible": whitespace
-            wherever JSON allows it, at most two line ends and 40 spaces in one place.
+        whitespace: "compact": one space after `,` and `:`, and no other. "flexible": an optional
+            space after `:`; after `,` and inside brackets a space, or a line end with at most 32
+            spaces or 32 tabs.
         open_objects: also allow unlisted properties where `properties` comes without
             `additionalProperties`, as the JSON Schema standard does.
 
@@ -72,7 +73,7 @@ class JsonSchema(Grammar):
     def gbnf(self) -> str:
         """Return GBNF whose texts this constraint allows. Raises: GrammarError for what GBNF lacks.
 
-        GBNF cannot say that the names of an object are different.
+        GBNF cannot express that the names of an object differ.
         """
         schema = json.loads(self.schema)
         return exact_gbnf(schema, self.whitespace, open_objects=self.open_objects)
@@ -143,7 +144,7 @@ def _is_function(value: object) -> bool:
 
 
 def _typed(value: Any) -> tuple[Any, Callable[[str], Any]]:
-    """Return the JSON schema of a type or function, and what reads its JSON."""
+    """Return the JSON schema of a type or function, and the function that parses its JSON."""
     from pydantic import PydanticUserError, TypeAdapter
     from pydantic.errors import PydanticSchemaGenerationError
 
@@ -169,7 +170,7 @@ def _generator() -> Any:
 
 
 def _portable(value: Any) -> Any:
-    """Return a type with the TypedDicts that Pydantic can read: before Python 3.12 not typing's."""
+    """Replace `typing.TypedDict` classes in a type: Pydantic rejects them before Python 3.12."""
     if sys.version_info >= (3, 12):
         return value
     from typing import NotRequired

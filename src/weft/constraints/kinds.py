@@ -340,7 +340,7 @@ def as_constraint(value: Any) -> Constraint:
 
 
 def hint_for(value: object) -> str:
-    """Return what a text or a list of texts may have been meant as."""
+    """Return a hint that suggests a constraint for a text or a list of texts."""
     if isinstance(value, list | tuple) and value and all(isinstance(v, str) and v for v in value):
         return f"for one of these texts: Choice({list(value)!r})"
     if not isinstance(value, str):

@@ -52,13 +52,13 @@ class EachLine(Constraint):
 
 
 def can_begin_after(constraint: Constraint) -> bool:
-    """Return True if a constraint decides from its first character on: a grammar, or its lines."""
+    """Return True if a constraint can follow a fixed text: a grammar, or `EachLine` of one."""
     inner = constraint.constraint if isinstance(constraint, EachLine) else constraint
     return isinstance(inner, Grammar)
 
 
 def after(prefix: str, constraint: Constraint) -> Constraint:
-    """Return what allows a text and then what a constraint allows; see `can_begin_after`."""
+    """Return a constraint of a fixed text followed by another one; see `can_begin_after`."""
     if isinstance(constraint, EachLine):
         first = constraint.first or constraint.constraint
         return EachLine(constraint.constraint, constraint.ends, after(prefix, first))
@@ -67,14 +67,14 @@ def after(prefix: str, constraint: Constraint) -> Constraint:
 
 
 class EachLineMatcher(Matcher):
-    """A matcher of the line so far, and how much of a line end has come after it."""
+    """The matcher of the current line, and the part of a line end that follows it."""
 
     __slots__ = ("_begun", "_compiler", "_ends", "_fresh", "_has_lines", "_line")
 
     def __init__(
         self, compiler: Compiler, ends: Sequence[str], fresh: Matcher, line: Matcher
     ) -> None:
-        """fresh: at the beginning of a line. line: in the line so far; this matcher's own."""
+        """fresh: a matcher at the start of a line. line: the matcher of the current line, owned."""
         self._compiler = compiler
         self._ends = [end.encode() for end in ends]
         self._fresh = fresh
@@ -116,7 +116,7 @@ class EachLineMatcher(Matcher):
         return is_end or self._line.is_allowed(token)
 
     def _ending(self) -> set[int]:
-        """Return the tokens that begin a line end here, or go on with the one that has begun."""
+        """Return the tokens that begin a line end here, or continue one."""
         if not (self._begun or self._line.may_end):
             return set()
         begun, token_of = self._begun, self._compiler.vocabulary.token

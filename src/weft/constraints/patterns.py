@@ -47,13 +47,13 @@ def as_regex(pattern: re.Pattern[str]) -> str:
 
 
 class PatternError(GrammarError):
-    """A pattern of a JSON schema that cannot be written as a regular expression of Rust's."""
+    """A JSON schema's pattern has no equivalent regular expression in Rust's syntax."""
 
 
 def search_regex(pattern: str) -> str:
-    """Return the texts that contain a JSON schema's pattern, as a regular expression of Rust's.
+    """Return a regular expression in Rust's syntax for texts that contain a schema's pattern.
 
-    Raises: PatternError naming what in it cannot be written.
+    Raises: PatternError naming the part that cannot be translated.
     """
     flags = re.ASCII
     try:
@@ -168,7 +168,7 @@ class _Rust(_Python):
 
 
 class _SearchPattern(_Rust):
-    """Writes one option of a parse as the texts in which it is found."""
+    """Write one option of a parsed pattern so that it matches all texts that contain it."""
 
     def all(self, parsed: Parsed, flags: int) -> str:
         parts = list(parsed)
@@ -181,7 +181,7 @@ class _SearchPattern(_Rust):
 
 
 class _Anchorless(_Rust):
-    """Refuses anchors in the middle of a pattern."""
+    """Reject anchors in the middle of a pattern."""
 
     def anchor(self, name: str, flags: int) -> str:
         raise _Unwritable("^ or $ in its middle")

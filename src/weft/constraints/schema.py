@@ -14,8 +14,8 @@ from .rules import DEEPEST
 from .schema_reader import Schema, SchemaReader, Variant, bounds, is_deep_schema
 from .schema_rules import JsonLayout, RuleWriter, Whitespace, literal, literal_text, names_in
 
-# Rules without a schema; only those in use are written. No character is written as two escapes
-# (surrogates), so that lengths are right.
+# Rules of any JSON; only the used ones are written. The rules allow no surrogate pairs, because a
+# character of two escapes would count as two in `minLength` and `maxLength`.
 _RULES = {
     "space": '" "?',
     "blank": r'" "? | "\n" ([ ]{0,32} | [\t]{0,32})',
@@ -28,14 +28,14 @@ _RULES = {
     "boolean": '"true" | "false"',
     "null": '"null"',
 }
-# Escapes as llguidance allows them: only of characters that need one.
+# llguidance allows escapes only for characters that need one.
 _EXACT_RULES = {
     "char": r'plain | "\\" (["\\bfnrt] | "u00" ([01] [0-9a-f] | "7f"))',
     "plain": r'[^"\\\x00-\x1f\x7f]',
 }
 # A space is optional after an opening bracket, a comma and a colon.
 _OPTIONAL_SPACES = JsonLayout('"," space', '":" space', "space")
-_MAX_GROUPS = 16  # groups in each other, until one gets a rule of its own
+_MAX_GROUPS = 16  # nested groups; a deeper group gets a rule of its own
 _REGEX = re.compile(r"\[[^\]]*\]|\\\.|[0-9-]+|\{[^}]*\}|.")
 
 
@@ -126,7 +126,7 @@ class _GbnfWriter(RuleWriter):
     def unlisted_name(
         self, listed: Sequence[str], limits: Variant | None, patterns: Mapping[str, bool], name: str
     ) -> str | None:
-        """Return text that is none of some names; without escapes, which could spell one."""
+        """Return a name that is not listed; without escapes, which could spell a listed one."""
         if limits is not None:
             self._check_keywords(limits, "string")
             if listed:
@@ -146,7 +146,7 @@ class _GbnfWriter(RuleWriter):
         return f'"\\"" {self._outside(tree, name, 0)} "\\""'
 
     def _outside(self, tree: dict[str, Any], name: str, depth: int) -> str:
-        """Return how text continues that is not in a prefix tree of texts."""
+        """Return the continuations of texts that a prefix tree does not contain."""
         first = [letter for letter in tree if letter and not _is_escaped(letter)]
         known = "".join(f"\\U{ord(letter):08x}" for letter in first)
         options = [f'[^{known}"\\\\\\x00-\\x1f] plain*']

@@ -1,8 +1,8 @@
 """JSON schemas as llguidance's Lark.
 
-llguidance cuts a text into lexemes and never takes one back, so all options at a place must be cut
-alike: brackets, separators, names and scalars are lexemes, whatever schema they belong to. Strings
-and numbers that need more than a regular expression are left to the library's own JSON schemas.
+llguidance's lexer does not backtrack, so all options at a place must have the same lexemes:
+brackets, separators, names and scalars, in every schema. Strings and numbers that a regular
+expression cannot express are written as the library's own `%json` schemas.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _SELF = "\0"
 _FEW = 5  # constants whose sets are rules; more are the bits of one rule's parameter
 _BITS = 64
 _EXACT = 2**53  # the library computes with 64-bit floats
-# Whitespace in one place: a few spaces, or at most two line ends and an indentation. Without a
-# limit, small models write whitespace for ever.
+# Whitespace in one place: a space, or one line end with an indentation. Without a limit, small
+# models write endless whitespace.
 _BLANK = r"/ |\r?\n( {0,32}|\t{0,32})/"
 
 
 @dataclass(frozen=True, slots=True)
 class _Definition:
-    """What a name stands for: the body of a rule, or a lexeme.
+    """The definition of a name: the body of a rule, or a lexeme.
 
-    path: the JSON pointer of its schema. is_terminal: Lark writes its name in capitals.
-    has_bits: the rule has a parameter of 64 bits, at first 0. Its body calls it by `_SELF`.
+    path: the JSON pointer of its schema. is_terminal: a lexeme; Lark writes its name in capitals.
+    has_bits: the rule has a 64-bit parameter, initially 0. `_SELF` in its body is its own name.
     """
 
     body: str
@@ -84,8 +84,8 @@ def schema_as_lark(
 ) -> SchemaLark:
     """Return a schema as Lark. Raises: GrammarError naming the place of what is not supported.
 
-    root: the parsed schema, which references refer to. part: a schema in it; None means all of it.
-    name: of the first rule; the others begin with it.
+    root: the parsed schema; each `$ref` is resolved in it. part: a schema in it; None means root.
+    name: name of the first rule and prefix of the others.
     """
     if is_deep_schema(root):
         raise GrammarError(f"the JSON schema leads more than {DEEPEST} levels deep")
@@ -140,7 +140,7 @@ class _SchemaLarkWriter(RuleWriter):
     def _lexeme(
         self, body: str, schema: Any, *, is_terminal: bool = True, has_bits: bool = False
     ) -> str:
-        """Return the name of a lexeme; equal ones are one."""
+        """Return the name of a lexeme; equal bodies share one."""
         name = self._lexeme_names.setdefault(body, f"lexeme-{len(self._lexemes)}")
         if name not in self._lexemes:
             path = self.reader.path(schema)
@@ -167,7 +167,7 @@ class _SchemaLarkWriter(RuleWriter):
         return self._json("string", limits, variant.with_any(*words)[0])
 
     def _json(self, kind: str, limits: Mapping[str, Any], schema: Any) -> str:
-        """Return a scalar that the library writes by a schema of its own."""
+        """Return a scalar as an inline `%json` schema of the library."""
         if not limits:
             return kind
         return self._lexeme(
@@ -193,9 +193,10 @@ class _SchemaLarkWriter(RuleWriter):
         return self._json(kind, limits, schema)
 
     def _exact_number(self, low: Bound | None, high: Bound | None, schema: Any) -> str | None:
-        """Return the numbers between bounds of which one is too large for floats.
+        """Return the numbers between two bounds if at least one is too large for floats.
 
-        A bound with a fraction is not, and the numbers up to the next integer are written apart.
+        A bound with a fraction is small enough: the library writes the numbers up to the next
+        integer.
         """
         options: list[str | None] = []
         if low is not None and not is_whole(low[0]):
@@ -219,7 +220,7 @@ class _SchemaLarkWriter(RuleWriter):
         return self._lexeme(_lark_body(body), None)
 
     def unique_scalars(self, values: Sequence[Any], low: int, high: int, schema: Any) -> str | None:
-        """Return different constants as one rule, whose bits are those that came before."""
+        """Return distinct constants as one rule; its bits mark the constants already used."""
         if not _FEW < len(values) <= _BITS or any(isinstance(v, dict | list) for v in values):
             return None
         comma, bits = self.layout.comma.replace("blank", f"({_BLANK})?"), f"[0:{len(values)}]"
@@ -235,7 +236,7 @@ class _SchemaLarkWriter(RuleWriter):
     def unlisted_name(
         self, listed: Sequence[str], limits: Variant | None, patterns: Mapping[str, bool], name: str
     ) -> str | None:
-        """Return a name without escapes, which could spell a listed one."""
+        """Return a name that is not listed; without escapes, which could spell a listed one."""
         low, high = (0, None) if limits is None else limits.counts("minLength", "maxLength")
         if high is not None and high < low:
             return None
@@ -263,7 +264,7 @@ def _parts(limits: Variant | None) -> Sequence[Mapping[str, Any]]:
 
 
 def _is_rounded(bound: Bound | None) -> bool:
-    """Return True if the library may round a bound, or overflow at it."""
+    """Return True if the library may round a bound or overflow."""
     return bound is not None and abs(bound[0]) > _EXACT
 
 

@@ -211,7 +211,7 @@ class SchemaReader:
         return combined
 
     def _options(self, schema: Schema, through: tuple[int, ...]) -> list[Parts]:
-        """Return for each combination of a schema's options the parts that it consists of."""
+        """Return the parts of each combination of a schema's options."""
         self.check(schema)
         if isinstance(schema, bool):
             return [()] if schema else []
@@ -303,7 +303,7 @@ class SchemaReader:
     def fits(self, value: Any, schema: Schema, *, known: str = "") -> bool:
         """Return True if a value fits a schema. Formats are annotations here.
 
-        known: a keyword that the value fits.
+        known: a keyword that the caller has already checked.
         """
         self.check(schema)
         if isinstance(schema, bool):
@@ -505,12 +505,12 @@ def _is_in_range(value: float, schema: Mapping[str, Any]) -> bool:
 
 
 def exact(value: float) -> Fraction:
-    """Return a JSON number as its decimal text says."""
+    """Return the exact value of a JSON number's decimal text."""
     return Fraction(json.dumps(value))
 
 
 def schema_at(schema: Any, path: str) -> Any:
-    """Return the part of a schema that a JSON pointer behind # leads to; None if there is none."""
+    """Return the subschema at a JSON pointer (the text after #); None if there is none."""
     if path != "#" and not path.startswith("#/"):
         return None
     part = schema
@@ -526,7 +526,7 @@ def schema_at(schema: Any, path: str) -> Any:
 
 
 def is_deep_schema(schema: Any) -> bool:
-    """Return True if a schema is nested, or refers, deeper than `DEEPEST` levels."""
+    """Return True if a schema's nesting and references are deeper than `DEEPEST` levels."""
     named: dict[str, Any] = {}
     todo = [schema]
     while todo:

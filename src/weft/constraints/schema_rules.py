@@ -1,7 +1,7 @@
 """Grammar rules of a JSON schema, in the syntax that GBNF and Lark share.
 
-A rule is written for each place of a JSON text, from all schemas that limit the place together
-(see `schema_reader`). What the two grammar formats write differently is left to subclasses.
+`RuleWriter` writes one rule for each place of a JSON text, from all schemas that limit this place
+(see `schema_reader`). Its subclasses write the parts that differ between the two formats.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class JsonLayout:
         raise ConfigError(f"whitespace is {whitespace!r}; allowed are 'compact' and 'flexible'")
 
     def enclosed(self, brackets: str, inner: str, *, may_be_empty: bool) -> str:
-        """Return written members or items between brackets."""
+        """Return the rule text of members or items between brackets."""
         opening, closing = (f'"{bracket}"' for bracket in brackets)
         if not inner:
             return _joined(opening, self.begin, closing)
@@ -109,28 +109,28 @@ class RuleWriter(ABC):
 
     @abstractmethod
     def string(self, variant: Variant, name: str) -> str | None:
-        """Return what a string is that keywords limit; None if there is none."""
+        """Return the rule text of strings that keywords limit; None if no string fits."""
 
     @abstractmethod
     def number(self, variant: Variant, kind: str, name: str) -> str | None:
-        """Return what a number is that keywords limit; None if there is none."""
+        """Return the rule text of numbers that keywords limit; None if no number fits."""
 
     @abstractmethod
     def unlisted_name(
         self, listed: Sequence[str], limits: Variant | None, patterns: Mapping[str, bool], name: str
     ) -> str | None:
-        """Return what the name of an unlisted property is; None if there is none.
+        """Return the rule text of unlisted property names; None if no name fits.
 
-        listed: names that it is not. limits: keywords that limit it as a string. patterns: whether
-        it matches each.
+        listed: the names of listed properties. limits: keywords that limit a name as a string.
+        patterns: pattern → True if the name must match it, False if it must not.
         """
 
     @abstractmethod
     def scalars(self, values: Sequence[Any], name: str) -> str:
-        """Return what one of some constants is: strings, numbers, true, false or null."""
+        """Return the rule text of one of some constants: strings, numbers, booleans or null."""
 
     def unique_scalars(self, values: Sequence[Any], low: int, high: int, schema: Any) -> str | None:
-        """Return `low` to `high` different constants with commas; None to write them as rules."""
+        """Return `low` to `high` distinct constants with commas; None to use general rules."""
         return None
 
     def write(self, schemas: Sequence[Schema]) -> str:
@@ -155,7 +155,7 @@ class RuleWriter(ABC):
         self.has_open_names = self._is_recursive = False
 
     def _endless(self, root: str) -> set[str]:
-        """Return the rules without a text that ends."""
+        """Return the rules that match no finite text."""
         bodies = {**({} if "root" in self.rules else {"root": root}), **self.rules}
         names = {name for body in bodies.values() for name in names_in(body)}
         stubs = dict.fromkeys(sorted(names - set(bodies)), '"x"')
@@ -164,7 +164,7 @@ class RuleWriter(ABC):
         return set(rules) - passing(rules, ends)
 
     def place(self, schemas: Sequence[Schema], name: str) -> str | None:
-        """Return the rule of JSON that fits all of some schemas; None if none does."""
+        """Return the rule of JSON that fits all given schemas; None if no JSON does."""
         known = {self._key(schema): schema for schema in schemas if not is_trivial(schema)}
         if not known:
             self.has_open_names = True
@@ -192,7 +192,7 @@ class RuleWriter(ABC):
         return f"{self.reader.resource(schema)} {json.dumps(schema, sort_keys=True)}"
 
     def new_rule(self, name: str, body: str) -> str:
-        """Add a rule, and return its name: a new one like a proposed one."""
+        """Add a rule, and return its name: the proposed one, made unique."""
         reserved = (*TYPES, "value", "space", "blank", "char", "plain", "hex")
         names = chain([name], (f"{name}-{number}" for number in count(2)))
         name = next(one for one in names if one not in self.rules and one not in reserved)
@@ -200,7 +200,7 @@ class RuleWriter(ABC):
         return name
 
     def _bodies(self, variant: Variant, name: str) -> Iterator[str]:
-        """Yield what JSON may be at a place of one combination of options."""
+        """Yield a rule body for each JSON type that one combination of options allows."""
         if variant.values is not None:
             yield from self._constants(variant.values, name)
             return
@@ -297,7 +297,7 @@ class RuleWriter(ABC):
         return self._counted(members, other, (low, high), name)
 
     def _property_names(self, variant: Variant) -> _Names:
-        """Return what `propertyNames` says."""
+        """Return the limits of `propertyNames`."""
         parts = variant.with_any("propertyNames")
         schemas = [s for part in parts if not is_trivial(s := part["propertyNames"])]
         if not schemas:
@@ -316,7 +316,7 @@ class RuleWriter(ABC):
         return _Names(schemas, limits=options[0] if options[0].limits("string") else None)
 
     def _unlisted(self, variant: Variant, names: _Names, name: str) -> str | None:
-        """Return what an unlisted property is, its name and its value."""
+        """Return the rule text of an unlisted property: name and value."""
         patterns = variant.patterns()
         if len(patterns) > _MAX_PATTERNS:
             part = variant.with_any("patternProperties")[0]
@@ -363,7 +363,7 @@ class RuleWriter(ABC):
         counts: tuple[int, int | None],
         name: str,
     ) -> str | None:
-        """Return an object of members in order, of which only so many may be present."""
+        """Return an object of members in order, with a limited number of them present."""
         low, high = counts
         top = max(low, 1) if high is None else high
         if (len(members) + 1) * (top + 1) > _MAX_STATES:
@@ -431,7 +431,7 @@ class RuleWriter(ABC):
         return self.layout.enclosed("[]", inner, may_be_empty=False)
 
     def _unique_array(self, variant: Variant, low: int, high: int | None, name: str) -> str | None:
-        """Return an array of different constants; each set of those before is a rule."""
+        """Return an array of distinct constants; each set of used constants has a rule."""
         part = variant.with_any("uniqueItems")[0]
         values = self._finite(variant, part)
         high = len(values) if high is None else min(high, len(values))
@@ -484,10 +484,10 @@ class RuleWriter(ABC):
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """What `propertyNames` says.
+    """The limits of `propertyNames`.
 
-    schemas: what every name fits. enumerated: unlisted names, if they are enumerated. limits: the
-    limits of unlisted names as strings. is_open: there may be further unlisted names.
+    schemas: schemas that every name must fit. enumerated: the unlisted names, if `propertyNames`
+    enumerates them. limits: string limits of unlisted names. is_open: allow further unlisted names.
     """
 
     schemas: Sequence[Schema] = ()
@@ -497,7 +497,7 @@ class _Names:
 
 
 def _is_limit(word: str, part: Mapping[str, Any]) -> bool:
-    """Return True if a keyword limits anything with the value that it has."""
+    """Return True if a keyword's value limits anything."""
     value = part[word]
     if word == "contains":
         return part.get("minContains") != 0 or "maxContains" in part
@@ -540,7 +540,7 @@ def names_in(body: str) -> Iterator[str]:
 
 
 def renamed(body: str, names: Mapping[str, str]) -> str:
-    """Return a body with other names of rules."""
+    """Return a body with renamed rules."""
     return _NAME.sub(lambda match: names[match[1]] if match[1] else match[0], body)
 
 

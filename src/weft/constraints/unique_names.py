@@ -25,9 +25,9 @@ class OpenNames:
     """The objects that are open at the end of a JSON text, and their names. Immutable.
 
     stack: the names of each open object, outermost first; None for an array.
-    is_name: the next string is a name, or the open one is.
-    string: the bytes of an open string; None outside strings.
-    is_escaped: the string ends with a backslash that begins an escape.
+    is_name: the open string, or else the next one, is a name.
+    string: the bytes of the open string; None outside strings.
+    is_escaped: the open string ends with a backslash that begins an escape.
     """
 
     __slots__ = ("is_escaped", "is_name", "stack", "string")
@@ -121,7 +121,7 @@ class UniqueNamesMatcher(GrammarMatcher):
                 words[word] &= ~bit
 
     def _candidates(self) -> list[int]:
-        """Return all tokens that may give an object a name twice, and others."""
+        """Return a superset of the tokens that would repeat a name."""
         compiler, names = self._compiler, self._names
         candidates = compiler.two_quote_tokens
         if not names.is_name or names.string is None:

@@ -498,7 +498,7 @@ class Engine(Uncopied, ABC, instead="load it again where it is to run"):
     def check_folder(self, folder: Path) -> None:
         """Check an adopted model against the folder that its tokenizer came from.
 
-        Raises: Unsupported if the library computes without a number of its config.json.
+        Raises: Unsupported if the library ignores a number of its config.json.
         """
         return None
 

@@ -1,7 +1,7 @@
 """Compare the numbers of a config.json with the values that a library took from it.
 
-A library may not know a key, or look for it under another name, and then computes with its own
-default. Shapes are checked by loading the weights; a wrong scalar is silent.
+A library that does not know a key, or reads it under another name, computes with its own default.
+Loading the weights detects wrong shapes; nothing else detects a wrong scalar.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .checkpoint import CONTEXT_NAMES
 
 _log = logging.getLogger("weft.engines")
 
-# Scalars that change every logit: key, and the value at which it may be ignored.
+# Scalars that change every logit: key → the value that changes nothing, so it may be ignored.
 _DECISIVE: dict[str, float | bool | None] = {
     "rope.rope_theta": None,
     "rope.factor": 1.0,
@@ -51,7 +51,7 @@ _HARMLESS = re.compile(
     r"|output_\w+|return_\w+|summary_\w+|num_labels|time_step_\w+|rescale_\w+|residual_in_fp32"
     r"|num_logits_to_keep|moe_norm_min|global_attn_every_n_layers|num_nextn_predict_layers|torchscript|(temperature|top_[kp]|max_length)"
 )
-# Names of one and the same value.
+# Older or alternative names of the same value.
 _SAME = {
     "rope_theta": "rope.rope_theta",
     "rotary_emb_base": "rope.rope_theta",
@@ -68,7 +68,7 @@ _SHAPES = re.compile(
 )
 
 Number = int | float
-# How the messages of models that a library reads incorrectly end.
+# The end of error messages about models that a library reads incorrectly.
 OTHER_ENGINE = "; use another engine"
 
 
@@ -85,7 +85,7 @@ def check_config(
         stored: content of config.json.
         taken: the library's own configuration, in keys of Transformers or older ones.
         library: its name, for messages.
-        epsilons: those of the normalisations in the model itself.
+        epsilons: the epsilons of the loaded model's normalisations.
 
     Raises:
         Unsupported: a number that every answer depends on differs, or the library ignores it.
@@ -117,7 +117,7 @@ def check_config(
 
 
 def numbers_of(config: Mapping[str, Any]) -> dict[str, Number]:
-    """Return the scalars of a config by one name each, those of a text part over the others'."""
+    """Return a config's scalars under canonical names; those of `text_config` take precedence."""
     level = dict(config)
     for part in ("text_config", "attn_config", "ffn_config"):
         if isinstance(inner := config.get(part), Mapping):

@@ -61,7 +61,7 @@ ADAPTER = Kind(
     "LoRA adapter in PEFT's format (adapter_config.json and adapter_model.safetensors)",
 )
 
-# Repositories of the Hub for short names that other programs take, without tags of sizes.
+# Short names of other programs, without size tags → repositories of the Hub.
 _HUB_NAMES = {
     "bloom": "bigscience/bloom-560m",
     "deepseek-r1": "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
@@ -207,7 +207,7 @@ def _hub_model(name: str, revision: str | None) -> HubModel:
 
 
 def _other_places(name: str) -> str:
-    """Return a hint: where else a model of this short name can be had."""
+    """Return a hint with Hub ids and Ollama names for a short model name."""
     family, _, _ = name.lower().partition(":")
     places = []
     match = difflib.get_close_matches(family, _HUB_NAMES, 1, 0.7)
@@ -235,10 +235,10 @@ def gguf_file(source: str | os.PathLike[str]) -> Path:
 
 
 def tokenizer_of(source: str | os.PathLike[str]) -> Tokenizer:
-    """Return the tokenizer of a model: of a folder, a Hub id, or a GGUF file. Reads no weights.
+    """Return the tokenizer of a folder, a Hub id, or a GGUF file. Reads no weights.
 
-    Raises: ConfigError, ModelLoadError: as `resolve`; Unsupported: a GGUF file's tokenizer is of a
-    kind that Weft does not read.
+    Raises: ConfigError, ModelLoadError: as `resolve`; Unsupported: Weft does not read this kind of
+    GGUF tokenizer.
     """
     from ..tokens.tokenizer import Tokenizer
 

@@ -25,7 +25,7 @@ _BLAS_VARIABLES = (
 _PAYBACK = 20  # a trial may cost a twentieth of the time
 _TRIAL_INTERVAL = 8  # forwards between two trials, at least
 _MIN_TRIALS = 3  # before the choice changes
-_CROWDED_SHARE = 0.7  # of a core for each thread; below it, other processes use the cores
+_CROWDED_SHARE = 0.7  # share of a core per thread; below it, other processes use the cores
 _MIN_DEMAND = 0.3  # of a window; a thread that wants a core for less is not judged
 _WINDOW_S = 0.1  # of forwards that a share is measured over
 
@@ -36,10 +36,10 @@ def is_any_set(names: Iterable[str]) -> bool:
 
 
 class CoreShare:
-    """Share of a core that each thread of this process receives, of the time that it wants one.
+    """The share of a core that each thread receives: time on a core / (that + time waiting).
 
-    Where the system does not report how long threads wait, it is the process's CPU time over wall
-    time for each compute thread; a thread that spins without a partner then counts as served.
+    If the system does not report waiting times, the share is the process's CPU time over wall time
+    per compute thread. A thread that spins then counts as one that has a core.
     """
 
     def __init__(self, waits: Callable[[], dict[int, ThreadTimes]] = thread_times) -> None:
@@ -50,7 +50,7 @@ class CoreShare:
 
     @property
     def is_crowded(self) -> bool:
-        """True if a thread received so little that other processes must use the cores."""
+        """True if some thread's share is so small that other processes must use the cores."""
         return self._share < _CROWDED_SHARE
 
     def add(self, wall_s: float, cpu_s: float, threads: int) -> None:
@@ -78,19 +78,18 @@ class CoreShare:
 
 
 class Account:
-    """Seconds that trials have lost and forwards have not paid back yet, for all sizes."""
+    """Time lost in trials that later forwards have not amortised yet, in seconds, for all sizes."""
 
     def __init__(self) -> None:
         self.owed_s = 0.0
 
 
 class ThreadChoice:
-    """Thread count for forwards of about one size, found while they run.
+    """The thread count for forwards of about one size, chosen from measured times.
 
     On a busy machine more threads are far slower, because they wait for each other. Some forwards
-    are trials of the next count up or down; up only if as many cores are idle. The choice changes
-    when trials were faster in the median. The next trial waits until the loss of the last one has
-    been paid back twenty times.
+    are trials of the next higher or lower count; a higher count needs enough idle cores. The
+    choice changes if the median of the trials is faster. Trials cost at most 1/20 of the time.
     """
 
     def __init__(
@@ -106,7 +105,7 @@ class ThreadChoice:
 
         Args:
             first: start with the largest candidate that is not above it.
-            is_crowded: returns True if fewer threads are worth a trial.
+            is_crowded: returns True if other processes use the cores, so fewer threads may help.
         """
         self._account = account
         self._idle = idle
@@ -159,7 +158,7 @@ class ThreadChoice:
     def _is_worth_trial(self, index: int) -> bool:
         if index < self.index:
             return self._is_crowded()
-        # The library's own threads may still spin after a trial, and count as busy cores.
+        # After a trial the library's own threads may still spin; they count as busy cores.
         return self._was_faster(index) or self.counts[index] <= self._idle()
 
     def _was_faster(self, index: int) -> bool:
@@ -186,8 +185,8 @@ class ThreadChoice:
 class AutoThreads:
     """Thread counts of an engine that starts with all cores: a `ThreadChoice` per kind and size.
 
-    The first forward takes no more threads than there are idle cores. Fewer are tried while a
-    thread of the process receives less than 70 % of the time that it wants a core.
+    The first forward uses at most as many threads as there are idle cores. Trials of fewer threads
+    run while a thread of the process has a core for less than 70 % of the time that it needs one.
     """
 
     def __init__(
@@ -216,7 +215,7 @@ class AutoThreads:
         choice.add(wall_s, n)
 
     def choice(self, n: int, max_threads: int, kind: str = "") -> ThreadChoice:
-        """Return the choice for a kind of block, of sizes up to the next power of two."""
+        """Return the choice for a kind of block and its size, rounded up to a power of two."""
         key = kind, n.bit_length(), max_threads
         choice = self._choices.get(key)
         if choice is None:
@@ -230,7 +229,7 @@ class AutoThreads:
         return choice
 
     def _first(self, max_threads: int) -> int:
-        """Return where a new choice starts: where the last one is, or at the idle cores."""
+        """Return the initial count of a new choice: that of the last one, or the idle cores."""
         if self._last is None:
             return min(max_threads, self._idle())
         threads = self._last.counts[self._last.index]

@@ -200,7 +200,7 @@ def exporter_of(format: str | None, path: str | os.PathLike[str] | None = None) 
 
 
 def scope_of(exporter: Exporter, node: Heddle, scope: str | None = None) -> Scope:
-    """Return the scope of this name; None: the format's default.
+    """Return the scope with this name; if `name` is None, the format's default.
 
     The path to a prompt contains none of its branches, so a prompt with branches defaults to the
     tree. Raises: ConfigError for an unknown name.

@@ -57,8 +57,8 @@ class Sketch:
 
     at: the index of the node where its reader stood. special: special tokens in the texts were
     written by a model's template or by the model, and are read as such. notes: what was left out
-    or put otherwise, each with how often. user_prompt: what the user asked, where the root's text
-    is that in a chat template; None where the root's text is the prompt.
+    or put otherwise, each with how often. user_prompt: the user's text, if the root's text is a
+    rendered chat template; None if the root's text is the prompt.
     """
 
     title: str = ""

@@ -1,4 +1,4 @@
-"""Constraints over the nodes of a path: where one began, and spaces that a prompt left to it."""
+"""Constraints over the nodes of a path: where each begins, and spaces moved from the prompt."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ if TYPE_CHECKING:
     from ..tokens.tokenizer import Tokenizer
     from .node import HeddleState
 
-# In a node's meta: the end of its text that was moved into the constrained text after it.
+# Key of a node's meta: the spaces moved from the end of its text into the constrained text.
 HEAL = "heal"
 
 
 def constrained(node: HeddleState | None, constraint: Any) -> list[HeddleState]:
-    """Return the nodes from where a constraint began down to `node`, all grown with an equal one.
+    """Return the nodes of one constrained text, from its first node down to `node`.
 
-    A node that a call cut short is gone on with by an equal constraint: it does not begin anew.
+    All have an equal constraint: if a call ended before the text was complete, growing the node
+    with an equal constraint continues the text.
     """
     found: list[HeddleState] = []
     while node is not None and node.params is not None and node.params.constraint == constraint:
@@ -30,12 +31,12 @@ def constrained(node: HeddleState | None, constraint: Any) -> list[HeddleState]:
 
 
 def constrained_so_far(node: HeddleState, constraint: Any) -> list[int]:
-    """Return the tokens that a constraint has seen before a branch of `node`."""
+    """Return the tokens of the constrained text before a branch of `node`."""
     return [token for each in constrained(node, constraint) for token in each.tokens]
 
 
 def parsed_text(node: HeddleState) -> Any:
-    """Return the object that a constrained text stands for; see `Heddle.parsed`."""
+    """Return the parsed value of a constrained text; see `Heddle.parsed`."""
     constraint = node.params.constraint if node.params is not None else None
     if constraint is None:
         raise ConfigError("this node was grown without a constraint; its text is all there is")
@@ -44,13 +45,13 @@ def parsed_text(node: HeddleState) -> Any:
 
 
 def healed(node: HeddleState, constraint: Constraint) -> Constraint:
-    """Return a constraint of a node's branches as it is compiled: after what its prompt left."""
+    """Return the constraint of a node's branches, with the spaces moved from the prompt first."""
     prefix = _prefix(node, constraint)
     return after(prefix, constraint) if prefix else constraint
 
 
 def _prefix(node: HeddleState, constraint: Constraint) -> str:
-    """Return what the prompt before a constrained text has left to it; "" for nothing."""
+    """Return the spaces moved from the prompt into a constrained text; "" if there are none."""
     nodes = constrained(node, constraint)
     prompt = nodes[0].parent if nodes else node
     prefix = "" if prompt is None else prompt.meta.get(HEAL)
@@ -58,7 +59,7 @@ def _prefix(node: HeddleState, constraint: Constraint) -> str:
 
 
 def warn_of_prompt_before(node: HeddleState, constraint: Constraint) -> None:
-    """Warn if a constraint begins after a text that somebody gave, and that ends in a space."""
+    """Warn if a constraint begins after a given (not generated) text that ends in a space."""
     is_given = node.params is None and not getattr(node, "chat_template_used", False)
     if is_given and can_begin_after(constraint) and node.lm is not None:
         node.lm.text.warn_of_end_space(node.tokens)

@@ -1,4 +1,4 @@
-"""`LM.generate`: answers to a prompt as nodes of a loom of their own."""
+"""`LM.generate`: answers to a prompt as nodes of a new loom."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def agenerate(
     template: bool,
     **sampling: Any,
 ) -> Branches:
-    """As `generate`, beside a running loop."""
+    """As `generate`, in a running event loop."""
     loom = _loom(lm, prompt, system=system, template=template)
     return await loom.agrow(n, params, **sampling)
 

@@ -198,9 +198,9 @@ class Beside:
 
 
 class Shoot:
-    """One branch on its way: the child it will be, and what its run has told so far.
+    """One growing branch: its future child node, and the tokens delivered so far.
 
-    stop: the stop string in the delivered tokens; the event of the end comes later.
+    stop: the stop string in the delivered tokens; the end event follows later.
     """
 
     def __init__(
@@ -259,9 +259,10 @@ class Shoot:
         return self.child.text.removesuffix("\ufffd") if waits else self.child.text
 
     def keep(self, reason: FinishReason) -> None:
-        """End the branch early with the tokens delivered; one without any is dropped.
+        """End the branch early with the delivered tokens; drop a branch without tokens.
 
-        Tokens that end with a stop string, or are `max_tokens`, are the end of the run.
+        If the tokens end with a stop string, or number `max_tokens`, the finish reason is that of
+        a complete run.
         """
         child, params = self.child, self.child.params
         assert params is not None

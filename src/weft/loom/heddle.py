@@ -179,7 +179,7 @@ class Heddle(Listed, Shown):
 
     @property
     def default_sampling(self) -> SamplingParams:
-        """The values of sampling parameters that a growing call here does not give."""
+        """The default sampling parameters of growing calls on this node."""
         lm = self._home.live_lm()
         return lm.chat_defaults if self._home.is_chat else lm.defaults
 
@@ -199,12 +199,12 @@ class Heddle(Listed, Shown):
         Args:
             n: continuations of each node; None: 1, or as `params` says. A SamplingParams object
                 here is taken as `params`.
-            params: SamplingParams that replace the defaults altogether; keywords change them.
+            params: SamplingParams that replace all defaults; keywords change single values of them.
             at: grow these nodes instead of this one, all in one batch; n each, in their order.
                 Terminal ones are left alone and listed in `skipped` of the result.
             force: grow terminal nodes too.
             show: in a notebook, show the branches while they grow; elsewhere nothing is shown.
-            sampling: keywords of SamplingParams. Not given: `lm.chat_defaults` in a loom whose
+            sampling: keywords of SamplingParams. Defaults: `lm.chat_defaults` in a loom whose
                 prompt went through a chat template, `lm.defaults` in others.
                 presence_penalty and frequency_penalty count what this call generates: all of the
                 path before is its prompt, which repetition_penalty counts, too.
@@ -238,9 +238,7 @@ class Heddle(Listed, Shown):
         show: bool = True,
         **sampling: Unpack[BranchOptions],
     ) -> Branches:
-        """As `grow`, beside a running loop, where nothing is shown. A cancelled task keeps what was
-        made.
-        """
+        """As `grow`, in a running event loop. Shows nothing. A cancelled task keeps its tokens."""
         boolean("show", show)
         growth = self._plan(n, params, at, force, sampling)
         return await growth.arun() if growth is not None else Branches()
@@ -262,7 +260,7 @@ class Heddle(Listed, Shown):
         keeps what was delivered as nodes with finish_reason "cancelled". An error of one branch is
         raised at the end.
 
-        show: as `grow` takes it; a stream is shown by nobody but its reader.
+        show: accepted as in `grow`, without effect: the caller shows the stream.
         """
         boolean("show", show)
         return deltas(self._plan(n, params, at, force, sampling, streamed=True))
@@ -351,8 +349,8 @@ class Heddle(Listed, Shown):
         """Return how likely a text is after the node. Adds nothing.
 
         Args:
-            text: a text or its token ids. Or a list of these, which share the model's calls; an
-                empty list is an empty batch.
+            text: a text or its token ids, or a list of these. The texts of a list share model
+                calls; an empty list is an empty batch.
             special: as for `add`.
 
         Returns: a TextScore, or a list of them in the order of the texts.
@@ -384,7 +382,7 @@ class Heddle(Listed, Shown):
 
     @property
     def logprob(self) -> float:
-        """The sum of the sampled tokens' logprobs, in nats; -inf for none, as `mean_logprob`."""
+        """The sum of the sampled tokens' logprobs, in nats; -inf without any, as `mean_logprob`."""
         return math.fsum(self.logprobs) if self.logprobs else -math.inf
 
     @property
@@ -455,7 +453,7 @@ class Heddle(Listed, Shown):
         if isinstance(arg, str) or known.ramify_texts(arg) is not None:
             special = kwargs.pop("special", None)
             known.params(**kwargs)
-            # A subclass may define add_text_child with the text alone.
+            # A subclass may define add_text_child(text) without further parameters.
             options = {} if special is None else {"special": special}
             made = [
                 self.add_text_child(text, **options)
@@ -554,7 +552,7 @@ def ids_of(node: HeddleState, text: str | Sequence[int], special: bool | None) -
 def measure_items(
     node: HeddleState, text: str | Sequence[int] | Texts, special: bool | None
 ) -> list[Extend]:
-    """Return the work items of `measure`: one a text."""
+    """Return the work items of `measure`, one per text."""
     texts = cast("Texts", text if _is_batch(text) else [text])
     return [measure_item(node, each, special) for each in texts]
 

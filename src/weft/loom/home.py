@@ -21,7 +21,7 @@ class Home:
     """The LM behind a loom. `model` and `tokenizer` are the objects that the caller handed in.
 
     is_text: the loom was made without a model; its nodes are texts without token ids.
-    is_chat: the prompt went through a chat template, so nodes grow by the model's chat defaults.
+    is_chat: the prompt went through a chat template, so nodes use the model's chat defaults.
     adapter: the name of the LoRA adapter that its nodes run with; None: the model alone.
     """
 

@@ -92,9 +92,9 @@ class Loom(Heddle):
                 through a chat template is never read so.
             system: a system message before the prompt; needs a chat template.
             adapter: a LoRA adapter's name, see `LM.add_adapter`; all nodes run with it.
-            heal: True moves the spaces at the end of a text that is taken as it is into what a
-                grammar or schema (`constraint=`) writes after it: words begin with their space for
-                most models. Other prompts are refused with it.
+            heal: True moves the spaces at the end of a raw prompt (`template=False`) to the start
+                of the text that a grammar or schema (`constraint=`) writes, because most models'
+                word tokens begin with a space. Raises ConfigError for other prompts.
             heddle_class: the class of the nodes below; the loom class's own where it is left out.
         """
         if is_lm(tokenizer) or is_lm(prompt):
@@ -181,7 +181,7 @@ class Loom(Heddle):
         self._home.is_chat = is_used
 
     def display_text(self) -> str:
-        """Return the prompt to show: what the user asked when a chat template was used.
+        """Return the prompt to show: without the chat template, if one was used.
 
         An imported loom returns the display text of its file until its prompt changes.
         """

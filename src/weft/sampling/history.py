@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 
 class History:
-    """Distinct token ids, with how often each was generated; of the last `last_n` tokens, or all.
+    """Distinct token ids and how often each was generated, among the last `last_n` tokens or all.
 
-    Prompt tokens count zero. Adding one token costs O(1). The arrays are views, valid until the
+    Prompt tokens have count 0. Adding a token costs O(1). The arrays are views, valid until the
     next change.
     """
 
@@ -41,7 +41,7 @@ class History:
         return self._n
 
     def see(self, token_ids: Iterable[int]) -> None:
-        """Note prompt tokens."""
+        """Add prompt tokens."""
         if self.last_n is not None:
             token_ids = deque(token_ids, maxlen=self.last_n)
         for token_id in token_ids:
@@ -68,7 +68,7 @@ class History:
         return twin
 
     def _remember(self, token_id: int, generated: bool) -> None:
-        """Let a token into the window, and the one that leaves it out of the counts."""
+        """Add a token to the window, and remove the oldest one from the counts."""
         if self.last_n is None:
             return
         self._recent.append((token_id, generated))
@@ -81,7 +81,7 @@ class History:
                 self._remove(oldest)
 
     def _remove(self, token_id: int) -> None:
-        """Take an id out; the last one takes its place."""
+        """Remove an id; the last id moves into its slot."""
         del self._seen[token_id]
         at, last = self._index.pop(token_id), self._n - 1
         if at != last:

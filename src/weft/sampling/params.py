@@ -109,8 +109,8 @@ class SamplingParams:
     a text in bfloat16, on MLX and on llama.cpp, where row counts change rounding (docs/models.md).
     constraint: what the text may be; see `weft.constraints`. Kept as a `Constraint`.
     temperature_first: temperature before the filters instead of after them.
-    unset: names of parameters at their neutral values that a remote server chooses by its own
-    configuration: requests leave them out. Kept in the order of `SERVER_SAMPLING`.
+    unset: names of parameters that requests to a remote server omit, so that the server's
+    configuration decides; their values here are neutral. Kept in the order of `SERVER_SAMPLING`.
     draw_rule: how a seed becomes tokens, not to be chosen: `DRAW_RULE`, or that of the version that
     a saved value was drawn by.
     """
@@ -247,10 +247,10 @@ class SamplingParams:
         return made
 
     def summary(self) -> str:
-        """Return how tokens are drawn, in words: "temperature 0.8, top-k 40", or "greedy".
+        """Return a readable summary: "temperature 0.8, top-k 40", or "greedy".
 
-        Filters and penalties are named where they are not at their neutral values. Parameters that
-        a server chooses are "the server's sampling".
+        It lists filters and penalties with other than neutral values. If a server chooses
+        parameters, it has "the server's sampling" for them.
         """
         if self.temperature == 0:
             return "greedy"
@@ -269,11 +269,10 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class ModelDefaults:
-    """The sampling of one model where a call gives none.
+    """The default sampling parameters of one model.
 
-    raw: of text that is continued as it is: the model's own distribution, unless its files name a
-    sampling.
-    chat: of answers in a chat: the sampling that its files name, else `CHAT_SAMPLING`.
+    raw: for raw prompts: those of the model's files, else temperature 1 without filters.
+    chat: for chat answers: those of the model's files, else `CHAT_SAMPLING`.
     """
 
     raw: SamplingParams
@@ -281,9 +280,9 @@ class ModelDefaults:
 
     @classmethod
     def from_generation_config(cls, config: Mapping[str, Any]) -> ModelDefaults:
-        """Return the defaults of a model with this generation_config.json; {} for none.
+        """Return the defaults of a model with this generation_config.json; {} if it has none.
 
-        `do_sample: true` names a sampling, which is then taken alone, without `CHAT_SAMPLING`.
+        With `do_sample: true` the file's parameters replace all of `CHAT_SAMPLING`.
         """
         raw = SamplingParams.from_generation_config(config)
         chat = raw if config.get("do_sample") else SamplingParams.resolve(CHAT_SAMPLING, raw)
@@ -291,7 +290,7 @@ class ModelDefaults:
 
     @classmethod
     def from_sampling(cls, own: SamplingParams | ModelDefaults | None) -> ModelDefaults:
-        """Return the defaults of a model with this sampling; None: its files name none."""
+        """Return the defaults of a model. sampling: parameters that its files set, or None."""
         if own is None:
             return cls.from_generation_config({})
         return own if isinstance(own, ModelDefaults) else cls(own, own)
@@ -540,11 +539,11 @@ _RULES: Mapping[str, Any] = {
 _FILTERS: Mapping[str, Any] = {"epsilon_cutoff": 0, "eta_cutoff": 0, "top_h": None}
 # In the order of the keywords.
 NAMES = tuple(field.name for field in fields(SamplingParams) if field.name in PARAMETERS)
-# What a summary names beside the temperature.
+# Parameters that a summary lists after the temperature.
 _SUMMARY = (
     *(name for name, parameter in PARAMETERS.items() if parameter.is_filter),
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
 )
-# What a request leaves to a server that has a sampling of its own, unless the call gives it.
+# Parameters that a request omits unless the call gives them, so that the server's config decides.
 SERVER_SAMPLING = ("temperature", *_SUMMARY, "penalty_last_n")
 _NEUTRAL = SamplingParams()

@@ -69,7 +69,7 @@ class DrawResult:
     kept: float32 [B] log-probabilities of what was drawn among what was left to draw from; None
     where nobody asked, or whoever drew does not tell.
     legal_logmass: float32 [B], nats; the log of the raw probability of all tokens that constraint
-    and bans allow, about 0 for a sampler without a constraint. None: no sampler has one.
+    and bans allow, about 0 for a sampler without a constraint. None: no sampler has a constraint.
     """
 
     ids: Ids
@@ -79,7 +79,7 @@ class DrawResult:
     legal_logmass: Floats | None = None
 
     def drawn(self) -> list[DrawnToken]:
-        """Return what each sampler drew."""
+        """Return the drawn token of each sampler."""
         legal = self.legal_logmass
         values = zip(
             self.ids.tolist(),
@@ -618,7 +618,7 @@ def _room_for(n: int, kept: bool, *, constrained: bool) -> DrawResult:
 
 
 def _logmass(legal: Floats, found: Moments, passes: Passes) -> Floats:
-    """Return the log of the share that the legal logits have of their raw rows: float32 [R].
+    """Return the log of the legal tokens' share of the probability of each raw row: float32 [R].
 
     legal: float32 [R, V], -inf for what is not allowed. found: the moments of the raw rows.
     """

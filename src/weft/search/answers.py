@@ -47,9 +47,9 @@ def answer_number(text: str) -> str | None:
 
 
 def answer_text(text: str) -> str | None:
-    """Return what a text answers: `answer_number`, else its last line if that is short, or None.
+    """Return a text's answer: `answer_number`, else its last line if that is short, else None.
 
-    Case, and spaces and punctuation around the line, do not count: "Paris." → "paris".
+    Ignores case, and spaces and punctuation around the line: "Paris." → "paris".
     """
     number = answer_number(text)
     if number is not None:

@@ -1,7 +1,7 @@
-"""Exact draws from a `Choice`: all its texts are measured, so that no likely one is missed.
+"""Exact draws from a `Choice`: measure the probability of each text, then draw full texts.
 
-Drawn token by token, a text is found as often as its first tokens are likely among the allowed
-ones. A likely text behind an unlikely token would need very many particles.
+Draws token by token find a text as often as its first tokens are likely among the allowed ones. A
+likely text that begins with an unlikely token would need very many particles.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ MOST_TEXTS = 512
 
 
 class ExactChoice:
-    """Draws the texts of a `Choice` in proportion to their probabilities, below the start.
+    """Draw texts of a `Choice` in proportion to their probabilities after the start node.
 
-    cuts: the tokens of each text, as the tokenizer cuts it.
+    cuts: the token ids of each text.
     """
 
     def __init__(self, search: Search, params: SamplingParams, cuts: Sequence[list[int]]) -> None:
@@ -34,9 +34,9 @@ class ExactChoice:
         self.cuts = cuts
 
     def below(self, wanted: Sequence[Want]) -> Steps[list[Heddle]]:
-        """Return as many drawn texts as are wanted, each as a node of its own.
+        """Draw the given number of texts, and return each as its own node.
 
-        `meta["legal_logmass"]` of each is the log-probability of all texts together.
+        `meta["legal_logmass"]` of each node is the log of the summed probability of all texts.
         """
         search, (want,) = self.search, wanted
         assert search.lm is not None
@@ -59,8 +59,8 @@ class ExactChoice:
 def exact_choice(search: Search, sources: Sequence[Source]) -> ExactChoice | None:
     """Return the exact draws of a search whose constraint is a `Choice`, or None.
 
-    None where the draws are not the model's raw distribution, or the texts do not end where they
-    are complete: one begins another, holds a stop string, or is longer than `max_tokens`.
+    None if sampling parameters change the raw distribution, or if a text may not end where it is
+    complete: it is a prefix of another, contains a stop string, or exceeds `max_tokens`.
     """
     lm, sampling = search.lm, search.settings.sampling
     constraint = sampling.get("constraint")

@@ -1,4 +1,4 @@
-"""Texts that no sampler masked, checked against the constraint of a search."""
+"""Check texts that were not sampled under a mask against the constraint of a search."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..sampling.params import SamplingParams
 class ConstrainedTexts:
     """The constraint of a search, for texts of functions, of tasks and of other models.
 
-    A node with `params` of this constraint continues it; without them the constraint would restart
+    Added nodes have `params` with this constraint. Without these the constraint would restart
     after the node's text.
     """
 
@@ -47,7 +47,7 @@ class ConstrainedTexts:
         return child
 
     def must_end(self, node: Heddle) -> bool:
-        """Return True if the constraint, which began below the start, allows nothing after it."""
+        """Return True if the constraint allows no further text after the node."""
         tokens = constrained_so_far(node, self.constraint)
         return bool(tokens) and self._matcher(node).must_end
 
@@ -57,7 +57,7 @@ class ConstrainedTexts:
         return _accept(matcher, constrained_so_far(node, self.constraint))
 
     def _tokenizations(self, text: str) -> Iterator[list[int]]:
-        """Yield the usual tokens of a text, then tokens that line ends share with no text."""
+        """Yield the usual tokenization, then one in which no token joins line ends and text."""
         continuation = self.lm.text.continuation
         yield continuation(text)
         if isinstance(self.constraint, EachLine):

@@ -51,7 +51,7 @@ class Cost:
 
     tokens: generated ones, end tokens and all proposals included. prompt_tokens: of the questions
     that valued candidates, read but not generated. stopped: what ended the search early: a budget,
-    or "constraint" where `constraint` allowed no text or proposal after lines that were found.
+    or "constraint" if `constraint` allowed no further text or proposal after the lines so far.
     """
 
     tokens: int
@@ -119,7 +119,8 @@ class SearchResult:
     solved: what the verifier or the task's checker says of the answer; None where there is none.
     False: nothing that was found is right, and `best` is only what looked best.
     votes: best-of-n only, most votes first.
-    particles: smc only, the heaviest first; their weights sum to 1, or to 0 if none is possible.
+    particles: smc only, the heaviest first. The weights sum to 1; all are 0 if every particle
+    violates a condition.
     log_evidence: smc only, the log of the estimated mean of exp(potential) under the model, times
     the probability that a `constraint` holds; in nats.
     states: the state of each node, where the search went over states of the caller's own.
@@ -192,8 +193,8 @@ class SearchOptions(BranchOptions, total=False):
     complete: whether the best path is continued by the model to its end. None: where the search
     goes over lines, not states.
     answer_tokens: of a completion, 256 unless given; 0 completes nothing.
-    line_constraint: a constraint that each line fits, without its line end; `constraint` is of the
-    full text after the prompt. Best of n and greedy have no lines and take `constraint` alone.
+    line_constraint: the constraint of each line, without its line end; `constraint` is that of the
+    full text after the prompt. Best of n and greedy have no lines and accept only `constraint`.
     task: words the questions and checks the answer. None recognises a Game of 24 prompt.
     budget_tokens, budget_s, budget_kv_bytes: what may be spent; `cost.stopped` says which one
     ended the search. The last is what the KV of the whole tree may take.
@@ -512,7 +513,7 @@ class Grow:
     is_over: Callable[[], bool] | None
 
     def params(self, lm: LM) -> SamplingParams:
-        """Return the sampling of each row: the model's own, in chat looms too, unless given."""
+        """Return the sampling of each row: `lm.defaults`, in chat looms too, unless given."""
         return SamplingParams.resolve(self.options, lm.defaults)
 
     def _params(self) -> SamplingParams:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 KEY = "search"
 # Of `meta["answer"]`: a whole answer by the likeliest tokens; it is the same each time.
 LIKELIEST = "likeliest"
-# Of `meta["closed"]`: the constraint forbids all that was proposed below the node.
+# A value of `meta["closed"]`: the constraint forbids all proposals below the node.
 FORBIDDEN = "constraint"
 # Of a node's meta: what a search notes there and goes on from.
 _NOTES = ("answer", "by", "closed", "drawn", "measured", "opened", "solved", "state")

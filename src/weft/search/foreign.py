@@ -1,4 +1,4 @@
-"""Names that users of other search libraries try first, and what stands for them here.
+"""Names from other search libraries, and Weft's equivalents, for error messages.
 
 The names are those of tree-of-thoughts, llm-reasoners, TreeQuest, LATS, saplings and the papers.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 
-# Without case and underscores.
+# Keys have no upper case and no underscores.
 _FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     "best_of_n(lm, prompt, n=16)": (
         "bestof",
@@ -68,7 +68,7 @@ _FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     "SearchResult": ("mctsresult", "result", "searchoutput"),
     "resume= of any search, a file to go on from": ("checkpoint", "load", "save"),
 }
-# For each option of a search, or of several, the first of which a search takes is named.
+# Other libraries' option → Weft's options; errors name the first that the search accepts.
 _OPTIONS: Mapping[tuple[str, ...], tuple[str, ...]] = {
     ("value",): (
         "critic",
@@ -202,13 +202,13 @@ _ATTRIBUTES: Mapping[str, str] = {
 
 
 def function_for(name: str) -> str | None:
-    """Return what `weft.search` has for a name of another library, or None."""
+    """Return the equivalent in `weft.search` of another library's name, or None."""
     plain = name.replace("_", "").lower()
     return next((here for here, others in _FUNCTIONS.items() if plain in others), None)
 
 
 def options_for(taken: Container[str]) -> dict[str, str]:
-    """Return other libraries' names of options, with the option among `taken` for each."""
+    """Return other libraries' names of options → the equivalent option among `taken`."""
     answers: dict[str, str] = {}
     for options, others in _OPTIONS.items():
         here = next((option for option in options if option in taken), None)
@@ -218,5 +218,5 @@ def options_for(taken: Container[str]) -> dict[str, str]:
 
 
 def attribute_for(name: str) -> str | None:
-    """Return the attribute of a `SearchResult` for a name of another library, or None."""
+    """Return the equivalent `SearchResult` attribute of another library's name, or None."""
     return _ATTRIBUTES.get(name)

@@ -151,12 +151,12 @@ def is_answered(search: Search) -> bool:
 
 
 def paths(search: Search) -> list[Heddle]:
-    """Return what to answer with, best first: right answers before all else.
+    """Return candidate nodes for the answer, best first: right answers before all others.
 
-    If the model completes the answer: full paths of a task without an answer, ended paths, then the
-    deepest. Otherwise ended paths come first. A score of the caller's then ranks all nodes, deeper
-    ones first among equals. Likelihoods rank nodes of one depth only, because short paths are
-    likelier than long ones: the deepest come first.
+    If the model completes the answer, the order is: full paths of a task without an answer, ended
+    paths, then the deepest paths. Otherwise ended paths come first. The caller's score then ranks
+    the nodes; of equal scores deeper nodes come first. Without that score the deepest come first:
+    likelihood ranks only nodes of equal depth, because short paths are likelier.
     """
     nodes = [n for n in search.start.walk() if n is not search.start and n.score is not None]
     if not search.completes:

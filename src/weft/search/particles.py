@@ -46,10 +46,10 @@ def smc(
     depth: int = 32,
     **options: Unpack[SearchOptions],
 ) -> Steps[SearchResult]:
-    """Grow `n` weighted particles line by line, resampling, and return the heaviest text's end.
+    """Grow `n` weighted particles line by line with resampling; `best` ends the heaviest text.
 
-    The particles aim at the model's own distribution times exp(potential), given that a
-    `constraint` holds. After each line a particle's log weight changes by the change of its
+    The target distribution is the model's own times exp(potential), given that a `constraint`
+    holds. After each line a particle's log weight changes by the change of its
     potential and by its `legal_logmass`. When the effective sample size falls below `ess * n`,
     particles are resampled in proportion to their weights (systematically) and share the KV of
     their parents. `log_evidence` of the result estimates the log of the mean exp(potential) under
@@ -191,7 +191,7 @@ class Particles:
         return float(search.state["at"][str(search.round)]["log_z"]) if search.round else 0.0
 
     def _by_weight(self, particles: Sequence[tuple[Heddle, float]]) -> list[Heddle]:
-        """Return the nodes by the weight that their texts have over all particles."""
+        """Return the nodes, ordered by the total weight of all particles with the same text."""
         mass = defaultdict[str, float](float)
         top = max(weight for _, weight in particles)
         texts = {node: text_of(node) for node, _ in particles}
@@ -201,7 +201,7 @@ class Particles:
 
 
 def _rise(node: Heddle, child: Heddle, search: Search) -> float:
-    """Return the change of the log weight: of the potential, and what a constraint left."""
+    """Return the change of the log weight: that of the potential, plus `legal_logmass`."""
     before = 0.0 if node is search.start else (node.score or 0.0)
     by_another: float = child.meta.get("legal_logmass", 0.0)
     return (child.score or 0.0) - before + math.fsum(child.legal_logmass) + by_another
@@ -224,9 +224,9 @@ def log_mean_exp(log_weights: Sequence[float]) -> float:
 
 
 def systematic(log_weights: Sequence[float], rng: Random, n: int | None = None) -> list[int]:
-    """Return `n` indices, each within 1 of its share, from one random number.
+    """Resample systematically: return `n` indices, each index within 1 of its expected count.
 
-    n: None: as many as there are weights.
+    n: None means the number of weights.
     """
     n = len(log_weights) if n is None else n
     top = max(log_weights)

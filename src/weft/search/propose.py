@@ -72,7 +72,7 @@ class Proposer:
         self.draws = draws
         self.full_answers = full_answers
         self.n_closed = 0
-        # Draws instead of the sources where the distribution of what they write is known.
+        # Replaces the sources if the distribution of their texts is known exactly.
         self.draw_exactly: Callable[[Sequence[Want]], Steps[list[Heddle]]] | None = None
         self.sources = [
             self._source(by, default if kind is None else kind, n_continue, n_suggest)
@@ -310,9 +310,9 @@ class Proposer:
     def _child(
         self, node: Heddle, text: str, line: Heddle | None = None, *, is_end: bool = False
     ) -> Heddle:
-        """Return the child with this text, added if it has to be.
+        """Return the child with this text; add it if there is none.
 
-        line: where it was written. is_end: the text completes what the constraint allows.
+        line: the line that wrote it. is_end: the constraint allows no further text.
         """
         texts = self.search.constrained_texts
         child = existing_child(node, text) if self.merges else None
@@ -387,7 +387,7 @@ class _Desk:
         copy = self._mirror.add(text) if text else self._mirror
         constraint = search.settings.sampling.get("constraint")
         if text and constraint is not None and not isinstance(constraint, EachLine):
-            # The line goes on with what the constraint has seen of the path.
+            # The constraint of the line continues after the path's tokens.
             copy.params = SamplingParams.resolve({"constraint": constraint}, SamplingParams())
         self.copied[id(copy)] = node
         return copy
@@ -452,7 +452,7 @@ def _pairs(call: Callback, answer: Any) -> list[tuple[str, Any]]:
 
 
 def _proposals(node: Heddle) -> list[Heddle]:
-    """Return the children that are not answers of the model."""
+    """Return the children that are proposals, not answers of the model."""
     return [child for child in node.children if not child.meta.get("answer")]
 
 

@@ -110,8 +110,8 @@ class Strategy:
 _LEVEL, _ROUND = "paths kept a level", "nodes opened a round"
 _KINDS = "proposals of each kind a node"
 _PROPOSALS = Count(_KINDS, ("n_continue", "n_suggest"))
-# Where no strategy is named: for a prompt that states a known task, and for any other. Steps of an
-# unknown task are scored by likelihood alone, which says nothing of the answer.
+# Default strategies for a prompt that states a known task, and for any other. For an unknown task
+# only the likelihood scores steps, and it does not measure whether an answer is right.
 FOR_TASKS, DEFAULT = "tot", "best-of-n"
 STRATEGIES: dict[str, Strategy] = {
     row.name: row
@@ -188,7 +188,7 @@ STRATEGIES: dict[str, Strategy] = {
 
 
 def default_for(prompt: str) -> str:
-    """Return the name of the strategy for a prompt where none is named."""
+    """Return the name of the default strategy for a prompt."""
     from .task import Game24
 
     return DEFAULT if Game24.read(prompt) is None else FOR_TASKS
@@ -226,7 +226,7 @@ _LEVELS, _EACH = 16, 8
 
 
 class Estimate(NamedTuple):
-    """An upper bound. tokens: None where there is no bound but a budget. parts: what adds up."""
+    """An upper bound of generated tokens; `parts` explains it. tokens: None if unbounded."""
 
     tokens: int | None
     parts: str
@@ -238,9 +238,9 @@ class Estimate(NamedTuple):
 
 
 def estimate(strategy: Strategy, options: Mapping[str, Any], prompt: str) -> Estimate:
-    """Return the most that a search generates.
+    """Return an upper bound of the tokens that a search generates.
 
-    options: `breadth`, `n`, `budget_tokens`, as given; others are not looked at.
+    options: the caller's options; only `breadth`, `n` and `budget_tokens` are used.
     """
     from .task import Game24
 
@@ -272,7 +272,7 @@ def _unbudgeted(strategy: Strategy, options: Mapping[str, Any], task: Game24 | N
 
 
 def _lines(name: str, breadth: int, n: int | None, task: Game24 | None) -> int:
-    """Return how many lines a search proposes at most."""
+    """Return the maximum number of lines that a search proposes."""
     levels = _LEVELS if task is None else task.steps
     if name == "smc":
         return (n or 1) * 32

@@ -1,4 +1,4 @@
-"""An HTTP server over the library: looms that last, one model for many. `weft serve` runs it."""
+"""An HTTP server with stored looms and one model for many clients. `weft serve` runs it."""
 
 from __future__ import annotations
 

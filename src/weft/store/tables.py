@@ -107,7 +107,7 @@ nodes = Table(
     Column("score", Text),
     Column("meta", Text, nullable=False),
     Column("bookmark", Text),
-    Column("legal_logmass", LargeBinary),  # under a constraint
+    Column("legal_logmass", LargeBinary),  # only of nodes with a constraint
     UniqueConstraint("loom", "number"),
     UniqueConstraint("loom", "id"),
     Index("ix_nodes_loom_parent", "loom", "parent"),

@@ -25,10 +25,10 @@ class PieceTable:
         spellings: pieces as the file writes them, a space as "▁", a byte as "<0x0A>".
         scores: the higher, the earlier a piece is merged.
         byte_ids: byte → token id, for the 256 bytes.
-        control_ids: tokens that text becomes only where special tokens are read.
-        text_ids: tokens that are cut out of any text before it is merged.
-        unknown_id: the token for unknown text; it is a control token that text may spell.
-        stripping_ids: tokens that take the blanks after them with them.
+        control_ids: tokens that a text contains only if special tokens are read in it.
+        text_ids: tokens that are split off from any text before merging.
+        unknown_id: the token for unknown text; a control token whose spelling a text may have.
+        stripping_ids: tokens that absorb the blanks after them.
         begin_ids, end_ids: put before and after a decorated text.
         puts_space: a space is put before a text, and after special tokens.
     """
@@ -119,7 +119,7 @@ class SentencePieceCodec(Codec):
         return ids
 
     def _parts(self, text: str, *, special: bool) -> Iterator[tuple[str, int | None]]:
-        """Cut tokens that are spelled in the text: yield (text, None) and ("", token id)."""
+        """Split off special tokens spelled in the text: yield (text, None) and ("", token id)."""
         cut = self._spelled_all if special else self._spelled_text
         blanks = ""
         for at, part in enumerate(cut.split(text)):
@@ -142,7 +142,7 @@ class SentencePieceCodec(Codec):
         return pattern_of(frozenset(self._pieces.spellings[i] for i in ids))
 
     def _words(self, text: str) -> list[str]:
-        """Cut a text where no piece reaches across: before a space after something else."""
+        """Split a text where no piece can cross: before a space that follows a non-space."""
         return _WORD.findall(text) if self._has_words else [text]
 
     @cached_property
@@ -155,7 +155,7 @@ class SentencePieceCodec(Codec):
         )
 
     def _merge(self, text: str) -> tuple[int, ...]:
-        """Merge the pair with the best score, of equals the leftmost, until no pair is a piece."""
+        """Merge the best-scored pair, leftmost of equals, until no adjacent pair is a piece."""
         parts = list(text)
         n = len(parts)
         before, after = list(range(-1, n - 1)), [*range(1, n), -1]

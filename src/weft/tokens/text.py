@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 
 def token_texts(vocab_bytes: Sequence[bytes], spelling: Callable[[int], str]) -> list[str]:
-    """Return the text of every token; of bytes that are no UTF-8, the tokenizer's own spelling.
+    """Return the text of every token; for bytes that are not UTF-8, the tokenizer's spelling.
 
     A spelling that is the text of another token becomes "<0xHH>" for each byte.
     """

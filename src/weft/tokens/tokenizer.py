@@ -165,13 +165,13 @@ class Tokenizer:
 
     @cached_property
     def adds_bos(self) -> bool:
-        """Whether a whole text begins with the begin token."""
+        """True if tokenizing a full text adds the BOS token."""
         return self.bos_token_id is not None and self.encode("a")[:1] == [self.bos_token_id]
 
     def warn_without_bos(self, ids: Sequence[int]) -> None:
-        """Warn once of a prompt of token ids without the begin token that texts get here.
+        """Warn once of a prompt of token ids without the BOS token that `tokenize` adds.
 
-        Prompts that begin with another special token, as those of chat templates, are left alone.
+        Prompts that begin with another special token, such as chat templates', give no warning.
         """
         if self._has_warned_of_bos or not ids or not self.adds_bos:
             return

@@ -54,7 +54,7 @@ __all__ = [
     "load_model_by_name",
 ]
 
-# What `load_model_by_name` knows the classes by.
+# Back-end names that `load_model_by_name` accepts.
 BACKENDS: dict[str, Any] = {
     "hf": AsyncTransformer,
     "vllm": AsyncVirtualLM,

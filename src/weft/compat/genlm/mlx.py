@@ -1,4 +1,4 @@
-"""genlm-backend's class for MLX, with its own forms of queries and of the cache."""
+"""genlm-backend's class for MLX, with its query type and cache tuples."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ __all__ = ["AsyncMlxLM", "Query"]
 
 @dataclass(slots=True)
 class MlxQuery:
-    """A context that waits, and the future of its answer.
+    """A queued context and the future for its log-probabilities.
 
-    `past`, `node` and `next_token_index` are what `AsyncMlxLM.walk_cache` returned; they are
-    accepted and not needed.
+    `past`, `node` and `next_token_index`: values that `AsyncMlxLM.walk_cache` returned; accepted
+    and not used.
     """
 
     prompt: Sequence[int]
@@ -94,9 +94,9 @@ class AsyncMlxLM(KnownLM):
         past: Any = None,
         lora_name: str | None = None,
     ) -> None:
-        """Put in a query: a `Query`, or token ids and the future of their answer.
+        """Queue a query: a `Query`, or token ids and the future for their log-probabilities.
 
-        It is answered as on the other classes. Raises: ConfigError without a future.
+        Resolves as on the other classes. Raises: ConfigError without a future.
         """
         if hasattr(query, "prompt"):
             future = query.future if future is None else future
@@ -111,10 +111,10 @@ class AsyncMlxLM(KnownLM):
     ) -> tuple[CachedContext, int, Any, CachedContext, int]:
         """Return (node, next_token_index, past_kvs, kv_node, kv_next_token_index).
 
-        node: the deepest known place on the path, next_token_index tokens down.
+        node: the deepest cached node on the path, after next_token_index tokens.
         past_kvs: MLX array [2, n_layers, n_kv_heads, kv_next_token_index, head_dim], keys first;
-            None at the root, and of a model without addressable KV.
-        kv_node: the deepest place before the path's end with KV, kv_next_token_index tokens down.
+            None at the root, and for a model without addressable KV.
+        kv_node: the deepest node with KV before the path's end, after kv_next_token_index tokens.
         Cost: a copy of the KV that it returns.
         """
         ids = whole_numbers("token_ids", token_ids)
@@ -135,11 +135,11 @@ class AsyncMlxLM(KnownLM):
         prompt_cache: Sequence[Any] | None = None,
         logprobs: Any = None,
     ) -> None:
-        """Put computed log-probabilities and KV of contexts into the LM's token tree.
+        """Store log-probabilities and KV of contexts in the LM's token tree.
 
         Args:
             prompt_cache: mlx-lm's caches, one a layer, with one row a query, padded on the left.
-            logprobs: those of the next token after each query: [N, V].
+            logprobs: log-probabilities of the next token after each query, [N, V].
         """
         for number, query in enumerate(queries):
             ids = whole_numbers("prompt", query.prompt)
@@ -154,7 +154,7 @@ class AsyncMlxLM(KnownLM):
                 self._keep(place, np.asarray(logprobs[number], dtype=np.float32))
 
     def _keep(self, place: Place, logprobs: np.ndarray) -> None:
-        """Keep a row at a place, as if a step had computed it."""
+        """Store a logits row at a tree position, as if a step had computed it."""
         tree, rows = self.lm.tree, self.lm.scheduler.rows
 
         def keep() -> None:
@@ -165,7 +165,7 @@ class AsyncMlxLM(KnownLM):
         self.lm.driver.exclusive(keep)
 
     def clear_cache(self) -> None:
-        """Forget all rows and KV that nobody uses now, and return MLX's device cache."""
+        """Evict all unused rows and KV, and free MLX's device cache."""
         super().clear_cache()
         import mlx.core as mx
 

@@ -309,7 +309,7 @@ class AsyncVirtualLM(KnownLM):
     ) -> AsyncVirtualLM:
         """Load a model with vLLM; `tokenizer` is vLLM's own.
 
-        Raises: EngineUnavailable where Weft's vLLM engine is not.
+        Raises: EngineUnavailable if vLLM is not installed.
         """
         return cls(with_engine("vllm", model_name, engine_opts), **kwargs)
 
@@ -340,7 +340,7 @@ class AsyncVirtualLM(KnownLM):
 
 
 def _by_position(more: tuple[Any, ...]) -> dict[str, Any]:
-    """Return arguments of `AsyncVirtualLM` after the engine by their names."""
+    """Return the positional arguments of `AsyncVirtualLM` after the engine, by name."""
     names = ["cache_size", "cache_opts"]
     if more and not isinstance(more[0], int):
         names = ["logprobs_capture", *names, "batch_size", "timeout"]
@@ -351,7 +351,7 @@ def _by_position(more: tuple[Any, ...]) -> dict[str, Any]:
     return dict(zip(names, more, strict=False))
 
 
-# Options of `from_pretrained` that `weft.load` has, by its names.
+# Option of `from_pretrained` → the equivalent option of `weft.load`.
 _RENAMED = {"torch_dtype": "dtype", "dtype": "dtype", "device_map": "device"}
 _HUB = {"revision", "token", "local_files_only"}
 _LOADED_BY_WEFT = {*_RENAMED, *_HUB, "trust_remote_code", "quantization_config"}
@@ -367,7 +367,7 @@ def loaded(model_id: str, options: Mapping[str, Any]) -> tuple[LM, Any]:
 
 
 def _from_pretrained(model_id: str, hf_opts: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return a Transformers model, loaded with any options of the loader, and its tokenizer."""
+    """Load a Transformers model with any `from_pretrained` options; return it and its tokenizer."""
     if find_spec("transformers") is None:
         raise EngineUnavailable('AsyncTransformer needs Transformers: pip install "weft-lm[torch]"')
     from transformers import AutoModelForCausalLM
@@ -379,7 +379,7 @@ def _from_pretrained(model_id: str, hf_opts: Mapping[str, Any]) -> tuple[Any, An
         options.setdefault("device_map", "auto")
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, **options)
-    except Exception as error:  # options of all kinds fail in all ways
+    except Exception as error:  # arbitrary options can raise any exception
         raise ModelLoadError(
             f"Transformers cannot load {model_id} with {', '.join(options)}: {error}"
         ) from error
@@ -405,7 +405,7 @@ def _tokenizer(model_id: str, folder: Any, options: Mapping[str, Any]) -> Any:
 
 
 def load_options(hf_opts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of `weft.load` for those of `from_pretrained` in `_LOADED_BY_WEFT`."""
+    """Translate the options of `from_pretrained` in `_LOADED_BY_WEFT` to those of `weft.load`."""
     options: dict[str, Any] = {}
     for name, value in hf_opts.items():
         if name in _RENAMED:
@@ -419,7 +419,7 @@ def load_options(hf_opts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bitsandbytes(options: Mapping[str, Any]) -> Any:
-    """Return Transformers' configuration of bitsandbytes."""
+    """Return a `BitsAndBytesConfig` of Transformers."""
     if find_spec("bitsandbytes") is None:
         raise EngineUnavailable(
             "bitsandbytes_opts needs the package bitsandbytes, which is not installed; run:"
@@ -439,7 +439,7 @@ def cap_rows(lm: LM, n_rows: int) -> None:
 
 
 def with_engine(engine: str, name: str, options: Mapping[str, Any] | None) -> LM:
-    """Load a model on an engine. Raises: EngineUnavailable where this version has none such."""
+    """Load a model on an engine. Raises: EngineUnavailable if this version lacks the engine."""
     from ...engines import engine_names
 
     if engine not in engine_names():

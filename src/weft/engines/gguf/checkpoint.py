@@ -59,7 +59,7 @@ class GGUFCheckpoint(Checkpoint):
     def pieces(self, name: str) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Yield a tensor's values in pieces: (flat position of the first one, values).
 
-        Rows are in the file's order; `row_order` tells how to put them into Transformers'.
+        Rows are in the file's order; `row_order` maps them to Transformers' order.
         """
         tensor = self.header.tensors[self._names[name]]
         offset = np.float32(self._family.norm_offset if name.endswith("norm.weight") else 0.0)
@@ -82,7 +82,10 @@ class GGUFCheckpoint(Checkpoint):
         return rows.reshape(-1, self.config["head_dim"] // 2, 2).swapaxes(1, 2).reshape(-1)
 
     def fingerprint(self) -> str:
-        """Return what names these weights, whatever the file is called. Cost: a page a tensor."""
+        """Return a fingerprint of the weights, independent of the file name.
+
+        Cost: reads one page per tensor.
+        """
         return self.header.fingerprint("dequantised")
 
     def _bytes(self, tensor: GGUFTensor) -> NDArray[np.uint8]:
@@ -96,8 +99,8 @@ def _entry(tensor: GGUFTensor) -> Tensor:
     return Tensor(tensor.file, tensor.type, shape, tensor.begin, tensor.begin + tensor.n_bytes)
 
 
-# Values that are dequantised together; a multiple of every block size. The library makes several
-# copies of them, and is fastest while those stay in the processor's cache.
+# Values per dequantisation call; a multiple of every block size. gguf makes several copies of
+# them, and is fastest while the copies fit into the processor's cache.
 _PIECE = 1 << 17
 
 
@@ -106,7 +109,7 @@ def _dequantised(raw: NDArray[np.uint8], tensor: GGUFTensor) -> NDArray[np.float
         return raw.view(_NUMBERS[tensor.type]).astype(np.float32)
     if tensor.type == "bf16":
         return (raw.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
-    # NOTE: imported here, since it takes 0.2 s and files of plain numbers do without.
+    # NOTE: imported here: it takes 0.2 s, and unquantised files do not need it.
     import gguf
 
     number = next(number for number, (name, *_) in TYPES.items() if name == tensor.type)

@@ -1,7 +1,7 @@
 """Model families of GGUF files: Transformers' config.json, tensor names and layouts for each.
 
 llama.cpp's converter renames tensors and stores some in another layout. The tables here undo that,
-so that an engine sees what a Transformers-format folder of the same model holds.
+so that an engine reads the same names and layouts as from a Transformers-format folder.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _WHOLE_MODEL = {
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
-# Factors of the rotary frequencies; they become a part of the configuration.
+# The tensor with the factors of rotary frequencies; it becomes part of the configuration.
 _ROPE_FACTORS, _LONG, _SHORT = (
     "rope_freqs.weight",
     "rope_factors_long.weight",
@@ -89,7 +89,7 @@ FAMILIES: dict[str, Family] = {
 }
 _OF_NUMPY = ("llama", "qwen2", "qwen3")
 _PACKAGES = ("torch", "transformers")
-# Architectures whose files Transformers itself reads, beside those above.
+# Further architectures whose GGUF files Transformers itself reads.
 READ_BY_TRANSFORMERS = frozenset(
     "bloom deci falcon gemma4 gpt-oss gpt2 lfm2 mamba minimax-m2 mistral nemotron qwen2moe"
     " qwen35 qwen35moe qwen3moe stablelm starcoder2".split()
@@ -124,7 +124,7 @@ def packages_for_torch(header: GGUF) -> tuple[str, ...]:
 
 
 def transformers_config(header: GGUF) -> dict[str, Any]:
-    """Return what config.json of the same model says. The file's family must be known.
+    """Return the content of the same model's config.json. The file's family must be known.
 
     Raises: ModelLoadError for a missing number, Unsupported for a rotary embedding that no
     configuration of Transformers describes.
@@ -295,7 +295,7 @@ def _rope(header: GGUF, head_dim: int) -> dict[str, Any]:
 def _llama3_scaling(header: GGUF, theta: float, head_dim: int) -> dict[str, Any]:
     """Return the parameters of Llama 3's scaling from which the file's factors were computed.
 
-    The file has the factors alone. All models of the family have the blending range 1 to 4, and an
+    The file has only the factors. All models of the family have the blending range 1 to 4, and an
     original context that is a power of two.
     """
     factors = np.array(_factors(header, _ROPE_FACTORS, head_dim // 2))
@@ -330,7 +330,7 @@ def _factors(header: GGUF, name: str, count: int) -> list[float]:
 
 
 def _original_context(header: GGUF) -> int:
-    """Return how many tokens the model was first trained for."""
+    """Return the context length before the scaling."""
     original: int = header.of_model(
         "rope.scaling.original_context_length", header.of_model("context_length")
     )

@@ -290,7 +290,7 @@ def _other_files(file: Path, n_files: int) -> Iterator[Path]:
 
 
 def read_header(file: Path) -> GGUF:
-    """Read the header of one file, which may hold a vocabulary alone; nothing is compared.
+    """Read the header of one file, which may be vocabulary-only; does not check it.
 
     Raises: ModelLoadError, Unsupported, as `read_gguf`.
     """
@@ -386,7 +386,7 @@ class _Reader:
         return raw.decode("utf-8", "surrogateescape")
 
     def _strings(self, count: int) -> list[str]:
-        """Read strings one after the other: a vocabulary has hundreds of thousands."""
+        """Read consecutive strings in one loop: a vocabulary has hundreds of thousands."""
         data, size, at = self.data, self.size, self.at
         strings = []
         for _ in range(count):

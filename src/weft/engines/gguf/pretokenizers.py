@@ -16,7 +16,7 @@ _QWEN35 = (
     rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
     rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_BLANKS}"
 )
-# The scripts that DeepSeek's tokenizers set apart: CJK, Hangul and what lies between.
+# Scripts that DeepSeek's tokenizers split off: CJK, Hangul and the code points between them.
 _DEEPSEEK_SCRIPTS = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 _DEEPSEEK_MARKS = "[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"
 _DEEPSEEK_LETTERS = (
@@ -56,10 +56,10 @@ _GPT4O = (
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """How text is cut, and what follows from it.
+    """The expressions that cut text, and settings that depend on the pre-tokenizer.
 
     Attributes:
-        patterns: expressions applied one after the other; each cuts the pieces of the one before.
+        patterns: expressions, applied in order; each cuts the pieces of the previous expression.
         ignores_merges: a piece that is a token becomes that token without merging.
         adds_bos: a text begins with the begin token unless the file says otherwise.
     """

@@ -22,7 +22,7 @@ _log = logging.getLogger("weft.engines")
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _NO_TOKEN = 0xFFFFFFFF
 _PHI3_KEEPS_BLANKS = ("<unk>", "<s>", "<|endoftext|>")
-# Role → the file's key, as the format spells it.
+# Role of a token → its key in the file.
 _ROLES = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -31,7 +31,7 @@ _ROLES = {
     "mask_token": "mask_token_id",
 }
 _SENTENCEPIECE_DEFAULTS = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
-# Tokens that end a turn or a text in llama.cpp by their spelling, whatever type the file gives.
+# Spellings of tokens that end a turn or a text in llama.cpp, whatever type the file gives them.
 _ENDS = frozenset(
     "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn>"
     " <|endoftext|> </s> <|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance>"
@@ -87,7 +87,7 @@ def _tokenizer(header: GGUF) -> Tokenizer:
 
 
 class _Vocabulary:
-    """The tokens of a file, their types as llama.cpp corrects them, and their roles."""
+    """The tokens of a file, their types after llama.cpp's corrections, and their roles."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = {
@@ -131,14 +131,14 @@ class _Vocabulary:
         return frozenset(i for i, kind in enumerate(self.types) if kind in types)
 
     def decorations(self, *, adds_bos: bool) -> tuple[list[int], list[int]]:
-        """Return the ids put before and after a text. adds_bos: unless the file says otherwise."""
+        """Return the ids before and after a text. adds_bos: default if the file does not say."""
         begin, end = self.role_id("bos_token_id"), self.role_id("eos_token_id")
         puts_begin = self.values.get("add_bos_token", adds_bos) and begin is not None
         puts_end = self.values.get("add_eos_token", False) and end is not None
         return [begin] if puts_begin else [], [end] if puts_end else []  # type: ignore[list-item]
 
     def _corrected(self, types: list[int]) -> list[int]:
-        """Some converters give control tokens another type; llama.cpp knows those by spelling."""
+        """Return the token types with llama.cpp's corrections of control tokens, by spelling."""
         ids = self._ids
         for text in _ENDS | _FILL_IN_MIDDLE:
             if text in ids:
@@ -206,7 +206,7 @@ def _byte_level(vocabulary: _Vocabulary, name: str) -> Backend:
 
 
 def _gemma4(vocabulary: _Vocabulary, name: str) -> Backend:
-    """Gemma 4: merges by rank over whole lines, in which "▁" stands for a space."""
+    """Gemma 4: BPE merges over full lines, in which "▁" stands for a space."""
     from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
     from tokenizers import Tokenizer as Backend
 
@@ -252,7 +252,7 @@ def _merges(merges: object, ids: Mapping[str, int], name: str) -> list[tuple[str
 
 
 def _add_tokens(backend: Backend, vocabulary: _Vocabulary) -> None:
-    """Register the tokens that are cut out of a text before it is merged."""
+    """Register the tokens that are split off before merging."""
     from tokenizers import AddedToken
 
     special = vocabulary.of_type(_CONTROL, _UNKNOWN)

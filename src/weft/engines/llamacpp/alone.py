@@ -20,8 +20,8 @@ _SMALLER = (16, 8, 4, 2, 1)  # tokens a batch, if the first number does not hold
 def limit_batches(context: Context, leases: Leases, n_vocab: int) -> None:
     """Lower `context.n_batch` until a path has the same bits alone and beside other rows.
 
-    Cost: 26 calls of one token, and some six batches for each size that is tried. Raises:
-    Unsupported if no size holds.
+    Cost: 26 calls of one token, and about six batches for each size. Raises: Unsupported if the
+    bits differ for every size.
     """
     ids = [(i * i * 7 + 13 * i + 5) % n_vocab for i in range(_PROMPT + _STEPS)]
     wanted = _run(context, leases, ids, 1, 0)
@@ -43,8 +43,8 @@ def _run(
 ) -> Floats:
     """Return the logits of the steps after the prompt, [steps, V].
 
-    The prompt runs `n_prompt` tokens a batch, at least one; the first batch and the steps have
-    `n_others` tokens of another path around them, as many as fit.
+    The prompt runs in batches of `n_prompt` tokens, at least one. The first batch and the steps
+    also have up to `n_others` tokens of another path.
     """
     size = max(1, n_prompt)
     starts = [*range(0, _PROMPT, size), *range(_PROMPT, len(ids))]

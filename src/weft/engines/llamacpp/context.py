@@ -28,10 +28,10 @@ _FAULTS = {1: "it found no room in its cache", 2: "it was stopped", -1: "it refu
 
 
 class Detachable(Protocol):
-    """An answer that reads the library's memory until it is detached."""
+    """A step result that reads the library's memory until it is detached."""
 
     def detach(self) -> None:
-        """Copy what it has not copied yet."""
+        """Copy the values that are still in the library's memory."""
 
 
 class Context(Cells):
@@ -64,10 +64,11 @@ class Context(Cells):
         """See the class.
 
         Args:
-            max_threads: calls choose their thread count up to it; 0 keeps the context's own.
-            in_order: keep each sequence's cells in the order of positions. Attention adds up cells
-                in the order in which they lie, so that another order rounds differently.
-            min_batch: a call with fewer tokens, or wanted ones, gets one more that nothing sees.
+            max_threads: maximum of the thread count per call; 0 keeps the context's own count.
+            in_order: keep each sequence's cells in the order of positions. Attention sums cells
+                in cache order, so another order rounds differently.
+            min_batch: pad a call that has fewer tokens, or fewer output rows, by one token that no
+                other token attends to.
         """
         self._in_order, self._min_batch = in_order, min_batch
         self._n_extra = EXTRA_LEASES if in_order else 0
@@ -113,10 +114,10 @@ class Context(Cells):
         self._grave, self._filler = n_leases * self._width, (n_leases + 1) * self._width
 
     def reserve(self, n_cells: int, n_leases: int) -> None:
-        """Grow to so many cells and leases, or to the maximum; does nothing if they are there.
+        """Grow to at least this many cells and leases, up to the maximum.
 
-        Call it between model calls; logits in the library's memory are gone afterwards. Cost of
-        growth: the KV is copied twice. Raises: KVFull if there is no memory for it.
+        Call it between model calls; logits in the library's memory are lost. Cost of growth: the
+        KV is copied twice. Raises: KVFull if there is not enough memory.
         """
         n_cells = min(n_cells, self.max_cells)
         n_leases = min(n_leases, self.max_leases)
@@ -153,7 +154,7 @@ class Context(Cells):
         self._top = top
 
     def _make_room(self, n: int) -> None:
-        """Have the next `n` tokens take cells above all others: sort the cells if need be."""
+        """Make the next `n` tokens take cells above all others; sort the cells if necessary."""
         if self._in_order and (not self._is_sorted or self._top + n > self.n_cells):
             assert self._handle is not None
             state = self._whole_state()
@@ -162,11 +163,11 @@ class Context(Cells):
         self._top += n
 
     def lend_to(self, reader: Detachable) -> None:
-        """Detach an answer before the library's memory changes; the context holds it weakly."""
+        """Register a result, to detach it before the library's memory changes; a weak reference."""
         self._reader = weakref.ref(reader)
 
     def detach_reader(self) -> None:
-        """Detach the answer of the last step; the next one writes where its logits are."""
+        """Detach the last step's result, because the next step overwrites its logits."""
         reader = None if self._reader is None else self._reader()
         self._reader = None
         if reader is not None:

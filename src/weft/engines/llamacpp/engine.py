@@ -122,7 +122,7 @@ class LlamaCppEngine(Engine):
             dtype: of the KV: "auto" (float16), "float16", "bfloat16", or "float32", which also
                 turns flash attention off; weights stay as the file has them.
             n_ctx: a context shorter than the model's own.
-            kv_bytes: KV is allocated at once, so much. None: up to 32,768 tokens, 4 GiB at most;
+            kv_bytes: size of the KV, allocated at load. None: up to 32,768 tokens, 4 GiB at most;
                 on a CPU it starts with twice the context, 8,192 tokens at most, and grows.
             n_seq_max: branches that are resident at once; None for as many as llama.cpp has room
                 for. Fewer make a step 0.1 ms shorter.
@@ -133,10 +133,10 @@ class LlamaCppEngine(Engine):
             type_k, type_v: of keys and values, instead of `dtype`: "f32", "f16", "bf16", "q8_0", …
             flash_attention: None lets llama.cpp choose, which mostly turns it on; the library's own
                 default is off, and rounds differently.
-            reproducible: a row's numbers do not depend on the rows beside it, so that a seed
+            reproducible: a row's numbers do not depend on other rows of the batch, so that a seed
                 repeats a text while other calls run. Batches have at most 63 tokens, weights are
-                not repacked, the thread count is fixed. The load compares bits, and takes smaller
-                batches where it must.
+                not repacked, the thread count is fixed. The load compares bits, and chooses
+                smaller batches if they differ.
             load_mode: "auto", "none", "mmap", "mlock", "mmap+mlock" or "dio".
             repack: lay weights out anew for the CPU; False where that crashes (AMX and q8_0). None:
                 True, unless `reproducible`.
@@ -222,7 +222,7 @@ class LlamaCppEngine(Engine):
         return output
 
     def _advise(self) -> None:
-        """Log once that the torch engine is cheaper for many branches of a quantised file."""
+        """Log once that the torch engine needs less CPU time for many branches of this file."""
         self._may_advise = False
         is_quantised = any(kind not in FLOATS for kind in self.info.extra["weight_types"])
         if is_quantised and not self._settings.gpus and find_spec("torch") is not None:

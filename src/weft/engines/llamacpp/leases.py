@@ -29,7 +29,7 @@ class Cells(Protocol):
     max_leases: int
 
     def reserve(self, n_cells: int, n_leases: int) -> None:
-        """Grow to so many cells and leases, at most to the maximum."""
+        """Grow to at least this many cells and leases, up to the maximum."""
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
         """Let `target` see what `source` sees there."""
@@ -107,16 +107,16 @@ class Leases:
 
     @property
     def n_leases(self) -> int:
-        """Sequences that there can be."""
+        """Maximum number of sequences."""
         return self._cells.max_leases
 
     @property
     def n_free(self) -> int:
-        """Sequences that are not leased, those included that the cache can still grow by."""
+        """Number of sequences without a lease, including those that growth would add."""
         return len(self._free) + self._cells.max_leases - self._n_known
 
     def reserve(self, n: int) -> None:
-        """Have `n` free sequences, or as many as there can be. Raises: KVFull without memory."""
+        """Grow to `n` free sequences, or to the maximum. Raises: KVFull if memory is short."""
         if len(self._free) < n and self._n_known < self._cells.max_leases:
             self._cells.reserve(0, self._n_known - len(self._free) + n)
             self._free[:0] = range(self._cells.n_leases - 1, self._n_known - 1, -1)

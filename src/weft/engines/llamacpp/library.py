@@ -64,7 +64,7 @@ C.llama_backend_init()
 
 
 def last_words() -> str:
-    """Return the first of the last errors, or of the last warnings if there is none; forget all."""
+    """Return the first recent error of llama.cpp, else the first warning; clear both lists."""
     problems = sorted(_problems, key=lambda problem: -problem[0])
     _problems.clear()
     if not problems:

@@ -35,11 +35,11 @@ _FIRST_SLOTS, _FIRST_LEASES = 8192, 32  # that a context which grows starts with
 class ContextSettings:
     """Settings of a context.
 
-    n_ctx: longest path. n_slots: tokens of KV, at most. first_slots: those that are allocated at
-    once; the context grows from there. n_paths: branches that are resident at once. type_k,
-    type_v: types of keys and values. flash: None lets llama.cpp choose flash attention.
-    n_threads: of a model call, at most. may_use_fewer: calls choose their thread count.
-    reproducible: a row's numbers do not depend on other rows.
+    n_ctx: longest path. n_slots: maximum tokens of KV. first_slots: tokens of KV allocated at
+    load; the context grows from there. n_paths: maximum resident branches. type_k, type_v: types
+    of keys and values. flash: None lets llama.cpp choose flash attention. n_threads: maximum of a
+    model call. may_use_fewer: choose the thread count per call. reproducible: a row's numbers do
+    not depend on other rows.
     """
 
     n_ctx: int
@@ -145,7 +145,7 @@ def slot_bytes(header: GGUF, *types: str) -> int:
 
 
 class SlotCounts(NamedTuple):
-    """Tokens of KV: `first`, which are allocated at once, and `most`, to which a context grows."""
+    """Tokens of KV: `first` are allocated at load, `most` is the maximum after growth."""
 
     first: int
     most: int
@@ -154,14 +154,14 @@ class SlotCounts(NamedTuple):
 def slots_of(
     header: GGUF, kv_bytes: int | None, n_ctx: int, types: tuple[str, str], gpus: Sequence[Device]
 ) -> SlotCounts:
-    """Return how many slots to allocate: those of a budget, else enough for many branches.
+    """Return the number of slots to allocate: those of a budget, else enough for many branches.
 
-    A budget and a GPU's memory are taken at once. Otherwise a context starts with twice its length,
-    8,192 slots at most. llama.cpp chooses between two sets of rotary factors (longrope) by the size
-    of its cache: such a cache never grows, and is as long as a path may be, or shorter.
+    With a budget, or on a GPU, all slots are allocated at load. Otherwise a context starts with
+    twice its length, 8,192 slots at most. For longrope models llama.cpp chooses the rotary factors
+    by the size of its cache: their cache never grows, and is at most as long as a path may be.
 
     Args:
-        gpus: with their free bytes.
+        gpus: each GPU with its free bytes.
 
     Raises:
         ConfigError: there is no memory for the budget.
@@ -189,9 +189,9 @@ def slots_of(
 
 
 def min_batch(header: GGUF) -> int:
-    """Return the fewest tokens of a batch whose rows round as in larger ones.
+    """Return the smallest batch whose rows round as in larger batches.
 
-    llama.cpp multiplies matrices of floats by a single token in another way than by several.
+    llama.cpp uses another matrix product of float weights for a single token than for several.
     """
     has_floats = any(t.type in FLOATS and len(t.shape) > 1 for t in header.tensors.values())
     return 2 if has_floats else 1

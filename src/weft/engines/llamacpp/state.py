@@ -112,8 +112,8 @@ def _read_block(cursor: _Cursor, n_values: int | None) -> Block:
 def sorted_state(data: bytes) -> tuple[bytes, int]:
     """Return the state of a whole context in the order of positions, and its number of cells.
 
-    data: as `llama_state_get_data` gives it: the architecture's name, then a block for each cache,
-    whose cells may be seen by several sequences. Cost: copies the KV. Raises: StateError.
+    data: output of `llama_state_get_data`: the architecture's name, then a block for each cache.
+    A cell may belong to several sequences. Cost: copies the KV. Raises: StateError.
     """
     cursor = _Cursor(data)
     n_name = cursor.one("I")

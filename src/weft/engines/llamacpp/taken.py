@@ -36,7 +36,7 @@ def check_taken(header: GGUF, report: Mapping[str, str]) -> None:
     """Check that llama.cpp computes with the numbers of a file's header.
 
     Args:
-        report: printed values by llama.cpp's names; a name that is absent is not compared.
+        report: printed values by llama.cpp's names; values of absent names are not compared.
 
     Raises:
         Unsupported: a number differs, so every answer would be wrong.

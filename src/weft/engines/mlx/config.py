@@ -22,19 +22,19 @@ _RENAMED = {
     "num_experts": "num_local_experts",
     "block_dim": "hidden_size",
 }
-# Names of layer types, and keys without a counterpart in Transformers 5, by family.
+# By family: mlx-lm's names of layer types, and keys without a counterpart in Transformers 5.
 _LAYER_TYPES = {
     "granitemoehybrid": {"full_attention": "attention", "linear_attention": "mamba"},
 }
 _FIXED: dict[str, dict[str, Any]] = {
     "apertus": {"mlp_bias": False, "post_norm": False, "qk_norm": True},
 }
-# Families all of whose layers slide where their config has a window and no layer_types.
+# Families whose layers all use the sliding window if their config has one and no layer_types.
 _ALL_SLIDE = ("mistral", "mixtral", "phi3", "phimoe", "starcoder2")
 
 
 def mlx_lm_keys(config: Mapping[str, Any], *, n_ctx: int | None = None) -> dict[str, Any]:
-    """Return the entries to add to a config.json, or to put in place of its own, for mlx-lm.
+    """Return the entries to add to a config.json, or to replace in it, for mlx-lm.
 
     Args:
         config: content of config.json.
@@ -48,7 +48,7 @@ def mlx_lm_keys(config: Mapping[str, Any], *, n_ctx: int | None = None) -> dict[
 
 
 def _entries(config: Mapping[str, Any], n_ctx: int | None) -> dict[str, Any]:
-    """Return the older keys of one level of a config, as far as it lacks them."""
+    """Return the older keys that one level of a config lacks."""
     family = str(config.get("model_type"))
     entries = _rope_entries(config, n_ctx) | _layer_entries(config) | _FIXED.get(family, {})
     entries |= {older: config[key] for older, key in _RENAMED.items() if key in config}
@@ -57,7 +57,7 @@ def _entries(config: Mapping[str, Any], n_ctx: int | None) -> dict[str, Any]:
 
 
 def _replaced(config: Mapping[str, Any], family: str, n_ctx: int | None) -> dict[str, Any]:
-    """Return the entries whose own values mlx-lm does not understand."""
+    """Return replacements of the entries whose values mlx-lm does not understand."""
     entries: dict[str, Any] = {}
     if config.get("rope_parameters"):
         entries["rope_scaling"] = _rope_entries(config, n_ctx).get("rope_scaling")
@@ -89,7 +89,7 @@ def _rope_entries(config: Mapping[str, Any], n_ctx: int | None) -> dict[str, Any
 
 
 def _older_names(rope: Mapping[str, Any]) -> dict[str, Any]:
-    """Return rotary parameters by the names that GPT-NeoX has for them."""
+    """Return rotary parameters under GPT-NeoX's names."""
     entries: dict[str, Any] = {}
     if "rope_theta" in rope:
         entries["rotary_emb_base"] = rope["rope_theta"]
@@ -116,7 +116,7 @@ def _scaling(
 def _longrope(
     config: Mapping[str, Any], scaling: dict[str, Any], n_ctx: int | None
 ) -> dict[str, Any]:
-    """Choose between the two sets of factors: mlx-lm always uses the long ones."""
+    """Choose the short or the long factors, because mlx-lm always uses the long ones."""
     key = "original_max_position_embeddings"
     original = scaling.get(key) or config.get(key)
     if original:

@@ -149,7 +149,7 @@ class MlxEngine(Engine):
         return cls(model, n_ctx=n_ctx, fingerprint=mark, device=mx.default_device())
 
     def check_folder(self, folder: Path) -> None:
-        """Refuse a model that `mlx_lm.load` has read otherwise than its config.json says."""
+        """Check that `mlx_lm.load` used the values of config.json. Raises: Unsupported."""
         stored, own = read_config(folder), config_of(self.model)
         if any(stored.get(key) != own.get(key) for key in _SHAPE):
             return  # the tokenizer is of another model

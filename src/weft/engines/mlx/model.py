@@ -32,7 +32,7 @@ MakeCache = Callable[[], list[Any]]
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 _NO_LIMIT = 1 << 20
-# Families of which mlx-lm 0.32 computes other logits than Transformers, and the values for which.
+# Families for which mlx-lm 0.32 computes other logits than Transformers, and on which condition.
 _DIFFERENT = {
     "mamba2": ("more than one group of its state", lambda config: config.get("n_groups", 1) > 1),
     "jamba": ("experts", lambda config: config.get("num_experts", 1) > 1),
@@ -56,8 +56,8 @@ def resolve_device(device: str) -> mx.Device:
 class Windows(NamedTuple):
     """Sliding windows of a config.json that mlx-lm's code for the model does not apply.
 
-    slots: window of every layer, which Weft applies; None: none is missing.
-    limit: number of tokens up to which mlx-lm's answers are right; None: no limit.
+    slots: window of all layers, which Weft applies; None: mlx-lm applies all windows.
+    limit: longest context for which mlx-lm's answers are right; None: no limit.
     """
 
     slots: int | None = None
@@ -65,7 +65,7 @@ class Windows(NamedTuple):
 
 
 class LoadedModel(NamedTuple):
-    """A model of mlx-lm, the fingerprint of its weights, and the windows that it lacks."""
+    """A model of mlx-lm, the fingerprint of its weights, and the windows that mlx-lm ignores."""
 
     model: nn.Module
     fingerprint: str
@@ -85,7 +85,7 @@ def load_model(
 
     Raises:
         ModelLoadError: files are missing or broken.
-        Unsupported: mlx-lm has no such model, or computes without a number of its config.json.
+        Unsupported: mlx-lm has no such model, or ignores a number of its config.json.
     """
     one_of("dtype", dtype, ("auto", *DTYPES))
     stored = checkpoint.open_checkpoint(folder)  # MLX would read a truncated file to the end
@@ -212,7 +212,7 @@ def _fields(args: Any) -> dict[str, Any]:
 
 
 def context_of(config: Mapping[str, Any], n_ctx: int | None, limit: int | None = None) -> int:
-    """The longest path: `n_ctx` if given, else what the model was made for, up to `limit`."""
+    """The longest path: `n_ctx` if given, else the model's own context, up to `limit`."""
     values = (config.get(name) for name in checkpoint.CONTEXT_NAMES)
     known = next((value for value in values if isinstance(value, int) and value > 0), _NO_LIMIT)
     known = known if limit is None else min(known, limit)
@@ -248,9 +248,9 @@ def _samples(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...], NDArray[n
 
 
 def make_cache(model: nn.Module, window: int | None = None) -> list[Any]:
-    """Return fresh caches as the model makes them for itself.
+    """Return new caches of the types that the model creates.
 
-    window: that of all layers, where the model makes caches without one; see `Windows`.
+    window: sliding window of all layers if the model's own caches have none; see `Windows`.
     """
     library = mlx_lm("models.cache")
     caches: list[Any] = library.make_prompt_cache(model)

@@ -103,7 +103,7 @@ class NumpyEngine(Engine):
                 memory; a step takes 1.7 times as long with one row, 1.1 with eight. "auto":
                 float32 if that takes at most 80 % of the memory that is left, else bfloat16.
             n_ctx: a context shorter than the model's own.
-            threads: BLAS threads of a forward; "auto" finds them, or does as the environment says.
+            threads: BLAS threads of a forward; "auto" follows the environment, or else measures.
             progress: called with "load", layers read, layers in all and "".
 
         Raises:

@@ -116,7 +116,7 @@ _BLOCK = 1 << 20  # values that are rounded to bfloat16, or widened, at a time
 
 
 def pack(values: Floats) -> NDArray[np.uint16]:
-    """Round to bfloat16, to the nearest and of two to the even one; return its bits."""
+    """Round to bfloat16, to nearest and ties to even; return the bits."""
     bits = np.ascontiguousarray(values).reshape(-1).view(np.uint32)
     packed = np.empty(bits.size, np.uint16)
     for start in range(0, bits.size, _BLOCK):
@@ -149,7 +149,7 @@ def product(x: Floats, matrix: Matrix) -> Floats:
     step = max(1, _BLOCK // n_in)
     for start in range(0, n_out, step):
         block = matrix[:, start : start + step]
-        # NOTE: transposed where it is a view, so that memory is read in order.
+        # NOTE: a transposed view is read through its base, so that memory access is sequential.
         is_turned = block.flags.f_contiguous
         wide = widen(block.T).T if is_turned else widen(block)  # type: ignore[arg-type]
         np.matmul(x, wide, out=y[:, start : start + step])

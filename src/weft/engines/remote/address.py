@@ -22,7 +22,7 @@ OLLAMA_PORT = 11434
 
 
 def ollama_url(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the address of the local Ollama, or of the one that OLLAMA_HOST names."""
+    """Return the address of the Ollama that OLLAMA_HOST names, by default the local one."""
     given = environment.get("OLLAMA_HOST", "").strip().rstrip("/")
     url = given if "://" in given else f"http://{given or '127.0.0.1'}"
     parts = urlsplit(url)

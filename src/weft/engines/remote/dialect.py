@@ -24,7 +24,7 @@ class Dialect:
     an answer. top: how many likeliest tokens are asked for so that it tells logprobs at all.
     row: fields that ask for the logprobs of all tokens, named by their ids. most: requests it works
     on at once, if it breaks others off. drops_letters: with logprobs, those that are several tokens
-    are missing from its streams. chat_only: its completions are no continuations of raw text.
+    are missing from its streams. chat_only: its completions do not continue raw text.
     """
 
     name: str
@@ -118,8 +118,8 @@ LLAMA_CPP_PYTHON = Dialect(
     most=1,
     drops_letters=True,
 )
-# It puts the prompt of a completion into the model's chat template. top_k cannot be sent to it: 40
-# holds, unless the Modelfile says otherwise. Its penalties count the prompt.
+# Ollama puts the prompt of a completion into the model's chat template. Requests cannot set top_k:
+# Ollama uses 40 unless the Modelfile sets another value. Its penalties count the prompt.
 OLLAMA = Dialect(
     "ollama",
     owners=("library",),

@@ -160,10 +160,10 @@ class RemoteEngine(Engine):
         return self._text
 
     def sampling_defaults(self) -> ModelDefaults:
-        """Return the defaults of the model: chats leave the sampling to the server.
+        """Return the defaults of the model; in chats the server chooses the sampling.
 
-        With `steps` Weft draws some tokens itself. Chats then have `CHAT_SAMPLING`, without the
-        filters that the server applies in another way.
+        With `steps` Weft draws some tokens itself. Chats then use `CHAT_SAMPLING`, without filters
+        that the server applies in another way.
         """
         first = self.info.temperature_first
         if not self.info.abilities.steps:

@@ -99,9 +99,9 @@ def _no_such_model(wire: Wire, model: str, listed: list[ServerInfo]) -> ModelLoa
 
 
 def list_models(url: str, token: str | None = None) -> tuple[Address, list[ServerInfo]]:
-    """Return a server's address, with /v1 if it needs that, and the models that it lists.
+    """Return a server's address, with /v1 if needed, and the models that the server lists.
 
-    Raises: ConfigError for an address that cannot be read; EngineUnavailable without an answer.
+    Raises: ConfigError for an invalid address; EngineUnavailable if the server does not answer.
     Cost: one or two requests.
     """
     address = Address.read(url)
@@ -116,7 +116,7 @@ def list_models(url: str, token: str | None = None) -> tuple[Address, list[Serve
 
 
 async def models_of(wire: Wire) -> list[ServerInfo]:
-    """Return the models that a server lists, with what the list says of them. Raises: Fault."""
+    """Return the models that a server lists, with their metadata. Raises: Fault."""
     data = await _list(wire)
     entries = data.get("data") if isinstance(data, dict) else None
     listed = [_info(e) for e in entries or () if isinstance(e, dict) and type(e.get("id")) is str]
@@ -127,7 +127,7 @@ async def models_of(wire: Wire) -> list[ServerInfo]:
 
 
 def _info(entry: dict[str, Any]) -> ServerInfo:
-    """Return what one entry of a server's list says."""
+    """Return the metadata in one entry of a server's list of models."""
     n_ctx = entry.get("max_model_len") or (entry.get("meta") or {}).get("n_ctx")
     return ServerInfo(
         entry["id"],

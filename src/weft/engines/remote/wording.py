@@ -19,7 +19,7 @@ _FILTERS = tuple(name for name, of in PARAMETERS.items() if of.is_filter)
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 _MOST_BIAS = 100.0  # servers of the protocol cut what is beyond
 _CHAT_TOP = {"logprobs": True, "top_logprobs": 1}  # some tell none without the second
-# Names of parameters that some servers have for ours.
+# Other servers' names of parameters → Weft's names.
 _OURS = {"repeat_penalty": "repetition_penalty", "repeat_last_n": "penalty_last_n"}
 _SEED = 2**31 - 1  # the widest that all of them take
 
@@ -216,7 +216,7 @@ class Wording:
         return body
 
     def _neutral(self, params: SamplingParams) -> dict[str, Any]:
-        """Return the temperature and the dialect's neutral fields, without the server's choices."""
+        """Return the temperature and the dialect's neutral fields, except `params.unset`."""
         unset = set(params.unset)
         if "repetition_penalty" not in unset:
             unset.discard("penalty_last_n")  # or the penalty would look back as the server says

@@ -17,13 +17,13 @@ from ..base import Fragment, Row, Span
 if TYPE_CHECKING:
     from .engine import TorchEngine
 
-_ROWS = 16  # of every product: the way in which a library adds up depends on their number
+_ROWS = 16  # of every product: the order of summation in a library depends on the row count
 _PROMPT, _STEPS = 37, 3
 _COMPANIES = ((37, 0), (1, 0), (8, 3), (37, 6), (5, 20))  # prompt tokens a step, other rows
 
 
 def fix_row_counts(model: nn.Module) -> None:
-    """Let all linear modules multiply blocks of 16 rows, the last one filled up with zeros."""
+    """Make all linear modules multiply blocks of 16 rows; zeros pad the last block."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             module.forward = partial(_in_blocks, module.forward)
@@ -38,9 +38,9 @@ def _in_blocks(product: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
 
 
 def check_rows_alone(engine: TorchEngine) -> None:
-    """Run a path token by token, then in larger pieces beside other rows; compare all bits.
+    """Run a path token by token, then in larger chunks with other rows; compare all bits.
 
-    Raises: Unsupported if one logit differs.
+    Raises: Unsupported if a logit differs.
     """
     n_vocab = engine.info.n_vocab
     n = min(_PROMPT + _STEPS, engine.info.n_positions)

@@ -54,8 +54,8 @@ def quantised(model: PreTrainedModel) -> str:
         if hasattr(kind, "__tensor_flatten__") or not is_number:
             return kind.__name__ if kind is not nn.Parameter else str(parameter.dtype)
     quantizer = getattr(model, "hf_quantizer", None)
-    # NOTE: that of GGUF files stays on a model whose weights it has dequantised; packed ones are
-    # bytes, and returned above.
+    # NOTE: Transformers leaves the quantizer of a GGUF file on the model after dequantising.
+    # Packed weights are bytes, and returned above.
     is_left_over = type(quantizer).__name__ == "GgufHfQuantizer"
     return "" if quantizer is None or is_left_over else type(quantizer).__name__
 

@@ -36,10 +36,10 @@ class Dequantised(NamedTuple):
 def load_gguf(file: Path, device: torch.device, dtype: str) -> Dequantised:
     """Load a GGUF file with its weights in `dtype` ("auto": float32).
 
-    Raises: ModelLoadError for a broken file, Unsupported for a family that neither Weft's tables
+    Raises: ModelLoadError for a broken file; Unsupported for a family that neither Weft's tables
     nor Transformers read from GGUF.
-    Cost: memory for the weights in `dtype`, and 0.5 MB more while they are dequantised; families
-    that only Transformers reads are dequantised to float32 first.
+    Cost: memory for the weights in `dtype`, and 0.5 MB more during dequantisation. Transformers
+    dequantises the families that only it reads to float32 first.
     """
     check_dtype(dtype)
     header = read_gguf(file)

@@ -168,9 +168,9 @@ class TorchEngine(ModelEngine):
                 CPU 1.1 to 2.5 times as fast; 16-bit ones of which it has no products are widened
                 to float32 as they are met, block by block, 2.5 to 7 times as fast from 8 rows on.
                 None: where it is faster. False: as they lie in the file, or by column.
-            reproducible: a row's bits do not depend on the rows beside it, so that a seed repeats a
-                text while other calls run. Products have 16 rows each, and a step copies the KV of
-                each path (kv="padded"). The load compares bits and refuses what does not hold.
+            reproducible: a row's bits do not depend on other rows, so that a seed repeats a text
+                while other calls run. Products have 16 rows each, and a step copies the KV of
+                each path (kv="padded"). The load compares bits and refuses a model if they differ.
 
         Raises:
             ModelLoadError: files are missing or broken.

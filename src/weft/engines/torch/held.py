@@ -41,7 +41,7 @@ class ModelEngine(Engine):
     """An engine over a Transformers model, its tensors perhaps an owner's.
 
     `model` is the engine's own copy of the modules; the owner keeps using the original.
-    brought: the tokenizer that came in the model's own file; None: it lies beside it.
+    brought: the tokenizer in the model's own file; None: the tokenizer has files of its own.
     sampling: the sampling parameters that the model's own file names; None if it names none.
     """
 

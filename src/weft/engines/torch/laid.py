@@ -128,7 +128,7 @@ def pack(model: PreTrainedModel, *, keep: bool, few: int = 0, twice: bool = True
 
 
 def _timing_rank(layer: PackedLinear) -> int:
-    """Rank layers for timing a product: the largest one that is timed in some milliseconds."""
+    """Rank layers for timing: prefer the largest layer whose product takes a few milliseconds."""
     numbers = layer.in_features * layer.out_features
     return numbers if numbers <= _TIMED_NUMBERS else -numbers
 
@@ -288,7 +288,7 @@ def _put_together(tensors: Sequence[Tensor]) -> None:
 
 
 def _leave_the_file(model: PreTrainedModel, copied: set[int], files: MappedFiles) -> None:
-    """Copy all other tensors: a tensor that still lies in the mapped file keeps all its pages."""
+    """Copy all other tensors, because one tensor in a mapped file keeps all its pages in memory."""
     for tensor in [*model.parameters(), *model.buffers()]:
         if id(tensor) not in copied:
             mapped = tensor.data

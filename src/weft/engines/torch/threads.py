@@ -1,7 +1,7 @@
-"""OpenMP thread counts of forwards on a CPU, on a machine that other processes use, too.
+"""OpenMP thread counts of forwards on a CPU that other processes also use.
 
 OpenMP threads wait for each other by spinning. If two threads share two cores with another
-process, each waits for one that has no core, and a forward takes up to twenty times as long.
+process, one often waits for a preempted one, and a forward takes up to twenty times as long.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class CpuThreads:
         return self._limit is not None
 
     def keep_all(self) -> None:
-        """Limit nothing from now on."""
+        """Stop limiting thread counts."""
         self._limit = None
 
     @contextmanager

@@ -43,7 +43,7 @@ class ResponseFormat(OpenAIModel):
 
 
 def json_constraint(param: str, kind: str, schema: Any) -> Constraint | None:
-    """Return the constraint of a form by its type. Models choose the whitespace of their JSON."""
+    """Return the constraint of a `response_format` by its type; JSON whitespace is flexible."""
     if kind == "text":
         return None
     if kind == "json_object" or schema is None:

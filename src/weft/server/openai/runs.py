@@ -34,7 +34,7 @@ class ChoiceRun:
 
     prompt, index: of which prompt, and its number in the call. told: how much of `text` has been
     said by `piece`. n_told: how many of `tokens` have been given by `new_tokens`.
-    is_cut: the text ends at a stop string. It is final then, before the end of the run is known.
+    is_cut: the text ends at a stop string, so it is final before the run's end event.
     """
 
     def __init__(

@@ -57,7 +57,7 @@ def legal_logmass(logits: Tensor, seats: Seats) -> Tensor:
 
 
 def _masked(logits: Tensor, allowed: Tensor) -> Tensor:
-    """Return logits, -inf for what is not allowed. allowed: int32 [B, words], a bit a token."""
+    """Return logits with -inf for forbidden tokens. allowed: int32 [B, words], a bit a token."""
     bits = allowed[:, :, None] >> torch.arange(32, device=allowed.device, dtype=torch.int32)
     inside = (bits & 1).view(len(logits), -1)[:, : logits.shape[1]]
     return torch.where(inside != 0, logits, -torch.inf)

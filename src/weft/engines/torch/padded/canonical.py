@@ -1,8 +1,8 @@
-"""Padded KV whose attention does not depend on other rows: each token meets its whole path at once.
+"""Padded KV whose attention is independent of other rows: one product over each token's full path.
 
-The usual step meets a path piece by piece, and pads rows to the longest of them: pieces and widths
-depend on what else runs. Here every product has one token's query heads and one path's keys, filled
-up to whole vectors, so that its sums are the same in any company.
+The usual step computes attention over a path in chunks, and pads rows to the longest: chunks and
+widths depend on other rows. Here every product has one token's query heads and one path's keys,
+padded to full vectors, so that its sums do not depend on other rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .kv import Alone
 from .products import Mask, apply_sinks, attend
 from .step import PaddedMemory, PaddedStep
 
-_KEYS = 16  # keys are filled up to a multiple: the CPU's product adds up vectors of so many
+_KEYS = 16  # keys are padded to a multiple: the CPU's product sums vectors of this length
 
 
 class CanonicalMemory(PaddedMemory):

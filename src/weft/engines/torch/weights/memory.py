@@ -1,4 +1,4 @@
-"""Memory that loading leaves behind: pages of mapped weight files, and freed heap."""
+"""Release memory after loading: pages of mapped weight files, and freed heap."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAPS = Path("/proc/self/maps")
 class MappedFiles:
     """The files that are mapped into this process, to release pages of weights in them.
 
-    A released page is read from the file again where it is still needed: no number changes.
+    The system reads a released page from the file again when it is used, so no number changes.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class MappedFiles:
             ]
 
     def release(self, weight: Tensor) -> None:
-        """Give the pages back that hold nothing but this weight, if it lies in a mapped file."""
+        """Release the pages that contain only this weight, if it is in a mapped file."""
         start = weight.data_ptr()
         end = start + weight.nbytes
         if any(low <= start and end <= high for low, high in self._ranges):
@@ -44,7 +44,7 @@ class MappedFiles:
 
 
 def release_heap() -> None:
-    """Return freed memory to the system, where the C library keeps it (glibc)."""
+    """Return freed heap memory to the system; with glibc only."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)

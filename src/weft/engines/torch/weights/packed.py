@@ -15,8 +15,8 @@ from .widened import is_widened, multiplies, widened_product
 
 # oneDNN packs for so many rows; what it makes for one is slower even at one.
 _ROWS = 32
-# On many processors one row and two take oneDNN as long as four, or up to 1.5 times as long; three
-# do not. Filled rows are also equal to the last bit to rows of larger products.
+# On many processors a oneDNN product of one or two rows takes 1 to 1.5 times as long as one of four
+# rows; three rows do not. Filled rows are also bit-equal to rows of larger products.
 _FEW_ROWS, _FILLED_ROWS = 2, 4
 _WORTH_FILLING = 1.15  # filling may cost this much of the unfilled product's time
 _TIMED_ROUNDS = 4
