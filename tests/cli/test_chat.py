@@ -55,7 +55,7 @@ def test_a_pipe_gets_the_answers_and_nothing_else(weft) -> None:
 
 def test_verbose_chat_shows_sampling_of_each_answer(weft) -> None:
     result = weft("chat", "-v", "--max-tokens", "2", stdin=lines("Hi", "Ho", "/quit"))
-    assert result.stderr.count("info: cli.draw: sampling: max_tokens 2") == 2
+    assert result.stderr.count("info: cli.draw: sampling: temperature 1") == 2
 
 
 def test_undo_goes_back_and_keeps_what_was_said_in_the_tree(weft) -> None:
