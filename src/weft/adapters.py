@@ -72,7 +72,7 @@ class Adapters:
         lm.driver.exclusive(load)
 
     def remove(self, lm: LM, name: str) -> None:
-        """Forget an adapter and its KV. Other work goes on.
+        """Remove an adapter and its KV. Other work continues.
 
         Queued work and branches of the adapter raise StaleHandle. Raises: ConfigError for an
         unknown name.

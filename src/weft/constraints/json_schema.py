@@ -29,8 +29,8 @@ class JsonSchema(Grammar):
             `list[str]`, a dataclass, a TypedDict, …) or a function, whose arguments are an object.
             Kept as JSON text.
         whitespace: "compact": one space after `,` and `:`, and no other. "flexible": an optional
-            space after `:`; after `,` and inside brackets a space, or a line end with at most 32
-            spaces or 32 tabs.
+            space after `:`; after `,` and inside brackets nothing, a space, or a line end with at
+            most 32 spaces or 32 tabs.
         open_objects: also allow unlisted properties where `properties` comes without
             `additionalProperties`, as the JSON Schema standard does.
 
@@ -93,8 +93,8 @@ class JsonSchema(Grammar):
             data = json.loads(text)
         except ValueError as error:
             raise Unfinished(
-                f"the text is not finished: {text[-40:]!r} ends no JSON of the schema; grow it"
-                " on, or with a larger max_tokens"
+                f"the text is not finished: {text[-40:]!r} does not end JSON of the schema;"
+                " continue it, or grow it with a larger max_tokens"
             ) from error
         return data if self.reader is None else self.reader(text)
 
@@ -129,7 +129,7 @@ def from_type(value: Any) -> Grammar | None:
 
 
 def _texts_of(value: Any) -> dict[str, Any] | None:
-    """Return the texts of a Literal or Enum of strings, and what they stand for."""
+    """Return the texts of a Literal or Enum of strings, and the value of each."""
     if get_origin(value) is Literal:
         options = {one: one for one in value.__args__}
     elif isinstance(value, type) and issubclass(value, Enum):

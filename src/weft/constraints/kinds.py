@@ -321,13 +321,13 @@ def _n_bytes(letters: str) -> int:
 
 _ALLOWED = (
     "a Pydantic class, a type such as int, Literal[…] or list[str], a function (its arguments), a"
-    " JSON-schema dict, JsonSchema, Regex, Lark, GBNF, Choice, Allow or Lazy of weft.constraints,"
-    " or a set of token ids"
+    " JSON-schema dict, JsonSchema, Regex, Lark, GBNF, Choice, Allow, EachLine or Lazy of"
+    " weft.constraints, or a set of token ids"
 )
 
 
 def as_constraint(value: Any) -> Constraint:
-    """Return the constraint that a value stands for. Raises: ConfigError, GrammarError."""
+    """Convert a value of `constraint=` to a constraint. Raises: ConfigError, GrammarError."""
     if isinstance(value, Constraint):
         return value
     if isinstance(value, Mapping):

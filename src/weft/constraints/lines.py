@@ -1,4 +1,4 @@
-"""`EachLine`: a constraint that begins again after every line end."""
+"""`EachLine`: a constraint that restarts after every line end."""
 
 from __future__ import annotations
 

@@ -280,5 +280,5 @@ def _limits(low: Bound | None, high: Bound | None) -> dict[str, Any]:
 
 
 def _lark_body(body: str) -> str:
-    """Return a body as Lark takes it: a raw DEL is an error in its literals."""
+    """Escape raw DEL characters in a body, which llguidance's Lark rejects in literals."""
     return body.replace("\x7f", "\\u007f") or '""'

@@ -241,7 +241,7 @@ class SchemaReader:
 
     @staticmethod
     def condition(schema: Mapping[str, Any]) -> Schema | None:
-        """Return the schema that an `if` with a known answer applies; None if it depends."""
+        """Return the schema that an `if` with a constant result selects; None if it varies."""
         if is_trivial(schema["if"]):
             applied: Schema = schema.get("then", True)
             return applied

@@ -87,7 +87,7 @@ _extend: Callable[[list[Any], Iterable[Any]], None] = list.extend
 class Event(NamedTuple):
     """One new token of a branch; without a token: the branch is over.
 
-    logprob, entropy: None where the engine does not tell them. stop: the stop string that the token
+    logprob, entropy: None if the engine does not report them. stop: the stop string that the token
     completes; the branch then has no further tokens. legal_logmass: None without a constraint.
     """
 

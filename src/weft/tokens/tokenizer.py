@@ -191,8 +191,8 @@ class Tokenizer:
         """Warn if a prompt before a constraint ends in a space."""
         if ids and self.is_spaces(ids[-1]) and self._has_spaced_words:
             warn_of_prompt(
-                "the text before the constraint ends in a space, but this model's words begin with"
-                " their own: the answers are unlikely ones. Leave out the space and let the"
+                "the text before the constraint ends in a space, but this model's word tokens begin"
+                " with one, so only unlikely tokens are left. Leave out the space and let the"
                 " constraint's text begin with it, or make the loom with heal=True"
             )
 

@@ -138,15 +138,15 @@ class LlamaCppEngine(Engine):
                 not repacked, the thread count is fixed. The load compares bits, and chooses
                 smaller batches if they differ.
             load_mode: "auto", "none", "mmap", "mlock", "mmap+mlock" or "dio".
-            repack: lay weights out anew for the CPU; False where that crashes (AMX and q8_0). None:
-                True, unless `reproducible`.
+            repack: change the layout of weights for the CPU; False if that crashes (AMX and q8_0).
+                None: True, unless `reproducible`.
             check_tensors: look at all weights while loading.
             progress: called with "load", bytes read, bytes in all and "".
 
         Raises:
             ModelLoadError: the file is missing, broken, or llama.cpp cannot load it.
-            Unsupported: a model that is none of text, or without KV that can be cut; or rows depend
-                on other rows here, and `reproducible` was asked for.
+            Unsupported: the model is not a text model, or its KV cannot be cut; or `reproducible`
+                is True and rows depend on other rows on this machine.
             ConfigError: an option is out of range, or there is no such device.
         """
         header = read_gguf(Path(file))

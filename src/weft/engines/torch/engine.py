@@ -174,8 +174,8 @@ class TorchEngine(ModelEngine):
 
         Raises:
             ModelLoadError: files are missing or broken.
-            Unsupported: the model is of a kind this engine cannot run, or rows depend on each other
-                and `reproducible` was asked for; the message says why.
+            Unsupported: this engine cannot run the model, or `reproducible` is True and rows depend
+                on each other; the message gives the reason.
         """
         check_reproducible(reproducible, kv)
         place = resolve_device(device)
