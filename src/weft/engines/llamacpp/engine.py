@@ -228,8 +228,8 @@ class LlamaCppEngine(Engine):
         if is_quantised and not self._settings.gpus and find_spec("torch") is not None:
             _log.warning(
                 "%s runs many branches of quantised weights on a CPU. With 32 branches"
-                ' engine="torch", dtype="bfloat16" took a quarter of the CPU time per token, and'
-                " more memory (docs/llamacpp.md)",
+                ' engine="torch", dtype="bfloat16" takes about a third of the CPU time'
+                " per token, and more memory (docs/llamacpp.md)",
                 self.info.model,
             )
 
