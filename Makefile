@@ -33,7 +33,7 @@ help:
 	@echo "make postgresql  what the tests of looms in PostgreSQL need, where it can be had"
 	@echo "make check     test, test-programs, lint, types, imports, docs and the page, as CI does"
 	@echo "make test-clients  the suites of genlm's packages, over genlm-backend and over Weft"
-	@echo "make test-plugins  the packages in plugins/, and other programs at the server: llm, lm-evaluation-harness"
+	@echo "make test-plugins  the packages in plugins/, and client libraries against the server; FAMILY=openai runs one family"
 	@echo "make page      the page of weft serve, built anew from page/ (npm); page-check: whether the built one is that"
 	@echo "make test-page  the page in a real browser, where there is a Chromium; make screens draws all of its states"
 	@echo "make gpu-check  laws, kernels and benchmark on a card, nine minutes at most: GPU_PYTHON has torch for CUDA and transformers"
@@ -147,8 +147,15 @@ $(PLUGINS_VENV)/.stamp: pyproject.toml plugins/llm-weft/pyproject.toml Makefile
 	    'lm-eval[api]' --editable plugins/llm-weft
 	@touch $@
 
-test-plugins: $(PLUGINS_VENV)/.stamp
+# FAMILY=openai: one folder of tests/clients. Without it: those that need Weft installed, and all folders.
+ifdef FAMILY
+test-plugins: $(VENV)/.stamp
+	$(BIN)/python -m tools.client_tests $(FAMILY) -- $(PYTEST_ARGS)
+else
+test-plugins: $(PLUGINS_VENV)/.stamp $(VENV)/.stamp
 	$(PLUGINS_VENV)/bin/python -m pytest plugins tests/server/test_client_page.py tests/server/test_lm_eval.py $(PYTEST_ARGS)
+	$(BIN)/python -m tools.client_tests -- $(PYTEST_ARGS)
+endif
 
 # About half an hour; one of them: make test-clients CLIENTS_ARGS='--suite genlm-backend'
 test-clients: $(CLIENTS_VENV)/.stamp
@@ -237,6 +244,6 @@ dist: $(VENV)/.stamp
 	$(BIN)/python -m build
 
 clean:
-	rm -rf $(VENV) $(DEMO_VENV) $(DOCS_VENV) $(CLIENTS_VENV) $(PLUGINS_VENV) $(VLLM_VENV) site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
+	rm -rf $(VENV) $(DEMO_VENV) $(DOCS_VENV) $(CLIENTS_VENV) $(PLUGINS_VENV) .venv-families $(VLLM_VENV) site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage htmlcov
 	rm -rf .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
