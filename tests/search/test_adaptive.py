@@ -9,6 +9,7 @@ import pytest
 
 import weft
 from weft import Loom, samples, search
+from weft.errors import ConfigError
 from weft.search.core import Settings
 from weft.search.driver import Search
 from weft.search.judge import Frontier, Judge
@@ -108,3 +109,10 @@ def test_repeated_lines_are_counted_where_they_were_drawn(lm: weft.LM) -> None:
 def test_an_easy_puzzle_costs_one_answer(lm: weft.LM) -> None:
     found, likeliest = search.adaptive(lm, samples.game24), search.greedy(lm, samples.game24)
     assert (found.text, found.cost.tokens) == (likeliest.text, likeliest.cost.tokens)
+
+
+def test_a_score_of_another_search_is_rejected(lm: weft.LM) -> None:
+    loom = Loom(lm, "Once upon a time")
+    loom.add("there was\n").score = -1.5
+    with pytest.raises(ConfigError, match=r"has the score -1.5; adaptive needs scores from 0 to 1"):
+        search.adaptive(lm, loom, rounds=1, max_tokens=2)

@@ -98,6 +98,9 @@ def test_a_node_that_has_ended_says_how_it_is_grown_all_the_same(served: Served)
     path = f"/nodes/{made['node']}/generate"
     error = desk.post(path, 409)["error"]
     assert (error["code"], error["hint"]) == ("node_ended", '"force": true')
+    for asked in ({}, {"nodes": [made["node"]] * 2}):  # all leaves, and nodes by name
+        error = desk.post("/generate", 409, **asked)["error"]
+        assert (error["code"], error["hint"]) == ("node_ended", '"force": true')
     assert desk.post(path, wait=True, max_tokens=2, **json.loads(f"{{{error['hint']}}}"))["nodes"]
 
 

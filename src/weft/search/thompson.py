@@ -85,6 +85,7 @@ class Thompson:
         if search.round >= self.rounds or is_answered(search):
             return []
         frontier, rng = Frontier(search, self.judge, self.depth), search.rng()
+        check_shares(frontier.nodes[1:], "a node below the start has the score {}")
         if likely := frontier.promising(anywhere=search.checks):
             return [Want(likely[0], "answers", 1, 0.0)]
         drawn = Counter[tuple[Heddle, str | None]]()
@@ -97,11 +98,7 @@ class Thompson:
 
     def tell(self, search: Search, told: Sequence[Heddle]) -> Sequence[Heddle]:
         """Check the scores; nothing else to note, for they are in the tree."""
-        for node in told:
-            if not 0 <= (node.score or 0.0) <= 1:
-                raise ConfigError(
-                    f"value returned {node.score} for a node; adaptive needs scores from 0 to 1"
-                )
+        check_shares(told, "value returned {} for a node")
         return ranked(search.in_order(told))
 
     def best(self, search: Search) -> Sequence[Heddle]:
@@ -118,6 +115,16 @@ class Thompson:
             if each.meta.get("by") in scores:
                 scores[each.meta["by"]].append(each.score or 0.0)
         return max(names, key=lambda name: posterior(scores[name], rng))
+
+
+def check_shares(nodes: Iterable[Heddle], what: str) -> None:
+    """Raise ConfigError for a node whose score is not from 0 to 1; `what` formats the score."""
+    for node in nodes:
+        if not 0 <= (node.score or 0.0) <= 1:
+            raise ConfigError(
+                f"{what.format(node.score)}; adaptive needs scores from 0 to 1",
+                hint="search below another node, or remove the nodes that another search scored",
+            )
 
 
 def descent(start: Heddle, frontier: Frontier, open_ids: set[str], rng: Random) -> Heddle:

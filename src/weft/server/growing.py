@@ -121,15 +121,24 @@ async def planned(
     Raises: Terminal where there is nothing to grow.
     """
     nodes = list(nodes)
+    if not nodes:  # all leaves were asked for, and all have ended
+        raise _all_ended()
     begin = partial(plan, nodes, params, force=force, streamed=True, first=first)
     # A thread's turn comes after the model's: where others grow, that takes longer than a few.
     growth = begin() if is_quick(nodes, params) else await live.call(begin)
     if not growth.shoots:
-        raise Terminal("all of these nodes have ended; grow them anyway with force")
+        raise _all_ended()
     author = Author(job.kind, actor, job.id, job.model)
     branches = JobBranches(live, growth, job.events, author, job.first_branch)
     live.begin(branches)
     return branches
+
+
+def _all_ended() -> Terminal:
+    return Terminal(
+        'all of these nodes have ended. Grow them anyway with "force": true, or add text to one',
+        hint='"force": true',
+    )
 
 
 async def _grow_to_end(
