@@ -14,7 +14,9 @@ class ModelObject(Reply):
 
     id: str = Field(description="By this name requests mean it.")
     source: str = Field(description="What was loaded.")
-    state: str = Field(description="loading, ready or failed.")
+    state: str = Field(
+        description="loading, ready, evicted (a call that names it loads it again) or failed."
+    )
     is_default: bool = Field(description="Requests that name none mean it.")
     created: str
     engine: str | None = None

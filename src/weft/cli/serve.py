@@ -113,6 +113,15 @@ def serve(
             show_default="no limit",
         ),
     ] = None,
+    max_models: Annotated[
+        int | None,
+        typer.Option(
+            "--max-models",
+            help="Models loaded at once. Beyond it a load by request evicts idle models, but never"
+            " those given here.",
+            show_default="those given here and three more",
+        ),
+    ] = None,
     db: Annotated[
         str | None,
         typer.Option(
@@ -175,6 +184,7 @@ def serve(
         memory_budget=None
         if memory_budget is None
         else parse_bytes(memory_budget, "--memory-budget", auto=False),
+        max_models=None if max_models is None else whole_number("--max-models", max_models, 1),
         db=db,
         grace_s=grace,
         limits=ServerLimits(

@@ -54,7 +54,8 @@ class ServerConfig:
     host: beyond this machine only with an `api_key`. hosts, origins: names in a Host header, and
     origins of pages, that are allowed beside the server's own. model_roots: folders below which
     models may be loaded by request, hub: Hub ids, too. memory_budget: bytes that all models may
-    take, their KV budgets included; None for no limit. max_models: loaded at once. db: the looms'
+    take, their KV budgets included; None for no limit. max_models: loaded at once; None for those
+    given at the start and three more. db: the looms'
     database, as `Library` takes it. grace_s: how long jobs may go on after SIGTERM. docs: serve
     /docs; None as long as only this machine is served.
     """
@@ -73,7 +74,7 @@ class ServerConfig:
     model_roots: tuple[Path, ...] = ()
     hub: bool = False
     memory_budget: int | None = None
-    max_models: int = 4
+    max_models: int | None = None
     db: str | None = field(default=None, repr=False)
     grace_s: float = 10.0
     docs: bool | None = None
@@ -83,7 +84,12 @@ class ServerConfig:
         if not 0 <= whole_number("port", self.port) <= 65_535:
             raise ConfigError(f"port is {self.port}; allowed are 0 (any free one) to 65535")
         number("grace_s", self.grace_s, low=0)
-        whole_number("max_models", self.max_models, 1)
+        if whole_number("max_models", self.most_models, 1) < len(self.models):
+            raise ConfigError(
+                f"max_models is {self.max_models}, but the server is started with"
+                f" {len(self.models)} models; allowed are {len(self.models)} or more",
+                hint="raise --max-models, leave it out, or give fewer models",
+            )
         parse_bytes(self.kv_budget)
         if self.offload is not None:
             parse_bytes(self.offload, "offload", auto=False)
@@ -104,6 +110,11 @@ class ServerConfig:
                 raise ConfigError(
                     f"origin is {origin!r}; allowed is scheme://host[:port], as browsers send it"
                 )
+
+    @property
+    def most_models(self) -> int:
+        """The maximum number of models loaded at once."""
+        return len(self.models) + 3 if self.max_models is None else self.max_models
 
     @property
     def is_public(self) -> bool:

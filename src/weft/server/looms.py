@@ -114,7 +114,7 @@ class LiveLooms:
         opening = self._opening.setdefault(row.id, asyncio.Lock())
         async with opening:
             live = self._live.get(row.id)
-            lm = self._lm_for(row, model, needed=grows)
+            lm = await self._lm_for(row, model, needed=grows)
             if live is not None and not live.is_stale and not _needs_other(live, lm, grows):
                 return live
             if live is not None and live.growing and not live.is_stale:
@@ -135,8 +135,10 @@ class LiveLooms:
                 before.let_go()
             return self._live[row.id]
 
-    def _lm_for(self, row: LoomRow, model: str | None, *, needed: bool) -> LM | None:
+    async def _lm_for(self, row: LoomRow, model: str | None, *, needed: bool) -> LM | None:
         found = self.models.get(model) if model is not None else self.model_of(row)
+        if found is not None and needed:
+            found = await self.models.available(found.name)
         if found is not None and (needed or found.lm is not None):
             return found.ready()
         if needed:

@@ -1,4 +1,4 @@
-"""The shelf of models: one LM, and so one scheduler, for each; loaded and unloaded on the run."""
+"""The shelf of models: one LM, and so one scheduler, for each; loaded, evicted and unloaded."""
 
 from __future__ import annotations
 
@@ -6,65 +6,36 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ..engines import engine_names
-from ..engines.source import EMBEDDED, SMOLLM2
+from ..engines.gguf import read_gguf
+from ..engines.source import EMBEDDED, SMOLLM2, gguf_file, is_gguf, resolve
 from ..errors import ConfigError, Conflict, NotFound, WeftError
 from ..lm import LM
-from ..loading import display_name, is_url, load
+from ..loading import (
+    display_name,
+    gguf_engine,
+    is_url,
+    load,
+    parse_bytes,
+    refuse_early,
+    refuse_unfit,
+)
+from ..share import bytes_left
 from .config import ServerConfig
 from .errors import Refused
 
 _log = logging.getLogger(__name__)
-State = Literal["loading", "ready", "failed"]
+State = Literal["loading", "ready", "evicted", "failed"]
 # Called with what `weft.load` reports: phase, done, total, note. From any thread.
 Progress = Callable[[str, int, int, str], None]
-
-
-@dataclass(eq=False)
-class ServedModel:
-    """A model on the shelf. lm: None while it loads, and where that failed; `error` says why."""
-
-    name: str
-    source: str
-    state: State = "loading"
-    lm: LM | None = None
-    error: WeftError | None = None
-    progress: tuple[str, int, int] = ("load", 0, 1)
-    created: float = field(default_factory=time.time)
-    used: float = field(default_factory=time.monotonic)
-    n_users: int = 0
-    n_bytes: int = 0  # of weights and KV budget
-
-    @contextmanager
-    def in_use(self) -> Iterator[LM]:
-        """Keep the model from being unloaded for others meanwhile; gives its LM."""
-        lm = self.ready()
-        self.n_users += 1
-        try:
-            yield lm
-        finally:
-            self.n_users -= 1
-            self.used = time.monotonic()
-
-    def ready(self) -> LM:
-        """Return the LM. Raises: Refused while it loads, and why it could not be loaded."""
-        if self.lm is not None:
-            return self.lm
-        if self.error is not None:
-            raise self.error
-        phase, done, total = self.progress
-        raise Refused(
-            503,
-            "model_loading",
-            f"model {self.name!r} is being loaded: {phase} {100 * done // max(total, 1)} %",
-            details={"phase": phase, "done": done, "total": total},
-        )
+Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +52,79 @@ class ModelWish:
     dtype: str = "auto"
 
 
+@dataclass(eq=False)
+class ServedModel:
+    """A model on the shelf."""
+
+    name: str
+    wish: ModelWish
+    at_start: bool = False  # given when the server was started: it is never evicted
+    state: State = "loading"
+    lm: LM | None = None  # None unless `state` is ready
+    error: WeftError | None = None  # why it could not be loaded
+    before: ServedModel | None = None  # what had the name, and has it again if loading fails
+    reloading: asyncio.Task[None] | None = None  # set while an evicted model is loaded again
+    progress: tuple[str, int, int] = ("load", 0, 1)
+    created: float = field(default_factory=time.time)
+    used: float = field(default_factory=time.monotonic)
+    n_users: int = 0
+    n_bytes: int = 0  # of weights and KV budget
+
+    @property
+    def source(self) -> str:
+        """What was loaded."""
+        return self.wish.source
+
+    @property
+    def is_evictable(self) -> bool:
+        """Whether it may be unloaded now to make room."""
+        return self.lm is not None and not self.at_start and not self.n_users
+
+    @contextmanager
+    def in_use(self) -> Iterator[LM]:
+        """Keep the model from being unloaded for others meanwhile; gives its LM."""
+        lm = self.ready()
+        self.n_users += 1
+        try:
+            yield lm
+        finally:
+            self.n_users -= 1
+            self.used = time.monotonic()
+
+    def ready(self) -> LM:
+        """Return the LM. Raises: Refused while it loads; NotFound, or the error of its start."""
+        if self.lm is not None:
+            return self.lm
+        if self.error is not None and self.at_start:
+            raise self.error
+        if self.error is not None:
+            raise NotFound(
+                f"model {self.name!r} is not loaded: the last request to load it failed",
+                what="model",
+                hint="GET /api/v1/models has the reason; POST /api/v1/models loads it",
+            )
+        phase, done, total = self.progress
+        raise Refused(
+            503,
+            "model_loading",
+            f"model {self.name!r} is being loaded: {phase} {100 * done // max(total, 1)} %",
+            details={"phase": phase, "done": done, "total": total},
+        )
+
+
 class ModelShelf:
     """The models by their names; used from the event loop only.
 
-    What somebody asks for by request is loaded only if the configuration allows its source. Where
-    all together would take more than the memory budget, those are unloaded that have not been used
-    for the longest time; none that is in use.
+    A request loads only what the configuration allows. Where models exceed the maximum number or
+    the memory budget, the shelf evicts the least recently used ones that requests have loaded, but
+    none in use. `available` loads an evicted model again.
     """
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, spawn: Spawn) -> None:
+        """spawn: starts a task that ends with the server."""
         self.config = config
         self.default: str | None = None
+        self._spawn = spawn
         self._models: dict[str, ServedModel] = {}
         self._loading = asyncio.Lock()
 
@@ -121,9 +154,7 @@ class ModelShelf:
 
     def lm(self, name: str | None = None) -> LM:
         """Return a model's LM. Raises: NotFound; Refused (503) while it is being loaded."""
-        model = self.get(name)
-        model.used = time.monotonic()
-        return model.ready()
+        return self.get(name).ready()
 
     def name_of(self, lm: LM) -> str:
         """Return the name of the model whose LM this is. Raises: NotFound for one that is gone."""
@@ -131,6 +162,20 @@ class ModelShelf:
             if model.lm is lm:
                 return model.name
         raise NotFound("the model was unloaded meanwhile", what="model")
+
+    async def available(self, name: str | None = None) -> ServedModel:
+        """Return a model; load it again first if it was evicted.
+
+        Raises: NotFound; Refused where there is no room for it; as `weft.load`.
+        """
+        model = self.get(name)
+        model.used = time.monotonic()
+        if model.state == "evicted":
+            model.state, model.progress = "loading", ("load", 0, 1)
+            model.reloading = self._spawn(self.finish(model))
+        if model.reloading is not None:
+            await asyncio.shield(model.reloading)
+        return model
 
     def begin(self, wish: ModelWish, *, by_request: bool = True) -> ServedModel:
         """Put a model on the shelf that is yet to be loaded; `finish` loads it.
@@ -144,18 +189,16 @@ class ModelShelf:
             raise ConfigError(f"engine is {engine!r:.80}; allowed are {', '.join(known)}")
         name = wish.name or display_name(wish.source)
         there = self._models.get(name)
-        if there is not None and there.state != "failed":
+        if there is not None and there.state in ("loading", "ready"):
             raise Conflict(
                 f"there is a model {name!r} already, of {display_name(there.source)}",
                 hint="unload it first, or load this one under another name",
             )
-        model = self._models[name] = ServedModel(name, wish.source)
+        model = self._models[name] = ServedModel(name, wish, not by_request, before=there)
         self.default = self.default or name
         return model
 
-    async def finish(
-        self, model: ServedModel, wish: ModelWish, progress: Progress | None = None
-    ) -> None:
+    async def finish(self, model: ServedModel, progress: Progress | None = None) -> None:
         """Load a model that `begin` put here; it can be used afterwards. Raises: as `weft.load`."""
 
         def tell(phase: str, done: int, total: int, note: str) -> None:
@@ -163,24 +206,50 @@ class ModelShelf:
             if progress is not None:
                 progress(phase, done, total, note)
 
+        wish = model.wish
         async with self._loading:
             try:
-                model.n_bytes = weights_bytes(wish.source)
-                await self._make_room(model)
+                model.n_bytes = await asyncio.to_thread(self._weights_bytes, wish, tell)
+                await self._make_room(model, model.n_bytes + self._budget_bytes(wish))
                 lm = await asyncio.to_thread(self._load, wish, tell)
-            except Exception as error:
-                model.state, model.error = "failed", _as_ours(error)
-                raise model.error from model.error.__cause__
-            except BaseException:
-                self._forget(model)
+            except BaseException as error:
+                self._failed(model, error)
                 raise
             if self._models.get(model.name) is not model:  # it was unloaded meanwhile
                 await asyncio.to_thread(lm.close)
                 raise Conflict(f"model {model.name!r} was unloaded while it was being loaded")
             model.n_bytes += kv_bytes(lm)
             model.lm, model.state = lm, "ready"
+            model.before = model.reloading = None
+            if self.default is None or self._models[self.default].state == "failed":
+                self.default = model.name
         _log.info("model %s is loaded, on the %s engine", model.name, lm.info.name)
         _warn_of_budget(model.name, lm)
+
+    def _failed(self, model: ServedModel, error: BaseException) -> None:
+        """Put back what had the model's name, or note the error. Raises: WeftError for others."""
+        if model.reloading is not None:
+            model.state, model.reloading = "evicted", None
+        elif model.before is not None and self._models.get(model.name) is model:
+            self._models[model.name] = model.before
+        elif isinstance(error, Exception):
+            model.state, model.error = "failed", _as_ours(error)
+        else:
+            self._forget(model)
+        if isinstance(error, Exception):
+            raise _as_ours(error) from error.__cause__
+
+    def _weights_bytes(self, wish: ModelWish, tell: Progress) -> int:
+        """Read the header of a model; return the size of its weights. Raises: as `weft.load`."""
+        files = checked_files(wish.source, wish.engine or self.config.engine, wish.device, tell)
+        return 0 if files is None else weights_bytes(files)
+
+    def _budget_bytes(self, wish: ModelWish) -> int:
+        """Return the KV that a model may take on device and host; 0 for "auto", which adapts."""
+        budget = self.config.kv_budget if wish.kv_budget is None else wish.kv_budget
+        offload = self.config.offload if wish.offload is None else wish.offload
+        n_host = 0 if offload is None else parse_bytes(offload, "offload", auto=False) or 0
+        return (parse_bytes(budget) or 0) + n_host
 
     def _load(self, wish: ModelWish, tell: Progress) -> LM:
         own = self.config
@@ -215,26 +284,47 @@ class ModelShelf:
         if self.default == model.name:
             self.default = next(iter(self._models), None)
 
-    async def _make_room(self, new: ServedModel) -> None:
-        """Unload what has been idle the longest. Raises: Refused where that is not enough."""
-        budget, most = self.config.memory_budget, self.config.max_models
-        while True:
-            others = [each for each in self if each is not new and each.lm is not None]
-            taken = sum(each.n_bytes for each in others) + new.n_bytes
-            if len(others) < most and (budget is None or taken <= budget):
-                return
-            idle = [each for each in others if not each.n_users]
+    async def _make_room(self, new: ServedModel, n_bytes: int) -> None:
+        """Evict idle models until one of `n_bytes` fits. Raises: Refused, before any eviction."""
+        loaded = [model for model in self if model.lm is not None]
+        idle = sorted((each for each in loaded if each.is_evictable), key=lambda each: each.used)
+        evicted: list[ServedModel] = []
+        while not self._has_room(loaded, evicted, n_bytes):
             if not idle:
-                raise Refused(
-                    503,
-                    "out_of_memory",
-                    f"{len(others)} models are in use and there is no room for another",
-                    hint="unload one, or start the server with a larger --memory-budget",
-                    details={"taken_bytes": taken, "budget_bytes": budget, "max_models": most},
-                )
-            oldest = min(idle, key=lambda each: each.used)
-            _log.info("model %s is unloaded to make room for %s", oldest.name, new.name)
-            await self.unload(oldest.name)
+                raise self._no_room(new, loaded, n_bytes)
+            evicted.append(idle.pop(0))
+        if evicted and not _fits_machine(evicted, n_bytes):
+            raise self._no_room(new, loaded, n_bytes)
+        for model in evicted:
+            _log.warning("model %s is evicted to make room for %s", model.name, new.name)
+            lm, model.lm, model.state = model.lm, None, "evicted"
+            assert lm is not None
+            await asyncio.to_thread(lm.close)
+
+    def _has_room(
+        self, loaded: list[ServedModel], evicted: list[ServedModel], n_bytes: int
+    ) -> bool:
+        """Return True if one more model of `n_bytes` is within the configured limits."""
+        left = [model for model in loaded if model not in evicted]
+        budget = self.config.memory_budget
+        is_in_budget = budget is None or sum(each.n_bytes for each in left) + n_bytes <= budget
+        return is_in_budget and len(left) < self.config.most_models
+
+    def _no_room(self, new: ServedModel, loaded: list[ServedModel], n_bytes: int) -> Refused:
+        return Refused(
+            503,
+            "out_of_memory",
+            f"there is no room for model {new.name!r} of {n_bytes >> 20} MiB, even without the idle"
+            " models that requests have loaded",
+            hint="unload a model, or start the server with a larger --max-models or"
+            " --memory-budget",
+            details={
+                "needed_bytes": n_bytes,
+                "taken_bytes": sum(model.n_bytes for model in loaded),
+                "budget_bytes": self.config.memory_budget,
+                "max_models": self.config.most_models,
+            },
+        )
 
     def check_source(self, source: str) -> None:
         """Refuse what may not be loaded by request: anything but what the configuration allows.
@@ -288,17 +378,42 @@ def is_below(path: str | os.PathLike[str], roots: tuple[Path, ...]) -> bool:
         return False
 
 
-def weights_bytes(source: str) -> int:
-    """Return the size of a source's files; 0 where they are not here."""
-    try:
-        if is_url(source) or not Path(source).exists():
-            return 0
-        path = Path(source).expanduser()
-        files = [path] if path.is_file() else path.rglob("*")
-        kinds = (".safetensors", ".gguf", ".bin", ".npz")
-        return sum(each.stat().st_size for each in files if each.suffix in kinds)
-    except (OSError, ValueError):
-        return 0
+def checked_files(source: str, engine: str, device: str, progress: Progress) -> Path | None:
+    """Return a model's file or folder after reading its header; None for another server's.
+
+    Reads no weights, but downloads a Hub model. Raises: as `weft.load`, for a model that is
+    missing, broken or not for the engine.
+    """
+    if is_url(source):
+        return None
+    refuse_unfit(engine, source)
+    if is_gguf(source):
+        file = gguf_file(source)
+        read_gguf(file)
+        gguf_engine(source, engine, device)
+        return file
+    check = partial(refuse_early, source, engine)
+    folder = resolve(source, suits=check, progress=progress)
+    check(folder)
+    return folder
+
+
+def _fits_machine(evicted: list[ServedModel], n_bytes: int) -> bool:
+    """Return False if a model is known to need more memory than evicting others frees.
+
+    Only models on the CPU free memory of a known amount.
+    """
+    left = bytes_left()
+    if left is None or any(each.lm is None or each.lm.info.device != "cpu" for each in evicted):
+        return True
+    return n_bytes <= left + sum(each.n_bytes for each in evicted)
+
+
+def weights_bytes(path: Path) -> int:
+    """Return the size of a model's file, or of the weights in its folder."""
+    files = [path] if path.is_file() else path.rglob("*")
+    kinds = (".safetensors", ".gguf", ".bin", ".npz")
+    return sum(each.stat().st_size for each in files if each.suffix in kinds)
 
 
 def kv_bytes(lm: LM) -> int:

@@ -159,10 +159,9 @@ class TrimmedBy(N8Request):
 async def load_model(asked: LoadedBy, service: Here) -> Json:
     """Load a model, if it is not there yet; its id is its path."""
     if _model(service, asked.model_path) is None:
-        wish = ModelWish(asked.model_path)
-        model = service.models.begin(wish)
-        await asyncio.shield(service.spawn(service.models.finish(model, wish)))
-    _ready(service, asked.model_path)
+        model = service.models.begin(ModelWish(asked.model_path))
+        await asyncio.shield(service.spawn(service.models.finish(model)))
+    await _ready(service, asked.model_path)
     return {"model_id": asked.model_path}
 
 
@@ -171,17 +170,17 @@ def _model(service: Service, given: str) -> ServedModel | None:
     return next((each for each in found if each.state != "failed"), None)
 
 
-def _ready(service: Service, given: str) -> tuple[ServedModel, LM]:
+async def _ready(service: Service, given: str) -> tuple[ServedModel, LM]:
     model = _model(service, given)
     if model is None:
         raise Refused(400, "model_not_found", f"Model path not found: {given!r:.200}")
-    return model, model.ready()
+    return model, (await service.models.available(model.name)).ready()
 
 
 @router.post("/create_loom")
 async def create_loom(asked: PromptedBy, service: Here) -> Json:
     """Make a loom of a prompt."""
-    model, lm = _ready(service, asked.model_id)
+    model, lm = await _ready(service, asked.model_id)
     return await _kept(service, model, lambda: Loom(lm, asked.prompt))
 
 
@@ -222,7 +221,7 @@ async def list_looms(service: Here) -> list[Json]:
 @router.post("/looms/import")
 async def import_loom(asked: ImportedFrom, service: Here) -> Json:
     """Make a loom of an exported one. Nothing is put through a template again."""
-    model, lm = _ready(service, asked.model_id)
+    model, lm = await _ready(service, asked.model_id)
     return await _kept(service, model, lambda: _imported(lm, asked.loom_data))
 
 

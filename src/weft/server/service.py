@@ -33,7 +33,7 @@ class Service:
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
         self.secret: bytes | None = None  # by which commands of its user know it
-        self.models = ModelShelf(config)
+        self.models = ModelShelf(config, self.spawn)
         self.metrics = ServerMetrics(self.models)
         self.pulse = Pulse()
         self.is_draining = False
@@ -42,7 +42,7 @@ class Service:
         self.jobs = JobBook(config.limits.kept_jobs)
         # Called with why, once all models of the start have failed and no other one is there.
         self.when_hopeless: Callable[[WeftError], None] | None = None
-        self._begun: list[tuple[ServedModel, ModelWish]] = []
+        self._begun: list[ServedModel] = []
         self._looms: LiveLooms | None = None
 
     def open(self) -> None:
@@ -53,7 +53,7 @@ class Service:
         opened.
         """
         wishes = [ModelWish(source) for source in self.config.models]
-        self._begun = [(self.models.begin(wish, by_request=False), wish) for wish in wishes]
+        self._begun = [self.models.begin(wish, by_request=False) for wish in wishes]
         self.secret = make_secret()
         library = Library(self.config.db, lease_s=LEASE_S)
         self._looms = LiveLooms(library, self.models, self.pulse)
@@ -63,12 +63,12 @@ class Service:
         if self._looms is None:
             await asyncio.to_thread(self.open)
         self.looms.start()
-        for model, wish in self._begun:
-            self.spawn(self._load(model, wish))
+        for model in self._begun:
+            self.spawn(self._load(model))
 
-    async def _load(self, model: ServedModel, wish: ModelWish) -> None:
+    async def _load(self, model: ServedModel) -> None:
         try:
-            await self.models.finish(model, wish)
+            await self.models.finish(model)
         except WeftError as error:
             # One that was unloaded meanwhile is not on the shelf: somebody is there, who did it.
             is_hopeless = model in self.models and self.models.has_failed

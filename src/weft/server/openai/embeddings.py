@@ -68,6 +68,7 @@ async def embed(body: EmbeddingRequest, request: Request, service: Here) -> Resp
     """Return a vector of length 1 for each text."""
     texts = body.texts
     _check(texts, service)
+    await service.models.available(body.model)
     with service.work("embedding", body.model) as lm:
         n_embd = lm.info.n_embd
         if body.dimensions not in (None, n_embd) and lm.info.abilities.embed:

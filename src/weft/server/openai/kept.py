@@ -98,7 +98,7 @@ async def keeping(
     text will do.
     Raises: Refused where the prompt does not begin as the loom does; NotFound; ModelMismatch.
     """
-    served = service.models.get(model)
+    served = await service.models.available(model)
     given = asked.loom
     if given is None:
         if asked.parent is not None:

@@ -34,8 +34,8 @@ class ListedModels(BaseModel):
 @router.head("/models", include_in_schema=False)
 @router.get("/models")
 async def models(service: Here) -> ListedModels:
-    """List the models that are loaded; the first is the one that is meant without a name."""
-    ready = [model for model in service.models if model.lm is not None]
+    """List the models that are loaded or evicted; the first one answers requests without a name."""
+    ready = [model for model in service.models if model.state in ("ready", "evicted")]
     ready.sort(key=lambda model: model.name != service.models.default)
     return ListedModels(data=[_object(model) for model in ready])
 

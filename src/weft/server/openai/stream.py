@@ -64,6 +64,7 @@ async def answered(
     kind: for the metrics. plan: takes the LM and the model's name. Raises: QueueFull; what `plan`
     refuses; and the call's own errors, if it is not streamed; Stopped where the server stops.
     """
+    await service.models.available(model)
     ending = Ending()
     with ExitStack() as stack:
         lm = stack.enter_context(service.work(kind, model, ending))

@@ -34,7 +34,8 @@ async def readyz(service: Here) -> Health:
     await asyncio.to_thread(service.looms.library.looms, limit=1)
     if not service.models.is_ready:
         for model in service.models:
-            model.ready()
+            if model.at_start:
+                model.ready()
         raise Refused(503, "no_model", "no model is loaded")
     return Health(status="ok")
 

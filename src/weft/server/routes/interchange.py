@@ -92,7 +92,7 @@ async def import_looms(
 ) -> Response:
     """Take in a file of Weft's or of another program; says what it was and what was left out."""
     data = await request.body()
-    found = service.models.get(model)
+    found = await service.models.available(model)
     limits = ImportLimits(n_bytes=service.config.limits.import_bytes)
     with found.in_use() as lm:
         report, used = await asyncio.to_thread(

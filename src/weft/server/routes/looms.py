@@ -60,7 +60,7 @@ async def list_looms(
 @router.post("/looms", status_code=201, response_model=LoomObject)
 async def create_loom(asked: CreateLoom, service: Here) -> Response:
     """Make a loom of a prompt. Nothing is computed yet."""
-    model = service.models.get(asked.model)
+    model = await service.models.available(asked.model)
     with model.in_use() as lm:
         given: Any = asked.prompt if asked.prompt is not None else asked.messages
         given = asked.token_ids if given is None else given

@@ -22,7 +22,7 @@ ModelName = Annotated[str, Path(max_length=4096, description="A model's id; it m
 
 @router.get("/models", response_model=ModelList)
 async def list_models(service: Here) -> Response:
-    """List the models that are loaded or being loaded."""
+    """List the models that are loaded, being loaded, or evicted."""
     shelf = service.models
     return answer(ModelList(data=[model_reply(shelf, model) for model in shelf]))
 
@@ -44,21 +44,21 @@ async def load_model(asked: LoadModel, service: Here, request: Request) -> Respo
     model = service.models.begin(wish)
     job = service.jobs.add(ServerJob("load", model=model.name))
     job.events.put("job", {"job": job.id, "model": model.name, "branches": []})
-    job.start(_load(service, job, model, wish), lambda _: None)
+    job.start(_load(service, job, model), lambda _: None)
     if asked.wait:
         await until_gone(request, job.wait())
     reply = JobReply(job=job.id, status=job.status, error=job.told().error)
     return answer(reply, status=200 if asked.wait else 202)
 
 
-async def _load(service: Service, job: ServerJob, model: ServedModel, wish: ModelWish) -> None:
+async def _load(service: Service, job: ServerJob, model: ServedModel) -> None:
     loop = asyncio.get_running_loop()
 
     def tell(phase: str, done: int, total: int, note: str) -> None:
         job.progress = {"phase": phase, "done": done, "total": total, "note": note}
         loop.call_soon_threadsafe(job.events.put, "progress", job.progress)
 
-    await service.models.finish(model, wish, tell)
+    await service.models.finish(model, tell)
 
 
 @router.get("/models/{model:path}", response_model=ModelObject)

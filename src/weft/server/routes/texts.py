@@ -26,7 +26,7 @@ router = APIRouter(prefix="/api/v1", tags=["texts"], responses=ERRORS)
 @router.post("/tokenize", response_model=TokenizeReply)
 async def tokenize(asked: TokenizeText, service: Here) -> Response:
     """Return a text's tokens."""
-    lm = service.models.lm(asked.model)
+    lm = (await service.models.available(asked.model)).ready()
     ids = await asyncio.to_thread(
         lm.tokenize, asked.text, special=asked.special, add_bos=asked.add_bos
     )
@@ -46,14 +46,14 @@ def piece_of(lm: LM, token: int) -> TokenPiece:
 @router.post("/detokenize", response_model=DetokenizeReply)
 async def detokenize(asked: DetokenizeIds, service: Here) -> Response:
     """Return the text of tokens."""
-    lm = service.models.lm(asked.model)
+    lm = (await service.models.available(asked.model)).ready()
     return answer(DetokenizeReply(text=await asyncio.to_thread(lm.detokenize, asked.token_ids)))
 
 
 @router.post("/apply_template", response_model=ApplyTemplateReply)
 async def apply_template(asked: ApplyTemplate, service: Here) -> Response:
     """Return the prompt of a chat by the model's template."""
-    lm = service.models.lm(asked.model)
+    lm = (await service.models.available(asked.model)).ready()
     prompt = await asyncio.to_thread(
         lm.format_chat,
         asked.messages,
