@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from ...chat import ChatPrompt
+from ...constraints import Constraint
 from ...lm import LM
 from ...loom import Heddle, Loom
 from ...sampling.params import SamplingParams
@@ -20,8 +21,8 @@ from ..limits import check_most
 from ..pulse import Pulse
 from ..service import Here, Service
 from . import logprobs
+from .constraints import ConstraintFields, TextConstraint
 from .fields import GeneratingRequest
-from .formats import ResponseFormat, compiled
 from .kept import KeptAnswer, check_one, keeping
 from .logprobs import TokenFigures, Wanted
 from .messages import ChatMessage, chat_prompt
@@ -38,7 +39,7 @@ Json = dict[str, Any]
 _TOP = 20  # alternatives that OpenAI's own allow, where the server's limit is higher
 
 
-class ChatRequest(GeneratingRequest):
+class ChatRequest(ConstraintFields, GeneratingRequest):
     """What a chat completion is asked for; a parameter is honoured or refused by name."""
 
     messages: list[ChatMessage] = Field(min_length=1)
@@ -47,7 +48,6 @@ class ChatRequest(GeneratingRequest):
     )
     logprobs: bool | None = Field(None, description="Tell the logprob of every token.")
     top_logprobs: int | None = Field(None, ge=0, le=_TOP, description="And so many alternatives.")
-    response_format: ResponseFormat | None = None
     tools: list[OfferedTool] | None = Field(None, max_length=128)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = Field(None, description="false: one call a turn.")
@@ -144,22 +144,25 @@ class ChatCall:
         # A long chat takes a while to be tokenised; others' tokens go on meanwhile.
         prompt = await asyncio.to_thread(body.prompt, lm)
         choice = chosen(body.tool_choice, prompt.tools)
-        form = None if body.response_format is None else body.response_format.constraint()
+        form = body.text_constraint()
         if form is not None and choice is not None:
             raise unsupported(
-                "response_format", "an answer that may be calls has no other form; leave tools out"
+                form.param, "an answer that may be calls has no other form; leave tools out"
             )
         parallel = body.parallel_tool_calls is not False
         calls = constraint_of(lm, prompt, choice, parallel=parallel)
-        await compiled(lm, calls, "tools")
-        await compiled(lm, form, "response_format", prompt)
+        constraint: Constraint | None = None
+        if calls is not None:
+            constraint = await TextConstraint("tools", calls).compile(lm)
+        elif form is not None:
+            constraint = await form.compile(lm, prompt)
         call = cls()
         call.body, call.lm, call.prompt, call.reads_calls = body, lm, prompt, choice is not None
         call.pulse = service.pulse
         call.root = named("messages", lambda: Loom(lm, prompt))
         room = max(lm.n_ctx - len(prompt.ids), 1)
         most = min(room, service.config.limits.tokens) if body.n_asked is None else body.n_asked
-        call.params = body.sampling(lm, lm.chat_defaults, max_tokens=most, constraint=calls or form)
+        call.params = body.sampling(lm, lm.chat_defaults, max_tokens=most, constraint=constraint)
         if body.skip_special_tokens and choice is not None:
             raise unsupported(
                 "skip_special_tokens", "calls may be written with them; leave it out, or the tools"

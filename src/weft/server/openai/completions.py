@@ -13,11 +13,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request, Response
 from pydantic import Field, field_validator
 
+from ...constraints import Constraint
 from ...lm import LM
 from ...sampling.params import SamplingParams
 from ..limits import check_most
 from ..service import Here, Service
 from . import logprobs
+from .constraints import ConstraintFields
 from .fields import GeneratingRequest, TokenId, of_one_kind
 from .kept import KeptAnswer, check_one, keeping
 from .logprobs import TokenFigures, Wanted
@@ -36,7 +38,7 @@ TokenLists = Annotated[list[TokenIds], Field(min_length=1)]
 Texts = Annotated[list[str], Field(min_length=1)]
 
 
-class CompletionRequest(GeneratingRequest):
+class CompletionRequest(ConstraintFields, GeneratingRequest):
     """What a completion is asked for; a parameter is honoured or refused by name."""
 
     prompt: str | Texts | TokenIds | TokenLists | None = Field(
@@ -110,7 +112,9 @@ class Completion:
         read = partial(read_prompts, lm, body.prompt, adds_begin=adds_begin)
         # A long prompt takes a while to be tokenised; others' tokens go on meanwhile.
         prompts = read() if is_short(body.prompt) else await asyncio.to_thread(read)
-        call = cls(body, lm, name, prompts, service)
+        given = body.text_constraint()
+        constraint = None if given is None else await given.compile(lm)
+        call = cls(body, lm, name, prompts, service, constraint)
         if not check_one(body.loom, len(prompts)):
             call.runs = call.planned(None)
             return call
@@ -135,6 +139,7 @@ class Completion:
         name: str,
         prompts: list[TextPrompt],
         service: Service,
+        constraint: Constraint | None,
     ) -> None:
         """Check what is asked for; `planned` plans it."""
         self.body = body
@@ -161,7 +166,9 @@ class Completion:
             asked = () if body.loom is None else tuple(body.loom.logprob_tokens or ())
             self.wanted = Wanted(body.logprobs, asked)
         logprobs.refuse_untold(lm, body.logprobs or 0, given=self.reads_prompt)
-        self.params = body.sampling(lm, SamplingParams(), max_tokens=body.n_new)
+        self.params = body.sampling(
+            lm, SamplingParams(), max_tokens=body.n_new, constraint=constraint
+        )
 
     runs: Runs
 

@@ -23,12 +23,17 @@ def unsupported(param: str, why: str, hint: str = "") -> Refused:
     return invalid(param, f"{param}: {why}", code="unsupported_parameter", hint=hint)
 
 
-def named(param: str, make: Callable[[], Value]) -> Value:
-    """Call what checks one field's value; its complaint then names the field."""
+def named(
+    param: str, make: Callable[[], Value], grammar_code: str = "invalid_json_schema"
+) -> Value:
+    """Call what checks one field's value; its complaint then names the field.
+
+    grammar_code: the error code of a GrammarError.
+    """
     try:
         return make()
     except (ConfigError, ConstraintError) as error:
-        code = "invalid_json_schema" if isinstance(error, GrammarError) else "invalid_parameter"
+        code = grammar_code if isinstance(error, GrammarError) else "invalid_parameter"
         raise invalid(param, str(error), code=code, hint=error.hint) from error
 
 
@@ -44,7 +49,6 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
     "encoder_repetition_penalty": (1,),
     "epsilon_cutoff": (0,),
     "eta_cutoff": (0,),
-    "grammar_string": ("",),
     "guidance_scale": (1,),
     "include_reasoning": (True,),
     "length_penalty": (1,),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -17,6 +18,7 @@ from ..errors import Refused, told_of
 from ..service import Here
 from . import logprobs
 from .chat import ChatCall, ChatRequest
+from .constraints import ConstraintFields, ResponseFormat, Schema, TextConstraint
 from .events import OutputWriter
 from .fields import Finite, OpenAIModel, StreamOptions
 from .items import InputItem, as_messages
@@ -55,7 +57,7 @@ class TextFormat(OpenAIModel):
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
-    schema_: dict[str, Any] | bool | None = Field(None, alias="schema")
+    schema_: Schema | None = Field(None, alias="schema")
     description: str | None = None
     strict: bool | None = None
 
@@ -92,7 +94,7 @@ class ResponseToolChoice(OpenAIModel):
     name: str = Field(min_length=1)
 
 
-class ResponseRequest(OpenAIModel):
+class ResponseRequest(ConstraintFields):
     """What a response is asked for; a parameter is honoured or refused by name."""
 
     model: str | None = None
@@ -151,7 +153,7 @@ class ResponseRequest(OpenAIModel):
             "tools": [_offered(each) for each in self.tools] if self.tools else None,
             "tool_choice": _choice(self.tool_choice),
             "parallel_tool_calls": self.parallel_tool_calls,
-            "response_format": self._format(),
+            **self._constraints(),
             "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
             "logprobs": wants_logprobs or None,
             "top_logprobs": self.top_logprobs if wants_logprobs else None,
@@ -162,12 +164,27 @@ class ResponseRequest(OpenAIModel):
         except ValidationError as error:
             raise RequestValidationError(error.errors()) from error
 
-    def _format(self) -> Json | None:
+    def _constraints(self) -> Json:
+        """Return the fields of a chat completion that constrain the text. Raises: Refused."""
+        self.text_constraint()
+        given = {name: getattr(self, name) for name in ConstraintFields.model_fields}
+        return {**given, "response_format": self.response_format or self._text_format()}
+
+    def _text_constraints(self) -> Iterator[TextConstraint]:
+        form = self._text_format()
+        constraint = None if form is None else form.constraint()
+        if constraint is not None:
+            yield TextConstraint("text.format", constraint)
+        yield from super()._text_constraints()
+
+    def _text_format(self) -> ResponseFormat | None:
+        """Return `text.format` in the shape of chat completions."""
         form = None if self.text is None else self.text.format
-        if form is None or form.type != "json_schema":
-            return None if form is None else {"type": form.type}
-        schema = {"name": form.name or "answer", "schema": form.schema_}
-        return {"type": "json_schema", "json_schema": schema}
+        if form is None:
+            return None
+        place = "json_schema" if form.type == "json_schema" else "schema"
+        schema = {"schema": form.schema_} if form.type == "json_schema" else form.schema_
+        return ResponseFormat.model_validate({"type": form.type, place: schema})
 
 
 def _offered(tool: ResponseTool) -> Json:
@@ -191,7 +208,8 @@ async def respond(body: ResponseRequest, request: Request, service: Here) -> Res
             asked.check(service)
             return ResponseCall(body, await ChatCall.begin(asked, lm, name, service), name)
         except Refused as error:
-            error.param = _renamed(error.param)
+            if error.param != "response_format" or body.response_format is None:
+                error.param = _renamed(error.param)
             raise
 
     return await answered(
@@ -202,8 +220,7 @@ async def respond(body: ResponseRequest, request: Request, service: Here) -> Res
 def _renamed(param: str | None) -> str | None:
     if param is None:
         return None
-    head, bracket, rest = param.partition("[")
-    return _NAMES.get(head, head) + bracket + rest
+    return re.sub(r"^[^.\[]+", lambda name: _NAMES.get(name[0], name[0]), param)
 
 
 class ResponseCall:
