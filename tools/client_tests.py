@@ -66,7 +66,15 @@ def run(family: str, venvs: Path, pytest_args: Sequence[str]) -> bool:
         report = Path(folder) / "report.json"
         environment = {key: os.environ[key] for key in os.environ if key != "PYTHONPATH"}
         environment |= {"WEFT_PYTHON": sys.executable, "WEFT_CLIENT_REPORT": str(report)}
-        command = [python, "-m", "pytest", "-c", CLIENTS / "pytest.ini", "--confcutdir", CLIENTS]
+        command: list[str | Path] = [
+            python,
+            "-m",
+            "pytest",
+            "-c",
+            CLIENTS / "pytest.ini",
+            "--confcutdir",
+            CLIENTS,
+        ]
         # With CLIENTS as rootdir the tests of a family would be modules of a package of its name.
         command += ["--rootdir", ROOT, CLIENTS / family, *pytest_args]
         passed = subprocess.run(command, env=environment, cwd=ROOT).returncode == 0

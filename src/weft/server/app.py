@@ -16,6 +16,7 @@ from .config import ServerConfig
 from .errors import handle_errors
 from .limits import BodyLimit
 from .openai import ROUTERS as OPENAI
+from .openai.replies import add_stream_events
 from .repeats import Repeats, tell_of_keys
 from .routes import (
     docs,
@@ -51,6 +52,7 @@ class Api(FastAPI):
         """Return the OpenAPI schema; made once."""
         if self.openapi_schema is None:
             tell_of_keys(super().openapi())
+            add_stream_events(super().openapi())
         assert self.openapi_schema is not None
         return self.openapi_schema
 

@@ -17,6 +17,7 @@ from ...constraints import Constraint
 from ...lm import LM
 from ...loom import Heddle, Loom
 from ...sampling.params import SamplingParams
+from ..asked import ERRORS
 from ..limits import check_most
 from ..pulse import Pulse
 from ..service import Here, Service
@@ -27,13 +28,14 @@ from .kept import KeptAnswer, check_one, keeping
 from .logprobs import TokenFigures, Wanted
 from .messages import ChatMessage, chat_prompt
 from .refusals import invalid, named, unsupported
+from .replies import ChatCompletion, ChatCompletionChunk, ok
 from .runs import ChoiceRun, Runs
 from .stream import answered
 from .tools import OfferedTool, ToolChoice, call_object, chosen, constraint_of
 from .turns import ChatTurn, Delivered
 from .usage import CallUsage
 
-router = APIRouter(prefix="/v1", tags=["openai"])
+router = APIRouter(prefix="/v1", tags=["openai"], responses=ERRORS)
 Json = dict[str, Any]
 
 _TOP = 20  # alternatives that OpenAI's own allow, where the server's limit is higher
@@ -109,7 +111,9 @@ class ChatRequest(ConstraintFields, GeneratingRequest):
         )
 
 
-@router.post("/chat/completions", response_model=None)
+@router.post(
+    "/chat/completions", response_model=None, responses=ok(ChatCompletion, ChatCompletionChunk)
+)
 async def chat(body: ChatRequest, request: Request, service: Here) -> Response | Json:
     """Answer a chat."""
     body.check(service)

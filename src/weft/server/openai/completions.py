@@ -16,6 +16,7 @@ from pydantic import Field, field_validator
 from ...constraints import Constraint
 from ...lm import LM
 from ...sampling.params import SamplingParams
+from ..asked import ERRORS
 from ..limits import check_most
 from ..service import Here, Service
 from . import logprobs
@@ -25,11 +26,12 @@ from .kept import KeptAnswer, check_one, keeping
 from .logprobs import TokenFigures, Wanted
 from .prompts import TextPrompt, is_short, n_tokens, read_prompts
 from .refusals import invalid, unsupported
+from .replies import TextCompletion, TextCompletionChunk, ok
 from .runs import ChoiceRun, Runs
 from .stream import answered
 from .usage import CallUsage
 
-router = APIRouter(prefix="/v1", tags=["openai"])
+router = APIRouter(prefix="/v1", tags=["openai"], responses=ERRORS)
 Json = dict[str, Any]
 
 _MAX_TOKENS = 16  # as OpenAI's where it is left out
@@ -87,7 +89,7 @@ class CompletionRequest(ConstraintFields, GeneratingRequest):
         check_most("prompt_logprobs", self.prompt_logprobs or 0, limits.top)
 
 
-@router.post("/completions", response_model=None)
+@router.post("/completions", response_model=None, responses=ok(TextCompletion, TextCompletionChunk))
 async def complete(body: CompletionRequest, request: Request, service: Here) -> Response | Json:
     """Continue prompts."""
     body.check(service)

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import Field, field_validator, model_validator
 
+from ..asked import ERRORS
 from ..events import until_gone
 from ..limits import check_most
 from ..service import Here, Service
 from .fields import OpenAIModel, TokenId, of_one_kind
 from .refusals import named, unsupported, without_switched_off
+from .replies import EmbeddingList, ok
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
     from ...lm import LM
 
-router = APIRouter(prefix="/v1", tags=["openai"])
+router = APIRouter(prefix="/v1", tags=["openai"], responses=ERRORS)
 Json = dict[str, Any]
 Texts = Sequence[str | Sequence[int]]
 
@@ -63,7 +65,7 @@ class EmbeddingRequest(OpenAIModel):
         return given
 
 
-@router.post("/embeddings", response_model=None)
+@router.post("/embeddings", response_model=None, responses=ok(EmbeddingList))
 async def embed(body: EmbeddingRequest, request: Request, service: Here) -> Response | Json:
     """Return a vector of length 1 for each text."""
     texts = body.texts

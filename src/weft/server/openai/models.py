@@ -8,10 +8,11 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from ...engines.base import UNTOLD
+from ..asked import ERRORS
 from ..models import ServedModel
 from ..service import Here
 
-router = APIRouter(prefix="/v1", tags=["openai"])
+router = APIRouter(prefix="/v1", tags=["openai"], responses=ERRORS)
 
 
 class ListedModel(BaseModel):

@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from ...errors import WeftError
 from ...lm import LM
+from ..asked import ERRORS
 from ..errors import Refused, told_of
 from ..service import Here
 from . import logprobs
@@ -23,11 +24,12 @@ from .events import OutputWriter
 from .fields import Finite, OpenAIModel, StreamOptions
 from .items import InputItem, as_messages
 from .refusals import invalid, unsupported, without_switched_off
+from .replies import ResponseEvent, ResponseObject, ok
 from .runs import Runs
 from .stream import answered
 from .usage import CallUsage
 
-router = APIRouter(prefix="/v1", tags=["openai"])
+router = APIRouter(prefix="/v1", tags=["openai"], responses=ERRORS)
 Json = dict[str, Any]
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -198,7 +200,7 @@ def _choice(choice: Any) -> Any:
     return choice
 
 
-@router.post("/responses", response_model=None)
+@router.post("/responses", response_model=None, responses=ok(ResponseObject, ResponseEvent))
 async def respond(body: ResponseRequest, request: Request, service: Here) -> Response | Json:
     """Answer an input."""
 
