@@ -294,16 +294,17 @@ class ChatCall:
         cuts = [(reply, *reply.new_tokens()) for reply in moved]
         figures = await self.figures(cuts)
         made = []
-        for (reply, _, tokens), found in zip(cuts, figures, strict=True):
+        for (reply, first, tokens), found in zip(cuts, figures, strict=True):
             turn = self.turns[reply.index]
-            n_before = turn.n_calls
-            said = turn.new()
-            delta = _delta(said, n_before)
-            if delta or found or (self.body.return_token_ids and tokens):
-                choice = _piece(reply, delta, self._told_figures(found))
-                if self.body.return_token_ids:
-                    choice["token_ids"] = list(tokens)
-                made.append(choice)
+            n_calls = turn.n_calls
+            for step in turn.steps(first, tokens, found):
+                delta = _delta(step.said, n_calls)
+                n_calls += len(step.said.calls)
+                if delta or step.figures or (self.body.return_token_ids and step.tokens):
+                    choice = _piece(reply, delta, self._told_figures(step.figures))
+                    if self.body.return_token_ids:
+                        choice["token_ids"] = list(step.tokens)
+                    made.append(choice)
             if reply.is_over:
                 reason = turn.finish_reason(turn.n_calls)
                 made.append({**_piece(reply, {}), "finish_reason": reason})

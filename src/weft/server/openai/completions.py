@@ -246,8 +246,8 @@ class Completion:
             "finish_reason": "length" if reply is None else reply.finish_reason,
         }
         if self.wanted is not None:
-            offsets = self.prompts[prompt].offsets()[: len(head)]
-            offsets += [] if reply is None else begins(reply, 0, len(figures), len(echo))
+            offsets = self.prompts[prompt].offsets() if head else []
+            offsets += [] if reply is None else self._begins(reply, 0, len(figures))
             made["logprobs"] = logprobs.as_lists(self.lm, [*head, *figures], offsets)
         if self.body.return_token_ids:
             made["prompt_token_ids"] = self.prompts[prompt].ids
@@ -300,8 +300,9 @@ class Completion:
         first = {} if self.body.loom is None else {"loom": self.runs.told()}
         async with aclosing(self._pieces()) as pieces:
             async for choice in pieces:
-                yield {**self._head, "choices": [choice], **first, **usage}
-                first = {}
+                for each in _by_token(choice):
+                    yield {**self._head, "choices": [each], **first, **usage}
+                    first = {}
         if usage:
             yield {**self._head, "choices": [], "usage": self._usage()}
 
@@ -327,17 +328,39 @@ class Completion:
             if not (text or tokens or reply.is_over):
                 continue
             choice: Json = {"index": reply.index, "text": text, "logprobs": None}
-            if self.wanted is not None:
-                shift = len(self.prompts[reply.prompt].text) if self.body.echo else 0
-                offsets = begins(reply, first, len(found), shift)
+            if found:
+                offsets = self._begins(reply, first, len(found))
                 choice["logprobs"] = logprobs.as_lists(self.lm, found, offsets)
             if self.body.return_token_ids:
                 choice["token_ids"] = list(tokens)
             made.append({**choice, "finish_reason": reply.finish_reason})
         return made
 
+    def _begins(self, reply: ChoiceRun, first: int, n: int) -> list[int]:
+        """Return where `n` tokens begin in prompt and choice; an end token where the text ends."""
+        shift = len(self.prompts[reply.prompt].text)
+        found = [0, *reply.ends]
+        return [shift + found[min(first + i, len(found) - 1)] for i in range(n)]
 
-def begins(reply: ChoiceRun, first: int, n: int, shift: int) -> list[int]:
-    """Return where the texts of `n` tokens begin; that of an end token is where the text ends."""
-    found = [0, *reply.ends]
-    return [shift + found[min(first + i, len(found) - 1)] for i in range(n)]
+
+def _by_token(choice: Json) -> list[Json]:
+    """Split a streamed choice with logprobs into one per token: clients read only the first."""
+    lists = choice["logprobs"]
+    if lists is None or len(lists["tokens"]) < 2:
+        return [choice]
+    text, offsets = choice["text"], lists["text_offset"]
+    at = [*(each - offsets[0] for each in offsets), len(text)]
+    made = []
+    for i in range(len(offsets)):
+        part = {
+            "index": choice["index"],
+            "text": text[at[i] : at[i + 1]],
+            "logprobs": {name: values[i : i + 1] for name, values in lists.items()},
+            "finish_reason": None,
+        }
+        if "token_ids" in choice:
+            part["token_ids"] = choice["token_ids"][i : i + 1]
+        made.append(part)
+    made[0].update({name: choice[name] for name in choice if name.startswith("prompt_")})
+    made[-1]["finish_reason"] = choice["finish_reason"]
+    return made

@@ -29,7 +29,7 @@ class OutputWriter:
         made: Events = []
         if said.reasoning:
             made += self._text("reasoning", said.reasoning, ())
-        if said.content or (figures and self._is_open("message")):
+        if said.content or figures:
             made += self._text("message", said.content, figures)
         for call in said.calls:
             made += self._call(call)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ...loom import Heddle, Loom
@@ -32,7 +33,7 @@ class TextPrompt:
         """Whether it was given as text, not as tokens."""
         return self._given is not None
 
-    @property
+    @cached_property
     def text(self) -> str:
         """The prompt as `echo` tells it."""
         return self._lm.text.decode(self.ids, first=True) if self._given is None else self._given
@@ -50,9 +51,9 @@ class TextPrompt:
         """Return where the text of each token begins, in letters of `text`."""
         stream = self._lm.text.stream(first=True)
         begin = self._lm.text.bos_token_id
-        found, at = [], 0
+        found, at, end = [], 0, len(self.text)
         for number, token in enumerate(self.ids):
-            found.append(min(at, len(self.text)))
+            found.append(min(at, end))
             # A begin token that the tokenizer put there is no part of a text that was given.
             is_silent = number == 0 and token == begin and self._is_added()
             at += 0 if is_silent else len(stream.push(token))

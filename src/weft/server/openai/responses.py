@@ -284,9 +284,12 @@ class ResponseCall:
     async def _new(self) -> list[tuple[str, Json]]:
         """Return the events of what is new."""
         (reply,), (turn,) = self.call.runs.replies, self.call.turns
-        (figures,) = await self.call.figures([(reply, *reply.new_tokens())])
-        told = logprobs.as_content(self.call.lm, figures)
-        made = self.writer.write(turn.new(), told)
+        first, tokens = reply.new_tokens()
+        (figures,) = await self.call.figures([(reply, first, tokens)])
+        made: list[tuple[str, Json]] = []
+        for step in turn.steps(first, tokens, figures):
+            told = logprobs.as_content(self.call.lm, step.figures if step.is_content else ())
+            made += self.writer.write(step.said, told)
         return [*made, *self.writer.close(self._status())] if reply.is_over else made
 
     def _status(self) -> Literal["completed", "incomplete"]:

@@ -90,10 +90,15 @@ class ChoiceRun:
     def grow(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
         """Go on by new tokens."""
         for token in tokens:
+            spelled = self._token_bytes(token)
             if token not in self._mute:
-                self.text += self._stream.push(token)
+                piece, own = self._stream.push(token), spelled.decode(errors="replace")
+                if self.ends and piece[:1] == "\ufffd" and piece.endswith(own):
+                    # An earlier token began a character that this one does not go on with.
+                    self.ends[-1] += len(piece) - len(own)
+                self.text += piece
             self.ends.append(len(self.text))
-            stop = self._watch.push(self._token_bytes(token))
+            stop = self._watch.push(spelled)
             if stop is not None:
                 self._cut_at(stop)
         self.tokens += tokens
@@ -115,16 +120,23 @@ class ChoiceRun:
 
     @property
     def certain(self) -> int:
-        """How much of the text will stay."""
+        """Length of the text that cannot change; it ends where a token's text ends."""
         if self.is_over or self.is_cut:
             return len(self.text)
-        return len(self.text) - max((_begun(self.text, stop) for stop in self._stops), default=0)
+        held = max((_begun(self.text, stop) for stop in self._stops), default=0)
+        n = bisect_right(self.ends, len(self.text) - held)
+        return self.ends[n - 1] if n else 0
 
     def piece(self) -> str:
         """Return the text that has become certain since the last call."""
         certain = self.certain
         text, self.told = self.text[self.told : certain], certain
         return text
+
+    def token_texts(self, first: int, n: int) -> list[str]:
+        """Return the text that each of `n` tokens adds; "" while a character is incomplete."""
+        begins = [0, *self.ends]
+        return [self.text[begins[i] : begins[i + 1]] for i in range(first, first + n)]
 
     def new_tokens(self) -> tuple[int, list[int]]:
         """Return how many tokens were given before, and those that stand for certain text since."""
