@@ -11,6 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from .. import __version__
 from . import n8loom
+from .anthropic import ROUTERS as ANTHROPIC
 from .asked import refuse_unknown_query
 from .config import ServerConfig
 from .errors import handle_errors
@@ -37,12 +38,18 @@ from .routes import (
 from .security import Door
 from .service import Service
 
-# A surface is its routers here: an APIRouter of a file in `routes/` or `openai/`.
+# A surface is its routers here: an APIRouter of a file in `routes/`, `openai/` or
+# `anthropic/`.
 NATIVE = (
     *(server, models, texts, looms, nodes, growing),
     *(edits, jobs, kv, interchange, terminals),
 )
-ROUTERS = (health.router, page.router, *(each.router for each in NATIVE), *OPENAI, n8loom.router)
+ROUTERS = (
+    *(health.router, page.router),
+    *(each.router for each in NATIVE),
+    *(*OPENAI, *ANTHROPIC),
+    n8loom.router,
+)
 
 
 class Api(FastAPI):

@@ -20,6 +20,7 @@ from .. import errors
 from ..api.base import Asked
 from ..errors import WeftError
 from ..outcomes import outcome_of
+from .error_bodies import error_body
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request
@@ -63,18 +64,19 @@ _INTERNAL = "something failed inside the server; its log has it under the reques
 
 
 def error_response(
-    error: BaseException, request_id: str, names: Collection[str] = ()
+    error: BaseException, request_id: str, path: str, names: Collection[str] = ()
 ) -> JSONResponse:
     """Return an error as an answer. What nobody expected is logged whole and told in general.
 
-    names: of the request's parameters, one of which the library's words may be about.
+    path: of the request; it decides the form. names: of the request's parameters, one of which
+    the library's words may be about.
     """
     status, told, headers = told_of(error, request_id)
     if told["param"] is None and isinstance(error, errors.ConfigError):
         told["param"] = _about(told["message"], names)
     if status >= 500 and not isinstance(error, WeftError):
         _log.error("request %s failed", request_id, exc_info=error)
-    return JSONResponse({"error": told}, status, headers)
+    return JSONResponse(error_body(path, status, told), status, headers)
 
 
 def told_of(error: BaseException, request_id: str = "") -> tuple[int, Json, dict[str, str]]:
@@ -199,7 +201,8 @@ def handle_errors(app: FastAPI) -> None:
 
     async def handle(request: Request, error: Exception) -> JSONResponse:
         names = [*request.query_params, *_fields()]
-        return error_response(error, request.scope.get("weft.request_id", ""), names)
+        request_id: str = request.scope.get("weft.request_id", "")
+        return error_response(error, request_id, request.scope["path"], names)
 
     for kind in (WeftError, MemoryError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, handle)

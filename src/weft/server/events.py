@@ -17,6 +17,7 @@ from ..errors import Cancelled
 Json = dict[str, Any]
 Value = TypeVar("Value")
 PING_S = 15.0
+PING = b": ping\n\n"  # a comment
 _PIECE = 1 << 18  # bytes that one reader is sent at once, about
 _TOKEN = 256  # bytes that a token of a "tok" event takes here
 
@@ -152,22 +153,25 @@ def weight(value: object) -> int:
 
 
 class EventStream(StreamingResponse):
-    """Sends pieces of server-sent events as they come; a comment where none comes for so long.
+    """Sends pieces of a stream as they come, and `ping` where none comes for `ping_s` seconds.
 
-    on_end: called once, however it ends: when the client vanishes, too, even before anything was
-    sent. The iterator is closed then.
+    ping: None sends nothing. on_end: called once, however it ends: when the client vanishes, too,
+    even before anything was sent. The iterator is closed then.
     """
 
     def __init__(
         self,
         pieces: AsyncIterator[bytes],
         *,
+        media_type: str = "text/event-stream",
+        ping: bytes | None = PING,
         ping_s: float = PING_S,
         on_end: Callable[[], object] | None = None,
     ) -> None:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        super().__init__(pieces, media_type="text/event-stream", headers=headers)
+        super().__init__(pieces, media_type=media_type, headers=headers)
         self._pieces = pieces
+        self._ping = ping
         self._ping_s = ping_s
         self._on_end = on_end
 
@@ -185,24 +189,29 @@ class EventStream(StreamingResponse):
         """Send the pieces, and pings between them."""
         head = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(head)
-        pings = Pings(send, self._ping_s)
+        pings = None if self._ping is None else Pings(send, self._ping, self._ping_s)
         try:
             async for piece in self._pieces:
                 await send(_body(piece))
-                pings.put_off()
+                if pings is not None:
+                    pings.put_off()
         finally:
-            pings.end()
+            if pings is not None:
+                pings.end()
         await send(_body(b"", more=False))
 
 
 class Pings:
-    """Sends a comment whenever nothing else was sent for so long.
+    """Sends `ping` whenever nothing else was sent for `ping_s` seconds.
 
     Its timer is not moved by what is sent, only looked at when it fires: it costs a stream nothing.
     """
 
-    def __init__(self, send: Callable[[Json], Awaitable[None]], ping_s: float) -> None:
+    def __init__(
+        self, send: Callable[[Json], Awaitable[None]], piece: bytes, ping_s: float
+    ) -> None:
         self._send = send
+        self._piece = piece
         self._ping_s = ping_s
         self._loop = asyncio.get_running_loop()
         self._last = self._loop.time()
@@ -229,7 +238,7 @@ class Pings:
 
     async def _one(self) -> None:
         with suppress(OSError):  # the client is gone: who sends the pieces hears of it
-            await self._send(_body(b": ping\n\n"))
+            await self._send(_body(self._piece))
 
 
 def _body(piece: bytes, *, more: bool = True) -> Json:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from .error_bodies import is_anthropic
 from .errors import Refused, error_response
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Door:
             return
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         request_id = scope["weft.request_id"] = request_id_of(headers)
+        id_headers = [(b"request-id", request_id.encode())] if is_anthropic(scope["path"]) else []
         began, status = time.perf_counter(), 0
 
         async def tell(message: Message) -> None:
@@ -60,6 +62,7 @@ class Door:
                 message["headers"] = [
                     *message.get("headers", ()),
                     (b"x-request-id", request_id.encode()),
+                    *id_headers,
                     (b"x-content-type-options", b"nosniff"),
                 ]
             await send(message)
@@ -71,7 +74,7 @@ class Door:
             if status:  # the head is sent: the connection is cut, which is all that can be told
                 _log.error("request %s broke off", request_id, exc_info=error)
                 raise
-            answer = error_response(error, request_id)
+            answer = error_response(error, request_id, scope["path"])
             if answer.status_code == 401:
                 # A line of its own: of two ways in one line browsers see the first, and do not ask.
                 answer.headers.append("WWW-Authenticate", 'Bearer realm="weft"')
@@ -144,7 +147,7 @@ class Keys:
             401,
             code,
             message,
-            hint="send the header Authorization: Bearer KEY",
+            hint="send the header Authorization: Bearer KEY, or x-api-key: KEY",
             headers={"WWW-Authenticate": 'Basic realm="weft"'},
         )
 
@@ -154,11 +157,15 @@ def _hash(key: bytes) -> bytes:
 
 
 def key_of(headers: list[tuple[bytes, bytes]]) -> bytes | None:
-    """Return the key that a request brings: as a bearer, or as the password of Basic.
+    """Return the key that a request brings: as a bearer, as the password of Basic, or x-api-key.
 
-    Browsers ask for the latter by themselves, so that a page and its event streams work.
+    Browsers ask for the second by themselves, so that a page and its event streams work.
+    Anthropic's clients send the third.
     """
     given = [value for name, value in headers if name == b"authorization"]
+    if not given:
+        given = [value for name, value in headers if name == b"x-api-key"]
+        return given[0].strip() if len(given) == 1 else None
     if len(given) != 1:
         return None
     scheme, _, value = given[0].strip().partition(b" ")

@@ -143,8 +143,19 @@ class ChatCall:
     reads_calls: bool
 
     @classmethod
-    async def begin(cls, body: ChatRequest, lm: LM, name: str, service: Service) -> ChatCall:
-        """Check what is asked for and plan it; nothing has run yet."""
+    async def begin(
+        cls,
+        body: ChatRequest,
+        lm: LM,
+        name: str,
+        service: Service,
+        *,
+        fits_context: bool = False,
+    ) -> ChatCall:
+        """Check what is asked for and plan it; nothing has run yet.
+
+        fits_context: reduce max_tokens to what the context has room for.
+        """
         # A long chat takes a while to be tokenised; others' tokens go on meanwhile.
         prompt = await asyncio.to_thread(body.prompt, lm)
         choice = chosen(body.tool_choice, prompt.tools)
@@ -166,6 +177,8 @@ class ChatCall:
         call.root = named("messages", lambda: Loom(lm, prompt))
         room = max(lm.n_ctx - len(prompt.ids), 1)
         most = min(room, service.config.limits.tokens) if body.n_asked is None else body.n_asked
+        if fits_context:
+            most = min(most, room)
         call.params = body.sampling(lm, lm.chat_defaults, max_tokens=most, constraint=constraint)
         if body.skip_special_tokens and choice is not None:
             raise unsupported(

@@ -1,0 +1,159 @@
+"""Messages of content blocks, and the chat messages that they become."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+
+from ..openai.fields import OpenAIModel
+from ..openai.refusals import unsupported
+
+Json = dict[str, Any]
+
+
+class CacheableBlock(OpenAIModel):
+    """`cache_control` is accepted: Weft reuses every equal prefix without a mark."""
+
+    cache_control: Any = None
+
+
+class TextBlock(CacheableBlock):
+    """Text."""
+
+    type: Literal["text"]
+    text: str
+    citations: list[Any] | None = Field(None, max_length=0)
+
+
+class ThinkingBlock(OpenAIModel):
+    """What an earlier assistant turn thought. The signature is not checked."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str | None = None
+
+
+class ToolUseBlock(CacheableBlock):
+    """A call in an earlier assistant turn."""
+
+    type: Literal["tool_use"]
+    id: str = Field(min_length=1)
+    name: str = Field(min_length=1)
+    input: dict[str, Any]
+    caller: Any = None
+
+
+def _as_blocks(content: object) -> object:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+TextBlocks = Annotated[
+    list[TextBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[TextBlock])
+]
+
+
+class ToolResultBlock(CacheableBlock):
+    """The result of a call."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str = Field(min_length=1)
+    content: TextBlocks | None = None
+    is_error: bool | None = Field(None, description='true: the result begins with "Error: ".')
+
+
+def _type_of(block: Any) -> Any:
+    return block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
+
+
+ContentBlock = Annotated[
+    Annotated[TextBlock, Tag("text")]
+    | Annotated[ThinkingBlock, Tag("thinking")]
+    | Annotated[ToolUseBlock, Tag("tool_use")]
+    | Annotated[ToolResultBlock, Tag("tool_result")],
+    Discriminator(
+        _type_of,
+        custom_error_type="block_type",
+        custom_error_message="blocks of this type are not read here; allowed are text, thinking,"
+        " tool_use and tool_result",
+    ),
+]
+ContentBlocks = Annotated[
+    list[ContentBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[ContentBlock])
+]
+_BLOCKS_OF = {
+    "user": ("text", "tool_result"),
+    "assistant": ("text", "thinking", "tool_use"),
+    "system": ("text",),
+}
+
+
+class BlockMessage(OpenAIModel):
+    """One turn."""
+
+    role: Literal["user", "assistant", "system"]
+    content: ContentBlocks
+
+
+def chat_messages(system: TextBlocks | None, messages: Sequence[BlockMessage]) -> list[Json]:
+    """Return the chat messages; consecutive turns of one role are joined, as Anthropic's API does.
+
+    Raises: Refused for a block that its role cannot have.
+    """
+    made: list[Json] = [{"role": "system", "content": text_of(system)}] if system else []
+    for number, message in enumerate(messages):
+        for place, block in enumerate(message.content):
+            allowed = _BLOCKS_OF[message.role]
+            if block.type not in allowed:
+                raise unsupported(
+                    f"messages[{number}].content[{place}].type",
+                    f"is {block.type!r}; a message of role {message.role!r} has"
+                    f" {' or '.join(allowed)}",
+                )
+        for turn in _turns(message):
+            _add(made, turn)
+    return made
+
+
+def text_of(blocks: Sequence[Any]) -> str:
+    """Return the text of the text blocks among these, a line break between two."""
+    return "\n".join(block.text for block in blocks if block.type == "text")
+
+
+def _turns(message: BlockMessage) -> list[Json]:
+    """Return a message as chat messages: results of calls are messages of their own."""
+    blocks = message.content
+    turn: Json = {"role": message.role, "content": text_of(blocks)}
+    results = [_result(block) for block in blocks if block.type == "tool_result"]
+    if results and not turn["content"]:
+        return results
+    if thinking := "".join(block.thinking for block in blocks if block.type == "thinking"):
+        turn["reasoning_content"] = thinking
+    if calls := [_call(block) for block in blocks if block.type == "tool_use"]:
+        turn["tool_calls"] = calls
+    return [*results, turn]
+
+
+def _result(block: ToolResultBlock) -> Json:
+    prefix = "Error: " if block.is_error else ""
+    content = prefix + text_of(block.content or ())
+    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
+
+
+def _call(block: ToolUseBlock) -> Json:
+    arguments = json.dumps(block.input, ensure_ascii=False)
+    function = {"name": block.name, "arguments": arguments}
+    return {"id": block.id, "type": "function", "function": function}
+
+
+def _add(made: list[Json], turn: Json) -> None:
+    last = made[-1] if made else None
+    if last is None or last["role"] != turn["role"] or turn["role"] not in ("user", "assistant"):
+        made.append(turn)
+        return
+    last["content"] = "\n".join(filter(None, (last["content"], turn["content"])))
+    for name, empty in (("reasoning_content", ""), ("tool_calls", [])):
+        if name in turn:
+            last[name] = last.get(name, empty) + turn[name]
