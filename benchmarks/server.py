@@ -239,7 +239,8 @@ class Server:
             command, env=environment, stderr=subprocess.PIPE, text=True
         )
         assert self._process.stderr is not None
-        self.url = self._process.stderr.readline().split()[-1]
+        lines = (line.split(" at ") for line in self._process.stderr)
+        self.url = next(parts[1].strip() for parts in lines if parts[-1].startswith("http"))
         self._wait()
         return self
 

@@ -394,9 +394,9 @@ def process(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.
     with said.open("wb") as file:
         arguments = ("serve", "--port", "0")
         running = forks.start(forks.WEFT, *arguments, env=clean_environment(), stderr=file)
-    while "\n" not in (lines := said.read_text()):
+    while not (address := re.search(r" at (http://\S+)\n", said.read_text())):
         time.sleep(0.05)
-    monkeypatch.setenv("WEFT_HOST", lines.splitlines()[0].split()[-1])
+    monkeypatch.setenv("WEFT_HOST", address[1])
     yield running
     running.kill()
     running.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -56,11 +57,11 @@ class Process:
                 stderr=said,
                 stdout=subprocess.DEVNULL,
             )
-        while "\n" not in (lines := self.said.read_text()):
+        while not (lines := re.findall(r"^serving (.*) at (\S+)\n", self.said.read_text(), re.M)):
             time.sleep(0.02)
-        self.url = lines.splitlines()[0].split()[-1]
+        ((self.models, self.url),) = lines
         self.client = httpx.Client(base_url=self.url, timeout=None)
-        self.until(lambda: self.client.get("/readyz").status_code == 200)
+        assert self.client.get("/readyz").status_code == 200
 
     def until(self, is_so: Callable[[], object]) -> None:
         while not is_so():
@@ -134,12 +135,17 @@ def test_without_any_model_of_its_start_it_ends_as_that_model_does(
     (told,) = [each for each in ended.stderr.splitlines() if said in each]  # once
     assert told.startswith("weft: ")
     assert "Traceback" not in ended.stderr
+    assert "serving" not in ended.stderr
 
 
 def test_with_another_model_it_goes_on(tmp_path: Path) -> None:
     with running(tmp_path, "nope", "--also", "tiny") as server:
         models = server.client.get("/api/v1/models").json()["data"]
         assert {each["id"]: each["state"] for each in models} == {"nope": "failed", "tiny": "ready"}
+        assert server.models == "tiny"
+        assert (
+            server.client.post("/v1/completions", json={"max_tokens": 1}).json()["model"] == "tiny"
+        )
         server.popen.send_signal(signal.SIGTERM)
         code, said = server.end()
         assert (code, "'nope' is not known" in said) == (0, True)

@@ -159,7 +159,7 @@ def serve(
     weft serve ./folder --engine vllm --tensor-parallel-size 2
     """
     from ..checks import whole_number
-    from ..loading import parse_bytes
+    from ..loading import display_name, parse_bytes
     from ..server.config import ServerConfig, ServerLimits
     from ..server.run import serve as serve_forever
 
@@ -195,14 +195,16 @@ def serve(
     )
     out = Out.of(sys.stderr)
 
-    def announce(url: str) -> None:
-        out.line("serving ", (model, "cyan"), " at ", (url, "bold"))
+    def announce(url: str, models: list[str]) -> None:
+        out.line("serving ", (", ".join(models), "cyan"), " at ", (url, "bold"))
         if url.rpartition(":")[2] != str(said.port):
             place = url.partition("//")[2].replace("0.0.0.0", said.host)
             out.line((f"commands are told of it by WEFT_HOST={place}", "dim"))
         if has_screen() if browser is None else browser:
             show(page_of(url))
 
+    if out.is_terminal:
+        out.line((f"loading {', '.join(map(display_name, config.models))}", "dim"))
     serve_forever(config, announce)
 
 

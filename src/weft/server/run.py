@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -25,12 +26,12 @@ _LAST_S = 5.0  # for answers that are on their way when everything has ended
 _KEEP_ALIVE_S = 65  # longer than clients do: they would send into a connection that is being closed
 
 
-def serve(config: ServerConfig, announce: Callable[[str], None]) -> None:
+def serve(config: ServerConfig, announce: Callable[[str, list[str]], None]) -> None:
     """Serve until SIGTERM or SIGINT; the first lets jobs end, the second ends at once.
 
-    announce: called with the address once it is bound and the looms are open. Raises: ConfigError
-    for an address that cannot be bound; as `Service.open`; why a model could not be loaded, where
-    that leaves none of those of the start.
+    announce: called with the address and the names of the loaded models, once every model of the
+    start is loaded or has failed. Raises: ConfigError for an address that cannot be bound; as
+    `Service.open`; the error of the models, if none of the start can be loaded.
     """
     listener = bound(config.host, config.port)
     with listener:
@@ -50,7 +51,7 @@ def serve(config: ServerConfig, announce: Callable[[str], None]) -> None:
             timeout_graceful_shutdown=_LAST_S,  # type: ignore[arg-type]
         )
         host = f"[{config.host}]" if ":" in config.host else config.host
-        announce(f"http://{host}:{port}")
+        service.when_loaded = partial(announce, f"http://{host}:{port}")
         server = Stoppable(settings, service)
         server.run(sockets=[listener])
     if server.error is not None:

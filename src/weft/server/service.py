@@ -42,6 +42,9 @@ class Service:
         self.jobs = JobBook(config.limits.kept_jobs)
         # Called with why, once all models of the start have failed and no other one is there.
         self.when_hopeless: Callable[[WeftError], None] | None = None
+        # Called with the names of the loaded models, once every model of the start has ended
+        # loading and at least one of them is ready.
+        self.when_loaded: Callable[[list[str]], None] | None = None
         self._begun: list[ServedModel] = []
         self._looms: LiveLooms | None = None
 
@@ -63,8 +66,15 @@ class Service:
         if self._looms is None:
             await asyncio.to_thread(self.open)
         self.looms.start()
-        for model in self._begun:
-            self.spawn(self._load(model))
+        loads = [self.spawn(self._load(model)) for model in self._begun]
+        self.spawn(self._report(loads))
+
+    async def _report(self, loads: list[asyncio.Task[None]]) -> None:
+        if loads:
+            await asyncio.wait(loads)
+        loaded = [model.name for model in self._begun if model.lm is not None]
+        if loaded and self.when_loaded is not None:
+            self.when_loaded(loaded)
 
     async def _load(self, model: ServedModel) -> None:
         try:
