@@ -207,7 +207,7 @@ def test_growing_at_once_loses_nothing(served: Served, root: str) -> None:
             "'children'",
         ),
         ("POST", "/node/ramify", {"node_id": "nowhere"}, 404, "Node not found"),
-        ("POST", "/node/ramify", {"node_id": "ROOT", "n": 0}, 422, "n is 0"),
+        ("POST", "/node/ramify", {"node_id": "ROOT", "n": 0}, 422, "greater than or equal"),
         ("POST", "/node/ramify", {"node_id": "ROOT", "n": 10**6}, 400, "n is"),
         ("POST", "/node/ramify", {"node_id": "ROOT", "temperature": 1}, 422, "temperature"),
         ("POST", "/node/trim", {"node_id": "ROOT", "token_trim": -1}, 422, "token_trim"),
@@ -225,4 +225,14 @@ def test_mistakes_are_told_as_details(
     answer = served.client.request(method, path, json=body or None)
     assert answer.status_code == status, answer.text
     assert set(answer.json()) == {"detail"}
-    assert detail in answer.json()["detail"]
+    assert detail in str(answer.json()["detail"])
+
+
+def test_a_rejected_body_is_told_as_openapi_says(served: Served) -> None:
+    schemas = served.client.get("/openapi.json").json()["components"]["schemas"]
+    answer = served.client.post("/node/ramify", json={"node_id": 1, "other": 2})
+    assert answer.status_code == 422
+    fault, unknown = answer.json()["detail"]
+    assert (fault["loc"], fault["type"]) == (["body", "node_id"], "string_type")
+    assert unknown["loc"] == ["body", "other"]
+    assert set(schemas["ValidationError"]["required"]) <= set(fault)

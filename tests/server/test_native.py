@@ -891,3 +891,17 @@ def test_below_a_full_context_nothing_is_grown() -> None:
         assert error["message"] == "the path has 12 tokens, and the model holds 12"
         assert (error["details"]["n_prompt_tokens"], error["details"]["n_ctx"]) == (12, 12)
         assert len(desk.get("/nodes")["data"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("/api/v1/looms", "GET, POST"),
+        ("/api/v1/looms/x/nodes/1", "GET, PATCH, DELETE"),
+        ("/v1/models", "GET, HEAD"),
+        ("/v1/completions", "POST"),
+    ],
+)
+def test_a_wrong_method_is_told_all_methods(served: Served, path: str, allowed: str) -> None:
+    answer = served.client.put(path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from .. import errors
 from ..api.base import Asked
@@ -196,10 +197,26 @@ def _of_body(cause: BaseException | None) -> str:
     return ""
 
 
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+
+
+def _methods(request: Request) -> list[str]:
+    """Return the methods that the routes of an address take; Starlette names those of one route."""
+    routes = request.app.router.routes
+    scopes = ((method, {**request.scope, "method": method}) for method in _METHODS)
+    return [
+        method
+        for method, scope in scopes
+        if any(route.matches(scope)[0] is Match.FULL for route in routes)
+    ]
+
+
 def handle_errors(app: FastAPI) -> None:
     """Let an app answer all errors in this form."""
 
     async def handle(request: Request, error: Exception) -> JSONResponse:
+        if isinstance(error, HTTPException) and error.status_code == 405:
+            error.headers = {"Allow": ", ".join(_methods(request))}
         names = [*request.query_params, *_fields()]
         request_id: str = request.scope.get("weft.request_id", "")
         return error_response(error, request_id, request.scope["path"], names)

@@ -2,7 +2,7 @@
 
 A loom's id is its name here, a node's `LOOM-NUMBER`: both are the store's, so a node keeps its id
 for good. What is told beyond the known shapes has names of its own (`children_ids`, `tokens`).
-Errors are `{"detail": …}`, as this surface has always had them.
+Errors are `{"detail": …}` as FastAPI has them: a list for 422, else a text.
 """
 
 from __future__ import annotations
@@ -62,9 +62,12 @@ class DetailRoute(APIRoute):
         async def handle_errors(request: Request) -> Response:
             try:
                 return await handle(request)
-            except (WeftError, RequestValidationError, HTTPException, MemoryError) as error:
+            except RequestValidationError as error:
+                keys = ("loc", "msg", "type")
+                detail = [{key: fault[key] for key in keys} for fault in error.errors()]
+                return JSONResponse({"detail": detail}, 422)
+            except (WeftError, HTTPException, MemoryError) as error:
                 status, told, headers = told_of(error, request.scope.get("weft.request_id", ""))
-                status = 422 if isinstance(error, RequestValidationError) else status
                 return JSONResponse({"detail": told["message"]}, status, headers)
 
         return handle_errors
