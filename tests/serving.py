@@ -18,6 +18,7 @@ import uvicorn
 from weft.server import ServerConfig, create_app
 from weft.server.run import bound
 from weft.server.service import Service
+from weft.server.timeouts import TimedProtocol
 
 if TYPE_CHECKING:
     import pytest
@@ -95,6 +96,7 @@ def _serving(config: ServerConfig, *, wait: bool, port: int) -> Iterator[Served]
             app,
             log_config=None,
             access_log=False,
+            http=TimedProtocol,
             timeout_graceful_shutdown=2,
             timeout_keep_alive=65,  # as ours
         )

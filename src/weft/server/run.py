@@ -19,6 +19,7 @@ from ..errors import ConfigError, WeftError
 from .app import create_app
 from .config import ServerConfig
 from .service import Service
+from .timeouts import TimedProtocol
 
 _log = logging.getLogger(__name__)
 BACKLOG = 2048
@@ -46,6 +47,7 @@ def serve(config: ServerConfig, announce: Callable[[str, list[str]], None]) -> N
             access_log=False,  # ours leaves queries out
             server_header=False,
             proxy_headers=False,
+            http=TimedProtocol,
             ws="none",
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_LAST_S,  # type: ignore[arg-type]

@@ -1,0 +1,58 @@
+"""Timeouts of connections whose client stops in the middle of a request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+_log = logging.getLogger(__name__)
+# For the head of a request, from the opening of its connection or its first byte; and between two
+# pieces of its body.
+REQUEST_S = 30.0
+
+
+class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """uvicorn's protocol, which closes a connection that waits too long for a full request.
+
+    uvicorn itself closes only connections that are idle after an answer.
+    """
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for the head of the first request."""
+        super().connection_made(transport)
+        self._start()
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes, and wait for the rest of the request."""
+        super().data_received(data)
+        is_head = self.cycle is None or self.cycle.response_complete
+        if is_head and self._timer is not None:
+            return
+        self._stop()
+        if is_head or self.cycle.more_body:
+            self._start()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the wait."""
+        super().connection_lost(exc)
+        self._stop()
+
+    def _start(self) -> None:
+        self._timer = self.loop.call_later(REQUEST_S, self._expired)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _expired(self) -> None:
+        if self.flow.read_paused:  # the application is slow, not the client
+            self._start()
+            return
+        self._timer = None
+        _log.info("a connection is closed: no full request within %g s", REQUEST_S)
+        self.transport.close()
