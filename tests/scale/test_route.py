@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from weft.scale.route import HEAD, RoutingKey, routing_key
+from weft.scale.route import BUSY, HEADS, PromptRouter, RoutingKey, routing_key
 from weft.server import ServerConfig, create_app
 
 LOOM = "00ff00ff00ff00ff"
@@ -90,13 +91,29 @@ def test_requests_for_no_loom_go_anywhere(path: str) -> None:
 
 
 def test_prompts_with_one_head_have_one_key() -> None:
-    head = "word " * HEAD
+    head = "word " * HEADS[-1]
     one = routing_key("/v1/completions", body(model="a", prompt=head + "one"))
     assert one == routing_key("/v1/completions", body(model="a", prompt=head + "two", n=3))
     assert one != routing_key("/v1/completions", body(model="b", prompt=head + "one"))
     assert one != routing_key("/v1/completions", body(model="a", prompt="one" + head))
     assert one.key
     assert not one.is_name
+
+
+def test_few_shot_prompts_meet_until_their_replica_is_busy() -> None:
+    shots = "Translate to French.\nsea otter => loutre de mer\n" * 6
+    keys = [
+        routing_key("/v1/completions", body(model="a", prompt=f"{shots}{number}" * 20))
+        for number in range(BUSY + 1)
+    ]
+    assert len({key.key for key in keys}) == 1
+    router = PromptRouter()
+    with ExitStack() as running:
+        *first, last = [running.enter_context(router.routed(key.heads)) for key in keys]
+        assert set(first) == {keys[0].key}
+        assert last == keys[-1].heads[1]
+    with router.routed(keys[-1].heads) as again:  # where its KV is
+        assert again == last
 
 
 def test_all_turns_of_a_chat_have_one_key() -> None:

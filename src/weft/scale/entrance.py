@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ray.exceptions import ActorUnavailableError, RayActorError
 from ray.serve.exceptions import DeploymentUnavailableError
@@ -15,7 +15,7 @@ from ..server.errors import Refused
 from ..server.messages import body_of
 from ..store.library import Library
 from .relay import plain, until_gone
-from .route import repeated_key, routing_key
+from .route import PromptRouter, RoutingKey, repeated_key, routing_key
 
 if TYPE_CHECKING:
     from ..server.messages import Message, Receive, Scope, Send
@@ -37,6 +37,7 @@ class Entrance:
     def __init__(self, replicas: DeploymentHandle, library: Library) -> None:
         self.replicas = replicas.options(stream=True)
         self.library = library
+        self._prompts = PromptRouter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or (body := await body_of(receive)) is None:
@@ -70,14 +71,14 @@ class Entrance:
                         headers={"Retry-After": "1"},
                     ) from error
 
-    async def _key(self, path: str, body: bytes) -> str:
-        key, is_name = routing_key(path, body)
-        if is_name:
+    async def _loom_key(self, key: RoutingKey) -> str:
+        """Return the key with a loom's id for its name."""
+        if key.is_name:
             try:
-                return (await asyncio.to_thread(self.library.row, key)).id
+                return (await asyncio.to_thread(self.library.row, key.key)).id
             except (ConfigError, StoreError):  # the replica says what is wrong with it
                 pass
-        return key
+        return key.key
 
     async def _answered(self, scope: Scope, body: bytes, send: Send) -> None:
         asked = plain(scope)
@@ -85,7 +86,17 @@ class Entrance:
             *(each for each in asked["headers"] if each[0] != b"x-request-id"),
             (b"x-request-id", scope["weft.request_id"].encode()),
         ]
-        key = await self._key(scope["path"], body) or repeated_key(asked["headers"])
+        key = routing_key(scope["path"], body)
+        if key.heads:
+            with self._prompts.routed(key.heads) as head:
+                await self._relay(scope, asked, body, send, head)
+        else:
+            found = await self._loom_key(key) or repeated_key(asked["headers"])
+            await self._relay(scope, asked, body, send, found)
+
+    async def _relay(
+        self, scope: Scope, asked: dict[str, Any], body: bytes, send: Send, key: str
+    ) -> None:
         response = self.replicas.options(session_id=key).answer.remote(asked, body)
         is_over = False
         try:

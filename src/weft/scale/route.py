@@ -9,11 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-HEAD = 1024  # characters of a prompt that decide
+HEADS = (256, 1024, 4096)  # lengths of a prompt's head, in characters
+BUSY = 32  # requests in progress with one head; further ones are routed by a longer head
+_REMEMBERED = 10_000  # prompts
 _OF_LOOM = (("api", "v1", "looms"), ("looms",), ("loom",))
 _FIXED = ("import", "restore")  # where a loom's name could stand
 _JOBS = ("api", "v1", "jobs")
@@ -27,10 +31,41 @@ class RoutingKey(NamedTuple):
     """What a request is routed by; "" where any replica will do.
 
     is_name: it is the name of a loom, perhaps, and its id is the key of requests that know that.
+    heads: of a prompt, the hashes of its heads, the shortest first; the first one is `key`.
     """
 
     key: str = ""
     is_name: bool = False
+    heads: tuple[str, ...] = ()
+
+
+class PromptRouter:
+    """Chooses by which of its heads a prompt is routed.
+
+    Prompts with one beginning, such as few-shot prompts, share its KV on one replica. A head that
+    many prompts have at the same time would load that replica alone, so further prompts are routed
+    by a longer head. Prompts that are equal in their longest head are always routed alike.
+    """
+
+    def __init__(self) -> None:
+        self._n_running = Counter[str]()
+        self._chosen = OrderedDict[str, str]()  # by the longest head; the last used is the last
+
+    @contextmanager
+    def routed(self, heads: Sequence[str]) -> Iterator[str]:
+        """Choose a head for a request that is in progress until the block ends."""
+        longest = heads[-1]
+        free = (head for head in heads if self._n_running[head] < BUSY)
+        head = self._chosen.pop(longest, None) or next(free, longest)
+        self._chosen[longest] = head
+        if len(self._chosen) > _REMEMBERED:
+            self._chosen.popitem(last=False)
+        self._n_running[head] += 1
+        try:
+            yield head
+        finally:
+            self._n_running[head] -= 1
+            self._n_running += Counter()  # drops what is 0
 
 
 def routing_key(path: str, body: bytes = b"") -> RoutingKey:
@@ -75,7 +110,7 @@ def _asked(body: bytes) -> dict[str, Any]:
 
 
 def _of_prompt(asked: dict[str, Any]) -> RoutingKey:
-    """Return the loom that a prompt stands in, else a hash of its head.
+    """Return the loom that a prompt stands in, else the hashes of its heads.
 
     Of a chat that is what stands up to the user's first words: all its turns have the same.
     """
@@ -85,8 +120,9 @@ def _of_prompt(asked: dict[str, Any]) -> RoutingKey:
     given = next((asked[name] for name in _STATELESS if asked.get(name)), None)
     if given is None:
         return RoutingKey()
-    head = json.dumps([asked.get("model"), _opening(given)])[:HEAD]
-    return RoutingKey(hashlib.sha256(head.encode()).hexdigest()[:32])
+    model, text = json.dumps(asked.get("model")), json.dumps(_opening(given))
+    heads = [hashlib.sha256(f"{model} {text[:n]}".encode()).hexdigest()[:32] for n in HEADS]
+    return RoutingKey(heads[0], heads=tuple(heads))
 
 
 def _opening(given: Any) -> Any:
