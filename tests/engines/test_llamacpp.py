@@ -28,6 +28,7 @@ from weft import samples
 from weft.engines.base import Row, ScoreSpan, Span
 from weft.engines.gguf import read_gguf
 from weft.engines.llamacpp import LlamaCppEngine
+from weft.engines.llamacpp.step import groups_of
 from weft.errors import (
     ConfigError,
     ForwardError,
@@ -292,6 +293,39 @@ def test_rows_of_any_length_and_number_are_cut_into_batches(engine: LlamaCppEngi
     store.free(fragment)
 
 
+def one_token(position: int, n: int) -> list[Row]:
+    return [Row((), [5], position, None, (0,)) for _ in range(n)]
+
+
+def test_rows_of_separate_paths_run_below_the_size_of_tiles() -> None:
+    assert list(map(len, groups_of(one_token(100, 63), 6_300))) == [63]
+    assert list(map(len, groups_of(one_token(100, 64), 6_400))) == [32, 32]
+    assert list(map(len, groups_of(one_token(100, 200), 20_000))) == [50] * 4
+
+
+def test_rows_of_separate_paths_run_apart_from_prompts() -> None:
+    prompt = Row((), [5] * 100, 0, None, ())
+    assert groups_of([prompt, *one_token(100, 8)], 2_000) == [list(range(1, 9)), [0]]
+
+
+def test_rows_that_share_most_of_their_paths_run_in_one_batch() -> None:
+    assert groups_of(one_token(1_030, 64), 1_000 + 64 * 30) == [list(range(64))]
+
+
+def test_70_separate_paths_have_the_logits_of_each_alone() -> None:
+    engine = LlamaCppEngine.load(shallow_gguf(), flash_attention=True, n_threads=1)
+    store = engine.fragments
+    paths = [[300 + n, 5, 6, 7] for n in range(70)]
+    fragments = [store.new(None) for _ in paths]
+    engine.forward([Row((), p, 0, f) for p, f in zip(paths, fragments, strict=True)])
+    ends = [Row((), [8], 4, f, (0,)) for f in fragments]
+    together = engine.forward(ends)
+    for n, path in enumerate(paths):
+        alone = engine.forward([Row((), [*path, 8], 0, None, (4,))]).logits(0)
+        np.testing.assert_allclose(together.logits(n), alone, atol=0.02)
+    engine.close()
+
+
 def test_logits_stay_what_they_were_whatever_runs_later(engine: LlamaCppEngine) -> None:
     first = engine.forward([Row((), [5, 6, 7], 0, None, (2,))])
     again = engine.forward([Row((), [5, 6, 7], 0, None, (2,))]).logits(0)
@@ -464,6 +498,7 @@ import random, sys
 from pathlib import Path
 from weft.engines.base import Row
 from weft.engines.llamacpp import LlamaCppEngine
+from weft.engines.llamacpp.step import groups_of
 from weft.errors import WeftError
 data, folder, end = Path(sys.argv[1]).read_bytes(), Path(sys.argv[2]), int(sys.argv[3])
 for seed in range(int(sys.argv[4]), int(sys.argv[5])):

@@ -60,6 +60,7 @@ class Context(Cells):
         max_threads: int = 0,
         in_order: bool = False,
         min_batch: int = 1,
+        has_tiles: bool = False,
     ) -> None:
         """See the class.
 
@@ -69,7 +70,9 @@ class Context(Cells):
                 in cache order, so another order rounds differently.
             min_batch: pad a call that has fewer tokens, or fewer output rows, by one token that no
                 other token attends to.
+            has_tiles: attention over large batches computes tiles (see `groups_of`).
         """
+        self.has_tiles = has_tiles
         self._in_order, self._min_batch = in_order, min_batch
         self._n_extra = EXTRA_LEASES if in_order else 0
         self._is_sorted = True

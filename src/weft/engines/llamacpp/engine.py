@@ -74,6 +74,7 @@ class LlamaCppEngine(Engine):
             in_order=settings.reproducible,
             min_batch=min_batch,
             max_threads=settings.n_threads if settings.may_use_fewer else 0,
+            has_tiles=not settings.gpus and settings.flash is not False,
         )
         self.fragments: SequenceFragments = SequenceFragments(
             context,

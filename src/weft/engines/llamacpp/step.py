@@ -19,6 +19,8 @@ from .leases import END, Leases, PathFragment
 Owner = tuple[int, int]  # a row's number, and which of its tokens
 Collect = Callable[[Sequence[Owner], Floats], None]  # what came of wanted tokens
 _AT_ONCE = 1 << 24  # numbers of logits that are scored together
+_TILE_ROWS = 64  # tokens of a batch from which llama.cpp's CPU attention computes tiles
+_TILE_GAIN = 4  # computing a visible cell outside a tile / computing one in a tile, in time
 
 
 class ViewOutput(HostOutput):
@@ -156,7 +158,13 @@ class Batches:
                 else:
                     borrowed.append(self._leases.borrow(_tip(row), row.position))
                     leases.append(borrowed[-1])
-            self._run_rows(wave, leases, wanted, collect, most, hidden)
+            groups = [list(range(len(wave)))]
+            if self._context.has_tiles:
+                rows = [self._rows[number] for number in wave]
+                groups = groups_of(rows, self._fragments.slots)
+            for group in groups:
+                numbers, own = [wave[i] for i in group], [leases[i] for i in group]
+                self._run_rows(numbers, own, wanted, collect, most, hidden)
         finally:
             for lease in borrowed:
                 self._leases.give_back(lease)
@@ -193,6 +201,30 @@ class Batches:
             )  # fmt: skip
             collect(owners[told : told + len(found)], found)
             told += len(found)
+
+
+def groups_of(rows: Sequence[Row], n_slots: int) -> list[list[int]]:
+    """Return which rows to run in one batch on a CPU, as numbers of rows.
+
+    Batches of 64 tokens or more compute attention in tiles: the products of all rows with every
+    cell that one of them sees. Smaller batches skip cells that a row does not see. So rows of one
+    token run in small batches, unless most cells belong to most of their paths.
+
+    Args:
+        n_slots: cells in use.
+    """
+    numbers = list(range(len(rows)))
+    if sum([row.n_tokens for row in rows]) < _TILE_ROWS:
+        return [numbers]
+    ones = [number for number in numbers if rows[number].n_tokens == 1]
+    n_visible = sum([rows[number].position + 1 for number in ones])
+    if len(ones) * n_slots <= _TILE_GAIN * n_visible:
+        return [numbers]
+    n_batches = -(-len(ones) // (_TILE_ROWS - 1))
+    size = -(-len(ones) // n_batches)
+    groups = [ones[start : start + size] for start in range(0, len(ones), size)]
+    longer = [number for number in numbers if rows[number].n_tokens > 1]
+    return [*groups, longer] if longer else groups
 
 
 def _cuts(flags: NDArray[np.bool_], n_batch: int, most: int) -> Iterator[tuple[int, int]]:
