@@ -16,6 +16,7 @@ import weft
 from weft.constraints import (
     GBNF,
     Allow,
+    AnyOf,
     Choice,
     JsonSchema,
     Lark,
@@ -39,6 +40,7 @@ ALL = [
     Choice(["yes", "no"]),
     Allow({5, 6}),
     Lazy(Regex("x[0-9]"), ["x", re.compile("y+"), 7]),
+    AnyOf([Regex("[0-9]+"), JsonSchema({"type": "object"}, whitespace="flexible")]),
 ]
 
 
@@ -261,6 +263,7 @@ def test_a_forbidden_token_changes_nothing_and_a_clone_goes_its_own_way(compiler
 
 def test_masks_of_a_batch_are_those_asked_one_token_at_a_time(compiler) -> None:
     constraints = [Regex("[0-9]+"), None, Allow({9, 70}), Choice(["yes", "no"]), Regex("[0-9]+")]
+    constraints.append(AnyOf([Regex("[0-9]+"), Choice(["yes", "no"])]))
     matchers = [None if each is None else compiler.matcher(each) for each in constraints]
     matchers[4].accept(compiler.text.encode("7", add_bos=False)[0])
     logits = np.zeros((len(matchers), compiler.n_vocab), dtype=np.float32)
@@ -382,3 +385,34 @@ def test_a_text_that_breaks_off_is_told_as_unfinished() -> None:
         with pytest.raises(Unfinished, match="not finished: .* larger max_tokens") as caught:
             _ = node.parsed
     assert isinstance(caught.value, ValueError)
+
+
+def test_any_of_allows_the_texts_of_each_option_and_no_mixture(compiler) -> None:
+    call = Lark('start: "{\\"name\\": \\"f\\"}" | "{\\"name\\": \\"g\\"}"')
+    answer = JsonSchema({"properties": {"n": {"type": "integer"}}, "required": ["n"]})
+    either = AnyOf([answer, call])
+    for text in ('{"n": 12}', '{"name": "f"}', '{"name": "g"}'):
+        assert fits(compiler, either, text)
+    for text in ('{"n": "f"}', '{"name": 12}', '{"n": 12', "{}"):
+        assert not fits(compiler, either, text)
+    assert either.parse('{"n": 12}') == {"n": 12}
+
+
+def test_any_of_forces_what_all_open_options_force(compiler) -> None:
+    matcher = compiler.matcher(AnyOf([Choice(["owl one", "owl two"]), Choice(["owl three"])]))
+    forced = compiler.text.decode(matcher.forced())
+    assert "owl t".startswith(forced)
+    for token in compiler.text.encode("owl th", add_bos=False):
+        assert matcher.is_allowed(token)
+        twin = matcher.clone()
+        matcher.accept(token)
+        assert twin.is_allowed(token)
+    matcher = compiler.matcher(AnyOf([Choice(["12", "13"]), Choice(["7"])]))
+    matcher.accept(compiler.text.encode("7", add_bos=False)[-1])
+    assert matcher.may_end
+    assert matcher.must_end
+
+
+def test_any_of_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="allowed is a list of constraints"):
+        AnyOf([])

@@ -9,6 +9,7 @@ a dataclass, a TypedDict), a function, a JSON-schema dict, or a set of token ids
 
 from __future__ import annotations
 
+from .any_of import AnyOf
 from .base import Constraint, Matcher
 from .grammar import GBNF, Choice, Lark, Regex
 from .json_schema import JsonSchema
@@ -19,6 +20,7 @@ from .schema import json_schema_to_grammar
 __all__ = [
     "GBNF",
     "Allow",
+    "AnyOf",
     "Choice",
     "Constraint",
     "EachLine",

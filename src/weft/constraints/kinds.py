@@ -321,8 +321,8 @@ def _n_bytes(letters: str) -> int:
 
 _ALLOWED = (
     "a Pydantic class, a type such as int, Literal[…] or list[str], a function (its arguments), a"
-    " JSON-schema dict, JsonSchema, Regex, Lark, GBNF, Choice, Allow, EachLine or Lazy of"
-    " weft.constraints, or a set of token ids"
+    " JSON-schema dict, JsonSchema, Regex, Lark, GBNF, Choice, Allow, AnyOf, EachLine or"
+    " Lazy of weft.constraints, or a set of token ids"
 )
 
 
@@ -375,6 +375,10 @@ def from_dict(data: Mapping[str, Any]) -> Constraint:
 
         first = None if "first" not in data else from_dict(data["first"])
         return EachLine(from_dict(data["each_line"]), data.get("ends", ("\n",)), first)
+    if isinstance(data, Mapping) and "any_of" in data:
+        from .any_of import AnyOf
+
+        return AnyOf([from_dict(each) for each in data["any_of"]])
     if isinstance(data, Mapping) and "prefixed" in data:
         inner = from_dict(data["prefixed"])
         if not isinstance(inner, Grammar):
