@@ -562,4 +562,37 @@ def test_offload_is_refused_before_an_engine_that_has_none_starts(
 
     monkeypatch.setattr("weft.loading.engine_class", start)
     with pytest.raises(Unsupported, match=f"the {engine} engine keeps its KV .* no effect"):
-        weft.load(source, engine=engine, offload="1MiB")
+        weft.weft.load(source, engine=engine, offload="1MiB")
+
+
+def test_a_chat_template_replaces_the_models_own(tmp_path: Path) -> None:
+    template = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+    file = tmp_path / "chat.jinja"
+    file.write_text(template)
+    chat = [{"role": "user", "content": "Hello"}]
+    for given in (template, file, str(file)):
+        with weft.load("tiny", chat_template=given) as lm:
+            assert lm.format_chat(chat) == "[user] Hello\n"
+            assert lm.tokenizer.chat_template == template
+    with weft.load("tiny") as lm:
+        assert lm.format_chat(chat) != "[user] Hello\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("", "allowed are a file and the text"),
+        (5, "allowed are a file and the text"),
+        ("no-such-file.jinja", "no-such-file.jinja"),
+        ("{% for m in messages %}", "no template in its line"),
+    ],
+)
+def test_what_is_no_chat_template_is_refused(given: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        weft.load("tiny", chat_template=given)
+
+
+def test_a_chat_template_of_a_server_or_a_loaded_model_is_refused() -> None:
+    for source in ("http://127.0.0.1:9/v1", object()):
+        with pytest.raises(ConfigError, match="chat_template=.* has no effect"):
+            weft.load(source, chat_template="{{ messages }}")

@@ -46,7 +46,6 @@ from .sched.native import check_steps
 from .sched.scheduler import Scheduler
 from .sched.work import Extend, Item, Logits, Run, Ticket
 from .stats import Stats, gather_stats
-from .tokens.chat import check_variables
 from .tokens.parse import ChatOutput, parse_chat_output
 from .tokens.tokenizer import Tokenizer
 from .tokens.turns import turn_delta, turn_separator
@@ -382,13 +381,13 @@ class LM(
         (`tokenize(prompt, special=True, add_bos=False)` gives them, too); with `constraint`, which
         makes tool calls valid, and `parse`, which takes the answer apart.
 
-        tools: function descriptions, JSON schema. tool_choice: "auto" (as if left out),
+        tools: function descriptions, JSON schema; a template without tools gets them described in
+        a message. tool_choice: "auto" (as if left out),
         "required", "none", or a function's name. template_kwargs: further variables of the
         template, such as enable_thinking. fits: what cannot fit in the context, by its length, is
         not tokenised.
-        Raises: ConfigError when the template refuses or leaves out a message, does not read a
-        variable, or says nothing of how calls are written that tool_choice asks for;
-        ContextOverflow with `fits` alone.
+        Raises: ConfigError when the template refuses or leaves out a message or does not read a
+        variable; ContextOverflow with `fits` alone.
         """
         options = self._chat_options(tools, template, template_kwargs)
         pieces = self.text.render_pieces(
@@ -440,9 +439,7 @@ class LM(
         options = dict(given or {})
         if tools is not None:
             options["tools"] = list(tools)
-        used = self.text.chat_template if template is None else template
-        if used is not None:
-            check_variables(used, options)
+        self.text.check_chat_options(options, template)
         return {**options, "template": template}
 
     def json_schema_to_grammar(

@@ -29,6 +29,7 @@ from .files import read_json
 from .lm import LM, adopted, refuse_offload
 from .sampling.params import ModelDefaults, knows_options
 from .share import bytes_left
+from .tokens.chat import read_chat_template
 from .tokens.tokenizer import Tokenizer
 
 _log = logging.getLogger("weft")
@@ -75,6 +76,7 @@ def load(
     kv_budget: str | int = "auto",
     offload: str | int | None = None,
     row_cache: str | int = "auto",
+    chat_template: str | os.PathLike[str] | None = None,
     engine_options: Mapping[str, Any] | None = None,
     progress: Any = None,
 ) -> LM:
@@ -113,6 +115,8 @@ def load(
             when it is needed, and not computed again. None keeps none.
         row_cache: bytes of logits rows that are kept for who asks again, over all faces; a row is
             4 bytes a token of the vocabulary. "auto" is 64 MiB.
+        chat_template: a Jinja template instead of the model's own: its file, or its text, which
+            contains a brace. An already loaded tokenizer has its own; set it there.
         engine_options: passed on to the engine.
         progress: called with (phase, done, total, note) while downloading and loading.
 
@@ -146,14 +150,18 @@ def load(
     if not isinstance(source, str | os.PathLike):
         refuse_given(
             "an already loaded model", model=model, device=device, dtype=dtype, token=token,
-            **of_files,
+            chat_template=chat_template, **of_files,
         )  # fmt: skip
         return _load_object(source, tokenizer, engine, budget, limits, options)
     refuse_unfit(engine, source)
     given = {"device": device, "dtype": dtype, "n_ctx": n_ctx, "progress": progress, **options}
     given = {"kv_bytes": budget, "n_seq_max": n_seq_max, **given}
-    asked = NamedSource(source, tokenizer, engine, model, token, of_files, given, budget, limits)
+    chats = None if chat_template is None else read_chat_template(chat_template)
+    asked = NamedSource(
+        source, tokenizer, engine, model, token, of_files, given, budget, limits, chats
+    )
     if is_url(source):
+        refuse_given("a server, which renders chats itself", chat_template=chat_template)
         return asked.of_server()
     refuse_given("files", model=model)
     return asked.of_gguf() if is_gguf(source) else asked.of_folder()
@@ -164,7 +172,7 @@ class NamedSource:
     """What is to be loaded by name, and how.
 
     of_files: what has a meaning for folders alone. given: what the engine is asked for. budget,
-    limits: of the LM.
+    limits: of the LM. chat_template: the text that replaces the tokenizer's, or None.
     """
 
     source: str | os.PathLike[str]
@@ -176,6 +184,7 @@ class NamedSource:
     given: Mapping[str, Any]
     budget: int | None
     limits: Mapping[str, Any]
+    chat_template: str | None
 
     def of_server(self) -> LM:
         """Return the LM of a server."""
@@ -225,7 +234,9 @@ class NamedSource:
         return _load_engine(name, source, {**self.given, **more})
 
     def _lm(self, engine: Engine, tokenizer: Any, defaults: ModelDefaults | None = None) -> LM:
-        return _finish(engine, tokenizer, self.source, self.budget, self.limits, defaults)
+        return _finish(
+            engine, tokenizer, self.source, self.budget, self.limits, defaults, self.chat_template
+        )
 
 
 def _finish(
@@ -235,6 +246,7 @@ def _finish(
     budget: int | None,
     limits: Mapping[str, Any],
     defaults: ModelDefaults | None = None,
+    chat_template: str | None = None,
 ) -> LM:
     """Return the LM of what was loaded by name, with the engine's own tokenizer if none is given.
 
@@ -246,6 +258,8 @@ def _finish(
         text = as_tokenizer(engine.tokenizer() if tokenizer is None else tokenizer)
         if text is None:
             raise ConfigError(f"{source} brings no tokenizer; give one: weft.load(…, tokenizer=…)")
+        if chat_template is not None:
+            text = text.with_chat_template(chat_template)
     except BaseException:
         engine.close()
         raise
@@ -397,7 +411,10 @@ def _assemble(
 def in_words(lm: LM) -> str:
     """Return a summary of the model's settings: context, threads, template, BOS, sampling."""
     text, info = lm.text, lm.info
-    template = f"{len(text.chat_template)} characters" if text.chat_template else "none"
+    template = "none"
+    if text.chat_template:
+        form = "generic" if text.chat_form().is_generic else "the template's own"
+        template = f"{len(text.chat_template)} characters, form of tool calls: {form}"
     threads = info.extra.get("max_threads")
     sampling = lm.chat_defaults if text.chat_template else lm.defaults
     parts = [

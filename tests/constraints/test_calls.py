@@ -13,9 +13,9 @@ from tokens.call_templates import FORMS
 from tokens.test_form import message, tokenizer, user
 from weft.constraints import Lark, Lazy
 from weft.constraints.base import Compiler
-from weft.constraints.calls import call_constraint
+from weft.constraints.calls import call_constraint, loose_tool
 from weft.errors import ConfigError, GrammarError
-from weft.tokens.form import INDEX
+from weft.tokens.form import INDEX, ChatForm
 from weft.tokens.tokenizer import Tokenizer
 
 Calls = list[tuple[str, dict[str, Any]]]
@@ -316,14 +316,24 @@ def test_a_prompt_knows_its_tokens_its_constraint_and_its_answer(lm: weft.LM) ->
 
 
 def test_a_choice_that_cannot_be_had_is_said_at_the_call(lm: weft.LM) -> None:
-    with pytest.raises(ConfigError, match="does not read 'tools'"):
-        lm.format_chat(ASKED, tools=TOOLS)
     with pytest.raises(ConfigError, match="no tools to call"):
         lm.format_chat(ASKED, tool_choice="required")
-    silent = "{{ tools | tojson }}{% for m in messages %}{{ m.content }}{% endfor %}"
-    prompt = lm.format_chat(ASKED, tools=TOOLS, template=silent)
-    with pytest.raises(ConfigError, match="says nothing of how calls are written"):
-        prompt.constraint  # noqa: B018
-    with pytest.raises(ConfigError, match="says nothing of how calls are written"):
-        lm.format_chat(ASKED, tools=TOOLS, tool_choice="auto", template=silent)
-    assert lm.format_chat(ASKED, tools=TOOLS, tool_choice="none", template=silent)
+    with pytest.raises(ConfigError, match="tool_choice is 'nope'"):
+        lm.format_chat(ASKED, tools=TOOLS, tool_choice="nope")
+    with pytest.raises(ConfigError, match="no chat template"):
+        call_constraint(lm.text, ChatForm(), TOOLS)
+
+
+@pytest.mark.parametrize(("kind", "place"), [("hermes", "#/properties/to"), ("glm", "'to'")])
+def test_a_schema_that_cannot_be_compiled_names_its_tool_and_place(kind: str, place: str) -> None:
+    text = tokenizer(FORMS[kind])
+    mail = {"properties": {"cc": {"type": "string"}, "to": {"type": "string", "pattern": "(?!x)y"}}}
+    tools = [*TOOLS, {"name": "mail", "parameters": mail}]
+    with pytest.raises(GrammarError) as caught:
+        Compiler(text, text.n_vocab).matcher(call_constraint(text, text.chat_form(), tools))
+    assert "'mail'" in str(caught.value)
+    assert place in str(caught.value)
+    loose = [*TOOLS, loose_tool(tools[-1])]
+    constraint = call_constraint(text, text.chat_form(), loose, "required")
+    assert verdict(text, constraint, turn_of(text, kind, [("mail", {"cc": "a", "to": "x"})]))
+    assert not verdict(text, constraint, turn_of(text, kind, [("mail", {"bcc": "a"})]))

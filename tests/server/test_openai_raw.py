@@ -76,7 +76,6 @@ def chunks(served: Served, path: str, **body: Any) -> list[dict[str, Any]]:
         (CHATS, {"messages": [{"role": "robot", "content": "Hi"}]}, "messages"),
         (CHATS, {"top_logprobs": 2}, "top_logprobs"),
         (CHATS, {"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
-        (CHATS, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         (CHATS, {"tool_choice": "required"}, "tool_choice"),
         (CHATS, {"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs"),
         (CHATS, {"reasoning_effort": "high"}, "reasoning_effort"),

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from ..errors import ConfigError
-from ..tokens.chat import check_variables
 from .branch import Branch
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ class Session:
         self.template_kwargs = dict(template_kwargs or {})
         if lm.text.chat_template is None:
             raise ConfigError("this model has no chat template, so a session cannot write turns")
-        check_variables(lm.text.chat_template, self._variables())
+        lm.text.check_chat_options(self._variables())
         self._first = () if system is None else ({"role": "system", "content": system},)
         self._turns: WeakKeyDictionary[Branch, _SessionTurn] = WeakKeyDictionary()
         self._trunk = Branch.create(lm, **options)

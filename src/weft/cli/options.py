@@ -144,6 +144,15 @@ KvBudget = Annotated[
         help='Memory for KV, as "4GiB"; auto: what is sensible.',
     ),
 ]
+ChatTemplate = Annotated[
+    Path | None,
+    typer.Option(
+        "--chat-template",
+        help="A file with a Jinja chat template instead of the model's own.",
+        show_default=False,
+        dir_okay=False,
+    ),
+]
 Special = Annotated[
     bool,
     typer.Option(

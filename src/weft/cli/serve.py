@@ -53,6 +53,7 @@ def serve(
         int | None,
         typer.Option("--n-ctx", help="Tokens a path may have.", show_default="the model's own"),
     ] = None,
+    chat_template: options.ChatTemplate = None,
     host: Annotated[
         str | None,
         typer.Option(
@@ -174,6 +175,7 @@ def serve(
         n_ctx=n_ctx,
         kv_budget=kv_budget,
         offload=offload,
+        chat_template=chat_template,
         host=said.host if host is None else host,
         port=said.port if port is None else port,
         api_key=api_key or None,

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ConfigError, GrammarError
 from ..tokens.form import INDEX, Calls, ChatForm, Each
 from ..tokens.tokenizer import Tokenizer
 from .base import Constraint
-from .grammar import Lark
+from .grammar import Lark, located_message
 from .kinds import Lazy
 from .schema_lark import schema_as_lark
+from .schema_reader import TYPES
 
 # What gpt-oss itself writes between a name and its arguments; its template writes another order.
 _HARMONY = " <|constrain|>json<|message|>"
@@ -22,21 +24,39 @@ _NOTHING = '""'
 _SHORT = 4  # letters of a trigger, at least
 
 
+@dataclass(frozen=True, slots=True)
+class CallGrammar(Lark):
+    """The grammar of calls. Its errors name the tool, and the place in the tool's schema.
+
+    places: the tool and the place of each line, by the line's text.
+    """
+
+    places: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    def _what(self) -> str:
+        return "the grammar of the tools"
+
+    def _told(self, message: str) -> str:
+        lines = self.text.splitlines()
+        return located_message(message, [self.places.get(line, "the calls") for line in lines])
+
+
 def call_constraint(
     text: Tokenizer,
     form: ChatForm,
     tools: Sequence[Any],
     choice: Any = "auto",
     *,
-    parallel: bool = True,
+    parallel: bool | None = None,
     thinking_open: bool = False,
 ) -> Constraint | None:
     """Return the constraint that makes calls valid, as the template writes them.
 
     choice: "auto": free text until a call begins, then a valid one; "required": at once, after the
     reasoning; a name (or `{"type": "function", "function": {"name": …}}`): one call, of this
-    function; "none": None. parallel: several calls, where the template writes several.
-    Raises: ConfigError for a choice or tools that are none, or a template without calls.
+    function; "none": None. parallel: several calls, where the template writes several; None means
+    one call if the template has no form of its own: models without training repeat calls.
+    Raises: ConfigError for a choice or tools that are none, or a form without calls.
     """
     functions = _functions(tools)
     wanted = _wanted(choice, functions)
@@ -44,11 +64,13 @@ def call_constraint(
         return None
     if form.calls is None:
         raise ConfigError(
-            "this chat template says nothing of how calls are written; give a constraint of your"
-            " own, or tool_choice='none'"
+            "the model has no chat template, so no form of calls; give a constraint of your own, or"
+            " tool_choice='none'"
         )
     if wanted not in ("auto", "required"):
         functions, parallel = {wanted: functions[wanted]}, False
+    if parallel is None:
+        parallel = not form.is_generic
     writer = _CallsWriter(text, form.calls, functions, parallel=parallel)
     if wanted == "auto":
         triggers, skipped = writer.triggers()
@@ -57,6 +79,25 @@ def call_constraint(
         mark = form.think[1]
         return writer.lark(before=writer.until(mark), json_after=mark)
     return writer.lark()
+
+
+def loose_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool whose arguments keep their names and types, and may have any values."""
+    function = tool.get("function", tool)
+    properties, required = map(function["parameters"].get, ("properties", "required"))
+    known = properties if isinstance(properties, Mapping) else {}
+    parameters = {
+        "type": "object",
+        "properties": {key: _type_alone(schema) for key, schema in known.items()},
+        "required": [key for key in known if isinstance(required, list) and key in required],
+        "additionalProperties": not known,
+    }
+    return {"type": "function", "function": {**function, "parameters": parameters}}
+
+
+def _type_alone(schema: Any) -> Any:
+    kind = schema.get("type") if isinstance(schema, Mapping) else None
+    return {"type": kind} if kind in TYPES else True
 
 
 def _functions(tools: Sequence[Any]) -> dict[str, Any]:
@@ -112,6 +153,7 @@ class _CallsWriter:
         self.functions = functions
         self.parallel = parallel
         self.rules: list[str] = []
+        self.places: dict[str, str] = {}  # of the rules' lines
         self.has_open_names = False
         names = {text.token_text(token): token for token in text.special_ids}
         self.specials = {name: token for name, token in names.items() if name}
@@ -146,8 +188,8 @@ class _CallsWriter:
         # Arguments without JSON may have any brackets and quotes.
         is_json = self.how.each is None and not self.how.is_python
         if not (self.has_open_names and is_json):
-            return Lark(text)
-        return Lark(text, unique_names=True, json_after=json_after)
+            return CallGrammar(text, places=self.places)
+        return CallGrammar(text, unique_names=True, json_after=json_after, places=self.places)
 
     def grammar(self, *, skipped: str = "", before: str = "") -> str:
         """Return the Lark. skipped: of the head, what has come already."""
@@ -232,6 +274,8 @@ class _CallsWriter:
         except GrammarError as error:
             raise GrammarError(f"the parameters of {name!r}: {error}") from error
         self.rules += lark.lines
+        for line, path in zip(lark.lines, lark.paths, strict=True):
+            self.places[line] = f"the parameters of {name!r} at {path}"
         self.has_open_names |= lark.has_open_names
         return rule
 
@@ -248,7 +292,10 @@ class _CallsWriter:
                 self.literal(each.empty if each.empty is not None else mid + each.text_close)
             )
         for at, key in enumerate(keys):
+            n_rules = len(self.rules)
             self._argument(number, at, key, known[key], name, each)
+            for line in self.rules[n_rules:]:
+                self.places.setdefault(line, f"the argument {key!r} of {name!r}")
             sep, close = self._ends(number, at, known[key], each)
             after = [
                 close if follow is None else f"{sep} {self._from(number, follow)}".strip()

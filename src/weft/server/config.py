@@ -13,6 +13,7 @@ from typing import Any
 from ..checks import number, whole_number
 from ..errors import ConfigError
 from ..loading import parse_bytes
+from ..tokens.chat import read_chat_template
 
 MIN_KEY = 16  # characters
 # As browsers send it; apps made of pages have schemes of their own, such as app://obsidian.md.
@@ -50,7 +51,7 @@ class ServerConfig:
 
     models: sources to load when it starts; the first is the one that a request without a model
     means. engine, engine_options, n_ctx, kv_budget, offload: as `weft.load` takes them, for each
-    of them.
+    of them. chat_template: as `weft.load` takes it, for the first of them.
     host: beyond this machine only with an `api_key`. hosts, origins: names in a Host header, and
     origins of pages, that are allowed beside the server's own. model_roots: folders below which
     models may be loaded by request, hub: Hub ids, too. memory_budget: bytes that all models may
@@ -66,6 +67,7 @@ class ServerConfig:
     n_ctx: int | None = None
     kv_budget: str | int = "auto"
     offload: str | int | None = None
+    chat_template: str | os.PathLike[str] | None = None
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str | None = field(default=None, repr=False)
@@ -93,6 +95,8 @@ class ServerConfig:
         parse_bytes(self.kv_budget)
         if self.offload is not None:
             parse_bytes(self.offload, "offload", auto=False)
+        if self.chat_template is not None:
+            read_chat_template(self.chat_template)
         if self.api_key is not None and len(self.api_key) < MIN_KEY:
             raise ConfigError(
                 f"the API key has fewer than {MIN_KEY} characters and could be guessed",

@@ -262,6 +262,7 @@ class ModelShelf:
             offload=own.offload if wish.offload is None else wish.offload,
             device=wish.device,
             dtype=wish.dtype,
+            chat_template=own.chat_template if wish.source in own.models[:1] else None,
             engine_options=dict(options) or None,
             progress=tell,
         )

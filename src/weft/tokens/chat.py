@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
-from ..files import FAULTS
+from ..files import FAULTS, read_text
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -87,6 +88,23 @@ def render_chat(
             f"the model's chat template refused the messages{_line(error)}: {_why(error)}. Change "
             "the messages, or give the prompt as plain text with template=False"
         ) from error
+
+
+def read_chat_template(given: str | os.PathLike[str]) -> str:
+    """Return a chat template: text with a brace is the template, anything else names its file.
+
+    Raises: ConfigError for a file that cannot be read, and for text that is not a template.
+    """
+    if not isinstance(given, str | os.PathLike) or given == "":
+        raise ConfigError(
+            f"chat_template is {given!r:.80}; allowed are a file and the text of a Jinja template"
+        )
+    is_text = isinstance(given, str) and "{" in given
+    template = str(given) if is_text else read_text(given, ConfigError)
+    if "{" not in template:
+        raise ConfigError(f"{given} has no Jinja braces, so it is not a chat template")
+    _variables(template)
+    return template
 
 
 def needs_form(message: Mapping[str, Any]) -> bool:

@@ -44,6 +44,7 @@ _TOLD = {
         "\n</tool_call>",
     ),
 }
+GENERIC = "<tool_call>"  # the form for templates that neither write nor describe calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +141,12 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class ChatForm:
-    """An assistant's turn in a template. calls: None where it writes none.
+    """An assistant's turn in a template. calls: None without a template.
 
     think: what opens and closes reasoning. opening, closing: around the content, "" for nothing.
     end: what ends the turn, where it is a token's name.
+    is_generic: the template has no calls; Weft describes tools in a message, see `history`.
+    has_system: of a generic form, the template writes system messages.
     """
 
     think: tuple[str, str] = ("<think>", "</think>")
@@ -152,6 +155,8 @@ class ChatForm:
     end: str = ""
     calls: Calls | None = None
     shape: Shape = Shape()
+    is_generic: bool = False
+    has_system: bool = True
 
 
 @lru_cache(maxsize=64)
@@ -430,12 +435,23 @@ class _Probe:
         return Each(text_mid, json_mid, text_sep, json_sep, close, json_close, empty)
 
     def _told(self, form: ChatForm) -> ChatForm:
-        """Return the form that a template tells the model in words, if it does."""
-        for mark, written in _TOLD.items():
-            if mark in self.prompt or mark in self.template:
-                with_calls = _Probe(_as_template(*written), "", "").form().calls
-                return replace(form, calls=with_calls, shape=replace(form.shape, as_content=True))
-        return form
+        """Return the form that a template tells the model in words, else the generic one."""
+        named = [mark for mark in _TOLD if mark in self.prompt or mark in self.template]
+        written = _TOLD[named[0] if named else GENERIC]
+        calls = _Probe(_as_template(*written), "", "").form().calls
+        form = replace(form, calls=calls, shape=replace(form.shape, as_content=True))
+        if named:
+            return form
+        return replace(form, is_generic=True, has_system=self._has_system())
+
+    def _has_system(self) -> bool:
+        chat = [{"role": "system", "content": _SAID}, {"role": "user", "content": _ASKED}]
+        try:
+            return _SAID in render_chat(
+                self.template, chat, add_generation_prompt=True, **self.names
+            )
+        except ConfigError:
+            return False
 
 
 def _as_template(before: str, call: str, between: str, after: str) -> str:

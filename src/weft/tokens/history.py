@@ -39,6 +39,64 @@ def as_wanted(messages: Sequence[Mapping[str, Any]], form: ChatForm) -> list[dic
     return out
 
 
+def as_generic(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], form: ChatForm
+) -> list[dict[str, Any]]:
+    """Return a chat for a template without tools; `messages` come from `as_wanted`.
+
+    The system message, or else the first user message, describes the tools and the form of calls.
+    Results of tools are messages of the user.
+    """
+    out: list[dict[str, Any]] = []
+    follows_result = False
+    for message in messages:
+        is_result = message.get("role") == "tool"
+        if is_result:
+            content = f"<tool_response>\n{_text(message)}\n</tool_response>"
+            message = {"role": "user", "content": content}
+        if follows_result and message["role"] == "user":  # many templates refuse two in a row
+            out[-1] = _joined(out[-1], message)
+        else:
+            out.append(dict(message))
+            follows_result = is_result
+    if tools:
+        described = {
+            "role": "system" if form.has_system else "user",
+            "content": _description(tools),
+        }
+        if out[0]["role"] == "system":
+            out[0] = _joined(out[0], described)
+        elif out[0]["role"] == described["role"]:
+            out[0] = _joined(described, out[0])
+        else:
+            out.insert(0, described)
+    return out
+
+
+def _description(tools: Sequence[Any]) -> str:
+    functions = (
+        tool.get("function", tool) if isinstance(tool, Mapping) else tool for tool in tools
+    )
+    listed = "\n".join(json.dumps(each, ensure_ascii=False) for each in functions)
+    return (
+        f"You can call these functions:\n{listed}\n\nTo call a function, write its name and"
+        " arguments as JSON, and nothing else:\n<tool_call>\n"
+        '{"name": "FUNCTION", "arguments": {"ARGUMENT": "VALUE"}}\n</tool_call>\n'
+        "The results follow in <tool_response> tags. If you need no function, answer the user."
+    )
+
+
+def _joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    return {**first, "content": f"{_text(first)}\n\n{_text(second)}"}
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "\n".join(str(part.get("text", "")) for part in content)
+
+
 def _call(index: int, given: Any, form: ChatForm, number: int) -> tuple[dict[str, Any], str]:
     """Return one call as the template reads it, and the id that it was given."""
     inner = given.get("function", given) if isinstance(given, Mapping) else None
@@ -83,11 +141,7 @@ def _arguments(index: int, name: str, given: Any, form: ChatForm) -> Any:
 def _with_calls(
     index: int, message: dict[str, Any], calls: list[dict[str, Any]], form: ChatForm
 ) -> dict[str, Any]:
-    if form.calls is None:
-        raise ConfigError(
-            f"message {index} has tool calls, and this chat template writes none: they would be"
-            " left out. Say in its content what was called"
-        )
+    assert form.calls is not None, "every template has a form of calls"
     content = message.get("content")
     if form.shape.as_content:
         del message["tool_calls"]

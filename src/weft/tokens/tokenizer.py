@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from ..checks import warn_of_prompt
 from ..errors import ConfigError, ModelLoadError, Unsupported
 from ..files import read, read_json, read_text, shown, shown_path
-from .chat import check_messages, check_roles, needs_form, render_chat
+from .chat import check_messages, check_roles, check_variables, needs_form, render_chat
 from .codec import Codec, TokenizersCodec, copy_of, is_librarys
 from .form import ChatForm, chat_form
-from .history import as_wanted
+from .history import as_generic, as_wanted
 from .letters import pattern_of
 from .text import TextStream
 
@@ -124,6 +125,14 @@ class Tokenizer:
     def n_vocab(self) -> int:
         """One more than the highest token id."""
         return len(self.vocab_bytes)
+
+    def with_chat_template(self, template: str) -> Tokenizer:
+        """Return a tokenizer that differs from this one only in its chat template."""
+        other = copy(self)
+        other.chat_template = template
+        if self.object is self:
+            other.object = other
+        return other
 
     def is_like(self, other: Tokenizer) -> bool:
         """Whether ids, special tokens and chats mean the same to both."""
@@ -265,8 +274,11 @@ class Tokenizer:
             )
         names = {"bos_token": "", "eos_token": "", **self._special_tokens, **options}
         chat = check_messages(messages)
-        if any(needs_form(message) for message in chat):
-            chat = as_wanted(chat, self.chat_form(template))
+        if names.get("tools") or any(needs_form(message) for message in chat):
+            form = self.chat_form(template)
+            chat = as_wanted(chat, form)
+            if form.is_generic:
+                chat = as_generic(chat, names.pop("tools", None) or (), form)
         rendered = render_chat(template, chat, add_generation_prompt=add_generation_prompt, **names)
         check_roles(template, chat, rendered, **names)
         return rendered
@@ -278,6 +290,16 @@ class Tokenizer:
             return ChatForm()
         names = {"bos_token": "", "eos_token": "", **self._special_tokens}
         return chat_form(template, names["bos_token"], names["eos_token"])
+
+    def check_chat_options(self, options: Iterable[str], template: str | None = None) -> None:
+        """Raise ConfigError for a template variable that would have no effect.
+
+        Tools always have one: without a template that reads them they are described in a message.
+        """
+        used = self.chat_template if template is None else template
+        if used is not None:
+            is_generic = self.chat_form(template).is_generic
+            check_variables(used, [name for name in options if name != "tools" or not is_generic])
 
     def encode_chat(
         self,

@@ -51,7 +51,6 @@ def test_stream_joins_to_the_text_of_one_reply(client: OpenAI, server: Any) -> N
     assert text == client.chat.completions.create(**body).choices[0].message.content
 
 
-@pytest.mark.xfail(reason="the template of SmolLM2 has no tools")
 @pytest.mark.client("openai", "tools")
 def test_required_tool_is_called_with_valid_arguments(client: OpenAI, server: Any) -> None:
     reply = client.chat.completions.create(

@@ -13,7 +13,6 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from ...chat import ChatPrompt
-from ...constraints import Constraint
 from ...lm import LM
 from ...loom import Heddle, Loom
 from ...sampling.params import SamplingParams
@@ -22,7 +21,7 @@ from ..limits import check_most
 from ..pulse import Pulse
 from ..service import Here, Service
 from . import logprobs
-from .constraints import ConstraintFields, TextConstraint
+from .constraints import ConstraintFields
 from .fields import GeneratingRequest
 from .kept import KeptAnswer, check_one, keeping
 from .logprobs import TokenFigures, Wanted
@@ -31,7 +30,7 @@ from .refusals import invalid, named, unsupported
 from .replies import ChatCompletion, ChatCompletionChunk, ok
 from .runs import ChoiceRun, Runs
 from .stream import answered
-from .tools import OfferedTool, ToolChoice, call_object, chosen, constraint_of
+from .tools import OfferedTool, ToolChoice, answer_constraint, call_object, chosen
 from .turns import ChatTurn, Delivered
 from .usage import CallUsage
 
@@ -141,6 +140,7 @@ class ChatCall:
     wanted: Wanted | None
     head: Json
     reads_calls: bool
+    has_format: bool  # the text, if the turn has one, fits a constraint
 
     @classmethod
     async def begin(
@@ -160,19 +160,17 @@ class ChatCall:
         prompt = await asyncio.to_thread(body.prompt, lm)
         choice = chosen(body.tool_choice, prompt.tools)
         form = body.text_constraint()
-        if form is not None and choice is not None:
-            raise unsupported(
-                form.param, "an answer that may be calls has no other form; leave tools out"
-            )
-        parallel = body.parallel_tool_calls is not False
-        calls = constraint_of(lm, prompt, choice, parallel=parallel)
-        constraint: Constraint | None = None
-        if calls is not None:
-            constraint = await TextConstraint("tools", calls).compile(lm)
-        elif form is not None:
-            constraint = await form.compile(lm, prompt)
+        constraint = await answer_constraint(
+            lm,
+            prompt,
+            choice,
+            None if form is None else await form.compile(lm, prompt),
+            strict=[each.function.name for each in body.tools or () if each.function.strict],
+            parallel=body.parallel_tool_calls,
+        )
         call = cls()
         call.body, call.lm, call.prompt, call.reads_calls = body, lm, prompt, choice is not None
+        call.has_format = form is not None
         call.pulse = service.pulse
         call.root = named("messages", lambda: Loom(lm, prompt))
         room = max(lm.n_ctx - len(prompt.ids), 1)
@@ -221,7 +219,7 @@ class ChatCall:
             kept=kept,
         )
         self.turns = [
-            ChatTurn(self.prompt, reply, reads_calls=self.reads_calls)
+            ChatTurn(self.prompt, reply, reads_calls=self.reads_calls, has_format=self.has_format)
             for reply in self.runs.replies
         ]
 

@@ -120,7 +120,7 @@ def chat_prompt(
             "messages", "this model has no chat template; use /v1/completions with a plain text"
         )
     if tools:
-        named("tools", lambda: check_variables(template, ["tools"]))
+        named("tools", lambda: lm.text.check_chat_options(["tools"]))
     variables = dict(template_kwargs or {})
     if variables:
         named("chat_template_kwargs", lambda: check_variables(template, list(variables)))

@@ -313,7 +313,9 @@ class ResponseCall:
             "max_output_tokens": body.max_output_tokens,
             "model": self.name,
             "output": self.writer.output if is_over else [],
-            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "parallel_tool_calls": not self.call.prompt.form.is_generic
+            if body.parallel_tool_calls is None
+            else body.parallel_tool_calls,
             "previous_response_id": None,
             "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort},
             "store": False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -46,10 +47,14 @@ class _Waiting(NamedTuple):
 class ChatTurn:
     """One choice of a chat, taken apart. Calls are looked for only where tools were offered."""
 
-    def __init__(self, prompt: ChatPrompt, reply: ChoiceRun, *, reads_calls: bool) -> None:
+    def __init__(
+        self, prompt: ChatPrompt, reply: ChoiceRun, *, reads_calls: bool, has_format: bool = False
+    ) -> None:
+        """has_format: a turn without calls fits a constraint, and may look like calls."""
         self._prompt = prompt
         self._reply = reply
         self._reads_calls = reads_calls
+        self._has_format = has_format
         self._told = Delivered("", "", ())
         self._is_plain = False  # nothing but content comes from here on
         self._waiting: list[_Waiting] = []
@@ -75,8 +80,20 @@ class ChatTurn:
 
     def _parsed(self, length: int, *, is_partial: bool) -> Delivered:
         text = self._reply.text[:length]
-        made = self._prompt.parse(text, is_partial=is_partial, reads_calls=self._reads_calls)
+        reads_calls = self._reads_calls and (not self._has_format or self._begins_calls(text))
+        made = self._prompt.parse(text, is_partial=is_partial, reads_calls=reads_calls)
+        if self._has_format and not {call.name for call in made.tool_calls} <= self._names:
+            made = self._prompt.parse(text, is_partial=is_partial, reads_calls=False)
         return Delivered(made.content, made.reasoning, made.tool_calls)
+
+    def _begins_calls(self, text: str) -> bool:
+        calls = self._prompt.form.calls
+        marker = calls.marker if calls is not None else ""
+        return text.startswith(marker) or marker.startswith(text)
+
+    @cached_property
+    def _names(self) -> set[str]:
+        return {tool["function"]["name"] for tool in self._prompt.tools}
 
     def new(self) -> Delivered:
         """Return what is new since the last call."""
