@@ -10,7 +10,7 @@ from fastapi import Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from .. import __version__
-from . import n8loom
+from . import n8loom, ollama
 from .anthropic import ROUTERS as ANTHROPIC
 from .asked import refuse_unknown_query
 from .config import ServerConfig
@@ -48,7 +48,7 @@ ROUTERS = (
     *(health.router, page.router),
     *(each.router for each in NATIVE),
     *(*OPENAI, *ANTHROPIC),
-    n8loom.router,
+    *(ollama.router, n8loom.router),
 )
 
 

@@ -23,6 +23,10 @@ def is_anthropic(path: str) -> bool:
     return path == _ANTHROPIC or path.startswith(f"{_ANTHROPIC}/")
 
 
+def _is_ollama(path: str) -> bool:
+    return path.startswith("/api/") and not path.startswith("/api/v1/")
+
+
 def error_body(path: str, status: int, error: Json) -> Json:
     """Return the body of an error response. error: OpenAI's error object, with Weft's fields."""
     if is_anthropic(path):
@@ -34,4 +38,6 @@ def error_body(path: str, status: int, error: Json) -> Json:
                 f"prompt is too long: {size['n_prompt_tokens']} tokens > {size['n_ctx']} maximum"
             )
         return {"type": "error", "error": told, "request_id": error.get("request_id")}
+    if _is_ollama(path):
+        return {"error": "; ".join(filter(None, (error["message"], error.get("hint"))))}
     return {"error": error}

@@ -177,6 +177,12 @@ def _field(error: Mapping[str, Any]) -> str:
     return ".".join(part for part in place if not _TRIED.fullmatch(part))
 
 
+_APIS = (
+    "OpenAI's API is below /v1 (POST /v1/chat/completions), Anthropic's is /v1/messages, Ollama's"
+    " is below /api, Weft's below /api/v1"
+)
+
+
 def _of_http(error: HTTPException) -> Refused:
     codes = {404: "no_such_route", 405: "method_not_allowed", 413: "body_too_large"}
     code = codes.get(error.status_code, "invalid_request")
@@ -184,7 +190,8 @@ def _of_http(error: HTTPException) -> Refused:
         404: "there is nothing at this address",
         405: "this address does not take this method",
     }.get(error.status_code, _of_body(error.__cause__) or str(error.detail))
-    return Refused(error.status_code, code, message, headers=error.headers)
+    hint = _APIS if error.status_code == 404 else ""
+    return Refused(error.status_code, code, message, headers=error.headers, hint=hint)
 
 
 def _of_body(cause: BaseException | None) -> str:

@@ -12,12 +12,11 @@ from fastapi import APIRouter, Depends, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from ...errors import ConfigError
 from ...lm import LM
-from ...tokens.chat import check_variables
 from ..errors import Refused
 from ..openai.chat import ChatCall, ChatRequest
 from ..openai.fields import Finite, LoomOptions, OpenAIModel
+from ..openai.messages import reads_variable
 from ..openai.refusals import invalid
 from ..openai.runs import Runs
 from ..openai.stream import SSE, answered, sse_line
@@ -129,10 +128,17 @@ class OutputConfig(OpenAIModel):
     )
 
 
-class ContextManagement(OpenAIModel):
-    """Edits of the context; none are made here."""
+class ThinkingEdit(OpenAIModel):
+    """The edit that removes no thinking: the prompt is what the messages are."""
 
-    edits: list[Any] = Field([], max_length=0)
+    type: Literal["clear_thinking_20251015"]
+    keep: Literal["all"]
+
+
+class ContextManagement(OpenAIModel):
+    """Edits of the context before the model reads it; only the one that changes nothing."""
+
+    edits: list[ThinkingEdit] = []
 
 
 class CountRequest(OpenAIModel):
@@ -185,23 +191,14 @@ class CountRequest(OpenAIModel):
 
     def _effort(self, lm: LM) -> str | None:
         effort = None if self.output_config is None else self.output_config.effort
-        return effort if effort != "high" or _reads(lm, "reasoning_effort") else None
+        return effort if effort != "high" or reads_variable(lm, "reasoning_effort") else None
 
     def _template_kwargs(self, lm: LM) -> Json | None:
         made = dict(self.chat_template_kwargs or {})
         kind = "adaptive" if self.thinking is None else self.thinking.type
-        if kind == "enabled" or (kind == "disabled" and _reads(lm, "enable_thinking")):
+        if kind == "enabled" or (kind == "disabled" and reads_variable(lm, "enable_thinking")):
             made.setdefault("enable_thinking", kind == "enabled")
         return made or None
-
-
-def _reads(lm: LM, variable: str) -> bool:
-    """Return True if the model's chat template reads a variable."""
-    try:
-        check_variables(lm.text.chat_template or "", [variable])
-    except ConfigError:
-        return False
-    return True
 
 
 class MessagesRequest(CountRequest):

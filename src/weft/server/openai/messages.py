@@ -141,6 +141,15 @@ def chat_prompt(
     return named("messages", lambda: _open_ended(lm, messages, tools, variables))
 
 
+def reads_variable(lm: LM, name: str) -> bool:
+    """Return True if the model's chat template reads a variable."""
+    try:
+        check_variables(lm.text.chat_template or "", [name])
+    except ConfigError:
+        return False
+    return True
+
+
 def _open_ended(
     lm: LM,
     messages: Sequence[Json],

@@ -27,7 +27,9 @@ async def healthz() -> Health:
 
 
 @router.head("/readyz", include_in_schema=False)
+@router.head("/health", include_in_schema=False)
 @router.get("/readyz")
+@router.get("/health", include_in_schema=False)  # llama-server's name
 async def readyz(service: Here) -> Health:
     """Say whether looms can be grown: 503 while no model or no database is there, or it stops."""
     service.refuse_new()
