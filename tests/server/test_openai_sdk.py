@@ -446,8 +446,8 @@ def test_a_response_parses_and_calls(client: OpenAI, tools_client: OpenAI) -> No
     assert after.output[0].type == "message"
 
 
-def test_what_needs_a_memory_is_refused_by_name(client: OpenAI) -> None:
-    for name, value in {"previous_response_id": "resp_1", "background": True}.items():
+def test_response_options_that_are_not_supported_are_rejected_by_name(client: OpenAI) -> None:
+    for name, value in {"conversation": "conv_1", "background": True}.items():
         with pytest.raises(openai.BadRequestError) as caught:
             client.responses.create(model="tiny", input="Hi", **{name: value})
         assert caught.value.param == name

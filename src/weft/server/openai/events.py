@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,10 +17,11 @@ Events = list[tuple[str, Json]]
 class OutputWriter:
     """Writes a turn as items: what was thought, then what was said, then what is called.
 
-    output: the items; the last one may still be open.
+    output: the items; the last one may still be open. new_id: makes the id of an item of a kind.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, new_id: Callable[[str], str]) -> None:
+        self._new_id = new_id
         self.output: list[Json] = []
         self._open: Json | None = None
 
@@ -66,10 +67,10 @@ class OutputWriter:
 
     def _begin(self, kind: str) -> Events:
         if kind == "reasoning":
-            item: Json = {"id": f"rs_{secrets.token_hex(16)}", "type": kind, "summary": []}
+            item: Json = {"id": self._new_id("rs"), "type": kind, "summary": []}
             part: Json = {"type": "reasoning_text", "text": ""}
         else:
-            item = {"id": f"msg_{secrets.token_hex(16)}", "type": kind, "role": "assistant"}
+            item = {"id": self._new_id("msg"), "type": kind, "role": "assistant"}
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         self._open = {**item, "status": "in_progress", "content": [part]}
         self.output.append(self._open)
@@ -99,7 +100,7 @@ class OutputWriter:
     def _call(self, call: ToolCall) -> Events:
         made = self._end("completed")
         item: Json = {
-            "id": f"fc_{secrets.token_hex(16)}",
+            "id": self._new_id("fc"),
             "type": "function_call",
             "status": "completed",
             "call_id": call.id or f"call_{secrets.token_hex(12)}",

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
 from .fields import OpenAIModel
 from .refusals import invalid, unsupported
 
+if TYPE_CHECKING:
+    from .stored import ResponseKey
+
 Json = dict[str, Any]
+_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "reasoning": "rs",
+}
 
 
 class ItemPart(OpenAIModel):
@@ -33,7 +42,9 @@ class ItemPart(OpenAIModel):
 class InputItem(OpenAIModel):
     """One item: a message, a call, a call's result, or what was thought."""
 
-    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    type: Literal[
+        "message", "function_call", "function_call_output", "reasoning", "item_reference"
+    ] = "message"
     id: str | None = None
     status: str | None = None
     role: str | None = Field(None, min_length=1)
@@ -48,12 +59,24 @@ class InputItem(OpenAIModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_this_call_alone(cls, given: Any) -> Any:
+    def _without_null(cls, given: Any) -> Any:
         if not isinstance(given, Mapping):
             return given
-        if given.get("type") == "item_reference":
-            raise unsupported("input", "item_reference: nothing is kept here; send the item itself")
-        return {name: value for name, value in given.items() if value is not None}
+        made = {name: value for name, value in given.items() if value is not None}
+        if set(made) == {"id"}:
+            made["type"] = "item_reference"
+        return made
+
+    def stored(self, key: ResponseKey) -> Json:
+        """Return the item as `input_items` lists it. key: of the response that it is given to."""
+        made: Json = {"type": self.type, **self.model_dump(exclude_none=True)}
+        made["id"] = self.id or key.item_id(_PREFIXES[self.type])
+        made.setdefault("status", "completed")
+        if self.type == "message" and isinstance(self.content, str):
+            kind = "output_text" if self.role == "assistant" else "input_text"
+            part: Json = {"type": kind, "text": self.content}
+            made["content"] = [{**part, "annotations": []} if kind == "output_text" else part]
+        return made
 
     def text(self, number: int, content: str | Sequence[ItemPart] | None) -> str:
         """Return the text of a content. Raises: Refused for what is none."""
@@ -70,15 +93,25 @@ def _part_text(number: int, part: ItemPart) -> str:
     raise unsupported(f"input[{number}].content", f"is {part.type!r:.40}; only text is read here")
 
 
-def as_messages(instructions: str | None, given: str | Sequence[InputItem]) -> list[Json]:
-    """Return the chat that items are. Calls in a row, and the text before them, are one turn."""
+def as_items(given: str | Sequence[InputItem]) -> list[InputItem]:
+    """Return the items of an input; a text is a message of the user."""
+    if isinstance(given, str):
+        return [InputItem.model_validate({"role": "user", "content": given})]
+    return list(given)
+
+
+def as_messages(
+    instructions: str | None, given: Sequence[InputItem], *, n_before: int = 0
+) -> list[Json]:
+    """Return the chat that items are. Calls in a row, and the text before them, are one turn.
+
+    n_before: how many of the items are not the request's; errors number the request's from 0.
+    """
     made: list[Json] = []
     if instructions:
         made.append({"role": "system", "content": instructions})
-    if isinstance(given, str):
-        return [*made, {"role": "user", "content": given}]
     thought = ""
-    for number, item in enumerate(given):
+    for number, item in enumerate(given, start=-n_before):
         if item.type == "reasoning":
             thought += item.text(number, item.content)
         elif item.type == "function_call":

@@ -312,7 +312,7 @@ class ResponseObject(Reply):
     id: str
     object: Literal["response"]
     created_at: int = Field(description="Unix time in seconds.")
-    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    status: Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
     error: ResponseError | None
     incomplete_details: Json | None
     instructions: str | None
@@ -333,6 +333,24 @@ class ResponseObject(Reply):
     usage: ResponseUsage | None
     user: Any
     metadata: Any
+
+
+class DeletedResponse(Reply):
+    """The id of a response that is deleted."""
+
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class InputItemPage(Reply):
+    """A page of the items that a response was given."""
+
+    object: Literal["list"]
+    data: list[Json]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 class ResponseEvent(Reply):

@@ -1,22 +1,23 @@
-"""POST /v1/responses: one turn of text, without a memory of earlier ones."""
+"""/v1/responses: turns of text, stored as nodes of looms unless the request says otherwise."""
 
 from __future__ import annotations
 
 import re
-import secrets
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from ...errors import WeftError
 from ...lm import LM
-from ..asked import ERRORS
+from ...loom import Heddle
+from ..asked import ERRORS, refuse_unknown_query
 from ..errors import Refused, told_of
-from ..service import Here
+from ..service import Here, Service
 from . import logprobs
 from .chat import ChatCall, ChatRequest
 from .constraints import ConstraintFields, ResponseFormat, Schema, TextConstraint
@@ -24,8 +25,9 @@ from .events import OutputWriter
 from .fields import Finite, OpenAIModel, StreamOptions
 from .items import InputItem, as_messages
 from .refusals import invalid, unsupported, without_switched_off
-from .replies import ResponseEvent, ResponseObject, ok
+from .replies import DeletedResponse, InputItemPage, ResponseEvent, ResponseObject, ok
 from .runs import Runs
+from .stored import Context, ResponseKey, delete, new_item_id, store, stored
 from .stream import answered
 from .usage import CallUsage
 
@@ -35,8 +37,7 @@ Json = dict[str, Any]
 _LOGPROBS = "message.output_text.logprobs"
 # What a response would have to remember, or do, beyond one turn of text.
 _ELSEWHERE = {
-    "previous_response_id": "responses are not kept; send the whole conversation as input",
-    "conversation": "conversations are not kept; send all of it as input",
+    "conversation": "there are no conversations; use previous_response_id, or send all items",
     "prompt": "there are no stored prompts; send instructions and input",
     "background": "a response is made while its client waits",
     "max_tool_calls": "tools are called by the client, who can count them",
@@ -120,7 +121,10 @@ class ResponseRequest(ConstraintFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: Any = Field(None, description="Taken; changes nothing.")
-    store: Any = Field(None, description="Taken; nothing is kept.")
+    store: bool | None = Field(None, description="false: the response is not stored.")
+    previous_response_id: str | None = Field(
+        None, description="The stored response to go on from; its instructions do not carry over."
+    )
     metadata: Any = Field(None, description="Told again in the answer; changes nothing.")
     service_tier: Any = Field(None, description="Taken; changes nothing.")
     safety_identifier: Any = Field(None, description="Taken; changes nothing.")
@@ -139,7 +143,7 @@ class ResponseRequest(ConstraintFields):
             kept.pop(name, None)
         return kept
 
-    def chat(self) -> ChatRequest:
+    def chat(self, context: Context) -> ChatRequest:
         """Return the chat completion that this is. Raises: Refused, by the names here."""
         for each in self.include or ():
             if each != _LOGPROBS:
@@ -148,7 +152,7 @@ class ResponseRequest(ConstraintFields):
         if self.top_logprobs and not wants_logprobs:
             raise invalid("top_logprobs", f"top_logprobs: only with include: [{_LOGPROBS!r}]")
         body: Json = {
-            "messages": as_messages(self.instructions, self.input),
+            "messages": as_messages(self.instructions, context.items, n_before=context.n_before),
             "max_completion_tokens": self.max_output_tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -206,9 +210,7 @@ async def respond(body: ResponseRequest, request: Request, service: Here) -> Res
 
     async def plan(lm: LM, name: str) -> ResponseCall:
         try:
-            asked = body.chat()
-            asked.check(service)
-            return ResponseCall(body, await ChatCall.begin(asked, lm, name, service), name)
+            return await ResponseCall.begin(body, lm, name, service)
         except Refused as error:
             if error.param != "response_format" or body.response_format is None:
                 error.param = _renamed(error.param)
@@ -225,16 +227,119 @@ def _renamed(param: str | None) -> str | None:
     return re.sub(r"^[^.\[]+", lambda name: _NAMES.get(name[0], name[0]), param)
 
 
-class ResponseCall:
-    """One call on its way: a chat completion of one choice, told as output items."""
+@router.get(
+    "/responses/{response_id}",
+    response_model=None,
+    responses=ok(ResponseObject),
+    dependencies=[Depends(refuse_unknown_query)],
+)
+async def read_response(
+    response_id: str,
+    service: Here,
+    include: Annotated[list[str] | None, Query()] = None,
+    include_: Annotated[list[str] | None, Query(alias="include[]")] = None,
+    stream: bool | None = None,
+) -> Json:
+    """Return a stored response."""
+    _check_include([*(include or ()), *(include_ or ())])
+    if stream:
+        raise unsupported("stream", "a stored response is returned as one object; leave it out")
+    async with stored(service, response_id) as found:
+        return found.object
 
-    def __init__(self, body: ResponseRequest, call: ChatCall, name: str) -> None:
+
+@router.delete("/responses/{response_id}", response_model=None, responses=ok(DeletedResponse))
+async def delete_response(response_id: str, service: Here) -> Json:
+    """Delete a stored response."""
+    response_id = await delete(service, response_id)
+    return {"id": response_id, "object": "response", "deleted": True}
+
+
+@router.get(
+    "/responses/{response_id}/input_items",
+    response_model=None,
+    responses=ok(InputItemPage),
+    dependencies=[Depends(refuse_unknown_query)],
+)
+async def list_input_items(
+    response_id: str,
+    service: Here,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Literal["asc", "desc"] = "desc",
+    after: Annotated[str | None, Query(description="The id of the item before the page.")] = None,
+    include: Annotated[list[str] | None, Query()] = None,
+    include_: Annotated[list[str] | None, Query(alias="include[]")] = None,
+) -> Json:
+    """List the items that a stored response was given, those of earlier responses among them."""
+    _check_include([*(include or ()), *(include_ or ())])
+    async with stored(service, response_id) as found:
+        items = found.items()
+    if order == "desc":
+        items.reverse()
+    if after is not None:
+        ids = [each["id"] for each in items]
+        if after not in ids:
+            raise invalid("after", f"after is {after!r:.80}; it must be the id of an input item")
+        items = items[ids.index(after) + 1 :]
+    page = items[:limit]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": len(items) > limit,
+    }
+
+
+def _check_include(names: Sequence[str]) -> None:
+    for name in names:
+        if name != _LOGPROBS:
+            raise unsupported("include", f"{name!r:.60} is not here; allowed is {_LOGPROBS!r}")
+
+
+class ResponseCall:
+    """One call in progress: a chat completion of one choice, written as output items."""
+
+    @classmethod
+    async def begin(
+        cls, body: ResponseRequest, lm: LM, name: str, service: Service
+    ) -> ResponseCall:
+        """Check what is asked for and plan it; nothing has run yet. Raises: Refused."""
+        context = await Context.read(service, body.previous_response_id, body.input, name)
+        asked = body.chat(context)
+        asked.check(service)
+        places = context.places if body.store is not False else (None,)
+        for place in places:
+            asked.loom = place
+            try:
+                return cls(body, await ChatCall.begin(asked, lm, name, service), name, context)
+            except Refused as error:
+                # Other instructions, or a template that shortens earlier turns: another prefix.
+                if error.param not in ("loom.loom", "loom.parent") or place is places[-1]:
+                    raise
+        raise AssertionError("places are never empty")
+
+    def __init__(self, body: ResponseRequest, call: ChatCall, name: str, context: Context) -> None:
         self.body = body
         self.call = call
         self.name = name
-        self.id = f"resp_{secrets.token_hex(16)}"
         self.created = time.time()
-        self.writer = OutputWriter()
+        self._context = context
+        self._key: ResponseKey | None = None
+        if (kept := call.runs.kept) is not None:
+            self._key = ResponseKey(kept.live.kept.id, kept.live.number(self._node))
+        key = self._key
+        self.id = new_item_id("resp") if key is None else key.response_id
+        self.writer = OutputWriter(new_item_id if key is None else key.item_id)
+        self._store("in_progress")
+
+    @property
+    def _node(self) -> Heddle:
+        return self.call.runs.replies[0].node
+
+    def _store(self, status: str) -> None:
+        if self._key is not None:
+            store(self._key, self._node, self._context, self._object(status))
 
     def let_go(self) -> None:
         """End what has not ended; the call is over."""
@@ -247,9 +352,13 @@ class ResponseCall:
 
     async def answer(self) -> Json:
         """Run it and return the response."""
-        await self.call.runs.finish()
-        for _ in await self._new():
-            pass
+        if self._key is None:
+            await self.call.runs.finish()
+            await self._new()
+        else:
+            async with aclosing(self._events()) as events:
+                async for _ in events:
+                    pass
         return self._object(self._status())
 
     async def chunks(self) -> AsyncGenerator[Json, None]:
@@ -264,13 +373,9 @@ class ResponseCall:
         try:
             yield event("response.created", {"response": self._object("in_progress")})
             yield event("response.in_progress", {"response": self._object("in_progress")})
-            news = self.call.runs.news()
-            try:
-                async for _ in news:
-                    for kind, data in await self._new():
-                        yield event(kind, data)
-            finally:
-                await news.aclose()
+            async with aclosing(self._events()) as events:
+                async for kind, data in events:
+                    yield event(kind, data)
             status = self._status()
             yield event(f"response.{status}", {"response": self._object(status)})
         except WeftError as error:
@@ -281,6 +386,13 @@ class ResponseCall:
             }
             yield event("response.failed", {"response": failed})
 
+    async def _events(self) -> AsyncGenerator[tuple[str, Json], None]:
+        """Run it and yield the events of its items. When they end the response is stored."""
+        async with aclosing(self.call.runs.news()) as news:
+            async for _ in news:
+                for each in await self._new():
+                    yield each
+
     async def _new(self) -> list[tuple[str, Json]]:
         """Return the events of what is new."""
         (reply,), (turn,) = self.call.runs.replies, self.call.turns
@@ -290,7 +402,10 @@ class ResponseCall:
         for step in turn.steps(first, tokens, figures):
             told = logprobs.as_content(self.call.lm, step.figures if step.is_content else ())
             made += self.writer.write(step.said, told)
-        return [*made, *self.writer.close(self._status())] if reply.is_over else made
+        if reply.is_over:
+            made += self.writer.close(self._status())
+            self._store(self._status())
+        return made
 
     def _status(self) -> Literal["completed", "incomplete"]:
         (reply,) = self.call.runs.replies
@@ -316,9 +431,9 @@ class ResponseCall:
             "parallel_tool_calls": not self.call.prompt.form.is_generic
             if body.parallel_tool_calls is None
             else body.parallel_tool_calls,
-            "previous_response_id": None,
+            "previous_response_id": body.previous_response_id or None,
             "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort},
-            "store": False,
+            "store": self._key is not None,
             "temperature": self.call.params.temperature,
             "text": {"format": self._format()},
             "tool_choice": choice.model_dump()
