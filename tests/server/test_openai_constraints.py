@@ -91,6 +91,20 @@ def test_constraint_field_bounds_the_text_of_a_completion(
     assert re.fullmatch(pattern, text(COMPLETIONS, answer)), answer
 
 
+def test_equal_constraints_in_fields_of_two_servers_are_one(served: Served) -> None:
+    body = {"guided_grammar": GBNF, "structured_outputs": {"grammar": GBNF}}
+    status, answer = post(served, COMPLETIONS, **body)
+    assert status == 200, answer
+    assert re.fullmatch(DIGITS, text(COMPLETIONS, answer))
+
+
+def test_classes_of_a_regex_are_ascii(served: Served) -> None:
+    status, answer = post(served, COMPLETIONS, regex=r"\d{4}[\s]\w\\d", n=4)
+    assert status == 200, answer
+    for choice in answer["choices"]:
+        assert re.fullmatch(r"\d{4}\s\w\\d", choice["text"], re.ASCII), choice
+
+
 @pytest.mark.parametrize("path", [CHATS, RESPONSES])
 @pytest.mark.parametrize(
     ("field", "value", "pattern"),

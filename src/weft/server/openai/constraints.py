@@ -19,7 +19,20 @@ if TYPE_CHECKING:
     from ...constraints.schema_rules import Whitespace
     from ...lm import LM
 
+# Other servers read these classes as ASCII; Rust's have digits and letters of all scripts.
+_CLASSES = {
+    "d": "[0-9]",
+    "D": "[^0-9]",
+    "w": "[0-9A-Za-z_]",
+    "W": "[^0-9A-Za-z_]",
+    "s": r"[\x20\t\n\r\f\v]",
+    "S": r"[^\x20\t\n\r\f\v]",
+}
 _LARK_START = re.compile(r"^\s*[?!]?start\s*(\[[^\]]*\]|\.-?\d+)?\s*:(?!:=)", re.M)
+
+
+def _regex(pattern: str, _: Whitespace) -> Constraint:
+    return Regex(re.sub(r"(?s)\\(.)", lambda escape: _CLASSES.get(escape[1], escape[0]), pattern))
 
 
 def _grammar(text: str, _: Whitespace) -> Constraint:
@@ -30,7 +43,7 @@ def _grammar(text: str, _: Whitespace) -> Constraint:
 _KINDS: Mapping[str, Callable[[Any, Whitespace], Constraint]] = {
     "json": lambda schema, whitespace: JsonSchema(schema, whitespace=whitespace),
     "json_object": lambda _, whitespace: JsonSchema({"type": "object"}, whitespace=whitespace),
-    "regex": lambda pattern, _: Regex(pattern),
+    "regex": _regex,
     "choice": lambda texts, _: Choice(texts),
     "grammar": _grammar,
 }
@@ -48,7 +61,7 @@ _FIELDS: Mapping[str, str] = {
 }
 _NEUTRAL: tuple[Any, ...] = (None, "", [], False)
 _GRAMMAR = "GBNF, or Lark with a rule named `start`."
-_REGEX = "The full text matches it. Rust's syntax."
+_REGEX = r"The full text matches it. Rust's syntax; `\d`, `\w` and `\s` are ASCII."
 Schema = dict[str, Any] | bool
 SchemaOrText = dict[str, Any] | str
 
@@ -156,11 +169,12 @@ class ConstraintFields(OpenAIModel):
 
     def text_constraint(self) -> TextConstraint | None:
         """Return the constraint of the text, None for free text. Raises: Refused."""
-        given = list(self._text_constraints())
+        # Clients state one constraint in the fields of several servers: guidance does for vLLM.
+        given = {each.constraint: each for each in reversed(list(self._text_constraints()))}
         if len(given) > 1:
-            names = " and ".join(each.param for each in given)
-            raise invalid(given[1].param, f"{names} exclude each other; give one constraint")
-        return given[0] if given else None
+            second, first = [each.param for each in given.values()][-2:]
+            raise invalid(second, f"{first} and {second} exclude each other; give one constraint")
+        return next(iter(given.values()), None)
 
     def _text_constraints(self) -> Iterator[TextConstraint]:
         form = None if self.response_format is None else self.response_format.constraint()
