@@ -96,3 +96,25 @@ def test_embeddings_are_unit_vectors(client: OpenAI, server: Any) -> None:
     reply = client.embeddings.create(model=server.model, input=["a fox", "a river"])
     assert len(reply.data) == 2
     assert math.isclose(math.hypot(*reply.data[0].embedding), 1, abs_tol=1e-3)
+
+
+@pytest.mark.client("openai", "constraints")
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"structured_outputs": {"choice": ["owl", "fox"]}},
+        {"guided_regex": "owl|fox"},
+        {"grammar": 'root ::= "owl" | "fox"'},
+        {"ebnf": 'root ::= "owl" | "fox"'},
+    ],
+)
+def test_extra_body_bounds_completions_chats_and_responses(
+    client: OpenAI, server: Any, body: dict[str, Any]
+) -> None:
+    options: dict[str, Any] = {"model": server.model, "extra_body": body}
+    completion = client.completions.create(prompt="One", n=4, max_tokens=8, **options)
+    chat = client.chat.completions.create(messages=ASK, n=4, max_tokens=8, **options)
+    response = client.responses.create(input="Hello", max_output_tokens=16, **options)
+    texts = [choice.text for choice in completion.choices]
+    texts += [choice.message.content for choice in chat.choices]
+    assert {*texts, response.output_text} <= {"owl", "fox"}
