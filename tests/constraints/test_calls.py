@@ -13,7 +13,12 @@ from tokens.call_templates import FORMS
 from tokens.test_form import message, tokenizer, user
 from weft.constraints import Lark, Lazy
 from weft.constraints.base import Compiler
-from weft.constraints.calls import call_constraint, loose_tool
+from weft.constraints.calls import (
+    TaggedJson,
+    call_constraint,
+    loose_tool,
+    tagged_constraint,
+)
 from weft.errors import ConfigError, GrammarError
 from weft.tokens.form import INDEX, ChatForm
 from weft.tokens.tokenizer import Tokenizer
@@ -337,3 +342,38 @@ def test_a_schema_that_cannot_be_compiled_names_its_tool_and_place(kind: str, pl
     constraint = call_constraint(text, text.chat_form(), loose, "required")
     assert verdict(text, constraint, turn_of(text, kind, [("mail", {"cc": "a", "to": "x"})]))
     assert not verdict(text, constraint, turn_of(text, kind, [("mail", {"bcc": "a"})]))
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ("", True),
+        ("hello <f", True),
+        ('hi <f=a>{"n": 1}</f>, then <f=b>5</f>.', True),
+        ("<f=b>5</f><f=b>5</f>", True),
+        ("<g>true", True),
+        ('<f=a>{"n": 2}</f>', False),
+        ("<f=c>", False),
+        ("<f=b>5</f> and <f=b>6", False),
+        ("<g>5", False),
+    ],
+)
+def test_tagged_constraint_takes_free_text_and_valid_tags(text: str, fits: bool) -> None:
+    lm = weft.load("tiny")
+    tags = [
+        TaggedJson("<f=a>", {"properties": {"n": {"const": 1}}, "type": "object"}, "</f>"),
+        TaggedJson("<f=b>", {"const": 5}, "</f>"),
+        TaggedJson("<g>", {"type": "boolean"}, ""),
+    ]
+    matcher = lm.constraints.matcher(tagged_constraint(tags, ["<f=", "<g>"]))
+    tokens = lm.tokenize(text, add_bos=False)
+    is_allowed = matcher.takes(tokens)
+    if is_allowed:
+        for token in tokens:
+            matcher.accept(token)
+    assert (is_allowed and matcher.may_end) == fits
+
+
+def test_tag_that_no_trigger_begins_raises_config_error() -> None:
+    with pytest.raises(ConfigError, match="triggers"):
+        tagged_constraint([TaggedJson("<f>", True, "")], ["<g>"])

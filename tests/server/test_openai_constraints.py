@@ -98,6 +98,27 @@ def test_equal_constraints_in_fields_of_two_servers_are_one(served: Served) -> N
     assert re.fullmatch(DIGITS, text(COMPLETIONS, answer))
 
 
+TAG = {"structures": [{"begin": "e<", "schema": {"const": 5}, "end": ">"}], "triggers": ["e"]}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"structured_outputs": {"structural_tag": json.dumps({"type": "structural_tag", **TAG})}},
+        {"structural_tag": TAG},
+        {"response_format": {"type": "structural_tag", **TAG}},
+    ],
+)
+def test_structural_tag_bounds_the_text_after_each_trigger(
+    served: Served, body: dict[str, Any]
+) -> None:
+    status, answer = post(served, COMPLETIONS, **body, n=8)
+    assert status == 200, answer
+    texts = [choice["text"] for choice in answer["choices"]]
+    assert all(re.fullmatch("([^e]|e<5>)*(e|e<|e<5)?", text) for text in texts), texts
+    assert any("e<5>" in text for text in texts), texts
+
+
 def test_classes_of_a_regex_are_ascii(served: Served) -> None:
     status, answer = post(served, COMPLETIONS, regex=r"\d{4}[\s]\w\\d", n=4)
     assert status == 200, answer
@@ -176,7 +197,8 @@ def test_text_format_beside_another_constraint_is_rejected_naming_both(served: S
     found = error(served, RESPONSES, text=form, regex=DIGITS)
     assert "text.format" in found["message"]
     assert "regex" in found["message"]
-    found = error(served, RESPONSES, text=form, response_format={"type": "json_object"})
+    other = {"type": "json_object", "schema": OWL}
+    found = error(served, RESPONSES, text=form, response_format=other)
     assert "text.format and response_format" in found["message"]
 
 
@@ -224,6 +246,17 @@ def test_text_format_of_an_object_takes_a_schema(served: Served) -> None:
             {"structured_outputs": {"json": OWL, "whitespace_pattern": " *"}},
             "structured_outputs.whitespace_pattern",
             "unsupported_parameter",
+        ),
+        ({"structural_tag": "{"}, "structural_tag", "invalid_grammar"),
+        (
+            {"structured_outputs": {"structural_tag": {"format": {"type": "any_text"}}}},
+            "structured_outputs.structural_tag",
+            "invalid_grammar",
+        ),
+        (
+            {"response_format": {"type": "structural_tag", **TAG, "triggers": ["{"]}},
+            "response_format",
+            "invalid_parameter",
         ),
         ({"structured_outputs": {"xml": "a"}}, "structured_outputs.xml", "unsupported_parameter"),
     ],

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import ConfigError, GrammarError
 from ..tokens.form import INDEX, Calls, ChatForm, Each
@@ -398,3 +398,40 @@ def _body(schema: Mapping[str, Any]) -> str:
 def _regex(text: str) -> str:
     """Return a pattern of a text, as Lark and Rust write them."""
     return re.sub(r"[.^$*+?()\[\]{}|\\/\-]", r"\\\g<0>", text).replace("\n", r"\n")
+
+
+class TaggedJson(NamedTuple):
+    """JSON between two texts: `begin`, JSON that fits `schema`, `end`."""
+
+    begin: str
+    schema: Any
+    end: str
+
+
+def tagged_constraint(tags: Sequence[TaggedJson], triggers: Sequence[str]) -> Lark:
+    """Return free text in which a tag follows wherever a trigger, the start of tags, occurs.
+
+    vLLM and SGLang call this a structural tag. Raises: ConfigError for a tag without a trigger,
+    GrammarError for a schema.
+    """
+    if not tags or not all(triggers):
+        raise ConfigError("a structural tag needs structures, and triggers that are not empty")
+    for tag in tags:
+        if not any(tag.begin.startswith(trigger) for trigger in triggers):
+            raise ConfigError(
+                f"the begin {tag.begin!r:.60} starts with none of the triggers"
+                f" {', '.join(map(repr, triggers))}"
+            )
+    heads, rules = [], ["text: /(?s:.*)/"]
+    for number, trigger in enumerate(triggers):
+        options = []
+        for at, tag in enumerate(tags):
+            if tag.begin.startswith(trigger):
+                name = f"json_{number}_{at}"
+                rules += schema_as_lark(tag.schema, name=name, whitespace="flexible").lines
+                before = json.dumps(tag.begin[len(trigger) :], ensure_ascii=False)
+                options.append(f"{before} {name} {json.dumps(tag.end, ensure_ascii=False)}")
+        if options:
+            heads.append(f"head_{number} ({' | '.join(options)})")
+            rules.append(f"head_{number}[lazy]: /(?s:.*){_regex(trigger)}/")
+    return Lark("\n".join([f"start: ({' | '.join(heads)})* text", *rules]))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from ...constraints import GBNF, Choice, Constraint, JsonSchema, Lark, Regex
+from ...constraints.calls import TaggedJson, tagged_constraint
+from ...errors import GrammarError
 from .fields import OpenAIModel
 from .refusals import invalid, named, unsupported
 
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from ...constraints.schema_rules import Whitespace
     from ...lm import LM
 
+Schema = dict[str, Any] | bool
+SchemaOrText = dict[str, Any] | str
 # Other servers read these classes as ASCII; Rust's have digits and letters of all scripts.
 _CLASSES = {
     "d": "[0-9]",
@@ -40,12 +45,42 @@ def _grammar(text: str, _: Whitespace) -> Constraint:
     return Lark(text) if _LARK_START.search(text) else GBNF(text)
 
 
+class TagStructure(OpenAIModel):
+    """One structure of a structural tag: `begin`, JSON that fits `schema`, `end`."""
+
+    begin: str
+    schema_: Schema = Field(alias="schema")
+    end: str
+
+
+class StructuralTag(OpenAIModel):
+    """A structural tag of vLLM and SGLang: free text with structures that triggers begin."""
+
+    type: Literal["structural_tag"] = "structural_tag"
+    structures: list[TagStructure]
+    triggers: list[str]
+
+
+def _structural_tag(value: dict[str, Any] | str, _: Whitespace) -> Constraint:
+    try:
+        tag = StructuralTag.model_validate(json.loads(value) if isinstance(value, str) else value)
+    except ValidationError as error:
+        (first, *_rest) = error.errors()
+        place = ".".join(map(str, first["loc"]))
+        raise GrammarError(f"{place or 'the structural tag'}: {first['msg']}") from error
+    except ValueError as error:
+        raise GrammarError(f"the structural tag is not JSON: {error}") from error
+    tags = [TaggedJson(each.begin, each.schema_, each.end) for each in tag.structures]
+    return tagged_constraint(tags, tag.triggers)
+
+
 _KINDS: Mapping[str, Callable[[Any, Whitespace], Constraint]] = {
     "json": lambda schema, whitespace: JsonSchema(schema, whitespace=whitespace),
     "json_object": lambda _, whitespace: JsonSchema({"type": "object"}, whitespace=whitespace),
     "regex": _regex,
     "choice": lambda texts, _: Choice(texts),
     "grammar": _grammar,
+    "structural_tag": _structural_tag,
 }
 # The kind of each field that states one constraint. `structured_outputs` has a field per kind.
 _FIELDS: Mapping[str, str] = {
@@ -58,12 +93,11 @@ _FIELDS: Mapping[str, str] = {
     "json_schema": "json",
     "regex": "regex",
     "ebnf": "grammar",
+    "structural_tag": "structural_tag",
 }
 _NEUTRAL: tuple[Any, ...] = (None, "", [], False)
 _GRAMMAR = "GBNF, or Lark with a rule named `start`."
 _REGEX = r"The full text matches it. Rust's syntax; `\d`, `\w` and `\s` are ASCII."
-Schema = dict[str, Any] | bool
-SchemaOrText = dict[str, Any] | str
 
 
 class NamedSchema(OpenAIModel):
@@ -75,33 +109,44 @@ class NamedSchema(OpenAIModel):
     strict: bool | None = None
 
 
-class ResponseFormat(OpenAIModel):
-    """OpenAI's `response_format`: free text, a JSON object, or JSON of a schema."""
+# What a `response_format` may have beside each `type`.
+_PARTS: Mapping[str, tuple[str, ...]] = {
+    "text": (),
+    "json_object": ("schema",),
+    "json_schema": ("json_schema", "schema"),
+    "structural_tag": ("structures", "triggers"),
+}
 
-    type: Literal["text", "json_object", "json_schema"]
+
+class ResponseFormat(OpenAIModel):
+    """OpenAI's `response_format`, with the parts that other servers add."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: NamedSchema | None = None
     schema_: Schema | None = Field(
         None, alias="schema", description="The schema's place in llama-server and Together."
     )
+    structures: list[TagStructure] | None = Field(None, description="Of a structural tag.")
+    triggers: list[str] | None = Field(None, description="Of a structural tag.")
 
     def constraint(self) -> Constraint | None:
         """Return the constraint, None for free text. Raises: Refused."""
-        schema, outer = self.schema_, self.json_schema
-        if outer is not None:
-            if self.type != "json_schema" or schema is not None:
+        given = self.model_dump(by_alias=True, exclude_none=True, exclude={"type"})
+        for part in given:
+            if part not in _PARTS[self.type]:
                 raise unsupported(
-                    "response_format.json_schema",
-                    'is only allowed with "type": "json_schema", and without "schema"',
+                    f"response_format.{part}", f'is not allowed with "type": "{self.type}"'
                 )
-            schema = outer.schema_
-        elif self.type == "json_schema" and schema is None:
-            raise unsupported("response_format.json_schema", "is missing")
         if self.type == "text":
-            if schema is not None:
-                raise unsupported("response_format.schema", 'is not allowed with "type": "text"')
             return None
-        if schema is None:
-            schema = {"type": "object"}
+        if self.type == "structural_tag":
+            return named(
+                "response_format", lambda: _structural_tag(given, "flexible"), "invalid_grammar"
+            )
+        if self.type == "json_schema" and len(given) != 1:
+            raise unsupported("response_format.json_schema", "is missing, or given beside schema")
+        outer = given.get("json_schema", given)
+        schema = outer.get("schema", {"type": "object"})
         return named("response_format", lambda: JsonSchema(schema, whitespace="flexible"))
 
 
@@ -113,7 +158,9 @@ class StructuredOutputs(OpenAIModel):
     regex: str | None = Field(None, description=_REGEX)
     choice: list[str] | None = Field(None, description="The text is one of these.")
     grammar: str | None = Field(None, description=_GRAMMAR)
-    structural_tag: Any = Field(None, description="Rejected.")
+    structural_tag: SchemaOrText | None = Field(
+        None, description="`structures` and `triggers`, or their JSON text."
+    )
     whitespace_pattern: str | None = Field(None, description="Rejected.")
     disable_any_whitespace: bool | None = Field(
         None, description="true: JSON has one space after `,` and `:`, and no other."
@@ -166,6 +213,9 @@ class ConstraintFields(OpenAIModel):
     )
     regex: str | None = Field(None, description=f"SGLang's. {_REGEX}")
     ebnf: str | None = Field(None, description=f"SGLang's. {_GRAMMAR}")
+    structural_tag: SchemaOrText | None = Field(
+        None, description="vLLM's, before 0.12: `structures` and `triggers`, or their JSON text."
+    )
 
     def text_constraint(self) -> TextConstraint | None:
         """Return the constraint of the text, None for free text. Raises: Refused."""
@@ -187,10 +237,6 @@ class ConstraintFields(OpenAIModel):
         if options is None:
             return
         _check_pattern("structured_outputs.whitespace_pattern", options.whitespace_pattern)
-        if options.structural_tag:
-            raise unsupported(
-                "structured_outputs.structural_tag", "is not supported; give a grammar in Lark"
-            )
         whitespace: Whitespace = "compact" if options.disable_any_whitespace else "flexible"
         for kind, value in options.model_dump(by_alias=True).items():
             yield from _given(f"structured_outputs.{kind}", kind, value, whitespace)

@@ -212,7 +212,8 @@ async def respond(body: ResponseRequest, request: Request, service: Here) -> Res
         try:
             return await ResponseCall.begin(body, lm, name, service)
         except Refused as error:
-            if error.param != "response_format" or body.response_format is None:
+            is_own = (error.param or "").startswith("response_format")
+            if not is_own or body.response_format is None:
                 error.param = _renamed(error.param)
             raise
 
