@@ -191,3 +191,9 @@ def test_many_branches_of_quantised_weights_are_noted_once(
     notes = [each for each in caplog.records if 'engine="torch"' in each.getMessage()]
     assert len(notes) == n_notes
     engine.close()
+
+
+def test_metadata_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "weft.engines.llamacpp")
+    weft.load(shallow_gguf(), engine="llamacpp").close()
+    assert sum("loaded meta data" in message for message in caplog.messages) == 1

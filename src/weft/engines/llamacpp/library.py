@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import threading
 import weakref
 from collections import deque
 from pathlib import Path
@@ -29,6 +30,7 @@ _log = logging.getLogger("weft.engines.llamacpp")
 _WARNING, _ERROR = 3, 4
 _GPU_KINDS = (1, 2)  # of its own, or with the host's memory
 _problems: deque[tuple[int, str]] = deque(maxlen=8)  # level and text of warnings and errors
+_unlogged = threading.local()  # `is_on` while this thread loads what was logged before
 _report: dict[str, str] = {}  # the numbers that llama.cpp prints of a model that it loads
 
 
@@ -55,6 +57,8 @@ def _hear(level: int, text: bytes, _: Any) -> None:
     is_problem = level in (_WARNING, _ERROR)
     if is_problem:
         _problems.append((level, message))
+    if getattr(_unlogged, "is_on", False):
+        return
     # Warnings are about contexts that Weft chose on purpose; errors are raised with their text.
     _log.log(logging.INFO if level == _ERROR else logging.DEBUG, "%s", message)
 
@@ -172,6 +176,7 @@ def _free(free: Any, pointer: Any, keeps: tuple[object, ...]) -> None:
 def load_model(file: Path, *, vocab_only: bool = False, **values: Any) -> Handle:
     """Load a GGUF file that was checked. values: of `llama_model_params`.
 
+    vocab_only: load the tokenizer. It logs nothing: llama.cpp would print all metadata once more.
     Raises: ModelLoadError with what the library says.
     """
     params = C.llama_model_default_params()
@@ -181,7 +186,9 @@ def load_model(file: Path, *, vocab_only: bool = False, **values: Any) -> Handle
         setattr(params, name, value)
     _problems.clear()
     _report.clear()
+    _unlogged.is_on = vocab_only
     pointer = C.llama_model_load_from_file(os.fsencode(file), params)
+    _unlogged.is_on = False
     if not pointer:
         raise ModelLoadError(f"llama.cpp cannot load {file}: {last_words()}")
     handle = Handle(pointer, C.llama_model_free)
