@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -129,3 +130,48 @@ def test_more_models_than_max_models_are_rejected() -> None:
     with pytest.raises(ConfigError, match="max_models is 2, .* started with 3 models"):
         ServerConfig(models=("tiny", "a", "b"), max_models=2)
     assert ServerConfig(models=tuple("abcde")).most_models == 8
+
+
+@pytest.mark.parametrize("is_open", [True, False], ids=["unloaded", "never loaded"])
+def test_copy_and_clip_need_no_model(folder: Path, tmp_path: Path, is_open: bool) -> None:
+    config = ServerConfig(
+        port=0, db=f"sqlite:///{tmp_path}/looms.db", model_roots=(folder,), engine="numpy"
+    )
+    with ExitStack() as stack:
+        served = stack.enter_context(serving(config))
+        load(served, folder / "small", "a")
+        client = served.client
+        loom, other = (
+            client.post("/api/v1/looms", json={"prompt": "Once", "model": "a"}).json()["id"]
+            for _ in range(2)
+        )
+        grown = {"n": 2, "max_tokens": 4, "seed": 1, "wait": True}
+        client.post(f"/api/v1/looms/{loom}/nodes/0/generate", json=grown).raise_for_status()
+        client.delete("/api/v1/models/a").raise_for_status()
+        if not is_open:
+            stack.pop_all().close()
+            served = stack.enter_context(serving(config))
+            client = served.client
+        path = f"/api/v1/looms/{loom}/nodes/1"
+        text = client.get(path).json()["text"]
+
+        def copied(**body: Any) -> Json:
+            answer = client.post(f"{path}/copy", json=body)
+            assert answer.status_code == 201, answer.text
+            return answer.json()
+
+        made = [copied(parent=2), copied(to_loom=other)]
+        assert [each["added"][0]["text"] for each in made] == [text, text]
+        assert [each["added"][0]["n_tokens"] for each in made] == [4, 4]
+        anew = copied(new_loom="anew")["id"]
+        prompt = client.get(f"/api/v1/looms/{anew}/nodes").json()["data"][0]["text"]
+        assert prompt.endswith(text)
+        for keep, status in ((4, 200), (2, 404 if not is_open else 200), (0, 200)):
+            body = {"keep": keep, "children": "drop"}
+            answer = client.post(f"{path}/clip", json=body)
+            assert answer.status_code == status, answer.text
+        assert client.get(path).json()["text"] == ""
+        load(served, folder / "small", "a")
+        for each in (loom, other, anew):
+            answer = client.post(f"/api/v1/looms/{each}/generate", json={**grown, "n": 1})
+            assert answer.status_code == 200, answer.text

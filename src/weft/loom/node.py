@@ -530,9 +530,12 @@ def clip_tokens(node: HeddleState, limit: int) -> None:
     keep = max(0, length + limit) if limit < 0 else limit
     if length <= keep:
         return
-    node._home.text_lm()
+    if keep:
+        node._home.text_lm()
     drop_children(node)
     _cut(node, keep)
+    if not keep:
+        node._text = ""
     forget_end(node)
 
 

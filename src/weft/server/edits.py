@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from ..errors import ConfigError
-from ..lm import LM
 from ..loom import Heddle, Loom
-from ..loom.loom import read_prompt
-from ..loom.node import add_text, add_tokens, child_list, lm_of, preorder
+from ..loom.loom import Prompt, read_prompt
+from ..loom.node import (
+    add_text,
+    add_tokens,
+    child_list,
+    home_again,
+    lm_of,
+    new_child,
+    preorder,
+    set_text,
+)
+from ..store.file import mark_of
 
 
 def fork(node: Heddle, at: int, instead: int | str | None) -> Heddle:
@@ -113,15 +122,15 @@ def move(node: Heddle, parent: Heddle, index: int | None) -> None:
 def copy_below(parent: Heddle, top: Heddle, *, whole: bool = True) -> Heddle:
     """Copy a node and all below it to below another one; return the copy.
 
-    whole: with tokens and figures, as between looms of one model; else by their texts.
-    Cost: O(nodes).
+    whole: with tokens and logprobs, as between looms of one model, which need not be loaded; else
+    by their texts. Cost: O(nodes).
     """
     copies: dict[int, Heddle] = {}
     first: Heddle | None = None
     for node in preorder(top):
         above = parent if node is top else copies[id(node.parent)]
-        if whole and node.tokens:
-            made = add_tokens(above, node.tokens)
+        if whole:
+            made = _add_copy(above, node)
             made.logprobs, made.entropies = list(node.logprobs), list(node.entropies)
             made.legal_logmass = list(node.legal_logmass)
             made.params, made.lineage = node.params, node.lineage
@@ -136,13 +145,28 @@ def copy_below(parent: Heddle, top: Heddle, *, whole: bool = True) -> Heddle:
     return first
 
 
-def loom_below(lm: LM, node: Heddle) -> Loom:
-    """Return a new loom whose prompt is the path to a node, with all that stands below it."""
-    loom = Loom(lm, node.get_prefix_tokens())
+def _add_copy(parent: Heddle, node: Heddle) -> Heddle:
+    """Append a child with a node's tokens; check that they fit if the model is loaded."""
+    if parent.lm is not None and not parent.lm.closed:
+        return add_tokens(parent, node.tokens)
+    made = new_child(parent, node.tokens)
+    set_text(made, node.text)
+    child_list(parent).append(made)
+    return made
+
+
+def loom_below(node: Heddle) -> Loom:
+    """Return a new loom whose prompt is the path to a node, with all that stands below it.
+
+    Its model need not be loaded.
+    """
     root = node.path[0]
-    if isinstance(root, Loom):
-        loom.user_prompt = root.user_prompt
-        loom.chat_template_used = root.chat_template_used
+    assert isinstance(root, Loom)
+    prompt = Prompt(node.get_prefix_tokens(), root.user_prompt, root.chat_template_used)
+    loom = Loom.restored(home_again(root), prompt, None)
+    loom.saved_by = mark_of(root)
+    if root.lm is None:
+        set_text(loom, node.get_prefix_text())
     for child in node.children:
         copy_below(loom, child)
     return loom

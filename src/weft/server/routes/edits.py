@@ -21,6 +21,7 @@ from ...api.nodes import (
 from ...errors import ConfigError, TreeError
 from ...loom import Heddle, Loom
 from ...loom.node import is_below
+from ...store.file import mark_of
 from ..asked import ERRORS, Actor, IfMatch, LoomName, NodeName
 from ..edits import copy_below, fork, loom_below, move, say, say_instead, token_before_char
 from ..errors import Refused
@@ -251,13 +252,13 @@ async def clip_node(
     loom: LoomName, node: NodeName, asked: ClipNode, service: Here, actor: Actor, if_match: IfMatch
 ) -> Response:
     """Cut a node short. What is cut off becomes a child, unless it is to be dropped."""
-    async with service.looms.held(loom, grows=True) as live:
+    async with service.looms.held(loom) as live:
+        found = live.node(node)
+        # The text of some of its tokens; that of none or all of them is known.
+        needs_tokenizer = found.lm is None and 0 < _kept(found, asked) < len(found.tokens)
+    async with service.looms.held(loom, grows=needs_tokenizer) as live:
         found, _ = seen = await _free(live, node, if_match)
-        n = len(found.tokens)
-        keep = asked.keep if asked.keep is not None else n - (asked.drop or 0)
-        if not 0 <= keep <= n:
-            name = "drop" if asked.keep is None else "keep"
-            raise ConfigError(f"{name} is {getattr(asked, name)}; the node has {n} tokens")
+        n, keep = len(found.tokens), _kept(found, asked)
         if asked.children == "drop":
             live.drop_growing(found)
 
@@ -270,6 +271,16 @@ async def clip_node(
                 raise ConfigError("nothing would be left above; drop the children, or remove it")
 
         return await changed(live, "clip", edit, actor, seen=seen)
+
+
+def _kept(node: Heddle, asked: ClipNode) -> int:
+    """Return how many tokens a clip keeps. Raises: ConfigError for more than there are."""
+    n = len(node.tokens)
+    keep = asked.keep if asked.keep is not None else n - (asked.drop or 0)
+    if not 0 <= keep <= n:
+        name = "drop" if asked.keep is None else "keep"
+        raise ConfigError(f"{name} is {getattr(asked, name)}; the node has {n} tokens")
+    return keep
 
 
 async def _seen(live: LiveLoom, given: str, if_match: int | None) -> Seen:
@@ -310,8 +321,11 @@ async def move_node(
 async def copy_node(
     loom: LoomName, node: NodeName, asked: CopyNode, service: Here, actor: Actor
 ) -> Response:
-    """Copy a node and all below it: to elsewhere here, into another loom, or as a new loom."""
-    async with service.looms.held(loom, grows=asked.new_loom is not None) as live:
+    """Copy a node and all below it: to elsewhere here, into another loom, or as a new loom.
+
+    Only a copy into a loom of another model needs that model.
+    """
+    async with service.looms.held(loom) as live:
         found = live.node(node)
         live.refuse_growing_end(found)
         if asked.new_loom is not None:
@@ -322,27 +336,25 @@ async def copy_node(
             live.refuse_growing_end(target)
             return await changed(live, "copy", lambda: copy_below(target, found), actor, status=201)
         # NOTE: a loom of its own, so that nobody holds one lock and waits for another.
-        source = await live.call(lambda: service.looms.library.open(live.kept.id, live.lm))
+        source = await live.call(lambda: service.looms.library.open(live.kept.id))
         number = live.number(found)
     with source.loom:
-        async with service.looms.held(row.id, grows=True) as other:
+        async with service.looms.held(row.id) as other:
+            whole = mark_of(source.loom) == mark_of(other.kept.loom)
+        async with service.looms.held(row.id, grows=not whole) as other:
             target, top = other.node(asked.parent), source.node(number)
             other.refuse_growing_end(target)
-            whole = source.loom.lm is other.lm
             return await changed(
                 other, "copy", lambda: copy_below(target, top, whole=whole), actor, status=201
             )
 
 
 async def _copied_anew(service: Service, live: LiveLoom, node: Heddle, name: str) -> Response:
-    assert live.lm is not None
-    lm = live.lm
-
     def make() -> Any:
-        loom = loom_below(lm, node)
+        loom = loom_below(node)
         loom.meta["model"] = live.kept.loom.meta.get("model", "")
         return service.looms.library.create(loom, name=name)
 
-    made = service.looms.put(await live.call(make), lm)
+    made = service.looms.put(await live.call(make), live.lm)
     row = await service.looms.row(made.kept.id)
     return answer(loom_reply(row, made), rev=made.kept.rev, status=201)
