@@ -102,6 +102,7 @@ def test_a_wrong_dtype_of_one_client_leaves_the_model_to_others(
     load(served, folder / "small", "b")
     assert states(served)["a"] == "evicted"
     assert load(served, folder / "small", "a", dtype="float99")["status"] == "failed"
+    assert states(served) == {"tiny": "ready", "a": "evicted", "b": "ready"}
     assert complete(served, "a")[0] == complete(served, "b")[0] == 200
     assert load(served, folder / "small", "c", dtype="float99")["status"] == "failed"
     assert complete(served, "c")[0] == 404

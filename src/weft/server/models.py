@@ -206,12 +206,9 @@ class ModelShelf:
             if progress is not None:
                 progress(phase, done, total, note)
 
-        wish = model.wish
         async with self._loading:
             try:
-                model.n_bytes = await asyncio.to_thread(self._weights_bytes, wish, tell)
-                await self._make_room(model, model.n_bytes + self._budget_bytes(wish))
-                lm = await asyncio.to_thread(self._load, wish, tell)
+                lm = await self._loaded(model, tell)
             except BaseException as error:
                 self._failed(model, error)
                 raise
@@ -285,22 +282,53 @@ class ModelShelf:
         if self.default == model.name:
             self.default = next(iter(self._models), None)
 
-    async def _make_room(self, new: ServedModel, n_bytes: int) -> None:
-        """Evict idle models until one of `n_bytes` fits. Raises: Refused, before any eviction."""
+    async def _loaded(self, new: ServedModel, tell: Progress) -> LM:
+        """Load a model and evict others: after the load if memory suffices, so that a load that
+        fails evicts nothing.
+
+        Raises: Refused where there is no room; as `weft.load`.
+        """
+        new.n_bytes = await asyncio.to_thread(self._weights_bytes, new.wish, tell)
+        n_bytes = new.n_bytes + self._budget_bytes(new.wish)
+        evicted = self._to_evict(new, n_bytes)
+        if evicted and not self._fits_beside(n_bytes):
+            if not _fits_machine(evicted, n_bytes):
+                raise self._no_room(new, n_bytes)
+            await self._evict(evicted, new)
+        lm = await asyncio.to_thread(self._load, new.wish, tell)
+        try:
+            await self._evict(self._to_evict(new, n_bytes), new)
+        except BaseException:
+            await asyncio.to_thread(lm.close)
+            raise
+        return lm
+
+    def _to_evict(self, new: ServedModel, n_bytes: int) -> list[ServedModel]:
+        """Return the idle models without which one of `n_bytes` fits. Raises: Refused."""
         loaded = [model for model in self if model.lm is not None]
         idle = sorted((each for each in loaded if each.is_evictable), key=lambda each: each.used)
         evicted: list[ServedModel] = []
         while not self._has_room(loaded, evicted, n_bytes):
             if not idle:
-                raise self._no_room(new, loaded, n_bytes)
+                raise self._no_room(new, n_bytes)
             evicted.append(idle.pop(0))
-        if evicted and not _fits_machine(evicted, n_bytes):
-            raise self._no_room(new, loaded, n_bytes)
-        for model in evicted:
+        return evicted
+
+    async def _evict(self, models: list[ServedModel], new: ServedModel) -> None:
+        lms = [model.lm for model in models if model.lm is not None]
+        for model in models:
             _log.warning("model %s is evicted to make room for %s", model.name, new.name)
-            lm, model.lm, model.state = model.lm, None, "evicted"
-            assert lm is not None
+            model.lm, model.state = None, "evicted"
+        for lm in lms:
             await asyncio.to_thread(lm.close)
+
+    def _fits_beside(self, n_bytes: int) -> bool:
+        """Return True if a model of `n_bytes` is known to fit before any eviction."""
+        loaded = [model for model in self if model.lm is not None]
+        budget, left = self.config.memory_budget, bytes_left()
+        if budget is not None and sum(model.n_bytes for model in loaded) + n_bytes > budget:
+            return False
+        return left is not None and n_bytes <= left and all(map(_is_on_cpu, loaded))
 
     def _has_room(
         self, loaded: list[ServedModel], evicted: list[ServedModel], n_bytes: int
@@ -311,7 +339,7 @@ class ModelShelf:
         is_in_budget = budget is None or sum(each.n_bytes for each in left) + n_bytes <= budget
         return is_in_budget and len(left) < self.config.most_models
 
-    def _no_room(self, new: ServedModel, loaded: list[ServedModel], n_bytes: int) -> Refused:
+    def _no_room(self, new: ServedModel, n_bytes: int) -> Refused:
         return Refused(
             503,
             "out_of_memory",
@@ -321,7 +349,7 @@ class ModelShelf:
             " --memory-budget",
             details={
                 "needed_bytes": n_bytes,
-                "taken_bytes": sum(model.n_bytes for model in loaded),
+                "taken_bytes": sum(model.n_bytes for model in self if model.lm is not None),
                 "budget_bytes": self.config.memory_budget,
                 "max_models": self.config.most_models,
             },
@@ -405,9 +433,13 @@ def _fits_machine(evicted: list[ServedModel], n_bytes: int) -> bool:
     Only models on the CPU free memory of a known amount.
     """
     left = bytes_left()
-    if left is None or any(each.lm is None or each.lm.info.device != "cpu" for each in evicted):
+    if left is None or not all(map(_is_on_cpu, evicted)):
         return True
     return n_bytes <= left + sum(each.n_bytes for each in evicted)
+
+
+def _is_on_cpu(model: ServedModel) -> bool:
+    return model.lm is not None and model.lm.info.device == "cpu"
 
 
 def weights_bytes(path: Path) -> int:
