@@ -77,7 +77,10 @@ def _description(tools: Sequence[Any]) -> str:
     functions = (
         tool.get("function", tool) if isinstance(tool, Mapping) else tool for tool in tools
     )
-    listed = "\n".join(json.dumps(each, ensure_ascii=False) for each in functions)
+    try:
+        listed = "\n".join(json.dumps(each, ensure_ascii=False) for each in functions)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the tools are not JSON: {error}") from error
     return (
         f"You can call these functions:\n{listed}\n\nTo call a function, write its name and"
         " arguments as JSON, and nothing else:\n<tool_call>\n"

@@ -51,7 +51,10 @@ class ChatRequest(ConstraintFields, GeneratingRequest):
     top_logprobs: int | None = Field(None, ge=0, le=_TOP, description="And so many alternatives.")
     tools: list[OfferedTool] | None = Field(None, max_length=128)
     tool_choice: ToolChoice | None = None
-    parallel_tool_calls: bool | None = Field(None, description="false: one call a turn.")
+    parallel_tool_calls: bool | None = Field(
+        None,
+        description="false: one call a turn. null: false if the chat template has no tools.",
+    )
     continue_final_message: bool | None = Field(
         None, description="Go on with the last message, an assistant's, instead of a new turn."
     )
