@@ -77,7 +77,9 @@ def text_after(ids: Sequence[int], run: Run, n_ctx: int) -> tuple[list[int], str
 class MemoryEngine(Engine):
     """See the module. `sizes` and `adapters`: the tokens of every forward, and whose they are."""
 
-    def __init__(self, *, hidden: bool = False, owner_thread: bool = False) -> None:
+    def __init__(
+        self, *, hidden: bool = False, owner_thread: bool = False, idle_slots: int | None = None
+    ) -> None:
         self.info = EngineInfo(
             name="memory",
             model="memory",
@@ -89,6 +91,7 @@ class MemoryEngine(Engine):
             fingerprint="memory",
             kv="hidden" if hidden else "addressable",
             owner_thread=owner_thread,
+            idle_slots=idle_slots,
         )
         self.kv = ListFragments()
         self.fragments = None if hidden else self.kv
@@ -151,6 +154,7 @@ class Rig:
             capacity=capacity,
             max_paths=self.engine.info.max_paths,
             host_capacity=host_capacity,
+            shares_room=self.engine.info.idle_slots is not None,
         )
         self.scheduler = Scheduler(
             self.engine, self.tree, n_ctx=n_ctx, n_batch=n_batch, row_cache_bytes=row_cache_bytes

@@ -137,6 +137,20 @@ def test_first_context_without_memory_is_refused(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("small_start")
+def test_idle_prompts_go_to_the_host_and_come_back_with_their_numbers() -> None:
+    prompts = [[300 + n] * 300 for n in range(4)]
+    options = {"n_threads": 1}
+    with weft.load(shallow_gguf(), dtype="float32", n_ctx=400, engine_options=options) as lm:
+        ask = weft.AsyncLM(lm)
+        first = [ask.next_token_logprobs_sync(prompt) for prompt in prompts]
+        assert lm.stats().offloaded_bytes > 0
+        lm.scheduler.rows.clear()
+        prefilled = lm.scheduler.counters.prefilled
+        for prompt, logprobs in zip(prompts, first, strict=True):
+            np.testing.assert_allclose(ask.next_token_logprobs_sync(prompt), logprobs, atol=1e-4)
+        assert lm.scheduler.counters.prefilled == prefilled
+
+
 def test_loom_grows_past_the_first_context() -> None:
     with weft.load(shallow_gguf(), engine_options={"n_threads": 1}) as lm:
         texts = [

@@ -121,6 +121,39 @@ def test_an_evicted_path_comes_back_from_the_host_without_a_forward(make: MakeRi
     assert rig.tree.n_evicted == 10
 
 
+def test_idle_kv_beyond_its_limit_goes_to_the_host_and_is_not_computed_again(
+    make: MakeRig,
+) -> None:
+    engine = MemoryEngine(idle_slots=4)
+    rig = make(engine, capacity=20)
+    one, two = rig.place([1, 2, 3, 4, 5]), rig.place([6, 7, 8, 9, 10])
+    rig.drive(Extend(one))
+    assert rig.tree.host.slots == 0
+    rig.drive(Extend(two))
+    assert (rig.tree.host.slots, rig.tree.room.resident) == (5, 5)
+    engine.sizes = []
+    (ticket,) = rig.submit(Extend(one))
+    rig.driver.drive([ticket])
+    assert engine.sizes == []
+    assert ticket.reused == 5
+
+
+def test_idle_kv_on_device_and_host_is_at_most_the_capacity(make: MakeRig) -> None:
+    rig = make(MemoryEngine(idle_slots=4), capacity=12)
+    for first in range(1, 25, 4):
+        rig.drive(Extend(rig.place([*range(first, first + 4)])))
+        rig.drive(Extend(rig.place([first])))
+    assert rig.tree.host.slots > 0
+    assert rig.tree.host.slots + rig.tree.room.used <= 12
+
+
+def test_idle_kv_stays_on_the_device_for_engines_without_a_limit(make: MakeRig) -> None:
+    rig = make(capacity=20)
+    rig.drive(Extend(rig.place([1, 2, 3, 4, 5])))
+    rig.drive(Extend(rig.place([6, 7, 8, 9, 10])))
+    assert (rig.tree.host.slots, rig.tree.room.resident) == (0, 10)
+
+
 def test_the_length_of_a_path_counts_what_a_run_has_drawn(make: MakeRig) -> None:
     rig = make()
     place = rig.place([1, 2])

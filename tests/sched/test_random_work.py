@@ -16,6 +16,7 @@ ENGINES: dict[str, Callable[[], Engine]] = {
     "sequence": lambda: SequenceFake(MemoryEngine(), 4),
     "hidden": lambda: HiddenFake(MemoryEngine()),
     "ownloop": lambda: OwnLoopFake(MemoryEngine(), most=3),
+    "idle": lambda: MemoryEngine(idle_slots=5),
     "late": lambda: LateFake(MemoryEngine()),
 }
 

@@ -69,6 +69,8 @@ class EngineInfo:
     overlap: `forward` returns before the result is there, and accepts `LateTokens` of the step
     before. The scheduler then calls forward(k + 1), lands step k, and draws of step k + 1 last, so
     what it draws with knows every token before.
+    idle_slots: slots of unpinned KV that stay on the device; the scheduler moves the rest to the
+    host. For engines whose forwards take time for every slot in use. None: all stay.
     step_tokens: tokens that a forward may run at most, where the next tokens of runs and commits do
     not count against the `n_batch` of an LM: as many of them as this step in each forward, and up
     to `n_batch` others beside them. None: an LM's `n_batch` is the bound of all.
@@ -100,6 +102,7 @@ class EngineInfo:
     kv: KVKind = "addressable"
     max_paths: int | None = None
     kv_slots: int | None = None
+    idle_slots: int | None = None
     recomputes: bool = False
     keeps_ends: bool = False
     overlap: bool = False

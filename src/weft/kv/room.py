@@ -229,20 +229,30 @@ _log = logging.getLogger(__name__)
 class HostTier:
     """Exported KV of at most `capacity` slots, oldest out first; `slots` of them are in use."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, shared: Room | None = None) -> None:
+        """shared: a room whose free slots may hold KV on the host, too."""
         self.capacity = capacity
         self.slots = 0
+        self._shared = shared
         self._nodes: dict[Node, None] = {}
+
+    @property
+    def limit(self) -> int:
+        """Slots that may be in use now."""
+        free = 0 if self._shared is None else self._shared.free or 0
+        return self.capacity + max(free, 0)
+
+    def shrink(self) -> list[Node]:
+        """Free the oldest copies beyond the limit; return their nodes."""
+        return self._free_beyond(self.limit)
 
     def take(self, node: Node, fragments: Fragments) -> list[Node]:
         """Copy a node's KV to the host if it can fit; return the nodes that had to go for it."""
-        size, gone = len(node.tokens), []
-        if node.fragment is None or size > self.capacity:
+        size = len(node.tokens)
+        limit = self.limit + (0 if self._shared is None else size)  # its own slots become free
+        if node.fragment is None or size > limit:
             return []
-        while self.slots + size > self.capacity:
-            oldest = next(iter(self._nodes))
-            self.free(oldest)
-            gone.append(oldest)
+        gone = self._free_beyond(limit - size)
         try:
             node.host = fragments.export(node.fragment)
         except Exception as error:  # no room for a copy, say: the tokens are known all the same
@@ -250,6 +260,14 @@ class HostTier:
             return gone
         self._nodes[node] = None
         self.slots += size
+        return gone
+
+    def _free_beyond(self, limit: int) -> list[Node]:
+        gone = []
+        while self.slots > limit:
+            oldest = next(iter(self._nodes))
+            self.free(oldest)
+            gone.append(oldest)
         return gone
 
     def free(self, node: Node) -> None:

@@ -122,12 +122,16 @@ class TokenTree:
         capacity: int | None = None,
         max_paths: int | None = None,
         host_capacity: int = 0,
+        shares_room: bool = False,
     ) -> None:
-        """Make an empty tree; capacities in slots, `max_paths` in leaves, None for no limit."""
+        """Make an empty tree; capacities in slots, `max_paths` in leaves, None for no limit.
+
+        shares_room: the host may hold KV in as many more slots as the device has free.
+        """
         self.fragments = fragments
         growth = fragments.growth if fragments is not None else 1
         self.room = Room(capacity, max_paths, growth)
-        self.host = HostTier(host_capacity)
+        self.host = HostTier(host_capacity, self.room if shares_room else None)
         self.holds = Holds()
         self.pins = Pins()
         self.queue = EvictionQueue()

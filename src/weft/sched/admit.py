@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from ..errors import KVFull, is_out_of_memory
 from ..kv.room import Room
-from ..kv.tree import TokenTree
+from ..kv.tree import TokenTree, is_evictable
 from .desk import Desk
 from .jobs import Job
 from .step import as_forward_error
@@ -98,6 +98,22 @@ class Admission:
     def _undo(self, job: Job) -> None:
         for claim in job.claims:
             claim.leave(self.tree)
+
+    def offload_idle(self, n_slots: int | None) -> None:
+        """Copy unpinned KV beyond `n_slots` to the host, least recently used first.
+
+        The copies have slots that the device has free, so none is lost. Only between steps.
+        """
+        if n_slots is None:
+            return
+        tree, room = self.tree, self.tree.room
+        for node in tree.host.shrink():
+            tree.forget(node)
+        while room.resident - room.pinned > n_slots:
+            victim = tree.queue.pop(is_evictable)
+            if victim is None:
+                return
+            tree.drop(victim, offload=True)
 
     # Room for what the next step writes -------------------------------------------------------
 

@@ -114,7 +114,10 @@ class Claim:
         return self.place.depth + len(self.tokens)
 
     def enter(self, tree: TokenTree) -> tuple[int, int]:
-        """Put the path into the tree and pin it; return slots found, and slots to compute."""
+        """Put the path into the tree and pin it; return slots found, and slots to compute.
+
+        Slots on the host are found: they are copied, not computed.
+        """
         room = tree.room
         promised = room.promised
         place = self.place  # at the root it needs no hold, and may be everybody's
@@ -125,6 +128,8 @@ class Claim:
             end = tree.cut(end)
         self.cursor = self.pin = tree.pin(end)
         missing = room.promised - promised
+        if missing and tree.host.slots:
+            missing -= sum(len(node.tokens) for node in tree.up(self.pin) if node.host is not None)
         return end.depth - missing, missing
 
     def leave(self, tree: TokenTree) -> None:

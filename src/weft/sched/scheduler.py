@@ -137,6 +137,8 @@ class Scheduler:
             moved = self.take_in()
             if not self._awaits_weights():
                 moved += self.admission.admit(may_evict=self.flight is None)
+            if self.flight is None and self.desk.admitted:
+                self.admission.offload_idle(self.engine.info.idle_slots)
             if self.abroad is not None:
                 moved += self.abroad.hear(self.desk) + self.abroad.send(self.desk)
             step = self._plan()

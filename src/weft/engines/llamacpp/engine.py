@@ -34,6 +34,7 @@ from .vocabulary import read_tokenizer
 _log = logging.getLogger("weft.engines.llamacpp")
 _N_SEQUENCES = 256  # the library's own limit
 _MANY_ROWS = 16  # of one step
+_IDLE_SLOTS = 512  # on a CPU each used cell costs a row up to 1 µs; a copy to the host costs 100 µs
 _SPARE = 8  # leases for rows that write nothing, and for KV on its way out and in
 _POOLING: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
 
@@ -318,6 +319,7 @@ class LlamaCppEngine(Engine):
             kv="sequence",
             max_paths=max_paths,
             kv_slots=max(settings.n_slots, self._context.n_cells - N_BATCH),
+            idle_slots=_IDLE_SLOTS if can_export and not settings.gpus else None,
             n_embd=int(C.llama_model_n_embd_out(self._model.pointer)),
             pooling=_POOLING.get(header.of_model("pooling_type", 0)),
             abilities=replace(OWN["llamacpp"], offload=can_export, save_kv=can_export),
