@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from openai import OpenAI
+from openai import NotFoundError, OpenAI
 from pydantic import BaseModel
 
 ASK = [{"role": "user", "content": "Name one animal."}]
@@ -78,6 +78,50 @@ def test_parse_returns_an_instance_of_the_class(client: OpenAI, server: Any) -> 
 def test_response_has_output_text(client: OpenAI, server: Any) -> None:
     reply = client.responses.create(model=server.model, input="Hello", max_output_tokens=16)
     assert reply.output_text
+
+
+@pytest.mark.client("openai", "responses with memory")
+def test_responses_branch_from_a_stored_response(client: OpenAI, server: Any) -> None:
+    body: dict[str, Any] = {"model": server.model, "max_output_tokens": 8, "temperature": 0}
+    first = client.responses.create(input="My name is Ada.", **body)
+    asked = ("Who are you?", "Who am I?")
+    branches = [
+        client.responses.create(input=text, previous_response_id=first.id, **body) for text in asked
+    ]
+    for text, branch in zip(asked, branches, strict=True):
+        assert branch.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens
+        items = list(client.responses.input_items.list(branch.id, order="asc", limit=1))
+        texts = [item.content[0].text for item in items]
+        assert texts == ["My name is Ada.", first.output_text, text]
+        assert client.responses.retrieve(branch.id).output_text == branch.output_text
+    client.responses.delete(branches[0].id)
+    with pytest.raises(NotFoundError):
+        client.responses.retrieve(branches[0].id)
+
+
+@pytest.mark.client("openai", "streaming with logprobs")
+@pytest.mark.parametrize("api", ["completions", "chat"])
+def test_stream_chunk_has_the_text_of_its_one_token(client: OpenAI, server: Any, api: str) -> None:
+    n_tokens = 0
+    if api == "completions":
+        for chunk in client.completions.create(
+            model=server.model, prompt="Once upon a", max_tokens=8, logprobs=2, stream=True,
+            stop=["@@"], temperature=0,
+        ):  # fmt: skip
+            (choice,) = chunk.choices
+            tokens = choice.logprobs.tokens if choice.logprobs else [""]
+            n_tokens += choice.logprobs is not None
+            assert tokens == [choice.text]
+    else:
+        for chunk in client.chat.completions.create(
+            model=server.model, messages=ASK, max_tokens=8, logprobs=True, stream=True,
+            temperature=0,
+        ):  # fmt: skip
+            (choice,) = chunk.choices
+            entries = choice.logprobs.content if choice.logprobs else []
+            n_tokens += len(entries)
+            assert [entry.token for entry in entries] in ([], [choice.delta.content])
+    assert n_tokens > 1
 
 
 @pytest.mark.client("openai", "completions with logprobs")

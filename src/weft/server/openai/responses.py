@@ -27,7 +27,7 @@ from .items import InputItem, as_messages
 from .refusals import invalid, unsupported, without_switched_off
 from .replies import DeletedResponse, InputItemPage, ResponseEvent, ResponseObject, ok
 from .runs import Runs
-from .stored import Context, ResponseKey, delete, new_item_id, store, stored
+from .stored import ResponseContext, ResponseKey, delete, new_item_id, store, stored
 from .stream import answered
 from .usage import CallUsage
 
@@ -143,7 +143,7 @@ class ResponseRequest(ConstraintFields):
             kept.pop(name, None)
         return kept
 
-    def chat(self, context: Context) -> ChatRequest:
+    def chat(self, context: ResponseContext) -> ChatRequest:
         """Return the chat completion that this is. Raises: Refused, by the names here."""
         for each in self.include or ():
             if each != _LOGPROBS:
@@ -306,7 +306,7 @@ class ResponseCall:
         cls, body: ResponseRequest, lm: LM, name: str, service: Service
     ) -> ResponseCall:
         """Check what is asked for and plan it; nothing has run yet. Raises: Refused."""
-        context = await Context.read(service, body.previous_response_id, body.input, name)
+        context = await ResponseContext.read(service, body.previous_response_id, body.input, name)
         asked = body.chat(context)
         asked.check(service)
         places = context.places if body.store is not False else (None,)
@@ -320,7 +320,9 @@ class ResponseCall:
                     raise
         raise AssertionError("places are never empty")
 
-    def __init__(self, body: ResponseRequest, call: ChatCall, name: str, context: Context) -> None:
+    def __init__(
+        self, body: ResponseRequest, call: ChatCall, name: str, context: ResponseContext
+    ) -> None:
         self.body = body
         self.call = call
         self.name = name

@@ -155,7 +155,7 @@ async def delete(service: Service, given: str) -> str:
         return key.response_id
 
 
-class Context(NamedTuple):
+class ResponseContext(NamedTuple):
     """What a new response goes on from.
 
     items: the items of earlier responses, then those of the request. n_before: how many are earlier
@@ -171,7 +171,7 @@ class Context(NamedTuple):
     @classmethod
     async def read(
         cls, service: Service, previous: str | None, given: str | Sequence[InputItem], model: str
-    ) -> Context:
+    ) -> ResponseContext:
         """Read the previous response and the items that the request refers to.
 
         Raises: Refused for ids that are not there.
@@ -222,7 +222,7 @@ async def _with_references(service: Service, items: list[InputItem]) -> list[Inp
     return made
 
 
-def store(key: ResponseKey, node: Heddle, context: Context, response: Json) -> None:
+def store(key: ResponseKey, node: Heddle, context: ResponseContext, response: Json) -> None:
     """Write the record of a response to its node. The next commit of the loom stores it."""
     earlier, own = context.items[: context.n_before], context.items[context.n_before :]
     is_here = context.previous is not None and context.previous.loom == key.loom
