@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections.abc import Set
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +30,7 @@ from weft.constraints import (
 )
 from weft.constraints.base import Compiler, n_words
 from weft.constraints.grammar import Masks
+from weft.constraints.kinds import AllowMatcher
 from weft.errors import ConfigError, ConstraintError, FormatError, GrammarError, Unfinished
 from weft.sampling.params import SamplingParams
 from weft.tokens.tokenizer import Tokenizer
@@ -416,3 +419,20 @@ def test_any_of_forces_what_all_open_options_force(compiler) -> None:
 def test_any_of_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="allowed is a list of constraints"):
         AnyOf([])
+
+
+def test_first_mask_is_filled_once_when_a_constraint_is_compiled(compiler: Compiler) -> None:
+    filled = []
+
+    class RecordedMatcher(AllowMatcher):
+        def fill(self, bits: Any, banned: Set[int] = frozenset()) -> None:
+            filled.append(bits.shape)
+            super().fill(bits, banned)
+
+    class RecordedAllow(Allow):
+        def compile(self, compiler: Compiler) -> RecordedMatcher:
+            return RecordedMatcher(self.ids, np.zeros(n_words(compiler.n_vocab), dtype=np.int32))
+
+    compiler.matcher(RecordedAllow({5}))
+    compiler.matcher(RecordedAllow({5}))
+    assert filled == [(n_words(compiler.n_vocab),)]

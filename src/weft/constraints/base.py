@@ -142,6 +142,11 @@ class Compiler:
                 self._kept.move_to_end(constraint)
                 return kept.clone()
         made = constraint.compile(self)
+        # llguidance builds most of its automaton for the first mask, which can take seconds. The
+        # clones share it, so the scheduler does not wait for it between two steps.
+        import numpy as np
+
+        made.fill(np.empty(n_words(self.n_vocab), dtype=np.int32))
         with self._lock:
             self._kept[constraint] = made
             while len(self._kept) > _KEPT:
