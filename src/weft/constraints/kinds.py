@@ -370,6 +370,13 @@ def from_dict(data: Mapping[str, Any]) -> Constraint:
     if isinstance(data, Mapping) and "lazy" in data:
         triggers = [_trigger(each) for each in data.get("triggers", ())]
         return Lazy(from_dict(data["lazy"]), triggers)
+    if isinstance(data, Mapping) and "token_limits" in data:
+        from .token_limits import TokenLimits
+
+        inner = data.get("inner")
+        return TokenLimits.from_dict(
+            data["token_limits"], None if inner is None else from_dict(inner)
+        )
     if isinstance(data, Mapping) and "each_line" in data:
         from .lines import EachLine
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from .. import doors
+from ..constraints.token_limits import limits_of
 from ..errors import ConfigError, ConstraintError, Terminal
 from ..remedies import OF_BRANCHES, Listed, remedied
 from ..results import Delta
@@ -105,9 +106,11 @@ class StopStrings:
     Cost: one search a stop string in the new bytes and a tail shorter than the longest stop string.
     """
 
-    __slots__ = ("_longest", "_stops", "_tail")
+    __slots__ = ("_longest", "_stops", "_tail", "_unwatched")
 
-    def __init__(self, stops: tuple[str, ...]) -> None:
+    def __init__(self, stops: tuple[str, ...], min_tokens: int = 0) -> None:
+        """min_tokens: stop strings that end within so many tokens do not count."""
+        self._unwatched = min_tokens
         self._stops = tuple((stop, stop.encode()) for stop in stops)
         self._longest = max((len(encoded) for _, encoded in self._stops), default=0)
         self._tail = b""
@@ -129,7 +132,8 @@ class StopStrings:
             if at >= 0:
                 found.append((at + size, -size, stop))
         self._tail = window[max(0, len(window) - self._longest + 1) :]
-        return min(found)[2] if found else None
+        self._unwatched -= 1
+        return min(found)[2] if found and self._unwatched < 0 else None
 
 
 class Watch:
@@ -138,11 +142,14 @@ class Watch:
     It knows no heddle: the scheduler may hold it longer than anybody holds the tree.
     """
 
-    def __init__(self, branch: int, lm: LM, stop: tuple[str, ...], channel: Channel | None) -> None:
+    def __init__(
+        self, branch: int, lm: LM, params: SamplingParams, channel: Channel | None
+    ) -> None:
         self.branch = branch
         self.stopped: str | None = None
         self._token_bytes = lm.text.token_bytes
-        self._stops = StopStrings(stop) if stop else None
+        min_tokens = limits_of(params.constraint).min_tokens
+        self._stops = StopStrings(params.stop, min_tokens) if params.stop else None
         self._channel = channel
 
     def __call__(self, state: RunState) -> FinishReason | None:
@@ -234,7 +241,9 @@ class Shoot:
         child = self.child
         set_run(child, result)
         child.stop_string = None if self.watch is None else self.watch.stopped
-        child.terminal = result.ended_by is not None
+        assert child.params is not None
+        own_ends = limits_of(child.params.constraint).stop_ids
+        child.terminal = result.ended_by is not None and result.ended_by not in own_ends
         child.finish_reason = "stop" if child.stop_string is not None else result.finish_reason
         self._attach(result.end)
 
@@ -323,7 +332,7 @@ class Growth:
             # No sink where nobody needs each token: the host then does nothing for it.
             watched = params.stop or self._channel is not None
             index = len(self.shoots)
-            watch = Watch(index, self.lm, params.stop, self._channel) if watched else None
+            watch = Watch(index, self.lm, params, self._channel) if watched else None
             shoot = Shoot(index, child, node, origin, watch, beside)
             if self._channel is not None:
                 shoot.text = self.lm.text.stream()
@@ -347,7 +356,7 @@ class Growth:
         return Run(
             shoot.origin,
             sampler,
-            stop_ids=self.lm.text.stop_ids,
+            stop_ids=self.lm.text.stop_ids | limits_of(params.constraint).stop_ids,
             max_tokens=params.max_tokens,
             sink=shoot.watch,
         )
