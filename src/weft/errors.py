@@ -207,11 +207,22 @@ class NotFound(WeftError, LookupError):
 
 
 class Conflict(WeftError):
-    """Somebody else has changed it, or works on it; `rev` is its revision now, if it has one."""
+    """Somebody else has changed it, or works on it; `rev` is its revision now, if it has one.
 
-    def __init__(self, message: str = "", *, rev: int | None = None, hint: str = "") -> None:
+    `code` names the reason in answers of the server.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        rev: int | None = None,
+        code: str = "revision_mismatch",
+        hint: str = "",
+    ) -> None:
         super().__init__(message, hint=hint)
         self.rev = rev
+        self.code = code
 
 
 class QueueFull(WeftError):

@@ -122,7 +122,9 @@ def told_error(
         needed, capacity = details.get("needed_tokens", 0), details.get("capacity_tokens", 0)
         return errors.KVFull(message, needed=needed, capacity=capacity, hint=hint)
     if kind is errors.Conflict:
-        return errors.Conflict(message, rev=details.get("rev"), hint=hint)
+        return errors.Conflict(
+            message, rev=details.get("rev"), code=code or "revision_mismatch", hint=hint
+        )
     if kind is errors.QueueFull:
         after = _seconds((headers or {}).get("retry-after"))
         return errors.QueueFull(message, retry_after_s=after, hint=hint)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -102,6 +102,8 @@ def told_of(error: BaseException, request_id: str = "") -> tuple[int, Json, dict
         status, kind, code = 500, "server_error", "internal_error"
     if isinstance(error, errors.NotFound) and error.what:
         code = f"{error.what}_not_found"
+    if isinstance(error, errors.Conflict):
+        code = error.code
     if isinstance(error, errors.QueueFull):
         headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
     elif status == 503:
@@ -137,7 +139,7 @@ def _details(error: BaseException) -> Json:
 
 def _of_validation(error: RequestValidationError) -> Refused:
     """Tell of the first field that is wrong, by its name."""
-    all_of_them = error.errors()
+    all_of_them = _causes(error.errors())
     first, param = all_of_them[0], _field(all_of_them[0])
     code = "invalid_parameter"
     if first["type"] == "extra_forbidden":
@@ -156,6 +158,17 @@ def _of_validation(error: RequestValidationError) -> Refused:
         why = [said for said, each in zip(why, all_of_them, strict=True) if _field(each) == param]
         message = f"{param or 'the body'}{shown}: {', or '.join(dict.fromkeys(why))}"
     return Refused(400, code, re.sub(r"[\ud800-\udfff]", "\ufffd", message), param=param or None)
+
+
+def _causes(found: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Return the errors inside the members of a union that a value has the type of.
+
+    A union has an error for each of its members. The others only say that the type differs.
+    """
+    place = _field(found[0])
+    inside = [each for each in found if _field(each).startswith(f"{place}.")] if place else []
+    causes = [each for each in inside if not each["type"].endswith("_type")]
+    return causes or inside or found
 
 
 @cache

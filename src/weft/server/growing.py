@@ -325,6 +325,7 @@ class Searched:
             raise Conflict(
                 "what the search stood on was removed from the loom meanwhile",
                 rev=self.live.kept.rev,
+                code="node_removed",
                 hint="undo brings it back; search again below it",
             )
 

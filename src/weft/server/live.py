@@ -417,6 +417,7 @@ class LiveLoom:
                 raise Conflict(
                     "what was to be grown was removed meanwhile",
                     rev=self.kept.rev,
+                    code="node_removed",
                     hint="undo, or redo, brings it back",
                 )
         except BaseException:

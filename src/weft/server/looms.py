@@ -119,7 +119,9 @@ class LiveLooms:
                 return live
             if live is not None and live.growing and not live.is_stale:
                 raise Conflict(
-                    f"the loom {row.name} is being grown by another model", rev=live.kept.rev
+                    f"the loom {row.name} is being grown by another model",
+                    rev=live.kept.rev,
+                    code="loom_in_use",
                 )
             try:
                 kept = await asyncio.to_thread(self.library.open, row.id, lm)

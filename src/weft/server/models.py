@@ -192,6 +192,7 @@ class ModelShelf:
         if there is not None and there.state in ("loading", "ready"):
             raise Conflict(
                 f"there is a model {name!r} already, of {display_name(there.source)}",
+                code="name_taken",
                 hint="unload it first, or load this one under another name",
             )
         model = self._models[name] = ServedModel(name, wish, not by_request, before=there)
@@ -214,7 +215,10 @@ class ModelShelf:
                 raise
             if self._models.get(model.name) is not model:  # it was unloaded meanwhile
                 await asyncio.to_thread(lm.close)
-                raise Conflict(f"model {model.name!r} was unloaded while it was being loaded")
+                raise Conflict(
+                    f"model {model.name!r} was unloaded while it was being loaded",
+                    code="model_unloaded",
+                )
             model.n_bytes += kv_bytes(lm)
             model.lm, model.state = lm, "ready"
             model.before = model.reloading = None
@@ -270,6 +274,7 @@ class ModelShelf:
         if model.n_users and not force:
             raise Conflict(
                 f"model {name!r} is in use by {model.n_users} jobs",
+                code="model_in_use",
                 hint="cancel them, or unload it with force",
             )
         self._forget(model)

@@ -301,6 +301,7 @@ class KeptLoom:
                     f"node {self._snapshot.numbers.get(node_id, node_id)} has been removed by"
                     " somebody else just now, so it cannot be marked",
                     rev=self.rev,
+                    code="node_removed",
                     hint="undo brings it back",
                 )
             if known.bookmark != label:

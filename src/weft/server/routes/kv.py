@@ -159,7 +159,11 @@ async def _pin(live: LiveLoom, lm: LM, node: Heddle) -> None:
 
     await live.call(note)
     if node.id not in live.pins:
-        raise Conflict("the node was removed while its path was computed", rev=live.kept.rev)
+        raise Conflict(
+            "the node was removed while its path was computed",
+            rev=live.kept.rev,
+            code="node_removed",
+        )
 
 
 def _refuse_pinned(live: LiveLoom, node: Heddle) -> None:
