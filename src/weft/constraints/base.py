@@ -22,7 +22,13 @@ class Constraint(ABC):
     """What text a generation may produce: a value, hashable, that knows no tokenizer.
 
     Subclasses are frozen dataclasses, so equal constraints are equal.
+
+    stop_ids: token ids that end a text in addition to the model's end tokens.
+    min_tokens: stop strings that end within so many tokens do not count.
     """
+
+    stop_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
 
     @abstractmethod
     def compile(self, compiler: Compiler) -> Matcher:
@@ -34,6 +40,11 @@ class Constraint(ABC):
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON data that `from_dict` of this package reads."""
+
+    @property
+    def is_resumed(self) -> bool:
+        """Return True if growing a node with an equal constraint continues the node's text."""
+        return True
 
     def parse(self, text: str) -> Any:
         """Return the object that a finished text stands for; the text itself unless there is one.

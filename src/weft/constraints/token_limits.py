@@ -45,6 +45,11 @@ class TokenLimits(Constraint):
         inner = None if self.inner is None else compiler.matcher(self.inner)
         return TokenLimitsMatcher(self, compiler.stop_ids | self.stop_ids, inner)
 
+    @property
+    def is_resumed(self) -> bool:
+        """Return False for limits alone: they count the tokens of one call."""
+        return self.inner is not None
+
     def parse(self, text: str) -> Any:
         return text if self.inner is None else self.inner.parse(text)
 
@@ -71,11 +76,6 @@ class TokenLimits(Constraint):
             frozenset(limits.get("stop_ids", ())),
             inner,
         )
-
-
-def limits_of(constraint: Constraint | None) -> TokenLimits:
-    """Return the token limits of a constraint; neutral ones if it has none."""
-    return constraint if isinstance(constraint, TokenLimits) else TokenLimits()
 
 
 class TokenLimitsMatcher(Matcher):

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..constraints.lines import after, can_begin_after
-from ..constraints.token_limits import TokenLimits
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,11 +31,8 @@ def constrained(node: HeddleState | None, constraint: Any) -> list[HeddleState]:
 
 
 def constrained_so_far(node: HeddleState, constraint: Any) -> list[int]:
-    """Return the tokens of the constrained text before a branch of `node`.
-
-    Token limits alone count the tokens of one call, so nothing is before them.
-    """
-    if isinstance(constraint, TokenLimits) and constraint.inner is None:
+    """Return the tokens of the constrained text before a branch of `node`."""
+    if not constraint.is_resumed:
         return []
     return [token for each in constrained(node, constraint) for token in each.tokens]
 

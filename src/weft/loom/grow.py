@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from .. import doors
-from ..constraints.token_limits import limits_of
 from ..errors import ConfigError, ConstraintError, Terminal
 from ..remedies import OF_BRANCHES, Listed, remedied
 from ..results import Delta
@@ -39,6 +38,7 @@ from .node import (
 )
 
 if TYPE_CHECKING:
+    from ..constraints.base import Constraint
     from ..kv.place import Place
     from ..lm import LM
     from .heddle import Heddle
@@ -108,9 +108,8 @@ class StopStrings:
 
     __slots__ = ("_longest", "_stops", "_tail", "_unwatched")
 
-    def __init__(self, stops: tuple[str, ...], min_tokens: int = 0) -> None:
-        """min_tokens: stop strings that end within so many tokens do not count."""
-        self._unwatched = min_tokens
+    def __init__(self, stops: tuple[str, ...], constraint: Constraint | None = None) -> None:
+        self._unwatched = 0 if constraint is None else constraint.min_tokens
         self._stops = tuple((stop, stop.encode()) for stop in stops)
         self._longest = max((len(encoded) for _, encoded in self._stops), default=0)
         self._tail = b""
@@ -148,8 +147,7 @@ class Watch:
         self.branch = branch
         self.stopped: str | None = None
         self._token_bytes = lm.text.token_bytes
-        min_tokens = limits_of(params.constraint).min_tokens
-        self._stops = StopStrings(params.stop, min_tokens) if params.stop else None
+        self._stops = StopStrings(params.stop, params.constraint) if params.stop else None
         self._channel = channel
 
     def __call__(self, state: RunState) -> FinishReason | None:
@@ -222,6 +220,7 @@ class Shoot:
         """beside: one for all of its call's branches of this parent."""
         self.index = index
         self.child = child
+        self.stop_ids = frozenset[int]()  # of its constraint
         self.parent = parent
         self.origin = origin
         self.watch = watch
@@ -241,9 +240,7 @@ class Shoot:
         child = self.child
         set_run(child, result)
         child.stop_string = None if self.watch is None else self.watch.stopped
-        assert child.params is not None
-        own_ends = limits_of(child.params.constraint).stop_ids
-        child.terminal = result.ended_by is not None and result.ended_by not in own_ends
+        child.terminal = result.ended_by is not None and result.ended_by not in self.stop_ids
         child.finish_reason = "stop" if child.stop_string is not None else result.finish_reason
         self._attach(result.end)
 
@@ -324,7 +321,6 @@ class Growth:
             )
         if params.constraint is not None:
             warn_of_prompt_before(node, params.constraint)
-        made = []
         beside = Beside(node)
         for branch in range(params.n):
             child = new_child(node)
@@ -338,8 +334,7 @@ class Growth:
                 shoot.text = self.lm.text.stream()
             self._runs.append(self._run(child, shoot))
             self.shoots.append(shoot)
-            made.append(shoot)
-        return made
+        return self.shoots[-params.n :]
 
     def _run(self, child: Heddle, shoot: Shoot) -> Run:
         params = child.params
@@ -347,6 +342,7 @@ class Growth:
         assert params.seed is not None
         compiled = params
         if params.constraint is not None:
+            shoot.stop_ids = params.constraint.stop_ids
             compiled = replace(params, constraint=healed(shoot.parent, params.constraint))
         sampler = self.lm.sampler(compiled, stream_of(params.seed, child.lineage))
         if sampler.matcher is not None:
@@ -356,7 +352,7 @@ class Growth:
         return Run(
             shoot.origin,
             sampler,
-            stop_ids=self.lm.text.stop_ids | limits_of(params.constraint).stop_ids,
+            stop_ids=self.lm.text.stop_ids | shoot.stop_ids,
             max_tokens=params.max_tokens,
             sink=shoot.watch,
         )

@@ -382,10 +382,10 @@ class RunJob(Job):
 
     def _end_if_must(self, desk: Desk) -> None:
         """End where only an end token may follow: it need not be drawn."""
-        matcher = self.sampler.matcher
-        if matcher is not None and not self.done and matcher.must_end:
+        if (matcher := self.sampler.matcher) is not None and not self.done and matcher.must_end:
+            own = self.stops - self.sampler.params.constraint.stop_ids
             for member in self.members:
-                member.state.ended_by = min(self.stops, default=None)
+                member.state.ended_by = min(own, default=None)
             self.end_all("stop", desk)
 
     def _take(self, drawn: DrawnToken, desk: Desk) -> None:

@@ -140,6 +140,11 @@ def check_roles(
         )
 
 
+def template_reads(template: str, name: str) -> bool:
+    """Return True if a template reads a variable."""
+    return name in _variables(template)
+
+
 def check_variables(template: str, given: Iterable[str]) -> None:
     """Refuse variables that the template never reads: they would have no effect.
 

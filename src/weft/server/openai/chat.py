@@ -10,9 +10,10 @@ from contextlib import aclosing
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from ...chat import ChatPrompt
+from ...errors import ContextOverflow
 from ...lm import LM
 from ...loom import Heddle, Loom
 from ...sampling.params import SamplingParams
@@ -25,8 +26,8 @@ from .constraints import ConstraintFields
 from .fields import GeneratingRequest
 from .kept import KeptAnswer, check_one, keeping
 from .logprobs import TokenFigures, Wanted
-from .messages import ChatMessage, chat_prompt
-from .refusals import invalid, named, unsupported
+from .messages import ChatMessage, TemplateFields, chat_prompt, latest_turns
+from .refusals import invalid, named, overflow_named, unsupported
 from .replies import ChatCompletion, ChatCompletionChunk, ok
 from .runs import ChoiceRun, Runs
 from .stream import answered
@@ -45,7 +46,7 @@ class ChatRequest(ConstraintFields, GeneratingRequest):
 
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(
-        None, ge=1, description="New tokens at most; left out: what the context has room for."
+        None, ge=-1, description="New tokens at most; -1, left out: what the context has room for."
     )
     logprobs: bool | None = Field(None, description="Tell the logprob of every token.")
     top_logprobs: int | None = Field(None, ge=0, le=_TOP, description="And so many alternatives.")
@@ -64,10 +65,19 @@ class ChatRequest(ConstraintFields, GeneratingRequest):
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="Variables of the chat template, such as enable_thinking."
     )
+    enable_thinking: bool | None = Field(
+        None, description="As in chat_template_kwargs; false is accepted by every template."
+    )
     reasoning_effort: str | None = Field(
-        None, description="Where the chat template reads it; else refused."
+        None,
+        description="Where the chat template reads it or enable_thinking; else none or minimal.",
+    )
+    verbosity: str | None = Field(
+        None, description='Where the chat template reads it; else only "medium".'
     )
     modalities: list[Literal["text"]] | None = None
+    _drops_turns: bool = PrivateAttr(False)
+    _n_dropped: int = PrivateAttr(0)
 
     def check(self, service: Service) -> None:
         """Raise Refused for what cannot be honoured."""
@@ -79,8 +89,9 @@ class ChatRequest(ConstraintFields, GeneratingRequest):
                 raise invalid(
                     "max_tokens", "max_tokens and max_completion_tokens differ; give one of them"
                 )
-        if self.max_tokens == 0:
-            raise invalid("max_tokens", "max_tokens is 0; a chat's answer has 1 or more")
+        for name in ("max_tokens", "max_completion_tokens"):
+            if getattr(self, name) == 0:
+                raise invalid(name, f"{name} is 0; a chat's answer has 1 or more")
         if self.continue_final_message and self.add_generation_prompt:
             raise invalid(
                 "add_generation_prompt",
@@ -95,19 +106,51 @@ class ChatRequest(ConstraintFields, GeneratingRequest):
     @property
     def n_asked(self) -> int | None:
         """New tokens at most; None for what fits."""
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        given = (
+            self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        )
+        return None if given == -1 else given
+
+    def drop_turns(self) -> None:
+        """Let `prompt` drop the oldest turns of a conversation that is too long."""
+        self._drops_turns = True
+
+    @property
+    def n_dropped(self) -> int:
+        """Oldest messages that `prompt` has dropped."""
+        return self._n_dropped
 
     def prompt(self, lm: LM) -> ChatPrompt:
         """Return the prompt. Raises: Refused."""
+        messages = [each.plain(number) for number, each in enumerate(self.messages)]
+        if not self._drops_turns:
+            return self._prompt_of(lm, messages)
+        n_new = self.n_asked or 1
+
+        def fits(latest: Sequence[Json]) -> bool:
+            try:
+                return len(self._prompt_of(lm, latest).ids) + n_new <= lm.n_ctx
+            except ContextOverflow:
+                return False
+
+        latest = latest_turns(messages, fits)
+        self._n_dropped = len(messages) - len(latest)
+        return self._prompt_of(lm, latest)
+
+    def _prompt_of(self, lm: LM, messages: Sequence[Json]) -> ChatPrompt:
         tools = [each.plain() for each in self.tools or ()]
         # With "none" the model is not told of them: it may not call any.
         told = tools if self.tool_choice != "none" else []
         return chat_prompt(
             lm,
-            [each.plain(number) for number, each in enumerate(self.messages)],
+            messages,
             tools=told or None,
-            template_kwargs=self.chat_template_kwargs,
-            reasoning_effort=self.reasoning_effort,
+            asked=TemplateFields(
+                self.chat_template_kwargs or {},
+                self.enable_thinking,
+                self.reasoning_effort,
+                self.verbosity,
+            ),
             add_generation_prompt=self.add_generation_prompt is not False,
             continues=bool(self.continue_final_message),
         )
@@ -121,7 +164,8 @@ async def chat(body: ChatRequest, request: Request, service: Here) -> Response |
     body.check(service)
 
     async def plan(lm: LM, name: str) -> ChatCall:
-        return await ChatCall.begin(body, lm, name, service)
+        with overflow_named("messages", body.n_asked or 0):
+            return await ChatCall.begin(body, lm, name, service)
 
     return await answered(
         request, service, "chat", body.model, is_streamed=bool(body.stream), plan=plan
@@ -219,6 +263,7 @@ class ChatCall:
             pulse=self.pulse,
             is_streamed=bool(self.body.stream),
             skips_special=bool(self.body.skip_special_tokens),
+            keeps_stop=bool(self.body.include_stop_str_in_output),
             kept=kept,
         )
         self.turns = [

@@ -25,7 +25,7 @@ from .fields import GeneratingRequest, TokenId, of_one_kind
 from .kept import KeptAnswer, check_one, keeping
 from .logprobs import TokenFigures, Wanted
 from .prompts import TextPrompt, is_short, n_tokens, read_prompts
-from .refusals import invalid, unsupported
+from .refusals import invalid, overflow_named, unsupported
 from .replies import TextCompletion, TextCompletionChunk, ok
 from .runs import ChoiceRun, Runs
 from .stream import answered
@@ -68,7 +68,7 @@ class CompletionRequest(ConstraintFields, GeneratingRequest):
 
     @property
     def n_new(self) -> int:
-        """New tokens of a choice at most."""
+        """New tokens of a choice at most; -1: all that the context has room for."""
         return _MAX_TOKENS if self.max_tokens is None else self.max_tokens
 
     _one_kind = field_validator("prompt", mode="before")(of_one_kind)
@@ -95,7 +95,8 @@ async def complete(body: CompletionRequest, request: Request, service: Here) -> 
     body.check(service)
 
     async def plan(lm: LM, name: str) -> Completion:
-        return await Completion.begin(body, lm, name, service)
+        with overflow_named("prompt", max(body.n_new, 0)):
+            return await Completion.begin(body, lm, name, service)
 
     return await answered(
         request, service, "completion", body.model, is_streamed=bool(body.stream), plan=plan
@@ -168,9 +169,11 @@ class Completion:
             asked = () if body.loom is None else tuple(body.loom.logprob_tokens or ())
             self.wanted = Wanted(body.logprobs, asked)
         logprobs.refuse_untold(lm, body.logprobs or 0, given=self.reads_prompt)
-        self.params = body.sampling(
-            lm, SamplingParams(), max_tokens=body.n_new, constraint=constraint
-        )
+        most = body.n_new
+        if most < 0:
+            shortest = min(len(prompt.ids) for prompt in self.prompts)
+            most = min(max(lm.n_ctx - shortest, 1), service.config.limits.tokens)
+        self.params = body.sampling(lm, SamplingParams(), max_tokens=most, constraint=constraint)
 
     runs: Runs
 
@@ -184,6 +187,7 @@ class Completion:
             pulse=self.pulse,
             is_streamed=bool(self.body.stream),
             skips_special=bool(self.body.skip_special_tokens),
+            keeps_stop=bool(self.body.include_stop_str_in_output),
             kept=kept,
         )
 

@@ -15,7 +15,8 @@ from ..events import until_gone
 from ..limits import check_most
 from ..service import Here, Service
 from .fields import OpenAIModel, TokenId, of_one_kind
-from .refusals import named, unsupported, without_switched_off
+from .known_fields import apply_rule
+from .refusals import named, unsupported
 from .replies import EmbeddingList, ok
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class EmbeddingRequest(OpenAIModel):
     @model_validator(mode="before")
     @classmethod
     def _without_what_says_nothing(cls, body: Any) -> Any:
-        return without_switched_off(body) if isinstance(body, dict) else body
+        return apply_rule(body, cls.model_fields) if isinstance(body, dict) else body
 
     @property
     def texts(self) -> Texts:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from ...api.base import whole
+from ...constraints.token_limits import TokenLimits
 from ...sampling.params import PARAMETERS, SamplingParams
-from .refusals import invalid, named, unsupported, without_switched_off
+from .known_fields import apply_rule
+from .refusals import invalid, named, unsupported
 
 if TYPE_CHECKING:
     from ...constraints.base import Constraint
@@ -99,7 +101,9 @@ class GeneratingRequest(OpenAIModel):
         None, description="A loaded model's id; left out: the one that is loaded."
     )
     n: int | None = Field(None, ge=1, description="Choices of each prompt; one prefill for all.")
-    max_tokens: int | None = Field(None, ge=0, description="New tokens at most.")
+    max_tokens: int | None = Field(
+        None, ge=-1, description="New tokens at most; -1: until the text or the context ends."
+    )
     temperature: Finite | None = Field(None, ge=0, description="0 is greedy.")
     top_p: Finite | None = Field(None, description="Keep this much probability.")
     top_k: int | None = Field(None, ge=-1, description="Keep the k likeliest; 0 or -1: all.")
@@ -112,6 +116,21 @@ class GeneratingRequest(OpenAIModel):
         None, description="By token id, -100 to 100; -100 bans the token."
     )
     stop: str | list[str] | None = Field(None, description="Strings that end a choice.")
+    stop_token_ids: list[TokenId] | None = Field(
+        None, description="Tokens that end a choice; they are not part of it."
+    )
+    include_stop_str_in_output: bool | None = Field(
+        None, description="true: the text ends with the stop string or stop token that ended it."
+    )
+    min_tokens: int | None = Field(
+        None, ge=0, description="End tokens and stops count after this many new tokens."
+    )
+    bad_words: list[str] | None = Field(
+        None, description="Texts whose token sequences are never generated."
+    )
+    allowed_token_ids: list[TokenId] | None = Field(
+        None, description="Only these tokens are generated; end tokens must be among them."
+    )
     seed: int | None = Field(
         None, description="Choice i is drawn with seed + i; below 0 is left out."
     )
@@ -145,7 +164,7 @@ class GeneratingRequest(OpenAIModel):
     @model_validator(mode="before")
     @classmethod
     def _without_what_says_nothing(cls, body: Any) -> Any:
-        return without_switched_off(body) if isinstance(body, Mapping) else body
+        return apply_rule(body, cls.model_fields) if isinstance(body, Mapping) else body
 
     @property
     def n_choices(self) -> int:
@@ -161,7 +180,11 @@ class GeneratingRequest(OpenAIModel):
         constraint: Constraint | None = None,
     ) -> SamplingParams:
         """Return how one choice is drawn. Raises: Refused, by the field's name."""
-        given: dict[str, Any] = {"max_tokens": max(max_tokens, 1), "constraint": constraint}
+        self._check_min_tokens(max_tokens, constraint)
+        given: dict[str, Any] = {
+            "max_tokens": max(max_tokens, 1),
+            "constraint": self._limited(lm, constraint),
+        }
         for name in _SAME:
             value = getattr(self, name)
             if value is not None:
@@ -191,17 +214,39 @@ class GeneratingRequest(OpenAIModel):
             if not -_BIAS <= value <= _BIAS:
                 raise invalid("logit_bias", f"{param} is {value}; allowed is -100 to 100")
             made[int(key)] = -math.inf if value == -_BIAS else value
-        n_vocab = lm.info.n_vocab or lm.text.n_vocab
-        wrong = next((token for token in made if token >= n_vocab), None)
-        if wrong is not None:
-            raise invalid(
-                "logit_bias",
-                f"logit_bias has token {wrong}; allowed are 0 to {n_vocab - 1}",
-                code="tokens_out_of_vocabulary",
-            )
+        _check_ids(lm, "logit_bias", made)
         if self.ignore_eos:
             made.update(dict.fromkeys(lm.text.stop_ids, -math.inf))
         return made
+
+    def _check_min_tokens(self, max_tokens: int, constraint: Constraint | None) -> None:
+        if not self.min_tokens:
+            return
+        if self.min_tokens > max_tokens:
+            raise invalid(
+                "min_tokens", f"min_tokens is {self.min_tokens}; max_tokens allows {max_tokens}"
+            )
+        if constraint is not None:
+            raise unsupported(
+                "min_tokens",
+                "an answer of a given form, or with tools, ends where its form does; leave it out",
+            )
+
+    def _limited(self, lm: LM, constraint: Constraint | None) -> Constraint | None:
+        """Return a constraint with the request's limits on tokens."""
+        allowed, stop_ids = self.allowed_token_ids, self.stop_token_ids or ()
+        if not (allowed or stop_ids or self.min_tokens or self.bad_words):
+            return constraint
+        _check_ids(lm, "stop_token_ids", stop_ids)
+        _check_ids(lm, "allowed_token_ids", allowed or ())
+        words = (_spellings(lm, word) for word in self.bad_words or () if word.strip())
+        return TokenLimits(
+            frozenset(allowed) if allowed else None,
+            tuple(sorted(frozenset().union(*words))),
+            self.min_tokens or 0,
+            frozenset(stop_ids) - lm.text.stop_ids,
+            constraint,
+        )
 
     def check_options(self) -> None:
         """Raise Refused for options that say nothing together, or are not here."""
@@ -218,6 +263,24 @@ class GeneratingRequest(OpenAIModel):
     def tells_usage(self) -> bool:
         """Whether a stream ends with a chunk of usage."""
         return bool(self.stream_options is not None and self.stream_options.include_usage)
+
+
+def _check_ids(lm: LM, name: str, ids: Iterable[int]) -> None:
+    n_vocab = lm.info.n_vocab or lm.text.n_vocab
+    wrong = next((token for token in ids if token >= n_vocab), None)
+    if wrong is not None:
+        raise invalid(
+            name,
+            f"{name} has token {wrong}; allowed are 0 to {n_vocab - 1}",
+            code="tokens_out_of_vocabulary",
+        )
+
+
+def _spellings(lm: LM, word: str) -> frozenset[tuple[int, ...]]:
+    """Return the token sequences of a word: at the start of a text, inside it, after a space."""
+    word, text = word.lstrip(), lm.text
+    spelled = (text.encode(word, add_bos=False), text.continuation(word))
+    return frozenset(map(tuple, (*spelled, text.continuation(f" {word}"))))
 
 
 def _checked(name: str, value: Any) -> Any:

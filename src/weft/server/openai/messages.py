@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
 from ...chat import ChatPrompt
 from ...errors import ConfigError
-from ...tokens.chat import check_variables
+from ...tokens.chat import check_variables, template_reads
 from .fields import OpenAIModel
 from .refusals import invalid, named, unsupported
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from ...lm import LM
 
 Json = dict[str, Any]
+# Variables that chat templates switch reasoning by.
+_THINKING = ("enable_thinking", "thinking")
 
 
 class TextPart(OpenAIModel):
@@ -25,6 +28,9 @@ class TextPart(OpenAIModel):
 
     type: str
     text: str | None = None
+    cache_control: Any = Field(None, description="Accepted; prefixes are cached without it.")
+    extra_content: Any = Field(None, description="Accepted; changes nothing.")
+    id: str | None = None
     # Of parts that are refused, so that the refusal can say what they are.
     image_url: Any = None
     input_audio: Any = None
@@ -46,6 +52,8 @@ class MessageCall(OpenAIModel):
     type: Literal["function"] = "function"
     function: CalledFunction
     index: int | None = None  # of streamed ones that are sent back
+    cache_control: Any = None
+    extra_content: Any = None
 
 
 class ChatMessage(OpenAIModel):
@@ -58,6 +66,9 @@ class ChatMessage(OpenAIModel):
     tool_call_id: str | None = None
     reasoning_content: str | None = Field(None, description="What the assistant thought.")
     refusal: str | None = None
+    id: str | None = None
+    cache_control: Any = Field(None, description="Accepted; prefixes are cached without it.")
+    extra_content: Any = Field(None, description="Accepted; changes nothing.")
     annotations: list[Any] | None = Field(None, max_length=0)
     audio: None = None
     function_call: None = None
@@ -65,9 +76,12 @@ class ChatMessage(OpenAIModel):
     @model_validator(mode="before")
     @classmethod
     def _without_null(cls, given: Any) -> Any:
-        if isinstance(given, Mapping):
-            return {name: value for name, value in given.items() if value is not None}
-        return given
+        if not isinstance(given, Mapping):
+            return given
+        made = {name: value for name, value in given.items() if value is not None}
+        if isinstance(made.get("reasoning"), str):  # vLLM's name
+            made.setdefault("reasoning_content", made.pop("reasoning"))
+        return made
 
     def plain(self, number: int) -> Json:
         """Return the message as templates take it. Raises: Refused for parts that are no text."""
@@ -84,7 +98,10 @@ class ChatMessage(OpenAIModel):
         if self.tool_calls:
             made["content"] = content or ""
             made["tool_calls"] = [
-                each.model_dump(exclude_none=True, exclude={"index"}) for each in self.tool_calls
+                each.model_dump(
+                    exclude_none=True, exclude={"index", "cache_control", "extra_content"}
+                )
+                for each in self.tool_calls
             ]
         return made
 
@@ -99,13 +116,57 @@ def _text_of(number: int, place: int, part: TextPart) -> str:
     )
 
 
+class TemplateFields(NamedTuple):
+    """Fields of a request that become variables of the chat template."""
+
+    kwargs: Mapping[str, Any]
+    enable_thinking: bool | None = None
+    reasoning_effort: str | None = None
+    verbosity: str | None = None
+
+    def variables(self, template: str) -> dict[str, Any]:
+        """Return the variables of a template. Raises: Refused for one that it does not read.
+
+        Neutral values of unread variables are left out.
+        """
+        made = dict(self.kwargs)
+        for name in _THINKING:
+            if made.get(name) is False and not template_reads(template, name):
+                del made[name]
+        named("chat_template_kwargs", lambda: check_variables(template, list(made)))
+        given = {**self._thinking(template), **self._read(template, "verbosity", "medium")}
+        return {**given, **made}
+
+    def _thinking(self, template: str) -> dict[str, Any]:
+        switch = next((name for name in _THINKING if template_reads(template, name)), None)
+        effort = self.reasoning_effort
+        made: dict[str, Any] = {}
+        if switch is None or template_reads(template, "reasoning_effort"):
+            made = self._read(template, "reasoning_effort", "none", "minimal")
+        elif effort is not None and effort != "minimal":
+            made = {switch: effort != "none"}
+        if self.enable_thinking is None:
+            return made
+        if switch is not None:
+            return {**made, switch: self.enable_thinking}
+        if self.enable_thinking:
+            named("enable_thinking", lambda: check_variables(template, ["enable_thinking"]))
+        return made
+
+    def _read(self, template: str, name: str, *neutral: str) -> dict[str, Any]:
+        value = getattr(self, name)
+        if value is None or (value in neutral and not template_reads(template, name)):
+            return {}
+        named(name, lambda: check_variables(template, [name]))
+        return {name: value}
+
+
 def chat_prompt(
     lm: LM,
     messages: Sequence[Json],
     *,
     tools: Sequence[Json] | None = None,
-    template_kwargs: Mapping[str, Any] | None = None,
-    reasoning_effort: str | None = None,
+    asked: TemplateFields,
     add_generation_prompt: bool = True,
     continues: bool = False,
 ) -> ChatPrompt:
@@ -121,12 +182,7 @@ def chat_prompt(
         )
     if tools:
         named("tools", lambda: lm.text.check_chat_options(["tools"]))
-    variables = dict(template_kwargs or {})
-    if variables:
-        named("chat_template_kwargs", lambda: check_variables(template, list(variables)))
-    if reasoning_effort is not None:
-        named("reasoning_effort", lambda: check_variables(template, ["reasoning_effort"]))
-        variables = {"reasoning_effort": reasoning_effort, **variables}
+    variables = asked.variables(template)
     if not continues:
         return named(
             "messages",
@@ -143,11 +199,23 @@ def chat_prompt(
 
 def reads_variable(lm: LM, name: str) -> bool:
     """Return True if the model's chat template reads a variable."""
-    try:
-        check_variables(lm.text.chat_template or "", [name])
-    except ConfigError:
-        return False
-    return True
+    return template_reads(lm.text.chat_template or "", name)
+
+
+def latest_turns(messages: Sequence[Json], fits: Callable[[list[Json]], bool]) -> list[Json]:
+    """Return the messages without as few of the oldest turns as possible, so that they fit.
+
+    A turn begins with a user message. System messages and the last turn stay.
+    """
+    starts = [i for i, each in enumerate(messages) if each["role"] == "user"] or [0]
+    starts[0] = 0
+
+    def latest(turn: int) -> list[Json]:
+        first = starts[turn]
+        return [m for i, m in enumerate(messages) if i >= first or m["role"] == "system"]
+
+    turns = range(len(starts) - 1)
+    return latest(bisect_left(turns, True, key=lambda turn: fits(latest(turn))))
 
 
 def _open_ended(

@@ -1,11 +1,12 @@
-"""What is refused by name: a field of a request, its value, and why."""
+"""Errors about one field of a request."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
 
-from ...errors import ConfigError, ConstraintError, GrammarError
+from ...errors import ConfigError, ConstraintError, ContextOverflow, GrammarError
 from ..errors import Refused
 
 Value = TypeVar("Value")
@@ -37,103 +38,27 @@ def named(
         raise invalid(param, str(error), code=code, hint=error.hint) from error
 
 
-# Samplers of other servers that are not here. Clients send all they have, most of them switched
-# off: a value that changes nothing is taken, and any other is refused. A set lists what is taken.
-_OFF: Mapping[str, tuple[Any, ...]] = {
-    "adaptive_target": (-1,),
-    "do_sample": (True,),
-    "dry_multiplier": (0,),
-    "dynamic_temperature": (False,),
-    "dynatemp_range": (0,),
-    "early_stopping": (False,),
-    "encoder_repetition_penalty": (1,),
-    "epsilon_cutoff": (0,),
-    "eta_cutoff": (0,),
-    "guidance_scale": (1,),
-    "include_reasoning": (True,),
-    "length_penalty": (1,),
-    "min_length": (0,),
-    "min_keep": (0, 1),
-    "min_tokens": (0,),
-    "mirostat": (0,),
-    "mirostat_mode": (0,),
-    "negative_prompt": ("",),
-    "no_repeat_ngram_size": (0,),
-    "nsigma": (0,),
-    "num_beams": (1,),
-    "penalty_alpha": (0,),
-    "rep_pen_slope": (0, 1),
-    "skew": (0,),
-    "smoothing_factor": (0,),
-    "spaces_between_special_tokens": (True,),
-    "tfs": (1,),
-    "tfs_z": (1,),
-    "top_a": (0,),
-    "top_n_sigma": (0, -1),
-    "use_beam_search": (False,),
-    "xtc_probability": (0,),
-}
-# These shape one of the samplers above; while that one is off they say nothing, whatever they are.
-_SHAPES_OF: Mapping[str, str] = {
-    "dry_allowed_length": "dry_multiplier",
-    "dry_base": "dry_multiplier",
-    "dry_penalty_last_n": "dry_multiplier",
-    "dry_sequence_breakers": "dry_multiplier",
-    "dynatemp_exponent": "dynatemp_range",
-    "dynatemp_high": "dynamic_temperature",
-    "dynatemp_low": "dynamic_temperature",
-    "mirostat_eta": "mirostat_mode",
-    "mirostat_tau": "mirostat_mode",
-    "smoothing_curve": "smoothing_factor",
-    "xtc_threshold": "xtc_probability",
-}
-# Other servers' names of fields that are here. Clients send both, to be understood by all.
-_ALSO: Mapping[str, str] = {
-    "add_bos_token": "add_special_tokens",
-    "ban_eos_token": "ignore_eos",
-    "max_new_tokens": "max_tokens",
-    "n_predict": "max_tokens",
-    "rep_pen": "repetition_penalty",
-    "rep_pen_range": "penalty_last_n",
-    "repeat_last_n": "penalty_last_n",
-    "repeat_penalty": "repetition_penalty",
-    "repetition_penalty_range": "penalty_last_n",
-    "sampler_seed": "seed",
-    "stop_sequence": "stop",
-    "stopping_strings": "stop",
-    "typical": "typical_p",
-}
-# What is about the server's work and not about the text.
-_NO_EFFECT = frozenset(
-    {"api_type", "cache_prompt", "id_slot", "legacy_api", "slot_id", "speculative_ngram"}
-)
+@contextmanager
+def overflow_named(param: str, n_new: int) -> Iterator[None]:
+    """Report a prompt that is too long in the words that clients search for.
 
+    litellm reads "maximum context length is", langchain "prompt is too long".
 
-def without_switched_off(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a request without what says nothing: null, and others' samplers that are off.
-
-    Fields by other names get those here. Raises: Refused for a sampler that is on, and for two
-    names of one field that differ.
+    param: the field that holds the prompt. n_new: the new tokens that the request asks for.
     """
-    kept: dict[str, Any] = {}
-    for name, value in body.items():
-        if value is None or name in _NO_EFFECT or name in _SHAPES_OF or _is_empty(name, value):
-            continue
-        right = _ALSO.get(name, name)
-        if right != name and body.get(right, value) != value:
-            raise invalid(name, f"{name} and {right} are one thing here, and they differ")
-        if name not in _OFF:
-            kept[right] = value
-        elif not any(
-            value == off and isinstance(value, bool) == isinstance(off, bool) for off in _OFF[name]
-        ):
-            allowed = " or ".join(map(repr, _OFF[name]))
-            raise unsupported(
-                name, f"is {value!r:.40}; this sampler is not here, leave it out or at {allowed}"
-            )
-    return kept
-
-
-def _is_empty(name: str, value: Any) -> bool:
-    """Whether it is one of the lists of bans that clients send empty."""
-    return name in ("banned_tokens", "banned_strings", "custom_token_bans") and not value
+    try:
+        yield
+    except ContextOverflow as error:
+        if not error.n_ctx:
+            raise
+        at_least = "at least " if "at least" in str(error) else ""  # it was not tokenised
+        raise Refused(
+            400,
+            "context_length_exceeded",
+            f"This model's maximum context length is {error.n_ctx} tokens. However, you requested"
+            f" {at_least}{error.n_tokens + n_new} tokens ({error.n_tokens} in the {param}, {n_new}"
+            f" in the completion): the prompt is too long. Please reduce the length of the {param}"
+            " or the completion.",
+            param=param,
+            details={"n_prompt_tokens": error.n_tokens, "n_ctx": error.n_ctx},
+        ) from error

@@ -330,6 +330,7 @@ class ResponseObject(Reply):
     top_logprobs: int
     top_p: float
     truncation: str
+    dropped_messages: int = Field(description="Oldest messages that truncation left out.")
     usage: ResponseUsage | None
     user: Any
     metadata: Any

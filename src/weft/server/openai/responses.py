@@ -24,7 +24,8 @@ from .constraints import ConstraintFields, ResponseFormat, Schema, TextConstrain
 from .events import OutputWriter
 from .fields import Finite, OpenAIModel, StreamOptions
 from .items import InputItem, as_messages
-from .refusals import invalid, unsupported, without_switched_off
+from .known_fields import apply_rule
+from .refusals import invalid, overflow_named, unsupported
 from .replies import DeletedResponse, InputItemPage, ResponseEvent, ResponseObject, ok
 from .runs import Runs
 from .stored import ResponseContext, ResponseKey, delete, new_item_id, store, stored
@@ -50,6 +51,7 @@ _NAMES = {
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
+    "verbosity": "text.verbosity",
 }
 
 
@@ -69,15 +71,20 @@ class TextOptions(OpenAIModel):
     """What is said of the answer's text."""
 
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = Field(
-        None, description='Only "medium" is taken: no model here reads it.'
+    verbosity: str | None = Field(
+        None, description='Where the chat template reads it; else only "medium".'
     )
 
 
 class ReasoningOptions(OpenAIModel):
     """What is said of the reasoning."""
 
-    effort: str | None = Field(None, description="Where the chat template reads it; else refused.")
+    effort: str | None = Field(
+        None, description="Where the chat template reads it; else only none and minimal."
+    )
+    summary: Literal["auto"] | None = Field(
+        None, description='Only "auto": the reasoning is given in full, without a summary.'
+    )
 
 
 class ResponseTool(OpenAIModel):
@@ -105,7 +112,7 @@ class ResponseRequest(ConstraintFields):
         description="A text, or items: messages, calls, results of calls, reasoning."
     )
     instructions: str | None = Field(None, description="A system message before the input.")
-    max_output_tokens: int | None = Field(None, ge=1)
+    max_output_tokens: int | None = Field(None, ge=-1)
     temperature: Finite | None = Field(None, ge=0)
     top_p: Finite | None = None
     text: TextOptions | None = None
@@ -113,10 +120,14 @@ class ResponseRequest(ConstraintFields):
     tools: list[ResponseTool] | None = Field(None, max_length=128)
     tool_choice: Literal["auto", "none", "required"] | ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    include: list[str] | None = Field(None, description=f'Only "{_LOGPROBS}".')
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = (
+        Field(None, description="Reasoning is always plain text: encrypted_content adds nothing.")
+    )
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    truncation: Literal["disabled"] | None = Field(
-        None, description='Only "disabled": what is too long is refused.'
+    truncation: Literal["auto", "disabled"] | None = Field(
+        None,
+        description='"auto": the oldest turns of an input that is too long are dropped;'
+        " dropped_messages of the response is their number.",
     )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -136,7 +147,7 @@ class ResponseRequest(ConstraintFields):
     def _of_one_turn(cls, body: Any) -> Any:
         if not isinstance(body, Mapping):
             return body
-        kept = without_switched_off(body)
+        kept = apply_rule(body, cls.model_fields)
         for name, why in _ELSEWHERE.items():
             if kept.get(name):
                 raise unsupported(name, why)
@@ -145,9 +156,6 @@ class ResponseRequest(ConstraintFields):
 
     def chat(self, context: ResponseContext) -> ChatRequest:
         """Return the chat completion that this is. Raises: Refused, by the names here."""
-        for each in self.include or ():
-            if each != _LOGPROBS:
-                raise unsupported("include", f"{each!r:.60} is not here; allowed is {_LOGPROBS!r}")
         wants_logprobs = _LOGPROBS in (self.include or ())
         if self.top_logprobs and not wants_logprobs:
             raise invalid("top_logprobs", f"top_logprobs: only with include: [{_LOGPROBS!r}]")
@@ -161,14 +169,18 @@ class ResponseRequest(ConstraintFields):
             "parallel_tool_calls": self.parallel_tool_calls,
             **self._constraints(),
             "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
+            "verbosity": None if self.text is None else self.text.verbosity,
             "logprobs": wants_logprobs or None,
             "top_logprobs": self.top_logprobs if wants_logprobs else None,
             "stream": self.stream,
         }
         try:
-            return ChatRequest.model_validate(body)
+            made = ChatRequest.model_validate(body)
         except ValidationError as error:
             raise RequestValidationError(error.errors()) from error
+        if self.truncation == "auto":
+            made.drop_turns()
+        return made
 
     def _constraints(self) -> Json:
         """Return the fields of a chat completion that constrain the text. Raises: Refused."""
@@ -313,7 +325,9 @@ class ResponseCall:
         for place in places:
             asked.loom = place
             try:
-                return cls(body, await ChatCall.begin(asked, lm, name, service), name, context)
+                with overflow_named("messages", asked.n_asked or 0):
+                    call = await ChatCall.begin(asked, lm, name, service)
+                return cls(body, call, name, context)
             except Refused as error:
                 # Other instructions, or a template that shortens earlier turns: another prefix.
                 if error.param not in ("loom.loom", "loom.parent") or place is places[-1]:
@@ -445,7 +459,8 @@ class ResponseCall:
             "tools": [{"strict": None, "parameters": None, **each} for each in tools],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": self.call.params.top_p,
-            "truncation": "disabled",
+            "truncation": body.truncation or "disabled",
+            "dropped_messages": self.call.body.n_dropped,
             "usage": CallUsage(self.call.runs.replies).responses() if is_over else None,
             "user": body.user,
             "metadata": body.metadata or {},

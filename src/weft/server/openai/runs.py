@@ -38,9 +38,16 @@ class ChoiceRun:
     """
 
     def __init__(
-        self, lm: LM, shoot: Shoot, *, prompt: int, index: int, mute: frozenset[int]
+        self,
+        lm: LM,
+        shoot: Shoot,
+        *,
+        prompt: int,
+        index: int,
+        mute: frozenset[int],
+        keeps_stop: bool = False,
     ) -> None:
-        """mute: tokens that are no text."""
+        """mute: tokens that are no text. keeps_stop: the text includes the stop that ended it."""
         self.prompt = prompt
         self.index = index
         self.node: Heddle = shoot.child
@@ -57,7 +64,13 @@ class ChoiceRun:
         self._mute = mute
         assert self.node.params is not None
         self._stops = self.node.params.stop
-        self._watch = StopStrings(self._stops)  # decides as the run's own one does
+        self._keeps_stop = keeps_stop
+        constraint = self.node.params.constraint
+        self._stop_ids = frozenset[int]() if constraint is None else constraint.stop_ids
+        self._min_tokens = 0 if constraint is None else constraint.min_tokens
+        self._first_stop = 0  # where the text began that stop strings count in
+        # Decides as the run's own one does.
+        self._watch = StopStrings(self._stops, constraint)
         self._token_bytes = lm.text.token_bytes
 
     @property
@@ -98,6 +111,8 @@ class ChoiceRun:
                     self.ends[-1] += len(piece) - len(own)
                 self.text += piece
             self.ends.append(len(self.text))
+            if len(self.ends) == self._min_tokens:
+                self._first_stop = len(self.text)
             stop = self._watch.push(spelled)
             if stop is not None:
                 self._cut_at(stop)
@@ -105,9 +120,10 @@ class ChoiceRun:
         self.logprobs += logprobs
 
     def _cut_at(self, stop: str) -> None:
-        text, found, _ = self.text.partition(stop)
-        if found:  # else it is in tokens that are no text
-            self.text, self.is_cut = text, True
+        at = self.text.find(stop, max(0, self._first_stop - len(stop) + 1))
+        if at >= 0:  # else it is in tokens that are no text
+            end = at + len(stop) if self._keeps_stop else at
+            self.text, self.is_cut = self.text[:end], True
 
     def end(self) -> None:
         """Nothing more comes."""
@@ -117,13 +133,17 @@ class ChoiceRun:
         self.text += self._stream.flush()
         if self.ends:
             self.ends[-1] = len(self.text)
+        ended_by = self.ended_by
+        if self._keeps_stop and ended_by is not None and ended_by in self._stop_ids - self._mute:
+            self.text += self._token_bytes(ended_by).decode(errors="replace")
 
     @property
     def certain(self) -> int:
         """Length of the text that cannot change; it ends where a token's text ends."""
         if self.is_over or self.is_cut:
             return len(self.text)
-        held = max((_begun(self.text, stop) for stop in self._stops), default=0)
+        stops = () if self._keeps_stop else self._stops
+        held = max((_begun(self.text, stop) for stop in stops), default=0)
         n = bisect_right(self.ends, len(self.text) - held)
         return self.ends[n - 1] if n else 0
 
@@ -182,9 +202,13 @@ class Runs:
         pulse: Pulse,
         is_streamed: bool = False,
         skips_special: bool = False,
+        keeps_stop: bool = False,
         kept: KeptAnswer | None = None,
     ) -> None:
-        """skips_special: special tokens are left out of the texts. kept: where the choices go."""
+        """skips_special: special tokens are left out of the texts. kept: where the choices go.
+
+        keeps_stop: texts include the stop string or stop token that ended them.
+        """
         mute = lm.text.special_ids if skips_special else frozenset()
         self.lm = lm
         self.kept = kept
@@ -199,7 +223,10 @@ class Runs:
             for i in range(n):
                 own = replace(params, n=1, seed=(self.seed + i) % _SEEDS)
                 (shoot,) = self._growth.add(node, own)
-                reply = ChoiceRun(lm, shoot, prompt=prompt, index=len(self.replies), mute=mute)
+                index = len(self.replies)
+                reply = ChoiceRun(
+                    lm, shoot, prompt=prompt, index=index, mute=mute, keeps_stop=keeps_stop
+                )
                 self.replies.append(reply)
 
     async def finish(self) -> None:

@@ -1,0 +1,377 @@
+"""Request fields of other servers: the values that change nothing, and Weft's names for them.
+
+A known field at a neutral value is accepted. A field that Weft implements is honoured. Every other
+field or value is rejected by its name. `FIELDS` is the table; docs/openai.md shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import Refused
+from .refusals import invalid, unsupported
+
+
+@dataclass(frozen=True, slots=True)
+class KnownField:
+    """A field that Weft does not implement under this name.
+
+    owner: the server whose documentation defines the field.
+    neutral: values that change nothing; null, "", [] and {} are neutral as well.
+    alias: Weft's name for the field. `None` means Weft does not have it.
+    switch: a field that must be on for this one to have an effect; Weft rejects the switch instead.
+    is_operational: True if the field cannot change the text: every value is accepted.
+    """
+
+    owner: str
+    neutral: tuple[Any, ...] = ()
+    alias: str | None = None
+    switch: str | None = None
+    is_operational: bool = False
+
+
+_OPENAI, _VLLM, _SGLANG = "OpenAI", "vLLM", "SGLang"
+_LLAMA, _LMSTUDIO, _WEBUI = "llama-server", "LM Studio", "text-generation-webui"
+_KOBOLD = "KoboldCpp"
+
+_NEUTRAL: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
+    _OPENAI: {
+        "audio": (),
+        "best_of": (1,),
+        "echo": (False,),
+        "function_call": ("none", "auto"),
+        "functions": (),
+        "modalities": (["text"],),
+        "moderation": (),
+        "prediction": (),
+        "response_format": ({"type": "text"},),
+        "suffix": (),
+        "verbosity": ("medium",),
+        "web_search_options": (),
+    },
+    _VLLM: {
+        "add_special_tokens": (False,),
+        "cache_salt": (),
+        "chat_template": (),
+        "documents": (),
+        "ec_transfer_params": (),
+        "embed_dtype": ("float32",),
+        "enable_response_messages": (False,),
+        "endianness": ("native", "little"),
+        "guided_choice": (),
+        "guided_decoding_backend": (),
+        "guided_grammar": (),
+        "guided_json": (),
+        "guided_regex": (),
+        "guided_whitespace_pattern": (),
+        "include_reasoning": (True,),
+        "kv_transfer_params": (),
+        "length_penalty": (1,),
+        "logprob_token_ids": (),
+        "media_io_kwargs": (),
+        "mm_processor_kwargs": (),
+        "normalize": (True,),
+        "priority": (0,),
+        "prompt_embeds": (),
+        "repetition_detection": (),
+        "return_mm_kwargs": (True,),
+        "return_prompt_text": (False,),
+        "return_token_offsets": (False,),
+        "return_tokens_as_token_ids": (False,),
+        "routed_experts_prompt_start": (0,),
+        "spaces_between_special_tokens": (True,),
+        "structured_outputs": (),
+        "thinking_token_budget": (-1,),
+        "truncate_prompt_tokens": (),
+        "use_activation": (True,),
+        "use_beam_search": (False,),
+        "vllm_xargs": (),
+        "watermarking": (False,),
+    },
+    _SGLANG: {
+        "bootstrap_host": (),
+        "bootstrap_port": (),
+        "bootstrap_room": (),
+        "custom_logit_processor": (),
+        "custom_params": (),
+        "ebnf": (),
+        "extra_key": (),
+        "images_config": (),
+        "input_ids": (),
+        "lora_path": (),
+        "reasoning": ({"effort": "none"}, {"enabled": False}),
+        "regex": (),
+        "return_cached_tokens_details": (False,),
+        "return_hidden_states": (False,),
+        "return_meta_info": (False,),
+        "return_prompt_token_ids": (False,),
+        "return_routed_experts": (False,),
+        "routed_experts_start_len": (0,),
+        "separate_reasoning": (True,),
+        "session_params": (),
+        "stop_regex": (),
+        "stream_reasoning": (True,),
+        "task": (),
+        "use_audio_in_video": (False,),
+    },
+    _LLAMA: {
+        "dry_multiplier": (0,),
+        "dynatemp_range": (0,),
+        "embd_normalize": (2,),
+        "grammar": (),
+        "grammar_lazy": (False,),
+        "grammar_triggers": (),
+        "image_data": (),
+        "json_schema": (),
+        "lora": (),
+        "min_keep": (0, 1),
+        "mirostat": (0,),
+        "n_indent": (0,),
+        "n_probs": (0,),
+        "parse_tool_calls": (True,),
+        "penalize_nl": (False,),
+        "penalty_prompt": (),
+        "post_sampling_probs": (False,),
+        "preserved_tokens": (),
+        "reasoning_budget": (-1,),
+        "reasoning_format": ("auto", "deepseek"),
+        "response_fields": (),
+        "samplers": (),
+        "return_progress": (False,),
+        "return_tokens": (False,),
+        "t_max_predict_ms": (0, -1),
+        "t_max_prompt_ms": (0, -1),
+        "tfs_z": (1,),
+        "thinking_forced_open": (False,),
+        "timings_per_token": (False,),
+        "top_n_sigma": (0, -1),
+        "use_penalty_prompt_tokens": (False,),
+        "xtc_probability": (0,),
+    },
+    _LMSTUDIO: {"integrations": (), "context_overflow_policy": ("stopAtLimit",)},
+    _WEBUI: {
+        "adaptive_target": (-1, 0),
+        "auto_max_new_tokens": (False,),
+        "bot_name": (),
+        "character": (),
+        "custom_token_bans": (),
+        "chat_instruct_command": (),
+        "chat_template_str": (),
+        "context": (),
+        "do_sample": (True,),
+        "dynamic_temperature": (False,),
+        "early_stopping": (False,),
+        "encoder_repetition_penalty": (1,),
+        "epsilon_cutoff": (0,),
+        "eta_cutoff": (0,),
+        "grammar_string": (),
+        "greeting": (),
+        "guidance_scale": (1,),
+        "instruction_template": (),
+        "instruction_template_str": (),
+        "max_tokens_second": (0,),
+        "min_length": (0,),
+        "mirostat_mode": (0,),
+        "mode": ("instruct",),
+        "no_repeat_ngram_size": (0,),
+        "num_beams": (1,),
+        "penalty_alpha": (0,),
+        "preset": ("None",),
+        "smoothing_factor": (0,),
+        "tfs": (1,),
+        "top_a": (0,),
+        "user_bio": (),
+        "user_name": (),
+    },
+    _KOBOLD: {
+        "banned_strings": (),
+        "banned_tokens": (),
+        "nsigma": (0,),
+        "rep_pen_slope": (0, 1),
+        "skew": (0,),
+    },
+}
+_SHAPES: Mapping[str, tuple[str, str]] = {  # name: owner, switch
+    "adaptive_decay": (_WEBUI, "adaptive_target"),
+    "dry_allowed_length": (_LLAMA, "dry_multiplier"),
+    "dry_base": (_LLAMA, "dry_multiplier"),
+    "dry_penalty_last_n": (_LLAMA, "dry_multiplier"),
+    "dry_sequence_breakers": (_LLAMA, "dry_multiplier"),
+    "dynatemp_exponent": (_LLAMA, "dynatemp_range"),
+    "dynatemp_high": (_WEBUI, "dynamic_temperature"),
+    "dynatemp_low": (_WEBUI, "dynamic_temperature"),
+    "mirostat_eta": (_LLAMA, "mirostat"),
+    "mirostat_tau": (_LLAMA, "mirostat"),
+    "negative_prompt": (_WEBUI, "guidance_scale"),
+    "smoothing_curve": (_WEBUI, "smoothing_factor"),
+    "truncation_side": (_VLLM, "truncate_prompt_tokens"),
+    "xtc_threshold": (_LLAMA, "xtc_probability"),
+}
+_ALIASES: Mapping[str, Mapping[str, str]] = {
+    _OPENAI: {"max_completion_tokens": "max_tokens"},
+    _SGLANG: {"no_stop_trim": "include_stop_str_in_output"},
+    _LLAMA: {
+        "n_cmpl": "n",
+        "n_predict": "max_tokens",
+        "repeat_last_n": "penalty_last_n",
+        "repeat_penalty": "repetition_penalty",
+    },
+    _WEBUI: {
+        "add_bos_token": "add_special_tokens",
+        "ban_eos_token": "ignore_eos",
+        "continue_": "continue_final_message",
+        "max_new_tokens": "max_tokens",
+        "repetition_penalty_range": "penalty_last_n",
+        "stopping_strings": "stop",
+        "typical": "typical_p",
+    },
+    _KOBOLD: {
+        "rep_pen": "repetition_penalty",
+        "rep_pen_range": "penalty_last_n",
+        "sampler_seed": "seed",
+        "stop_sequence": "stop",
+    },
+}
+# Scheduling, caching and labels: these fields cannot change the text.
+_OPERATIONAL: Mapping[str, tuple[str, ...]] = {
+    _OPENAI: ("prompt_cache_options",),
+    _VLLM: ("request_id", "session_id", "stream_interval"),
+    _SGLANG: ("custom_labels", "ngram_corpus_id", "rid"),
+    _LLAMA: (
+        *("backend_sampling", "cache_prompt", "id_slot", "n_cache_reuse", "n_discard", "n_keep"),
+        *("slot_id", "sse_ping_interval"),
+    ),
+    _LMSTUDIO: ("draft_model", "ttl"),
+    _WEBUI: ("prompt_lookup_num_tokens", "speculative_ngram", "static_cache"),
+    "SillyTavern": ("api_type", "legacy_api"),
+}
+
+FIELDS: Mapping[str, KnownField] = {
+    **{
+        name: KnownField(owner, neutral)
+        for owner, rows in _NEUTRAL.items()
+        for name, neutral in rows.items()
+    },
+    **{name: KnownField(owner, switch=switch) for name, (owner, switch) in _SHAPES.items()},
+    **{
+        name: KnownField(owner, alias=alias)
+        for owner, rows in _ALIASES.items()
+        for name, alias in rows.items()
+    },
+    **{
+        name: KnownField(owner, is_operational=True)
+        for owner, names in _OPERATIONAL.items()
+        for name in names
+    },
+}
+# Fields whose empty value is a request of its own.
+_MEANINGFUL_EMPTY = frozenset({"input", "loom", "messages", "prompt"})
+_SCHEMAS = frozenset({"guided_json", "json_schema"})  # {} is any JSON
+
+
+# The order of llama-server's `samplers` that Weft draws in, and its letters.
+_ORDER = ("top_k", "typ_p", "top_p", "min_p", "temperature")
+_LETTERS = {"k": "top_k", "y": "typ_p", "p": "top_p", "m": "min_p", "t": "temperature"}
+
+
+def apply_rule(body: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
+    """Return a request in Weft's own fields, without nulls and known fields at neutral values.
+
+    own: the fields that the route implements. Unknown names stay, for the model to reject.
+    Raises: Refused for a known field at another value, and for two names of one field that differ.
+    """
+    kept: dict[str, Any] = {}
+    names: dict[str, str] = {}  # as the request spells them
+    for name, value in _translated(body, own).items():
+        field = None if name in own else FIELDS.get(name)
+        is_known = name in own or field is not None
+        if value is None or (is_known and _is_empty(name, value)):
+            continue
+        own_name = name if field is None else field.alias
+        if own_name is not None and (field is None or own_name in own):
+            if kept.setdefault(own_name, value) != value:
+                raise _differ({name, names[own_name]} - {own_name}, own_name)
+            names[own_name] = name
+        elif field is not None and not _is_neutral(value, field):
+            raise _rejected(name, value, field)
+    return kept
+
+
+def _translated(body: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
+    """Return a request with fields of other servers that Weft implements by another parameter."""
+    made = dict(body)
+    if "logit_bias" not in own:
+        return made
+    if isinstance(made.get("logit_bias"), list):
+        made["logit_bias"] = _bias_of_pairs(made["logit_bias"])
+    if bans := made.pop("custom_token_bans", None):
+        made["logit_bias"] = {**(made.get("logit_bias") or {}), **_bias_of_bans(bans)}
+    if made.get("do_sample") is False:
+        made.update(do_sample=None, temperature=0)
+    if made.get("auto_max_new_tokens") is True:
+        made.pop("max_new_tokens", None)
+        made.update(auto_max_new_tokens=None, max_tokens=-1)
+    n_probs = made.get("n_probs")
+    if type(n_probs) is int and n_probs > 0:
+        is_chat = "top_logprobs" in own
+        figures = {"logprobs": True, "top_logprobs": n_probs} if is_chat else {"logprobs": n_probs}
+        made.update(figures, n_probs=None)
+    if _is_own_order(made.get("samplers")):
+        made["samplers"] = None
+    return made
+
+
+def _bias_of_pairs(pairs: list[Any]) -> dict[str, Any]:
+    """Read llama-server's list of [token id, bias]; false bans the token."""
+    try:
+        found = {str(token): -100 if bias is False else bias for token, bias in pairs}
+    except (TypeError, ValueError):
+        raise invalid(
+            "logit_bias", "logit_bias: allowed is {token id: bias}, or a list of [token id, bias]"
+        ) from None
+    return found
+
+
+def _bias_of_bans(bans: Any) -> dict[str, Any]:
+    """Read text-generation-webui's custom_token_bans: token ids, with commas between them."""
+    names = bans.split(",") if isinstance(bans, str) else bans
+    if not isinstance(names, list):
+        raise invalid("custom_token_bans", "custom_token_bans: allowed is a text like '5,27'")
+    return {str(name).strip(): -100 for name in names}
+
+
+def _is_own_order(samplers: Any) -> bool:
+    if isinstance(samplers, str):
+        samplers = [_LETTERS.get(letter) for letter in samplers]
+    if not isinstance(samplers, list):
+        return False
+    return tuple(each for each in samplers if each in _ORDER) == _ORDER
+
+
+def _is_empty(name: str, value: Any) -> bool:
+    if name in _MEANINGFUL_EMPTY or (value == {} and name in _SCHEMAS):
+        return False
+    return isinstance(value, str | list | dict) and not value
+
+
+def _is_neutral(value: Any, field: KnownField) -> bool:
+    if field.is_operational or field.switch is not None:
+        return True
+    kind = isinstance(value, bool)
+    return any(value == each and kind is isinstance(each, bool) for each in field.neutral)
+
+
+def _differ(foreign: set[str], own_name: str) -> Refused:
+    name = min(foreign)
+    return invalid(name, f"{name} and {own_name} are the same parameter, but their values differ")
+
+
+def _rejected(name: str, value: Any, field: KnownField) -> Refused:
+    allowed = f", or send {' or '.join(map(repr, field.neutral))}" if field.neutral else ""
+    return unsupported(
+        name,
+        f"is {value!r:.40}; Weft does not implement this parameter of {field.owner} here."
+        f" Leave it out{allowed}",
+    )
