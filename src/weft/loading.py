@@ -413,8 +413,7 @@ def in_words(lm: LM) -> str:
     text, info = lm.text, lm.info
     template = "none"
     if text.chat_template:
-        form = "generic" if text.chat_form().is_generic else "the template's own"
-        template = f"{len(text.chat_template)} characters, form of tool calls: {form}"
+        template = f"{len(text.chat_template)} characters, tool calls: {text.tool_form}"
     threads = info.extra.get("max_threads")
     sampling = lm.chat_defaults if text.chat_template else lm.defaults
     parts = [

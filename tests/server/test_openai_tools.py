@@ -210,3 +210,5 @@ def test_a_server_takes_a_chat_template_for_its_first_model(tmp_path: Path) -> N
         while served.service.models.get("chatty").state != "ready":
             time.sleep(0.05)
         assert served.service.models.lm("chatty").text.chat_template not in (None, BARE)
+        told = served.client.get("/api/v1/models").json()["data"]
+        assert {model["tool_form"] for model in told} == {"template"}

@@ -44,8 +44,10 @@ def rendered(text: Tokenizer, *messages: Any, **options: Any) -> str:
 
 @pytest.mark.parametrize("template", [ROLES, STRICT])
 def test_a_template_without_tools_has_the_generic_form(template: str) -> None:
-    form = tokenizer(Form(template, "")).chat_form()
+    text = tokenizer(Form(template, ""))
+    form = text.chat_form()
     assert form.is_generic
+    assert text.tool_form == "generic"
     assert form.calls is not None
     assert form.calls.marker == "<tool_call>"
     assert form.has_system == (template == ROLES)

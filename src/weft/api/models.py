@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -25,6 +25,10 @@ class ModelObject(Reply):
     n_ctx: int | None = None
     n_vocab: int | None = None
     has_chat_template: bool | None = None
+    tool_form: Literal["template", "generic"] | None = Field(
+        default=None,
+        description="Tool calls are written as the chat template says, or in Weft's generic form.",
+    )
     adapters: list[str] = Field(default_factory=list)
     bytes: int = Field(default=0, description="Of its weights, and of the KV that it may take.")
     users: int = Field(default=0, description="Jobs that use it now.")

@@ -221,6 +221,7 @@ def model_reply(shelf: ModelShelf, model: ServedModel) -> ModelObject:
         told.engine, told.device, told.dtype = lm.info.name, lm.info.device, str(lm.info.dtype)
         told.n_ctx, told.n_vocab = lm.n_ctx, lm.info.n_vocab
         told.has_chat_template = lm.text.chat_template is not None
+        told.tool_form = lm.text.tool_form
         told.adapters = list(lm.adapters)
         told.abilities = abilities_of(lm)
         told.defaults, told.chat_defaults = lm.defaults.to_dict(), lm.chat_defaults.to_dict()

@@ -9,7 +9,7 @@ from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..checks import warn_of_prompt
 from ..errors import ConfigError, ModelLoadError, Unsupported
@@ -300,6 +300,16 @@ class Tokenizer:
         if used is not None:
             is_generic = self.chat_form(template).is_generic
             check_variables(used, [name for name in options if name != "tools" or not is_generic])
+
+    @property
+    def tool_form(self) -> Literal["template", "generic"] | None:
+        """The form of tool calls: the chat template's own or Weft's generic one.
+
+        None without a chat template.
+        """
+        if self.chat_template is None:
+            return None
+        return "generic" if self.chat_form().is_generic else "template"
 
     def encode_chat(
         self,
