@@ -34,7 +34,7 @@ from .vocabulary import read_tokenizer
 _log = logging.getLogger("weft.engines.llamacpp")
 _N_SEQUENCES = 256  # the library's own limit
 _MANY_ROWS = 16  # of one step
-_IDLE_SLOTS = 512  # on a CPU each used cell costs a row up to 1 µs; a copy to the host costs 100 µs
+_IDLE_SLOTS = 256  # on a CPU each used cell costs a row up to 1 µs; a copy to the host costs 100 µs
 _SPARE = 8  # leases for rows that write nothing, and for KV on its way out and in
 _POOLING: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
 
