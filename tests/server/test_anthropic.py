@@ -12,6 +12,7 @@ import weft
 from chatty import chatty
 from serving import KEY, serving
 from weft.server import ServerConfig
+from weft.server.anthropic.replies import MessageError, MessageReply
 
 pytestmark = pytest.mark.fluent
 
@@ -94,6 +95,7 @@ def test_message_has_text_and_usage(served: Served) -> None:
     assert made["content"] == [{"type": "text", "text": ANSWER}]
     assert (made["type"], made["role"], made["model"]) == ("message", "assistant", "tiny")
     assert (made["stop_reason"], made["stop_sequence"]) == ("end_turn", None)
+    MessageReply.model_validate(made)
     usage = post(served)["usage"]
     n_prompt = post(served, COUNT)["input_tokens"]
     # The second call finds the KV of the first one's prompt.
@@ -276,6 +278,7 @@ def test_rejected_by_name(served: Served, body: Json, param: str) -> None:
     assert made["error"]["type"] == "invalid_request_error"
     assert made["error"]["param"] == param
     assert made["request_id"] == answer.headers["request-id"]
+    MessageError.model_validate(made)
 
 
 def test_errors_have_types_of_the_protocol(served: Served) -> None:

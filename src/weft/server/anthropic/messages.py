@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ...lm import LM
+from ..asked import ERRORS
 from ..errors import Refused
 from ..openai.chat import ChatCall, ChatRequest
 from ..openai.fields import Finite, LoomOptions, OpenAIModel
@@ -24,6 +25,7 @@ from ..openai.usage import CallUsage
 from ..service import Here
 from .blocks import BlockMessage, TextBlocks, chat_messages
 from .events import BlockWriter
+from .replies import MessageError, MessageReply
 
 Json = dict[str, Any]
 
@@ -50,7 +52,14 @@ def check_version(version: Annotated[str | None, Header(alias="anthropic-version
         )
 
 
-router = APIRouter(prefix="/v1/messages", tags=["anthropic"], dependencies=[Depends(check_version)])
+router = APIRouter(
+    prefix="/v1/messages",
+    tags=["anthropic"],
+    dependencies=[Depends(check_version)],
+    responses={
+        status: {**described, "model": MessageError} for status, described in ERRORS.items()
+    },
+)
 
 
 class ClientTool(OpenAIModel):
@@ -251,7 +260,17 @@ class MessagesRequest(CountRequest):
         )
 
 
-@router.post("", response_model=None)
+@router.post(
+    "",
+    response_model=None,
+    responses={
+        200: {
+            "model": MessageReply,
+            "description": "A message. With `stream`: named events, from message_start to"
+            " message_stop, or error.",
+        }
+    },
+)
 async def create(body: MessagesRequest, request: Request, service: Here) -> Response | Json:
     """Answer a conversation with the assistant's next message."""
 

@@ -1,0 +1,44 @@
+"""Models of the replies of `/v1/messages`, for the OpenAPI schema. The route builds dicts."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from ...api.base import Reply
+
+Json = dict[str, Any]
+
+
+class MessageUsage(Reply):
+    """Token counts. The prompt's size is the sum of the three counts of input tokens."""
+
+    input_tokens: int = Field(description="Prompt tokens that were computed.")
+    cache_creation_input_tokens: int = Field(description="Always 0.")
+    cache_read_input_tokens: int = Field(description="Prompt tokens whose KV was there.")
+    output_tokens: int
+
+
+class MessageReply(Reply):
+    """An assistant's message."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[Json] = Field(description="Blocks of type text, thinking and tool_use.")
+    stop_reason: Literal[
+        "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
+    ]
+    stop_sequence: str | None
+    usage: MessageUsage
+    loom: Json | None = Field(default=None, description="Only if the request has `loom`.")
+
+
+class MessageError(Reply):
+    """An error, in Anthropic's form. `error` also has Weft's `code`, `param` and `hint`."""
+
+    type: Literal["error"]
+    error: Json
+    request_id: str | None
