@@ -40,7 +40,7 @@ def test_agent_with_a_tool_returns_an_instance_of_the_class(
 @pytest.mark.client("agno", "tools")
 def test_agent_reports_the_call_of_a_tool(server: Any) -> None:
     model = OpenAIChat(
-        id=server.model, base_url=server.v1, api_key="none", temperature=0, max_tokens=40
+        id=server.model, base_url=server.v1, api_key="none", temperature=0, max_tokens=120
     )
     agent = Agent(model=model, tools=[weather], tool_choice="required", telemetry=False)
     result = agent.run("Is it sunny in Rome?")
