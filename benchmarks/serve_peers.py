@@ -191,12 +191,17 @@ class Server:
                     raise
                 yield
             finally:
-                self.process.send_signal(signal.SIGINT)
-                try:
-                    self.process.wait(20)
-                except psutil.TimeoutExpired:
-                    self.process.kill()
-                    self.process.wait()
+                self._stop()
+
+    def _stop(self) -> None:
+        """Stop the process; kill it and its children if they run 20 s later."""
+        with suppress(psutil.NoSuchProcess):
+            processes = [self.process, *self.process.children(recursive=True)]
+            self.process.send_signal(signal.SIGINT)
+            for process in psutil.wait_procs(processes, timeout=20)[1]:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            self.process.wait()
 
     async def _ready(self) -> str:
         """Wait until the server is ready; return the model's name."""
