@@ -219,6 +219,25 @@ def test_item_reference_is_the_item(client: OpenAI) -> None:
         ask(client, [{"type": "item_reference", "id": "msg_1"}])
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"seed": 7, "temperature": 1.3, "top_k": 50, "min_p": 0.01},
+        {"seed": 7, "temperature": 1.0, "repetition_penalty": 1.4, "penalty_last_n": 20},
+        {"seed": 7, "temperature": 1.0, "presence_penalty": 1.5, "frequency_penalty": 0.5},
+        {"temperature": 0, "stop": ["e"], "logit_bias": {"5": -100}, "ignore_eos": True},
+    ],
+)
+def test_sampling_fields_give_the_text_of_a_chat(served: Served, options: dict[str, Any]) -> None:
+    chat = {"messages": [{"role": "user", "content": samples.sum}], "max_tokens": 20, **options}
+    (choice,) = served.client.post("/v1/chat/completions", json=chat).json()["choices"]
+    body = {"input": samples.sum, "max_output_tokens": 20, **options}
+    response = served.client.post(RESPONSES, json=body).json()
+    assert response["output"][0]["content"][0]["text"] == choice["message"]["content"]
+    is_cut = choice["finish_reason"] == "length"
+    assert response["status"] == ("incomplete" if is_cut else "completed")
+
+
 def test_abandoned_stream_is_cancelled(client: OpenAI, served: Served) -> None:
     with client.responses.create(
         model="tiny", input=samples.story, stream=True, extra_body={"regex": "(a|b){1500}"}

@@ -52,3 +52,35 @@ def test_agent_with_a_tool_returns_an_instance_of_the_class(
     else:
         assert isinstance(result.final_output, Sky)
         assert CALLS or choice == "auto"
+
+
+@pytest.mark.client("openai-agents", "responses with memory")
+def test_runs_continue_a_stored_response(server: Any) -> None:
+    client = AsyncOpenAI(base_url=server.v1, api_key="none")
+    model = OpenAIResponsesModel(model=server.model, openai_client=client)
+    form = {"regex": "[A-Z][a-z ]{5,20}[.]"}  # a run fails if max_tokens cuts its answer
+    settings = ModelSettings(temperature=0, extra_body=form)
+    agent = Agent(name="ada", instructions="Be short.", model=model, model_settings=settings)
+    first = Runner.run_sync(agent, "My name is Ada.")
+    for _ in range(2):
+        run = Runner.run_sync(
+            agent, "What is my name?", previous_response_id=first.last_response_id
+        )
+        usage = run.raw_responses[-1].usage
+        earlier = first.raw_responses[-1].usage
+        assert usage.input_tokens > earlier.total_tokens
+        assert usage.input_tokens_details.cached_tokens >= earlier.input_tokens
+
+
+@pytest.mark.client("openai-agents", "responses with memory")
+def test_result_of_a_tool_continues_the_response_that_called_it(server: Any) -> None:
+    CALLS.clear()
+    client = AsyncOpenAI(base_url=server.v1, api_key="none")
+    model = OpenAIResponsesModel(model=server.model, openai_client=client)
+    settings = ModelSettings(temperature=0, tool_choice="required", parallel_tool_calls=False)
+    agent = Agent(name="sky", model=model, tools=[weather], model_settings=settings)
+    try:
+        Runner.run_sync(agent, "Rome?", max_turns=2, auto_previous_response_id=True)
+    except MaxTurnsExceeded:  # a small model may call until the end
+        pass
+    assert CALLS

@@ -94,8 +94,8 @@ class LoomOptions(OpenAIModel):
     )
 
 
-class GeneratingRequest(OpenAIModel):
-    """What completions and chat completions share. null is the same as left out."""
+class RequestFields(OpenAIModel):
+    """Fields of completions and chat completions that responses have in a form of their own."""
 
     model: str | None = Field(
         None, description="A loaded model's id; left out: the one that is loaded."
@@ -106,6 +106,11 @@ class GeneratingRequest(OpenAIModel):
     )
     temperature: Finite | None = Field(None, ge=0, description="0 is greedy.")
     top_p: Finite | None = Field(None, description="Keep this much probability.")
+
+
+class SamplingFields(OpenAIModel):
+    """Sampling fields of completions, chat completions and responses."""
+
     top_k: int | None = Field(None, ge=-1, description="Keep the k likeliest; 0 or -1: all.")
     min_p: Finite | None = None
     typical_p: Finite | None = None
@@ -135,14 +140,6 @@ class GeneratingRequest(OpenAIModel):
         None, description="Choice i is drawn with seed + i; below 0 is left out."
     )
     ignore_eos: bool | None = Field(None, description="Go on to max_tokens: end tokens are banned.")
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    prompt_logprobs: int | None = Field(
-        None, ge=0, description="Also tell the prompt's logprobs, with so many alternatives."
-    )
-    return_token_ids: bool | None = Field(
-        None, description="Also tell the token ids of prompt and answer."
-    )
     penalty_last_n: int | None = Field(
         None, ge=-1, description="Penalties look back so far; 0 or -1: at all tokens."
     )
@@ -151,6 +148,19 @@ class GeneratingRequest(OpenAIModel):
     )
     temperature_last: bool | None = Field(
         None, description="false: temperature before the filters, instead of after them."
+    )
+
+
+class GeneratingRequest(RequestFields, SamplingFields):
+    """The fields that completions and chat completions share. null is the same as left out."""
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    prompt_logprobs: int | None = Field(
+        None, ge=0, description="Also tell the prompt's logprobs, with so many alternatives."
+    )
+    return_token_ids: bool | None = Field(
+        None, description="Also tell the token ids of prompt and answer."
     )
     loom: LoomOptions | None = None
     user: Any = Field(None, description="Taken; changes nothing.")

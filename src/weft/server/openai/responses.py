@@ -22,7 +22,7 @@ from . import logprobs
 from .chat import ChatCall, ChatRequest
 from .constraints import ConstraintFields, ResponseFormat, Schema, TextConstraint
 from .events import OutputWriter
-from .fields import Finite, OpenAIModel, StreamOptions
+from .fields import Finite, OpenAIModel, SamplingFields, StreamOptions
 from .items import InputItem, as_messages
 from .known_fields import apply_rule
 from .refusals import invalid, overflow_named, unsupported
@@ -104,7 +104,7 @@ class ResponseToolChoice(OpenAIModel):
     name: str = Field(min_length=1)
 
 
-class ResponseRequest(ConstraintFields):
+class ResponseRequest(ConstraintFields, SamplingFields):
     """What a response is asked for; a parameter is honoured or refused by name."""
 
     model: str | None = None
@@ -120,6 +120,9 @@ class ResponseRequest(ConstraintFields):
     tools: list[ResponseTool] | None = Field(None, max_length=128)
     tool_choice: Literal["auto", "none", "required"] | ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="Variables of the chat template, such as enable_thinking."
+    )
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = (
         Field(None, description="Reasoning is always plain text: encrypted_content adds nothing.")
     )
@@ -168,6 +171,8 @@ class ResponseRequest(ConstraintFields):
             "tool_choice": _choice(self.tool_choice),
             "parallel_tool_calls": self.parallel_tool_calls,
             **self._constraints(),
+            **{name: getattr(self, name) for name in SamplingFields.model_fields},
+            "chat_template_kwargs": self.chat_template_kwargs,
             "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
             "verbosity": None if self.text is None else self.text.verbosity,
             "logprobs": wants_logprobs or None,
