@@ -36,6 +36,7 @@ router = APIRouter(prefix="/v1", tags=["openai"], responses=ERRORS)
 Json = dict[str, Any]
 
 _LOGPROBS = "message.output_text.logprobs"
+_ENCRYPTED = "reasoning.encrypted_content"  # adds nothing: reasoning is plain text
 # What a response would have to remember, or do, beyond one turn of text.
 _ELSEWHERE = {
     "conversation": "there are no conversations; use previous_response_id, or send all items",
@@ -311,8 +312,10 @@ async def list_input_items(
 
 def _check_include(names: Sequence[str]) -> None:
     for name in names:
-        if name != _LOGPROBS:
-            raise unsupported("include", f"{name!r:.60} is not here; allowed is {_LOGPROBS!r}")
+        if name not in (_LOGPROBS, _ENCRYPTED):
+            raise unsupported(
+                "include", f"{name!r:.60} is not here; allowed are {_LOGPROBS!r}, {_ENCRYPTED!r}"
+            )
 
 
 class ResponseCall:
