@@ -108,7 +108,7 @@ class RequestFields(OpenAIModel):
     top_p: Finite | None = Field(None, description="Keep this much probability.")
 
 
-class SamplingFields(OpenAIModel):
+class OpenAISampling(OpenAIModel):
     """Sampling fields of completions, chat completions and responses."""
 
     top_k: int | None = Field(None, ge=-1, description="Keep the k likeliest; 0 or -1: all.")
@@ -151,7 +151,7 @@ class SamplingFields(OpenAIModel):
     )
 
 
-class GeneratingRequest(RequestFields, SamplingFields):
+class GeneratingRequest(RequestFields, OpenAISampling):
     """The fields that completions and chat completions share. null is the same as left out."""
 
     stream: bool | None = None

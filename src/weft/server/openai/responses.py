@@ -22,7 +22,7 @@ from . import logprobs
 from .chat import ChatCall, ChatRequest
 from .constraints import ConstraintFields, ResponseFormat, Schema, TextConstraint
 from .events import OutputWriter
-from .fields import Finite, OpenAIModel, SamplingFields, StreamOptions
+from .fields import Finite, OpenAIModel, OpenAISampling, StreamOptions
 from .items import InputItem, as_messages
 from .known_fields import apply_rule
 from .refusals import invalid, overflow_named, unsupported
@@ -105,7 +105,7 @@ class ResponseToolChoice(OpenAIModel):
     name: str = Field(min_length=1)
 
 
-class ResponseRequest(ConstraintFields, SamplingFields):
+class ResponseRequest(ConstraintFields, OpenAISampling):
     """What a response is asked for; a parameter is honoured or refused by name."""
 
     model: str | None = None
@@ -172,7 +172,7 @@ class ResponseRequest(ConstraintFields, SamplingFields):
             "tool_choice": _choice(self.tool_choice),
             "parallel_tool_calls": self.parallel_tool_calls,
             **self._constraints(),
-            **{name: getattr(self, name) for name in SamplingFields.model_fields},
+            **{name: getattr(self, name) for name in OpenAISampling.model_fields},
             "chat_template_kwargs": self.chat_template_kwargs,
             "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
             "verbosity": None if self.text is None else self.text.verbosity,
