@@ -30,7 +30,8 @@ def test_every_route_asks_for_the_key(locked: Served) -> None:
     with httpx.Client(base_url=locked.url, timeout=None) as nobody:
         for path in paths(locked):
             answer = nobody.get(path)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (401, "missing_api_key")
+            assert answer.status_code == 401
+            assert "an API key is needed" in answer.text
 
 
 @pytest.mark.parametrize("key", ["x", KEY[:-1], KEY + "x", KEY.upper(), "é", "x" * 10_000])
