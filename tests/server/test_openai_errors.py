@@ -1,8 +1,8 @@
-"""Errors about request bodies name the field that is wrong."""
+"""Errors name the field that is wrong, conflicts their reason."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from fastapi.exceptions import RequestValidationError
@@ -12,6 +12,9 @@ from weft.server.errors import told_of
 from weft.server.openai.chat import ChatRequest
 from weft.server.openai.completions import CompletionRequest
 from weft.server.openai.responses import ResponseRequest
+
+if TYPE_CHECKING:
+    from serving import Served
 
 
 def error_of(model: type[BaseModel], body: dict[str, Any]) -> dict[str, Any]:
@@ -78,3 +81,11 @@ def test_an_error_inside_a_union_names_the_field_that_is_wrong(
 ) -> None:
     error = error_of(model, body)
     assert (error["param"], error["message"]) == (param, message)
+
+
+def test_conflicts_name_their_reason(served: Served) -> None:
+    answer = served.client.post("/api/v1/models", json={"source": "tiny"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "name_taken")
+    loom = served.client.post("/api/v1/looms", json={"prompt": "a"}).json()["id"]
+    answer = served.client.post(f"/api/v1/looms/{loom}/generate", json={"stop": [""]})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stop")

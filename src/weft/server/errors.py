@@ -123,8 +123,8 @@ def told_of(error: BaseException, request_id: str = "") -> tuple[int, Json, dict
 
 def _about(message: str, names: Collection[str]) -> str | None:
     """Return the parameter that a message begins with, as "n is 0; …" does; None for none."""
-    name, is_so, _ = message.partition(" is ")
-    return name if is_so and name in names else None
+    name, _, rest = message.partition(" ")
+    return name if rest.startswith(("is ", "has ")) and name in names else None
 
 
 def _details(error: BaseException) -> Json:

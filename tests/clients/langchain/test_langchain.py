@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.structured_output import ProviderStrategy
+from langchain_core.exceptions import ContextOverflowError
+from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.errors import GraphRecursionError
@@ -72,3 +74,12 @@ def _joined(chunks: Any) -> Any:
     for chunk in rest:
         first += chunk
     return first
+
+
+@pytest.mark.client("langchain-openai", "errors")
+@pytest.mark.parametrize("use_responses_api", [False, True])
+def test_long_prompt_falls_back(server: Any, use_responses_api: bool) -> None:
+    model = model_of(server, use_responses_api=use_responses_api)
+    other = RunnableLambda(lambda _: "another model")
+    chain = model.with_fallbacks([other], exceptions_to_handle=(ContextOverflowError,))
+    assert chain.invoke("a " * 40_000) == "another model"

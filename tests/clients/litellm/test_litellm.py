@@ -122,3 +122,18 @@ def test_response_is_bounded(server: Any) -> None:
 def test_wrong_regex_is_a_bad_request(server: Any) -> None:
     with pytest.raises(litellm.BadRequestError, match="guided_regex|Regex"):
         complete(server, "openai", extra_body={"guided_regex": "[0-9"})
+
+
+@pytest.mark.client("litellm", "errors")
+@PROVIDERS
+@pytest.mark.parametrize("stream", [False, True])
+def test_long_prompt_is_a_context_window_error(server: Any, provider: str, stream: bool) -> None:
+    ask = [{"role": "user", "content": "a " * 40_000}]
+    with pytest.raises(litellm.ContextWindowExceededError, match="maximum context length is"):
+        litellm.completion(
+            f"{provider}/{server.model}",
+            ask,
+            api_base=server.v1,
+            api_key="none",
+            stream=stream,
+        )
