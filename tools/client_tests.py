@@ -113,7 +113,8 @@ def pins(family: str) -> dict[str, str]:
         text = requirements.read_text(encoding="utf-8")
         found.update(re.findall(r"^([\w.-]+)(?:\[[^]]*\])?==(\S+)", text, re.MULTILINE))
     if package.exists():
-        found.update(json.loads(package.read_text(encoding="utf-8"))["dependencies"])
+        for name, version in json.loads(package.read_text("utf-8"))["dependencies"].items():
+            found[name] = found[f"{name} (npm)"] = version
     return found
 
 

@@ -28,6 +28,7 @@ from ..lm import LM
 from ..loom import Heddle, Loom
 from ..loom.node import preorder
 from ..store.facts import LoomRow
+from .asked import ERRORS
 from .errors import Refused, told_of
 from .growing import start_growth
 from .jobs import ServerJob
@@ -73,7 +74,18 @@ class DetailRoute(APIRoute):
         return handle_errors
 
 
-router = APIRouter(tags=["n8loom"], route_class=DetailRoute)
+class DetailReply(BaseModel):
+    """An error."""
+
+    detail: str
+
+
+_ERRORS: dict[int | str, Json] = {
+    status: {**described, "model": DetailReply}
+    for status, described in ERRORS.items()
+    if status != 422
+}
+router = APIRouter(tags=["n8loom"], route_class=DetailRoute, responses=_ERRORS)
 
 
 class N8Request(BaseModel):
