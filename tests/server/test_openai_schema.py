@@ -43,6 +43,8 @@ CASES = [
     ("chat/completions", {**CHAT, "n": 2, "logprobs": True, "top_logprobs": 2}),
     ("chat/completions", {**CHAT, **FIGURES, "logprobs": True}),
     ("chat/completions", {**CHAT, **CHAT_TOOLS}),
+    ("messages", CHAT),
+    ("messages", {**CHAT, "loom": {"logprob_tokens": []}}),
     ("responses", RESPONSE),
     ("responses", {**RESPONSE, **LOGPROBS}),
     (
@@ -100,17 +102,18 @@ def test_reply_has_the_described_fields(
 def test_events_have_the_described_fields(
     chats: Served, schema: dict[str, Any], path: str, body: dict[str, Any]
 ) -> None:
-    if path != "responses":
+    is_named = path in ("responses", "messages")
+    if not is_named:
         body = {**body, "stream_options": {"include_usage": True}}
     reply = chats.client.post(f"/v1/{path}", json={**body, "stream": True})
     assert reply.headers["content-type"].startswith("text/event-stream"), reply.text
     events = [line[6:] for line in reply.text.splitlines() if line.startswith("data: ")]
     validator = _described(schema, path, "text/event-stream")
-    if path != "responses":
+    if not is_named:
         assert events.pop() == "[DONE]"
     assert events
     for event in events:
-        assert "error" not in json.loads(event), event
+        assert "error" not in json.loads(event)
         validator.validate(json.loads(event))
 
 

@@ -12,11 +12,13 @@ from starlette.middleware.cors import CORSMiddleware
 from .. import __version__
 from . import n8loom, ollama
 from .anthropic import ROUTERS as ANTHROPIC
+from .anthropic.replies import EVENTS as MESSAGE_EVENTS
 from .asked import refuse_unknown_query
 from .config import ServerConfig
 from .errors import handle_errors
 from .limits import BodyLimit
 from .openai import ROUTERS as OPENAI
+from .openai.replies import EVENTS as OPENAI_EVENTS
 from .openai.replies import add_stream_events
 from .repeats import Repeats, tell_of_keys
 from .routes import (
@@ -59,7 +61,7 @@ class Api(FastAPI):
         """Return the OpenAPI schema; made once."""
         if self.openapi_schema is None:
             tell_of_keys(super().openapi())
-            add_stream_events(super().openapi())
+            add_stream_events(super().openapi(), (*OPENAI_EVENTS, *MESSAGE_EVENTS))
         assert self.openapi_schema is not None
         return self.openapi_schema
 

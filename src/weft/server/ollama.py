@@ -11,10 +11,11 @@ from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from .. import __version__
 from ..lm import LM
+from .asked import ERRORS
 from .events import json_of
 from .models import ServedModel
 from .openai.chat import ChatCall, ChatRequest
@@ -29,8 +30,20 @@ from .openai.turns import Delivered
 from .openai.usage import CallUsage
 from .service import Here, Service
 
-router = APIRouter(prefix="/api", tags=["ollama"])
 Json = dict[str, Any]
+
+
+class OllamaError(BaseModel):
+    """An error in Ollama's form."""
+
+    error: str
+
+
+_ERRORS: dict[int | str, Json] = {
+    status: {**described, "model": OllamaError} for status, described in ERRORS.items()
+}
+_LINES: dict[int | str, Json] = {200: {"content": {"application/x-ndjson": {}}}}
+router = APIRouter(prefix="/api", tags=["ollama"], responses=_ERRORS)
 
 
 def _line(chunk: Json) -> bytes:
@@ -221,7 +234,7 @@ def _known(model: str | None) -> str | None:
     return None if model is None else model.removesuffix(":latest")
 
 
-@router.post("/chat", response_model=None)
+@router.post("/chat", response_model=None, responses=_LINES)
 async def chat(body: OllamaChat, request: Request, service: Here) -> Response | Json:
     """Answer a chat."""
 
@@ -234,7 +247,7 @@ async def chat(body: OllamaChat, request: Request, service: Here) -> Response | 
     return await _answered(body, request, service, plan)
 
 
-@router.post("/generate", response_model=None)
+@router.post("/generate", response_model=None, responses=_LINES)
 async def generate(body: OllamaGenerate, request: Request, service: Here) -> Response | Json:
     """Continue a prompt."""
 

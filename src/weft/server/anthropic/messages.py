@@ -19,13 +19,14 @@ from ..openai.chat import ChatCall, ChatRequest
 from ..openai.fields import Finite, LoomOptions, OpenAIModel
 from ..openai.messages import reads_variable
 from ..openai.refusals import invalid
+from ..openai.replies import ok
 from ..openai.runs import Runs
 from ..openai.stream import SSE, answered, sse_line
 from ..openai.usage import CallUsage
 from ..service import Here
 from .blocks import BlockMessage, TextBlocks, chat_messages
 from .events import BlockWriter
-from .replies import MessageError, MessageReply
+from .replies import EVENTS, MessageError, MessageReply
 
 Json = dict[str, Any]
 
@@ -263,13 +264,7 @@ class MessagesRequest(CountRequest):
 @router.post(
     "",
     response_model=None,
-    responses={
-        200: {
-            "model": MessageReply,
-            "description": "A message. With `stream`: named events, from message_start to"
-            " message_stop, or error.",
-        }
-    },
+    responses=ok(MessageReply, *EVENTS),
 )
 async def create(body: MessagesRequest, request: Request, service: Here) -> Response | Json:
     """Answer a conversation with the assistant's next message."""

@@ -42,3 +42,25 @@ class MessageError(Reply):
     type: Literal["error"]
     error: Json
     request_id: str | None
+
+
+class MessageEvent(Reply):
+    """An event of a streamed message; its type decides which fields it has."""
+
+    type: Literal[
+        "message_start",
+        "ping",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+    message: MessageReply | None = None
+    index: int = 0
+    content_block: Json = {}
+    delta: Json = {}
+    usage: MessageUsage | None = None
+
+
+EVENTS = (MessageEvent, MessageError)

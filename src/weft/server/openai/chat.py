@@ -28,7 +28,7 @@ from .kept import KeptAnswer, check_one, keeping
 from .logprobs import TokenFigures, Wanted
 from .messages import ChatMessage, TemplateFields, chat_prompt, latest_turns
 from .refusals import invalid, named, overflow_named, unsupported
-from .replies import ChatCompletion, ChatCompletionChunk, ok
+from .replies import ChatCompletion, ChatCompletionChunk, StreamError, ok
 from .runs import ChoiceRun, Runs
 from .stream import answered
 from .tools import OfferedTool, ToolChoice, answer_constraint, call_object, chosen
@@ -157,7 +157,9 @@ class ChatRequest(ConstraintFields, GeneratingRequest):
 
 
 @router.post(
-    "/chat/completions", response_model=None, responses=ok(ChatCompletion, ChatCompletionChunk)
+    "/chat/completions",
+    response_model=None,
+    responses=ok(ChatCompletion, ChatCompletionChunk, StreamError),
 )
 async def chat(body: ChatRequest, request: Request, service: Here) -> Response | Json:
     """Answer a chat."""

@@ -26,7 +26,7 @@ from .kept import KeptAnswer, check_one, keeping
 from .logprobs import TokenFigures, Wanted
 from .prompts import TextPrompt, is_short, n_tokens, read_prompts
 from .refusals import invalid, overflow_named, unsupported
-from .replies import TextCompletion, TextCompletionChunk, ok
+from .replies import StreamError, TextCompletion, TextCompletionChunk, ok
 from .runs import ChoiceRun, Runs
 from .stream import answered
 from .usage import CallUsage
@@ -89,7 +89,11 @@ class CompletionRequest(ConstraintFields, GeneratingRequest):
         check_most("prompt_logprobs", self.prompt_logprobs or 0, limits.top)
 
 
-@router.post("/completions", response_model=None, responses=ok(TextCompletion, TextCompletionChunk))
+@router.post(
+    "/completions",
+    response_model=None,
+    responses=ok(TextCompletion, TextCompletionChunk, StreamError),
+)
 async def complete(body: CompletionRequest, request: Request, service: Here) -> Response | Json:
     """Continue prompts."""
     body.check(service)

@@ -5,6 +5,7 @@ The routes build their replies as dicts; `tests/server/test_openai_schema.py` co
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -378,30 +379,31 @@ class StreamError(Reply):
     error: ErrorDetail
 
 
-_EVENTS = (ChatCompletionChunk, TextCompletionChunk, ResponseEvent, StreamError)
+EVENTS = (ChatCompletionChunk, TextCompletionChunk, ResponseEvent, StreamError)
 _REF = "#/components/schemas/{model}"
 
 
-def ok(reply: type[Reply], event: type[Reply] | None = None) -> dict[int | str, Json]:
-    """Return the 200 of a route for FastAPI. event: a stream's, for routes that have `stream`."""
+def ok(reply: type[Reply], *events: type[Reply]) -> dict[int | str, Json]:
+    """Return the 200 of a route for FastAPI. events: the kinds that its streams consist of."""
     described: Json = {"model": reply, "description": reply.__doc__}
-    if event is not None:
-        names = [event.__name__, StreamError.__name__]
+    if events:
         data = {
             "type": "string",
             "contentMediaType": "application/json",
-            "contentSchema": {"anyOf": [{"$ref": _REF.format(model=name)} for name in names]},
+            "contentSchema": {
+                "anyOf": [{"$ref": _REF.format(model=event.__name__)} for event in events]
+            },
         }
-        one = {"type": "object", "required": ["data"], "properties": {"data": data}}
-        described["description"] += " With `stream`: events of it, and [DONE] at the end."
-        described["content"] = {"text/event-stream": {"itemSchema": one}}
+        event = {"type": "object", "required": ["data"], "properties": {"data": data}}
+        described["content"] = {"text/event-stream": {"itemSchema": event}}
+        described["description"] += " With `stream`: its events."
     return {200: described}
 
 
-def add_stream_events(schema: Json) -> None:
+def add_stream_events(schema: Json, events: Sequence[type[Reply]]) -> None:
     """Add the models of stream events, which no route returns, to an OpenAPI schema."""
-    _, events = models_json_schema(
-        [(event, "serialization") for event in _EVENTS], ref_template=_REF
+    _, models = models_json_schema(
+        [(event, "serialization") for event in events], ref_template=_REF
     )
     known = schema["components"]["schemas"]
-    known |= {name: model for name, model in events["$defs"].items() if name not in known}
+    known |= {name: model for name, model in models["$defs"].items() if name not in known}

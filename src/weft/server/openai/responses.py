@@ -26,7 +26,7 @@ from .fields import Finite, OpenAIModel, OpenAISampling, StreamOptions
 from .items import InputItem, as_messages
 from .known_fields import apply_rule
 from .refusals import invalid, overflow_named, unsupported
-from .replies import DeletedResponse, InputItemPage, ResponseEvent, ResponseObject, ok
+from .replies import DeletedResponse, InputItemPage, ResponseEvent, ResponseObject, StreamError, ok
 from .runs import Runs
 from .stored import ResponseContext, ResponseKey, delete, new_item_id, store, stored
 from .stream import answered
@@ -222,7 +222,9 @@ def _choice(choice: Any) -> Any:
     return choice
 
 
-@router.post("/responses", response_model=None, responses=ok(ResponseObject, ResponseEvent))
+@router.post(
+    "/responses", response_model=None, responses=ok(ResponseObject, ResponseEvent, StreamError)
+)
 async def respond(body: ResponseRequest, request: Request, service: Here) -> Response | Json:
     """Answer an input."""
 
