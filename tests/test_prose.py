@@ -1,0 +1,89 @@
+"""The checker of names and prose in `tools/prose.py`."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tools import prose
+
+CODE = '''"""Where a node is told of."""
+
+def find(node):
+    """Return the node."""
+    raise KeyError("nobody has asked for it")
+
+class Place:
+    @classmethod
+    def of(cls, held_nodes):
+        for each in held_nodes:
+            cls.count = each  # each node is held
+'''
+
+
+def rules_of(every: list[prose.Breach]) -> list[tuple[str, int]]:
+    return sorted((breach.rule, breach.line) for breach in every)
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    path = tmp_path / "place.py"
+    path.write_text(CODE)
+    return path
+
+
+def test_python_file_lists_names_words_and_openings(code: Path) -> None:
+    assert rules_of(list(prose.breaches_in_python(code))) == [
+        *[("names", 9), ("names", 9), ("names", 10)],
+        ("openings", 1),
+        *[("words", 1), ("words", 5), ("words", 5), ("words", 11)],
+    ]
+
+
+def test_module_name_is_checked_like_an_identifier(code: Path) -> None:
+    told = code.rename(code.with_name("told_nodes.py"))
+    named = [b.text for b in prose.breaches_in_python(told) if b.line == 1 and b.rule == "names"]
+    assert named == ["told_nodes"]
+
+
+@pytest.mark.parametrize(("n_words", "n_breaches"), [(25, 0), (26, 1)])
+def test_sentence_of_26_words_is_too_long(tmp_path: Path, n_words: int, n_breaches: int) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"# Title\n\nShort. {'word ' * n_words}\n\n- item\n- item\n")
+    assert len(list(prose.breaches_in_page(page))) == n_breaches
+
+
+def test_code_blocks_and_tables_of_a_page_are_not_prose(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```\nwho told nobody\n```\n\n| told | nobody |\n\n`told` is told.\n")
+    assert rules_of(list(prose.breaches_in_page(page))) == [("words", 7)]
+
+
+def test_not_found_is_allowed_and_found_is_not(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("The file was not found. It found a file.\n")
+    assert [breach.text[:6] for breach in prose.breaches_in_page(page)] == ["found:"]
+
+
+def test_increases_lists_higher_counts_and_unknown_packages() -> None:
+    recorded = {"a": {"names": 2, "words": 1}}
+    counts = {"a": {"names": 1, "words": 2}, "b": {"names": 0, "words": 3}}
+    assert prose.increases(counts, recorded) == [("a", "words"), ("b", "words")]
+
+
+def test_subject_of_73_characters_after_the_recorded_commit_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*args: str) -> str:
+        author = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+        command = ["git", *author, *args]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    git("init", "--quiet")
+    git("commit", "--allow-empty", "--message", "a" * 80)
+    since = git("rev-parse", "HEAD")
+    git("commit", "--allow-empty", "--message", "b" * 72)
+    git("commit", "--allow-empty", "--message", "c" * 73)
+    monkeypatch.setattr(prose, "ROOT", tmp_path)
+    assert [subject.partition(" ")[2] for subject in prose.long_subjects(since)] == ["c" * 73]

@@ -1,0 +1,263 @@
+"""Count breaches of the writing rules per package; no count may rise above `tools/prose.json`.
+
+python -m tools.prose                  the counts, a line per package
+python -m tools.prose src/weft/kv      every breach in files below this path
+python -m tools.prose --check          exit 1 if a count is above the recorded one (`make lint`)
+python -m tools.prose --update         record the counts that have fallen
+
+Rules: `names` (words banned in identifiers), `words` (words banned in docstrings, comments,
+messages and pages), `openings` (docstrings that begin with a clause), `sentences` (over 25 words).
+Subjects of commits after the recorded one have at most 72 characters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import json
+import re
+import subprocess
+import sys
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+RECORD = ROOT / "tools" / "prose.json"
+MAX_WORDS = 25
+MAX_SUBJECT = 72
+RULES = ("names", "words", "openings", "sentences")
+
+IN_NAMES = frozenset(
+    "told tell tells said say says asked made found held seen met meet meets beside aside somebody"
+    " nobody whoever letter letters whole most least lie lies lay laid stand stands come comes go"
+    " goes again anew figures refuse refuses".split()
+)
+CONSTRUCTORS = frozenset({"of", "at", "begin"})
+IN_PROSE = re.compile(
+    r"(?i)(?<![\w.`/-])(told|tells?|said|asked|made|held|seen|met|meets?|beside|aside|somebody"
+    r"|nobody|whoever|letters?|whole|anew|figures|refuse[sd]?"
+    r"|(?<!not )(?<!be )(?<!never )found)(?![\w`(=/-])"
+)
+OPENING = re.compile(r"(?:What|Who|Whose|Where|Wherever|Whether|Which)\b")
+NAME_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+SENTENCE_END = re.compile(r"(?<=[.!?])(?:\s+|$)|\n\s*\n|\n\s*(?:[-*|]|\d+\.) |\n\s*[\w`, ]+: ")
+NOT_PROSE = re.compile(
+    r"(?s:```.*?```|<!--.*?-->)|^(?: {4,}|\||#)[^\n]*|`[^`\n]*`|\]\([^)\n]*\)", re.MULTILINE
+)
+
+
+class Breach(NamedTuple):
+    """One place that breaks a rule. line: counted from 1."""
+
+    rule: str
+    path: Path
+    line: int
+    text: str
+
+
+# -- Python ----------------------------------------------------------------------------------------
+
+
+def breaches_in_python(path: Path) -> Iterator[Breach]:
+    source = path.read_text(encoding="utf-8")
+    tree = ast.parse(source)
+    for line, name in [(1, path.stem), *bindings(tree)]:
+        if IN_NAMES & {part.lower() for part in NAME_PARTS.findall(name)}:
+            yield Breach("names", path, line, name)
+    for node in ast.walk(tree):
+        yield from _breaches_in_node(path, node)
+    for line, comment in _comments(source):
+        yield from _banned_words(path, line, comment)
+
+
+def bindings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield the line and the name of everything that the module defines or assigns."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield node.lineno, node.name
+            case ast.arg():
+                yield node.lineno, node.arg
+            case ast.Name(ctx=ast.Store()):
+                yield node.lineno, node.id
+            case ast.Attribute(ctx=ast.Store()):
+                yield node.lineno, node.attr
+            case ast.alias(asname=str(name)):
+                yield node.lineno, name
+
+
+def _breaches_in_node(path: Path, node: ast.AST) -> Iterator[Breach]:
+    if isinstance(node, ast.FunctionDef) and _is_constructor(node):
+        yield Breach("names", path, node.lineno, f"{node.name} as a constructor")
+    if isinstance(node, (ast.For, ast.AsyncFor)) and _is_each(node.target):
+        yield Breach("names", path, node.lineno, "each outside a comprehension")
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        docstring = ast.get_docstring(node)
+        if docstring and OPENING.match(docstring):
+            first_line = docstring.partition("\n")[0]
+            yield Breach("openings", path, node.body[0].lineno, first_line)
+        if docstring:
+            yield from _long_sentences(path, node.body[0].lineno, docstring)
+    if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+        yield from _banned_words(path, node.lineno, node.value)
+
+
+def _is_constructor(node: ast.FunctionDef) -> bool:
+    decorators = {d.id for d in node.decorator_list if isinstance(d, ast.Name)}
+    return node.name in CONSTRUCTORS and bool(decorators & {"classmethod", "staticmethod"})
+
+
+def _is_each(target: ast.expr) -> bool:
+    return any(isinstance(n, ast.Name) and n.id == "each" for n in ast.walk(target))
+
+
+def _comments(source: str) -> Iterator[tuple[int, str]]:
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+# -- prose -----------------------------------------------------------------------------------------
+
+
+def breaches_in_page(path: Path) -> Iterator[Breach]:
+    text = NOT_PROSE.sub(_blank, path.read_text(encoding="utf-8"))
+    yield from _banned_words(path, 1, text)
+    yield from _long_sentences(path, 1, text)
+
+
+def _blank(match: re.Match[str]) -> str:
+    """Return the line ends of the match alone, so that the lines after it keep their numbers."""
+    return "\n" * match[0].count("\n") or " "
+
+
+def _banned_words(path: Path, first_line: int, text: str) -> Iterator[Breach]:
+    for match in IN_PROSE.finditer(text):
+        line = first_line + text.count("\n", 0, match.start())
+        context = " ".join(text[max(0, match.start() - 30) : match.end() + 30].split())
+        yield Breach("words", path, line, f"{match[0]}: … {context} …")
+
+
+def _long_sentences(path: Path, first_line: int, text: str) -> Iterator[Breach]:
+    line = first_line
+    for sentence in SENTENCE_END.split(text):
+        n_words = len(re.findall(r"\w[\w'’.-]*", sentence))
+        if n_words > MAX_WORDS:
+            yield Breach("sentences", path, line, f"{n_words} words: {' '.join(sentence.split())}")
+        line += sentence.count("\n")
+
+
+# -- packages and their record ---------------------------------------------------------------------
+
+
+def sources() -> list[Path]:
+    """Return the tracked Python files and pages, except logs and generated pages."""
+    command = ["git", "ls-files", "*.py", "*.md"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    excluded = ("docs/log.md", "docs/command.md", "docs/errors.md", "src/weft/server/static")
+    paths = [name for name in listed.stdout.splitlines() if not name.startswith(excluded)]
+    return [ROOT / name for name in paths if (ROOT / name).is_file()]
+
+
+def package_of(path: Path) -> str:
+    """Return `src/weft/NAME` for files below `src/weft`, the top folder for all others."""
+    parts = path.relative_to(ROOT).parts[:-1]
+    return "/".join(parts[: 3 if parts[:1] == ("src",) else 1]) or "."
+
+
+def breaches(paths: list[Path]) -> Iterator[Breach]:
+    for path in paths:
+        yield from breaches_in_python(path) if path.suffix == ".py" else breaches_in_page(path)
+
+
+def counts_of(every: list[Breach]) -> dict[str, dict[str, int]]:
+    counter = Counter((package_of(breach.path), breach.rule) for breach in every)
+    packages = sorted({package for package, _ in counter})
+    return {package: {rule: counter[package, rule] for rule in RULES} for package in packages}
+
+
+def increases(
+    counts: dict[str, dict[str, int]], recorded: dict[str, dict[str, int]]
+) -> list[tuple[str, str]]:
+    """Return the packages and rules whose count is above the record, 0 for unknown packages."""
+    return [
+        (package, rule)
+        for package, by_rule in counts.items()
+        for rule, count in by_rule.items()
+        if count > recorded.get(package, {}).get(rule, 0)
+    ]
+
+
+def long_subjects(since: str) -> list[str]:
+    """Return the subjects over 72 characters after `since`; none in a clone without that commit."""
+    command = ["git", "log", "--format=%h %s", f"{since}..HEAD"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    subjects = [line.partition(" ") for line in listed.stdout.splitlines()]
+    return [f"{commit} {text}" for commit, _, text in subjects if len(text) > MAX_SUBJECT]
+
+
+# -- command ---------------------------------------------------------------------------------------
+
+
+def check(every: list[Breach]) -> int:
+    record = json.loads(RECORD.read_text())
+    risen = increases(counts_of(every), record["counts"])
+    for package, rule in risen:
+        limit = record["counts"].get(package, {}).get(rule, 0)
+        shown = [b for b in every if (package_of(b.path), b.rule) == (package, rule)]
+        print(f"{package}: {len(shown)} {rule}, at most {limit} are allowed")
+        changed = [b for b in shown if b.path in _changed_since(record["since"])]
+        for breach in (changed or shown)[:20]:
+            print(f"  {_line(breach)}")
+    subjects = long_subjects(record["since"])
+    for subject in subjects:
+        print(f"{len(subject.partition(' ')[2])} characters, at most {MAX_SUBJECT}: {subject}")
+    return 1 if risen or subjects else 0
+
+
+def _changed_since(commit: str) -> set[Path]:
+    command = ["git", "diff", "--name-only", commit]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return {ROOT / name for name in listed.stdout.splitlines()}
+
+
+def update(every: list[Breach]) -> None:
+    """Lower the recorded counts to today's. Raises: SystemExit, if one of today's is higher."""
+    counts = counts_of(every)
+    record = json.loads(RECORD.read_text())
+    if increases(counts, record["counts"]):
+        raise SystemExit("some counts have risen: python -m tools.prose --check lists them")
+    RECORD.write_text(json.dumps({**record, "counts": counts}, indent=1) + "\n")
+
+
+def _line(breach: Breach) -> str:
+    return f"{breach.path.relative_to(ROOT)}:{breach.line} {breach.rule}: {breach.text:.100}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("path", nargs="?", type=Path)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--update", action="store_true")
+    args = parser.parse_args()
+    below = args.path.resolve() if args.path else ROOT
+    every = list(breaches([path for path in sources() if path.is_relative_to(below)]))
+    if args.check:
+        return check(every)
+    if args.update:
+        update(every)
+    elif args.path:
+        print("\n".join(map(_line, every)))
+    else:
+        print(f"{'':24}" + "".join(f"{rule:>10}" for rule in RULES))
+        for package, by_rule in counts_of(every).items():
+            print(f"{package:24}" + "".join(f"{by_rule[rule]:10}" for rule in RULES))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
