@@ -143,12 +143,14 @@ def _banned_words(path: Path, first_line: int, text: str) -> Iterator[Breach]:
 
 
 def _long_sentences(path: Path, first_line: int, text: str) -> Iterator[Breach]:
-    line = first_line
-    for sentence in SENTENCE_END.split(text):
+    start = 0
+    for end in [*SENTENCE_END.finditer(text), None]:
+        sentence = text[start : end.start() if end else len(text)]
         n_words = len(re.findall(r"\w[\w'’.-]*", sentence))
         if n_words > MAX_WORDS:
+            line = first_line + text.count("\n", 0, start)
             yield Breach("sentences", path, line, f"{n_words} words: {' '.join(sentence.split())}")
-        line += sentence.count("\n")
+        start = end.end() if end else start
 
 
 # -- packages and their record ---------------------------------------------------------------------
