@@ -185,10 +185,10 @@ imports: $(VENV)/.stamp
 
 check: test test-programs test-kernels lint types imports docs sizes page-check test-page
 
-# Files and code lines of each package, and its rules on names; `python -m tools.house` also counts
+# Files and code lines of each package, and its rules on names; `python -m tools.sizes --calls` also counts
 # what calls run through.
 sizes: $(VENV)/.stamp
-	$(BIN)/python -m tools.house --check
+	$(BIN)/python -m tools.sizes --check
 
 # The page: built from page/ into the package, and kept there, so that nobody who installs Weft needs npm.
 page/node_modules/.stamp: page/package-lock.json
