@@ -22,7 +22,7 @@ from weft.engines.checkpoint import (
 from weft.errors import ModelLoadError, Unsupported
 
 INDEX = "model.safetensors.index.json"
-Break = Callable[[Path], object]
+ConnectionLost = Callable[[Path], object]
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def shards(folder: Path) -> Path:
     return folder
 
 
-def cut(name: str, n_bytes: int) -> Break:
+def cut(name: str, n_bytes: int) -> ConnectionLost:
     def break_it(folder: Path) -> None:
         raw = (folder / name).read_bytes()
         (folder / name).write_bytes(raw[:n_bytes] if n_bytes >= 0 else raw[: len(raw) + n_bytes])
@@ -53,15 +53,15 @@ def cut(name: str, n_bytes: int) -> Break:
     return break_it
 
 
-def write(name: str, text: str) -> Break:
+def write(name: str, text: str) -> ConnectionLost:
     return lambda folder: (folder / name).write_text(text)
 
 
-def remove(name: str) -> Break:
+def remove(name: str) -> ConnectionLost:
     return lambda folder: (folder / name).unlink()
 
 
-def put_header(header: str) -> Break:
+def put_header(header: str) -> ConnectionLost:
     raw = len(header).to_bytes(8, "little") + header.encode()
     return lambda folder: (folder / "model.safetensors").write_bytes(raw)
 
@@ -83,7 +83,7 @@ def put_header(header: str) -> Break:
         (put_header('{"a": {"dtype": "F32"}}'), "not a safetensors file"),
     ],
 )
-def test_a_broken_folder_is_refused(folder: Path, break_it: Break, named: str) -> None:
+def test_a_broken_folder_is_refused(folder: Path, break_it: ConnectionLost, named: str) -> None:
     break_it(folder)
     with pytest.raises(ModelLoadError, match=named):
         open_checkpoint(folder)
@@ -98,7 +98,7 @@ def test_a_broken_folder_is_refused(folder: Path, break_it: Break, named: str) -
         (write(INDEX, "{}"), "weight_map"),
     ],
 )
-def test_broken_shards_are_refused(shards: Path, break_it: Break, named: str) -> None:
+def test_broken_shards_are_refused(shards: Path, break_it: ConnectionLost, named: str) -> None:
     break_it(shards)
     with pytest.raises(ModelLoadError, match=named):
         open_checkpoint(shards)

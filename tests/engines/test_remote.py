@@ -372,9 +372,9 @@ def test_loading_asks_little(serve: Serve) -> None:
     n_before = len(server.seen()["bodies"])
     with weft.load(server.base, TINY) as lm:
         assert len(server.seen()["bodies"]) == n_before + 2
-        manners = lm.info.extra["manners"]
+        capabilities = lm.info.extra["manners"]
         assert lm.n_ctx == 2048
-    with weft.load(server.base, TINY, engine_options={"manners": manners}) as lm:
+    with weft.load(server.base, TINY, engine_options={"manners": capabilities}) as lm:
         assert len(server.seen()["bodies"]) == n_before + 2
         assert Loom(lm, PROMPTS[0]).grow(n=1, temperature=0, max_tokens=3)[0].text
 

@@ -21,7 +21,7 @@ from shallow import TINY
 from stand_in_server import KEY, Started, standing_in
 from weft import Loom
 from weft.constraints import Regex
-from weft.engines.remote.said import overflow_of
+from weft.engines.remote.responses import overflow_of
 from weft.errors import ContextOverflow, EngineUnavailable, ForwardError, StoreError
 from weft.lm import LM
 
@@ -156,9 +156,9 @@ def test_a_mistake_is_not_repeated(server: Started, lm: LM) -> None:
 
 def test_a_server_that_says_nothing_is_given_up(server: Started) -> None:
     with weft.load(server.base, TINY) as lm:
-        manners = lm.info.extra["manners"]
-    patience = {"first_s": 0.3, "retries": 1, "manners": manners}
-    with weft.load(server.base, TINY, engine_options=patience) as lm:
+        capabilities = lm.info.extra["manners"]
+    retry_policy = {"first_s": 0.3, "retries": 1, "manners": capabilities}
+    with weft.load(server.base, TINY, engine_options=retry_policy) as lm:
         server.fault(*[{"kind": "hang", "seconds": 1.0}] * 2)
         with pytest.raises(ForwardError, match=r"nothing came for too long \(2 tries\)"):
             grown(lm)
@@ -196,7 +196,9 @@ def test_the_key_is_sent_and_shown_nowhere(
             loom.grow(n=1, temperature=0, max_tokens=4)
         loom.save(tmp_path / "a.loom.json")
         engine: Any = lm.engine
-        shown = [repr(each) for each in (lm, engine, lm.info, loom, failed.value, engine._wire)]
+        shown = [
+            repr(each) for each in (lm, engine, lm.info, loom, failed.value, engine._transport)
+        ]
         shown += [(tmp_path / "a.loom.json").read_text(), caplog.text]
         shown += [repr(vars(engine)), repr(vars(engine.native))]
     assert not [text for text in shown if KEY in text]
@@ -358,8 +360,8 @@ def test_what_counts_from_the_beginning_is_asked_for_from_there(
 def test_another_text_on_that_second_try_is_an_error(server: Started, lm: LM) -> None:
     """A server that does not honour seeds: what a constraint has read cannot be gone on from."""
     native: Any = lm.engine.native
-    say, seeds = native.wording.body, itertools.count()
-    native.wording.body = lambda *given, **more: {**say(*given, **more), "seed": next(seeds)}
+    say, seeds = native.builder.body, itertools.count()
+    native.builder.body = lambda *given, **more: {**say(*given, **more), "seed": next(seeds)}
     server.fault(broken("break", 20))
     with pytest.raises(ForwardError, match="another text when it was asked again"):
         Loom(lm, PROMPT).grow(n=1, max_tokens=60, constraint=Regex("[0-9]{40}"), temperature=5.0)

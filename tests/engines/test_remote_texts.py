@@ -17,7 +17,7 @@ from shallow import TINY
 from stand_in_server import Started, standing_in
 from weft import Branch, Loom, search
 from weft.constraints import Regex
-from weft.engines.remote.pieces import END, PieceTokenizer, pieces_of, spelled
+from weft.engines.remote.text_pieces import END, PieceTokenizer, pieces_of, spelled
 from weft.errors import ConfigError, EngineUnavailable, ForwardError, ModelMismatch, Unsupported
 from weft.lm import LM
 

@@ -13,16 +13,16 @@ from shallow import TINY
 from weft.constraints import GBNF, Choice, JsonSchema, Regex
 from weft.engines.native import NativeRun
 from weft.engines.remote.address import Address
-from weft.engines.remote.dialect import DIALECTS, Manners, dialect_of
-from weft.engines.remote.said import Events, Garbled, read_said
-from weft.engines.remote.spelling import Spelling
-from weft.engines.remote.wording import Wording
+from weft.engines.remote.dialect import DIALECTS, ServerCapabilities, dialect_of
+from weft.engines.remote.request_builder import RequestBuilder
+from weft.engines.remote.responses import Events, ProtocolError, read_deltas
+from weft.engines.remote.token_matching import TokenMatcher
 from weft.errors import ConfigError, ForwardError
 from weft.lm import LM
 from weft.sampling.params import SamplingParams
 from weft.tokens.tokenizer import Tokenizer
 
-ALL = Manners(takes_ids=True, gives_ids=True, n=True, logprobs=True, raw=True, echo=True)
+ALL = ServerCapabilities(takes_ids=True, gives_ids=True, n=True, logprobs=True, raw=True, echo=True)
 
 
 @pytest.fixture(scope="module")
@@ -100,10 +100,12 @@ def test_a_key_that_is_none_is_refused_unseen() -> None:
 # What is said ----------------------------------------------------------------------------------
 
 
-def body(dialect: str, text: Tokenizer, manners: Manners = ALL, **params: Any) -> dict[str, Any]:
+def body(
+    dialect: str, text: Tokenizer, capabilities: ServerCapabilities = ALL, **params: Any
+) -> dict[str, Any]:
     """What a run of three tokens after three is in a dialect."""
     asked = SamplingParams(**params)
-    wording = Wording("m", DIALECTS[dialect], manners, text)
+    wording = RequestBuilder("m", DIALECTS[dialect], capabilities, text)
     assert wording.refusal(asked) is None
     run = NativeRun((1, 300, 301), asked, (5, 6), 3, frozenset({5}))
     return wording.body(run, run.tokens, [5 << 40 | 7], 3)
@@ -125,7 +127,7 @@ def test_every_parameter_that_is_not_refused_is_said(text: Tokenizer) -> None:
         "presence_penalty": 0.7, "frequency_penalty": 0.7, "logit_bias": {7: 7.0},
     }  # fmt: skip
     for dialect in DIALECTS.values():
-        wording = Wording("m", dialect, ALL, text)
+        wording = RequestBuilder("m", dialect, ALL, text)
         for name, value in values.items():
             first = dialect.order != "last"
             asked = SamplingParams(temperature_first=first, **{name: value})  # type: ignore[arg-type]
@@ -161,7 +163,7 @@ def test_seeds_fit_into_what_servers_take(text: Tokenizer) -> None:
 
 def test_a_text_prompt_leaves_the_begin_token_to_the_server(text: Tokenizer) -> None:
     assert text.bos_token_id is not None
-    wording = Wording("m", DIALECTS["openai"], Manners(), text)
+    wording = RequestBuilder("m", DIALECTS["openai"], ServerCapabilities(), text)
     ids = [text.bos_token_id, *text.continuation("Tell me")]
     assert wording.prompt(ids) == {"prompt": "Tell me"}
 
@@ -174,7 +176,7 @@ def test_constraints_are_said_in_the_form_of_each(text: Tokenizer) -> None:
     assert body("vllm", text, constraint=Regex("a+"))["structured_outputs"] == {"regex": "a+"}
     assert body("llama-cpp-python", text, constraint=GBNF('root ::= "a"'))["grammar"]
     for dialect in ("openai", "sglang"):
-        refused = Wording("m", DIALECTS[dialect], ALL, text).refusal(
+        refused = RequestBuilder("m", DIALECTS[dialect], ALL, text).refusal(
             SamplingParams(constraint=choice)
         )
         assert refused is not None
@@ -251,27 +253,27 @@ JUNK = [
 
 @pytest.mark.parametrize("junk", JUNK)
 def test_what_is_no_answer_is_said_to_be_none(junk: str) -> None:
-    with pytest.raises(Garbled):
-        list(read_said(json.loads(junk)))
+    with pytest.raises(ProtocolError):
+        list(read_deltas(json.loads(junk)))
 
 
 def test_logprobs_that_are_no_numbers_are_absent(text: Tokenizer) -> None:
     message = '{"choices": [{"text": "a", "token_ids": [30], "logprobs": {"tokens": ["a"], %s}}]}'
-    (told,) = read_said(json.loads(message % '"token_logprobs": [NaN]'))
-    assert Spelling(text, text.n_vocab).tokens(told) == ([30], None)
-    (told,) = read_said(json.loads(message % '"token_logprobs": []'))
-    assert Spelling(text, text.n_vocab).tokens(told) == ([30], None)
+    (told,) = read_deltas(json.loads(message % '"token_logprobs": [NaN]'))
+    assert TokenMatcher(text, text.n_vocab).tokens(told) == ([30], None)
+    (told,) = read_deltas(json.loads(message % '"token_logprobs": []'))
+    assert TokenMatcher(text, text.n_vocab).tokens(told) == ([30], None)
 
 
 def test_an_id_beyond_the_vocabulary_is_another_model_s(text: Tokenizer) -> None:
-    (told,) = read_said({"choices": [{"text": "a", "token_ids": [text.n_vocab]}]})
+    (told,) = read_deltas({"choices": [{"text": "a", "token_ids": [text.n_vocab]}]})
     with pytest.raises(ForwardError, match="the tokenizer made for this model"):
-        Spelling(text, text.n_vocab).tokens(told)
+        TokenMatcher(text, text.n_vocab).tokens(told)
 
 
 @given(said=st.text(alphabet=st.characters(codec="utf-8")))
 def test_text_without_ids_is_the_same_text_in_tokens(text: Tokenizer, said: str) -> None:
-    (told,) = read_said({"choices": [{"text": said}]})
-    ids, logprobs = Spelling(text, text.n_vocab).tokens(told)
+    (told,) = read_deltas({"choices": [{"text": said}]})
+    ids, logprobs = TokenMatcher(text, text.n_vocab).tokens(told)
     assert text.decode(ids) == said
     assert logprobs is None or not ids

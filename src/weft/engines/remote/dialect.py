@@ -139,7 +139,7 @@ def dialect_of(owner: str) -> Dialect:
 
 
 @dataclass(frozen=True, slots=True)
-class Manners:
+class ServerCapabilities:
     """What one server does, found out at load or told by whoever knows.
 
     api: the protocol it speaks. takes_ids: prompts may be token ids. gives_ids: it names the ids
@@ -156,4 +156,4 @@ class Manners:
     logprobs: bool = False
     raw: bool = False
     echo: bool = False
-    chat: Manners | None = None
+    chat: ServerCapabilities | None = None

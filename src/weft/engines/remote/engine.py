@@ -17,14 +17,14 @@ from ..abilities import OWN
 from ..base import UNTOLD, Abilities, Engine, EngineInfo, HostOutput, LateTokens, Row
 from ..source import EMBEDDED, SMOLLM2, tokenizer_of
 from .address import Address
-from .dialect import Manners
-from .pieces import PieceTokenizer
+from .dialect import ServerCapabilities
 from .probe import ServerInfo, find
-from .rows import RemoteRows
-from .runs import RemoteRuns
-from .spelling import Spelling
-from .wire import Patience, Wire
-from .wording import Wording
+from .remote_logprobs import RemoteLogprobs
+from .request_builder import RequestBuilder
+from .requests import RemoteRuns
+from .text_pieces import PieceTokenizer
+from .token_matching import TokenMatcher
+from .transport import RetryPolicy, Transport
 
 MOST = 64
 
@@ -36,7 +36,7 @@ class RemoteEngine(Engine):
 
     def __init__(
         self,
-        wire: Wire,
+        transport: Transport,
         found: ServerInfo,
         text: Tokenizer,
         *,
@@ -46,37 +46,37 @@ class RemoteEngine(Engine):
         steps: bool,
     ) -> None:
         is_pieces = isinstance(text, PieceTokenizer)
-        self._wire = wire
+        self._transport = transport
         self._text = text
-        self._wording = Wording(found.model, found.dialect, found.manners, text)
+        self._builder = RequestBuilder(found.model, found.dialect, found.capabilities, text)
         n_vocab = 0 if is_pieces else text.n_vocab
-        self._rows = RemoteRows(wire, self._wording, n_vocab=n_vocab, most=most)
+        self._rows = RemoteLogprobs(transport, self._builder, n_vocab=n_vocab, most=most)
         if steps:
-            n_vocab = wire.run(_width(self._rows, text, wire.address.base))
-            self._rows = RemoteRows(wire, self._wording, n_vocab=n_vocab, most=most)
+            n_vocab = transport.run(_width(self._rows, text, transport.address.base))
+            self._rows = RemoteLogprobs(transport, self._builder, n_vocab=n_vocab, most=most)
         self.info = EngineInfo(
             name="remote",
-            model=wire.address.short_name(found.model),
+            model=transport.address.short_name(found.model),
             n_layers=0,
             n_vocab=n_vocab,
             n_positions=found.n_ctx or n_ctx or UNTOLD,
             kv_bytes_per_token=0,
             dtype="the server's",
             fingerprint=_fingerprint(found, text),
-            device=wire.address.host,
+            device=transport.address.host,
             kv="hidden",
             abilities=_abilities(found, steps=steps),
             temperature_first=found.dialect.order == "first",
             own_random=True,
             extra={
-                "address": wire.address.with_model(found.model),
+                "address": transport.address.with_model(found.model),
                 "server": found.dialect.name,
-                "manners": found.manners,
+                "manners": found.capabilities,
             },
         )
-        spelling = Spelling(text, n_vocab)
+        spelling = TokenMatcher(text, n_vocab)
         self.native: RemoteRuns = RemoteRuns(
-            wire, self._wording, spelling, most=most, together=together
+            transport, self._builder, spelling, most=most, together=together
         )
 
     @classmethod
@@ -90,7 +90,7 @@ class RemoteEngine(Engine):
         n_ctx: int | None = None,
         dialect: str = "auto",
         api: str = "auto",
-        manners: Manners | None = None,
+        manners: ServerCapabilities | None = None,
         most: int = MOST,
         together: bool | None = None,
         steps: bool = False,
@@ -108,7 +108,7 @@ class RemoteEngine(Engine):
         what it does; nothing is asked then. most: siblings on their way at once. together: siblings
         share a request. steps: ask for whole rows of logprobs, too, which a vLLM server gives
         that was started with `--max-logprobs -1`: all faces work then, each step at the price of a
-        row of JSON. connect_s, first_s, between_s, retries: see `Patience`.
+        row of JSON. connect_s, first_s, between_s, retries: see `RetryPolicy`.
         """
         address = Address.read(url, model)
         given: dict[str, Any] = {
@@ -121,30 +121,37 @@ class RemoteEngine(Engine):
             address, tokenizer = _with_tokenizer(address)
         if given["api"] not in ("auto", "completions", "chat"):
             raise ConfigError(f"api is {given['api']!r}; allowed are auto, completions and chat")
-        patience = _patience(given)
-        wire = Wire(address, address.key(token), patience, proxy)
+        retry_policy = _retry_policy(given)
+        transport = Transport(address, address.key(token), retry_policy, proxy)
         try:
-            found = wire.run(
-                find(wire, address.model, tokenizer, given["dialect"], manners, given["api"])
+            found = transport.run(
+                find(
+                    transport,
+                    address.model,
+                    tokenizer,
+                    given["dialect"],
+                    manners,
+                    given["api"],
+                )
             )
             most = whole_number("most", given["most"], 1)
             if found.dialect.most is not None:
                 most = min(most, found.dialect.most)
             shared = given["together"]
-            if shared and not found.manners.n:
+            if shared and not found.capabilities.n:
                 raise Unsupported(f"{address.base} gives one choice a request: leave together out")
             if shared is None:  # where seeds count, each text must depend on its own alone
-                shared = found.manners.n and not found.dialect.seeded
-            is_chat = found.manners.api == "chat" or found.manners.chat is not None
+                shared = found.capabilities.n and not found.dialect.seeded
+            is_chat = found.capabilities.api == "chat" or found.capabilities.chat is not None
             if given["steps"] and (
-                tokenizer is None or not found.dialect.row or not found.manners.takes_ids
+                tokenizer is None or not found.dialect.row or not found.capabilities.takes_ids
             ):
                 raise Unsupported(
                     f"{address.base} is no server of whole rows (steps): these are vLLM's, started"
                     " with --max-logprobs -1, with tokenizer=… here"
                 )
             return cls(
-                wire,
+                transport,
                 found,
                 tokenizer or PieceTokenizer(is_chat=is_chat, made_from=found.root),
                 most=most,
@@ -153,7 +160,7 @@ class RemoteEngine(Engine):
                 n_ctx=None if given["n_ctx"] is None else whole_number("n_ctx", given["n_ctx"], 1),
             )
         except BaseException:
-            wire.stop()
+            transport.stop()
             raise
 
     def tokenizer(self) -> Tokenizer:
@@ -172,7 +179,7 @@ class RemoteEngine(Engine):
         chat = SamplingParams(temperature=CHAT_SAMPLING["temperature"], temperature_first=first)
         for name in ("top_p", "top_k", "min_p"):
             tried = replace(chat, **{name: CHAT_SAMPLING[name]})
-            if self._wording.refusal(tried) is None:
+            if self._builder.refusal(tried) is None:
                 chat = tried
         return ModelDefaults(SamplingParams(), chat)
 
@@ -181,16 +188,16 @@ class RemoteEngine(Engine):
 
         Cost: a request a place, `most` at once; the server prefills what it has not cached.
         """
-        if self._wire.is_closed:
+        if self._transport.is_closed:
             raise ForwardError("this engine is closed; load it again")
         if any(row.adapter is not None for row in rows):
             raise Unsupported(f"{self.info.model} has no adapters")
         self._check(rows)
         if self.info.abilities.steps:
-            return self._wire.run(self._rows.whole(rows))
+            return self._transport.run(self._rows.whole(rows))
         if not self.info.abilities.scoring or any(row.logits_at for row in rows):
             raise Unsupported(f"{self.info.model} gives no logits rows")
-        return self._wire.run(self._rows.scored(rows))
+        return self._transport.run(self._rows.scored(rows))
 
     def _check(self, rows: Sequence[Row]) -> None:
         """Refuse rows that are no paths of this model."""
@@ -207,13 +214,13 @@ class RemoteEngine(Engine):
                 )
 
     def close(self) -> None:
-        self._wire.stop()
+        self._transport.stop()
 
     def __repr__(self) -> str:
         return f"<RemoteEngine {self.info.model}>"
 
 
-async def _width(rows: RemoteRows, text: Tokenizer, base: str) -> int:
+async def _width(rows: RemoteLogprobs, text: Tokenizer, base: str) -> int:
     """Return how many tokens a whole row has. Raises: Unsupported where rows are not whole."""
     try:
         found = await rows.likeliest(text.continuation("The")[:4])
@@ -235,13 +242,13 @@ async def _width(rows: RemoteRows, text: Tokenizer, base: str) -> int:
 
 
 def _abilities(found: ServerInfo, *, steps: bool) -> Abilities:
-    manners = found.manners
+    capabilities = found.capabilities
     return replace(
         OWN["remote"],
         steps=steps,
         raw_logits=False,
-        scoring=steps or (manners.echo and manners.takes_ids),
-        continues=manners.api == "completions" or found.dialect.may_continue,
+        scoring=steps or (capabilities.echo and capabilities.takes_ids),
+        continues=capabilities.api == "completions" or found.dialect.may_continue,
         grammar="Weft" if steps else OWN["remote"].grammar if found.dialect.constraints else "",
     )
 
@@ -252,15 +259,15 @@ def _fingerprint(found: ServerInfo, text: Tokenizer) -> str:
     The address is no part of it: a server may move. That two servers' models of one name are the
     same one cannot be seen from here.
     """
-    mark = hashlib.sha256(f"remote\0{found.model}\0{found.manners.api}\0".encode())
+    mark = hashlib.sha256(f"remote\0{found.model}\0{found.capabilities.api}\0".encode())
     if not isinstance(text, PieceTokenizer):
         for each in text.vocab_bytes:
             mark.update(each + b"\0")
     return f"remote-{mark.hexdigest()[:32]}"
 
 
-def _patience(given: dict[str, Any]) -> Patience:
-    return Patience(
+def _retry_policy(given: dict[str, Any]) -> RetryPolicy:
+    return RetryPolicy(
         **{
             name: number(name, given[name], low=0.0, open_low=True)
             for name in ("connect_s", "first_s", "between_s")

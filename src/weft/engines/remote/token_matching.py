@@ -1,4 +1,4 @@
-"""`Spelling`: which tokens of ours a server's words are."""
+"""`TokenMatcher`: which tokens of ours a server's words are."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from functools import cached_property
 
 from ...errors import ForwardError
 from ...tokens.tokenizer import Tokenizer
-from .pieces import MOST_BYTES, PieceTokenizer, piece_id
-from .said import Said
+from .responses import ChoiceDelta
+from .text_pieces import MOST_BYTES, PieceTokenizer, piece_id
 
 Figures = list[float] | None
 
 
-class Spelling:
+class TokenMatcher:
     """Turns what is told of new text into tokens, with a logprob each where that is known.
 
     Ids are taken as they are; names of tokens are looked up by their bytes; text alone is
@@ -24,7 +24,7 @@ class Spelling:
         self.n_vocab = n_vocab
         self.is_pieces = isinstance(text, PieceTokenizer)
 
-    def tokens(self, told: Said) -> tuple[list[int], Figures]:
+    def tokens(self, told: ChoiceDelta) -> tuple[list[int], Figures]:
         """Return the new tokens, the end token among them where it was told as one."""
         if told.ids is not None and not self.is_pieces:
             wrong = [each for each in told.ids if not 0 <= each < self.n_vocab]
@@ -39,7 +39,7 @@ class Spelling:
             return named
         return (self.text.continuation(told.text) if told.text else []), None
 
-    def _named(self, told: Said) -> tuple[list[int], Figures] | None:
+    def _named(self, told: ChoiceDelta) -> tuple[list[int], Figures] | None:
         """Return the tokens by their names, where these are the text."""
         names = told.names
         if names is None:
@@ -58,7 +58,7 @@ class Spelling:
         return (known, _figures(told, len(known))) if len(known) == len(ids) else None
 
     @staticmethod
-    def _fits(names: list[bytes], told: Said) -> bool:
+    def _fits(names: list[bytes], told: ChoiceDelta) -> bool:
         return b"".join(names) == told.text.encode()
 
     @cached_property
@@ -70,7 +70,7 @@ class Spelling:
         return found
 
 
-def _figures(told: Said, n: int) -> Figures:
+def _figures(told: ChoiceDelta, n: int) -> Figures:
     """Return the logprobs of the first n tokens; None unless all of them are told."""
     found = (told.logprobs or [])[:n]
     known = [each for each in found if each is not None]

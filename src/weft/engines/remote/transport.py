@@ -1,4 +1,4 @@
-"""`Wire`: HTTP to one server, on a thread of its own; patience, faults, and who gets the key."""
+"""HTTP to one server, on its own thread: retries, errors, and the API key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import httpx2
 
 from ...errors import ContextOverflow, ForwardError, StaleHandle, WeftError
 from .address import Address
-from .said import MOST_BYTES, Events, Garbled, Overflow, error_text, overflow_of, parsed
+from .responses import MOST_BYTES, Events, Overflow, ProtocolError, error_text, overflow_of, parsed
 
 Value = TypeVar("Value")
 _BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -28,7 +28,7 @@ _JSON = {"content-type": "application/json", "accept-encoding": "identity"}
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RetryPolicy:
     """How long to wait, in seconds, and how often to try again after a fault.
 
     connect_s: for a connection. first_s: for the first message of an answer, queueing over there
@@ -49,7 +49,7 @@ class Patience:
         return pause if asked_s is None else asked_s + pause * 0.1
 
 
-class Fault(Exception):
+class TransportError(Exception):
     """A request that brought no answer, or not all of it.
 
     may_pass: it may be otherwise next time. status: of the answer; None without one. asked_s: how
@@ -72,7 +72,9 @@ class Fault(Exception):
         self.overflow = overflow
 
 
-def given_up(base: str, fault: Fault | Garbled, often: str = "", hint: str = "") -> WeftError:
+def give_up_error(
+    base: str, fault: TransportError | ProtocolError, often: str = "", hint: str = ""
+) -> WeftError:
     """Return the error of a request that nobody tries again."""
     message = f"{base}: {fault}{often}"
     if fault.overflow is None:
@@ -86,25 +88,25 @@ def given_up(base: str, fault: Fault | Garbled, often: str = "", hint: str = "")
     return ContextOverflow(message, n_tokens=n_tokens, n_ctx=n_ctx, hint=hint)
 
 
-class Silence(Fault):
+class ReadTimeout(TransportError):
     """Nothing came for as long as somebody was to wait."""
 
 
-class Break(Fault):
+class ConnectionLost(TransportError):
     """The connection ended before the answer did."""
 
 
-class Wire:
+class Transport:
     """Requests to one server. Coroutines run on its thread; `run` and `spawn` bring them there.
 
     The key stands in the client's headers and nowhere else; no answer leads to another host.
     """
 
     def __init__(
-        self, address: Address, key: str | None, patience: Patience, proxy: str | None = None
+        self, address: Address, key: str | None, retry_policy: RetryPolicy, proxy: str | None = None
     ) -> None:
         self.address = address
-        self.patience = patience
+        self.retry_policy = retry_policy
         self._secret = key or ""
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
         self._client = httpx2.AsyncClient(
@@ -112,7 +114,7 @@ class Wire:
             proxy=proxy,
             # NOTE: a proxy of the environment may read what is not encrypted, the key included.
             trust_env=address.is_encrypted,
-            timeout=httpx2.Timeout(None, connect=patience.connect_s),
+            timeout=httpx2.Timeout(None, connect=retry_policy.connect_s),
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=32),
             follow_redirects=False,
         )
@@ -163,7 +165,7 @@ class Wire:
 
     async def _whole(self, method: str, url: str, body: dict[str, Any] | None) -> Any:
         async with self._open(method, url, body) as response:
-            async with asyncio.timeout(self.patience.first_s):
+            async with asyncio.timeout(self.retry_policy.first_s):
                 return parsed(await _read(response, MOST_BYTES))
 
     async def messages(self, path: str, body: dict[str, Any]) -> AsyncGenerator[list[Any], None]:
@@ -171,7 +173,7 @@ class Wire:
 
         Close it to break the answer off; the server hears of that.
         """
-        loop, patience = asyncio.get_running_loop(), self.patience
+        loop, retry_policy = asyncio.get_running_loop(), self.retry_policy
         async with self._open("POST", self.address.base + path, body) as response:
             if response.headers.get("content-type", "").startswith("application/json"):
                 whole = await _read(response, MOST_BYTES)  # it does not stream: all at once
@@ -179,16 +181,16 @@ class Wire:
                 return
             events = Events()
             # A timer is set anew now and then, not for every message; so it waits a tenth longer.
-            pause_s = patience.between_s / 10
+            pause_s = retry_policy.between_s / 10
             again = 0.0
-            async with asyncio.timeout(patience.first_s) as limit:
+            async with asyncio.timeout(retry_policy.first_s) as limit:
                 async for chunk in response.aiter_raw():
                     found = events.take(chunk)
                     if found:
                         yield found
                         now = loop.time()
                         if now >= again:
-                            limit.reschedule(now + patience.between_s + pause_s)
+                            limit.reschedule(now + retry_policy.between_s + pause_s)
                             again = now + pause_s
 
     @asynccontextmanager
@@ -198,7 +200,7 @@ class Wire:
         content = None if body is None else json.dumps(body).encode()
         try:
             request = self._client.build_request(method, url, content=content, headers=_JSON)
-            async with asyncio.timeout(self.patience.first_s):
+            async with asyncio.timeout(self.retry_policy.first_s):
                 response = await self._client.send(request, stream=True)
             try:
                 if response.status_code != 200:
@@ -206,32 +208,34 @@ class Wire:
                 yield response
             finally:
                 await response.aclose()
-        except Fault:
+        except TransportError:
             raise
-        except Garbled as error:
-            raise Fault(str(error)) from None
+        except ProtocolError as error:
+            raise TransportError(str(error)) from None
         except TimeoutError:
-            raise Silence("it does not go on: nothing came for too long") from None
+            raise ReadTimeout("it does not go on: nothing came for too long") from None
         except httpx2.ConnectError as error:
-            raise Fault(f"it does not answer: {error}") from None
+            raise TransportError(f"it does not answer: {error}") from None
         except httpx2.ConnectTimeout:
-            raise Fault(f"no connection within {self.patience.connect_s:g} s") from None
+            raise TransportError(
+                f"no connection within {self.retry_policy.connect_s:g} s"
+            ) from None
         except httpx2.HTTPError as error:
-            raise Break(f"the connection broke: {error or type(error).__name__}") from None
+            raise ConnectionLost(f"the connection broke: {error or type(error).__name__}") from None
         except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
-            raise Fault(f"the address cannot be asked: {error}", may_pass=False) from None
+            raise TransportError(f"the address cannot be asked: {error}", may_pass=False) from None
 
-    async def _refused(self, response: httpx2.Response) -> Fault:
+    async def _refused(self, response: httpx2.Response) -> TransportError:
         """Return what to say of an answer that is none; the key is in no word of it."""
         status = response.status_code
         if response.is_redirect:
             to = response.headers.get("location", "nowhere")
-            return Fault(
+            return TransportError(
                 f"it sends requests on to {self._clean(to)}; give that address instead",
                 may_pass=False,
                 status=status,
             )
-        async with asyncio.timeout(self.patience.connect_s):
+        async with asyncio.timeout(self.retry_policy.connect_s):
             raw = await _read(response, _MOST_SAID)
         overflow = None
         try:
@@ -240,11 +244,11 @@ class Wire:
         except ValueError:
             said = " ".join(raw[:200].decode(errors="replace").split())
         asked_s = _seconds(response.headers.get("retry-after"))
-        return Fault(
+        return TransportError(
             f"it answers {status}: {self._clean(said) or response.reason_phrase}",
             may_pass=status in _BUSY
             and overflow is None
-            and (asked_s or 0) <= self.patience.wait_s,
+            and (asked_s or 0) <= self.retry_policy.wait_s,
             status=status,
             asked_s=asked_s,
             overflow=overflow,

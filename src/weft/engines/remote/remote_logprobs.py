@@ -1,4 +1,4 @@
-"""`RemoteRows`: rows of tokens that the host chose, scored by echo, or given whole."""
+"""`RemoteLogprobs`: rows of tokens that the host chose, scored by echo, or given whole."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from numpy.typing import NDArray
 from ...errors import ForwardError
 from ...sampling.metrics import score_span
 from ..base import HostOutput, LateTokens, Row, Score
-from .said import Garbled, read_said
-from .wire import Fault, Wire, given_up
-from .wording import Wording
+from .request_builder import RequestBuilder
+from .responses import ProtocolError, read_deltas
+from .transport import Transport, TransportError, give_up_error
 
 _TOKEN = "token_id:"  # what a server's names are that are ids
 
 
-class RemoteRows:
+class RemoteLogprobs:
     """Asks for single steps, a request a place, at most `most` at once.
 
     n_vocab: ids of a whole row.
     """
 
-    def __init__(self, wire: Wire, wording: Wording, *, n_vocab: int, most: int) -> None:
-        self._wire = wire
-        self._wording = wording
+    def __init__(
+        self, transport: Transport, builder: RequestBuilder, *, n_vocab: int, most: int
+    ) -> None:
+        self._transport = transport
+        self._builder = builder
         self._n_vocab = n_vocab
         self._most = most
 
@@ -43,11 +45,11 @@ class RemoteRows:
         found: dict[tuple[int, ...], list[float | None]] = {}
         for path in dict.fromkeys(paths):
             async with room:
-                (told,) = read_said(await self._asked(self._wording.scored(path)))
+                (told,) = read_deltas(await self._asked(self._builder.scored(path)))
             found[path] = told.logprobs or []
             if not len(path) <= len(found[path]) <= len(path) + 1:
                 raise ForwardError(
-                    f"{self._wire.address.base} scored {len(found[path])} tokens of a path of"
+                    f"{self._transport.address.base} scored {len(found[path])} tokens of a path of"
                     f" {len(path)}"
                 )
         return [
@@ -87,7 +89,8 @@ class RemoteRows:
         found = await self.likeliest(path)
         if len(found) != self._n_vocab or max(found) >= self._n_vocab:
             raise ForwardError(
-                f"{self._wire.address.base} gave {len(found)} of {self._n_vocab} logprobs of a row"
+                f"{self._transport.address.base} gave {len(found)} of {self._n_vocab} logprobs"
+                " of a row"
             )
         logits = np.empty(self._n_vocab, dtype=np.float32)
         logits[list(found)] = list(found.values())
@@ -95,29 +98,29 @@ class RemoteRows:
 
     async def likeliest(self, path: Sequence[int]) -> dict[int, float]:
         """Return the logprobs that the server gives of the token after a path, by id."""
-        data = await self._asked(self._wording.row(path))
+        data = await self._asked(self._builder.row(path))
         try:
             (choice,) = data["choices"]
             top = choice["logprobs"]["top_logprobs"][-1]
             return {int(name.removeprefix(_TOKEN)): float(each) for name, each in top.items()}
         except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
             raise ForwardError(
-                f"{self._wire.address.base} gave no row of logprobs: {error!r:.100}"
+                f"{self._transport.address.base} gave no row of logprobs: {error!r:.100}"
             ) from None
 
     async def _asked(self, body: dict[str, Any]) -> Any:
         """Ask until there is an answer. Raises: ForwardError."""
-        wire = self._wire
-        for tries in range(wire.patience.retries + 1):
+        transport = self._transport
+        for tries in range(transport.retry_policy.retries + 1):
             try:
-                data = await wire.post(self._wording.path, body)
-                list(read_said(data))
+                data = await transport.post(self._builder.path, body)
+                list(read_deltas(data))
                 return data
-            except (Fault, Garbled) as fault:
-                if not fault.may_pass or tries == wire.patience.retries:
-                    raise given_up(wire.address.base, fault) from None
-                asked_s = fault.asked_s if isinstance(fault, Fault) else None
-                await asyncio.sleep(wire.patience.pause_s(tries, asked_s))
+            except (TransportError, ProtocolError) as fault:
+                if not fault.may_pass or tries == transport.retry_policy.retries:
+                    raise give_up_error(transport.address.base, fault) from None
+                asked_s = fault.asked_s if isinstance(fault, TransportError) else None
+                await asyncio.sleep(transport.retry_policy.pause_s(tries, asked_s))
         raise AssertionError("unreachable")
 
 

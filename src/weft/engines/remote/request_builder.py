@@ -1,4 +1,4 @@
-"""`Wording`: how a run is said to a server, and what of it cannot be said."""
+"""`RequestBuilder`: how a run is said to a server, and what of it cannot be said."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ...errors import GrammarError, Unsupported
 from ...sampling.params import PARAMETERS, SamplingParams
 from ...tokens.tokenizer import Tokenizer
 from ..native import NativeRun
-from .dialect import Dialect, Manners
-from .pieces import GIVE_TOKENIZER, PieceTokenizer
+from .dialect import Dialect, ServerCapabilities
+from .text_pieces import GIVE_TOKENIZER, PieceTokenizer
 
 _NEUTRAL = SamplingParams()
 _FILTERS = tuple(name for name, of in PARAMETERS.items() if of.is_filter)
@@ -24,22 +24,24 @@ _OURS = {"repeat_penalty": "repetition_penalty", "repeat_last_n": "penalty_last_
 _SEED = 2**31 - 1  # the widest that all of them take
 
 
-class Wording:
+class RequestBuilder:
     """One server's requests, in its dialect.
 
     model: its name there. text: of the tree, whose tokens paths are.
     """
 
-    def __init__(self, model: str, dialect: Dialect, manners: Manners, text: Tokenizer) -> None:
+    def __init__(
+        self, model: str, dialect: Dialect, capabilities: ServerCapabilities, text: Tokenizer
+    ) -> None:
         self.model = model
         self.dialect = dialect
-        self.manners = manners
+        self.capabilities = capabilities
         self.text = text
-        self.path = "/chat/completions" if manners.api == "chat" else "/completions"
-        other = manners.chat if isinstance(text, PieceTokenizer) else None
-        self._chat = None if other is None else Wording(model, dialect, other, text)
+        self.path = "/chat/completions" if capabilities.api == "chat" else "/completions"
+        other = capabilities.chat if isinstance(text, PieceTokenizer) else None
+        self._chat = None if other is None else RequestBuilder(model, dialect, other, text)
 
-    def of(self, tokens: Sequence[int]) -> Wording:
+    def of(self, tokens: Sequence[int]) -> RequestBuilder:
         """Return how runs after these tokens are said: a chat goes as messages."""
         if self._chat is not None and PieceTokenizer.is_messages(tokens):
             return self._chat
@@ -128,7 +130,7 @@ class Wording:
 
     def may_continue(self) -> bool:
         """Whether an answer that has begun can be asked to go on."""
-        return self.manners.api == "completions" or self.dialect.may_continue
+        return self.capabilities.api == "completions" or self.dialect.may_continue
 
     def must_replay(self, params: SamplingParams) -> bool:
         """Whether a text that broke off is asked for from its beginning.
@@ -140,7 +142,7 @@ class Wording:
 
     def shows_logprobs(self, params: SamplingParams) -> bool:
         """Whether what the server tells are logprobs of the raw distribution."""
-        if not self.manners.logprobs:
+        if not self.capabilities.logprobs:
             return False
         changed = params.logit_bias or params.constraint is not None
         changed = changed or any(
@@ -150,12 +152,12 @@ class Wording:
         sent = {"temperature", *(_OURS.get(name, name) for name in self.dialect.neutral)}
         own = sent & {"temperature", *_PENALTIES} & set(params.unset)
         changed = changed or bool(own)
-        return self.manners.raw or (params.temperature in (0, 1) and not changed)
+        return self.capabilities.raw or (params.temperature in (0, 1) and not changed)
 
     def prompt(self, tokens: Sequence[int]) -> dict[str, Any]:
         """Return the fields of a path. Raises: Unsupported for a chat's unfinished answer."""
         text = self.text
-        if self.manners.api == "chat":
+        if self.capabilities.api == "chat":
             assert isinstance(text, PieceTokenizer)
             messages = text.messages(tokens)
             if messages and messages[-1]["role"] == "assistant":
@@ -171,7 +173,7 @@ class Wording:
                     return {"messages": messages, **going_on}
                 messages.pop()
             return {"messages": messages}
-        if self.manners.takes_ids:
+        if self.capabilities.takes_ids:
             return {"prompt": list(tokens)}
         # The server puts its own begin token in front of a text.
         begins = bool(tokens) and tokens[0] == text.bos_token_id
@@ -190,7 +192,7 @@ class Wording:
 
         figures: ask for logprobs, where the server tells them.
         """
-        params, dialect, manners = run.params, self.dialect, self.manners
+        params, dialect, capabilities = run.params, self.dialect, self.capabilities
         body: dict[str, Any] = {
             "model": self.model,
             **self.prompt(tokens),
@@ -203,9 +205,9 @@ class Wording:
         if params.temperature:
             body["seed"] = streams[0] & _SEED
         body |= self._drawing(params)
-        if manners.logprobs and figures:
-            body |= _CHAT_TOP if manners.api == "chat" else {"logprobs": dialect.top}
-        if manners.gives_ids and dialect.ask_ids:
+        if capabilities.logprobs and figures:
+            body |= _CHAT_TOP if capabilities.api == "chat" else {"logprobs": dialect.top}
+        if capabilities.gives_ids and dialect.ask_ids:
             body[dialect.ask_ids] = True
         if params.stop and dialect.keep_stop:
             body |= {"stop": list(params.stop), **dialect.keep_stop}

@@ -1,4 +1,4 @@
-"""What servers tell, in their several forms, as one: `Said`, and the stream that brings it."""
+"""Parse the responses of servers, in their several forms, into `ChoiceDelta`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _N_TOKENS = re.compile(
 MOST_BYTES = 64 << 20  # of one message
 
 
-class Garbled(Exception):
+class ProtocolError(Exception):
     """What came is not what the protocol says, or an error in the place of text.
 
     may_pass: it may be otherwise next time. overflow: the error is that a path is too long.
@@ -48,7 +48,7 @@ class Overflow(NamedTuple):
 
 
 @dataclass(slots=True)
-class Said:
+class ChoiceDelta:
     """What one message says of one choice.
 
     names: each new token's text; ids: its id; logprobs: its natural log-probability, None for a
@@ -66,25 +66,27 @@ class Said:
     is_stopped: bool = False
 
 
-def read_said(data: Any) -> Iterator[Said]:
+def read_deltas(data: Any) -> Iterator[ChoiceDelta]:
     """Yield what a message says, a choice at a time. Raises: Garbled."""
     if not isinstance(data, dict):
-        raise Garbled(f"a message is {data!r:.60}; an object belongs there")
+        raise ProtocolError(f"a message is {data!r:.60}; an object belongs there")
     if data.get("error"):
         told = overflow_of(data)
         is_final = told is not None or _is_refusal(data["error"])
-        raise Garbled(f"the server says: {error_text(data)}", may_pass=not is_final, overflow=told)
+        raise ProtocolError(
+            f"the server says: {error_text(data)}", may_pass=not is_final, overflow=told
+        )
     choices = data.get("choices")
     if not isinstance(choices, list):
-        raise Garbled("a message has no list of choices")
+        raise ProtocolError("a message has no list of choices")
     for choice in choices:
         try:
             yield _choice(choice)
         except (TypeError, ValueError, KeyError, AttributeError) as error:
-            raise Garbled(f"a choice cannot be read: {error!r}") from error
+            raise ProtocolError(f"a choice cannot be read: {error!r}") from error
 
 
-def _choice(choice: dict[str, Any]) -> Said:
+def _choice(choice: dict[str, Any]) -> ChoiceDelta:
     message = choice.get("delta") or choice.get("message")
     text = choice.get("text") if message is None else message.get("content")
     ids = choice.get("token_ids")
@@ -101,7 +103,7 @@ def _choice(choice: dict[str, Any]) -> Said:
     if names is not None and (logprobs is None or len(logprobs) != len(names)):
         logprobs = None
     reason = choice.get("stop_reason", choice.get("matched_stop"))
-    return Said(
+    return ChoiceDelta(
         index=int(choice.get("index") or 0),
         text=text or "",
         names=names,
@@ -200,7 +202,7 @@ class Events:
         lines = (self._rest + chunk).split(b"\n")
         self._rest = lines.pop()
         if len(self._rest) > MOST_BYTES:
-            raise Garbled(f"a line of more than {MOST_BYTES >> 20} MiB")
+            raise ProtocolError(f"a line of more than {MOST_BYTES >> 20} MiB")
         found: list[Any] = []
         for line in lines:
             # NOTE: one message a line is what all servers send; comments keep a connection open.
@@ -219,4 +221,4 @@ def parsed(text: bytes) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise Garbled(f"{text[:60]!r} is no JSON: {error}") from None
+        raise ProtocolError(f"{text[:60]!r} is no JSON: {error}") from None
