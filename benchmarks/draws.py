@@ -28,8 +28,8 @@ from common import median, report
 from weft import SamplingParams
 from weft.constraints.base import n_words
 from weft.constraints.kinds import AllowMatcher
-from weft.engines.torch.draws.drawer import Drawer
-from weft.engines.torch.draws.passes import TorchPasses
+from weft.engines.torch.sampling.cpu_reductions import TorchPasses
+from weft.engines.torch.sampling.drawer import TorchSampler
 from weft.sampling.rng import stream_of
 from weft.sampling.sampler import Chain, DrawBatch, Sampler
 
@@ -84,7 +84,7 @@ def sides(rule: str, logits: np.ndarray, *, device: bool) -> dict[str, Callable[
         "torch": lambda position: batch(position).on_host(logits, passes),
     }
     if device:
-        drawer = Drawer(torch.device("cpu"))
+        drawer = TorchSampler(torch.device("cpu"))
         made["device"] = lambda position: drawer.draw(tensor, batch(position)).result()
     return made
 

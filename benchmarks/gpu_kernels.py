@@ -48,14 +48,21 @@ from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from weft.engines.base import Row
-from weft.engines.torch.draws.drawer import Drawer
+from weft.engines.torch.attention_hook import attach_context
 from weft.engines.torch.fused.routers import fuse_routers
-from weft.engines.torch.hook import seat_modules
+from weft.engines.torch.kv_backend import AttentionSpec, Gate, MoEWeights
 from weft.engines.torch.layout import LayerShape, Layout
-from weft.engines.torch.memory import Experts, Gate, Spec
-from weft.engines.torch.paged import experts, kernel, lines, plan, routers, stretches
+from weft.engines.torch.paged import (
+    attention_metadata,
+    experts,
+    kernel,
+    prefix_index,
+    routers,
+    tiling,
+)
 from weft.engines.torch.paged.pool import own
 from weft.engines.torch.paged.step import PagedMemory, PagedStep
+from weft.engines.torch.sampling.drawer import TorchSampler
 from weft.sampling.params import SamplingParams
 from weft.sampling.rng import stream_of
 from weft.sampling.sampler import Chain, DrawBatch, Sampler
@@ -128,7 +135,7 @@ class Tree:
         self.memory = PagedMemory(layout)
         self.case = case
         sinks = torch.linspace(-1, 2, n_heads, device=device()) if case.has_sinks else None
-        self.spec = Spec(case.dims[0] ** -0.5, case.softcap, case.window, sinks)
+        self.spec = AttentionSpec(case.dims[0] ** -0.5, case.softcap, case.window, sinks)
         self.random = torch.Generator(device()).manual_seed(1)
         self.rows, _ = tree_rows(shape, self.memory)
         for tensor in (*self.memory.keys, *self.memory.values):
@@ -234,7 +241,7 @@ def draw(rule: str, n: int, *, dry: bool) -> dict[str, Any]:
     few = DrawBatch(batch.rows[:some], Chain(samplers[:some]), batch.positions[:some])
     want = few.on_host(logits[:some].float().cpu().numpy())
     for name, has_kernels in (("kernels", True), ("operations", False)):
-        drawer = Drawer(device(), kernels=has_kernels)
+        drawer = TorchSampler(device(), kernels=has_kernels)
         got = drawer.draw(logits, batch).result()
         job = partial(drawer.packed, logits, batch)
         seconds, is_alone = timed_alone(job, 0.05)
@@ -250,7 +257,7 @@ def draw(rule: str, n: int, *, dry: bool) -> dict[str, Any]:
 @torch.inference_mode()
 def read_on(case: Case, before: int, n: int, *, has_broad: bool) -> dict[str, Any]:
     """Run one layer of n more tokens of a prompt, and look at some of them."""
-    was, lines.BROAD_FROM = lines.BROAD_FROM, lines.BROAD_FROM if has_broad else 1 << 30
+    was, tiling.BROAD_FROM = tiling.BROAD_FROM, tiling.BROAD_FROM if has_broad else 1 << 30
     try:
         tree = Tree(case, Shape((1, 1), (before, 0)), n_layers=COLD)
         (row,) = tree.rows
@@ -258,7 +265,7 @@ def read_on(case: Case, before: int, n: int, *, has_broad: bool) -> dict[str, An
         step = tree.memory.begin(tree.rows)
         n_broad = len(step.work(case.heads[0] // case.heads[1]).broad)  # tiles are chosen here
     finally:
-        lines.BROAD_FROM = was
+        tiling.BROAD_FROM = was
     fresh = tree.fresh(n)
     out = step.attend(0, *fresh, tree.spec)[0].float()
     assert row.dest is not None
@@ -280,24 +287,24 @@ def read_on(case: Case, before: int, n: int, *, has_broad: bool) -> dict[str, An
 @torch.inference_mode()
 def cut(case: Case, shape: Shape, n_programs: int) -> dict[str, Any]:
     """Time one layer of a step over a tree that is cut for about so many programs."""
-    was, plan._PROGRAMS = plan._PROGRAMS, n_programs
+    was, attention_metadata._PROGRAMS = attention_metadata._PROGRAMS, n_programs
     try:
         tree = Tree(case, shape, n_layers=COLD)
         step = tree.memory.begin(tree.rows)
         items = [len(each) for each in step.work(case.heads[0] // case.heads[1]).by_tile]
     finally:
-        plan._PROGRAMS = was
+        attention_metadata._PROGRAMS = was
     return {**tree.seconds(step, tree.fresh(len(tree.rows)), 0.1), "items": items}
 
 
 @torch.inference_mode()
 def handed_down(case: Case, shape: Shape, worth: int) -> dict[str, Any]:
     """Time one layer of a step over a tree whose parts are worth so many slots."""
-    was, stretches._PART = stretches._PART, worth
+    was, prefix_index._PART = prefix_index._PART, worth
     try:
         found = check(case, shape, most=2, n_layers=COLD)
     finally:
-        stretches._PART = was
+        prefix_index._PART = was
     return found
 
 
@@ -376,7 +383,9 @@ def run_attention(record: Record, *, dry: bool) -> None:
     n_deep, n_leaves = (6, 4) if dry else (100, 32)
     chain = Shape((1,) * n_deep + (n_leaves,), (20,) * n_deep + (32,))
     forked = Shape((1, n_leaves // 4, 2 * n_leaves), (60, 40, 32))
-    for shape, worth in product((chain, forked), (-1, stretches._PART, 16)):  # each alone at first
+    for shape, worth in product(
+        (chain, forked), (-1, prefix_index._PART, 16)
+    ):  # each alone at first
         job = partial(handed_down, llama, shape, worth)
         record.attempt("deep", job, leaves=shape.n_leaves, depth=len(shape.counts), worth=worth)
 
@@ -428,7 +437,7 @@ def mix(module: Any, of: Mixture, n: int, rate: float | None) -> dict[str, Any]:
     logits = torch.rand(n, of.n_experts, device=device(), generator=random)
     shares, chosen = logits.softmax(-1).topk(of.top_k, -1)
     shares = (shares / shares.sum(-1, keepdim=True)).to(dtype)
-    weights = Experts(module.gate_up_proj, module.down_proj, gate=Gate("silu"))
+    weights = MoEWeights(module.gate_up_proj, module.down_proj, gate=Gate("silu"))
     ours = partial(experts.mixed, x, chosen, shares, weights)
     theirs = partial(module, x, chosen, shares)
     figures: dict[str, Any] = {}
@@ -447,7 +456,7 @@ def mix(module: Any, of: Mixture, n: int, rate: float | None) -> dict[str, Any]:
     return figures
 
 
-def each_pair(x: Tensor, chosen: Tensor, shares: Tensor, weights: Experts) -> Tensor:
+def each_pair(x: Tensor, chosen: Tensor, shares: Tensor, weights: MoEWeights) -> Tensor:
     """Return what experts make of tokens, pair by pair in float32."""
     out = torch.zeros(x.shape, device=x.device)
     for token, ids in enumerate(chosen.tolist()):
@@ -478,7 +487,7 @@ class Choosing:
     """What a router asks of a step."""
 
     turns = True
-    can_choose = staticmethod(routers.can_choose)
+    supports_routing = staticmethod(routers.supports_routing)
     chosen = staticmethod(routers.chosen)
 
 
@@ -488,7 +497,7 @@ def router_of(name: str, *, dry: bool) -> Any:
     module = kind(config()).to(device(), torch.float32 if dry else torch.bfloat16)
     torch.nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
     box = torch.nn.ModuleList([module])
-    call = seat_modules(box)
+    call = attach_context(box)
     if not fuse_routers(box, module.weight.dtype):
         raise AssertionError(f"the router of {name} is not known")
     return module, call

@@ -36,8 +36,8 @@ import weft
 sys.path.insert(0, str(ROOT / "tests"))
 from families import OF_LAWS, build_for_laws
 from weft.engines.torch import TorchEngine
-from weft.engines.torch.laid import lay_side_by_side
-from weft.engines.torch.paged import graph
+from weft.engines.torch.paged import cuda_graph
+from weft.engines.torch.weight_layout import merge_sibling_weights
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 # Ours may be so much farther from the truth than Transformers' own forward in the same dtype.
@@ -62,7 +62,7 @@ def truth(family: str, dtype: str, given: dict[str, Any], scale: int) -> dict[st
     model = build_for_laws(family, DTYPES[dtype], _N_VOCAB, _N_CTX).to(device())
     exact = build_for_laws(family, DTYPES[dtype], _N_VOCAB, _N_CTX).double()
     exact.set_experts_implementation("eager")  # products over groups of rows are not in float64
-    lay_side_by_side(model)  # as one that is loaded there is
+    merge_sibling_weights(model)  # as one that is loaded there is
     engine = TorchEngine.adopt(model, **{"kv": "paged", **given})
     with weft.LM(engine, words(_N_VOCAB)) as lm:
         loom = weft.Loom(lm, prompt(7 * scale, _N_VOCAB))
@@ -100,7 +100,7 @@ def grow_beside_others(loom: weft.Loom, place: torch.device) -> list[weft.Heddle
     """Have captured steps go, another take what memory PyTorch then gives back, and grow again: a
     few new leaves.
     """
-    with mock.patch.object(graph, "_MOST_FRAMES", 2):
+    with mock.patch.object(cuda_graph, "_MOST_FRAMES", 2):
         for n in _COMPANIES:
             loom.grow(n=n, max_tokens=5, seed=n)
         others = []

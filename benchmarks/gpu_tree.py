@@ -46,7 +46,7 @@ from transformers import GenerationConfig, LlamaForCausalLM
 import weft
 from weft.engines.base import Row
 from weft.engines.torch.engine import open_model
-from weft.engines.torch.laid import lay_weights
+from weft.engines.torch.weight_layout import optimize_layout
 from weft.loom.heddle import Heddle
 from weft.results import Distribution
 
@@ -113,7 +113,7 @@ class Ours:
     def __init__(self, model: LlamaForCausalLM, *, options: dict[str, Any]) -> None:
         self.n_vocab = model.config.vocab_size
         if device().type == "cuda":  # as `TorchEngine.load` does with a model of its own
-            lay_weights(model, None)
+            optimize_layout(model, None)
         else:
             options = {"graphs": True, **options}
         self.engine: Any = open_model(

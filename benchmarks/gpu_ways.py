@@ -24,7 +24,7 @@ from torch import Tensor
 
 from weft.engines.torch.paged import launches
 from weft.engines.torch.paged.capture import Replay
-from weft.engines.torch.paged.graph import StepGraphs
+from weft.engines.torch.paged.cuda_graph import CudaGraphRunner
 from weft.engines.torch.paged.launches import Ways
 
 _MB = 1 << 20
@@ -56,14 +56,14 @@ class Ready:
         self._engine, self._shape = ours.engine, shape
         self._memory = ours.engine.fragments
         self._rows, self._held = tree_rows(shape, self._memory)
-        self._graphs: list[StepGraphs] = []
+        self._graphs: list[CudaGraphRunner] = []
         self.replays: dict[str, Replay] = {}
         self._made: Tensor | None = None
 
     def capture(self, name: str, ways: Ways) -> dict[str, Any]:
         """Capture a step, play it, and compare what it makes. Returns whether it is the same."""
-        before: StepGraphs = self._engine._graphs
-        graphs = StepGraphs(before._call, self._memory, before._record, before._weights_lie)
+        before: CudaGraphRunner = self._engine._graphs
+        graphs = CudaGraphRunner(before._call, self._memory, before._record, before._weights_lie)
         self._graphs.append(graphs)
         self._rewind()
         launches.use(ways)

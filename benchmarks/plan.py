@@ -34,7 +34,7 @@ from gpu_model import Shape, shape_of, tree_rows
 
 from weft.engines.base import Row
 from weft.engines.torch.layout import LayerShape, Layout
-from weft.engines.torch.paged import plan
+from weft.engines.torch.paged import attention_metadata
 from weft.engines.torch.paged.pool import GROW_BY, own
 from weft.engines.torch.paged.step import PagedMemory
 
@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--below", type=int, default=0, help="short nodes above the tree")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    plan.slots_at = slots_at
+    attention_metadata.slots_at = slots_at
     leaves = Leaves(options.tree, options.below)
     gone: list[Row] = []
     changes: dict[str, Callable[[], object]] = {

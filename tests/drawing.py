@@ -187,18 +187,18 @@ def everything(n_vocab: int) -> list[Sampler]:
 
 def note_draws(monkeypatch: pytest.MonkeyPatch) -> list[DrawBatch]:
     """Let any device draw as a card does, unchecked, and note what is drawn."""
-    from weft.engines.torch.draws.drawer import Drawer
+    from weft.engines.torch.sampling.drawer import TorchSampler
 
     drawn: list[DrawBatch] = []
-    whole = Drawer.draw
+    whole = TorchSampler.draw
 
-    def noted(self: Drawer, logits: Any, batch: DrawBatch) -> Any:
+    def noted(self: TorchSampler, logits: Any, batch: DrawBatch) -> Any:
         drawn.append(batch)
         return whole(self, logits, batch)
 
-    monkeypatch.setattr("weft.engines.torch.draws.drawer.DEVICES", frozenset(("cpu", "cuda")))
-    monkeypatch.setattr("weft.engines.torch.held.difference_of_draws", lambda *_: "")
-    monkeypatch.setattr(Drawer, "draw", noted)
+    monkeypatch.setattr("weft.engines.torch.sampling.drawer.DEVICES", frozenset(("cpu", "cuda")))
+    monkeypatch.setattr("weft.engines.torch.base.difference_of_draws", lambda *_: "")
+    monkeypatch.setattr(TorchSampler, "draw", noted)
     return drawn
 
 

@@ -15,8 +15,8 @@ import torch
 
 from families import OF_LAWS, build_for_laws
 from weft.engines.torch import TorchEngine
-from weft.engines.torch.laid import lay_side_by_side
 from weft.engines.torch.model import DTYPES
+from weft.engines.torch.weight_layout import merge_sibling_weights
 
 # The names of the classes below: Llama, LlamaBfloat16 …, by family and dtype.
 NAMES: dict[str, tuple[str, str]] = {
@@ -39,7 +39,7 @@ def __getattr__(name: str) -> type[TorchEngine]:
         )
         place = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         model = model.to(place)
-        lay_side_by_side(model)  # as one that is loaded there is
+        merge_sibling_weights(model)  # as one that is loaded there is
         return TorchEngine.adopt(model, **{"kv": "paged", **options})
 
     return type(name, (TorchEngine,), {"load": classmethod(load)})

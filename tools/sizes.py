@@ -45,10 +45,10 @@ ALLOWED = {
     "_reorder_linear_weight": "packs weights for oneDNN (torch/weights/packed.py)",
     "_linear_pointwise": "the product with packed weights (torch/weights/packed.py)",
     "_is_mkldnn_bf16_supported": "bfloat16 support of oneDNN (torch/weights/packed.py)",
-    "_is_mkldnn_fp16_supported": "float16 support of oneDNN (torch/weights/widened.py)",
+    "_is_mkldnn_fp16_supported": "float16 support of oneDNN (torch/weights/upcast.py)",
     "_cuda_endAllocateToPool": "like _C",
     "_cuda_releasePool": "like _C",
-    "_C": "ends the allocations of a failed capture (engines/torch/paged/graph.py)",
+    "_C": "ends the allocations of a failed capture (engines/torch/paged/cuda_graph.py)",
     "_version": "torch's counter of a tensor's in-place changes",
 }
 

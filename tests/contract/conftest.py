@@ -147,10 +147,10 @@ def _load_whole() -> Engine:
     pytest.importorskip("torch", reason="torch is not installed")
     from transformers import AutoModelForCausalLM
 
-    from weft.engines.torch.whole.engine import WholePathEngine
+    from weft.engines.torch.recompute.engine import RecomputeEngine
 
     model = AutoModelForCausalLM.from_pretrained(shallow())
-    return WholePathEngine(model.float(), "it was asked for", n_ctx=None, fingerprint="whole")
+    return RecomputeEngine(model.float(), "it was asked for", n_ctx=None, fingerprint="whole")
 
 
 def _load_mlx() -> Engine:

@@ -23,7 +23,7 @@ from weft.engines.gguf.tokenizer import read_tokenizer  # noqa: E402
 from weft.engines.numpy import NumpyEngine  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
 from weft.engines.torch.check import quantised  # noqa: E402
-from weft.engines.torch.dequantised import load_gguf  # noqa: E402
+from weft.engines.torch.gguf_loader import load_gguf  # noqa: E402
 from weft.errors import Unsupported  # noqa: E402
 
 pytestmark = pytest.mark.torch

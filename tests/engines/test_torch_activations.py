@@ -15,8 +15,8 @@ from transformers.activations import ACT2FN  # noqa: E402
 
 from families import IDS, build, plain_logits, stepped  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
+from weft.engines.torch.attention_hook import attach_context  # noqa: E402
 from weft.engines.torch.fused.activations import fuse_activations  # noqa: E402
-from weft.engines.torch.hook import seat_modules  # noqa: E402
 from weft.engines.torch.paged import kernel  # noqa: E402
 
 if not (kernel.is_interpreted() or torch.cuda.is_available()):
@@ -33,7 +33,7 @@ DEVICE = torch.device("cpu" if kernel.is_interpreted() else "cuda")
 )  # fmt: skip
 def test_what_is_written_out_is_found(name: str, *, is_found: bool) -> None:
     module = torch.nn.ModuleDict({"act": ACT2FN[name]})
-    seat_modules(module)
+    attach_context(module)
     assert fuse_activations(module) == is_found
     x = torch.linspace(-4, 4, 99)
     torch.testing.assert_close(module["act"](x), ACT2FN[name](x))  # no step runs
@@ -42,7 +42,7 @@ def test_what_is_written_out_is_found(name: str, *, is_found: bool) -> None:
 def test_a_forward_that_somebody_has_put_there_stays() -> None:
     own: Any = ACT2FN["gelu_new"]
     own.forward = lambda x: 2 * x
-    seat_modules(own)
+    attach_context(own)
     assert fuse_activations(own) == 0
 
 

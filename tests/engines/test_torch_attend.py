@@ -10,9 +10,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from weft.engines.torch.memory import Spec  # noqa: E402
-from weft.engines.torch.padded import products  # noqa: E402
-from weft.engines.torch.padded.products import Mask  # noqa: E402
+from weft.engines.torch.kv_backend import AttentionSpec  # noqa: E402
+from weft.engines.torch.padded import attention  # noqa: E402
+from weft.engines.torch.padded.attention import Mask  # noqa: E402
 
 pytestmark = pytest.mark.torch
 B, K, Q, S, D = 2, 3, 4, 9, 8
@@ -27,7 +27,7 @@ def _inputs(
     return q, k, v
 
 
-def _whole_softmax(q: Any, k: Any, v: Any, spec: Spec, bias: Any = 0.0) -> tuple[Any, Any]:
+def _whole_softmax(q: Any, k: Any, v: Any, spec: AttentionSpec, bias: Any = 0.0) -> tuple[Any, Any]:
     scores = (q.double() @ k.double().transpose(-1, -2)) * spec.scale
     if spec.softcap:
         scores = torch.tanh(scores / spec.softcap) * spec.softcap
@@ -44,9 +44,9 @@ def test_fused_and_plain_products_equal_a_softmax(
     dtype: Any, tolerance: float, queries: int
 ) -> None:
     q, k, v = _inputs(dtype, queries=queries)
-    spec = Spec(0.3)
+    spec = AttentionSpec(0.3)
     want, want_lse = _whole_softmax(q, k, v, spec)
-    for out, lse in (products.attend(q, k, v, spec), products.plain(q, k, v, spec)):
+    for out, lse in (attention.attend(q, k, v, spec), attention.plain(q, k, v, spec)):
         assert lse.dtype == torch.float32
         assert (out.double() - want).abs().max() < tolerance
         assert (lse.double() - want_lse).abs().max() < tolerance
@@ -54,8 +54,8 @@ def test_fused_and_plain_products_equal_a_softmax(
 
 def test_softcap_and_unequal_head_sizes_take_the_plain_product() -> None:
     q, k, v = _inputs(value_dim=5)
-    for spec in (Spec(0.3), Spec(0.3, softcap=1.5)):
-        out, lse = products.attend(q, k, v, spec)
+    for spec in (AttentionSpec(0.3), AttentionSpec(0.3, softcap=1.5)):
+        out, lse = attention.attend(q, k, v, spec)
         want, want_lse = _whole_softmax(q, k, v, spec)
         torch.testing.assert_close(out.double(), want, atol=1e-5, rtol=0)
         torch.testing.assert_close(lse.double(), want_lse, atol=1e-5, rtol=0)
@@ -68,8 +68,8 @@ def test_a_query_that_sees_nothing_weighs_nothing(softcap: float | None) -> None
     hidden[1] = True
     hidden[2, 3:] = True
     mask = Mask(torch.zeros(Q, S).masked_fill(hidden, -math.inf), hidden.all(-1))
-    spec = Spec(0.3, softcap)
-    out, lse = products.attend(q, k, v, spec, mask)
+    spec = AttentionSpec(0.3, softcap)
+    out, lse = attention.attend(q, k, v, spec, mask)
     assert torch.isneginf(lse[:, :, 1]).all()
     assert (out[:, :, 1] == 0).all()
     seen = [0, 2, 3]
@@ -81,9 +81,9 @@ def test_a_query_that_sees_nothing_weighs_nothing(softcap: float | None) -> None
 @pytest.mark.parametrize("cut", range(1, S))
 def test_merged_pieces_equal_the_whole(cut: int) -> None:
     q, k, v = _inputs()
-    spec = Spec(0.3)
-    out, lse = products.attend(q, k[:, :, :cut], v[:, :, :cut], spec)
-    products.merge(out, lse, *products.attend(q, k[:, :, cut:], v[:, :, cut:], spec))
+    spec = AttentionSpec(0.3)
+    out, lse = attention.attend(q, k[:, :, :cut], v[:, :, :cut], spec)
+    attention.merge(out, lse, *attention.attend(q, k[:, :, cut:], v[:, :, cut:], spec))
     want, want_lse = _whole_softmax(q, k, v, spec)
     torch.testing.assert_close(out.double(), want, atol=1e-5, rtol=0)
     torch.testing.assert_close(lse.double(), want_lse, atol=1e-5, rtol=0)
@@ -91,9 +91,9 @@ def test_merged_pieces_equal_the_whole(cut: int) -> None:
 
 def test_merging_a_dead_piece_changes_nothing() -> None:
     q, k, v = _inputs()
-    out, lse = products.attend(q, k, v, Spec(0.3))
+    out, lse = attention.attend(q, k, v, AttentionSpec(0.3))
     before, before_lse = out.clone(), lse.clone()
-    products.merge(out, lse, torch.zeros_like(out), torch.full_like(lse, -math.inf))
+    attention.merge(out, lse, torch.zeros_like(out), torch.full_like(lse, -math.inf))
     assert torch.equal(out, before)
     assert torch.equal(lse, before_lse)
 
@@ -101,8 +101,8 @@ def test_merging_a_dead_piece_changes_nothing() -> None:
 def test_sinks_equal_one_key_without_a_value() -> None:
     q, k, v = _inputs()
     sinks = torch.tensor([0.5, -1.0, 2.0])
-    out, lse = products.attend(q, k, v, Spec(0.3))
-    products.apply_sinks(out, lse, sinks[None, :, None])
+    out, lse = attention.attend(q, k, v, AttentionSpec(0.3))
+    attention.apply_sinks(out, lse, sinks[None, :, None])
     scores = torch.cat(
         [q @ k.transpose(-1, -2) * 0.3, sinks[None, :, None, None].expand(B, K, Q, 1)], -1
     )
@@ -116,18 +116,18 @@ def test_sinks_equal_one_key_without_a_value() -> None:
 def test_causal_rows_equal_a_masked_softmax(
     monkeypatch: pytest.MonkeyPatch, block: int, window: int | None, softcap: float | None
 ) -> None:
-    monkeypatch.setattr(products, "QUERY_BLOCK", block)
+    monkeypatch.setattr(attention, "QUERY_BLOCK", block)
     generator = torch.Generator().manual_seed(2)
     q = torch.randn(B, 2 * K, S, D, generator=generator)
     k, v = (torch.randn(B, K, S, D, generator=generator) for _ in range(2))
-    spec = Spec(0.3, softcap, window)
+    spec = AttentionSpec(0.3, softcap, window)
     behind = torch.arange(S)[:, None] - torch.arange(S)[None]
     hidden = (behind < 0) | (behind >= (window or S))
     bias = torch.zeros(S, S).masked_fill(hidden, -math.inf)
     repeated = (t.repeat_interleave(2, 1) for t in (k, v))
     want, want_lse = _whole_softmax(q, *repeated, spec, bias)
-    choices = [products.bands_of(S, window, q)] + ([None] if window is None else [])
+    choices = [attention.bands_of(S, window, q)] + ([None] if window is None else [])
     for bands in choices:
-        out, lse = products.attend_causal(q, k, v, spec, bands)
+        out, lse = attention.attend_causal(q, k, v, spec, bands)
         torch.testing.assert_close(out.double(), want, atol=1e-5, rtol=0)
         torch.testing.assert_close(lse.double(), want_lse, atol=1e-5, rtol=0)

@@ -13,9 +13,10 @@ pytest.importorskip("transformers")
 from families import N_VOCAB, build  # noqa: E402
 from weft.engines.base import Row  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
-from weft.engines.torch.draws import check, cuts, drawer, seats  # noqa: E402
-from weft.engines.torch.draws.drawer import Drawer, TorchDraws  # noqa: E402
-from weft.engines.torch.whole.engine import WholePathEngine  # noqa: E402
+from weft.engines.torch.recompute.engine import RecomputeEngine  # noqa: E402
+from weft.engines.torch.sampling import check, drawer, filters  # noqa: E402
+from weft.engines.torch.sampling.drawer import TorchDraws, TorchSampler  # noqa: E402
+from weft.engines.torch.sampling.sampling_tensors import SamplingTensors  # noqa: E402
 from weft.errors import ForwardError, ModelLoadError  # noqa: E402
 from weft.sampling.params import SamplingParams  # noqa: E402
 from weft.sampling.sampler import Chain, Sampler, draw_batch  # noqa: E402
@@ -33,7 +34,7 @@ def _as_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def difference(n_vocab: int = 700, dtype: Any = torch.float32) -> str:
-    return check.difference_of_draws(Drawer(CPU, kernels=False), n_vocab, dtype)
+    return check.difference_of_draws(TorchSampler(CPU, kernels=False), n_vocab, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -49,22 +50,22 @@ def changed(owner: Any, name: str, change: Callable[[Any], Any]) -> tuple[Any, s
 
 
 OTHERS = torch.arange(32).roll(1)
-PLACE, FORGOTTEN = seats.Seats.place, lambda *_: None
+PLACE, FORGOTTEN = SamplingTensors.place, lambda *_: None
 FAULTS: dict[str, tuple[tuple[Any, str, Any], str]] = {
     "noise": (changed(drawer, "group_noise", lambda n: n.take(OTHERS[: len(n.member)])),
               "with temperatures alone"),
-    "positions": ((seats.Seats, "place", lambda self, at: PLACE(self, at % 2**32)),
+    "positions": ((SamplingTensors, "place", lambda self, at: PLACE(self, at % 2**32)),
                   "with temperatures alone"),
     "totals": (changed(drawer, "_moments", lambda m: (m[0] + 0.01, m[1])),
                "with temperatures alone figures"),
     "entropies": (changed(drawer, "_moments", lambda m: (m[0], m[1] * torch.nan)),
                   "with temperatures alone figures"),
-    "masks": ((seats.Seats, "allow", FORGOTTEN), "with a constraint"),
-    "penalties": ((seats.Seats, "count", FORGOTTEN), "with penalties and a bias"),
-    "top_p": ((cuts, "nucleus", lambda logits, *_: logits > -torch.inf), "with top_p"),
-    "top_k": (changed(cuts, "ranking", lambda r: r._replace(heights=r.heights * 0.5)),
+    "masks": ((SamplingTensors, "allow", FORGOTTEN), "with a constraint"),
+    "penalties": ((SamplingTensors, "count", FORGOTTEN), "with penalties and a bias"),
+    "top_p": ((filters, "nucleus", lambda logits, *_: logits > -torch.inf), "with top_p"),
+    "top_k": (changed(filters, "ranking", lambda r: r._replace(heights=r.heights * 0.5)),
               "with top_k and top_p"),
-    "min_p": (changed(cuts, "floors", lambda least: least - 2), "with min_p"),
+    "min_p": (changed(filters, "floors", lambda least: least - 2), "with min_p"),
 }  # fmt: skip
 
 
@@ -78,7 +79,7 @@ def test_whatever_goes_wrong_on_a_device_is_told(
     assert difference().startswith(told)
 
 
-def first_tokens(engine: TorchEngine | WholePathEngine) -> list[int]:
+def first_tokens(engine: TorchEngine | RecomputeEngine) -> list[int]:
     output = engine.forward([Row((), [5, 9, 40, 7], 0, None, (0, 1, 2, 3))])
     chain = Chain([Sampler(SamplingParams(), seed) for seed in range(4)])
     batch = draw_batch(chain, 0, [1, 2, 3, 4])
@@ -105,8 +106,8 @@ def test_a_device_that_draws_other_tokens_draws_none(
 
 def test_a_process_asks_once_for_logits_of_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    whole = Drawer.draw
-    monkeypatch.setattr(Drawer, "draw", lambda *args: asked.append(1) or whole(*args))
+    whole = TorchSampler.draw
+    monkeypatch.setattr(TorchSampler, "draw", lambda *args: asked.append(1) or whole(*args))
     TorchEngine.adopt(build("llama"))
     n = len(asked)
     assert n > 3
@@ -122,7 +123,7 @@ def test_an_error_of_a_draw_leaves_the_device(
     def fails(*_: Any) -> None:
         raise ForwardError("the device failed in a step")
 
-    monkeypatch.setattr(Drawer, "draw", fails)
+    monkeypatch.setattr(TorchSampler, "draw", fails)
     engine = TorchEngine.adopt(build("llama"))
     assert not engine._drawer.is_asked
     assert "ForwardError: the device failed in a step" in caplog.text
@@ -134,12 +135,12 @@ def test_no_memory_to_draw_with_is_no_reason_to_draw_elsewhere(
     def has_none(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(Drawer, "draw", has_none)
+    monkeypatch.setattr(TorchSampler, "draw", has_none)
     with pytest.raises(ModelLoadError, match=r"no memory left to draw with: CUDA out of memory"):
         TorchEngine.adopt(build("llama"))
 
 
 def test_a_host_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drawer, "DEVICES", frozenset(("cuda",)))
-    monkeypatch.setattr(Drawer, "draw", None)
+    monkeypatch.setattr(TorchSampler, "draw", None)
     assert TorchEngine.adopt(build("llama")).info.n_vocab == N_VOCAB

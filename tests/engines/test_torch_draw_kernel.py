@@ -23,12 +23,12 @@ from drawing import (  # noqa: E402
 from families import N_VOCAB, build  # noqa: E402
 from weft.engines.base import KeptRow, Row  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
-from weft.engines.torch.draws import check  # noqa: E402
-from weft.engines.torch.draws import drawer as device_draws  # noqa: E402
-from weft.engines.torch.draws import kernel as draw_kernel  # noqa: E402
-from weft.engines.torch.draws.check import difference_of_draws  # noqa: E402
-from weft.engines.torch.draws.drawer import Drawer  # noqa: E402
 from weft.engines.torch.paged import kernel  # noqa: E402
+from weft.engines.torch.sampling import check  # noqa: E402
+from weft.engines.torch.sampling import drawer as device_draws  # noqa: E402
+from weft.engines.torch.sampling import kernel as draw_kernel  # noqa: E402
+from weft.engines.torch.sampling.check import difference_of_draws  # noqa: E402
+from weft.engines.torch.sampling.drawer import TorchSampler  # noqa: E402
 from weft.sampling.params import SamplingParams  # noqa: E402
 from weft.sampling.sampler import BROKEN, NOTHING, Chain, DrawBatch, Sampler  # noqa: E402
 
@@ -51,8 +51,8 @@ def there(logits: np.ndarray) -> Any:
     return torch.from_numpy(logits).to(DEVICE)
 
 
-def drawer() -> Drawer:
-    return Drawer(DEVICE, kernels=True)
+def drawer() -> TorchSampler:
+    return TorchSampler(DEVICE, kernels=True)
 
 
 @pytest.mark.parametrize(
@@ -146,13 +146,13 @@ def test_rows_in_several_blocks_draw_as_in_one(monkeypatch: pytest.MonkeyPatch) 
 def test_what_operations_rank_is_drawn_in_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that ask for typical_p take a hundred bytes a logit, with kernels as without."""
     blocks: list[int] = []
-    of_block = Drawer._of_block
+    of_block = TorchSampler._of_block
 
-    def noted(self: Drawer, logits: Any, seats: Any, place: Any, **named: Any) -> Any:
+    def noted(self: TorchSampler, logits: Any, seats: Any, place: Any, **named: Any) -> Any:
         blocks.append(len(seats.streams))
         return of_block(self, logits, seats, place, **named)
 
-    monkeypatch.setattr(Drawer, "_of_block", noted)
+    monkeypatch.setattr(TorchSampler, "_of_block", noted)
     monkeypatch.setattr(device_draws, "_BLOCK", 500 * 4)
     logits = there(random_logits(np.random.default_rng(7), 8, 500))
     for typical_p, want in ((1.0, [8]), (0.9, [4, 4])):
@@ -179,10 +179,10 @@ def test_a_draw_without_rows_launches_nothing() -> None:
 
 def test_plain_rules_read_logits_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Temperature, greedy, filters and masks make nothing as large as the logits."""
-    seen: list[draw_kernel.Chances] = []
+    seen: list[draw_kernel.SampleArgs] = []
     whole = draw_kernel.draw_tokens
 
-    def noted(chances: draw_kernel.Chances, **options: Any) -> Any:
+    def noted(chances: draw_kernel.SampleArgs, **options: Any) -> Any:
         seen.append(chances)
         return whole(chances, **options)
 
@@ -256,17 +256,19 @@ def test_the_load_check_passes_kernels_that_draw_as_the_reference(
 def _no_edge(logits: Any, rows: Any, *_: Any, **__: Any) -> Any:
     """What filters leave where their kernels cut nothing."""
     least = torch.full(rows.shape, -torch.inf, device=rows.device)
-    return draw_kernel.Edges(least, torch.full_like(rows, logits.shape[1]))
+    return draw_kernel.Cutoffs(least, torch.full_like(rows, logits.shape[1]))
 
 
 def test_kernels_that_draw_other_tokens_draw_none(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = Drawer.__init__
-    monkeypatch.setattr(Drawer, "__init__", lambda self, at, **_: made(self, at, kernels=True))
+    made = TorchSampler.__init__
+    monkeypatch.setattr(
+        TorchSampler, "__init__", lambda self, at, **_: made(self, at, kernels=True)
+    )
     monkeypatch.setattr(device_draws, "DEVICES", frozenset(("cpu", "cuda")))
     monkeypatch.setattr(check, "_agreed", set())
-    monkeypatch.setattr(draw_kernel, "find_edges", _no_edge)
+    monkeypatch.setattr(draw_kernel, "find_cutoffs", _no_edge)
     engine = TorchEngine.adopt(build("llama").to(DEVICE))
     assert "by operations of PyTorch" in caplog.text
     assert "with top_p" in caplog.text
@@ -283,9 +285,9 @@ def test_who_asks_for_padded_rows_runs_no_kernels(monkeypatch: pytest.MonkeyPatc
 @pytest.fixture
 def on_the_device(monkeypatch: pytest.MonkeyPatch) -> list[DrawBatch]:
     """Let engines draw by kernels; what they drew."""
-    made = Drawer.__init__
+    made = TorchSampler.__init__
     monkeypatch.setattr(
-        Drawer, "__init__", lambda self, device, **_: made(self, device, kernels=True)
+        TorchSampler, "__init__", lambda self, device, **_: made(self, device, kernels=True)
     )
     return note_draws(monkeypatch)
 
@@ -323,7 +325,7 @@ def test_tiles_of_logits_compile_for_sm_90(dtype: str, *, has_all: bool) -> None
     """Without a card: nothing spills, and two programs share a processor."""
     fixed = {"N_VOCAB": 128256, "N_TILES": 32, "num_warps": 8}
     fixed |= dict.fromkeys(("HAS_LEFT", "HAS_MASK", "HAS_EDGE", "HAS_KEPT"), has_all)
-    made = compiled("draws.kernel", "look_at_tile", fixed, raw_ptr=dtype)
+    made = compiled("sampling.kernel", "sample_tile_kernel", fixed, raw_ptr=dtype)
     assert made.stack == 0
     assert made.registers <= 128
 
@@ -331,4 +333,4 @@ def test_tiles_of_logits_compile_for_sm_90(dtype: str, *, has_all: bool) -> None
 @pytest.mark.slow
 def test_the_look_at_a_row_compiles_for_sm_90() -> None:
     fixed = {"N_TILES": 38, "PAD": 64, "HAS_LEFT": True, "HAS_KEPT": True, "num_warps": 1}
-    assert compiled("draws.kernel", "look_at_row", fixed).stack == 0
+    assert compiled("sampling.kernel", "reduce_row_kernel", fixed).stack == 0

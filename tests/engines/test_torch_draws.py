@@ -28,9 +28,9 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from families import N_VOCAB, build  # noqa: E402
 from weft.engines.base import HostRows, KeptRow, Row  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
-from weft.engines.torch.draws import cuts, noise  # noqa: E402
-from weft.engines.torch.draws.drawer import Drawer, draw  # noqa: E402
-from weft.engines.torch.draws.seats import KNOWN_FILTERS, Seats  # noqa: E402
+from weft.engines.torch.sampling import filters, noise  # noqa: E402
+from weft.engines.torch.sampling.drawer import TorchSampler, draw  # noqa: E402
+from weft.engines.torch.sampling.sampling_tensors import KNOWN_FILTERS, SamplingTensors  # noqa: E402
 
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")
@@ -52,7 +52,7 @@ def test_draws_equal_the_reference(n_vocab: int, rounds: int, n: int) -> None:
         positions = random.integers(U64 // 2, size=n, dtype=np.uint64)
         batch = DrawBatch(rows, Chain(samplers), positions, kept=seed % 3 == 0)
         theirs = batch.on_host(logits)
-        mine = Drawer(CPU).draw(torch.from_numpy(logits), batch).result()
+        mine = TorchSampler(CPU).draw(torch.from_numpy(logits), batch).result()
         n_ties += assert_draws_agree(samplers, logits, rows, positions, mine, theirs)
     assert n_ties <= rounds * n / 50
 
@@ -101,8 +101,8 @@ def test_a_filter_that_it_does_not_know_is_left_to_the_host() -> None:
 
     at = np.zeros(1, dtype=np.uint64)
     sampler = Sampler(SamplingParams(top_k=3), 1)
-    assert not Drawer(CPU).can(DrawBatch(np.zeros(1, np.int64), Chain([sampler]), at))
-    drawer = Drawer(torch.device("cuda"))
+    assert not TorchSampler(CPU).can(DrawBatch(np.zeros(1, np.int64), Chain([sampler]), at))
+    drawer = TorchSampler(torch.device("cuda"))
     assert drawer.can(DrawBatch(np.zeros(1, np.int64), Chain([sampler]), at))
     assert not drawer.can(DrawBatch(np.zeros(1, np.int64), Strange([sampler]), at))
 
@@ -127,7 +127,7 @@ def test_of_equals_the_lowest_id_is_kept(options: dict[str, Any]) -> None:
             Chain([Sampler(SamplingParams(**options), seed)]),
             np.zeros(1, np.uint64),
         )
-        seen.add(int(Drawer(CPU).draw(logits, batch).ids[0]))
+        seen.add(int(TorchSampler(CPU).draw(logits, batch).ids[0]))
     # min-p keeps all that is as likely, and the noise says which.
     assert seen == ({4000, 4097, 8999} if "min_p" in options else {4000})
 
@@ -139,7 +139,7 @@ def test_an_edge_among_equals_keeps_as_many_as_the_reference() -> None:
     for options in ({"top_k": 500}, {"top_k": 1700}, {"top_p": 0.3}, {"top_p": 0.77}):
         chain = Chain([Sampler(SamplingParams(**options), seed) for seed in range(300)])
         batch = DrawBatch(np.zeros(300, np.int64), chain, np.arange(300, dtype=np.uint64))
-        got = Drawer(CPU).draw(torch.from_numpy(logits), batch).result()
+        got = TorchSampler(CPU).draw(torch.from_numpy(logits), batch).result()
         assert np.array_equal(got.ids, batch.on_host(logits).ids), options
 
 
@@ -151,7 +151,7 @@ def test_the_edge_of_top_p_is_where_the_sorted_row_reaches_it() -> None:
     early = random.choice([0.5, 1.0, 3.0], 40)
     top = logits.max(axis=1)
     given = (torch.from_numpy(each) for each in (logits, top, early, share))
-    marked = cuts.nucleus(*given).numpy()
+    marked = filters.nucleus(*given).numpy()
     for row in range(40):
         weights = np.exp((logits[row].astype(np.float64) - top[row]) / early[row])
         order = np.lexsort((np.arange(5000), -logits[row]))
@@ -167,7 +167,7 @@ def test_the_least_that_min_p_keeps_is_exact() -> None:
     top = (random.standard_normal(3000) * 10).astype(np.float32)
     early = random.choice([0.3, 1.0, 2.0], 3000)
     min_p = random.choice([0.01, 0.2, 0.5, 1.0, 1e-9], 3000)
-    found = cuts.floors(*(torch.from_numpy(each) for each in (top, early, min_p))).numpy()
+    found = filters.floors(*(torch.from_numpy(each) for each in (top, early, min_p))).numpy()
     for value, kept in ((found, True), (np.nextafter(found, np.float32(-np.inf)), False)):
         assert (((value.astype(np.float64) - top) / early >= np.log(min_p)) == kept).all()
 
@@ -182,7 +182,7 @@ def test_nothing_left_and_no_numbers_are_marked() -> None:
     rows, at = np.arange(8), np.full(8, 9, dtype=np.uint64)
     batch = DrawBatch(rows, Chain(samplers), at)
     want = batch.on_host(logits)
-    got = Drawer(CPU).draw(torch.from_numpy(logits), batch).result()
+    got = TorchSampler(CPU).draw(torch.from_numpy(logits), batch).result()
     assert want.ids[1:7].tolist() == [BROKEN] * 3 + [NOTHING] * 2 + [BROKEN]
     assert_draws_agree(samplers, logits, rows, at, got, want)
     assert np.array_equal(got.ids, want.ids)
@@ -192,7 +192,7 @@ def test_a_kept_chain_draws_as_its_reference_step_after_step() -> None:
     """Counts, masks and positions are written over; so are rows in another order."""
     random = np.random.default_rng(6)
     samplers = [random_sampler(random, 300) for _ in range(12)]
-    chain, drawer = Chain(samplers), Drawer(CPU)
+    chain, drawer = Chain(samplers), TorchSampler(CPU)
     position = 3
     for step in range(30):
         logits = random_logits(random, 14, 300)
@@ -212,9 +212,9 @@ def test_rows_in_several_blocks_draw_as_in_one(monkeypatch: pytest.MonkeyPatch) 
     samplers = [random_sampler(random, 500) for _ in range(11)]
     logits = torch.from_numpy(random_logits(random, 11, 500))
     batch = DrawBatch(random.permutation(11), Chain(samplers), np.arange(11, dtype=np.uint64))
-    whole = Drawer(CPU).draw(logits, batch)
-    monkeypatch.setattr("weft.engines.torch.draws.drawer._BLOCK", 500 * 4)
-    parts = Drawer(CPU).draw(logits, batch)
+    whole = TorchSampler(CPU).draw(logits, batch)
+    monkeypatch.setattr("weft.engines.torch.sampling.drawer._BLOCK", 500 * 4)
+    parts = TorchSampler(CPU).draw(logits, batch)
     assert torch.equal(whole.ids, parts.ids)
     assert np.array_equal(whole.result().logprobs, parts.result().logprobs)
 
@@ -223,7 +223,7 @@ def test_logits_of_the_engines_dtype_draw_as_their_float32() -> None:
     logits = torch.randn((6, 4200), generator=torch.Generator().manual_seed(0)).bfloat16()
     chain = Chain([Sampler(SamplingParams(top_p=0.9), i) for i in range(6)])
     batch = DrawBatch(np.arange(6), chain, np.zeros(6, dtype=np.uint64))
-    got = Drawer(CPU).draw(logits, batch).result()
+    got = TorchSampler(CPU).draw(logits, batch).result()
     assert np.array_equal(got.ids, batch.on_host(logits.float().numpy()).ids)
 
 
@@ -231,16 +231,16 @@ def test_ids_outside_the_vocabulary_are_errors() -> None:
     logits, at = torch.zeros((1, 6)), np.zeros(1, dtype=np.uint64)
     biased = Chain([Sampler(SamplingParams(logit_bias={6: 1.0}), 1)])
     with pytest.raises(ConfigError, match="token id 6 in logit_bias"):
-        Drawer(CPU).draw(logits, DrawBatch(np.zeros(1, np.int64), biased, at))
+        TorchSampler(CPU).draw(logits, DrawBatch(np.zeros(1, np.int64), biased, at))
     seen = Sampler(SamplingParams(presence_penalty=1.0), 1)
     seen.prime([9])
     with pytest.raises(ConfigError, match="token id 9"):
-        Drawer(CPU).draw(logits, DrawBatch(np.zeros(1, np.int64), Chain([seen]), at))
+        TorchSampler(CPU).draw(logits, DrawBatch(np.zeros(1, np.int64), Chain([seen]), at))
 
 
 def test_an_empty_chain_draws_nothing() -> None:
     batch = DrawBatch(np.zeros(0, np.int64), Chain([]), np.zeros(0, np.uint64))
-    assert len(Drawer(CPU).draw(torch.zeros((1, 5)), batch).result().ids) == 0
+    assert len(TorchSampler(CPU).draw(torch.zeros((1, 5)), batch).result().ids) == 0
 
 
 # Operations of ATen whose shape or whose answer on the host depends on values.
@@ -281,7 +281,7 @@ def test_a_draw_asks_the_device_nothing(kept: bool) -> None:
     samplers = everything(n_vocab)
     n = len(samplers)
     meta = torch.device("meta")
-    seats = Seats.of(samplers, n_vocab, CPU)
+    seats = SamplingTensors.of(samplers, n_vocab, CPU)
     seats.place(np.zeros(n, dtype=np.uint64))
     seats.make_keys()
     seats.count(samplers)
@@ -293,7 +293,7 @@ def test_a_draw_asks_the_device_nothing(kept: bool) -> None:
     assert figures.shape == (3 if kept else 2, n)
     assert ids.dtype == torch.int64
     assert len(watching.ran) < 600  # all the ways at once
-    seats = Seats.of([Sampler(SamplingParams(temperature=0.8), 1)] * 32, n_vocab, CPU)
+    seats = SamplingTensors.of([Sampler(SamplingParams(temperature=0.8), 1)] * 32, n_vocab, CPU)
     seats.place(np.zeros(32, dtype=np.uint64))
     seats.make_keys()
     plain = on(seats, meta)
@@ -325,7 +325,7 @@ def test_a_steady_step_uploads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         return whole(values, *args, **options)
 
     chain = Chain([Sampler(SamplingParams(top_p=0.9), i) for i in range(4)])
-    drawer, logits = Drawer(CPU), torch.randn((4, 100))
+    drawer, logits = TorchSampler(CPU), torch.randn((4, 100))
     monkeypatch.setattr(torch, "tensor", staged)
     for position in range(70):
         batch = DrawBatch(np.arange(4), chain, np.full(4, position, dtype=np.uint64))
@@ -342,7 +342,7 @@ def test_seats_go_with_their_chain() -> None:
     import weakref
 
     chain = Chain([Sampler(SamplingParams(), 1)])
-    drawer = Drawer(CPU)
+    drawer = TorchSampler(CPU)
     batch = DrawBatch(np.zeros(1, np.int64), chain, np.zeros(1, np.uint64))
     drawer.draw(torch.zeros((1, 10)), batch)
     gone = weakref.ref(chain)
@@ -381,5 +381,5 @@ def test_texts_of_a_device_that_draws_are_those_of_the_host(
 ) -> None:
     there = texts_of_many_rules()
     assert len(on_the_device) > 20
-    monkeypatch.setattr("weft.engines.torch.draws.drawer.DEVICES", frozenset())
+    monkeypatch.setattr("weft.engines.torch.sampling.drawer.DEVICES", frozenset())
     assert texts_of_many_rules() == there

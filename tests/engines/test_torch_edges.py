@@ -16,8 +16,8 @@ pytest.importorskip("triton", reason="triton is not installed; it comes with tor
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from weft.engines.torch.draws import cuts, edges  # noqa: E402
 from weft.engines.torch.paged import kernel  # noqa: E402
+from weft.engines.torch.sampling import filters, topk_topp_kernel  # noqa: E402
 
 # The interpreter, or a card where there is one and TRITON_INTERPRET is not set.
 if not (kernel.is_interpreted() or torch.cuda.is_available()):
@@ -41,7 +41,9 @@ class Row(NamedTuple):
     early: float = 1.0
 
 
-def found(logits: Any, asked: list[Row], rows: Any = None, allowed: Any = None) -> edges.Edges:
+def found(
+    logits: Any, asked: list[Row], rows: Any = None, allowed: Any = None
+) -> topk_topp_kernel.Cutoffs:
     """Edges on the device, of all filters that any row asks for."""
     rows = np.arange(len(asked)) if rows is None else rows
     given = {
@@ -52,12 +54,12 @@ def found(logits: Any, asked: list[Row], rows: Any = None, allowed: Any = None) 
     early = torch.tensor([row.early for row in asked], dtype=torch.float64, device=DEVICE)
     bits = None if allowed is None else torch.from_numpy(allowed).to(DEVICE)
     at = torch.from_numpy(np.asarray(rows, dtype=np.int64)).to(DEVICE)
-    out = edges.find_edges(logits.to(DEVICE), at, early, allowed=bits, **given)
+    out = topk_topp_kernel.find_cutoffs(logits.to(DEVICE), at, early, allowed=bits, **given)
     assert (out.least.dtype, out.last.dtype) == (torch.float32, torch.int64)
-    return edges.Edges(out.least.cpu(), out.last.cpu())
+    return topk_topp_kernel.Cutoffs(out.least.cpu(), out.last.cpu())
 
 
-def kept(y: np.ndarray, edge: edges.Edges, b: int) -> np.ndarray:
+def kept(y: np.ndarray, edge: topk_topp_kernel.Cutoffs, b: int) -> np.ndarray:
     """The ids that an edge keeps, of those that can be drawn."""
     least, last = edge.least[b].item(), edge.last[b].item()
     level = (y == least) & (np.arange(len(y)) <= last)
@@ -145,7 +147,7 @@ def test_edges_are_those_of_a_sorted_row(
     n_vocab: int, tile: int, rounds: int, n: int, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any filters and logits, mixed in one batch, several on a row; near shares are rare."""
-    monkeypatch.setattr(edges, "TILE", tile)
+    monkeypatch.setattr(topk_topp_kernel, "TILE", tile)
     n_near = 0
     for seed in range(rounds):
         random = np.random.default_rng((n_vocab, len(dtype), seed))
@@ -245,7 +247,7 @@ def test_min_p_cuts_where_the_passes_of_pytorch_do() -> None:
     early = random.choice([0.3, 1.0, 2.0, 1e-30, 1e30], 60)
     asked = [Row(min_p=p, early=heat) for p, heat in zip(min_p, early, strict=True)]
     out = found(torch.from_numpy(np.repeat(top[:, None], 3, axis=1)), asked)
-    want = cuts.floors(*(torch.from_numpy(each) for each in (top, early, min_p)))
+    want = filters.floors(*(torch.from_numpy(each) for each in (top, early, min_p)))
     assert torch.equal(out.least, want)
 
 
@@ -268,7 +270,9 @@ def test_an_edge_takes_few_launches(
     """And nothing in between: no tensor of the row's size, no copy, no question to the device."""
     launched: list[str] = []
     monkeypatch.setattr(
-        edges._Search, "_launch", lambda self, kernel, **_: launched.append(kernel.__name__)
+        topk_topp_kernel._Search,
+        "_launch",
+        lambda self, kernel, **_: launched.append(kernel.__name__),
     )
     meta = torch.device("meta")
     given = {
@@ -279,7 +283,7 @@ def test_an_edge_takes_few_launches(
     logits = torch.empty((4, 9000), dtype=getattr(torch, dtype), device=meta)
     rows, early = (torch.zeros(4, dtype=kind, device=meta) for kind in (torch.int64, torch.float64))
     with Watching() as watching:
-        edges.find_edges(logits, rows, early, **given)
+        topk_topp_kernel.find_cutoffs(logits, rows, early, **given)
     made = [name for name in watching.ran if name != "empty"]
     assert made == (["zeros"] if len(launched) > 2 else [])
     assert len(launched) + len(made) == n
@@ -303,7 +307,7 @@ from pathlib import Path
 import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from weft.engines.torch.draws import edges
+from weft.engines.torch.sampling import edges
 
 POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}
 POINTERS |= {torch.float64: "*fp64", torch.int64: "*i64", torch.int32: "*i32"}

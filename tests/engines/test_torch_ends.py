@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from transformers import DynamicCache  # noqa: E402
 
-from weft.engines.torch.whole.ends import Ends  # noqa: E402
+from weft.engines.torch.recompute.state_cache import StateCache  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -34,7 +34,7 @@ def keys(*paths: Sequence[int]) -> list[tuple[None, tuple[int, ...]]]:
 
 
 def test_the_longest_beginning_is_found_and_no_longer_than_is_wanted() -> None:
-    ends = Ends(1 << 20)
+    ends = StateCache(1 << 20)
     ends.keep(cache_of(1.0, n_tokens=2), keys([5, 6]))
     ends.keep(cache_of(2.0), keys([5, 6, 7]))
     found = [ends.find(None, (5, 6, 7, 8), most) for most in (4, 3, 2, 1)]
@@ -43,7 +43,7 @@ def test_the_longest_beginning_is_found_and_no_longer_than_is_wanted() -> None:
 
 
 def test_a_batch_goes_on_itself_only_where_all_of_it_does() -> None:
-    ends = Ends(1 << 20)
+    ends = StateCache(1 << 20)
     cache = cache_of(1.0, 2.0)
     ends.keep(cache, keys([1, 2, 3], [1, 2, 4]))
     end = ends.find(None, (1, 2, 3), 3)
@@ -57,7 +57,7 @@ def test_a_batch_goes_on_itself_only_where_all_of_it_does() -> None:
 
 
 def test_what_whole_paths_have_made_is_not_given_away() -> None:
-    ends = Ends(1 << 20)
+    ends = StateCache(1 << 20)
     ends.keep(cache_of(1.0), keys([1, 2, 3]), first_hand=True)
     end = ends.find(None, (1, 2, 3), 3)
     assert end is not None
@@ -69,7 +69,7 @@ def test_what_whole_paths_have_made_is_not_given_away() -> None:
 
 
 def test_what_was_used_last_goes_last() -> None:
-    ends = Ends(2 * BYTES)
+    ends = StateCache(2 * BYTES)
     ends.keep(cache_of(1.0), keys([1, 2, 3]), first_hand=True)
     ends.keep(cache_of(2.0), keys([4, 5, 6]), first_hand=True)
     end = ends.find(None, (1, 2, 3), 3)
@@ -83,7 +83,7 @@ def test_what_was_used_last_goes_last() -> None:
 
 
 def test_a_path_that_is_kept_again_outlives_the_older_one() -> None:
-    ends = Ends(2 * BYTES)
+    ends = StateCache(2 * BYTES)
     ends.keep(cache_of(1.0), keys([1, 2, 3]))
     ends.keep(cache_of(2.0), keys([1, 2, 3]))
     ends.keep(cache_of(3.0), keys([4, 5, 6]))  # the first one goes

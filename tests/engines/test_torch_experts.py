@@ -17,10 +17,10 @@ from transformers.integrations.moe import use_experts_implementation  # noqa: E4
 from compiled import compiled  # noqa: E402
 from families import IDS, build, plain_logits, stepped  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
+from weft.engines.torch.attention_hook import attach_context  # noqa: E402
 from weft.engines.torch.fused.activations import FUNCTIONS, gate_of, gated  # noqa: E402
 from weft.engines.torch.fused.experts import fuse_experts  # noqa: E402
-from weft.engines.torch.hook import seat_modules  # noqa: E402
-from weft.engines.torch.memory import Experts, Gate  # noqa: E402
+from weft.engines.torch.kv_backend import GatedActivation, MoEWeights  # noqa: E402
 from weft.engines.torch.paged import experts as kernels  # noqa: E402
 from weft.engines.torch.paged import kernel, step  # noqa: E402
 
@@ -34,7 +34,7 @@ NEAR = {torch.float32: 1e-6, torch.float16: 1e-3}  # of the spread
 
 
 def found(model: Any) -> list[Any]:
-    seat_modules(model)
+    attach_context(model)
     n = fuse_experts(model, next(model.parameters()).dtype)
     forms = [module.__dict__.get("weft_form") for module in model.modules()]
     assert sum(form is not None for form in forms) == n
@@ -47,7 +47,11 @@ def test_mixtures_of_a_family_are_found(name: str, dtype: str) -> None:
     """What those of gpt_oss cut off, too."""
     forms = found(build(name, getattr(torch, dtype)))
     assert len(forms) == MIXTURES.get(name, 0)
-    gate = Gate("silu", 7.0, 1.702, 1.0, are_neighbours=True) if name == "gpt_oss" else Gate("silu")
+    gate = (
+        GatedActivation("silu", 7.0, 1.702, 1.0, are_neighbours=True)
+        if name == "gpt_oss"
+        else GatedActivation("silu")
+    )
     assert [form.gate for form in forms] == [gate] * len(forms)
 
 
@@ -122,9 +126,9 @@ def test_what_does_something_else_stays() -> None:
 @pytest.mark.parametrize("implementation", ["eager", "grouped_mm"])
 def test_what_is_gated_by_its_own_code_is_found_as_such(implementation: str) -> None:
     (usual,) = found(mixture(implementation=implementation))
-    assert usual.gate == Gate("silu")
+    assert usual.gate == GatedActivation("silu")
     (cut_off,) = found(mixture(CutOff, implementation))
-    assert cut_off.gate == Gate("silu", 10.0)
+    assert cut_off.gate == GatedActivation("silu", 10.0)
     by_instance = mixture(implementation=implementation)
     by_instance._apply_gate = lambda both: both.chunk(2, -1)[1]
     others = [mixture(act="relu"), mixture(CutOffFarOut, implementation), by_instance]
@@ -148,7 +152,7 @@ class Given:
         self.chosen = torch.stack(few).to(DEVICE)
         self.shares = torch.rand(n, k, generator=seeded).to(DEVICE, dtype)
 
-    def want(self, experts: Experts) -> Any:
+    def want(self, experts: MoEWeights) -> Any:
         """Pair by pair, in float64."""
         out = torch.zeros(self.x.shape, dtype=torch.float64, device=DEVICE)
         weights = [None if w is None else w.double() for w in experts[:4]]
@@ -167,8 +171,8 @@ class Given:
             out[token] += made * self.shares[token, j].double()
         return out
 
-    def check(self, experts: Experts) -> None:
-        assert kernels.can_mix(self.x, self.chosen, self.shares, experts)
+    def check(self, experts: MoEWeights) -> None:
+        assert kernels.supports_fused_experts(self.x, self.chosen, self.shares, experts)
         made = kernels.mixed(self.x, self.chosen, self.shares, experts)
         want = self.want(experts)
         assert made.is_contiguous()
@@ -189,40 +193,42 @@ def test_the_kernels_give_what_each_pair_does(
     tile's.
     """
     given = Given(n, k, n_experts, size, between, dtype)
-    given.check(Experts(given.up, given.down, gate=Gate("silu")))
+    given.check(MoEWeights(given.up, given.down, gate=GatedActivation("silu")))
 
 
 GATES = [
-    *map(Gate, FUNCTIONS),
-    Gate("silu", limit=0.5),
-    Gate("silu", limit=0.75, slope=1.702, shift=1.0, are_neighbours=True),
-    Gate("gelu", shift=-0.5, are_neighbours=True),
+    *map(GatedActivation, FUNCTIONS),
+    GatedActivation("silu", limit=0.5),
+    GatedActivation("silu", limit=0.75, slope=1.702, shift=1.0, are_neighbours=True),
+    GatedActivation("gelu", shift=-0.5, are_neighbours=True),
 ]
 
 
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_they_take_weights_as_they_lie_and_any_gate(gate: Gate, *, has_bias: bool) -> None:
+def test_they_take_weights_as_they_lie_and_any_gate(
+    gate: GatedActivation, *, has_bias: bool
+) -> None:
     given = Given(12, 2, 3, 40, 24, torch.float32)
     biases = (given.up_bias, given.down_bias) if has_bias else (None, None)
     turned = [w.transpose(1, 2).contiguous().transpose(1, 2) for w in (given.up, given.down)]
-    given.check(Experts(given.up, given.down, *biases, gate))
-    given.check(Experts(*turned, *biases, gate))
+    given.check(MoEWeights(given.up, given.down, *biases, gate))
+    given.check(MoEWeights(*turned, *biases, gate))
 
 
 @pytest.mark.parametrize("gate", GATES[-3:])
-def test_no_number_stays_none_below_a_limit(gate: Gate) -> None:
+def test_no_number_stays_none_below_a_limit(gate: GatedActivation) -> None:
     """So that a broken model is seen."""
     given = Given(5, 1, 2, 32, 16, torch.float32)
     given.x[3, 5] = float("nan")
     made = kernels.mixed(
-        given.x, given.chosen, given.shares, Experts(given.up, given.down, gate=gate)
+        given.x, given.chosen, given.shares, MoEWeights(given.up, given.down, gate=gate)
     )
     assert made.isnan().all(1).tolist() == [False, False, False, True, False]
 
 
 @pytest.mark.parametrize("gate", GATES)
-def test_gates_are_known_by_what_they_make(gate: Gate) -> None:
+def test_gates_are_known_by_what_they_make(gate: GatedActivation) -> None:
     assert gate_of(lambda rows: gated(gate, rows)) == gate
     assert gate_of(lambda rows: gated(gate, rows.float())) == gate
     assert gate_of(lambda rows: gated(gate, rows) * 1.01) is None
@@ -236,8 +242,8 @@ def test_what_is_between_may_be_anything_that_takes_rows() -> None:
     def own(both: Any) -> Any:
         return both[..., ::2].clamp(max=0.5) * (both[..., 1::2] + 1)
 
-    given.check(Experts(given.up, given.down, given.up_bias, given.down_bias, None, own))
-    ungated = Experts(given.up[:, :24], given.down, between=torch.relu)
+    given.check(MoEWeights(given.up, given.down, given.up_bias, given.down_bias, None, own))
+    ungated = MoEWeights(given.up[:, :24], given.down, between=torch.relu)
     given.check(ungated)
 
 
@@ -248,14 +254,14 @@ def test_tokens_may_lie_apart_and_experts_may_be_none() -> None:
     given.x = apart[:, 60:]
     given.chosen[2], given.chosen[4, 1], given.chosen[5, 0] = 4, -1, 700
     given.shares[4, 1] = float("nan")
-    given.check(Experts(given.up, given.down, gate=Gate("gelu")))
+    given.check(MoEWeights(given.up, given.down, gate=GatedActivation("gelu")))
     given.chosen = given.chosen.int()
-    given.check(Experts(given.up, given.down, gate=Gate("gelu")))
+    given.check(MoEWeights(given.up, given.down, gate=GatedActivation("gelu")))
     none = kernels.mixed(
         given.x[:0],
         given.chosen[:0],
         given.shares[:0],
-        Experts(given.up, given.down, gate=Gate("silu")),
+        MoEWeights(given.up, given.down, gate=GatedActivation("silu")),
     )
     assert none.shape == (0, 40)
 
@@ -265,17 +271,17 @@ def test_tiles_of_many_rows_give_the_same(monkeypatch: pytest.MonkeyPatch) -> No
     given = Given(150, 2, 3, 40, 24, torch.float32)
     tile = kernels._MANY._replace(n_out=16, n_in=16)
     monkeypatch.setattr(kernels, "_tile_for", lambda *given: tile)
-    given.check(Experts(given.up, given.down, gate=Gate("silu")))
+    given.check(MoEWeights(given.up, given.down, gate=GatedActivation("silu")))
 
 
 def test_many_rows_are_a_librarys_where_the_module_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others' own code is a loop that asks the host, and could not be captured."""
     given = Given(5, 2, 4, 32, 16, torch.float32)
     monkeypatch.setattr(kernels, "_is_for_library", lambda *given: True)
-    usual = Experts(given.up, given.down, gate=Gate("silu"))
-    assert kernels.can_mix(given.x, given.chosen, given.shares, usual)
+    usual = MoEWeights(given.up, given.down, gate=GatedActivation("silu"))
+    assert kernels.supports_fused_experts(given.x, given.chosen, given.shares, usual)
     grouped = usual._replace(is_grouped=True)
-    assert not kernels.can_mix(given.x, given.chosen, given.shares, grouped)
+    assert not kernels.supports_fused_experts(given.x, given.chosen, given.shares, grouped)
     for implementation in ("eager", "grouped_mm"):
         module = mixture(implementation=implementation)
         (form,) = found(module)
@@ -284,16 +290,20 @@ def test_many_rows_are_a_librarys_where_the_module_has_one(monkeypatch: pytest.M
 
 def test_what_they_do_not_take_is_told() -> None:
     given = Given(5, 2, 4, 32, 16, torch.float32)
-    usual = Experts(given.up, given.down, gate=Gate("silu"))
+    usual = MoEWeights(given.up, given.down, gate=GatedActivation("silu"))
     x, chosen, shares = given.x, given.chosen, given.shares
-    assert kernels.can_mix(x, chosen, shares, usual)
-    assert not kernels.can_mix(x[None], chosen, shares, usual)
-    assert not kernels.can_mix(x.t().contiguous().t(), chosen, shares, usual)
-    assert not kernels.can_mix(x.half(), chosen, shares, usual)
-    assert not kernels.can_mix(x, chosen[:3], shares[:3], usual)
-    assert not kernels.can_mix(x, chosen, shares[:, :1], usual)
-    assert not kernels.can_mix(x, chosen, shares, usual._replace(up=given.up[:, :16]))
-    assert not kernels.can_mix(x, chosen, shares, usual._replace(down=given.down[:, :16]))
+    assert kernels.supports_fused_experts(x, chosen, shares, usual)
+    assert not kernels.supports_fused_experts(x[None], chosen, shares, usual)
+    assert not kernels.supports_fused_experts(x.t().contiguous().t(), chosen, shares, usual)
+    assert not kernels.supports_fused_experts(x.half(), chosen, shares, usual)
+    assert not kernels.supports_fused_experts(x, chosen[:3], shares[:3], usual)
+    assert not kernels.supports_fused_experts(x, chosen, shares[:, :1], usual)
+    assert not kernels.supports_fused_experts(
+        x, chosen, shares, usual._replace(up=given.up[:, :16])
+    )
+    assert not kernels.supports_fused_experts(
+        x, chosen, shares, usual._replace(down=given.down[:, :16])
+    )
 
 
 @pytest.mark.parametrize(
@@ -351,7 +361,7 @@ CHANGES = [_write, _replace, _parametrise, _activate, _hook_the_activation, _hoo
 def test_what_somebody_changes_counts(change: Any) -> None:
     """In a step that has nothing but these kernels."""
     module = mixture().to(DEVICE)
-    call = seat_modules(module)
+    call = attach_context(module)
     assert fuse_experts(module, torch.float32) == 1
     given = Given(5, 2, 6, 16, 24, torch.float32)
     n_mixed: list[int] = []
@@ -363,7 +373,9 @@ def test_what_somebody_changes_counts(change: Any) -> None:
     def made() -> Any:
         return module(given.x, given.chosen, given.shares)
 
-    in_step: Any = SimpleNamespace(turns=True, can_mix=kernels.can_mix, mixed=mixed)
+    in_step: Any = SimpleNamespace(
+        turns=True, supports_fused_experts=kernels.supports_fused_experts, mixed=mixed
+    )
     with torch.inference_mode():
         before = made()
         call.step = in_step
@@ -386,10 +398,12 @@ CARDS = {90: 232_448, 80: 166_912, 89: 101_376, 120: 101_376}
 @pytest.mark.parametrize("tile", ["_FEW", "_MANY", "_OF_FLOAT32"])
 @pytest.mark.parametrize(
     ("gate", "beside"),
-    [(Gate("silu"), "in"), (None, "in"), (None, "out"),
-     (Gate("silu", 7.0, 1.702, 1.0, are_neighbours=True), "out")],
+    [(GatedActivation("silu"), "in"), (None, "in"), (None, "out"),
+     (GatedActivation("silu", 7.0, 1.702, 1.0, are_neighbours=True), "out")],
 )  # fmt: skip
-def test_products_fit_a_card(capability: int, tile: str, gate: Gate | None, beside: str) -> None:
+def test_products_fit_a_card(
+    capability: int, tile: str, gate: GatedActivation | None, beside: str
+) -> None:
     """Weights are read ahead, several at once, and nothing is spilled. beside: which numbers of
     theirs lie beside each other: of what is summed, or of the result.
     """

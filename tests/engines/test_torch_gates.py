@@ -16,9 +16,9 @@ from transformers.activations import ACT2FN  # noqa: E402
 from families import IDS, build, plain_logits, stepped  # noqa: E402
 from weft.engines.base import Row  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
+from weft.engines.torch.attention_hook import attach_context  # noqa: E402
 from weft.engines.torch.fused import gates  # noqa: E402
 from weft.engines.torch.fused.gates import fuse_gates  # noqa: E402
-from weft.engines.torch.hook import seat_modules  # noqa: E402
 from weft.engines.torch.paged import elementwise, kernel  # noqa: E402
 
 if not (kernel.is_interpreted() or torch.cuda.is_available()):
@@ -35,7 +35,7 @@ ACTIVATIONS = {
 
 
 def found(model: Any) -> int:
-    seat_modules(model)
+    attach_context(model)
     return fuse_gates(model, next(model.parameters()).dtype)
 
 

@@ -17,12 +17,12 @@ import weft  # noqa: E402
 from families import build, plain_logits  # noqa: E402
 from shallow import shallow  # noqa: E402
 from weft.engines.base import Row, Span  # noqa: E402
-from weft.engines.torch import TorchEngine, laid  # noqa: E402
+from weft.engines.torch import TorchEngine, weight_layout  # noqa: E402
 from weft.engines.torch.engine import open_model  # noqa: E402
 from weft.engines.torch.fused.decoder import FusedDecoder  # noqa: E402
-from weft.engines.torch.paged import capture, graph, kernel, pool  # noqa: E402
+from weft.engines.torch.paged import capture, cuda_graph, kernel, pool  # noqa: E402
 from weft.engines.torch.paged.capture import replay_eagerly  # noqa: E402
-from weft.engines.torch.paged.graph import bucket_of  # noqa: E402
+from weft.engines.torch.paged.cuda_graph import bucket_of  # noqa: E402
 from weft.errors import ConfigError  # noqa: E402
 
 if not (kernel.is_interpreted() or torch.cuda.is_available()):
@@ -355,7 +355,7 @@ def test_a_step_that_cannot_be_played_is_run_as_it_is(
 
 
 def test_many_frames_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph, "_MOST_FRAMES", 1)
+    monkeypatch.setattr(cuda_graph, "_MOST_FRAMES", 1)
     engine = engine_of()
     for n in (1, 4, 12):
         leaves = Leaves(engine, n)
@@ -389,8 +389,8 @@ def test_a_step_of_many_tokens_gets_a_frame_of_its_own_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Products take as long as a frame has tokens, whoever made it first."""
-    monkeypatch.setattr(graph, "_MANY_TOKENS", 8)
-    monkeypatch.setattr(graph, "_FINE", 8)
+    monkeypatch.setattr(cuda_graph, "_MANY_TOKENS", 8)
+    monkeypatch.setattr(cuda_graph, "_FINE", 8)
     engine = engine_of()
     leaves = Leaves(engine, 24)
     for n in [24] * 4 + [13] * 4:
@@ -422,7 +422,7 @@ def test_heads_turned_in_one_kernel_give_the_models_own_logits(name: str) -> Non
     with torch.inference_mode(False):
         model = build(name).to(DEVICE)
     want = [plain_logits(model, ids) for ids in ([5, 7, 11, 2], [5, 7, 9])]
-    laid.lay_side_by_side(model)
+    weight_layout.merge_sibling_weights(model)
     with torch.inference_mode(False):
         engine = open_model(model, n_ctx=None, fingerprint="x", state_bytes=None, kv="paged")
     assert engine._fused is not None
@@ -439,10 +439,12 @@ def test_heads_turned_in_one_kernel_give_the_models_own_logits(name: str) -> Non
 def test_weights_side_by_side_are_saved_alone(tmp_path: Path) -> None:
     with torch.inference_mode(False):
         model, plain = build("qwen2"), build("qwen2")
-    laid.lay_side_by_side(model)
+    weight_layout.merge_sibling_weights(model)
     attention = model.model.layers[0].self_attn
     assert attention.k_proj.weight.data_ptr() > attention.q_proj.weight.data_ptr()
-    places = {getattr(attention, n).weight.untyped_storage().data_ptr() for n in laid.SIBLINGS[0]}
+    places = {
+        getattr(attention, n).weight.untyped_storage().data_ptr() for n in weight_layout.SIBLINGS[0]
+    }
     assert len(places) == 1
     model.save_pretrained(tmp_path)
     again = type(model).from_pretrained(tmp_path)

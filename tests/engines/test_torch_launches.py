@@ -182,8 +182,8 @@ def test_short_kernels_wait_before_they_read(
 def test_tiles_wait_before_they_meet_keys(n_rows: int) -> None:
     fixed = kernel.tile_of(32, 8, 128, 128, n_rows, 2)
     asked = {"HAS_CAP": False, "HAS_WINDOW": False, "IS_WHOLE": False}
-    plain = compiled("paged.kernel", "tree_part", {**fixed, **asked})
-    made = compiled("paged.kernel", "tree_part", {**fixed, **asked, "IS_EARLY": True})
+    plain = compiled("paged.kernel", "tree_attention_kernel", {**fixed, **asked})
+    made = compiled("paged.kernel", "tree_attention_kernel", {**fixed, **asked, "IS_EARLY": True})
     assert (made.loads_before, made.stack, made.is_serial) == (0, 0, False)
     assert made.shared == plain.shared
 
@@ -193,5 +193,5 @@ def test_tiles_wait_before_they_meet_keys(n_rows: int) -> None:
 def test_the_merge_waits_before_it_reads_parts(n_rows: int, n_parts: int) -> None:
     fixed = {"N_HEADS": 32, "VALUE_DIM": 128, "VALUE_PAD": 128, "BM": n_rows, "BP": n_parts}
     fixed |= {"AXIS": kernel.PARTS_AXIS, "HAS_SINKS": False, "num_warps": 4, "IS_EARLY": True}
-    made = compiled("paged.kernel", "tree_merge", {**fixed, **ASKS})
+    made = compiled("paged.kernel", "merge_attn_states_kernel", {**fixed, **ASKS})
     assert (made.asks, made.loads_before, made.stack) == (1, 0, 0)

@@ -13,8 +13,8 @@ pytest.importorskip("triton", reason="triton is not installed; it comes with tor
 
 from families import IDS, build, plain_logits, stepped  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
+from weft.engines.torch.attention_hook import attach_context  # noqa: E402
 from weft.engines.torch.fused.norms import fuse_norms  # noqa: E402
-from weft.engines.torch.hook import seat_modules  # noqa: E402
 from weft.engines.torch.paged import elementwise, kernel  # noqa: E402
 
 if not (kernel.is_interpreted() or torch.cuda.is_available()):
@@ -26,7 +26,7 @@ F = torch.nn.functional
 
 
 def found(model: Any) -> int:
-    seat_modules(model)
+    attach_context(model)
     return fuse_norms(model, next(model.parameters()).dtype)
 
 
@@ -129,10 +129,10 @@ def test_rows_along_two_axes_are_normed(shift: float, *, is_centred: bool) -> No
             want = normed(x, (40,), None if some is None else weight + shift, eps=1e-6)
             torch.testing.assert_close(made, want)
             assert made.is_contiguous()
-    assert elementwise.can_norm(whole, weight)
-    assert elementwise.can_norm(whole, None)
+    assert elementwise.supports_rms_norm(whole, weight)
+    assert elementwise.supports_rms_norm(whole, None)
     for other in (weight[:1], weight.repeat_interleave(2)[::2], weight[:1].expand(40)):
-        assert not elementwise.can_norm(whole, other)
+        assert not elementwise.supports_rms_norm(whole, other)
     assert elementwise.RowsOf.tensor(whole[..., ::2]) is None
     assert elementwise.RowsOf.tensor(whole.expand(3, -1, -1, -1)) is None
 

@@ -22,12 +22,12 @@ import weft  # noqa: E402
 from families import build  # noqa: E402
 from shallow import shallow  # noqa: E402
 from weft.engines.base import LateTokens, Row, Span  # noqa: E402
-from weft.engines.torch import TorchEngine, laid  # noqa: E402
-from weft.engines.torch.draws import drawer  # noqa: E402
-from weft.engines.torch.draws import kernel as draw_kernel  # noqa: E402
-from weft.engines.torch.draws.drawer import Drawer, TorchDraws  # noqa: E402
+from weft.engines.torch import TorchEngine, weight_layout  # noqa: E402
 from weft.engines.torch.engine import open_model  # noqa: E402
-from weft.engines.torch.paged import advance, elementwise, experts, kernel, routers  # noqa: E402
+from weft.engines.torch.paged import elementwise, experts, graph_inputs, kernel, routers  # noqa: E402
+from weft.engines.torch.sampling import drawer  # noqa: E402
+from weft.engines.torch.sampling import kernel as draw_kernel  # noqa: E402
+from weft.engines.torch.sampling.drawer import TorchDraws, TorchSampler  # noqa: E402
 from weft.errors import ContextOverflow  # noqa: E402
 from weft.sampling.params import SamplingParams  # noqa: E402
 from weft.sampling.rng import stream_of  # noqa: E402
@@ -174,10 +174,10 @@ class Kernel:
 
 
 KERNELS = [
-    (kernel, "tree_part"),
-    (kernel, "tree_merge"),
-    (advance, "find_slots"),
-    (advance, "put_tokens"),
+    (kernel, "tree_attention_kernel"),
+    (kernel, "merge_attn_states_kernel"),
+    (graph_inputs, "find_slots"),
+    (graph_inputs, "copy_inputs_kernel"),
     (elementwise, "cos_and_sin"),
     (elementwise, "norm_rows"),
     (elementwise, "turn_and_store"),
@@ -188,12 +188,14 @@ KERNELS = [
     (experts, "multiply_by_experts"),
     (experts, "add_pairs"),
     (routers, "choose_experts"),
-    (draw_kernel, "look_at_tile"),
-    (draw_kernel, "look_at_row"),
+    (draw_kernel, "sample_tile_kernel"),
+    (draw_kernel, "reduce_row_kernel"),
 ]
 UPLOADS = [
-    *("steady.upload", "draws.seats.upload", "draws.seats.overwrite"),
-    *("paged.plan.upload", "paged.plan.overwrite", "paged.pool.upload", "paged.pool.overwrite"),
+    *("input_tensors.upload", "sampling.sampling_tensors.upload"),
+    *("sampling.sampling_tensors.copy_to_device", "paged.attention_metadata.upload"),
+    *("paged.attention_metadata.copy_to_device", "paged.pool.upload"),
+    "paged.pool.copy_to_device",
 ]
 
 
@@ -202,7 +204,7 @@ def steady(engine: Any, n: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Counti
 
     Returns what the last one did, forward and draw, and what it has uploaded.
     """
-    monkeypatch.setattr(engine, "_drawer", Drawer(DEVICE, kernels=True))
+    monkeypatch.setattr(engine, "_drawer", TorchSampler(DEVICE, kernels=True))
     store = engine.fragments
     trunk = store.new(None)
     engine.forward([Row((), list(range(3, 12)), 0, trunk)])
@@ -269,7 +271,7 @@ def test_a_fused_step_launches_few_kernels_a_layer(
             model = build(name).to(DEVICE)
             model.config.num_hidden_layers = n_layers
             model.model.layers = model.model.layers[:n_layers]
-            laid.lay_side_by_side(model)
+            weight_layout.merge_sibling_weights(model)
             engine = open_model(model, n_ctx=None, fingerprint="x", state_bytes=None, kv="paged")
         with monkeypatch.context() as patch:
             counting, _ = steady(engine, 3, patch)
@@ -290,7 +292,7 @@ def test_a_step_of_a_models_own_modules_launches_less(
     """Three layers and what is around them; n_before: each by the operations that it writes."""
     with torch.inference_mode(False):
         model = build(name).to(DEVICE)
-        laid.lay_side_by_side(model)
+        weight_layout.merge_sibling_weights(model)
         engine = open_model(
             model, n_ctx=None, fingerprint="x", state_bytes=None, kv="paged", graphs=False
         )
@@ -307,7 +309,7 @@ def test_a_played_step_launches_little(monkeypatch: pytest.MonkeyPatch) -> None:
     assert engine.told()["played"] > 3
     assert counting.waits() == {}
     assert uploads == []
-    assert counting.counts["tree_part"] == 0
-    assert counting.counts["look_at_tile"] == 1
-    assert counting.counts["find_slots"] == counting.counts["put_tokens"] == 1
+    assert counting.counts["tree_attention_kernel"] == 0
+    assert counting.counts["sample_tile_kernel"] == 1
+    assert counting.counts["find_slots"] == counting.counts["copy_inputs_kernel"] == 1
     assert counting.launches() <= 12

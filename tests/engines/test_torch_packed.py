@@ -24,13 +24,13 @@ from families import (  # noqa: E402
     stepped,
 )
 from weft.engines.base import Row  # noqa: E402
-from weft.engines.torch import TorchEngine, laid  # noqa: E402
+from weft.engines.torch import TorchEngine, weight_layout  # noqa: E402
 from weft.engines.torch.model import fingerprint_of  # noqa: E402
 from weft.engines.torch.weights import experts as packed_experts  # noqa: E402
 from weft.engines.torch.weights import packed as packing  # noqa: E402
 from weft.engines.torch.weights.experts import PackedExperts, pack_experts  # noqa: E402
 from weft.engines.torch.weights.packed import PackedLinear  # noqa: E402
-from weft.engines.torch.weights.widened import is_widened  # noqa: E402
+from weft.engines.torch.weights.upcast import is_widened  # noqa: E402
 from weft.errors import ConfigError  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -147,7 +147,7 @@ def test_a_model_that_fails_on_a_first_forward_is_left_as_it_was(
     linear = [module for module in model.modules() if _is_as_it_was(module)]
     with monkeypatch.context() as patch:
         patch.setattr(type(model), "forward", lambda *_, **__: 1 / 0)
-        assert not laid.pack(model, keep=True)
+        assert not weight_layout.pack(model, keep=True)
     assert all(map(_is_as_it_was, linear))
 
 

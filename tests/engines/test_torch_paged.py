@@ -25,10 +25,17 @@ from compiled import compiled  # noqa: E402
 from families import FAMILIES, build  # noqa: E402
 from shallow import shallow  # noqa: E402
 from weft.engines.base import Fragment, Row, Span  # noqa: E402
-from weft.engines.torch import TorchEngine, hosted, memories  # noqa: E402
+from weft.engines.torch import TorchEngine, kv_offload, select_backend  # noqa: E402
+from weft.engines.torch.kv_backend import AttentionSpec, RotaryArgs  # noqa: E402
 from weft.engines.torch.layout import LayerShape, Layout  # noqa: E402
-from weft.engines.torch.memory import Spec, Turn  # noqa: E402
-from weft.engines.torch.paged import advance, elementwise, kernel, lines, plan, pool  # noqa: E402
+from weft.engines.torch.paged import (  # noqa: E402
+    attention_metadata,
+    elementwise,
+    graph_inputs,
+    kernel,
+    pool,
+    tiling,
+)
 from weft.engines.torch.paged import step as paged_step  # noqa: E402
 from weft.engines.torch.paged.step import PagedMemory  # noqa: E402
 from weft.errors import ConfigError, EngineUnavailable, KVFull, ModelMismatch  # noqa: E402
@@ -121,7 +128,9 @@ class Twin:
             rows.append(Row(paths[parent], [0] * n, position, dest))
         return rows
 
-    def step(self, parts: Sequence[Part], spec: Spec, rows: list[Row] | None = None) -> float:
+    def step(
+        self, parts: Sequence[Part], spec: AttentionSpec, rows: list[Row] | None = None
+    ) -> float:
         """Run one layer of a step; return the worst error against a softmax."""
         self.last = step = self.memory.begin(self.rows(parts) if rows is None else rows)
         total = len(step.positions)
@@ -160,7 +169,7 @@ class Twin:
         parts.append((above, self.node(above, 0), self.random.choice([1, 5])))
         parts.append((self.random.choice(others), None, 2))
         self.random.shuffle(parts)
-        assert self.step(parts, Spec(0.3, window=self.random.choice([None, 7]))) < NEAR
+        assert self.step(parts, AttentionSpec(0.3, window=self.random.choice([None, 7]))) < NEAR
 
     def split(self) -> None:
         long = [number for number, node in self.nodes.items() if node.fragment.length > 1]
@@ -215,7 +224,7 @@ class Twin:
             assert len(node.fragment.slots) < node.fragment.length + pool.GROW_BY
 
 
-def softmax(q: Any, keys: Any, values: Any, spec: Spec) -> Any:
+def softmax(q: Any, keys: Any, values: Any, spec: AttentionSpec) -> Any:
     """One token's heads [H, D] over keys [n, K, D] and values [n, K, Dv]: float32 [H, Dv]."""
     if spec.window is not None:
         keys, values = keys[-spec.window :], values[-spec.window :]
@@ -242,7 +251,7 @@ def ragged(twin: Twin) -> list[Part]:
 @pytest.mark.parametrize("size", [64, 80, 96, 128, 256])
 def test_every_head_size_agrees_with_a_softmax(size: int) -> None:
     twin = Twin(4, 2, (size, size))
-    assert twin.step(ragged(twin), Spec(size**-0.5)) < NEAR
+    assert twin.step(ragged(twin), AttentionSpec(size**-0.5)) < NEAR
 
 
 @pytest.mark.parametrize("dims", [(128, 128), (24, 16)])
@@ -253,14 +262,14 @@ def test_half_precision_is_summed_in_float32(
     if dtype == "bfloat16" and kernel.is_interpreted():
         pytest.skip("Triton's interpreter multiplies bfloat16 wrongly")
     twin = Twin(2, 1, dims, dtype)
-    assert twin.step(ragged(twin), Spec(dims[0] ** -0.5)) < near
+    assert twin.step(ragged(twin), AttentionSpec(dims[0] ** -0.5)) < near
 
 
 SPECS = {
-    "plain": Spec(0.3),
-    "window": Spec(0.3, window=9),
-    "cap": Spec(0.3, softcap=2.0),
-    "all": Spec(0.3, softcap=3.0, window=5, sinks=torch.linspace(-1, 2, 6, device=DEVICE)),
+    "plain": AttentionSpec(0.3),
+    "window": AttentionSpec(0.3, window=9),
+    "cap": AttentionSpec(0.3, softcap=2.0),
+    "all": AttentionSpec(0.3, softcap=3.0, window=5, sinks=torch.linspace(-1, 2, 6, device=DEVICE)),
 }
 
 
@@ -277,7 +286,7 @@ def test_what_lies_above_one_row_agrees_with_a_softmax(
     name: str, n_heads: int, n_kv: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Met with the row's own list, in tiles of any size; and some rows' parts are merged."""
-    monkeypatch.setattr(plan, "_CHUNK", 64)
+    monkeypatch.setattr(attention_metadata, "_CHUNK", 64)
     spec = SPECS[name]
     if spec.sinks is not None:
         spec = spec._replace(sinks=torch.linspace(-1, 2, n_heads, device=DEVICE))
@@ -310,16 +319,16 @@ def test_keys_that_all_of_a_tile_see_are_met_as_others(
     trunk = twin.node(None, 333)
     leaves = [twin.node(trunk, n) for n in (0, 70, 129)]
     rows: list[Part] = [(trunk, leaf, n) for leaf, n in zip(leaves, (1, 21, 1), strict=True)]
-    assert twin.step(rows, Spec(0.3, window=window)) < NEAR
-    assert twin.step([(trunk, leaf, 1) for leaf in leaves], Spec(0.3, 2.0, window)) < NEAR
+    assert twin.step(rows, AttentionSpec(0.3, window=window)) < NEAR
+    assert twin.step([(trunk, leaf, 1) for leaf in leaves], AttentionSpec(0.3, 2.0, window)) < NEAR
 
 
 def test_wide_tiles_and_many_chunks_agree_with_a_softmax(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "_CHUNK", 64)
+    monkeypatch.setattr(attention_metadata, "_CHUNK", 64)
     twin = Twin(4, 1)
     trunk = twin.node(None, 200)
     parts: list[Part] = [(trunk, None, 23), (trunk, twin.node(trunk, 0), 1), (None, None, 70)]
-    assert twin.step(parts, Spec(0.3)) < NEAR
+    assert twin.step(parts, AttentionSpec(0.3)) < NEAR
     work = twin.last.work(4)
     assert len(work.wide) > 8
     assert len(work.narrow) > 0
@@ -336,8 +345,8 @@ def test_lines_of_many_queries_are_met_by_broad_tiles(
     """Two lines of two chunks, each a tile of 128 rows and a rest; float32 has none of them, nor
     has a card whose processors have less room, or one with the least, where all tiles are narrow.
     """
-    monkeypatch.setattr(plan, "_CHUNK", 64)
-    monkeypatch.setattr(lines, "BROAD_FROM", 200)
+    monkeypatch.setattr(attention_metadata, "_CHUNK", 64)
+    monkeypatch.setattr(tiling, "BROAD_FROM", 200)
     twin = Twin(4, 2, dtype=dtype)
     for _ in range(n_smaller):
         smaller = twin.memory.with_smaller_tiles()
@@ -345,7 +354,7 @@ def test_lines_of_many_queries_are_met_by_broad_tiles(
         twin.memory = smaller
     trunk = twin.node(None, 100)
     parts: list[Part] = [(trunk, twin.node(trunk, 0), 101), (trunk, twin.node(trunk, 3), 1)]
-    assert twin.step(parts, Spec(0.3, window=90)) < (5e-3 if dtype == "float16" else NEAR)
+    assert twin.step(parts, AttentionSpec(0.3, window=90)) < (5e-3 if dtype == "float16" else NEAR)
     work = twin.last.work(2)
     assert (len(work.broad), len(work.wide) > 0, len(work.narrow) > 0) == (*met, True)
     assert_met_once(twin, twin.rows([(trunk, None, 130)]), 2)
@@ -371,18 +380,18 @@ def test_more_parts_than_are_merged_at_once(
     sinks: Any, axis: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kernel, "PARTS_AXIS", axis)
-    monkeypatch.setattr(plan, "_CHUNK", 64)
+    monkeypatch.setattr(attention_metadata, "_CHUNK", 64)
     twin = Twin(4, 2)
     trunk, other = twin.node(None, 1100), twin.node(None, 5)
     parts: list[Part] = [(trunk, twin.node(trunk, 0), 1), (other, None, 1), (trunk, None, 2)]
-    assert twin.step(parts, Spec(0.3, sinks=sinks)) < NEAR
+    assert twin.step(parts, AttentionSpec(0.3, sinks=sinks)) < NEAR
     assert twin.last.work(2).n_parts > 3 * 17
 
 
 def test_parts_are_merged_where_that_takes_many_programs() -> None:
     twin = Twin(16, 4)
     trunk = twin.node(None, 5)
-    assert twin.step([(trunk, None, 70), (None, None, 1)], Spec(0.3)) < NEAR
+    assert twin.step([(trunk, None, 70), (None, None, 1)], AttentionSpec(0.3)) < NEAR
 
 
 def test_random_operations_agree_with_lists_of_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -490,7 +499,7 @@ def bushy(twin: Twin) -> list[int]:
 
 
 def test_a_plan_meets_every_slot_of_every_path_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "_CHUNK", 64)
+    monkeypatch.setattr(attention_metadata, "_CHUNK", 64)
     twin = Twin(3, 1)
     numbers = bushy(twin)
     parts: list[Part] = [
@@ -520,7 +529,7 @@ def test_short_nodes_one_below_the_other_are_one_part() -> None:
     assert step.work(2).n_parts == 5 * (n_trunk + 1 + 1)
     step = assert_met_once(twin, twin.rows([*leaves, (nodes[9], None, 40)]), 2)
     assert step.work(2).n_parts == 45 * (n_trunk + 1 + 1)
-    assert twin.step([*leaves, (nodes[9], None, 40)], Spec(0.3, window=100)) < NEAR
+    assert twin.step([*leaves, (nodes[9], None, 40)], AttentionSpec(0.3, window=100)) < NEAR
 
 
 def test_short_nodes_that_fork_are_read_again_where_that_saves_parts() -> None:
@@ -548,12 +557,12 @@ def test_no_more_than_a_chunk_is_handed_down() -> None:
 
     def n_met(parts: list[Part]) -> int:
         work = assert_met_once(twin, twin.rows(parts), 2).work(2)
-        fields = lines.N, lines.N_ABOVE
+        fields = tiling.N, tiling.N_ABOVE
         return sum(int(items[:, each].sum()) for items in work.by_tile for each in fields)
 
     before = n_met(leaves)
     joined = [*leaves, (nodes[7], twin.node(nodes[7], 0), 1)]
-    assert n_met(joined) <= before + plan._CHUNK + pool._REGION
+    assert n_met(joined) <= before + attention_metadata._CHUNK + pool._REGION
     twin = Twin(2, 1)
     low = chain(twin, [30, 30])[-1]
     ends = [twin.node(low, 3) for _ in range(2)]
@@ -605,7 +614,7 @@ def test_joined_lists_go_with_their_plans(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_what_lies_above_one_row_is_met_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until another row lies below it, too; the plan goes along."""
-    monkeypatch.setattr(plan, "_CHUNK", 64)
+    monkeypatch.setattr(attention_metadata, "_CHUNK", 64)
     twin = Twin(2, 1)
     parents = [twin.node(None, n) for n in (40, 70, 200)]  # the last is too long for it
     runs, made = Runs(twin, [twin.node(each, 0) for each in parents]), Planned(monkeypatch)
@@ -644,7 +653,7 @@ class Planned:
         self.n = 0
         new = PagedMemory._planned
 
-        def counted(*given: Any) -> plan.TreePlan:
+        def counted(*given: Any) -> attention_metadata.TreeAttentionMetadata:
             self.n += 1
             return new(*given)
 
@@ -692,7 +701,7 @@ def test_a_plan_goes_along_as_rows_end_and_join(
     group: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One by one, several at once, one for another; only so many others ask for a new plan."""
-    monkeypatch.setattr(plan, "_CHUNK", 64)
+    monkeypatch.setattr(attention_metadata, "_CHUNK", 64)
     twin = Twin(4, 1)
     runs, made = Runs(twin), Planned(monkeypatch)
     runs.join(8)
@@ -736,7 +745,7 @@ def test_prompts_beside_leaves_leave_their_plan_alone(monkeypatch: pytest.Monkey
 
 def test_long_leaves_beside_short_ones_are_cut_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves of several chunks end as nodes join, so what is cut is as much as before."""
-    monkeypatch.setattr(plan, "_CHUNK", 64)
+    monkeypatch.setattr(attention_metadata, "_CHUNK", 64)
     twin = Twin(2, 1)
     runs, made = Runs(twin), Planned(monkeypatch)
     runs.live = [n for n in runs.live if len(twin.nodes[n].held[0]) < 60]
@@ -771,7 +780,7 @@ def test_a_plan_goes_along_with_what_happens_to_its_fragments(
     """Fragments are split, joined, trimmed, settled, freed and moved between steps in which leaves
     end and join; regions are small, so that lists move and tables are made anew.
     """
-    monkeypatch.setattr(plan, "_CHUNK", 64)
+    monkeypatch.setattr(attention_metadata, "_CHUNK", 64)
     monkeypatch.setattr(pool, "SMALLEST_POOL", 8)
     monkeypatch.setattr(pool, "GROW_BY", 4)
     monkeypatch.setattr(pool, "_REGION", 64)
@@ -882,7 +891,7 @@ def test_a_pool_that_finds_no_room_to_spare_grows_by_what_it_must(
         twin.memory.reserve(twin.nodes[leaf].fragment, 96)
     assert (full.value.capacity, full.value.needed) == (256, 90)
     twin.check()
-    assert twin.step([(node, leaf, 40)], Spec(0.3)) < NEAR
+    assert twin.step([(node, leaf, 40)], AttentionSpec(0.3)) < NEAR
     assert 290 <= twin.memory._capacity <= most
     twin.check()
 
@@ -976,7 +985,7 @@ def test_kv_leaves_layer_after_layer(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def leaves(tensor: torch.Tensor) -> Any:
         n_when_one_left.append(n_copied["index"])
-        return hosted.to_host(tensor)
+        return kv_offload.to_host(tensor)
 
     monkeypatch.setattr(pool, "to_host", leaves)
     with Copies():
@@ -999,7 +1008,11 @@ def test_kv_goes_to_pinned_memory_and_back() -> None:
 
 
 def test_kv_is_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    makers, card, padded = memories.memory_makers, torch.device("cuda"), memories.PaddedMemory
+    makers, card, padded = (
+        select_backend.kv_backends,
+        torch.device("cuda"),
+        select_backend.PaddedMemory,
+    )
     for device in (CPU, card):
         assert makers("padded", device) == [padded]
     assert makers("auto", CPU) == [padded]
@@ -1009,16 +1022,16 @@ def test_kv_is_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(kernel, "is_interpreted", lambda: True)
         assert makers("auto", card) == [padded]
         patch.setattr(kernel, "is_interpreted", lambda: False)
-        patch.setattr(memories, "is_for_triton", lambda device: False)
+        patch.setattr(select_backend, "is_for_triton", lambda device: False)
         assert makers("auto", card) == [padded]
         with pytest.raises(ConfigError, match=r"compute capability 8\.0"):
             makers("paged", card)
-        patch.setattr(memories, "is_for_triton", lambda device: True)
+        patch.setattr(select_backend, "is_for_triton", lambda device: True)
         assert makers("paged", card) == [PagedMemory]
         assert makers("auto", card) == [PagedMemory, padded]
-        assert memories.has_kernels(makers("auto", card), card)
-        assert not memories.has_kernels(makers("padded", card), card)
-        assert not memories.has_kernels(makers("auto", CPU), CPU)
+        assert select_backend.has_kernels(makers("auto", card), card)
+        assert not select_backend.has_kernels(makers("padded", card), card)
+        assert not select_backend.has_kernels(makers("auto", CPU), CPU)
         with pytest.raises(ConfigError, match="TRITON_INTERPRET=1"):
             makers("paged", CPU)
     monkeypatch.setitem(sys.modules, "weft.engines.torch.paged.kernel", None)
@@ -1092,13 +1105,13 @@ def test_tokens_go_on_to_their_slots() -> None:
         bases, positions = torch.randint(2000, (2, n), device=DEVICE, generator=numbers).int()
         before = positions.clone()
         for n_on in (0, 1, 1):
-            slots = advance.slots_at(positions, n_on, bases, table)
+            slots = graph_inputs.slots_at(positions, n_on, bases, table)
             before += n_on
             assert torch.equal(positions, before)
             assert torch.equal(slots, table[(bases + before).long()])
         ids = torch.randint(1 << 40, (n,), device=DEVICE, generator=numbers)
         into = [torch.full((n + 3,), -7, device=DEVICE, dtype=kind) for kind in _OF_A_FRAME]
-        advance.put(ids, slots, positions, (into[0], into[1], into[2], into[3]))
+        graph_inputs.put(ids, slots, positions, (into[0], into[1], into[2], into[3]))
         for held, given in zip(into, (ids, slots, positions, positions), strict=True):
             assert torch.equal(held[:n], given.to(held.dtype))
             assert (held[n:] == -7).all()
@@ -1116,7 +1129,7 @@ def test_heads_of_many_programs_are_normed_turned_and_stored() -> None:
     keys, values = normal(90, n_kv, size), normal(90, n_kv, size)
     angles = normal(n_tokens, size)
     cos, sin = (half.repeat(1, 2) for half in angles.chunk(2, 1))
-    turn = Turn(n_queries, angles, normal(size), normal(size), eps=1e-6)
+    turn = RotaryArgs(n_queries, angles, normal(size), normal(size), eps=1e-6)
     slots, before = slots.to(DEVICE), (keys.clone(), values.clone())
     query = elementwise.turn_heads(heads, turn, slots, keys, values)
 
@@ -1184,7 +1197,7 @@ def test_the_merge_fills_a_processor(size: int, n_rows: int, n_parts: int) -> No
     """Without a card: nothing spills, and registers are enough for twenty warps at once."""
     fixed = {"N_HEADS": 32, "VALUE_DIM": size, "VALUE_PAD": size, "BM": n_rows, "BP": n_parts}
     fixed |= {"AXIS": kernel.PARTS_AXIS, "HAS_SINKS": True, "num_warps": 4}
-    made = compiled("paged.kernel", "tree_merge", fixed)
+    made = compiled("paged.kernel", "merge_attn_states_kernel", fixed)
     assert (made.stack, made.registers <= 96, made.shared <= 16 * 1024) == (0, True, True)
 
 
@@ -1251,7 +1264,7 @@ def test_tiles_compile_for_sm_90(size: int, n_rows: int, is_plain: bool) -> None
     """Without a card: nothing spills, two programs share a processor, wide ones use warp groups."""
     fixed = kernel.tile_of(32, 8, size, size, n_rows, 2)
     asked = {"HAS_CAP": not is_plain, "HAS_WINDOW": not is_plain, "IS_WHOLE": False}
-    made = compiled("paged.kernel", "tree_part", {**fixed, **asked})
+    made = compiled("paged.kernel", "tree_attention_kernel", {**fixed, **asked})
     n_programs = 1 if n_rows == kernel.BROAD else 2  # of a processor
     assert made.shared <= 227 * 1024 // n_programs
     is_narrow = n_rows == kernel.NARROW
@@ -1272,7 +1285,7 @@ def test_many_heads_a_group_wait_for_no_single_product(
     """Tiles of 64 and 128 rows meet what lies above one token, too, where 16 do not hold it."""
     fixed = kernel.tile_of(n_heads, 1, size, size, n_rows, 2)
     asked = {"HAS_CAP": False, "HAS_WINDOW": False, "IS_WHOLE": False}
-    made = compiled("paged.kernel", "tree_part", {**fixed, **asked})
+    made = compiled("paged.kernel", "tree_attention_kernel", {**fixed, **asked})
     assert made.has_wgmma
     assert not made.is_serial
 
@@ -1285,7 +1298,9 @@ def test_tiles_that_ask_ahead_compile_for_sm_90(n_rows: int, *, is_whole: bool) 
     fixed = kernel.tile_of(32, 8, 128, 128, n_rows, 2)
     n_stages = {kernel.NARROW: 2}.get(n_rows, 3)
     asked = {"HAS_CAP": False, "HAS_WINDOW": False, "IS_WHOLE": is_whole, "ASKS_AHEAD": True}
-    made = compiled("paged.kernel", "tree_part", {**fixed, **asked, "num_stages": n_stages})
+    made = compiled(
+        "paged.kernel", "tree_attention_kernel", {**fixed, **asked, "num_stages": n_stages}
+    )
     assert not made.is_serial
     assert made.stack == 0
 
@@ -1300,7 +1315,7 @@ def test_tiles_fit_other_cards(capability: int, room: int, size: int) -> None:
     for n_rows in kernel.TILES:
         fixed = kernel.tile_of(32, 8, size, size, n_rows, 2)
         asked = {**fixed, "HAS_CAP": False, "HAS_WINDOW": False, "IS_WHOLE": False}
-        made = compiled("paged.kernel", "tree_part", asked, capability=capability)
+        made = compiled("paged.kernel", "tree_attention_kernel", asked, capability=capability)
         met[n_rows] = made.shared <= room * 1024
         assert made.has_mma
         assert made.stack <= (256 if n_rows == kernel.BROAD and size == 256 else 8)

@@ -14,7 +14,7 @@ from weft.sampling.sampler import BROKEN, Chain, DrawBatch, Passes, Sampler
 
 torch = pytest.importorskip("torch")
 
-from weft.engines.torch.draws.passes import TorchPasses  # noqa: E402
+from weft.engines.torch.sampling.cpu_reductions import TorchPasses  # noqa: E402
 
 pytestmark = pytest.mark.torch
 OPTIONS: list[dict[str, Any]] = [

@@ -15,9 +15,9 @@ pytest.importorskip("triton", reason="triton is not installed; it comes with tor
 
 from families import IDS, build, plain_logits, stepped  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
+from weft.engines.torch.attention_hook import attach_context  # noqa: E402
 from weft.engines.torch.fused import rotary  # noqa: E402
-from weft.engines.torch.hook import seat_modules  # noqa: E402
-from weft.engines.torch.memory import Pairs  # noqa: E402
+from weft.engines.torch.kv_backend import RotaryLayout  # noqa: E402
 from weft.engines.torch.paged import elementwise, kernel  # noqa: E402
 
 if not (kernel.is_interpreted() or torch.cuda.is_available()):
@@ -29,7 +29,7 @@ FLOAT, BRAIN = torch.float32, torch.bfloat16
 
 
 def found(model: Any) -> int:
-    return rotary.fuse_rotary(model, seat_modules(model), next(model.parameters()).dtype)
+    return rotary.fuse_rotary(model, attach_context(model), next(model.parameters()).dtype)
 
 
 @pytest.mark.parametrize("dtype", [FLOAT, BRAIN])
@@ -143,7 +143,7 @@ def test_heads_of_many_programs_are_turned(
     axis: int, n: int, pairing: tuple[bool, int], *, is_half: bool
 ) -> None:
     """More heads than a program takes, that lie as projections leave them; rests pass."""
-    seeded, pairs = torch.Generator(DEVICE).manual_seed(1), Pairs(n, *pairing)
+    seeded, pairs = torch.Generator(DEVICE).manual_seed(1), RotaryLayout(n, *pairing)
 
     def normal(*shape: int) -> Any:
         return torch.randn(shape, device=DEVICE, generator=seeded)
@@ -153,14 +153,14 @@ def test_heads_of_many_programs_are_turned(
     # Of a token there is more than its cosines.
     cos, sin = normal(2, 1, 77, 20)[..., : n // 2 if is_half else n]
     for some in (heads, heads[:1], [heads[1].contiguous(), heads[0]]):
-        assert elementwise.can_turn(some, cos, sin, axis)
+        assert elementwise.supports_rotary(some, cos, sin, axis)
         for made, x in zip(elementwise.turned(some, cos, sin, axis, pairs), some, strict=True):
             want = rotary.turned_plainly(x, cos, sin, axis, pairs)
             torch.testing.assert_close(made, want, rtol=1e-5, atol=1e-5)
     others = ((heads, cos[:, :70], sin[:, :70]), (heads, cos, sin.half()), (heads, cos[0], sin[0]))
     for some, other_cos, other_sin in others:
-        assert not elementwise.can_turn(some, other_cos, other_sin, axis)
-    assert not elementwise.can_turn([heads[0][..., ::2]], cos, sin, axis)
+        assert not elementwise.supports_rotary(some, other_cos, other_sin, axis)
+    assert not elementwise.supports_rotary([heads[0][..., ::2]], cos, sin, axis)
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt_neox", "cohere", "glm", "ernie4_5"])

@@ -16,9 +16,9 @@ pytest.importorskip("triton", reason="triton is not installed; it comes with tor
 from compiled import compiled  # noqa: E402
 from families import IDS, build, plain_logits, stepped  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
+from weft.engines.torch.attention_hook import attach_context  # noqa: E402
 from weft.engines.torch.fused.routers import fuse_routers  # noqa: E402
-from weft.engines.torch.hook import seat_modules  # noqa: E402
-from weft.engines.torch.memory import Groups, Router  # noqa: E402
+from weft.engines.torch.kv_backend import ExpertGroups, RouterSpec  # noqa: E402
 from weft.engines.torch.paged import kernel, routers, step  # noqa: E402
 
 if not (kernel.is_interpreted() or torch.cuda.is_available()):
@@ -31,7 +31,7 @@ N_ROUTERS = {"mixtral": 3, "qwen2_moe": 3, "afmoe": 2, "deepseek_v3": 2, "gpt_os
 
 
 def found(model: Any, dtype: Any = torch.float32) -> list[Any]:
-    seat_modules(model)
+    attach_context(model)
     n = fuse_routers(model, dtype)
     forms = [module.__dict__.get("weft_form") for module in model.modules()]
     assert sum(form is not None for form in forms) == n
@@ -45,16 +45,16 @@ def test_routers_of_a_family_are_found(name: str, dtype: str) -> None:
     assert len(found(model, getattr(torch, dtype))) == N_ROUTERS[name]
 
 
-SOFTMAX = Router(2, "softmax", is_normed=True, by_logits=False)
-SIGMOID = Router(4, "sigmoid", is_normed=True, by_logits=False, scale=2.5)
+SOFTMAX = RouterSpec(2, "softmax", is_normed=True, by_logits=False)
+SIGMOID = RouterSpec(4, "sigmoid", is_normed=True, by_logits=False, scale=2.5)
 BIAS = "e_score_correction_bias"
 # Of which family: what its configuration says, and what its router does.
-ROUTERS: dict[str, tuple[str, dict[str, Any], Router, str | None]] = {
+ROUTERS: dict[str, tuple[str, dict[str, Any], RouterSpec, str | None]] = {
     "MixtralTopKRouter": ("mixtral", {"num_local_experts": 6}, SOFTMAX, None),
     "OlmoeTopKRouter": (
         "olmoe",
         {"num_experts": 60, "num_experts_per_tok": 5},
-        Router(5, "softmax", False, False),
+        RouterSpec(5, "softmax", False, False),
         None,
     ),
     "GptOssTopKRouter": (
@@ -66,26 +66,26 @@ ROUTERS: dict[str, tuple[str, dict[str, Any], Router, str | None]] = {
     "DeepseekV3TopkRouter": (
         "deepseek_v3",
         {"n_routed_experts": 32, "num_experts_per_tok": 4, "n_group": 8, "topk_group": 3},
-        SIGMOID._replace(groups=Groups(8, 3, "two")),
+        SIGMOID._replace(groups=ExpertGroups(8, 3, "two")),
         BIAS,
     ),
     "DeepseekV2TopkRouter": (
         "deepseek_v2",
         {"n_routed_experts": 16, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2}
         | {"topk_method": "group_limited_greedy", "routed_scaling_factor": 16.0},
-        Router(3, "softmax", False, False, Groups(4, 2, "one"), 16.0),
+        RouterSpec(3, "softmax", False, False, ExpertGroups(4, 2, "one"), 16.0),
         None,
     ),
     "Kolibri1TopKRouter": (
         "kolibri1",
         {"num_experts": 12, "num_experts_per_tok": 3},
-        Router(3, "sigmoid", False, True),
+        RouterSpec(3, "sigmoid", False, True),
         BIAS,
     ),
     "LongcatFlashTopkRouter": (
         "longcat_flash",
         {"n_routed_experts": 8, "zero_expert_num": 4, "moe_topk": 4},
-        Router(4, "softmax", False, False, scale=6),
+        RouterSpec(4, "softmax", False, False, scale=6),
         BIAS,
     ),
     "HYV3TopKRouter": (
@@ -113,7 +113,7 @@ class InStep:
     """A step that has nothing but these kernels, and counts."""
 
     turns = True
-    can_choose = staticmethod(routers.can_choose)
+    supports_routing = staticmethod(routers.supports_routing)
 
     def __init__(self) -> None:
         self.n = 0
@@ -138,7 +138,7 @@ def both(module: Any, *given: Any) -> tuple[Any, Any, int]:
 def ours(module: Any, dtype: Any = torch.float32) -> Any:
     """A module in our copy's shape: seated, and fused if it is a router."""
     box = torch.nn.ModuleList([module])
-    call = seat_modules(box)
+    call = attach_context(box)
     n = fuse_routers(box, dtype)
     return SimpleNamespace(inner=box[0], call=call, n=n)
 
@@ -189,7 +189,7 @@ def test_in_half_precision_shares_have_the_dtype_that_they_had(name: str) -> Non
     check_same(*kept, near=4e-3)
 
 
-def wanted(logits: Any, bias: Any, router: Router) -> tuple[Any, Any]:
+def wanted(logits: Any, bias: Any, router: RouterSpec) -> tuple[Any, Any]:
     """Token by token, in float64."""
     numbers, shares = [], []
     for row in np.asarray(logits, np.float64):
@@ -215,8 +215,8 @@ def wanted(logits: Any, bias: Any, router: Router) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize(
     ("n_experts", "groups"),
-    [(3, None), (60, None), (300, None), (16, Groups(4, 2, "two")), (256, Groups(8, 4, "two")),
-     (64, Groups(8, 3, "one"))],
+    [(3, None), (60, None), (300, None), (16, ExpertGroups(4, 2, "two")),
+     (256, ExpertGroups(8, 4, "two")), (64, ExpertGroups(8, 3, "one"))],
 )  # fmt: skip
 @pytest.mark.parametrize("function", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("is_normed", [False, True])
@@ -228,9 +228,9 @@ def test_the_kernel_chooses_the_largest(
     seeded = torch.Generator().manual_seed(n_experts)
     logits = torch.randn(9, 2 * n_experts, generator=seeded)[:, :n_experts] * 3
     bias = torch.randn(n_experts, generator=seeded) * 0.2 if has_bias else None
-    router = Router(min(6, n_experts), function, is_normed, by_logits, groups, 1.5)
+    router = RouterSpec(min(6, n_experts), function, is_normed, by_logits, groups, 1.5)
     logits, bias = logits.to(DEVICE), None if bias is None else bias.to(DEVICE)
-    assert routers.can_choose(logits, bias, router)
+    assert routers.supports_routing(logits, bias, router)
     numbers, shares = routers.chosen(logits, bias, router)
     want = wanted(logits.cpu().numpy(), None if bias is None else bias.cpu().numpy(), router)
     assert np.array_equal(numbers.cpu().numpy(), want[0])
@@ -240,12 +240,12 @@ def test_the_kernel_chooses_the_largest(
 def test_of_the_same_scores_the_first_are_chosen_each_once() -> None:
     same = torch.zeros(2, 24, device=DEVICE)
     same[1] = -INFINITY
-    router = Router(5, "sigmoid", is_normed=False, by_logits=True)
+    router = RouterSpec(5, "sigmoid", is_normed=False, by_logits=True)
     numbers, shares = routers.chosen(same, None, router)
     assert numbers.tolist() == [[0, 1, 2, 3, 4]] * 2
     assert shares[0].tolist() == [0.5] * 5
     assert shares[1].abs().max() < 1e-30
-    kept = router._replace(groups=Groups(4, 1, "one"), top_k=6)
+    kept = router._replace(groups=ExpertGroups(4, 1, "one"), top_k=6)
     few, _ = routers.chosen(torch.arange(16.0, device=DEVICE)[None], None, kept)
     assert few.tolist() == [[15, 14, 13, 12, 0, 1]]  # of other groups, once there is no more
 
@@ -258,7 +258,7 @@ def test_what_is_no_number_is_chosen_and_stays_none(function: Any, *, is_normed:
     logits = torch.randn(3, 8, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     logits[0, 5] = float("nan")
     logits[1] = float("nan")
-    router = Router(2, function, is_normed, by_logits=False)
+    router = RouterSpec(2, function, is_normed, by_logits=False)
     numbers, shares = routers.chosen(logits, None, router)
     assert ((numbers >= 0) & (numbers < 8)).all()
     assert function == "softmax" or 5 in numbers[0].tolist()
@@ -271,7 +271,7 @@ def test_shares_far_below_the_largest_are_not_lost() -> None:
     """Chosen for their biases, among logits that are much larger: a softmax of theirs alone."""
     logits = torch.tensor([[200.0, 1.0, 0.0, -300.0]], device=DEVICE)
     bias = torch.tensor([-1000.0, 0.0, 0.0, 0.0], device=DEVICE)
-    router = Router(2, "softmax", is_normed=True, by_logits=True)
+    router = RouterSpec(2, "softmax", is_normed=True, by_logits=True)
     numbers, shares = routers.chosen(logits, bias, router)
     assert numbers.tolist() == [[1, 2]]
     torch.testing.assert_close(shares[0], torch.tensor([1.0, 0.0], device=DEVICE).softmax(0))
@@ -279,16 +279,20 @@ def test_shares_far_below_the_largest_are_not_lost() -> None:
 
 def test_what_the_kernel_does_not_take_is_told() -> None:
     logits = torch.zeros(4, 16, device=DEVICE)
-    router = Router(2, "softmax", is_normed=True, by_logits=False)
-    assert routers.can_choose(logits, None, router)
-    assert not routers.can_choose(logits[None], None, router)
-    assert not routers.can_choose(logits.t(), None, router)
-    assert not routers.can_choose(logits.double(), None, router)
-    assert not routers.can_choose(logits, logits[0, :8], router)
-    assert not routers.can_choose(logits, None, router._replace(top_k=17))
+    router = RouterSpec(2, "softmax", is_normed=True, by_logits=False)
+    assert routers.supports_routing(logits, None, router)
+    assert not routers.supports_routing(logits[None], None, router)
+    assert not routers.supports_routing(logits.t(), None, router)
+    assert not routers.supports_routing(logits.double(), None, router)
+    assert not routers.supports_routing(logits, logits[0, :8], router)
+    assert not routers.supports_routing(logits, None, router._replace(top_k=17))
     of_six = torch.zeros(4, 48, device=DEVICE)
-    assert not routers.can_choose(of_six, None, router._replace(groups=Groups(6, 2, "two")))
-    assert not routers.can_choose(logits, None, router._replace(groups=Groups(16, 2, "two")))
+    assert not routers.supports_routing(
+        of_six, None, router._replace(groups=ExpertGroups(6, 2, "two"))
+    )
+    assert not routers.supports_routing(
+        logits, None, router._replace(groups=ExpertGroups(16, 2, "two"))
+    )
     numbers, shares = routers.chosen(logits[:0], None, router)
     assert (numbers.shape, shares.shape) == ((0, 2), (0, 2))
 
@@ -362,7 +366,7 @@ class Smallest(Plain):
 @pytest.mark.parametrize("kind", [Capped, Rooted, ScaledByExpert, OneMore, Smallest])
 def test_what_does_something_else_stays(kind: Any) -> None:
     (usual,) = found(torch.nn.ModuleList([Plain()]))
-    assert usual.router == Router(2, "softmax", is_normed=False, by_logits=False)
+    assert usual.router == RouterSpec(2, "softmax", is_normed=False, by_logits=False)
     assert found(torch.nn.ModuleList([kind()])) == []
 
 

@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 from families import build, plain_logits  # noqa: E402
 from weft.engines.base import Fragment, Row, Span  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
-from weft.engines.torch.lane import in_sound_thread  # noqa: E402
+from weft.engines.torch.execution import run_in_worker  # noqa: E402
 from weft.engines.torch.layout import Layout, Slots  # noqa: E402
 from weft.errors import ForwardError, ModelLoadError  # noqa: E402
 
@@ -199,17 +199,17 @@ def test_another_thread_computes_where_onednn_makes_no_code_any_more() -> None:
     def seen() -> list[int]:
         for _ in range(2):  # the thread that goes on may be spoilt, too
             with pytest.raises(RuntimeError, match="a primitive"):
-                in_sound_thread(CPU, without_code)
-            threads = [in_sound_thread(CPU, threading.get_ident) for _ in range(2)]
+                run_in_worker(CPU, without_code)
+            threads = [run_in_worker(CPU, threading.get_ident) for _ in range(2)]
             assert threads[0] == threads[1] != threading.get_ident()
         with torch.inference_mode():
-            assert in_sound_thread(CPU, torch.is_inference_mode_enabled)
+            assert run_in_worker(CPU, torch.is_inference_mode_enabled)
         return threads
 
     with ThreadPoolExecutor(1) as executor:
-        assert executor.submit(in_sound_thread, CPU, threading.get_ident).result()
+        assert executor.submit(run_in_worker, CPU, threading.get_ident).result()
         executor.submit(seen).result()
         own = executor.submit(threading.get_ident).result()
         card = torch.device("cuda")  # where oneDNN computes nothing
-        assert executor.submit(in_sound_thread, card, threading.get_ident).result() == own
-    assert in_sound_thread(CPU, threading.get_ident) == threading.get_ident()
+        assert executor.submit(run_in_worker, card, threading.get_ident).result() == own
+    assert run_in_worker(CPU, threading.get_ident) == threading.get_ident()

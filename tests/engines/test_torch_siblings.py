@@ -15,11 +15,11 @@ pytest.importorskip("transformers")
 pytest.importorskip("triton", reason="triton is not installed; it comes with torch for CUDA")
 
 from families import IDS, build, plain_logits, stepped  # noqa: E402
-from weft.engines.torch import TorchEngine, laid  # noqa: E402
+from weft.engines.torch import TorchEngine, weight_layout  # noqa: E402
+from weft.engines.torch.attention_hook import attach_context  # noqa: E402
 from weft.engines.torch.engine import open_model  # noqa: E402
-from weft.engines.torch.fused import siblings  # noqa: E402
-from weft.engines.torch.fused.siblings import fuse_siblings  # noqa: E402
-from weft.engines.torch.hook import seat_modules  # noqa: E402
+from weft.engines.torch.fused import merged_linear  # noqa: E402
+from weft.engines.torch.fused.merged_linear import fuse_siblings  # noqa: E402
 from weft.engines.torch.lora import LoraAdapters  # noqa: E402
 from weft.engines.torch.paged import kernel  # noqa: E402
 
@@ -35,7 +35,7 @@ def loaded(name: str) -> Any:
     """A model whose weights lie as on a card."""
     with torch.inference_mode(False):
         model = build(name).to(DEVICE)
-    laid.lay_side_by_side(model)
+    weight_layout.merge_sibling_weights(model)
     return model
 
 
@@ -68,7 +68,7 @@ class Products:
             self.widths.append(len(weight))
             return plain(x, weight, bias)
 
-        monkeypatch.setattr(siblings.F, "linear", counted)
+        monkeypatch.setattr(merged_linear.F, "linear", counted)
 
 
 @pytest.mark.parametrize(
@@ -122,9 +122,9 @@ class Two(torch.nn.Module):
     def __init__(self, **more: Any) -> None:
         super().__init__()
         self.first, self.second = (torch.nn.Linear(8, n, **more) for n in (16, 24))
-        laid._put_together([self.first.weight, self.second.weight])
-        laid._biases_together([self.first, self.second])
-        seat_modules(self)
+        weight_layout._put_together([self.first.weight, self.second.weight])
+        weight_layout._biases_together([self.first, self.second])
+        attach_context(self)
 
 
 class Step:
@@ -277,10 +277,10 @@ def test_layers_with_hooks_or_of_two_places_are_not_moved() -> None:
     attention.k_proj.register_forward_hook(lambda module, given, made: made * 2)
     mlp.up_proj.weight = mlp.gate_proj.weight
     places = [attention.k_proj.weight.data_ptr(), mlp.up_proj.weight.data_ptr()]
-    laid.lay_side_by_side(model)
+    weight_layout.merge_sibling_weights(model)
     assert [attention.k_proj.weight.data_ptr(), mlp.up_proj.weight.data_ptr()] == places
     others = [attention.q_proj.weight, attention.v_proj.weight]
-    assert siblings.whole_of(others) is not None
+    assert merged_linear.whole_of(others) is not None
 
 
 def test_a_tensor_that_is_written_to_between_calls_is_not_the_same() -> None:
@@ -296,7 +296,7 @@ def test_a_tensor_that_is_written_to_between_calls_is_not_the_same() -> None:
     for layer in model.model.layers:
         layer.mlp.__class__ = Writing
     want = plain_logits(model, IDS).numpy()
-    laid.lay_side_by_side(model)
+    weight_layout.merge_sibling_weights(model)
     engine = opened(model.to(DEVICE))
     assert together(engine.model) == [["q_proj", "k_proj", "v_proj"]] * 3
     np.testing.assert_allclose(stepped(engine), want, atol=2e-4)
@@ -314,6 +314,6 @@ def test_a_model_whose_weights_lie_together_is_saved_whole(name: str, tmp_path: 
 def test_a_model_whose_weights_lie_together_is_pickled() -> None:
     model = loaded("cohere")
     again = pickle.loads(pickle.dumps(model))
-    assert isinstance(again.save_pretrained, laid.SavingApart)
+    assert isinstance(again.save_pretrained, weight_layout.UnmergedSave)
     assert again.save_pretrained._model() is again
     torch.testing.assert_close(again.state_dict(), model.state_dict())

@@ -23,9 +23,9 @@ from shallow import shallow  # noqa: E402
 from weft import LM, Loom  # noqa: E402
 from weft.constraints import Regex  # noqa: E402
 from weft.engines.base import HostDraws, LateTokens, Row, Span  # noqa: E402
-from weft.engines.torch import TorchEngine, steady  # noqa: E402
-from weft.engines.torch.hook import NAME, no_mask  # noqa: E402
-from weft.engines.torch.steady import Advancing, Remembered, StepIds  # noqa: E402
+from weft.engines.torch import TorchEngine, input_tensors  # noqa: E402
+from weft.engines.torch.attention_hook import NAME, no_mask  # noqa: E402
+from weft.engines.torch.input_tensors import CachedTensor, IncrementingTensor, InputIds  # noqa: E402
 from weft.errors import ConfigError, ContextOverflow  # noqa: E402
 from weft.sampling.sampler import DrawResult  # noqa: E402
 from weft.tokens.tokenizer import Tokenizer  # noqa: E402
@@ -230,7 +230,7 @@ def test_one_wrong_token_among_many_rows_is_named(wrong: int) -> None:
 
 
 def test_numbers_on_the_device_are_those_that_were_asked_for() -> None:
-    counted, kept = Advancing(CPU), Remembered(CPU)
+    counted, kept = IncrementingTensor(CPU), CachedTensor(CPU)
     first = counted.at([3, 9])
     assert counted.at([3, 9]) is first
     assert counted.at([4, 10]) is first
@@ -251,8 +251,8 @@ def test_what_draws_are_is_asked_once_a_step(monkeypatch: pytest.MonkeyPatch) ->
 
     class There(metaclass=Counting): ...
 
-    monkeypatch.setattr(steady, "DrawsThere", There)
-    ids, drawn = StepIds(CPU), Drawn(range(40))
+    monkeypatch.setattr(input_tensors, "DeviceTokens", There)
+    ids, drawn = InputIds(CPU), Drawn(range(40))
     info: Any = SimpleNamespace(n_positions=50, n_vocab=90)
     rows = [Row((), LateTokens(drawn, number), 3, None, (0,)) for number in range(40)]
     assert ids.packed(ids.checked(rows, info), range(40)).tolist() == list(range(40))

@@ -16,7 +16,7 @@ from weft.engines import banks, lanes  # noqa: E402
 from weft.engines.banks import Bank, SharedBlock  # noqa: E402
 from weft.engines.base import Fragment, Row, Span  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
-from weft.engines.torch.padded import spans  # noqa: E402
+from weft.engines.torch.padded import shared_prefixes  # noqa: E402
 from weft.engines.torch.padded.kv import KV  # noqa: E402
 from weft.engines.torch.padded.step import PaddedStep, plan_step  # noqa: E402
 from weft.errors import ConfigError, ContextOverflow, ForwardError, ModelMismatch  # noqa: E402
@@ -314,7 +314,11 @@ def test_bundled_short_spans_equal_spans_met_one_by_one(
         monkeypatch.setattr(lanes, "SHORT", short)
         monkeypatch.setattr(lanes, "JOINED", short)
         kinds = {type(s) for s in plan_step(rows, memory).spans}
-        assert kinds == ({spans.LaneSpan} if short == 0 else {spans.LaneSpan, spans.Bundle})
+        assert kinds == (
+            {shared_prefixes.PrefixGroup}
+            if short == 0
+            else {shared_prefixes.PrefixGroup, shared_prefixes.PrefixBatch}
+        )
         output = engine.forward(rows)
         logits.append([torch.from_numpy(output.logits(i)) for i in range(2 * len(rows))])
     for alone, bundled in zip(*logits, strict=True):
@@ -337,7 +341,7 @@ def test_short_spans_one_below_the_other_are_one_part(engine: TorchEngine) -> No
     rows = [Row(path, [5], 20, memory.new(None), (0,)) for _ in range(3)]
     plan, before = plan_step(rows, memory), memory.usage()
     (part,) = plan.spans
-    assert isinstance(part, spans.LaneSpan)
+    assert isinstance(part, shared_prefixes.PrefixGroup)
     assert (part.first, part.length) == (0, 20)
     assert memory.usage() == before
     (home,) = {id(span.fragment.home): span.fragment.home for span in path}.values()

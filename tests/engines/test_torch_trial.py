@@ -21,10 +21,10 @@ from transformers import (  # noqa: E402
 
 from families import build, plain_logits  # noqa: E402
 from weft.engines.base import Row  # noqa: E402
-from weft.engines.torch import TorchEngine, check, memories  # noqa: E402
+from weft.engines.torch import TorchEngine, check, select_backend  # noqa: E402
 from weft.engines.torch import engine as torch_engine  # noqa: E402
 from weft.engines.torch.output import TorchOutput  # noqa: E402
-from weft.engines.torch.paged import graph, kernel, step  # noqa: E402
+from weft.engines.torch.paged import cuda_graph, kernel, step  # noqa: E402
 from weft.engines.torch.paged.step import PagedMemory  # noqa: E402
 from weft.errors import ModelLoadError  # noqa: E402
 
@@ -43,10 +43,10 @@ class Trial:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.patch = monkeypatch
         self.patch.setattr(
-            torch_engine, "memory_makers", lambda *_: [PagedMemory, memories.PaddedMemory]
+            torch_engine, "kv_backends", lambda *_: [PagedMemory, select_backend.PaddedMemory]
         )
         self.patch.setattr(torch_engine, "has_kernels", lambda *_: True)
-        made = memories.step_graphs
+        made = select_backend.step_graphs
         self.patch.setattr(torch_engine, "step_graphs", lambda graphs, *rest: made(True, *rest))
 
     def load(self, dtype: torch.dtype = torch.float32, far: int = 160) -> TorchEngine:
@@ -86,7 +86,7 @@ def test_a_card_whose_kernels_fail_has_padded_kv(
 ) -> None:
     """Wrong everywhere, in tiles of one class over whole blocks of keys, in merges of many parts,
     in what is played; or they raise, then or later."""
-    attend, fill, logits = step.attend_tree, graph.Frame.fill, TorchOutput.logits
+    attend, fill, logits = step.attend_tree, cuda_graph.GraphBuffers.fill, TorchOutput.logits
     n_met = 0
 
     def attend_wrongly(query: Any, keys: Any, values: Any, work: Any, *rest: Any) -> Any:
@@ -113,14 +113,14 @@ def test_a_card_whose_kernels_fail_has_padded_kv(
 
     trial.patch.setattr(step, "attend_tree", attend_wrongly)
     if broken == "frame":
-        trial.patch.setattr(graph.Frame, "fill", fill_wrongly)
+        trial.patch.setattr(cuda_graph.GraphBuffers, "fill", fill_wrongly)
     if broken == "late":
         trial.patch.setattr(TorchOutput, "logits", tell_late)
     # Tiles of 128 rows are for half precision alone, where a prompt then has no smaller ones.
     is_tile = broken in ("narrow", "wide", "broad")
     dtype = torch.float16 if is_tile else torch.float32
     engine = trial.load(dtype, far=256 if broken == "broad" else 160)
-    assert isinstance(engine.fragments, memories.PaddedMemory)
+    assert isinstance(engine.fragments, select_backend.PaddedMemory)
     assert engine.told() == {}
     assert "KV of LlamaForCausalLM lies in padded rows: " in caplog.text
 
@@ -175,10 +175,10 @@ def test_a_card_that_a_kernel_broke_says_what_to_do(monkeypatch: pytest.MonkeyPa
     def synchronize(device: torch.device) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    memories.refuse_broken(CPU, "it failed")
+    select_backend.check_kernels(CPU, "it failed")
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
     with pytest.raises(ModelLoadError, match="it failed.*'kv': 'padded'"):
-        memories.refuse_broken(torch.device("cuda"), "it failed")
+        select_backend.check_kernels(torch.device("cuda"), "it failed")
 
 
 def test_the_check_has_as_many_programs_as_another_variant_of_tiles_is_for() -> None:

@@ -24,7 +24,7 @@ from weft.constraints import Regex  # noqa: E402
 from weft.engines.base import Fragment, Row, ScoreSpan  # noqa: E402
 from weft.engines.paths import calls  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
-from weft.engines.torch.whole.engine import WholePathEngine  # noqa: E402
+from weft.engines.torch.recompute.engine import RecomputeEngine  # noqa: E402
 from weft.errors import (  # noqa: E402
     ConfigError,
     ContextOverflow,
@@ -51,11 +51,11 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", params=cases(WHOLE_FAMILIES))
-def pair(request: pytest.FixtureRequest) -> tuple[Any, WholePathEngine]:
+def pair(request: pytest.FixtureRequest) -> tuple[Any, RecomputeEngine]:
     """A model that its owner keeps, and its engine."""
     model = build(request.param)
     engine = TorchEngine.adopt(model)
-    assert isinstance(engine, WholePathEngine)
+    assert isinstance(engine, RecomputeEngine)
     return model, engine
 
 
@@ -180,7 +180,7 @@ def test_every_row_is_answered_once_by_a_path_that_it_begins(most: int, least: i
     assert n_paths == len(rows) - len(begun)
 
 
-def watched(engine: WholePathEngine, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+def watched(engine: RecomputeEngine, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """The shapes of the model calls from now on."""
     shapes: list[tuple[int, int]] = []
     run = engine._head.run

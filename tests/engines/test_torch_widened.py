@@ -18,8 +18,8 @@ import torch.nn.functional as F  # noqa: E402
 
 from families import IDS, build, plain_logits, stepped  # noqa: E402
 from weft.engines.base import Row  # noqa: E402
-from weft.engines.torch import TorchEngine, laid  # noqa: E402
-from weft.engines.torch.weights import experts, packed, widened  # noqa: E402
+from weft.engines.torch import TorchEngine, weight_layout  # noqa: E402
+from weft.engines.torch.weights import experts, packed, upcast  # noqa: E402
 from weft.engines.torch.weights.experts import PackedExperts  # noqa: E402
 from weft.engines.torch.weights.packed import PackedConv1D, PackedLinear  # noqa: E402
 
@@ -35,7 +35,7 @@ MODELS += [(name, torch.float16) for name in ("mixtral", "gpt_oss")]
 @pytest.fixture
 def old_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU with no products of 16-bit numbers."""
-    for module in (experts, laid, packed):
+    for module in (experts, weight_layout, packed):
         monkeypatch.setattr(module, "is_widened", lambda dtype: dtype in HALF)
 
 
@@ -57,7 +57,7 @@ def test_a_product_is_that_of_float32_rounded_once(
     dtype, shape: tuple[int, int], n_threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of any number of rows; by row and by column, in whole blocks and what is left of them."""
-    monkeypatch.setattr(widened, "_BLOCK_BYTES", 1 << 14)
+    monkeypatch.setattr(upcast, "_BLOCK_BYTES", 1 << 14)
     n_out, n_in = shape
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(n_out, n_in, generator=generator).to(dtype)
@@ -66,7 +66,7 @@ def test_a_product_is_that_of_float32_rounded_once(
         x = torch.randn(*rows, 2, generator=generator)[..., 0].to(dtype)
         for lies in (weight, weight.t().contiguous().t()):
             for given in (bias, None):
-                got = widened.widened_product(x, lies, given)
+                got = upcast.widened_product(x, lies, given)
                 wide = None if given is None else given.float()
                 want = F.linear(x.float(), weight.float(), wide).to(dtype)
                 assert (got.dtype, got.shape) == (dtype, want.shape)
@@ -156,7 +156,7 @@ def test_a_loaded_weight_of_gpt2_is_turned_once(tmp_path: Path, old_cpu: None) -
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
 def test_what_would_be_held_twice_can_be_left_out(name: str, old_cpu: None) -> None:
     model = build(name)  # in float32, which is multiplied
-    assert not laid.pack(model, keep=True, twice=False)
+    assert not weight_layout.pack(model, keep=True, twice=False)
     assert not held(model)
     assert not [m for m in model.modules() if isinstance(m, PackedExperts)]
 
@@ -189,7 +189,7 @@ def test_only_what_this_cpu_does_not_multiply_is_widened(monkeypatch: pytest.Mon
             patch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
             patch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: bf16)
             patch.setattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", lambda: False)
-            return [widened.is_widened(d) for d in (torch.bfloat16, torch.float16, torch.float32)]
+            return [upcast.is_widened(d) for d in (torch.bfloat16, torch.float16, torch.float32)]
 
     assert has("AVX2", bf16=False) == [True, True, False]
     assert has("AVX2", bf16=True) == [False, True, False]

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from ...errors import ForwardError, ModelLoadError, is_out_of_memory
 from ..base import Row, Span
-from .refusals import NoTree
+from .compatibility import PrefixCachingUnsupported
 
 if TYPE_CHECKING:
     from .engine import TorchEngine
@@ -136,10 +136,10 @@ def _plain_logits(model: PreTrainedModel, paths: Tensor, every: int = 1) -> Tens
 
 
 def check_tree(engine: TorchEngine, own: Own) -> None:
-    """Run the check tree, and the long path where there is one, and compare with the model's own.
+    """Run the check tree, and the long path if there is one; compare with the model's own forward.
 
-    Raises: NoTree where they differ, so the model does something the hook does not know, or a
-    kernel is wrong here.
+    Raises: PrefixCachingUnsupported if they differ: the model does something that the hook does not
+    support, or a kernel is wrong here.
     """
     n_steps = 1 if own.far is None else _STEPS
     try:
@@ -147,20 +147,20 @@ def check_tree(engine: TorchEngine, own: Own) -> None:
         if own.far is not None and own.far_logits is not None:
             for got, want in _run_far(engine, own.far.tolist(), own.far_logits):
                 _compare(got, want, engine.model)
-    except NoTree:
+    except PrefixCachingUnsupported:
         raise
     except (ForwardError, RuntimeError) as error:  # a card may tell later than it fails
         if is_out_of_memory(error):
             raise ModelLoadError(
                 f"there is no memory left to run {type(engine.model).__name__} with: {error}"
             ) from error
-        raise NoTree(f"it fails in a tree: {error}") from error
+        raise PrefixCachingUnsupported(f"it fails in a tree: {error}") from error
 
 
 def _compare(got: Tensor, want: Tensor, model: PreTrainedModel) -> None:
     off, tolerance = difference(got, want, model)
     if not off <= tolerance:
-        raise NoTree(
+        raise PrefixCachingUnsupported(
             f"its logits in a tree differ from its own plain forward by {off:.2g} of their spread"
             f" (allowed: {tolerance}): its attention or its positions do something that"
             " Transformers' attention interface does not carry"

@@ -17,30 +17,25 @@ from ...errors import ConfigError, EngineError, ForwardError, Unsupported, WeftE
 from ..abilities import OWN
 from ..base import EngineInfo, LateTokens, Row, Score, Span, check_rows
 from .alone import check_rows_alone, fix_row_counts
+from .attention_hook import NAME, PROBE, attach_context, attention_of, number_layers, probing
+from .base import TransformersEngine
 from .check import Own, check_tree
+from .compatibility import (
+    PrefixCachingUnsupported,
+    check_loaded_model,
+    check_model,
+    check_probe,
+    prefix_caching_obstacle,
+)
 from .copied import structural_copy
-from .dequantised import load_gguf
+from .execution import autocast_disabled, on_engine_stream, run_in_worker
 from .fused.decoder import FusedDecoder
 from .fused.modules import fuse_modules
-from .held import ModelEngine
-from .hook import NAME, PROBE, attention_of, number_layers, probing, seat_modules
-from .laid import lay_weights, pack_or_raise, widen_weights
-from .lane import in_lane, in_sound_thread, uncast
+from .gguf_loader import load_gguf
+from .input_tensors import CachedTensor, InputIds
+from .kv_backend import AttentionStep, KVBackend
 from .layout import Layout
 from .listeners import Listeners
-from .memories import (
-    KVChoice,
-    NewMemory,
-    check_graphs,
-    check_reproducible,
-    has_kernels,
-    memory_makers,
-    refuse_broken,
-    step_graphs,
-    tries_kernels,
-    with_smaller_tiles,
-)
-from .memory import KVMemory, KVStep
 from .model import (
     Head,
     cache_name,
@@ -53,19 +48,30 @@ from .model import (
 from .output import TorchOutput
 from .padded.canonical import CanonicalMemory
 from .paged.capture import capturing
-from .refusals import NoTree, refuse_handed_over, refuse_model, refuse_probe, why_no_tree
-from .steady import Remembered, StepIds
+from .recompute.engine import RecomputeEngine
+from .select_backend import (
+    KVChoice,
+    NewMemory,
+    check_graphs,
+    check_kernels,
+    check_reproducible,
+    has_kernels,
+    kv_backends,
+    step_graphs,
+    tries_kernels,
+    with_smaller_tiles,
+)
 from .threads import one_thread_if_busy
+from .weight_layout import optimize_layout, pack_or_raise, upcast_on_use
 from .weights.experts import PackedExperts
 from .weights.packed import PackedLinear
-from .whole.engine import WholePathEngine
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from ..source import Progress
-    from .paged.graph import StepGraphs
+    from .paged.cuda_graph import CudaGraphRunner
 
 _log = logging.getLogger("weft.engines.torch")
 
@@ -75,14 +81,14 @@ _PACKED_WEIGHTS = (None, True, False)
 _STEP_TOKENS = 2048  # their logits are the most memory that a step takes
 
 
-class TorchEngine(ModelEngine):
+class TorchEngine(TransformersEngine):
     """A decoder-only Transformers model on one device, its KV in fragments.
 
-    `load` and `adopt` give a `WholePathEngine` for a model whose KV cannot be held so.
+    `load` and `adopt` give a `RecomputeEngine` for a model whose KV cannot be held so.
     """
 
-    fragments: KVMemory
-    _graphs: StepGraphs | None = None
+    fragments: KVBackend
+    _graphs: CudaGraphRunner | None = None
     _now: Head | FusedDecoder  # what the forward under way runs
 
     def __init__(
@@ -97,11 +103,12 @@ class TorchEngine(ModelEngine):
     ) -> None:
         """Take over `model`, which nobody else uses any more; see `load` and `adopt`.
 
-        Raises: NoTree where its attention is not the interface's, and the model is as it was.
+        Raises: PrefixCachingUnsupported if its attention does not use the attention interface; the
+        model is then unchanged.
         """
         # Whoever asks for padded rows asks for no kernels.
         super().__init__(model, n_ctx=n_ctx, kernels=False if kv == "padded" else None)
-        self._call = seat_modules(model)
+        self._call = attach_context(model)
         stop_looking_for_padding(model)
         own = attention_of(model)
         self._reproducible = reproducible
@@ -110,7 +117,7 @@ class TorchEngine(ModelEngine):
             fix_row_counts(model)
         try:
             self._start(fingerprint, kv, graphs)
-        except NoTree:
+        except PrefixCachingUnsupported:
             model.set_attn_implementation(own)
             raise
         if reproducible:
@@ -130,7 +137,7 @@ class TorchEngine(ModelEngine):
 
     @classmethod
     @one_thread_if_busy()
-    @uncast()
+    @autocast_disabled()
     @torch.inference_mode(False)  # weights made in it could not be laid otherwise, or trained
     def load(
         cls,
@@ -148,7 +155,7 @@ class TorchEngine(ModelEngine):
         packed_weights: bool | None = None,
         reproducible: bool = False,
         progress: Progress | None = None,
-    ) -> TorchEngine | WholePathEngine:
+    ) -> TorchEngine | RecomputeEngine:
         """Load a Transformers-format folder, or a GGUF file, whose weights are dequantised.
 
         Args:
@@ -158,7 +165,7 @@ class TorchEngine(ModelEngine):
                 the length are chosen for it, once.
             quantization_config: one of Transformers' (TorchAoConfig, BitsAndBytesConfig, …): the
                 weights are quantised as they are read. A folder that is quantised needs none.
-            state_bytes: see `WholePathEngine`; for models of that kind alone.
+            state_bytes: see `RecomputeEngine`; for models of that kind alone.
             kv: "paged", a pool of slots and tree attention in Triton; "padded", rectangles and
                 PyTorch's own operations, by which tokens are drawn then, too; "auto": on CUDA
                 "paged" if the model passes its check there, and "padded" elsewhere.
@@ -179,7 +186,7 @@ class TorchEngine(ModelEngine):
         """
         check_reproducible(reproducible, kv)
         place = resolve_device(device)
-        memory_makers(kv, place)  # refuses before the weights are read
+        kv_backends(kv, place)  # refuses before the weights are read
         check_graphs(graphs, kv)
         one_of("packed_weights", packed_weights, _PACKED_WEIGHTS)
         if Path(source).suffix.lower() == ".gguf":
@@ -189,7 +196,7 @@ class TorchEngine(ModelEngine):
                     " dequantised; leave it out"
                 )
             found = load_gguf(Path(source), place, dtype)
-            lay_weights(found.model, packed_weights)
+            optimize_layout(found.model, packed_weights)
             engine = open_model(
                 found.model,
                 n_ctx=n_ctx,
@@ -222,7 +229,7 @@ class TorchEngine(ModelEngine):
 
     @classmethod
     @one_thread_if_busy()
-    @uncast()
+    @autocast_disabled()
     def adopt(
         cls,
         model: Any,
@@ -232,7 +239,7 @@ class TorchEngine(ModelEngine):
         kv: KVChoice = "auto",
         graphs: bool | None = None,
         packed_weights: bool | None = None,
-    ) -> TorchEngine | WholePathEngine:
+    ) -> TorchEngine | RecomputeEngine:
         """Run an already loaded Transformers model where it is; the object itself stays untouched.
 
         Args:
@@ -250,16 +257,16 @@ class TorchEngine(ModelEngine):
                 " a PreTrainedModel (what is in a compiled model is its _orig_mod, in DataParallel"
                 " its module, of a PEFT model merge_and_unload())"
             )
-        memory_makers(kv, model.device)
+        kv_backends(kv, model.device)
         check_graphs(graphs, kv)
         one_of("packed_weights", packed_weights, _PACKED_WEIGHTS)
-        refuse_model(model)
-        refuse_handed_over(model)
+        check_model(model)
+        check_loaded_model(model)
         copied = structural_copy(model)
         if packed_weights:
             pack_or_raise(copied, keep=True)
         elif packed_weights is None and copied.device.type == "cpu":
-            widen_weights(copied)
+            upcast_on_use(copied)
         name = fingerprint_of(model)
         engine = open_model(
             copied, n_ctx=n_ctx, fingerprint=name, state_bytes=state_bytes, kv=kv, graphs=graphs
@@ -273,7 +280,7 @@ class TorchEngine(ModelEngine):
     def forward(self, rows: Sequence[Row]) -> TorchOutput:
         """Run all rows as one packed sequence; see Engine.forward."""
 
-        def answers(step: KVStep, hidden: Tensor) -> TorchOutput:
+        def answers(step: AttentionStep, hidden: Tensor) -> TorchOutput:
             def scores(row: Row, start: int) -> list[Score]:
                 return self._scores_of(row, hidden[start : start + row.n_tokens], self._now.logits)
 
@@ -289,7 +296,7 @@ class TorchEngine(ModelEngine):
     def hidden_states(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
         """Run rows and return the base model's last hidden states; see Engine.hidden_states."""
 
-        def states(step: KVStep, hidden: Tensor) -> list[NDArray[np.float32]]:
+        def states(step: AttentionStep, hidden: Tensor) -> list[NDArray[np.float32]]:
             found = hidden.float().cpu().numpy()
             return [found[at : at + r.n_tokens] for at, r in zip(step.starts, rows, strict=True)]
 
@@ -337,7 +344,7 @@ class TorchEngine(ModelEngine):
             Unsupported: the model's cache is no keys and values, such as the latents of DeepSeek.
         """
         cache = DynamicCache(config=self.model.config)
-        with torch.no_grad(), in_lane(self._device):
+        with torch.no_grad(), on_engine_stream(self._device):
             self._refuse_other_cache()
             pairs = [self.fragments.views(s.fragment, s.length) for s in spans if s.length]
             for layer, (module, _) in enumerate(self._keepers):
@@ -379,7 +386,7 @@ class TorchEngine(ModelEngine):
     def _start(self, fingerprint: str, kv: KVChoice, graphs: bool | None) -> None:
         """Learn the KV layout from a plain forward, then hold a small tree against the model."""
         model, n_positions = self.model, self._n_positions
-        makers = [CanonicalMemory] if self._reproducible else memory_makers(kv, self._device)
+        makers = [CanonicalMemory] if self._reproducible else kv_backends(kv, self._device)
         with self._threads.limited(1, "plain"):
             own = Own.of(model, n_positions, has_kernels=has_kernels(makers, self._device))
         try:
@@ -393,10 +400,10 @@ class TorchEngine(ModelEngine):
         except EngineError:
             raise
         except Exception as error:
-            raise NoTree(
+            raise PrefixCachingUnsupported(
                 f"it fails with an attention that is not its own ({type(error).__name__}: {error})"
             ) from error
-        refuse_probe(model, probe, n_positions)
+        check_probe(model, probe, n_positions)
         number_layers(probe)
         self._keepers = probe.keepers
         layout = Layout.of(probe.shapes, self._device)
@@ -417,8 +424,8 @@ class TorchEngine(ModelEngine):
             abilities=OWN["torch"],
             extra=self._extra,
         )
-        self._ids = StepIds(self._device)
-        self._wanted = Remembered(self._device)
+        self._ids = InputIds(self._device)
+        self._wanted = CachedTensor(self._device)
         self._listeners = Listeners(model)
         self._check_draws(logits.dtype)
         fused = None
@@ -430,8 +437,8 @@ class TorchEngine(ModelEngine):
         for make in preferred:
             try:
                 self._hold_in(make, layout, graphs, fused, own)
-            except (ConfigError, NoTree) as error:
-                refuse_broken(self._device, str(error))
+            except (ConfigError, PrefixCachingUnsupported) as error:
+                check_kernels(self._device, str(error))
                 failed = str(error)
             else:
                 return
@@ -447,26 +454,29 @@ class TorchEngine(ModelEngine):
         fused: FusedDecoder | None,
         own: Own,
     ) -> None:
-        """Have a memory, and check the model over it. Raises: NoTree, ConfigError."""
+        """Create the KV backend and check the model with it.
+
+        Raises: PrefixCachingUnsupported, ConfigError.
+        """
         memory = make(layout)
         while True:
             try:
                 return self._check_over(memory, graphs, fused, own)
-            except NoTree as error:
+            except PrefixCachingUnsupported as error:
                 smaller = with_smaller_tiles(memory, error)
                 if smaller is None:
                     raise
             memory = smaller
 
     def _check_over(
-        self, memory: KVMemory, graphs: bool | None, fused: FusedDecoder | None, own: Own
+        self, memory: KVBackend, graphs: bool | None, fused: FusedDecoder | None, own: Own
     ) -> None:
         self.fragments = memory
         self._graphs = step_graphs(graphs, memory, self._call, self._device, self._weights_lie)
         self._fused = fused
         try:
             check_tree(self, own)
-        except NoTree:
+        except PrefixCachingUnsupported:
             if fused is None:
                 raise
             self._fused = None  # its own code does something else by now
@@ -478,7 +488,9 @@ class TorchEngine(ModelEngine):
 
     # One forward
 
-    def _run(self, rows: Sequence[Row], answer: Callable[[KVStep, Tensor], Answer]) -> Answer:
+    def _run(
+        self, rows: Sequence[Row], answer: Callable[[AttentionStep, Tensor], Answer]
+    ) -> Answer:
         """Run rows and keep their KV; `answer` makes of the step and the hidden states [T, E] what
         is asked. No fragment has grown where something fails.
         """
@@ -491,21 +503,21 @@ class TorchEngine(ModelEngine):
         n_tokens = sum([row.n_tokens for row in rows]) if is_limited else 0
 
         def work() -> Answer:
-            with self._threads.limited(n_tokens), in_lane(self._device):
+            with self._threads.limited(n_tokens), on_engine_stream(self._device):
                 step = self.fragments.begin(rows)
                 answers = answer(step, self._hidden(step, rows, tokens))
                 step.commit()
             return answers
 
         try:
-            return in_sound_thread(self._device, work)
+            return run_in_worker(self._device, work)
         except WeftError:
             raise
         except Exception as error:
             raise ForwardError(f"the model call failed: {type(error).__name__}: {error}") from error
 
     def _hidden(
-        self, step: KVStep, rows: Sequence[Row], tokens: Sequence[Sequence[int] | LateTokens]
+        self, step: AttentionStep, rows: Sequence[Row], tokens: Sequence[Sequence[int] | LateTokens]
     ) -> Tensor:
         adapter = rows[0].adapter if rows else None
         self._lora.use(adapter)  # it is added by hooks on modules
@@ -521,7 +533,7 @@ class TorchEngine(ModelEngine):
         finally:
             self._call.step = None
 
-    def _logits(self, step: KVStep, rows: Sequence[Row], hidden: Tensor) -> Tensor:
+    def _logits(self, step: AttentionStep, rows: Sequence[Row], hidden: Tensor) -> Tensor:
         at = [step.starts[i] + local for i, row in enumerate(rows) for local in row.logits_at]
         if not at:
             return torch.empty(0, self.info.n_vocab, device=self._device)
@@ -539,10 +551,10 @@ def open_model(
     kv: KVChoice,
     graphs: bool | None = None,
     reproducible: bool = False,
-) -> TorchEngine | WholePathEngine:
+) -> TorchEngine | RecomputeEngine:
     """Return the engine of a model that nobody else uses any more: with fragments if it can be."""
-    refuse_model(model)
-    why = why_no_tree(model.config)
+    check_model(model)
+    why = prefix_caching_obstacle(model.config)
     if not why:
         try:
             engine = TorchEngine(
@@ -553,7 +565,7 @@ def open_model(
                 graphs=graphs,
                 reproducible=reproducible,
             )
-        except NoTree as error:
+        except PrefixCachingUnsupported as error:
             why = error.why
         else:
             if state_bytes is not None:
@@ -572,6 +584,6 @@ def open_model(
             f"kv has no effect on {type(model).__name__}, whose KV is not held by tokens: {why};"
             " leave it out"
         )
-    return WholePathEngine(
+    return RecomputeEngine(
         model, why, n_ctx=n_ctx, fingerprint=fingerprint, state_bytes=state_bytes
     )

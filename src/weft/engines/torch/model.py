@@ -21,8 +21,8 @@ from ...checks import one_of, whole_number
 from ...errors import ConfigError, EngineError, ModelLoadError, Unsupported
 from .. import checkpoint
 from ..config_check import check_config
-from .laid import lay_weights
-from .refusals import NoTree, auto_class_of, refuse_config
+from .compatibility import PrefixCachingUnsupported, auto_class_of, check_architecture
+from .weight_layout import optimize_layout
 
 if TYPE_CHECKING:
     import numpy as np
@@ -90,7 +90,7 @@ def load_model(
     check_config(stored.config, model.config.to_dict(), library="Transformers")
     if not is_quantised:
         model = model.to(device)
-    lay_weights(model, packed_weights)
+    optimize_layout(model, packed_weights)
     if progress is not None:
         progress("load", 1, 1, str(folder))
     try:
@@ -108,7 +108,7 @@ def config_of(folder: Path, *, trust_remote_code: bool) -> PretrainedConfig:
         config: PretrainedConfig = AutoConfig.from_pretrained(
             folder, trust_remote_code=trust_remote_code, local_files_only=True
         )
-        refuse_config(config)
+        check_architecture(config)
     except EngineError:
         raise
     except Exception as error:  # values of a wrong kind raise all kinds of errors there
@@ -257,7 +257,7 @@ class Head(nn.Module):
         super().__init__()
         prefix = model.base_model_prefix
         if model.base_model is model or prefix not in model._modules:
-            raise NoTree("its base model does not stand apart from its head")
+            raise PrefixCachingUnsupported("its base model does not stand apart from its head")
         self.base = model.base_model
         self._replay = _Replay(self.base)
         self._shell = copy.copy(model)

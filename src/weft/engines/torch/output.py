@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ...sampling.metrics import broken_logits
 from ..base import Draws, KeptRows, Output, Score
-from .draws.drawer import Drawer
-from .lane import in_lane, on_default_stream
+from .execution import on_default_stream, on_engine_stream
+from .sampling.drawer import TorchSampler
 
 if TYPE_CHECKING:
     import numpy as np
@@ -98,7 +98,7 @@ class _Made(NamedTuple):
 
     @classmethod
     def of(cls, logits: Tensor, first: int, *, on_host: bool) -> _Made:
-        with torch.no_grad(), in_lane(logits.device):
+        with torch.no_grad(), on_engine_stream(logits.device):
             values = logits.float().log_softmax(-1)
             return cls(first, len(logits), cls._here(values) if on_host else values)
 
@@ -121,13 +121,13 @@ class TorchOutput(Output):
     __slots__ = ("_device_logits", "_done", "_drawer", "_host_logits", "_scores")
 
     def __init__(
-        self, logits: Tensor, scores: list[list[Score]], drawer: Drawer | None = None
+        self, logits: Tensor, scores: list[list[Score]], drawer: TorchSampler | None = None
     ) -> None:
         """drawer: the engine's, which keeps what its chains brought; None: one for this alone."""
         self._device_logits = logits
         self._host_logits: NDArray[np.float32] | None = None
         self._scores = scores
-        self._drawer = Drawer(logits.device) if drawer is None else drawer
+        self._drawer = TorchSampler(logits.device) if drawer is None else drawer
         self._done = torch.cuda.Event() if logits.device.type == "cuda" else None
         if self._done is not None:
             self._done.record(torch.cuda.current_stream(logits.device))
@@ -150,7 +150,7 @@ class TorchOutput(Output):
         """Keep the whole tensor, or copies where most of it would be kept for a few."""
         logits = self._device_logits
         if 2 * len(indices) < len(logits):
-            with in_lane(logits.device):
+            with on_engine_stream(logits.device):
                 return TorchRows(torch.stack([logits[index] for index in indices]))
         return TorchRows(logits, indices)
 
@@ -169,6 +169,6 @@ class TorchOutput(Output):
 
 
 def _on_host(logits: Tensor) -> NDArray[np.float32]:
-    with in_lane(logits.device):
+    with on_engine_stream(logits.device):
         found: NDArray[np.float32] = logits.float().cpu().numpy()
     return found

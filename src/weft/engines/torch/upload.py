@@ -14,7 +14,7 @@ def upload(values: NDArray[Any], device: torch.device) -> Tensor:
     return _staged(values, device).to(device, non_blocking=True)
 
 
-def overwrite(tensor: Tensor, values: NDArray[Any]) -> None:
+def copy_to_device(tensor: Tensor, values: NDArray[Any]) -> None:
     """Copy an array over a tensor; nobody waits for it."""
     tensor.copy_(_staged(values, tensor.device), non_blocking=True)
 

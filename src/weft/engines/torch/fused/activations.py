@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..memory import Activation, Gate, KVStep
-from .by_step import ask_step_first
+from ..kv_backend import Activation, AttentionStep, GatedActivation
+from .patching import patch_forward
 
 _NEAR = 1e-6
 _SMALL, _LARGE = 0.25, 1e4  # what no gate cuts off, and what each does that cuts anything off
@@ -30,10 +30,10 @@ def fuse_activations(model: nn.Module) -> int:
     """Let modules of our copy, which have seats, that compute just that do it at once; return how
     many do.
     """
-    return ask_step_first(model, lambda module: _is_written_out(module) or None, _at_once)
+    return patch_forward(model, lambda module: _is_written_out(module) or None, _at_once)
 
 
-def _at_once(_module: nn.Module, _step: KVStep, _form: bool, x: Tensor) -> Tensor:
+def _at_once(_module: nn.Module, _step: AttentionStep, _form: bool, x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
@@ -69,7 +69,7 @@ def activation_of(module: Any) -> Activation | None:
     return None
 
 
-def gated(gate: Gate, both: Tensor) -> Tensor:
+def gated(gate: GatedActivation, both: Tensor) -> Tensor:
     """Return what a gate makes of rows [..., 2 I]: [..., I]."""
     gates, ups = (
         both.unflatten(-1, (-1, 2)).unbind(-1) if gate.are_neighbours else both.chunk(2, -1)
@@ -80,7 +80,7 @@ def gated(gate: Gate, both: Tensor) -> Tensor:
     return made * (ups + gate.shift)
 
 
-def gate_of(function: Callable[[Tensor], Tensor]) -> Gate | None:
+def gate_of(function: Callable[[Tensor], Tensor]) -> GatedActivation | None:
     """Return which gate a function of rows [n, 2 I] is, by what it makes of numbers; None: none of
     those."""
     gates = torch.linspace(-20, 20, 401).double().repeat(6)
@@ -98,7 +98,9 @@ def gate_of(function: Callable[[Tensor], Tensor]) -> Gate | None:
     return None
 
 
-def _gates_like(function: Callable[[Tensor], Tensor], *, are_neighbours: bool) -> list[Gate]:
+def _gates_like(
+    function: Callable[[Tensor], Tensor], *, are_neighbours: bool
+) -> list[GatedActivation]:
     """Return gates that make of one small gate, and of three ups, what a function does."""
     ups = torch.tensor([0.0, _SMALL, _LARGE]).double()
     rows = _side_by_side(torch.full_like(ups, _SMALL), ups, are_neighbours=are_neighbours)
@@ -112,7 +114,9 @@ def _gates_like(function: Callable[[Tensor], Tensor], *, are_neighbours: bool) -
     reach = _short(at_large / activated) - shift
     limit = _short(reach) if reach < _LARGE / 2 else None
     slopes: list[tuple[Activation, float]] = [("silu", slope), ("gelu", 1.0), ("gelu_tanh", 1.0)]
-    return [Gate(name, limit, each, shift, are_neighbours) for name, each in slopes if each]
+    return [
+        GatedActivation(name, limit, each, shift, are_neighbours) for name, each in slopes if each
+    ]
 
 
 def _side_by_side(gates: Tensor, ups: Tensor, *, are_neighbours: bool) -> Tensor:

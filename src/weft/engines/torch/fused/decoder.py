@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.activations import SiLUActivation
 
-from ..hook import RunningForward
-from ..memory import KVStep, Spec, Turn
+from ..attention_hook import ForwardContext
+from ..kv_backend import AttentionSpec, AttentionStep, RotaryArgs
 from ..weights.packed import PackedLinear
-from .siblings import SIBLINGS, Siblings, of_linear
+from .merged_linear import SIBLINGS, MergedLinear, of_linear
 
 # What `FusedDecoder` computes is what these classes do, and no other.
 _MODELS = frozenset(
@@ -35,7 +35,7 @@ class FusedDecoder:
 
     @classmethod
     def of(
-        cls, model: PreTrainedModel, specs: Sequence[Spec], call: RunningForward
+        cls, model: PreTrainedModel, specs: Sequence[AttentionSpec], call: ForwardContext
     ) -> FusedDecoder | None:
         """Return it for a model that it knows in full; None for any other.
 
@@ -49,7 +49,7 @@ class FusedDecoder:
             return None
         return cls(model, specs, call)
 
-    def __init__(self, model: Any, specs: Sequence[Spec], call: RunningForward) -> None:
+    def __init__(self, model: Any, specs: Sequence[AttentionSpec], call: ForwardContext) -> None:
         base = model.base_model
         self._embedding = base.embed_tokens
         self._rotary = base.rotary_emb
@@ -89,7 +89,7 @@ class FusedDecoder:
 class _Layer:
     """One layer: attention over what the step says, then the gated product."""
 
-    def __init__(self, layer: Any, number: int, spec: Spec) -> None:
+    def __init__(self, layer: Any, number: int, spec: AttentionSpec) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self._number, self._spec = number, spec
         self._before, self._between = layer.input_layernorm, layer.post_attention_layernorm
@@ -98,13 +98,13 @@ class _Layer:
         self._n_k = attention.k_proj.out_features // attention.head_dim
         self._q_norm = getattr(attention, "q_norm", None)
         self._k_norm = getattr(attention, "k_norm", None)
-        self._qkv = Siblings([getattr(attention, name) for name in SIBLINGS[0]])
+        self._qkv = MergedLinear([getattr(attention, name) for name in SIBLINGS[0]])
         self._back = attention.o_proj
-        self._gated = Siblings([getattr(mlp, name) for name in SIBLINGS[1]])
+        self._gated = MergedLinear([getattr(mlp, name) for name in SIBLINGS[1]])
         self._act, self._down = mlp.act_fn, mlp.down_proj
         self._is_silu = type(mlp.act_fn) in (nn.SiLU, SiLUActivation)
 
-    def run(self, x: Tensor, cos: Tensor, sin: Tensor, step: KVStep) -> Tensor:
+    def run(self, x: Tensor, cos: Tensor, sin: Tensor, step: AttentionStep) -> Tensor:
         """x: [T, E]; cos: [T, 1, D]; sin: the same, its first half negated. Returns [T, E]."""
         n_tokens, n_q, n_k = len(x), self._n_q, self._n_k
         heads = self._qkv.of(_normed(x, self._before)).view(n_tokens, -1, self._head_dim)
@@ -121,17 +121,17 @@ class _Layer:
         gate, up = self._gated.each(_normed(x, self._between))
         return _added(x, self._act(gate).mul_(up), self._down)
 
-    def run_turning(self, x: Tensor, angles: Tensor, step: KVStep) -> Tensor:
-        """The same by a step that turns heads, and in place; angles: [T, D], as in `Turn`."""
+    def run_turning(self, x: Tensor, angles: Tensor, step: AttentionStep) -> Tensor:
+        """The same by a step that turns heads, and in place; angles: [T, D], as in `RotaryArgs`."""
         n_tokens = len(x)
         normed = _normed_by(step, x, self._before, self._qkv.weight)
         heads = self._qkv.of(normed).view(n_tokens, -1, self._head_dim)
-        turn = Turn(self._n_q, angles)
+        turn = RotaryArgs(self._n_q, angles)
         if self._q_norm is not None:
             q_norm: Any = self._q_norm
             k_norm: Any = self._k_norm
             norms = q_norm.weight, k_norm.weight, q_norm.variance_epsilon
-            turn = Turn(self._n_q, angles, *norms)
+            turn = RotaryArgs(self._n_q, angles, *norms)
         met = step.attend_turned(self._number, heads, turn, self._spec, _own(self._back))
         x = _added_to(x, met.view(n_tokens, -1), self._back)
         between = _normed_by(step, x, self._between, self._gated.weight)
@@ -145,7 +145,9 @@ def _normed(x: Tensor, norm: Any) -> Tensor:
     return F.rms_norm(x, x.shape[-1:], norm.weight, norm.variance_epsilon)
 
 
-def _normed_by(step: KVStep, x: Tensor, norm: Any, following: Tensor | None = None) -> Tensor:
+def _normed_by(
+    step: AttentionStep, x: Tensor, norm: Any, following: Tensor | None = None
+) -> Tensor:
     return step.normed(x, norm.weight, norm.variance_epsilon, following=following)
 
 

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..memory import Experts, Gate, KVStep
+from ..kv_backend import AttentionStep, GatedActivation, MoEWeights
 from ..weights.experts import is_grouped, is_open, is_stack, of_each, up_of
 from .activations import gate_of, gated, is_bare
-from .by_step import ask_step_first
-from .trials import DTYPES, is_near, rows_of_sizes
+from .patching import patch_forward
+from .probing import DTYPES, is_near, rows_of_sizes
 
 _N_CHOSEN = 2  # experts of a row that a module is tried with
 
@@ -26,11 +26,11 @@ class _ExpertsForm(NamedTuple):
     """
 
     up: str
-    gate: Gate | None
+    gate: GatedActivation | None
     act: Any
     dtype: torch.dtype
 
-    def experts(self, module: Any) -> Experts | None:
+    def experts(self, module: Any) -> MoEWeights | None:
         """Return its weights now; None where they, or the activation, are others than were seen."""
         held = module._parameters
         up, down = held.get(self.up), held.get("down_proj")
@@ -43,7 +43,7 @@ class _ExpertsForm(NamedTuple):
             return None
         elif isinstance(self.act, nn.Module) and not is_bare(self.act):
             return None
-        return Experts(
+        return MoEWeights(
             of_each(module, up),
             of_each(module, down),
             held.get(f"{self.up}_bias"),
@@ -60,14 +60,19 @@ def fuse_experts(model: nn.Module, dtype: torch.dtype) -> int:
 
     dtype: of what they are given.
     """
-    return ask_step_first(model, lambda module: _form_of(module, dtype), _mixed, n_given=(3,))
+    return patch_forward(model, lambda module: _form_of(module, dtype), _mixed, n_given=(3,))
 
 
 def _mixed(
-    module: nn.Module, step: KVStep, form: _ExpertsForm, x: Tensor, chosen: Tensor, shares: Tensor
+    module: nn.Module,
+    step: AttentionStep,
+    form: _ExpertsForm,
+    x: Tensor,
+    chosen: Tensor,
+    shares: Tensor,
 ) -> Tensor | None:
     experts = form.experts(module) if x.dtype == form.dtype else None
-    if experts is None or not step.can_mix(x, chosen, shares, experts):
+    if experts is None or not step.supports_fused_experts(x, chosen, shares, experts):
         return None
     return step.mixed(x, chosen, shares, experts)
 
@@ -103,7 +108,7 @@ def _does(module: Any, form: _ExpertsForm) -> bool:
     return is_near(made, want, form.dtype)
 
 
-def _plainly(x: Tensor, chosen: Tensor, shares: Tensor, experts: Experts) -> Tensor:
+def _plainly(x: Tensor, chosen: Tensor, shares: Tensor, experts: MoEWeights) -> Tensor:
     """Return what experts make of rows, pair by pair."""
     ids = chosen.flatten().tolist()
     ups = _products(x.repeat_interleave(chosen.shape[1], 0), experts.up, experts.up_bias, ids)

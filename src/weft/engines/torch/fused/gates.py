@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..memory import Activation, KVStep
+from ..kv_backend import Activation, AttentionStep
 from .activations import activation_of, is_bare
-from .by_step import ask_step_first
-from .trials import DTYPES, is_near, rows_of_sizes
+from .patching import patch_forward
+from .probing import DTYPES, is_near, rows_of_sizes
 
 
 class _GateForm(NamedTuple):
@@ -47,16 +47,16 @@ def fuse_gates(model: nn.Module, dtype: torch.dtype) -> int:
 
     dtype: of what they are given.
     """
-    return ask_step_first(model, lambda module: _form_of(module, dtype), _gated)
+    return patch_forward(model, lambda module: _form_of(module, dtype), _gated)
 
 
-def _gated(part: nn.Module, step: KVStep, form: _GateForm, x: Tensor) -> Any:
+def _gated(part: nn.Module, step: AttentionStep, form: _GateForm, x: Tensor) -> Any:
     modules: dict[str, Any] = part._modules
     act = modules[form.act]
     if x.dtype != form.dtype or act is not form.of_gate or not is_bare(act):
         return None
     gate, up = form.gate_and_up(modules, x)
-    if step.can_gate(gate, up):
+    if step.supports_gating(gate, up):
         return modules[form.down](step.gated(gate, up, form.activation))
     return modules[form.down](act(gate) * up)  # hooks may give anything
 

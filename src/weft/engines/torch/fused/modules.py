@@ -5,17 +5,17 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ..hook import RunningForward
+from ..attention_hook import ForwardContext
 from .activations import fuse_activations
 from .experts import fuse_experts
 from .gates import fuse_gates
+from .merged_linear import fuse_siblings
 from .norms import fuse_norms
 from .rotary import fuse_rotary
 from .routers import fuse_routers
-from .siblings import fuse_siblings
 
 
-def fuse_modules(model: nn.Module, call: RunningForward, dtype: torch.dtype) -> None:
+def fuse_modules(model: nn.Module, call: ForwardContext, dtype: torch.dtype) -> None:
     """Let modules of our copy, which have seats, do in one kernel or product what they do in
     several, in steps that have such kernels. What does something else stays as it is.
 

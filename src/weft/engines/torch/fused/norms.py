@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..memory import KVStep
-from .by_step import ask_step_first
-from .trials import DTYPES
+from ..kv_backend import AttentionStep
+from .patching import patch_forward
+from .probing import DTYPES
 
 _EPSILONS = ("variance_epsilon", "eps", "epsilon")
 _WIDTH = 256  # of rows that a norm without weight is tried with
@@ -42,12 +42,12 @@ def fuse_norms(model: nn.Module, dtype: torch.dtype) -> int:
 
     dtype: of what they are given.
     """
-    return ask_step_first(model, lambda module: _form_of(module, dtype), _normed)
+    return patch_forward(model, lambda module: _form_of(module, dtype), _normed)
 
 
-def _normed(norm: nn.Module, step: KVStep, form: _NormForm, x: Tensor) -> Tensor | None:
+def _normed(norm: nn.Module, step: AttentionStep, form: _NormForm, x: Tensor) -> Tensor | None:
     weight: Any = norm._parameters.get("weight")
-    if x.dtype != form.dtype or not step.can_norm(x, weight):
+    if x.dtype != form.dtype or not step.supports_rms_norm(x, weight):
         return None
     eps = getattr(norm, form.eps)
     return step.normed(x, weight, eps, form.shift, is_centred=form.is_centred)

@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..hook import RunningForward, step_of
-from ..memory import Pairs
+from ..attention_hook import ForwardContext, step_of
+from ..kv_backend import RotaryLayout
 
 _NAME = "apply_rotary_pos_emb"
 _SIZE = 16  # of heads that a function is tried with
@@ -29,7 +29,8 @@ class _Form(NamedTuple):
     """How a function turns heads.
 
     n: how many tensors of heads it takes. cosines: there is one for every number of a head, for
-    those of a part that alone is turned, or for every two. are_neighbours, every: see `Pairs`.
+    those of a part that alone is turned, or for every two. are_neighbours, every: see
+    `RotaryLayout`.
     """
 
     n: int
@@ -37,11 +38,11 @@ class _Form(NamedTuple):
     are_neighbours: bool = False
     every: int = 1
 
-    def pairs(self, size: int, width: int) -> Pairs | None:
+    def pairs(self, size: int, width: int) -> RotaryLayout | None:
         """Return which numbers of a head of some size so many cosines turn; None: none such."""
         n = 2 * width if self.cosines == "half" else width
         is_known = n == size or (self.cosines == "part" and n < size and n % 2 == 0)
-        return Pairs(n, self.are_neighbours, self.every) if is_known else None
+        return RotaryLayout(n, self.are_neighbours, self.every) if is_known else None
 
 
 class _TurnForm(NamedTuple):
@@ -62,7 +63,7 @@ _FORMS = [
 
 
 @torch.inference_mode()
-def fuse_rotary(model: nn.Module, call: RunningForward, dtype: torch.dtype) -> int:
+def fuse_rotary(model: nn.Module, call: ForwardContext, dtype: torch.dtype) -> int:
     """Let attention of our copy, whose modules have seats, turn heads by the step; return how many
     modules do.
 
@@ -82,7 +83,7 @@ def fuse_rotary(model: nn.Module, call: RunningForward, dtype: torch.dtype) -> i
 
 
 def _by_step(
-    kind: type[nn.Module], call: RunningForward, dtype: torch.dtype
+    kind: type[nn.Module], call: ForwardContext, dtype: torch.dtype
 ) -> type[nn.Module] | None:
     """Return a class that turns heads by the step of a call; None where this one does not call such
     a function.
@@ -136,7 +137,7 @@ def _calling(function: Any, turning: Callable[..., Any]) -> FunctionType:
 class _Turning:
     """Stands for a function that turns heads, in steps that do."""
 
-    def __init__(self, call: RunningForward, plain: Callable[..., Any], form: _TurnForm) -> None:
+    def __init__(self, call: ForwardContext, plain: Callable[..., Any], form: _TurnForm) -> None:
         self._call, self._plain, self._form = call, plain, form
 
     def __call__(self, *given: Any, **named: Any) -> Any:
@@ -145,7 +146,12 @@ class _Turning:
             heads, (cos, sin) = given[: form.n], given[form.n :]
             pairs = form.pairs(heads[0].shape[-1], cos.shape[-1])
             is_known = all((each.dtype, cos.dtype) in dtypes for each in heads)
-            if pairs and is_known and axis in (1, 2) and step.can_turn(heads, cos, sin, axis):
+            if (
+                pairs
+                and is_known
+                and axis in (1, 2)
+                and step.supports_rotary(heads, cos, sin, axis)
+            ):
                 turned = step.turned(heads, cos, sin, axis, pairs)
                 return turned if form.n > 1 else turned[0]
         return self._plain(*given, **named)
@@ -200,7 +206,7 @@ def _in_pairs(angles: Tensor, form: _Form) -> Tensor:
     return angles.repeat(1, 1, 2)
 
 
-def turned_plainly(x: Tensor, cos: Tensor, sin: Tensor, axis: int, pairs: Pairs) -> Tensor:
+def turned_plainly(x: Tensor, cos: Tensor, sin: Tensor, axis: int, pairs: RotaryLayout) -> Tensor:
     """Turn heads in float32: what a step's `turned` gives of one tensor."""
     at = torch.arange(pairs.n, device=x.device) // pairs.every % cos.shape[-1]
     cos, sin = (each.float()[..., at].unsqueeze(axis) for each in (cos, sin))

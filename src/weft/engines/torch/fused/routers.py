@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..memory import Groups, KVStep, Router
+from ..kv_backend import AttentionStep, ExpertGroups, RouterSpec
 from .activations import is_bare
-from .by_step import ask_step_first
-from .trials import DTYPES
+from .patching import patch_forward
+from .probing import DTYPES
 
 _SIZES = (0.1, 0.5, 2.0, 6.0)  # of logits that a router is tried with
 _N_EACH = 16  # rows of a size
@@ -33,7 +33,7 @@ class _RouterForm(NamedTuple):
     None: nothing is. dtype: for which that was found.
     """
 
-    router: Router
+    router: RouterSpec
     layer: str | None
     in_float: bool
     bias: str | None
@@ -66,18 +66,18 @@ def fuse_routers(model: nn.Module, dtype: torch.dtype) -> int:
 
     dtype: of what they are given.
     """
-    return ask_step_first(model, lambda module: _form_of(module, dtype), _chosen, n_given=(1, 2))
+    return patch_forward(model, lambda module: _form_of(module, dtype), _chosen, n_given=(1, 2))
 
 
 def _chosen(
-    module: nn.Module, step: KVStep, form: _RouterForm, x: Tensor, *given: Tensor
+    module: nn.Module, step: AttentionStep, form: _RouterForm, x: Tensor, *given: Tensor
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     if x.dtype != form.dtype or len(given) != (form.bias == _GIVEN):
         return None
     bias = form.added(module, given)
     logits = form.logits(module, x.reshape(-1, x.shape[-1]))
     is_whole = logits is not None and (bias is None) == (form.bias is None)
-    if logits is None or not is_whole or not step.can_choose(logits, bias, form.router):
+    if logits is None or not is_whole or not step.supports_routing(logits, bias, form.router):
         return None
     numbers, shares = step.chosen(logits, bias, form.router)
     return logits, shares, numbers
@@ -102,7 +102,9 @@ def _tried(module: Any, top_k: int, dtype: torch.dtype) -> _RouterForm | None:
     like, x = _like(module, torch.float32), _rows_for(module, layer)
     n_experts = len(_weight_of(module, layer))
     given = (_random((n_experts,), x.device),) if bias == _GIVEN else ()
-    form = _RouterForm(Router(top_k, "softmax", False, False), layer, False, bias, torch.float32)
+    form = _RouterForm(
+        RouterSpec(top_k, "softmax", False, False), layer, False, bias, torch.float32
+    )
     logits = form.logits(like, x)
     made = _made_by(like, x, given)
     if logits is None or not _is_near(made[0], logits, torch.float32):
@@ -196,20 +198,20 @@ def _rows_for(module: Any, layer: str | None) -> Tensor:
     return made.flatten(0, 1)
 
 
-def _routers(module: Any, top_k: int) -> Iterator[Router]:
+def _routers(module: Any, top_k: int) -> Iterator[RouterSpec]:
     """Yield what a router may do, the usual first."""
     held = module.__dict__
     n, n_kept = held.get("num_group", held.get("n_group")), held.get("topk_group")
-    groups: list[Groups | None] = [None]
+    groups: list[ExpertGroups | None] = [None]
     if isinstance(n, int) and isinstance(n_kept, int) and 1 <= n_kept <= n:
-        groups += [Groups(n, n_kept, "two"), Groups(n, n_kept, "one")]
+        groups += [ExpertGroups(n, n_kept, "two"), ExpertGroups(n, n_kept, "one")]
     functions: tuple[Any, ...] = ("softmax", "sigmoid")
     for by_logits, each, function in itertools.product((False, True), groups, functions):
         for is_normed in (True, False):
-            yield Router(top_k, function, is_normed, by_logits, each)
+            yield RouterSpec(top_k, function, is_normed, by_logits, each)
 
 
-def _scale(router: Router, logits: Tensor, bias: Tensor | None, made: Any) -> float | None:
+def _scale(router: RouterSpec, logits: Tensor, bias: Tensor | None, made: Any) -> float | None:
     """Return how much larger shares are than a router's, if all are, of the same experts."""
     _, shares, numbers = made
     at = numbers.argsort(-1)
@@ -221,7 +223,7 @@ def _scale(router: Router, logits: Tensor, bias: Tensor | None, made: Any) -> fl
     return scale if scale > 0 and bool(((ratio / scale - 1).abs() < _RATIO).all()) else None
 
 
-def _choice(router: Router, logits: Tensor, bias: Tensor | None) -> Tensor:
+def _choice(router: RouterSpec, logits: Tensor, bias: Tensor | None) -> Tensor:
     """Return which experts a router chooses."""
     scores = logits if router.by_logits else _scores(router, logits)
     scores = scores if bias is None else scores + bias
@@ -233,7 +235,7 @@ def _choice(router: Router, logits: Tensor, bias: Tensor | None) -> Tensor:
     return scores.topk(router.top_k, -1).indices
 
 
-def _shares(router: Router, logits: Tensor, numbers: Tensor) -> Tensor:
+def _shares(router: RouterSpec, logits: Tensor, numbers: Tensor) -> Tensor:
     """Return the shares of experts that were chosen."""
     shares = _scores(router, logits).gather(-1, numbers)
     if router.is_normed:
@@ -241,7 +243,7 @@ def _shares(router: Router, logits: Tensor, numbers: Tensor) -> Tensor:
     return shares * router.scale
 
 
-def _scores(router: Router, logits: Tensor) -> Tensor:
+def _scores(router: RouterSpec, logits: Tensor) -> Tensor:
     return logits.softmax(-1) if router.function == "softmax" else logits.sigmoid()
 
 

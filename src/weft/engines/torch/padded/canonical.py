@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ...base import Row
-from ..memory import Spec
+from ..kv_backend import AttentionSpec
+from .attention import Mask, apply_sinks, attend
 from .kv import Alone
-from .products import Mask, apply_sinks, attend
 from .step import PaddedMemory, PaddedStep
 
 _KEYS = 16  # keys are padded to a multiple: the CPU's product sums vectors of this length
@@ -35,7 +35,9 @@ class CanonicalMemory(PaddedMemory):
 class CanonicalStep(PaddedStep):
     """One step. Cost: copies the KV of each row's path, in each layer."""
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: Spec) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec
+    ) -> Tensor:
         q, k, v = query[0], key[0], value[0]
         if self.plan.chunks:
             self.keys[layer], self.values[layer] = k, v
@@ -48,7 +50,9 @@ class CanonicalStep(PaddedStep):
             out[here] = self._row(row, layer, q[:, here], k[:, here], v[:, here], spec)
         return out[None]
 
-    def _row(self, row: Row, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: Spec) -> Tensor:
+    def _row(
+        self, row: Row, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec
+    ) -> Tensor:
         """Return the results of one row's tokens, [n, H, Dv]."""
         n, n_kv = row.n_tokens, k.shape[0]
         length = row.position + n

@@ -13,11 +13,11 @@ from torch import Tensor
 from ....errors import ModelMismatch
 from ...banks import GROW_BY, Bank, BankedFragment, BankedMemory, SharedBlock, own, room_for
 from ...base import Fragment, Row, Usage
-from ..hosted import HostCopies, from_host, to_host
-from ..lane import in_lane
+from ..execution import on_engine_stream
+from ..kv_backend import AttentionSpec, KVBackend
+from ..kv_offload import HostTransfer, from_host, to_host
 from ..layout import Layout, Slots
-from ..memory import KVMemory, Spec
-from .products import attend
+from .attention import attend
 
 if TYPE_CHECKING:
     from .step import LanePlan
@@ -109,7 +109,7 @@ class DeviceBank(Bank):
         self.set_slots(fresh)
 
 
-class Store(BankedMemory[KV, DeviceBank], KVMemory):
+class PaddedKVPool(BankedMemory[KV, DeviceBank], KVBackend):
     """Fragments on one device."""
 
     growth = GROW_BY
@@ -121,7 +121,7 @@ class Store(BankedMemory[KV, DeviceBank], KVMemory):
         self.plan: LanePlan | None = None
         self.alone: Alone | None = None
         self._last: tuple[object, object, int] | None = None  # a row that stepped alone
-        self._copies = HostCopies(layout.device)
+        self._copies = HostTransfer(layout.device)
 
     def moved(self) -> None:
         self.plan = None
@@ -170,7 +170,7 @@ class Store(BankedMemory[KV, DeviceBank], KVMemory):
 
     @torch.inference_mode()
     def load(self, data: dict[str, NDArray[Any]], parent: Fragment | None) -> KV:
-        with in_lane(self.layout.device):
+        with on_engine_stream(self.layout.device):
             return self._loaded(data)
 
     def _loaded(self, data: dict[str, NDArray[Any]]) -> KV:
@@ -355,7 +355,7 @@ class Alone:
 
     __slots__ = ("_keys", "_row", "_values", "n", "n_bytes", "room")
 
-    def __init__(self, row: Row, store: Store) -> None:
+    def __init__(self, row: Row, store: PaddedKVPool) -> None:
         spans = [(span.fragment, span.length) for span in row.path if span.length]
         if row.dest is not None and row.dest.length:
             spans.append((row.dest, row.dest.length))
@@ -375,7 +375,7 @@ class Alone:
         """Whether its new slots are this fragment's."""
         return self._row[1] is fragment
 
-    def meet(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: Spec) -> Tensor:
+    def meet(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         """Add a slot and let the one query meet all: q [H, 1, D]; k, v [K, 1, …]. [1, 1, H, Dv]."""
         keys, values = self._keys[layer], self._values[layer]
         keys[0, :, self.n] = k[:, 0]
@@ -386,7 +386,7 @@ class Alone:
         return out.reshape(1, 1, q.shape[0], -1)
 
 
-def is_alone(rows: Sequence[Row], store: Store) -> bool:
+def is_alone(rows: Sequence[Row], store: PaddedKVPool) -> bool:
     """Whether a step is one token of one row that keeps it, on a path of a size to copy."""
     if len(rows) != 1 or store.layout.device.type != "cpu":
         return False

@@ -11,11 +11,10 @@ from torch import Tensor
 from ...banks import own
 from ...base import Row
 from ...lanes import BankLane, ChunkLane, Packing, lanes_of
-from ..memory import KVStep, Spec
-from ..steady import Advancing
-from .kv import KV, Alone, DeviceBank, Store
-from .products import (
-    Band,
+from ..input_tensors import IncrementingTensor
+from ..kv_backend import AttentionSpec, AttentionStep
+from .attention import (
+    CausalBand,
     Mask,
     apply_sinks,
     attend,
@@ -23,25 +22,34 @@ from .products import (
     bands_of,
     is_fused,
 )
-from .spans import Bundle, BundleView, LaneSpan, PartView, Positions, arrange, bias_of
+from .kv import KV, Alone, DeviceBank, PaddedKVPool
+from .shared_prefixes import (
+    Positions,
+    PrefixBatch,
+    PrefixBatchView,
+    PrefixGroup,
+    PrefixGroupView,
+    bias_of,
+    group_prefixes,
+)
 
 _POSITIONS = -1
 
 
-class PaddedMemory(Store):
+class PaddedMemory(PaddedKVPool):
     """The memory, with the steps over it."""
 
     def begin(self, rows: Sequence[Row]) -> PaddedStep:
         return PaddedStep(rows, self)
 
 
-class PaddedStep(KVStep):
+class PaddedStep(AttentionStep):
     """Attends and collects KV for one forward; bank rows' slots are written on the way.
 
     Inside, results are [T*g, K, Dv] for T packed tokens and g query heads of each of K KV heads.
     """
 
-    def __init__(self, rows: Sequence[Row], store: Store) -> None:
+    def __init__(self, rows: Sequence[Row], store: PaddedKVPool) -> None:
         self.rows = rows
         self.store = store
         self.plan = plan = plan_step(rows, store)
@@ -60,11 +68,13 @@ class PaddedStep(KVStep):
             for number, (lane, n) in enumerate(zip(plan.banks, self._lengths, strict=True))
         ]
         self._gathers: dict[int, tuple[Tensor, Tensor]] = {}
-        self._bands: dict[tuple[int, int | None], list[Band]] = {}
-        self._seen: dict[tuple[int | None, int], list[PartView | BundleView]] = {}
+        self._bands: dict[tuple[int, int | None], list[CausalBand]] = {}
+        self._seen: dict[tuple[int | None, int], list[PrefixGroupView | PrefixBatchView]] = {}
         self._bank_masks: dict[tuple[int, int | None], tuple[int, Tensor | None]] = {}
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: Spec) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec
+    ) -> Tensor:
         q, k, v = query[0], key[0], value[0]
         if self.alone is not None and _is_plain(q, v, spec):
             return self._run_alone(self.alone, layer, q, k, v, spec)
@@ -86,7 +96,7 @@ class PaddedStep(KVStep):
         )
 
     def _run_alone(
-        self, alone: Alone, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: Spec
+        self, alone: Alone, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec
     ) -> Tensor:
         """The same for the one row of a step, whose whole path is in one piece."""
         if self.plan.chunks:
@@ -119,7 +129,7 @@ class PaddedStep(KVStep):
     # Tokens among themselves, and with their live tails
 
     def _own(
-        self, layer: int, q: Tensor, folded: Tensor, k: Tensor, v: Tensor, spec: Spec
+        self, layer: int, q: Tensor, folded: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec
     ) -> tuple[Tensor, Tensor]:
         """Results of all lanes, [T*g, K, Dv] and [T*g, K], ready to be merged into."""
         plan = self.plan
@@ -142,7 +152,7 @@ class PaddedStep(KVStep):
         folded: Tensor,
         k: Tensor,
         v: Tensor,
-        spec: Spec,
+        spec: AttentionSpec,
     ) -> tuple[Tensor, Tensor]:
         """Write one new slot a row, then let each row meet its tail; one product for the bank."""
         n_rows = lane.stop - lane.start
@@ -199,7 +209,7 @@ class PaddedStep(KVStep):
         return found
 
     def _chunk(
-        self, lane: ChunkLane, q: Tensor, k: Tensor, v: Tensor, spec: Spec
+        self, lane: ChunkLane, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec
     ) -> tuple[Tensor, Tensor]:
         """Let the new tokens of each row meet each other; rows are padded to the longest."""
         n_rows, longest = len(lane.sizes), max(lane.sizes)
@@ -224,13 +234,15 @@ class PaddedStep(KVStep):
             lse.unflatten(1, (-1, group)).transpose(1, 2).flatten(0, 1),
         )
 
-    def _single(self, q: Tensor, k: Tensor, v: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
+    def _single(
+        self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec
+    ) -> tuple[Tensor, Tensor]:
         """Rows of one token: each query meets its own key only."""
         n_rows, n_heads = q.shape[:2]
         out, lse = attend(q.reshape(n_rows, k.shape[1], -1, q.shape[-1]), k, v, spec)
         return out.reshape(n_rows, n_heads, 1, -1), lse.reshape(n_rows, n_heads, 1)
 
-    def _bands_for(self, n: int, spec: Spec, like: Tensor) -> list[Band] | None:
+    def _bands_for(self, n: int, spec: AttentionSpec, like: Tensor) -> list[CausalBand] | None:
         window = spec.window if spec.window is not None and spec.window < n else None
         if window is None and spec.softcap is None and like.device.type == "cpu":
             return None
@@ -257,7 +269,9 @@ class PaddedStep(KVStep):
 
     # Spans above
 
-    def _visible(self, window: int | None, group: int, like: Tensor) -> list[PartView | BundleView]:
+    def _visible(
+        self, window: int | None, group: int, like: Tensor
+    ) -> list[PrefixGroupView | PrefixBatchView]:
         """The spans that a window lets through, resolved once a step."""
         key = (window, group)
         if key not in self._seen:
@@ -267,7 +281,7 @@ class PaddedStep(KVStep):
         return self._seen[key]
 
 
-def _is_plain(q: Tensor, v: Tensor, spec: Spec) -> bool:
+def _is_plain(q: Tensor, v: Tensor, spec: AttentionSpec) -> bool:
     """Whether a layer meets every key, by the fused product."""
     return spec.window is None and spec.sinks is None and is_fused(q, v, spec)
 
@@ -279,26 +293,26 @@ class LanePlan(Packing[KV, DeviceBank]):
     arrange: finds the spans; not asked where a row steps alone.
     """
 
-    arrange: Callable[[], list[LaneSpan | Bundle]] = list
-    _spans: list[LaneSpan | Bundle] | None = None
-    _counted: dict[int, Advancing] = field(default_factory=dict)
+    group_prefixes: Callable[[], list[PrefixGroup | PrefixBatch]] = list
+    _spans: list[PrefixGroup | PrefixBatch] | None = None
+    _counted: dict[int, IncrementingTensor] = field(default_factory=dict)
 
-    def counted(self, number: int, device: torch.device) -> Advancing:
+    def counted(self, number: int, device: torch.device) -> IncrementingTensor:
         """Return what counts on by one a step: the lengths in bank `number`, or _POSITIONS."""
         found = self._counted.get(number)
         if found is None:
-            found = self._counted[number] = Advancing(device)
+            found = self._counted[number] = IncrementingTensor(device)
         return found
 
     @property
-    def spans(self) -> list[LaneSpan | Bundle]:
+    def spans(self) -> list[PrefixGroup | PrefixBatch]:
         """The spans above the rows, and the queries below each."""
         if self._spans is None:
-            self._spans = self.arrange()
+            self._spans = self.group_prefixes()
         return self._spans
 
 
-def plan_step(rows: Sequence[Row], store: Store) -> LanePlan:
+def plan_step(rows: Sequence[Row], store: PaddedKVPool) -> LanePlan:
     """Return a plan for the rows, the cached one if it fits; tails move to their banks."""
     cached = store.plan
     if cached is not None and cached.fits(rows, crowd=store.is_crowd()):
@@ -309,7 +323,7 @@ def plan_step(rows: Sequence[Row], store: Store) -> LanePlan:
     return plan
 
 
-def _build(rows: Sequence[Row], store: Store) -> LanePlan:
+def _build(rows: Sequence[Row], store: PaddedKVPool) -> LanePlan:
     dests = [None if row.dest is None else own(row.dest, KV) for row in rows]
     plan = LanePlan([(r.path, d) for r, d in zip(rows, dests, strict=True)], [], [0] * len(rows))
     for (kind, size), members in lanes_of(rows, dests, store).items():
@@ -324,5 +338,5 @@ def _build(rows: Sequence[Row], store: Store) -> LanePlan:
         else:
             plan.chunks.append(ChunkLane(tuple(rows[i].n_tokens for i in members), start, stop))
     reaches = plan.reaches(rows, KV, sum(row.n_tokens for row in rows))
-    plan.arrange = lambda: arrange(reaches, store)
+    plan.group_prefixes = lambda: group_prefixes(reaches, store)
     return plan

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..memory import Activation, Pairs, Turn
+from ..kv_backend import Activation, RotaryArgs, RotaryLayout
 from .kernel import is_interpreted, padded
 from .launches import NOT_SPECIALISED, ask_ahead, asked, early, wait_for_the_last
 
@@ -374,7 +374,7 @@ def angles(positions: Tensor, frequencies: Tensor, scaling: float, dtype: torch.
 
 def turn_heads(
     heads: Tensor,
-    turn: Turn,
+    turn: RotaryArgs,
     slots: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -446,7 +446,7 @@ def store(key: Tensor, value: Tensor, slots: Tensor, keys: Tensor, values: Tenso
         )
 
 
-def can_turn(heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int) -> bool:
+def supports_rotary(heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int) -> bool:
     """Whether `turned` takes these."""
     if cos.dim() != 3 or len(cos) != 1 or cos.stride(2) != 1:
         return False
@@ -463,9 +463,9 @@ def can_turn(heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int) -> bo
 
 
 def turned(
-    heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int, pairs: Pairs
+    heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int, pairs: RotaryLayout
 ) -> tuple[Tensor, ...]:
-    """Turn one or two tensors of heads that `can_turn`; see `KVStep.turned`.
+    """Turn one or two tensors of heads that `supports_rotary`; see `KVStep.turned`.
 
     What is returned lies token by token.
     """
@@ -527,7 +527,7 @@ class RowsOf(NamedTuple):
         return cls(n_outer * n_inner, n_inner, outer, inner)
 
 
-def can_norm(x: Tensor, weight: Tensor | None) -> bool:
+def supports_rms_norm(x: Tensor, weight: Tensor | None) -> bool:
     """Whether `normed` takes these."""
     is_fit = weight is None or (weight.shape == x.shape[-1:] and weight.is_contiguous())
     return is_fit and RowsOf.tensor(x) is not None
@@ -564,7 +564,7 @@ def normed(
     return out
 
 
-def can_gate(gate: Tensor, up: Tensor) -> bool:
+def supports_gating(gate: Tensor, up: Tensor) -> bool:
     """Whether `gated` takes these."""
     is_packed = gate.dim() == 2 or (gate.dim() == 3 and len(gate) == 1)
     is_alike = (gate.shape, gate.dtype) == (up.shape, up.dtype)

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..memory import Experts, Gate
+from ..kv_backend import GatedActivation, MoEWeights
 from .elementwise import gated_by
 from .kernel import NARROW, WIDE, is_interpreted, padded
 
@@ -230,7 +230,7 @@ def add_pairs(
     tl.store(out_ptr + token * WIDTH + d, total.to(out_ptr.dtype.element_ty), mask=d < WIDTH)
 
 
-def can_mix(x: Tensor, chosen: Tensor, shares: Tensor, experts: Experts) -> bool:
+def supports_fused_experts(x: Tensor, chosen: Tensor, shares: Tensor, experts: MoEWeights) -> bool:
     """Whether `mixed` takes these, and is what should take them."""
     up, down = experts.up, experts.down
     n_experts, n_between = len(down), down.shape[2]
@@ -257,7 +257,7 @@ def _is_for_library(x: Tensor, n_pairs: int, n_experts: int) -> bool:
     return torch.cuda.get_device_capability(x.device)[0] in (9, 10)
 
 
-def mixed(x: Tensor, chosen: Tensor, shares: Tensor, experts: Experts) -> Tensor:
+def mixed(x: Tensor, chosen: Tensor, shares: Tensor, experts: MoEWeights) -> Tensor:
     """Return what experts make of tokens; see `KVStep.mixed`."""
     n_tokens, width = x.shape
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -306,7 +306,7 @@ class _Run(NamedTuple):
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        gate: Gate | None,
+        gate: GatedActivation | None,
         *,
         is_first: bool = True,
     ) -> Tensor:
@@ -327,7 +327,7 @@ class _Run(NamedTuple):
         return out
 
 
-def _constants(gate: Gate | None) -> dict[str, Any]:
+def _constants(gate: GatedActivation | None) -> dict[str, Any]:
     """Return what a product's kernel is told of what comes after it."""
     activation, limit, slope, shift, are_neighbours = gate or ("", None, 1.0, 0.0, False)
     return {

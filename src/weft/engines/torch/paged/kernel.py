@@ -21,10 +21,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..kv_backend import AttentionSpec
 from ..layout import Layout
-from ..memory import Spec
-from .beside import side_by_side
 from .launches import NOT_SPECIALISED, ask_ahead, asked, early, wait_for_the_last
+from .streams import side_by_side
 
 # Rows of a tile. From 64 on sm_90 multiplies tiles by whole warp groups (wgmma); those of 128 read
 # the keys half as often, and their sums leave room for one program a processor.
@@ -48,7 +48,7 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def meet_keys(
+def attend_block(
     acc,
     top,
     total,
@@ -133,7 +133,7 @@ def meet_keys(
 
 
 @triton.jit(do_not_specialize=["window"])
-def tree_part(
+def tree_attention_kernel(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -209,7 +209,7 @@ def tree_part(
         # A loop that turns no time waits for its first keys, too. But products of warp groups whose
         # sum comes out of a branch are waited for one by one.
         if BM > 16 or begin < n_before:
-            acc, top, total = meet_keys(
+            acc, top, total = attend_block(
                 acc, top, total, q, position, begin, n_before, table_ptr + at_before,
                 first - n_before, k_ptr, v_ptr, scale, softcap, window, N_KV * KEY_DIM,
                 N_KV * VALUE_DIM, KEY_DIM, VALUE_DIM, KEY_PAD, VALUE_PAD, BN, HAS_CAP, HAS_WINDOW,
@@ -223,20 +223,20 @@ def tree_part(
             late = tl.maximum(low, tl.max(position, 0) - window + 1 - first)
             opens = low + tl.cdiv(late - low, BN) * BN
             until = tl.minimum(opens, end)
-            acc, top, total = meet_keys(
+            acc, top, total = attend_block(
                 acc, top, total, q, position, low, until, slots_at, first, k_ptr, v_ptr, scale,
                 softcap, window, N_KV * KEY_DIM, N_KV * VALUE_DIM, KEY_DIM, VALUE_DIM, KEY_PAD,
                 VALUE_PAD, BN, HAS_CAP, True, False, ENDS_PRODUCTS, ASKS_AHEAD, PRECISION,
             )  # fmt: skip
         shuts = tl.minimum(end, tl.min(tl.where(is_row, position, 1 << 30), 0) - first + 1)
         shuts = opens + tl.maximum(shuts - opens, 0) // BN * BN
-        acc, top, total = meet_keys(
+        acc, top, total = attend_block(
             acc, top, total, q, position, opens, shuts, slots_at, first, k_ptr, v_ptr, scale,
             softcap, window, N_KV * KEY_DIM, N_KV * VALUE_DIM, KEY_DIM, VALUE_DIM, KEY_PAD,
             VALUE_PAD, BN, HAS_CAP, HAS_WINDOW, True, ENDS_PRODUCTS, ASKS_AHEAD, PRECISION,
         )  # fmt: skip
         low = shuts
-    acc, top, total = meet_keys(
+    acc, top, total = attend_block(
         acc, top, total, q, position, low, end, slots_at, first, k_ptr, v_ptr, scale, softcap,
         window, N_KV * KEY_DIM, N_KV * VALUE_DIM, KEY_DIM, VALUE_DIM, KEY_PAD, VALUE_PAD, BN,
         HAS_CAP, HAS_WINDOW, False, ENDS_PRODUCTS, ASKS_AHEAD, PRECISION,
@@ -264,7 +264,7 @@ def tree_part(
 
 
 @triton.jit(do_not_specialize=["n_tokens", *NOT_SPECIALISED])
-def tree_merge(
+def merge_attn_states_kernel(
     part_ptr,
     lse_ptr,
     first_part_ptr,
@@ -379,7 +379,7 @@ def attend_tree(
     keys: Tensor,
     values: Tensor,
     work: Work,
-    spec: Spec,
+    spec: AttentionSpec,
     following: Tensor | None = None,
 ) -> Tensor:
     """Let packed queries meet what the items say, one layer.
@@ -403,7 +403,7 @@ def attend_tree(
 
     def meet(items: Tensor, n_rows: int, launched: dict[str, Any]) -> None:
         n_programs, sizes = len(items) * n_kv, (n_heads, n_kv, key_dim, value_dim)
-        tree_part[(n_programs,)](
+        tree_attention_kernel[(n_programs,)](
             query,
             keys,
             values,
@@ -465,7 +465,7 @@ def _merge(
         triton.cdiv(n_tokens * n_heads, n_rows),
         asked("merge", following, n_tokens, out, 4),
     )
-    tree_merge[(n_own + ahead.n_programs,)](
+    merge_attn_states_kernel[(n_own + ahead.n_programs,)](
         parts,
         lse,
         work.first_part,

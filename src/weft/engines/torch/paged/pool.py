@@ -22,12 +22,12 @@ from torch import Tensor
 
 from ....errors import ConfigError, KVFull, ModelMismatch
 from ...base import Fragment, Usage
-from ..card import free_bytes
-from ..hosted import HostCopies, from_host, to_host
-from ..lane import in_lane
+from ..cuda import free_bytes
+from ..execution import on_engine_stream
+from ..kv_backend import KVBackend
+from ..kv_offload import HostTransfer, from_host, to_host
 from ..layout import LayerShape, Layout
-from ..memory import KVMemory
-from ..upload import overwrite, upload
+from ..upload import copy_to_device, upload
 
 GROW_BY = 32
 SMALLEST_POOL = 256  # slots
@@ -128,12 +128,12 @@ class SlotTable:
             self._on_device.index_copy_(0, sent[: len(at)], sent[len(at) :].int())
         elif self._written:
             first, end = min(self._written), max(self._written)
-            overwrite(self._on_device[first:end], self._host[first:end])
+            copy_to_device(self._on_device[first:end], self._host[first:end])
         self._written.clear()
         return self._on_device
 
 
-class SlotPool(KVMemory):
+class SlotPool(KVBackend):
     """Fragments as lists of slots. `paged.step` has the steps over them.
 
     keys, values: a layer each, [S + 1, K, D] and [S + 1, K, Dv]; they are other tensors once it has
@@ -149,7 +149,7 @@ class SlotPool(KVMemory):
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self._shapes = _shapes_of(layout)
-        self._copies = HostCopies(layout.device)
+        self._copies = HostTransfer(layout.device)
         self._capacity = self.n_moves = 0
         # Who keeps what was made over these tensors forgets it before they go; None: nobody does.
         self.before_moving: Callable[[], Callable[[], None] | None] = lambda: None
@@ -238,7 +238,7 @@ class SlotPool(KVMemory):
         kv = SlotList()
         if not n:
             return kv
-        with in_lane(self.layout.device):
+        with on_engine_stream(self.layout.device):
             self.reserve(kv, n)
         try:
             with self._copies.coming(kinds[0] + kinds[1]):

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..memory import Router
+from ..kv_backend import RouterSpec
 from .kernel import padded
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -104,7 +104,7 @@ def choose_experts(
     tl.store(share_ptr + at, (share * SCALE).to(share_ptr.dtype.element_ty), mask=is_chosen)
 
 
-def can_choose(logits: Tensor, bias: Tensor | None, router: Router) -> bool:
+def supports_routing(logits: Tensor, bias: Tensor | None, router: RouterSpec) -> bool:
     """Whether `chosen` takes these."""
     n_experts = logits.shape[-1]
     groups = router.groups
@@ -124,7 +124,7 @@ def _are_even(n_experts: int, n_groups: int) -> bool:
     return is_power and n_experts == padded(n_experts) and 2 * n_groups <= n_experts
 
 
-def chosen(logits: Tensor, bias: Tensor | None, router: Router) -> tuple[Tensor, Tensor]:
+def chosen(logits: Tensor, bias: Tensor | None, router: RouterSpec) -> tuple[Tensor, Tensor]:
     """Return experts and their shares; see `KVStep.chosen`."""
     n_tokens, n_experts = logits.shape
     numbers = torch.empty(n_tokens, router.top_k, dtype=torch.int64, device=logits.device)

@@ -11,24 +11,32 @@ from torch import Tensor
 
 from ....errors import ConfigError
 from ...base import Fragment, LateTokens, Row, Usage
+from ..kv_backend import (
+    Activation,
+    AttentionSpec,
+    AttentionStep,
+    MoEWeights,
+    RotaryArgs,
+    RotaryLayout,
+    RouterSpec,
+)
 from ..layout import Layout
-from ..memory import Activation, Experts, KVStep, Pairs, Router, Spec, Turn
+from .attention_metadata import TreeAttentionMetadata
 from .elementwise import (
     angles,
-    can_gate,
-    can_norm,
-    can_turn,
     gated,
     normed,
     store,
+    supports_gating,
+    supports_rms_norm,
+    supports_rotary,
     turn_heads,
     turned,
 )
-from .experts import can_mix, mixed
+from .experts import mixed, supports_fused_experts
 from .kernel import BROAD, TILES, WIDE, Work, attend_tree, has_broad, is_interpreted
-from .plan import TreePlan
 from .pool import SlotList, SlotPool, own
-from .routers import can_choose, chosen
+from .routers import chosen, supports_routing
 
 # Larger tiles of float32 do not fit a processor of sm_90.
 _LARGEST_IN_FLOAT32 = 256
@@ -47,7 +55,7 @@ class PagedMemory(SlotPool):
         _refuse(layout)
         super().__init__(layout)
         self._largest = largest if largest < BROAD or has_broad(layout) else WIDE
-        self._plan: TreePlan | None = None
+        self._plan: TreeAttentionMetadata | None = None
         self._passing: list[SlotList] = []  # of rows that keep nothing
         self.groups: set[int] = set()  # query heads a KV head, of every kind of layer
 
@@ -97,13 +105,13 @@ class PagedMemory(SlotPool):
             plan.drop()
         self.table.lost.clear()
 
-    def _planned(self, rows: Sequence[Row], sizes: list[int]) -> TreePlan:
+    def _planned(self, rows: Sequence[Row], sizes: list[int]) -> TreeAttentionMetadata:
         lists = [SlotList() if row.dest is None else own(row.dest) for row in rows]
         self._passing = [kv for row, kv in zip(rows, lists, strict=True) if row.dest is None]
         for kv, n in zip(lists, sizes, strict=True):
             if kv.length + n > len(kv.slots):
                 self.reserve(kv, n)
-        return TreePlan(rows, sizes, lists, self, self._largest)
+        return TreeAttentionMetadata(rows, sizes, lists, self, self._largest)
 
     def forget_passing(self) -> None:
         """Give the slots of rows that keep nothing back: their step is over, or has failed."""
@@ -122,12 +130,14 @@ class PagedMemory(SlotPool):
         super().clear()
 
 
-class PagedStep(KVStep):
+class PagedStep(AttentionStep):
     """Writes each layer's new slots, then attends: a copy, the tile classes and a merge."""
 
     turns = True
 
-    def __init__(self, rows: Sequence[Row], plan: TreePlan, memory: PagedMemory) -> None:
+    def __init__(
+        self, rows: Sequence[Row], plan: TreeAttentionMetadata, memory: PagedMemory
+    ) -> None:
         self.rows, self._plan, self._memory = rows, plan, memory
         self.order, self.starts = plan.order, plan.starts
 
@@ -158,14 +168,21 @@ class PagedStep(KVStep):
         self._memory.groups.add(group)
         return self._plan.work(group)
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: Spec) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec
+    ) -> Tensor:
         keys, values = self._memory.keys[layer], self._memory.values[layer]
         store(key[0], value[0], self.slots, keys, values)
         work = self.work(query.shape[1] // key.shape[1])
         return attend_tree(query[0], keys, values, work, spec)[None]
 
     def attend_turned(
-        self, layer: int, heads: Tensor, turn: Turn, spec: Spec, following: Tensor | None = None
+        self,
+        layer: int,
+        heads: Tensor,
+        turn: RotaryArgs,
+        spec: AttentionSpec,
+        following: Tensor | None = None,
     ) -> Tensor:
         keys, values = self._memory.keys[layer], self._memory.values[layer]
         # What is met is sent there first: who is launched early may read it before the turn ends.
@@ -178,16 +195,16 @@ class PagedStep(KVStep):
     ) -> Tensor:
         return angles(positions, frequencies, scaling, dtype)
 
-    def can_turn(self, heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int) -> bool:
-        return can_turn(heads, cos, sin, axis)
+    def supports_rotary(self, heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int) -> bool:
+        return supports_rotary(heads, cos, sin, axis)
 
     def turned(
-        self, heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int, pairs: Pairs
+        self, heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int, pairs: RotaryLayout
     ) -> tuple[Tensor, ...]:
         return turned(heads, cos, sin, axis, pairs)
 
-    def can_norm(self, x: Tensor, weight: Tensor | None) -> bool:
-        return can_norm(x, weight)
+    def supports_rms_norm(self, x: Tensor, weight: Tensor | None) -> bool:
+        return supports_rms_norm(x, weight)
 
     def normed(
         self,
@@ -201,24 +218,28 @@ class PagedStep(KVStep):
     ) -> Tensor:
         return normed(x, weight, eps, shift, is_centred=is_centred, following=following)
 
-    def can_gate(self, gate: Tensor, up: Tensor) -> bool:
-        return can_gate(gate, up)
+    def supports_gating(self, gate: Tensor, up: Tensor) -> bool:
+        return supports_gating(gate, up)
 
     def gated(
         self, gate: Tensor, up: Tensor, activation: Activation, following: Tensor | None = None
     ) -> Tensor:
         return gated(gate, up, activation, following)
 
-    def can_choose(self, logits: Tensor, bias: Tensor | None, router: Router) -> bool:
-        return can_choose(logits, bias, router)
+    def supports_routing(self, logits: Tensor, bias: Tensor | None, router: RouterSpec) -> bool:
+        return supports_routing(logits, bias, router)
 
-    def chosen(self, logits: Tensor, bias: Tensor | None, router: Router) -> tuple[Tensor, Tensor]:
+    def chosen(
+        self, logits: Tensor, bias: Tensor | None, router: RouterSpec
+    ) -> tuple[Tensor, Tensor]:
         return chosen(logits, bias, router)
 
-    def can_mix(self, x: Tensor, chosen: Tensor, shares: Tensor, experts: Experts) -> bool:
-        return can_mix(x, chosen, shares, experts)
+    def supports_fused_experts(
+        self, x: Tensor, chosen: Tensor, shares: Tensor, experts: MoEWeights
+    ) -> bool:
+        return supports_fused_experts(x, chosen, shares, experts)
 
-    def mixed(self, x: Tensor, chosen: Tensor, shares: Tensor, experts: Experts) -> Tensor:
+    def mixed(self, x: Tensor, chosen: Tensor, shares: Tensor, experts: MoEWeights) -> Tensor:
         return mixed(x, chosen, shares, experts)
 
     def commit(self) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .packed import TOLERANCE, can_pack, mark_of, packed, product
-from .widened import is_widened
+from .upcast import is_widened
 
 # What Transformers tells every implementation of a mixture; later releases tell more.
 _TOLD = ("config", "has_gate", "has_bias", "is_transposed")

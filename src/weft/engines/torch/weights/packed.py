@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from .widened import is_widened, multiplies, widened_product
+from .upcast import is_widened, multiplies, widened_product
 
 # oneDNN packs for so many rows; what it makes for one is slower even at one.
 _ROWS = 32

@@ -24,13 +24,13 @@ from ....errors import ForwardError, WeftError, is_out_of_memory
 from ....sampling.metrics import MEMBERS, n_groups
 from ....sampling.sampler import BROKEN, NOTHING, DrawResult
 from ...base import HostDraws
-from ..card import is_for_triton
-from ..lane import in_lane
-from . import cuts
-from .cuts import put, some
+from ..cuda import is_for_triton
+from ..execution import on_engine_stream
+from . import filters
+from .cpu_reductions import MANY_LOGITS, TorchPasses
+from .filters import put, some
 from .noise import NoiseOfGroups, group_noise
-from .passes import MANY_LOGITS, TorchPasses
-from .seats import KNOWN_FILTERS, FromRows, Rank, Seats
+from .sampling_tensors import KNOWN_FILTERS, RankGroup, RowIndex, SamplingTensors
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -110,7 +110,7 @@ def pack(ids: Tensor, figures: Tensor) -> Tensor:
     return torch.cat((ids[None], figures.view(torch.int32).long()))
 
 
-class Drawer:
+class TorchSampler:
     """Draws for chains on one device, and keeps their seats as long as they live.
 
     Belongs to the thread that steps. A steady step of a chain without penalties and constraints
@@ -188,7 +188,7 @@ class Drawer:
     @torch.inference_mode()
     def packed(self, logits: Tensor, batch: DrawBatch) -> Tensor:
         """Draw as `draw` does, and leave what is drawn on the device: see `pack`."""
-        with in_lane(self.device):
+        with on_engine_stream(self.device):
             seated = self._seat(batch.chain, logits.shape[1])
             seated.update(batch)
             drawn = [
@@ -211,18 +211,22 @@ class Drawer:
             seated = self._seated[chain] = _Seated(chain, n_vocab, self.device, most)
         return seated
 
-    def _of_block(self, logits: Tensor, seats: Seats, place: FromRows, *, kept: bool) -> Tensor:
+    def _of_block(
+        self, logits: Tensor, seats: SamplingTensors, place: RowIndex, *, kept: bool
+    ) -> Tensor:
         drawn = self._drawn(logits, seats, place, kept=kept)
         if seats.allowed is None:
             return drawn
-        legal = cuts.legal_logmass(place.of(logits), seats)
+        legal = filters.legal_logmass(place.of(logits), seats)
         return torch.cat((drawn, legal.view(torch.int32).long()[None]))
 
-    def _drawn(self, logits: Tensor, seats: Seats, place: FromRows, *, kept: bool) -> Tensor:
+    def _drawn(
+        self, logits: Tensor, seats: SamplingTensors, place: RowIndex, *, kept: bool
+    ) -> Tensor:
         if self._kernels is not None:
             filters = tuple(seats.cut)
             try:
-                chances = self._kernels.Chances.of(logits, place, seats)
+                chances = self._kernels.SampleArgs.of(logits, place, seats)
                 drawn: Tensor = self._kernels.draw_tokens(chances, kept=kept)
             except Exception as error:
                 # Triton compiles at the first use, for which a machine may lack what it takes.
@@ -257,9 +261,9 @@ class _Seated:
         self._members = [
             chain.samplers[first : first + step] for first in range(0, len(chain.samplers), step)
         ]
-        self.blocks = [Seats.of(samplers, n_vocab, device) for samplers in self._members]
+        self.blocks = [SamplingTensors.of(samplers, n_vocab, device) for samplers in self._members]
         self._rows: NDArray[np.int64] | None = None
-        self.places: list[FromRows] = []
+        self.places: list[RowIndex] = []
 
     def update(self, batch: DrawBatch) -> None:
         """Write what is another for this step."""
@@ -276,11 +280,11 @@ class _Seated:
             self._rows = batch.rows.copy()
             ends = np.cumsum([len(samplers) for samplers in self._members])
             self.places = [
-                FromRows.at(rows, self._device) for rows in np.split(self._rows, ends)[:-1]
+                RowIndex.at(rows, self._device) for rows in np.split(self._rows, ends)[:-1]
             ]
 
 
-def draw(logits: Tensor, seats: Seats, *, kept: bool = False) -> tuple[Tensor, Tensor]:
+def draw(logits: Tensor, seats: SamplingTensors, *, kept: bool = False) -> tuple[Tensor, Tensor]:
     """Draw one token a row: ids int64 [B], and float32 [2, B] logprobs and entropies.
 
     logits: float32 [B, V], raw; not modified. kept: a third line, `DrawResult.kept`.
@@ -291,7 +295,7 @@ def draw(logits: Tensor, seats: Seats, *, kept: bool = False) -> tuple[Tensor, T
     raw = logits.masked_fill(broken[:, None], 0)
     peak = peak.masked_fill(broken, 0)
     log_total, entropies = _moments(raw, peak)
-    edited = cuts.edited(raw, seats)
+    edited = filters.edited(raw, seats)
     dead = torch.zeros_like(broken)
     if seats.allowed is not None or seats.bias is not None:
         dead = edited.amax(1).isneginf()
@@ -313,7 +317,7 @@ def _moments(raw: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
     return log_total, (log_total - mean / total).clamp(min=0)
 
 
-def _chosen(edited: Tensor, seats: Seats, *, kept: bool) -> tuple[Tensor, Tensor]:
+def _chosen(edited: Tensor, seats: SamplingTensors, *, kept: bool) -> tuple[Tensor, Tensor]:
     """Return the drawn ids, and what they are among what was left, 0 for greedy rows."""
     ids = seats.streams.new_zeros(len(edited))
     left = edited.new_zeros(len(edited))
@@ -335,14 +339,14 @@ def _chosen(edited: Tensor, seats: Seats, *, kept: bool) -> tuple[Tensor, Tensor
 
 
 def _wide(
-    logits: Tensor, seats: Seats, noise: NoiseOfGroups, *, kept: bool
+    logits: Tensor, seats: SamplingTensors, noise: NoiseOfGroups, *, kept: bool
 ) -> tuple[Tensor, Tensor]:
     """Draw for rows that are not ranked. logits: float32 [n, V], edited."""
     assert seats.wide is not None
     rows = seats.wide.rows
     early, late = some(seats.early, rows), some(seats.late, rows)
     top = logits.amax(1)
-    logits = cuts.left_of_wide(logits, seats)
+    logits = filters.left_of_wide(logits, seats)
     heat = (1 / (early * late)).float()
     below = logits - top[:, None]
     n = min(_REACH, logits.shape[1])
@@ -376,10 +380,10 @@ def _bounds(below: Tensor, heat: Tensor, noise: NoiseOfGroups) -> Tensor:
 
 
 def _ranked(
-    logits: Tensor, seats: Seats, noise: NoiseOfGroups, rank: Rank
+    logits: Tensor, seats: SamplingTensors, noise: NoiseOfGroups, rank: RankGroup
 ) -> tuple[Tensor, Tensor]:
     """Draw for rows of which the likeliest are ranked. logits: float32 [n, V], edited."""
-    ids, heights, log_total = cuts.ranking(logits, seats, rank.rows, rank.depth)
+    ids, heights, log_total = filters.ranking(logits, seats, rank.rows, rank.depth)
     if rank.depth > _REACH:
         bounds = heights + noise.largest.gather(1, ids >> 12 << 6 | ids & 63)
         places = bounds.topk(_REACH, dim=1, sorted=False).indices

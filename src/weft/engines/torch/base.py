@@ -13,18 +13,18 @@ from transformers import PreTrainedModel
 from ...errors import ForwardError, ModelLoadError, is_out_of_memory
 from ...sampling import metrics
 from ..base import Draws, Engine, EngineInfo, KeptRow, Row, Score
-from .card import free_bytes
 from .check import LONGEST, quantised
+from .compatibility import check_model
 from .copied import lasting_buffers, shares_weights
-from .draws.check import difference_of_draws
-from .draws.drawer import Drawer
-from .lane import in_lane
+from .cuda import free_bytes
+from .execution import on_engine_stream
 from .lora import LoraAdapters
-from .memories import refuse_broken
 from .model import context_of, fingerprint_of, freeze_rope
 from .output import TorchRows
 from .owned import Owned
-from .refusals import refuse_model
+from .sampling.check import difference_of_draws
+from .sampling.drawer import TorchSampler
+from .select_backend import check_kernels
 from .stepped import OptimizerSteps
 from .threads import CpuThreads
 from .upload import upload
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ...tokens.tokenizer import Tokenizer
 
 
-class ModelEngine(Engine):
+class TransformersEngine(Engine):
     """An engine over a Transformers model, its tensors perhaps an owner's.
 
     `model` is the engine's own copy of the modules; the owner keeps using the original.
@@ -54,7 +54,7 @@ class ModelEngine(Engine):
         self, model: PreTrainedModel, *, n_ctx: int | None, kernels: bool | None = None
     ) -> None:
         """kernels: whether tokens are drawn by those of Triton; None: where there are some."""
-        refuse_model(model)
+        check_model(model)
         self.model = model.eval()
         model.config.output_router_logits = False
         self._n_asked = context_of(model, n_ctx)
@@ -64,7 +64,7 @@ class ModelEngine(Engine):
         self._lora = LoraAdapters(model)
         self._device = model.device
         self._threads = CpuThreads(self._device)
-        self._drawer = Drawer(self._device, kernels=kernels, threads=self._threads)
+        self._drawer = TorchSampler(self._device, kernels=kernels, threads=self._threads)
         self._closed = False
         self._parameters = list(model.parameters())
         self._counted: list[Tensor] = [p for p in self._parameters if not p.is_inference()]
@@ -88,7 +88,7 @@ class ModelEngine(Engine):
         """Draw from kept rows where steps draw, too; see Engine.draw."""
         if not self._drawer.can(batch):
             return self._drawer.on_host(np.stack([row.logits() for row in rows]), batch)
-        with in_lane(self._device):
+        with on_engine_stream(self._device):
             logits = torch.stack([self._here(row) for row in rows])
         return self._drawer.draw(logits, batch)
 
@@ -113,7 +113,7 @@ class ModelEngine(Engine):
                         f"there is no memory left to draw with: {error}"
                     ) from error
                 why = f"{type(error).__name__}: {error}"
-                refuse_broken(self._device, why)
+                check_kernels(self._device, why)
             if not why:
                 return
             drawer.step_down(why)
@@ -167,7 +167,7 @@ class ModelEngine(Engine):
         self._named = self.weights_mark(), self.info.fingerprint
 
     def _own_name(self) -> str:
-        with in_lane(self._device):
+        with on_engine_stream(self._device):
             return fingerprint_of(self.model)
 
     def _may_be_others(self) -> None:

@@ -16,14 +16,14 @@ from ....checks import whole_number
 from ....errors import ForwardError, Unsupported, WeftError
 from ...abilities import OWN
 from ...base import EngineInfo, Row, Score, check_rows, row_tokens
+from ..base import TransformersEngine
 from ..check import Own, difference
-from ..held import ModelEngine
-from ..lane import in_lane, in_sound_thread
+from ..execution import on_engine_stream, run_in_worker
 from ..listeners import Hooked
 from ..model import BareHead, Head, quiet
 from ..output import TorchOutput
-from .ends import Ends
-from .paths import PathRunner, Pick
+from .paths import Pick, SequenceRunner
+from .state_cache import StateCache
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,7 +38,7 @@ _AS_PLAIN = 0.05  # of what else may differ: a path's logits hang on no cache
 _END_SHARE = 0.4  # of the device memory that is free after loading
 
 
-class WholePathEngine(ModelEngine):
+class RecomputeEngine(TransformersEngine):
     """A decoder-only Transformers model without KV of single tokens: ALiBi, recurrent, hybrid, or
     with an attention of its own. `TorchEngine.load` and `adopt` make it.
 
@@ -153,9 +153,9 @@ class WholePathEngine(ModelEngine):
         with quiet(), self._threads.limited(1, "plain"):
             paths, own, *_ = Own.of(model, self._n_positions)
         self._head, n_embd = _head_of(model, paths[0], own[0])
-        self._runner = PathRunner(self._head, self._device)
+        self._runner = SequenceRunner(self._head, self._device)
         if state_bytes and self._runner.may_keep_ends and self._can_go_on(paths, own):
-            self._runner.ends = Ends(state_bytes)
+            self._runner.ends = StateCache(state_bytes)
         self.info = EngineInfo(
             name="torch",
             model=Path(model.config.name_or_path).name or model.config.model_type,
@@ -196,8 +196,8 @@ class WholePathEngine(ModelEngine):
         """Whether the model goes on from its own cache as in its plain forward: after paths are
         forked and come in another order, then as they are.
         """
-        runner = PathRunner(self._head, self._device)
-        runner.ends = Ends(1 << 62)
+        runner = SequenceRunner(self._head, self._device)
+        runner.ends = StateCache(1 << 62)
         begun = paths.shape[1] - 4
         try:
             for n, order in ((begun, (0, 1, 2)), (begun + 1, (2, 0, 1)), (begun + 2, (2, 0, 1))):
@@ -245,12 +245,12 @@ class WholePathEngine(ModelEngine):
         n_tokens = sum([len(path) for path in tokens])
 
         def work() -> Answer:
-            with self._threads.limited(n_tokens), in_lane(self._device):
+            with self._threads.limited(n_tokens), on_engine_stream(self._device):
                 self._runner.run(tokens, needed, adapter, pick)
                 return answer()
 
         try:
-            return in_sound_thread(self._device, work)
+            return run_in_worker(self._device, work)
         except WeftError:
             raise
         except Exception as error:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...paths import Ids, Rows, WholePath, calls, rows_of
 from ..model import BareHead, Head, cache_name
-from .ends import EndBatch, Ends, KnownEnd
+from .state_cache import CachedState, StateBatch, StateCache
 
 # Tokens of one model call, padding included; a longer path runs alone. A call needs working memory
 # for all of them in each layer, and on a CPU more of them run no faster.
@@ -22,12 +22,12 @@ CALL_COST = {"cpu": 8, "cuda": 512}
 Pick = Callable[[int, Tensor, int], None]
 
 
-class PathRunner:
+class SequenceRunner:
     """Runs paths on a model. ends: the states after recent ones; None where none are kept."""
 
     def __init__(self, head: Head | BareHead, device: torch.device) -> None:
         self.head = head
-        self.ends: Ends | None = None
+        self.ends: StateCache | None = None
         self._device = device
         self._most = CALL_TOKENS.get(device.type, max(CALL_TOKENS.values()))
         self._least = CALL_COST.get(device.type, max(CALL_COST.values()))
@@ -59,12 +59,12 @@ class PathRunner:
 
     def _known(
         self, rows: Rows, needed: Sequence[int], adapter: str | None
-    ) -> dict[tuple[EndBatch, int], dict[Ids, KnownEnd]]:
+    ) -> dict[tuple[StateBatch, int], dict[Ids, CachedState]]:
         """Return what goes on from known ends, where that is cheaper than to run it whole.
 
         Grouped by whose rows of the cache they are, and how many tokens are new.
         """
-        groups: dict[tuple[EndBatch, int], dict[Ids, KnownEnd]] = {}
+        groups: dict[tuple[StateBatch, int], dict[Ids, CachedState]] = {}
         if self.ends is None:
             return groups
         for ids, numbers in rows.items():
@@ -82,7 +82,7 @@ class PathRunner:
 
     def _go_on(
         self,
-        batch: EndBatch,
+        batch: StateBatch,
         taken: Sequence[int],
         paths: Sequence[WholePath],
         n_new: int,

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ....sampling.sampler import Sampler, SamplingArrays, check_ids
-from ..upload import overwrite, upload
+from ..upload import copy_to_device, upload
 from .noise import keys_of
 
 # The filters that there are tensors for. A row that asks for another one is drawn for on the host.
@@ -33,7 +33,7 @@ _AHEAD = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Rank:
+class RankGroup:
     """Rows of a block that are drawn for alike.
 
     rows: int64 [n]; None: all of the block. depth: how many of the likeliest are ranked.
@@ -44,7 +44,7 @@ class Rank:
 
 
 @dataclass(frozen=True, slots=True)
-class FromRows:
+class RowIndex:
     """Which rows of a step's logits some samplers draw from.
 
     rows: int64 [B], on the device. first: of the first, where the others follow it; None elsewhere.
@@ -54,7 +54,7 @@ class FromRows:
     first: int | None
 
     @classmethod
-    def at(cls, rows: NDArray[np.int64], device: torch.device) -> FromRows:
+    def at(cls, rows: NDArray[np.int64], device: torch.device) -> RowIndex:
         follow = bool((np.diff(rows) == 1).all())
         return cls(upload(rows, device), int(rows[0]) if follow else None)
 
@@ -66,7 +66,7 @@ class FromRows:
 
 
 @dataclass(slots=True)
-class Seats:
+class SamplingTensors:
     """Some rows of a chain, B of them.
 
     streams: int64 [B], the bits of uint64. early, late, filters: as `SamplingArrays`, float64 [B]
@@ -99,11 +99,11 @@ class Seats:
     bias: Tensor | None
     cut: dict[str, Tensor]
     typical: Tensor | None
-    greedy: Rank | None
-    wide: Rank | None
-    nucleus: Rank | None
+    greedy: RankGroup | None
+    wide: RankGroup | None
+    nucleus: RankGroup | None
     lowest: bool
-    ranked: tuple[Rank, ...]
+    ranked: tuple[RankGroup, ...]
     seen: Tensor | None = None
     allowed: Tensor | None = None
     keys: Tensor | None = None
@@ -112,7 +112,7 @@ class Seats:
     _ahead: Tensor | None = None
 
     @classmethod
-    def of(cls, samplers: Sequence[Sampler], n_vocab: int, device: torch.device) -> Seats:
+    def of(cls, samplers: Sequence[Sampler], n_vocab: int, device: torch.device) -> SamplingTensors:
         """Put the parameters of B samplers on a device.
 
         Raises: ConfigError for a biased token outside of the vocabulary.
@@ -175,7 +175,7 @@ class Seats:
         if self._now is not None and np.array_equal(positions, self._now + np.uint64(1)):
             self.positions += 1
         elif self._now is None or not np.array_equal(positions, self._now):
-            overwrite(self.positions, positions.view(np.int64))
+            copy_to_device(self.positions, positions.view(np.int64))
         self._now = positions.copy()
 
     def make_keys(self) -> Tensor:
@@ -238,15 +238,15 @@ def _kept(held: Tensor | None, values: NDArray[Any], device: torch.device) -> Te
     """Write into what is held, where the shape is the same."""
     if held is None or held.shape != values.shape:
         return upload(values, device)
-    overwrite(held, values)
+    copy_to_device(held, values)
     return held
 
 
-def _rank(wanted: NDArray[np.bool_], device: torch.device, depth: int = 0) -> Rank | None:
+def _rank(wanted: NDArray[np.bool_], device: torch.device, depth: int = 0) -> RankGroup | None:
     rows = np.flatnonzero(wanted)
     if not len(rows):
         return None
-    return Rank(None if len(rows) == len(wanted) else upload(rows, device), depth)
+    return RankGroup(None if len(rows) == len(wanted) else upload(rows, device), depth)
 
 
 def _cut(arrays: SamplingArrays) -> dict[str, NDArray[Any]]:

@@ -22,7 +22,7 @@ from .layout import Layout
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 
 
-class Spec(NamedTuple):
+class AttentionSpec(NamedTuple):
     """How one layer attends, as its attention module says. scale: above 0."""
 
     scale: float
@@ -31,7 +31,7 @@ class Spec(NamedTuple):
     sinks: Tensor | None = None
 
 
-class Turn(NamedTuple):
+class RotaryArgs(NamedTuple):
     """What is done to heads before they attend: normed where there are weights for it, then turned.
 
     n_queries: how many of the heads are queries; keys and values share the rest. angles: their
@@ -45,7 +45,7 @@ class Turn(NamedTuple):
     eps: float = 0.0
 
 
-class Pairs(NamedTuple):
+class RotaryLayout(NamedTuple):
     """Which numbers of a head turn with each other: of the first n, those of its halves, or
     neighbours. every: so many numbers, beside each other, have one cosine.
     """
@@ -55,7 +55,7 @@ class Pairs(NamedTuple):
     every: int = 1
 
 
-class Gate(NamedTuple):
+class GatedActivation(NamedTuple):
     """What is done to gates and ups: activation(gate) * (up + shift).
 
     limit: gates are at most that, ups that far from zero at most; None: as they are. slope: of
@@ -70,7 +70,7 @@ class Gate(NamedTuple):
     are_neighbours: bool = False
 
 
-class Experts(NamedTuple):
+class MoEWeights(NamedTuple):
     """A mixture's experts, and what each does: down(gate of up) or down(between(up)).
 
     up: [X, 2 I, E] with a gate; else [X, I', E]. down: [X, E, I]. Either may lie the other way
@@ -82,12 +82,12 @@ class Experts(NamedTuple):
     down: Tensor
     up_bias: Tensor | None = None
     down_bias: Tensor | None = None
-    gate: Gate | None = None
+    gate: GatedActivation | None = None
     between: Callable[[Tensor], Tensor] | None = None
     is_grouped: bool = False
 
 
-class Groups(NamedTuple):
+class ExpertGroups(NamedTuple):
     """Experts in groups of the same size, beside each other; only those of some groups are chosen.
 
     n_kept: of how many. by: the two largest scores in it, added, or the largest.
@@ -98,7 +98,7 @@ class Groups(NamedTuple):
     by: Literal["two", "one"]
 
 
-class Router(NamedTuple):
+class RouterSpec(NamedTuple):
     """How experts are chosen by logits, and what their shares are.
 
     top_k: those of the largest scores are chosen. by_logits: scores are logits, else what function
@@ -110,12 +110,12 @@ class Router(NamedTuple):
     function: Literal["softmax", "sigmoid"]
     is_normed: bool
     by_logits: bool
-    groups: Groups | None = None
+    groups: ExpertGroups | None = None
     scale: float = 1.0
     dtype: torch.dtype = torch.float32
 
 
-class KVStep(ABC):
+class AttentionStep(ABC):
     """One forward over a memory: all tokens of its rows, packed into one sequence.
 
     order: row numbers as packed. starts: packed index of each row's first token, by row number.
@@ -132,7 +132,9 @@ class KVStep(ABC):
     positions: Tensor
 
     @abstractmethod
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: Spec) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec
+    ) -> Tensor:
         """Let one layer's queries meet what they may see, layers in turn; take its new slots.
 
         query: [1, H, T, D]; key, value: [1, K, T, …]. Returns [1, T, H, Dv].
@@ -147,7 +149,12 @@ class KVStep(ABC):
         raise NotImplementedError
 
     def attend_turned(
-        self, layer: int, heads: Tensor, turn: Turn, spec: Spec, following: Tensor | None = None
+        self,
+        layer: int,
+        heads: Tensor,
+        turn: RotaryArgs,
+        spec: AttentionSpec,
+        following: Tensor | None = None,
     ) -> Tensor:
         """Turn heads, then do as `attend`: [T, H + 2 K, D], side by side: queries, keys, values.
 
@@ -155,12 +162,12 @@ class KVStep(ABC):
         """
         raise NotImplementedError
 
-    def can_turn(self, heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int) -> bool:
+    def supports_rotary(self, heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int) -> bool:
         """Whether `turned` takes these: cosines [1, T, …], numbers of a head beside each other."""
         raise NotImplementedError
 
     def turned(
-        self, heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int, pairs: Pairs
+        self, heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int, pairs: RotaryLayout
     ) -> tuple[Tensor, ...]:
         """Turn one or two tensors of heads.
 
@@ -168,7 +175,7 @@ class KVStep(ABC):
         """
         raise NotImplementedError
 
-    def can_norm(self, x: Tensor, weight: Tensor | None) -> bool:
+    def supports_rms_norm(self, x: Tensor, weight: Tensor | None) -> bool:
         """Whether `normed` takes x, [..., E], and weight, [E]: numbers of a row beside each other,
         two axes of rows at most.
         """
@@ -189,7 +196,7 @@ class KVStep(ABC):
         """
         raise NotImplementedError
 
-    def can_gate(self, gate: Tensor, up: Tensor) -> bool:
+    def supports_gating(self, gate: Tensor, up: Tensor) -> bool:
         """Whether `gated` takes these: [T, I] or [1, T, I] both, a token's numbers beside each
         other.
         """
@@ -201,21 +208,25 @@ class KVStep(ABC):
         """Return activation(gate) * up: contiguous."""
         raise NotImplementedError
 
-    def can_choose(self, logits: Tensor, bias: Tensor | None, router: Router) -> bool:
+    def supports_routing(self, logits: Tensor, bias: Tensor | None, router: RouterSpec) -> bool:
         """Whether `chosen` takes these: logits [T, X], and biases, [X]."""
         raise NotImplementedError
 
-    def chosen(self, logits: Tensor, bias: Tensor | None, router: Router) -> tuple[Tensor, Tensor]:
+    def chosen(
+        self, logits: Tensor, bias: Tensor | None, router: RouterSpec
+    ) -> tuple[Tensor, Tensor]:
         """Return the experts that a router chooses for each token, int64, those of the largest
         scores first, and their shares: [T, k] both.
         """
         raise NotImplementedError
 
-    def can_mix(self, x: Tensor, chosen: Tensor, shares: Tensor, experts: Experts) -> bool:
+    def supports_fused_experts(
+        self, x: Tensor, chosen: Tensor, shares: Tensor, experts: MoEWeights
+    ) -> bool:
         """Whether `mixed` takes these, and is what should: x [T, E], chosen and shares [T, k]."""
         raise NotImplementedError
 
-    def mixed(self, x: Tensor, chosen: Tensor, shares: Tensor, experts: Experts) -> Tensor:
+    def mixed(self, x: Tensor, chosen: Tensor, shares: Tensor, experts: MoEWeights) -> Tensor:
         """Return the sum of what a token's chosen experts make of it, each times its share: [T, E].
 
         Experts that are none, of numbers below 0 or above the last, add nothing.
@@ -230,13 +241,13 @@ class KVStep(ABC):
         """
 
 
-class KVMemory(Fragments):
+class KVBackend(Fragments):
     """The fragments of one engine, and the steps over them."""
 
     layout: Layout
 
     @abstractmethod
-    def begin(self, rows: Sequence[Row]) -> KVStep:
+    def begin(self, rows: Sequence[Row]) -> AttentionStep:
         """Return the step that runs these rows. Raises: ConfigError for what are no fragments."""
 
     @abstractmethod

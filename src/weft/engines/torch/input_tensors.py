@@ -15,7 +15,7 @@ from ..base import EngineInfo, LateTokens, Row, row_tokens
 from .upload import upload
 
 
-class Remembered:
+class CachedTensor:
     """A list of whole numbers as a tensor, int64 [n]: made anew only where it is another one."""
 
     def __init__(self, device: torch.device) -> None:
@@ -31,7 +31,7 @@ class Remembered:
         return self._tensor
 
 
-class Advancing:
+class IncrementingTensor:
     """Whole numbers as a tensor, int64 [n], all of which mostly go on by one from step to step.
 
     That is done in place, on the device. It is one tensor while they do: good for one step.
@@ -56,19 +56,19 @@ class Advancing:
 
 
 @runtime_checkable
-class DrawsThere(Protocol):
+class DeviceTokens(Protocol):
     """Draws whose tokens are on the device: int64 [B], below 0 where nothing could be drawn."""
 
     ids: Tensor
 
 
-class StepIds:
+class InputIds:
     """The token ids of each step, as a tensor: those that a step before has drawn stay there."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._numbers = Remembered(device)
-        self._places = Remembered(device)
+        self._numbers = CachedTensor(device)
+        self._places = CachedTensor(device)
 
     def checked(self, rows: Sequence[Row], info: EngineInfo) -> list[Sequence[int] | LateTokens]:
         """Return the rows' tokens; late ones stay late, if their draws are on the device.
@@ -80,7 +80,7 @@ class StepIds:
             return found
         found = []
         there = next((row.tokens.draws for row in rows if isinstance(row.tokens, LateTokens)), None)
-        is_there = isinstance(there, DrawsThere)  # asked once: a protocol is asked for slowly
+        is_there = isinstance(there, DeviceTokens)  # asked once: a protocol is asked for slowly
         for row in rows:
             tokens = row.tokens
             if is_there and isinstance(tokens, LateTokens) and tokens.draws is there:
@@ -114,7 +114,7 @@ class StepIds:
             else:
                 known += of_row
         assert late is not None
-        assert isinstance(late.draws, DrawsThere)  # as those of all of them, which are one
+        assert isinstance(late.draws, DeviceTokens)  # as those of all of them, which are one
         drawn = late.draws.ids
         if numbers != list(range(len(drawn))):
             drawn = drawn[self._numbers.of(numbers)]

@@ -18,8 +18,8 @@ import numpy as np
 
 from ...base import Span
 from .kernel import ITEM_FIELDS
-from .lines import AT, BEFORE, CHUNKS, FIRST, SIZE, Ints, N, chunks_of
 from .pool import SlotList, SlotPool, own
+from .tiling import AT, BEFORE, CHUNKS, FIRST, SIZE, Ints, N, chunks_of
 
 # A part less of a row is worth reading so many slots once more: it is written and read in float32.
 # Heads in groups of four have eight slots in 16 bits for it, those on their own two. Not measured.
@@ -28,7 +28,7 @@ _PART = 4
 Path = tuple[Span, ...]
 
 
-class Stretches:
+class PrefixIndex:
     """The stretches of paths, by number. 0 is above all, and has no slots.
 
     lines: one each. ranks: depth first. bounds: [2, n], the ranks of what lies below a stretch.
@@ -59,7 +59,7 @@ class Stretches:
             self._rank()
         return np.fromiter(map(found.__getitem__, ids), np.int64, len(ids))
 
-    def hand_down(self, bottoms: Ints, chunk: int) -> Ints:
+    def merge_short(self, bottoms: Ints, chunk: int) -> Ints:
         """Hand down stretches of up to a chunk where that saves more than it reads twice.
 
         bottoms: the rows' lowest ones. Returns those that they have now.
@@ -97,7 +97,7 @@ class Stretches:
         self._lone = bottoms[is_lone]
         return np.flatnonzero(is_lone)
 
-    def part_lone(self, bottoms: Ints) -> Ints:
+    def split_single_row(self, bottoms: Ints) -> Ints:
         """Let those have lines again that new rows lie below; return their numbers."""
         lone, numbers, found = set(self._lone.tolist()), set(bottoms.tolist()), set[int]()
         while lone and numbers:

@@ -44,7 +44,7 @@ def tiles_of(n_rows: Ints, largest: int) -> Ints:
     return np.array([n_broad, n_wide + ((rest > 0) & ~is_narrow), is_narrow])
 
 
-class Cut(NamedTuple):
+class TiledWork(NamedTuple):
     """Items of lines, class by class: all but their query tokens holds while `n_tiles` does.
 
     of: whose line each is. n_each: how many items each of TILES has.
@@ -56,7 +56,7 @@ class Cut(NamedTuple):
     n_each: list[int]
 
 
-def cut_lines(lines: Ints, n_tiles: Ints, chunk: int) -> Cut:
+def tile_work(lines: Ints, n_tiles: Ints, chunk: int) -> TiledWork:
     """Cut lines: every chunk of a line with every tile of it."""
     rows = np.array(TILES)[:, None]
     m0 = ((n_tiles * rows).cumsum(0) - n_tiles * rows).ravel()  # where a class begins
@@ -74,7 +74,7 @@ def cut_lines(lines: Ints, n_tiles: Ints, chunk: int) -> Cut:
     items[:, BEFORE] += number
     items[:, M0] = m0.repeat(chunks)
     ends = np.concatenate([[0], chunks.cumsum()])[n_tiles.sum(1).cumsum()]
-    return Cut(n_tiles, items, of, np.diff(ends, prepend=0).tolist())
+    return TiledWork(n_tiles, items, of, np.diff(ends, prepend=0).tolist())
 
 
 def _numbers_within(counts: Ints) -> Ints:

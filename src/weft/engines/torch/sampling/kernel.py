@@ -21,9 +21,9 @@ from torch import Tensor
 
 from ....sampling.metrics import MEMBERS
 from ....sampling.sampler import BROKEN, NOTHING
-from . import cuts
-from .edges import Edges, find_edges
-from .seats import FromRows, Seats
+from . import filters
+from .sampling_tensors import RowIndex, SamplingTensors
+from .topk_topp_kernel import Cutoffs, find_cutoffs
 
 _SQUARE = tl.constexpr(MEMBERS * MEMBERS)
 _SIDE = tl.constexpr(MEMBERS)
@@ -73,7 +73,7 @@ def noise_of(key, ids):
 
 
 @triton.jit
-def look_at_tile(
+def sample_tile_kernel(
     raw_ptr,
     left_ptr,
     row_ptr,
@@ -153,7 +153,7 @@ def look_at_tile(
 
 
 @triton.jit(do_not_specialize=["n_samplers"])
-def look_at_row(
+def reduce_row_kernel(
     raw_ptr,
     left_ptr,
     row_ptr,
@@ -233,13 +233,13 @@ def bits_of(figure):
     return figure.to(tl.float32).to(tl.int32, bitcast=True).to(tl.int64)
 
 
-class Chances(NamedTuple):
+class SampleArgs(NamedTuple):
     """What B samplers draw from, and by.
 
     raw: [R, V] of any float dtype, rows: int64 [B], the row of each. left: [L, V] and left_rows:
     the logits after edits, -inf for what is gone; None: the raw ones. allowed: int32 [B, words], a
     bit a token. edges: where filters cut what is left and allowed. streams, positions, greedy:
-    int64 [B]; early, late: float64 [B]: see `Seats`.
+    int64 [B]; early, late: float64 [B]: see `SamplingTensors`.
     """
 
     raw: Tensor
@@ -252,29 +252,29 @@ class Chances(NamedTuple):
     left: Tensor | None = None
     left_rows: Tensor | None = None
     allowed: Tensor | None = None
-    edges: Edges | None = None
+    edges: Cutoffs | None = None
 
     @classmethod
-    def of(cls, logits: Tensor, place: FromRows, seats: Seats) -> Chances:
+    def of(cls, logits: Tensor, place: RowIndex, seats: SamplingTensors) -> SampleArgs:
         """Put together what some samplers draw from. logits: [R, V]."""
         by = (seats.streams, seats.positions, seats.is_greedy, seats.early, seats.late)
         logits = logits if logits.stride(-1) == 1 else logits.contiguous()
         left, rows, allowed = logits, place.rows, seats.allowed
         is_edited = seats.is_edited or seats.typical is not None
         if is_edited:
-            left, allowed = cuts.edited(place.of(logits).float(), seats), None
+            left, allowed = filters.edited(place.of(logits).float(), seats), None
             rows = torch.arange(len(left), device=left.device)
         if seats.typical is not None:
-            left = cuts.left_of_typical(left, seats)
+            left = filters.left_of_typical(left, seats)
         edges = None
         if seats.cut:
-            edges = find_edges(left, rows, seats.early, allowed=allowed, **seats.cut)
+            edges = find_cutoffs(left, rows, seats.early, allowed=allowed, **seats.cut)
         if not is_edited:
             return cls(logits, place.rows, *by, allowed=allowed, edges=edges)
         return cls(logits, place.rows, *by, left=left, left_rows=rows, edges=edges)
 
 
-def draw_tokens(chances: Chances, *, kept: bool = False) -> Tensor:
+def draw_tokens(chances: SampleArgs, *, kept: bool = False) -> Tensor:
     """Draw one token a sampler, in two launches that nobody waits for.
 
     Returns int64 [3, B]: ids, and the bits of float32 logprobs and entropies; kept: a fourth line,
@@ -293,7 +293,7 @@ def draw_tokens(chances: Chances, *, kept: bool = False) -> Tensor:
     by = (chances.streams, chances.positions, chances.greedy, chances.early, chances.late)
     has_left = chances.left is not None
     with torch.cuda.device_of(raw):
-        look_at_tile[(n * n_tiles,)](
+        sample_tile_kernel[(n * n_tiles,)](
             raw,
             left,
             chances.rows,
@@ -314,7 +314,7 @@ def draw_tokens(chances: Chances, *, kept: bool = False) -> Tensor:
             HAS_KEPT=kept,
             num_warps=8,
         )
-        look_at_row[(n,)](
+        reduce_row_kernel[(n,)](
             raw,
             left,
             chances.rows,

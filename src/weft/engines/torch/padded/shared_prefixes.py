@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from ...lanes import FEW, SEVERAL, Reach, Stretch, stretches_of
-from ..memory import Spec
-from ..steady import Remembered
-from .kv import KV, Store
-from .products import Mask, attend, merge
+from ..input_tensors import CachedTensor
+from ..kv_backend import AttentionSpec
+from .attention import Mask, attend, merge
+from .kv import KV, PaddedKVPool
 
 
 class Positions(NamedTuple):
@@ -30,7 +30,7 @@ class Positions(NamedTuple):
     there: Tensor
 
 
-class LaneSpan:
+class PrefixGroup:
     """One stretch and its queries.
 
     keys, values: a layer each, [1, K, S, D]: views, or copies of spans that do not lie in line.
@@ -38,7 +38,7 @@ class LaneSpan:
 
     __slots__ = ("first", "keys", "length", "start", "stop", "values")
 
-    def __init__(self, stretch: Stretch[KV], store: Store) -> None:
+    def __init__(self, stretch: Stretch[KV], store: PaddedKVPool) -> None:
         spans, self.length, self.first, self.start, self.stop = stretch
         if store.is_in_line([fragment for fragment, _ in spans]):
             self.keys, self.values = store.views(spans[0][0], self.length)
@@ -47,14 +47,14 @@ class LaneSpan:
 
     def through(
         self, window: int | None, group: int, positions: Positions, like: Tensor
-    ) -> PartView | None:
+    ) -> PrefixGroupView | None:
         """What a window lets the queries see: a key less than `window` positions before them.
 
         oldest query                     newest query
         ├── window ──┤ sees from low     ├── window ──┤ sees all after `newest - window`
         """
         if window is None:
-            return PartView(self, 0, None)
+            return PrefixGroupView(self, 0, None)
         queries = positions.known[self.start : self.stop]
         oldest, newest = min(queries), max(queries)
         last = self.first + self.length - 1
@@ -62,23 +62,23 @@ class LaneSpan:
         if last <= oldest - window:
             return None
         if self.first + low > newest - window:
-            return PartView(self, low, None)
+            return PrefixGroupView(self, low, None)
         device = like.device
         query = positions.there[self.start : self.stop].repeat_interleave(group)[:, None]
         key = torch.arange(self.first + low, last + 1, device=device)[None]
         hidden = key <= query - window
-        return PartView(self, low, Mask(bias_of(hidden, like), hidden.all(-1)))
+        return PrefixGroupView(self, low, Mask(bias_of(hidden, like), hidden.all(-1)))
 
 
-class PartView(NamedTuple):
+class PrefixGroupView(NamedTuple):
     """A part's keys from `low` on, masked or not."""
 
-    part: LaneSpan
+    part: PrefixGroup
     low: int
     mask: Mask | None
 
     def meet(
-        self, layer: int, folded: Tensor, group: int, out: Tensor, lse: Tensor, spec: Spec
+        self, layer: int, folded: Tensor, group: int, out: Tensor, lse: Tensor, spec: AttentionSpec
     ) -> None:
         """Let the queries [K, T*g, D] meet these keys; merge into [T*g, K, Dv] and [T*g, K]."""
         start, stop = self.part.start * group, self.part.stop * group
@@ -91,7 +91,7 @@ class PartView(NamedTuple):
         )
 
 
-class Bundle:
+class PrefixBatch:
     """Short stretches with few queries each, none a query of two.
 
     keys, values: padded copies, a layer each, [P, K, S, D].
@@ -111,7 +111,7 @@ class Bundle:
         "where",
     )
 
-    def __init__(self, members: list[Stretch[KV]], store: Store) -> None:
+    def __init__(self, members: list[Stretch[KV]], store: PaddedKVPool) -> None:
         self.members = members
         self.keys, self.values = store.padded([m.spans for m in members])
         self.n_queries = max(m.stop - m.start for m in members)
@@ -124,7 +124,7 @@ class Bundle:
             kept += [number * self.n_queries + i for i in range(len(queries))]
             where += queries
         device = store.layout.device
-        self.firsts, self.lengths = Remembered(device), Remembered(device)
+        self.firsts, self.lengths = CachedTensor(device), CachedTensor(device)
         self.padded = torch.tensor(padded, device=device)
         self.kept = None if len(kept) == len(padded) else torch.tensor(kept, device=device)
         self.where: slice | Tensor = torch.tensor(where, device=device)
@@ -133,23 +133,23 @@ class Bundle:
 
     def through(
         self, window: int | None, group: int, positions: Positions, like: Tensor
-    ) -> BundleView | None:
+    ) -> PrefixBatchView | None:
         """What padding and a window let each query see."""
         if window is not None and self._is_beyond(window, positions.known):
             return None
         lengths = [m.length for m in self.members]
         if window is None and min(lengths) == max(lengths):
-            return BundleView(self, None)
+            return PrefixBatchView(self, None)
         device = like.device
         slots = torch.arange(max(lengths), device=device)
         hidden = (slots[None] >= self.lengths.of(lengths)[:, None])[:, None, None]
         if window is None:
-            return BundleView(self, Mask(bias_of(hidden, like)))
+            return PrefixBatchView(self, Mask(bias_of(hidden, like)))
         query = positions.there[self.padded].unflatten(0, (len(self.members), -1))
         key = self.firsts.of([m.first for m in self.members])[:, None] + slots
         beyond = key[:, None] <= query[:, :, None] - window
         hidden = hidden | beyond.repeat_interleave(group, 1)[:, None]
-        return BundleView(self, Mask(bias_of(hidden, like), hidden.all(-1)))
+        return PrefixBatchView(self, Mask(bias_of(hidden, like), hidden.all(-1)))
 
     def _is_beyond(self, window: int, positions: list[int]) -> bool:
         """Whether no query sees anything of its span."""
@@ -159,14 +159,14 @@ class Bundle:
         )
 
 
-class BundleView(NamedTuple):
+class PrefixBatchView(NamedTuple):
     """A bundle's keys, masked or not."""
 
-    bundle: Bundle
+    bundle: PrefixBatch
     mask: Mask | None
 
     def meet(
-        self, layer: int, folded: Tensor, group: int, out: Tensor, lse: Tensor, spec: Spec
+        self, layer: int, folded: Tensor, group: int, out: Tensor, lse: Tensor, spec: AttentionSpec
     ) -> None:
         """Let the queries [K, T*g, D] meet these keys; merge into [T*g, K, Dv] and [T*g, K]."""
         bundle = self.bundle
@@ -187,7 +187,9 @@ class BundleView(NamedTuple):
             out[bundle.where], lse[bundle.where] = some, some_lse
 
 
-def arrange(reaches: Sequence[Reach[KV]], store: Store) -> list[LaneSpan | Bundle]:
+def group_prefixes(
+    reaches: Sequence[Reach[KV]], store: PaddedKVPool
+) -> list[PrefixGroup | PrefixBatch]:
     """Bundle what is short, a bundle a level of nesting; the rest become parts."""
     levels: dict[tuple[int, int], list[Stretch[KV]]] = {}
     alone: list[Stretch[KV]] = []
@@ -200,11 +202,13 @@ def arrange(reaches: Sequence[Reach[KV]], store: Store) -> list[LaneSpan | Bundl
         level = max(depth.get(q, 0) for q in queries)
         depth.update(dict.fromkeys(queries, level + 1))
         levels.setdefault((level, stretch.size), []).append(stretch)
-    bundles = [Bundle(members, store) for members in levels.values() if len(members) >= SEVERAL]
+    bundles = [
+        PrefixBatch(members, store) for members in levels.values() if len(members) >= SEVERAL
+    ]
     alone += [m for members in levels.values() if len(members) < SEVERAL for m in members]
     for stretch in alone:  # all of them before any view is taken
         store.line_up([fragment for fragment, _ in stretch.spans])
-    return [*(LaneSpan(stretch, store) for stretch in alone), *bundles]
+    return [*(PrefixGroup(stretch, store) for stretch in alone), *bundles]
 
 
 def bias_of(hidden: Tensor, like: Tensor) -> Tensor:

@@ -72,7 +72,7 @@ _WATCHED: dict[type[nn.Module], type[nn.Module]] = {
 }
 
 
-def only_called(model: PreTrainedModel, layers: Sequence[nn.Module]) -> set[int]:
+def called_layers(model: PreTrainedModel, layers: Sequence[nn.Module]) -> set[int]:
     """Return the ids of those layers that text goes through, and whose weights nobody else reads.
 
     Layers of a part that reads images are not called; a model that multiplies with a layer's
@@ -82,7 +82,9 @@ def only_called(model: PreTrainedModel, layers: Sequence[nn.Module]) -> set[int]
     return {id(call.layer) for call in watch.calls} - watch.read
 
 
-def fed_alike(model: PreTrainedModel, layers: Sequence[nn.Linear]) -> list[list[nn.Linear]]:
+def shared_input_groups(
+    model: PreTrainedModel, layers: Sequence[nn.Linear]
+) -> list[list[nn.Linear]]:
     """Return those layers, two or more, that are given one and the same tensor, in their order.
 
     Each is called once, and nobody writes to the tensor before the last one is.

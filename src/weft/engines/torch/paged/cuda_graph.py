@@ -20,10 +20,10 @@ from weakref import WeakMethod
 import torch
 from torch import Tensor
 
-from ..hook import RunningForward
-from ..memory import KVStep
-from .advance import put
+from ..attention_hook import ForwardContext
+from ..kv_backend import AttentionStep
 from .capture import Record, Replay
+from .graph_inputs import put
 from .kernel import ITEM_FIELDS, Work
 from .step import PagedMemory, PagedStep
 
@@ -81,7 +81,7 @@ class Key(NamedTuple):
     rooms: tuple[tuple[int, FrameSize], ...]
 
 
-class Frame(PagedStep):
+class GraphBuffers(PagedStep):
     """The tensors that a captured step reads, and the step over them."""
 
     def __init__(self, key: Key, memory: PagedMemory) -> None:
@@ -140,12 +140,12 @@ class Frame(PagedStep):
         put(ids[0], step.short_slots, step.short_positions, held)
 
 
-class StepGraphs:
+class CudaGraphRunner:
     """The captured steps of one engine. `hidden` runs a step, captured or not."""
 
     def __init__(
         self,
-        call: RunningForward,
+        call: ForwardContext,
         memory: PagedMemory,
         record: Record,
         weights_lie: Callable[[], int],
@@ -157,7 +157,9 @@ class StepGraphs:
         """
         self._call, self._memory, self._record = call, memory, record
         self._weights_lie = weights_lie
-        self._frames: dict[Key, tuple[Frame, Replay]] = {}  # the one that was played last is last
+        self._frames: dict[
+            Key, tuple[GraphBuffers, Replay]
+        ] = {}  # the one that was played last is last
         self._seen: dict[Key, int] = {}
         self._places: tuple[int, ...] | None = None
         self._n_failed = 0
@@ -166,7 +168,7 @@ class StepGraphs:
         # What is captured is lost where the pool moves: its memory goes before more is asked for.
         memory.before_moving = WeakMethod(self.forget)
 
-    def hidden(self, body: Body, ids: Tensor, step: KVStep) -> Tensor:
+    def hidden(self, body: Body, ids: Tensor, step: AttentionStep) -> Tensor:
         """Return hidden states [T, E] of packed tokens; ids: [1, T].
 
         step: of this object's memory.
@@ -225,7 +227,7 @@ class StepGraphs:
         finally:
             self._call.step = None
 
-    def _held(self, body: Body, ids: Tensor, step: PagedStep) -> tuple[Frame, Replay] | None:
+    def _held(self, body: Body, ids: Tensor, step: PagedStep) -> tuple[GraphBuffers, Replay] | None:
         """Return a captured step that is filled with this one; None where it is run as it is."""
         n = ids.shape[1]
         groups = self._memory.groups
@@ -248,7 +250,7 @@ class StepGraphs:
             return None
         return self._captured(key, body, ids, step)
 
-    def _fitting(self, asked: Key) -> tuple[Frame, Replay] | None:
+    def _fitting(self, asked: Key) -> tuple[GraphBuffers, Replay] | None:
         """Return the smallest captured step that this one fits into, and is not lost in."""
         best: Key | None = None
         for key in self._frames:
@@ -268,11 +270,11 @@ class StepGraphs:
 
     def _captured(
         self, key: Key, body: Body, ids: Tensor, step: PagedStep
-    ) -> tuple[Frame, Replay] | None:
+    ) -> tuple[GraphBuffers, Replay] | None:
         """Capture a step over a frame that holds this one; None where that fails."""
         while len(self._frames) >= _MOST_FRAMES:
             self._drop(next(iter(self._frames)))
-        frame = Frame(key, self._memory)
+        frame = GraphBuffers(key, self._memory)
         frame.fill(ids, step)
         began = time.perf_counter()
         try:

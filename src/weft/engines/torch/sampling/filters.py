@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .seats import Seats
+from .sampling_tensors import SamplingTensors
 
 _HUGE = 1e30
 _TOGETHER = 1 << 25  # logits whose legal mass is added up at once
@@ -25,7 +25,7 @@ _DIGITS = (11, 11, 10)
 _UNIT = float(1 << 40)
 
 
-def edited(logits: Tensor, seats: Seats) -> Tensor:
+def edited(logits: Tensor, seats: SamplingTensors) -> Tensor:
     """Return logits after mask, bias and penalties; themselves where nothing is to do.
 
     logits: float32 [B, V], raw; not modified.
@@ -38,7 +38,7 @@ def edited(logits: Tensor, seats: Seats) -> Tensor:
     return out
 
 
-def legal_logmass(logits: Tensor, seats: Seats) -> Tensor:
+def legal_logmass(logits: Tensor, seats: SamplingTensors) -> Tensor:
     """Return `DrawResult.legal_logmass`: float32 [B]. The seats have constraints.
 
     logits: [B, V], raw, of any float dtype; not modified.
@@ -63,7 +63,7 @@ def _masked(logits: Tensor, allowed: Tensor) -> Tensor:
     return torch.where(inside != 0, logits, -torch.inf)
 
 
-def _penalised(logits: Tensor, seats: Seats, seen: Tensor) -> Tensor:
+def _penalised(logits: Tensor, seats: SamplingTensors, seen: Tensor) -> Tensor:
     ids, counts = seen[0].long(), seen[1]
     given = logits.gather(1, ids)
     repeat = seats.repetition[:, None]
@@ -74,7 +74,7 @@ def _penalised(logits: Tensor, seats: Seats, seen: Tensor) -> Tensor:
     return logits.scatter(1, ids, torch.where(counts < 0, given, pushed.clamp(max=_HUGE)))
 
 
-def left_of_typical(logits: Tensor, seats: Seats) -> Tensor:
+def left_of_typical(logits: Tensor, seats: SamplingTensors) -> Tensor:
     """Return logits, -inf for what filters drop of the rows that ask for typical_p.
 
     logits: float32 [B, V], edited; not modified.
@@ -86,7 +86,7 @@ def left_of_typical(logits: Tensor, seats: Seats) -> Tensor:
     return put(logits, rows, torch.full_like(few, -torch.inf).scatter(1, ids, values))
 
 
-def left_of_wide(logits: Tensor, seats: Seats) -> Tensor:
+def left_of_wide(logits: Tensor, seats: SamplingTensors) -> Tensor:
     """Return the logits of the rows that are not ranked, -inf for what top-p and min-p drop."""
     assert seats.wide is not None
     rows, top = seats.wide.rows, logits.amax(1)
@@ -115,7 +115,7 @@ class Ranking(NamedTuple):
     log_total: Tensor
 
 
-def ranking(logits: Tensor, seats: Seats, rows: Tensor | None, depth: int) -> Ranking:
+def ranking(logits: Tensor, seats: SamplingTensors, rows: Tensor | None, depth: int) -> Ranking:
     """Return what the filters leave of rows that ask for no more than their `depth` likeliest.
 
     logits: float32 [B, V], edited, of these rows alone; rows: which of the seats they are.

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..hook import step_of
+from ..attention_hook import step_of
 from ..listeners import hooks_of, leave_inputs
 from ..weights.packed import PackedLinear
 
@@ -26,7 +26,7 @@ SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _PLACE = "weft_sibling"
 
 
-class Siblings:
+class MergedLinear:
     """Linear layers of one input."""
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
@@ -146,8 +146,8 @@ class _OneProduct:
     # Later than the layers: a copy's are not whole when it is made.
 
     @cached_property
-    def _siblings(self) -> Siblings:
-        return Siblings(self._layers)
+    def _siblings(self) -> MergedLinear:
+        return MergedLinear(self._layers)
 
     @cached_property
     def _hooks(self) -> list[dict[int, Any]]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..memory import Spec
+from ..kv_backend import AttentionSpec
 
 # Queries a block when scores must be written out: bounds memory at n_heads * 256 * S floats.
 QUERY_BLOCK = 256
@@ -30,7 +30,7 @@ class Mask(NamedTuple):
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, spec: Spec, mask: Mask | None = None
+    q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, mask: Mask | None = None
 ) -> tuple[Tensor, Tensor]:
     """Let all queries meet all keys.
 
@@ -46,7 +46,7 @@ def attend(
 
 
 def plain(
-    q: Tensor, k: Tensor, v: Tensor, spec: Spec, mask: Mask | None = None
+    q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, mask: Mask | None = None
 ) -> tuple[Tensor, Tensor]:
     """Do the same by elementary operations: any device, soft-capped scores, any head sizes."""
     scores = torch.matmul(q, k.transpose(-1, -2)).float().mul_(spec.scale)
@@ -61,7 +61,7 @@ def plain(
 
 
 def attend_causal(
-    q: Tensor, k: Tensor, v: Tensor, spec: Spec, bands: list[Band] | None
+    q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, bands: list[CausalBand] | None
 ) -> tuple[Tensor, Tensor]:
     """Let token i of each row meet tokens 0..i of its own row.
 
@@ -94,7 +94,7 @@ def attend_causal(
     return torch.cat([b[0] for b in blocks], 2), torch.cat([b[1] for b in blocks], 2)
 
 
-class Band(NamedTuple):
+class CausalBand(NamedTuple):
     """Queries start..stop of a causal square and the keys first..stop that any of them sees."""
 
     start: int
@@ -103,7 +103,7 @@ class Band(NamedTuple):
     bias: Tensor
 
 
-def bands_of(n: int, window: int | None, like: Tensor) -> list[Band]:
+def bands_of(n: int, window: int | None, like: Tensor) -> list[CausalBand]:
     """Cut a causal square of n tokens into bands of queries, each with its mask [queries, keys]."""
     bands = []
     for start in range(0, n, QUERY_BLOCK):
@@ -114,7 +114,7 @@ def bands_of(n: int, window: int | None, like: Tensor) -> list[Band]:
         if window is not None:
             hidden |= behind >= window
         bias = torch.zeros(hidden.shape).masked_fill_(hidden, -math.inf)
-        bands.append(Band(start, stop, first, bias.to(like.device, like.dtype)))
+        bands.append(CausalBand(start, stop, first, bias.to(like.device, like.dtype)))
     return bands
 
 
@@ -137,7 +137,7 @@ def apply_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> None:
     out.mul_(torch.sigmoid(lse - sinks).unsqueeze(-1).to(out.dtype))
 
 
-def is_fused(q: Tensor, v: Tensor, spec: Spec) -> bool:
+def is_fused(q: Tensor, v: Tensor, spec: AttentionSpec) -> bool:
     """Whether `attend` has one operation for it here."""
     return q.device.type == "cpu" and spec.softcap is None and q.shape[-1] == v.shape[-1]
 

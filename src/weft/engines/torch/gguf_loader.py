@@ -20,8 +20,8 @@ from ..gguf.checkpoint import GGUFCheckpoint
 from ..gguf.families import complete_config, family_of
 from ..gguf.sampling import sampling_of
 from ..gguf.tokenizer import read_tokenizer
+from .compatibility import check_architecture
 from .model import DTYPES, check_dtype, quiet
-from .refusals import refuse_config
 
 
 class Dequantised(NamedTuple):
@@ -66,7 +66,7 @@ def _by_tables(header: GGUF, dtype: torch.dtype) -> PreTrainedModel:
     checkpoint = GGUFCheckpoint(header)
     values = dict(checkpoint.config)
     config = AutoConfig.for_model(values.pop("model_type"), **values)
-    refuse_config(config)
+    check_architecture(config)
     kind: Any = getattr(transformers, checkpoint.config["architectures"][0])
     weights = {name: _dequantised(checkpoint, name, dtype) for name in checkpoint.tensors}
     model, report = kind.from_pretrained(
@@ -98,7 +98,7 @@ def _by_transformers(header: GGUF, dtype: torch.dtype) -> PreTrainedModel:
     folder = header.file.parent
     with redirect_stderr(StringIO()):  # a progress bar that no setting turns off
         config = AutoConfig.from_pretrained(folder, **where)
-        refuse_config(config)
+        check_architecture(config)
         complete_config(config, header)
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             folder, config=config, dtype=dtype, **where

@@ -28,7 +28,7 @@ def find_slots(
 
 
 @triton.jit(do_not_specialize=["n_tokens"])
-def put_tokens(
+def copy_inputs_kernel(
     id_ptr,
     slot_ptr,
     position_ptr,
@@ -76,6 +76,6 @@ def put(
     """
     n_tokens = len(ids)
     with torch.cuda.device_of(ids):
-        put_tokens[(triton.cdiv(n_tokens, _TOKENS),)](
+        copy_inputs_kernel[(triton.cdiv(n_tokens, _TOKENS),)](
             ids, slots, positions, *into, n_tokens, BT=_TOKENS, num_warps=2
         )

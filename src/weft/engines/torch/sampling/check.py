@@ -21,7 +21,7 @@ from ..upload import upload
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from .drawer import Drawer
+    from .drawer import TorchSampler
 
 _N_ROWS, _N_SAMPLERS = 4, 32
 _SPREAD = 3.0  # of the logits: some tokens are likely, as in a model's
@@ -43,7 +43,7 @@ _TEMPERATURES = (1.0, 0.6, 1.4, 0.0)
 _agreed: set[tuple[torch.device, bool, int, torch.dtype]] = set()
 
 
-def difference_of_draws(drawer: Drawer, n_vocab: int, dtype: torch.dtype) -> str:
+def difference_of_draws(drawer: TorchSampler, n_vocab: int, dtype: torch.dtype) -> str:
     """Return what a drawer draws otherwise than the reference, "" where all is the same.
 
     n_vocab, dtype: of the engine's logits. A process asks once for each.

@@ -19,35 +19,35 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
+from .kv_backend import AttentionSpec, AttentionStep
 from .layout import LayerShape
-from .memory import KVStep, Spec
-from .padded.products import apply_sinks, attend_causal, bands_of
+from .padded.attention import apply_sinks, attend_causal, bands_of
 
 NAME = "weft_tree"
 PROBE = "weft_probe"
 _SEAT = "weft_seat"
 
 
-class RunningForward:
+class ForwardContext:
     """The forward that is running: `step` attends; else `probe` watches a plain sequence."""
 
     __slots__ = ("probe", "step")
 
     def __init__(self) -> None:
-        self.step: KVStep | None = None
+        self.step: AttentionStep | None = None
         self.probe: Probe | None = None
 
 
-class Seat:
+class ModuleContext:
     """What each module of our copy carries: the running call and, once known, its layer."""
 
     __slots__ = ("call", "layer")
 
-    def __init__(self, call: RunningForward) -> None:
+    def __init__(self, call: ForwardContext) -> None:
         self.call = call
         self.layer = -1
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Seat:
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModuleContext:
         return self  # a copy of our copy is still ours
 
 
@@ -63,12 +63,12 @@ class Probe:
         self.layers: list[int] = []
         self._met: list[tuple[Tensor, Tensor]] = []  # alive, so that no other lies where one did
         self.shapes: list[LayerShape] = []
-        self.specs: list[Spec] = []
+        self.specs: list[AttentionSpec] = []
         self.masks: list[Any] = []
         self.local_masks: list[Any] = []
         self.is_causal = True
 
-    def see(self, module: nn.Module, key: Tensor, value: Tensor, spec: Spec) -> None:
+    def see(self, module: nn.Module, key: Tensor, value: Tensor, spec: AttentionSpec) -> None:
         self.modules.append(module)
         self.specs.append(spec)
         self.is_causal = self.is_causal and getattr(module, "is_causal", True) is not False
@@ -112,7 +112,7 @@ _probing: ContextVar[Probe | None] = ContextVar("weft_probing", default=None)
 
 
 @contextmanager
-def probing(call: RunningForward) -> Iterator[Probe]:
+def probing(call: ForwardContext) -> Iterator[Probe]:
     """Let the forwards inside attend plainly and record what they do."""
     probe = call.probe = Probe()
     token = _probing.set(probe)
@@ -123,17 +123,17 @@ def probing(call: RunningForward) -> Iterator[Probe]:
         call.probe = None
 
 
-def seat_modules(model: nn.Module) -> RunningForward:
+def attach_context(model: nn.Module) -> ForwardContext:
     """Hang a seat on every module of our copy, so that the attention function finds its call."""
-    call = RunningForward()
+    call = ForwardContext()
     for module in model.modules():
-        module.__dict__[_SEAT] = Seat(call)
+        module.__dict__[_SEAT] = ModuleContext(call)
     return call
 
 
-def step_of(module: nn.Module) -> KVStep | None:
+def step_of(module: nn.Module) -> AttentionStep | None:
     """Return the step that is running, where a module of our copy is called in one."""
-    seat: Seat = module.__dict__[_SEAT]
+    seat: ModuleContext = module.__dict__[_SEAT]
     return seat.call.step
 
 
@@ -162,9 +162,9 @@ def attention(
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Attend one layer of the running forward; the signature is that of AttentionInterface."""
-    seat: Seat = module.__dict__[_SEAT]
+    seat: ModuleContext = module.__dict__[_SEAT]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    spec = Spec(scale, softcap or None, sliding_window or None, s_aux)
+    spec = AttentionSpec(scale, softcap or None, sliding_window or None, s_aux)
     if seat.call.step is not None:
         met = seat.call.step.attend(seat.layer, query, key, value, spec)
         return met.contiguous(), None  # as the interface's own are: models take views of it

@@ -41,7 +41,7 @@ _NONE = tl.constexpr(float("-inf"))
 _INFINITE = tl.constexpr(float("inf"))
 
 
-class Edges(NamedTuple):
+class Cutoffs(NamedTuple):
     """What filters leave of B rows: logits above `least`, and of those equal to it ids to `last`.
 
     least: float32 [B], -inf where nothing is cut. last: int64 [B], V where all equals are kept.
@@ -543,7 +543,7 @@ def write_edges(
     tl.store(last_ptr + b, last)
 
 
-def find_edges(
+def find_cutoffs(
     logits: Tensor,
     rows: Tensor,
     early: Tensor,
@@ -552,7 +552,7 @@ def find_edges(
     top_p: Tensor | None = None,
     min_p: Tensor | None = None,
     allowed: Tensor | None = None,
-) -> Edges:
+) -> Cutoffs:
     """Find what top-k, then top-p, then min-p leave of each row; does not wait for the device.
 
     Args:
@@ -569,12 +569,12 @@ def find_edges(
     least = torch.empty(n_rows, dtype=torch.float32, device=device)
     last = torch.empty(n_rows, dtype=torch.int64, device=device)
     if not n_rows:
-        return Edges(least, last)
+        return Cutoffs(least, last)
     if top_k is None and top_p is None and min_p is None:
-        return Edges(least.fill_(-torch.inf), last.fill_(logits.shape[1]))
+        return Cutoffs(least.fill_(-torch.inf), last.fill_(logits.shape[1]))
     with torch.cuda.device_of(logits):  # Triton launches where CUDA is
         _Search(logits, rows, early, top_k, top_p, min_p, allowed).run(least, last)
-    return Edges(least, last)
+    return Cutoffs(least, last)
 
 
 class _Search:

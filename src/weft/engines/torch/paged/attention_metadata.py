@@ -23,10 +23,12 @@ import numpy as np
 from torch import Tensor
 
 from ...base import Fragment, Row
-from ..upload import overwrite, upload
-from .advance import slots_at
+from ..upload import copy_to_device, upload
+from .graph_inputs import slots_at
 from .kernel import ITEM_FIELDS, NARROW, Work
-from .lines import (
+from .pool import SlotList, SlotPool, own
+from .prefix_index import Path, PrefixIndex
+from .tiling import (
     AT,
     AT_ABOVE,
     BEFORE,
@@ -38,15 +40,13 @@ from .lines import (
     N_ROWS,
     SIZE,
     START,
-    Cut,
     Ints,
     N,
+    TiledWork,
     chunks_of,
-    cut_lines,
+    tile_work,
     tiles_of,
 )
-from .pool import SlotList, SlotPool, own
-from .stretches import Path, Stretches
 
 # Programs that keep a card busy, all KV heads together: as many as sm_90 has processors. Four times
 # as many, which write more parts, took 1.3 times as long over 64 leaves below 16,384 tokens.
@@ -58,7 +58,7 @@ _ALIGN = 64
 _SPARE_STRETCHES = 64  # that a plan may have more than twice those it was made with
 
 
-class TreePlan:
+class TreeAttentionMetadata:
     """How one set of rows is packed, and what each meets.
 
     order: row numbers as packed. starts: packed index of each row's first token, by row number.
@@ -89,16 +89,16 @@ class TreePlan:
         self.lists, self._paths = list(lists), [row.path for row in rows]
         self._held = set[Fragment | None](lists)
         self._n_planned, self._now = len(rows), _positions(rows)
-        self._above = Stretches(pool)
+        self._above = PrefixIndex(pool)
         self.is_steady = max(sizes, default=0) == 1 and None not in [row.dest for row in rows]
         self._largest = largest
         self._groups: list[int] = []
-        self._cuts: dict[int, Cut] = {}  # by group, of what lies above rows alone
+        self._cuts: dict[int, TiledWork] = {}  # by group, of what lies above rows alone
         self._bottoms = self._above.bottoms(self._paths)
         self._lines, room = _begun(self.lists, sizes, self._now, pool)
         self._pack()
         chunk = self._chunk_of(self._above.lines, self._lines)
-        bottoms = self._above.hand_down(self._bottoms, chunk)
+        bottoms = self._above.merge_short(self._bottoms, chunk)
         if bottoms is not self._bottoms:
             self._bottoms = bottoms
             self._pack()
@@ -268,7 +268,7 @@ class TreePlan:
 
     def _part_lone(self, below: Ints, lines: Ints, bottoms: Ints) -> None:
         """Have what new rows lie below, too, be met on its own again. below: their lowest ones."""
-        parted = self._above.part_lone(below)
+        parted = self._above.split_single_row(below)
         if not len(parted):
             return
         self._cuts.clear()
@@ -323,7 +323,7 @@ class TreePlan:
         """Find where the packed tokens are: one on from the last step, on the device alone."""
         n_on = 1
         if not (now == self._now + 1).all():
-            overwrite(self.positions, now.take(self._order).astype(np.int32))
+            copy_to_device(self.positions, now.take(self._order).astype(np.int32))
             n_on = 0
         self._now = now
         self._find_slots(n_on)
@@ -357,7 +357,7 @@ class TreePlan:
         n_tiles = tiles_of(n_rows, self._largest)
         cut = self._cuts.get(group) if is_all else None
         if cut is None or not np.array_equal(cut.n_tiles, n_tiles):
-            cut = cut_lines(lines, n_tiles, self._above.chunk)
+            cut = tile_work(lines, n_tiles, self._above.chunk)
         if is_all:
             self._cuts[group] = cut
         n_cut = len(cut.items)

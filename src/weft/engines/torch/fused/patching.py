@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from ..hook import step_of
+from ..attention_hook import step_of
 
 FORM = "weft_form"
 Form = TypeVar("Form")
@@ -16,7 +16,7 @@ Form = TypeVar("Form")
 Run = Callable[..., Any]
 
 
-def ask_step_first(
+def patch_forward(
     model: nn.Module,
     form_of: Callable[[nn.Module], Form | None],
     run: Run,

@@ -17,7 +17,7 @@ from torch import Tensor
 from ...errors import ModelMismatch
 
 
-class HostCopies:
+class HostTransfer:
     """The way of one memory's KV to the host, and back."""
 
     def __init__(self, device: torch.device) -> None:
@@ -71,7 +71,7 @@ class HostCopies:
 def to_host(tensor: Tensor) -> NDArray[Any]:
     """Copy to the host, contiguous; bfloat16, which NumPy lacks, as its uint16 bits.
 
-    Of a card: it is there at the end of `HostCopies.leaving`.
+    Of a card: it is there at the end of `HostTransfer.leaving`.
     """
     dense = tensor.contiguous()
     bits = dense.view(torch.uint16) if dense.dtype == torch.bfloat16 else dense

@@ -20,7 +20,7 @@ from ...paths import Ids
 Key = tuple[str | None, Ids]  # an adapter, and a path
 
 
-class EndBatch:
+class StateBatch:
     """Paths of one length, a row of the cache each. first_hand: it was made by whole paths."""
 
     __slots__ = ("cache", "first_hand", "keys", "n_bytes")
@@ -36,28 +36,28 @@ class EndBatch:
         return self.n_bytes // len(self.keys)
 
 
-class KnownEnd(NamedTuple):
+class CachedState(NamedTuple):
     """Where a path or its beginning is known: a row of a batch, and how many tokens that has."""
 
-    batch: EndBatch
+    batch: StateBatch
     row: int
     length: int
 
 
-class Ends:
+class StateCache:
     """Batches, the least recently used out first, at most `budget_bytes` of them."""
 
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
-        self._batches: OrderedDict[EndBatch, None] = OrderedDict()
-        self._ends: dict[Key, KnownEnd] = {}
+        self._batches: OrderedDict[StateBatch, None] = OrderedDict()
+        self._ends: dict[Key, CachedState] = {}
         self._lengths: dict[int, int] = {}  # how many batches have paths of a length
         self._used_bytes = 0
 
     def __len__(self) -> int:
         return len(self._batches)
 
-    def find(self, adapter: str | None, ids: Ids, most: int) -> KnownEnd | None:
+    def find(self, adapter: str | None, ids: Ids, most: int) -> CachedState | None:
         """Return the longest beginning of a path that is known, of at most `most` tokens."""
         for length in sorted(self._lengths, reverse=True):
             if length <= most:
@@ -70,7 +70,7 @@ class Ends:
         """Keep the states after paths of one length; older ones go where there is no room."""
         if not isinstance(cache, Cache):
             return
-        batch = EndBatch(cache, keys, first_hand=first_hand)
+        batch = StateBatch(cache, keys, first_hand=first_hand)
         if batch.n_bytes > self.budget_bytes:
             return
         self.make_room(batch.n_bytes)
@@ -79,9 +79,9 @@ class Ends:
         length = len(keys[0][1])
         self._lengths[length] = self._lengths.get(length, 0) + 1
         for row, key in enumerate(keys):
-            self._ends[key] = KnownEnd(batch, row, length)
+            self._ends[key] = CachedState(batch, row, length)
 
-    def take(self, batch: EndBatch, rows: Sequence[int], *, alone: bool) -> Cache:
+    def take(self, batch: StateBatch, rows: Sequence[int], *, alone: bool) -> Cache:
         """Return a cache of these rows of a batch, which may go on: a copy, or the batch itself
         where all of it goes on and no whole path need be run for it again.
 
@@ -106,7 +106,7 @@ class Ends:
         for batch in list(self._batches):
             self._forget(batch)
 
-    def _forget(self, batch: EndBatch) -> None:
+    def _forget(self, batch: StateBatch) -> None:
         del self._batches[batch]
         self._used_bytes -= batch.n_bytes
         length = len(batch.keys[0][1])

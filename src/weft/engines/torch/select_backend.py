@@ -10,24 +10,24 @@ import torch
 
 from ...checks import one_of
 from ...errors import ConfigError, EngineUnavailable, ModelLoadError
-from .card import is_for_triton
-from .hook import RunningForward
+from .attention_hook import ForwardContext
+from .cuda import is_for_triton
+from .kv_backend import KVBackend
 from .layout import Layout
-from .memory import KVMemory
 from .padded.step import PaddedMemory
 from .paged.capture import capturing
 
 if TYPE_CHECKING:
-    from .paged.graph import StepGraphs
+    from .paged.cuda_graph import CudaGraphRunner
 
 _log = logging.getLogger("weft.engines.torch")
 
 KVChoice = Literal["auto", "padded", "paged"]
 
-NewMemory = Callable[[Layout], KVMemory]
+NewMemory = Callable[[Layout], KVBackend]
 
 
-def memory_makers(kv: KVChoice, device: torch.device) -> list[NewMemory]:
+def kv_backends(kv: KVChoice, device: torch.device) -> list[NewMemory]:
     """Return what makes the memory; of several the first over which the model passes its check.
 
     Raises: ConfigError for what is no choice, and for "paged" where its kernels cannot run;
@@ -63,7 +63,7 @@ def memory_makers(kv: KVChoice, device: torch.device) -> list[NewMemory]:
     return [PagedMemory]
 
 
-def with_smaller_tiles(memory: KVMemory, error: BaseException) -> KVMemory | None:
+def with_smaller_tiles(memory: KVBackend, error: BaseException) -> KVBackend | None:
     """Return a memory like one whose tiles do not fit a processor of this card, as `error` tells.
 
     None for any other error, and where there are no smaller tiles. Cards of one generation differ:
@@ -93,7 +93,7 @@ def has_kernels(makers: Sequence[NewMemory], device: torch.device) -> bool:
     return device.type == "cuda" and tries_kernels(makers)
 
 
-def refuse_broken(device: torch.device, why: str) -> None:
+def check_kernels(device: torch.device, why: str) -> None:
     """Raise ModelLoadError where a card does nothing any more, after a kernel has failed on it."""
     if device.type != "cuda":
         return
@@ -123,11 +123,11 @@ def check_graphs(graphs: bool | None, kv: KVChoice) -> None:
 
 def step_graphs(
     graphs: bool | None,
-    memory: KVMemory,
-    call: RunningForward,
+    memory: KVBackend,
+    call: ForwardContext,
     device: torch.device,
     weights_lie: Callable[[], int],
-) -> StepGraphs | None:
+) -> CudaGraphRunner | None:
     """Return what captures the steps over a memory; None where they are run as they are.
 
     graphs: None captures on CUDA; True anywhere: on a CPU what would be captured is run again.
@@ -136,10 +136,10 @@ def step_graphs(
     if isinstance(memory, PaddedMemory) or graphs is False:
         return None
     from .paged.capture import GraphRecorder, replay_eagerly
-    from .paged.graph import StepGraphs
+    from .paged.cuda_graph import CudaGraphRunner
     from .paged.step import PagedMemory
 
     assert isinstance(memory, PagedMemory)
     if device.type == "cuda":
-        return StepGraphs(call, memory, GraphRecorder(device), weights_lie)
-    return StepGraphs(call, memory, replay_eagerly, weights_lie) if graphs else None
+        return CudaGraphRunner(call, memory, GraphRecorder(device), weights_lie)
+    return CudaGraphRunner(call, memory, replay_eagerly, weights_lie) if graphs else None

@@ -19,7 +19,7 @@ from transformers.models.auto.modeling_auto import (
 
 from ...errors import Unsupported
 from .adapted import unmerges_as_it_runs
-from .hook import Probe
+from .attention_hook import Probe
 
 _ATTENDING = {
     "full_attention",
@@ -33,7 +33,7 @@ _HEADS = ("CausalLM", "LMHead", "ConditionalGeneration")
 _ALTERNATIVE = "use another model, or another engine (llamacpp, vllm)"
 
 
-class NoTree(Unsupported):
+class PrefixCachingUnsupported(Unsupported):
     """A model runs, but its KV cannot be held by tokens; `why` goes on after "it"."""
 
     def __init__(self, why: str) -> None:
@@ -41,10 +41,10 @@ class NoTree(Unsupported):
         self.why = why
 
 
-def refuse_config(config: PretrainedConfig) -> None:
+def check_architecture(config: PretrainedConfig) -> None:
     """Raise Unsupported for what the config alone shows, before any weight is read."""
     name = config.model_type
-    _refuse_encoder(config, name)
+    _check_is_decoder(config, name)
     architectures = config.architectures or []
     known = {each for _, names in _kinds_of(config) for each in names}
     if architectures and not any(
@@ -92,14 +92,14 @@ def _classes(found: Any) -> tuple[type[Any], ...]:
     return found if isinstance(found, tuple) else (found,)
 
 
-def _refuse_encoder(config: PretrainedConfig, name: str) -> None:
+def _check_is_decoder(config: PretrainedConfig, name: str) -> None:
     if config.is_encoder_decoder:
         raise _unsupported(
             name, "it is an encoder-decoder model; only decoder-only models have one path"
         )
 
 
-def why_no_tree(config: PretrainedConfig) -> str:
+def prefix_caching_obstacle(config: PretrainedConfig) -> str:
     """Return why no KV of single tokens can be had, as far as the config shows; "" if it may."""
     text = config.get_text_config()
     if _uses_alibi(config) or _uses_alibi(text):
@@ -124,17 +124,17 @@ def why_no_tree(config: PretrainedConfig) -> str:
     return ""
 
 
-def refuse_model(model: PreTrainedModel) -> None:
+def check_model(model: PreTrainedModel) -> None:
     """Raise Unsupported for what the loaded object shows; its config says what it was made of."""
     name = type(model).__name__
-    _refuse_encoder(model.config, name)
+    _check_is_decoder(model.config, name)
     if model.get_output_embeddings() is None or not model.can_generate():
         raise _unsupported(
             name, "it has no causal language-model head; hand over the …ForCausalLM class"
         )
 
 
-def refuse_handed_over(model: PreTrainedModel) -> None:
+def check_loaded_model(model: PreTrainedModel) -> None:
     """Raise Unsupported for a model that an engine cannot run beside its owner.
 
     Its parts lie on several devices, or not in memory; or it cannot be copied.
@@ -173,29 +173,31 @@ def refuse_handed_over(model: PreTrainedModel) -> None:
         )
 
 
-def refuse_probe(model: PreTrainedModel, probe: Probe, n_ctx: int) -> None:
-    """Raise NoTree for what one forward through the hook showed."""
+def check_probe(model: PreTrainedModel, probe: Probe, n_ctx: int) -> None:
+    """Raise PrefixCachingUnsupported for what one forward through the hook showed."""
     text = model.config.get_text_config()
     n_layers = int(getattr(text, "num_hidden_layers", 0))
     n_layers -= len(getattr(text, "cross_attention_layers", None) or ())  # skipped without images
     if len(probe.modules) < n_layers:
-        raise NoTree(
+        raise PrefixCachingUnsupported(
             f"{len(probe.modules)} of its {n_layers} layers attend through Transformers' "
             "AttentionInterface, and all must"
         )
     if len({id(m) for m in probe.modules}) < len(probe.modules):
-        raise NoTree("an attention layer runs more than once a forward")
+        raise PrefixCachingUnsupported("an attention layer runs more than once a forward")
     if not probe.is_causal:
-        raise NoTree("an attention layer says that it is not causal (is_causal)")
+        raise PrefixCachingUnsupported("an attention layer says that it is not causal (is_causal)")
     kinds = list(getattr(text, "layer_types", None) or [])
     if len(kinds) == len(probe.specs) and getattr(text, "sliding_window", None):
         for layer, (kind, spec) in enumerate(zip(kinds, probe.specs, strict=True)):
             if kind == "sliding_attention" and spec.window is None:
-                raise NoTree(f"layer {layer} does not tell the hook its sliding window")
+                raise PrefixCachingUnsupported(
+                    f"layer {layer} does not tell the hook its sliding window"
+                )
     told = any(s.window is not None and s.window < n_ctx for s in probe.specs)
     is_local = not kinds or any("full" not in kind for kind in kinds)
     if not told and probe.hides(n_ctx - 1, with_local=is_local):
-        raise NoTree(
+        raise PrefixCachingUnsupported(
             "its mask hides earlier tokens in a way the hook is not told (chunks, or a window)"
         )
 

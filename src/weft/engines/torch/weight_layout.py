@@ -17,13 +17,13 @@ from transformers.pytorch_utils import Conv1D
 from ...errors import ConfigError
 from .check import quantised
 from .fused.decoder import is_known, is_plain
-from .fused.siblings import SIBLINGS
+from .fused.merged_linear import SIBLINGS
 from .paged.capture import capturing
 from .weights.experts import pack_experts
+from .weights.layer_trace import called_layers, shared_input_groups
 from .weights.memory import MappedFiles, release_heap
 from .weights.packed import TOLERANCE, PackedLinear, can_pack, pack_layer, time_filling
-from .weights.watched import fed_alike, only_called
-from .weights.widened import is_widened
+from .weights.upcast import is_widened
 
 _log = logging.getLogger("weft.engines.torch")
 
@@ -35,7 +35,7 @@ _AT_ONCE = 16  # bytes
 _TIMED_NUMBERS = 1 << 25  # of the largest layer whose product is timed
 
 
-def lay_weights(model: PreTrainedModel, packed_weights: bool | None) -> None:
+def optimize_layout(model: PreTrainedModel, packed_weights: bool | None) -> None:
     """Store the linear weights of a model that we loaded as products of few rows read them best.
 
     packed_weights: see `TorchEngine.load`. Raises: ConfigError where it is True and has no effect.
@@ -43,7 +43,7 @@ def lay_weights(model: PreTrainedModel, packed_weights: bool | None) -> None:
     if packed_weights:
         pack_or_raise(model, keep=False)
     elif model.device.type == "cuda":
-        lay_side_by_side(model)
+        merge_sibling_weights(model)
     elif packed_weights is False:
         lay_by_column(model)
     elif _is_small(model):
@@ -54,7 +54,7 @@ def lay_weights(model: PreTrainedModel, packed_weights: bool | None) -> None:
     release_heap()
 
 
-def widen_weights(model: PreTrainedModel) -> None:
+def upcast_on_use(model: PreTrainedModel) -> None:
     """Let the weights of a model that was handed over be widened as they are met, where this CPU
     has no products with them. They stay where they are, and are there once.
     """
@@ -162,7 +162,7 @@ def _linear_layers(model: PreTrainedModel) -> list[tuple[nn.Module, str]]:
         for layer in (getattr(*place) for place in places)
         if counts[id(layer)] == 1 and _is_bare(layer)
     }
-    called = only_called(model, list(alone.values())) if alone else set()
+    called = called_layers(model, list(alone.values())) if alone else set()
     return [place for place in places if id(getattr(*place)) in called]
 
 
@@ -208,11 +208,11 @@ def lay_by_column(model: PreTrainedModel) -> None:
                     laid.update(map(id, _biases_together(layers) if is_fused else ()))
     if laid:
         _leave_the_file(model, laid, MappedFiles())
-        model.save_pretrained = SavingApart(model)
+        model.save_pretrained = UnmergedSave(model)
 
 
 @torch.inference_mode(False)
-def lay_side_by_side(model: PreTrainedModel) -> None:
+def merge_sibling_weights(model: PreTrainedModel) -> None:
     """Store the weights of layers of one input in one piece, and their biases in another.
 
     They are one product then. The numbers, shapes and strides stay.
@@ -222,7 +222,7 @@ def lay_side_by_side(model: PreTrainedModel) -> None:
         _put_together([layer.weight for layer in layers])
         _biases_together(layers)
     if together:
-        model.save_pretrained = SavingApart(model)
+        model.save_pretrained = UnmergedSave(model)
         if model.device.type == "cuda":  # where the weights lay apart is room for KV
             with capturing:
                 torch.cuda.empty_cache()
@@ -252,7 +252,7 @@ def _by_input(model: PreTrainedModel) -> list[list[nn.Linear]]:
         each for each in model.modules() if type(each) is nn.Linear and _can_be_moved(each, uses)
     ]
     found: list[list[nn.Linear]] = []
-    for alike in fed_alike(model, layers) if layers else ():
+    for alike in shared_input_groups(model, layers) if layers else ():
         by_kind: dict[Any, list[nn.Linear]] = defaultdict(list)
         for each in alike:
             if len(each.weight) * each.weight.element_size() % _AT_ONCE == 0:
@@ -296,7 +296,7 @@ def _leave_the_file(model: PreTrainedModel, copied: set[int], files: MappedFiles
             files.release(mapped)
 
 
-class SavingApart:
+class UnmergedSave:
     """`save_pretrained` of a model whose weights lie by column or side by side: Transformers writes
     no such ones.
 
@@ -315,10 +315,10 @@ class SavingApart:
         return type(model).save_pretrained(model, save_directory, *args, **options)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SavingApart, (self._model(),)
+        return UnmergedSave, (self._model(),)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> SavingApart:
-        return SavingApart(memo.get(id(self._model()), self._model()))
+    def __deepcopy__(self, memo: dict[int, Any]) -> UnmergedSave:
+        return UnmergedSave(memo.get(id(self._model()), self._model()))
 
 
 def _alone(weight: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ _STACK = 16 << 20  # bytes that a thread may need at once
 
 
 @contextmanager
-def uncast() -> Iterator[None]:
+def autocast_disabled() -> Iterator[None]:
     """Leave the autocast that a caller may be in: KV of its dtype would stay for others. And the
     default device that it may have set: what is made for the host would lie elsewhere.
     """
@@ -45,17 +45,17 @@ def uncast() -> Iterator[None]:
 
 
 @contextmanager
-def in_lane(device: torch.device) -> Iterator[None]:
+def on_engine_stream(device: torch.device) -> Iterator[None]:
     """Launch what this block does on the device's default stream, after what its caller launched
     and before what it will, and in no autocast. Where the caller captures, it is captured.
     """
-    with uncast(), on_default_stream(device):
+    with autocast_disabled(), on_default_stream(device):
         yield
 
 
 @contextmanager
 def on_default_stream(device: torch.device) -> Iterator[None]:
-    """Launch what this block does there, as `in_lane`, where no autocast matters."""
+    """Launch what this block does there, as `on_engine_stream`, where no autocast matters."""
     if device.type != "cuda":
         yield
         return
@@ -84,7 +84,7 @@ class _Here(threading.local):
 _here = _Here()
 
 
-def in_sound_thread(device: torch.device, work: Callable[[], Value]) -> Value:
+def run_in_worker(device: torch.device, work: Callable[[], Value]) -> Value:
     """Call `work`, which computes on a device: of a CPU's in another thread where this one is
     spoilt, if there is memory for one.
     """
