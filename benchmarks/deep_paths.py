@@ -27,7 +27,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from common import median, report
 
 import weft
-from weft.engines import lanes
+from weft.engines import packing
 from weft.engines.numpy import step
 
 N_STEPS = 8
@@ -37,12 +37,12 @@ PROMPT = [(7 * i * i + 13 * i + 5) % 500 + 4 for i in range(32)]
 @contextmanager
 def one_by_one() -> Iterator[None]:
     """Let spans be met as they were before they were put together."""
-    before = lanes.JOINED, step.SHORT
-    lanes.JOINED = step.SHORT = 0
+    before = packing.JOINED, step.SHORT
+    packing.JOINED = step.SHORT = 0
     try:
         yield
     finally:
-        lanes.JOINED, step.SHORT = before
+        packing.JOINED, step.SHORT = before
 
 
 class Side:

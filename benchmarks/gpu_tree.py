@@ -79,7 +79,7 @@ def settle() -> None:
         time.sleep(_SETTLES_S)
 
 
-class Stretch:
+class SharedPrefix:
     """A stretch of a card's work; of a CPU's where there is none."""
 
     def __init__(self, n_rows: int) -> None:
@@ -127,12 +127,12 @@ class Ours:
             kv_bytes=None if free is None else int(0.8 * free),
         )
         self.calls: list[tuple[float, int]] = []  # when, and how many rows
-        self.forwards: list[Stretch] = []
+        self.forwards: list[SharedPrefix] = []
         forward = self.engine.forward
 
         def noted(rows: Sequence[Row]) -> Any:
             self.calls.append((time.perf_counter(), len(rows)))
-            with Stretch(len(rows)) as stretch:
+            with SharedPrefix(len(rows)) as stretch:
                 made = forward(rows)
             self.forwards.append(stretch)
             return made

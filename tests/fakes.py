@@ -24,15 +24,15 @@ from weft.engines.base import (
     Engine,
     Fragment,
     Fragments,
+    FutureTokens,
     KeptRow,
     KeptRows,
-    LateTokens,
     Output,
     Row,
     Score,
     Usage,
 )
-from weft.engines.native import NativeEvent, NativeRun, NativeRuns, Tell
+from weft.engines.generation import EngineGenerator, GenerationEvent, GenerationRequest, Tell
 from weft.errors import KVFull
 from weft.sampling.params import SamplingParams
 from weft.sampling.sampler import Chain, DrawBatch, DrawResult, Sampler
@@ -183,7 +183,7 @@ class HiddenFake(Wrapped):
 class Sibling:
     """One sibling on its way in an OwnLoop."""
 
-    run: NativeRun
+    run: GenerationRequest
     number: int
     tell: Tell
     sampler: Sampler
@@ -191,7 +191,7 @@ class Sibling:
     cancelled: bool = False
 
 
-class OwnLoop(NativeRuns):
+class OwnLoop(EngineGenerator):
     """Generates on a thread of its own, a few tokens of some sibling at a time, in random order.
 
     figures: whether it tells of logprobs and entropies. fail_on: the events (from 0) that are a
@@ -205,7 +205,7 @@ class OwnLoop(NativeRuns):
         self.most = most
         self.figures = figures
         self.fail_on = fail_on or set()
-        self.started: list[NativeRun] = []
+        self.started: list[GenerationRequest] = []
         self.most_seen = 0
         self.n_told = 0
         self.engine = engine
@@ -217,7 +217,7 @@ class OwnLoop(NativeRuns):
     def refusal(self, params: SamplingParams) -> str | None:
         return None if params.constraint is None else "a constraint"
 
-    def start(self, run: NativeRun, tell: Tell) -> list[Sibling]:
+    def start(self, run: GenerationRequest, tell: Tell) -> list[Sibling]:
         self.started.append(run)
         siblings = [
             Sibling(run, number, tell, Sampler(run.params, stream))
@@ -251,10 +251,10 @@ class OwnLoop(NativeRuns):
                     self.news.notify_all()
             sibling.tell(event)
 
-    def _go_on(self, sibling: Sibling) -> NativeEvent:
+    def _go_on(self, sibling: Sibling) -> GenerationEvent:
         number, self.n_told = self.n_told, self.n_told + 1
         if number in self.fail_on:
-            return NativeEvent(sibling.number, error=Boom(f"event {number}"))
+            return GenerationEvent(sibling.number, error=Boom(f"event {number}"))
         made: list[tuple[int, float, float]] = []
         end, ended_by = None, None
         for _ in range(self.random.randint(1, 3)):
@@ -273,7 +273,7 @@ class OwnLoop(NativeRuns):
                 break
         tokens, *figures = zip(*made, strict=True) if made else ((), (), ())
         logprobs, entropies = figures if self.figures else (None, None)
-        return NativeEvent(sibling.number, tokens, logprobs, entropies, end, ended_by)
+        return GenerationEvent(sibling.number, tokens, logprobs, entropies, end, ended_by)
 
     def _draw(self, sibling: Sibling) -> tuple[int, float, float]:
         ids = [*sibling.run.tokens, *sibling.tokens]
@@ -472,7 +472,7 @@ class LateFake(Wrapped):
     def _on_device(self, row: Row) -> Row:
         """What the device knows already: the ids of tokens that were just drawn."""
         tokens = row.tokens
-        if isinstance(tokens, LateTokens):
+        if isinstance(tokens, FutureTokens):
             assert isinstance(tokens.draws, LateDraws)
             tokens = (max(int(tokens.draws.secret.result().ids[tokens.number]), 0),)
         return Row(row.path, tokens, row.position, row.dest, row.logits_at, row.scores, row.adapter)
@@ -736,7 +736,7 @@ class FlakyEngine(Wrapped):
 def _unwrapped(row: Row) -> Row:
     """The row with the draws that the inner engine made."""
     tokens = row.tokens
-    if not (isinstance(tokens, LateTokens) and isinstance(tokens.draws, FlakyDraws)):
+    if not (isinstance(tokens, FutureTokens) and isinstance(tokens.draws, FlakyDraws)):
         return row
-    tokens = LateTokens(tokens.draws.inner, tokens.number)
+    tokens = FutureTokens(tokens.draws.inner, tokens.number)
     return Row(row.path, tokens, row.position, row.dest, row.logits_at, row.scores, row.adapter)

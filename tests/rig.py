@@ -17,8 +17,8 @@ from weft.constraints.base import Matcher
 from weft.engines.base import (
     Engine,
     EngineInfo,
+    FutureTokens,
     HostOutput,
-    LateTokens,
     Output,
     Row,
     Score,
@@ -128,7 +128,7 @@ class MemoryEngine(Engine):
         return [token for token, _ in slots] + list(self._tokens(row))
 
     def _tokens(self, row: Row) -> Sequence[int]:
-        assert not isinstance(row.tokens, LateTokens)
+        assert not isinstance(row.tokens, FutureTokens)
         return row.tokens
 
     def close(self) -> None:

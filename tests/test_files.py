@@ -153,7 +153,7 @@ def test_nothing_else_writes_files() -> None:
     }
     # The board is memory that processes share, and has no name once it is there; the secret of a
     # folder is made once, by whoever comes first, and never written again.
-    assert found == {"files.py", "engines/vllm/board.py", "api/proof.py"}
+    assert found == {"files.py", "engines/vllm/shared_logits.py", "api/proof.py"}
 
 
 # Leftovers

@@ -14,10 +14,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from weft.engines.checkpoint import Checkpoint, open_checkpoint
+from weft.engines.hub import resolve
 from weft.engines.numpy import engine
 from weft.engines.numpy.config import LlamaConfig, parse_config
 from weft.engines.numpy.model import Weights, read_weights
-from weft.engines.source import resolve
 
 # How many of the embedded model's layers run, where what it says is of no account; None: all.
 LAYERS = "WEFT_TESTS_LAYERS"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from os import PathLike
 from typing import TYPE_CHECKING, NamedTuple
 
-from .engines.source import resolve_adapter
+from .engines.hub import resolve_adapter
 from .errors import ConfigError, StaleHandle
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from .checks import whole_number
 from .constraints import json_schema_to_grammar
 from .constraints.base import Compiler
 from .embedding import embed
-from .engines.base import UNTOLD, Engine, EngineInfo, Pooling
+from .engines.base import UNKNOWN_CONTEXT_LENGTH, Engine, EngineInfo, Pooling
 from .errors import ConfigError, ContextOverflow, StaleHandle, Unsupported
 from .kv.place import Place
 from .kv.tree import TokenTree
@@ -560,7 +560,7 @@ class LM(
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self.info.name} on {self.info.device}"
-        context = "unknown" if self.n_ctx == UNTOLD else self.n_ctx
+        context = "unknown" if self.n_ctx == UNKNOWN_CONTEXT_LENGTH else self.n_ctx
         return f"<LM {self.info.model} ({state}), context {context}, {self.info.dtype}>"
 
 

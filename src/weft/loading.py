@@ -23,7 +23,7 @@ from .engines.base import Engine, EngineInfo
 from .engines.checkpoint import check_tokenizer, is_of_mlx, read_config
 from .engines.gguf import read_gguf
 from .engines.gguf.families import packages_for_torch, runs_on_torch
-from .engines.source import EMBEDDED, gguf_file, is_gguf, resolve, tokenizer_of
+from .engines.hub import EMBEDDED, gguf_file, is_gguf, resolve, tokenizer_of
 from .errors import ConfigError, EngineUnavailable, ModelLoadError, Unsupported, WeftError
 from .files import read_json
 from .lm import LM, adopted, refuse_offload

@@ -18,10 +18,10 @@ def lm(request, monkeypatch) -> LM:
     """An LM whose engine has a crowd from the first tail on, and steps of eight rows."""
     if request.param == "torch":
         pytest.importorskip("torch")
-        from weft.engines import banks
+        from weft.engines import padded_pool
         from weft.engines.torch import TorchEngine
 
-        monkeypatch.setattr(banks, "CROWD_BYTES", 0)
+        monkeypatch.setattr(padded_pool, "CROWD_BYTES", 0)
         engine = TorchEngine.load(shallow(), dtype="float32")
     else:
         from weft.engines.numpy import kv

@@ -262,7 +262,7 @@ def test_a_bfloat16_model_has_fragments() -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from weft.engines.source import resolve
+    from weft.engines.hub import resolve
 
     folder = resolve("tiny")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()

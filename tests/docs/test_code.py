@@ -11,7 +11,7 @@ import pytest
 
 import forks
 import warm
-from weft.engines.source import resolve
+from weft.engines.hub import resolve
 
 ROOT = Path(__file__).parents[2]
 TORCH, MLX = "# needs torch", "# needs mlx"

@@ -5,19 +5,27 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from weft.engines.banks import BankedFragment
-from weft.engines.lanes import COPIED, JOINED, MOST_MOVES, SHORT, Reach, Stretch, stretches_of
+from weft.engines.packing import (
+    COPIED,
+    JOINED,
+    MOST_MOVES,
+    SHORT,
+    QuerySpan,
+    SharedPrefix,
+    shared_prefixes_of,
+)
+from weft.engines.padded_pool import PaddedFragment
 
-Reaches = list[Reach[BankedFragment]]
+Reaches = list[QuerySpan[PaddedFragment]]
 
 
 class Apart:
     """Stands in for a memory in which no fragments lie side by side, but those that are named."""
 
-    def __init__(self, *next_to: tuple[BankedFragment, BankedFragment]) -> None:
+    def __init__(self, *next_to: tuple[PaddedFragment, PaddedFragment]) -> None:
         self.pairs = next_to
 
-    def is_next(self, upper: BankedFragment, lower: BankedFragment) -> bool:
+    def is_next(self, upper: PaddedFragment, lower: PaddedFragment) -> bool:
         return any(upper is one and lower is other for one, other in self.pairs)
 
 
@@ -25,15 +33,15 @@ def chain(*lengths: int, start: int = 0, stop: int = 8) -> Reaches:
     """Spans one below the other, above the queries start..stop."""
     first, found = 0, []
     for length in lengths:
-        fragment = BankedFragment()
+        fragment = PaddedFragment()
         fragment.length = length
-        found.append(Reach(fragment, length, first, start, stop))
+        found.append(QuerySpan(fragment, length, first, start, stop))
         first += length
     return found
 
 
-def found_of(reaches: Reaches, memory: Any = None) -> list[Stretch[BankedFragment]]:
-    return stretches_of(reaches, memory or Apart())
+def found_of(reaches: Reaches, memory: Any = None) -> list[SharedPrefix[PaddedFragment]]:
+    return shared_prefixes_of(reaches, memory or Apart())
 
 
 def lengths_of(reaches: Reaches, memory: Any = None) -> list[list[int]]:

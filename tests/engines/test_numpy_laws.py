@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from llama_reference import PlainLlama, write_folder
-from weft.engines.base import Fragment, LateTokens, Row, Score, ScoreSpan, Span
+from weft.engines.base import Fragment, FutureTokens, Row, Score, ScoreSpan, Span
 from weft.engines.numpy import NumpyEngine, kv
 from weft.engines.numpy import step as plan
 
@@ -300,7 +300,7 @@ def test_logits_rows_are_numbered_by_row_then_place(rig: Rig) -> None:
 
 def test_late_tokens_are_read_from_their_draws(rig: Rig) -> None:
     draws: Any = SimpleNamespace(result=lambda: SimpleNamespace(ids=np.array([9, 4])))
-    row = Row((), LateTokens(draws, 1), 0, rig.engine.fragments.new(None), (0,))
+    row = Row((), FutureTokens(draws, 1), 0, rig.engine.fragments.new(None), (0,))
     assert_close(rig.engine.forward([row]).logits(0), rig.plain([4])[-1])
 
 

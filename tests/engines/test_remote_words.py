@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shallow import TINY
 from weft.constraints import GBNF, Choice, JsonSchema, Regex
-from weft.engines.native import NativeRun
+from weft.engines.generation import GenerationRequest
 from weft.engines.remote.address import Address
 from weft.engines.remote.dialect import DIALECTS, ServerCapabilities, dialect_of
 from weft.engines.remote.request_builder import RequestBuilder
@@ -107,7 +107,7 @@ def body(
     asked = SamplingParams(**params)
     wording = RequestBuilder("m", DIALECTS[dialect], capabilities, text)
     assert wording.refusal(asked) is None
-    run = NativeRun((1, 300, 301), asked, (5, 6), 3, frozenset({5}))
+    run = GenerationRequest((1, 300, 301), asked, (5, 6), 3, frozenset({5}))
     return wording.body(run, run.tokens, [5 << 40 | 7], 3)
 
 

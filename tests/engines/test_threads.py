@@ -10,7 +10,7 @@ import pytest
 from threadpoolctl import threadpool_info
 
 from weft.engines import threads as threads_module
-from weft.engines.threads import Account, AutoThreads, BlasThreads, CoreShare, ThreadChoice
+from weft.engines.threads import AutoThreads, BlasThreads, CoreShare, ThreadTuner, TrialLoss
 from weft.errors import ConfigError
 from weft.share import ThreadTimes
 
@@ -33,7 +33,7 @@ def noisy(machine: Machine, seed: int) -> Machine:
     return lambda n: machine(n) * (rng.uniform(2, 8) if rng.random() < 0.1 else rng.uniform(1, 1.2))
 
 
-def ran(choice: ThreadChoice, machine: Machine, seconds: float) -> float:
+def ran(choice: ThreadTuner, machine: Machine, seconds: float) -> float:
     """Let forwards run for that long; return the time of one, in the mean."""
     spent, n = 0.0, 0
     while spent < seconds:
@@ -48,7 +48,7 @@ def ran(choice: ThreadChoice, machine: Machine, seconds: float) -> float:
 @pytest.mark.parametrize("most", [2, 3, 8])
 def test_it_is_near_the_best_fixed_number_idle_and_busy(seed: int, most: int) -> None:
     for machine in (idle, busy):
-        choice = ThreadChoice(most, Account(), lambda: 8)
+        choice = ThreadTuner(most, TrialLoss(), lambda: 8)
         best = min(choice.counts, key=machine)
         mean = ran(choice, noisy(machine, seed), 4.0)
         fixed = noisy(machine, seed)
@@ -57,7 +57,7 @@ def test_it_is_near_the_best_fixed_number_idle_and_busy(seed: int, most: int) ->
 
 
 def test_it_follows_a_machine_that_becomes_busy_and_idle_again() -> None:
-    choice = ThreadChoice(2, Account(), lambda: 8)
+    choice = ThreadTuner(2, TrialLoss(), lambda: 8)
     ran(choice, idle, 1.0)
     assert choice.counts[choice.index] == 2
     assert ran(choice, busy, 3.0) < 1.3 * busy(1)
@@ -67,8 +67,8 @@ def test_it_follows_a_machine_that_becomes_busy_and_idle_again() -> None:
 
 
 def test_trials_of_all_sizes_pay_into_one_account() -> None:
-    account = Account()
-    sizes = [ThreadChoice(2, account, lambda: 8) for _ in range(6)]
+    account = TrialLoss()
+    sizes = [ThreadTuner(2, account, lambda: 8) for _ in range(6)]
     spent, lost = 0.0, 0.0
     while spent < 10.0:
         for choice in sizes:
@@ -81,7 +81,7 @@ def test_trials_of_all_sizes_pay_into_one_account() -> None:
 
 def test_more_threads_than_idle_cores_are_not_tried() -> None:
     n_idle = 1
-    choice = ThreadChoice(4, Account(), lambda: n_idle)
+    choice = ThreadTuner(4, TrialLoss(), lambda: n_idle)
     assert seen_in(choice, busy, 600) == {1}
     n_idle = 2
     assert seen_in(choice, idle, 60) == {1, 2}
@@ -100,10 +100,10 @@ def test_its_own_threads_that_still_spin_do_not_end_a_series_of_trials() -> None
         asked += 1
         return 2 if asked == 1 else 1
 
-    choice = ThreadChoice(2, Account(), idle_cores)
+    choice = ThreadTuner(2, TrialLoss(), idle_cores)
     seen_in(choice, idle, 20)
     assert choice.counts[choice.index] == 2
-    asked, choice = 0, ThreadChoice(2, Account(), idle_cores)
+    asked, choice = 0, ThreadTuner(2, TrialLoss(), idle_cores)
     took = []
     for _ in range(600):
         took.append(choice.threads)
@@ -111,7 +111,7 @@ def test_its_own_threads_that_still_spin_do_not_end_a_series_of_trials() -> None
     assert took.count(2) == 1  # it went badly: not again before the cores are idle
 
 
-def seen_in(choice: ThreadChoice, machine: Machine, n: int) -> set[int]:
+def seen_in(choice: ThreadTuner, machine: Machine, n: int) -> set[int]:
     """The numbers that n forwards took."""
     seen = set()
     for _ in range(n):

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 import weft  # noqa: E402
 from families import build  # noqa: E402
 from shallow import shallow  # noqa: E402
-from weft.engines.base import LateTokens, Row, Span  # noqa: E402
+from weft.engines.base import FutureTokens, Row, Span  # noqa: E402
 from weft.engines.torch import TorchEngine, weight_layout  # noqa: E402
 from weft.engines.torch.engine import open_model  # noqa: E402
 from weft.engines.torch.paged import elementwise, experts, graph_inputs, kernel, routers  # noqa: E402
@@ -71,13 +71,13 @@ def test_late_tokens_are_run_as_those_they_are(monkeypatch: pytest.MonkeyPatch) 
     path = (Span(trunk, 3),)
     want = engine.forward([Row(path, tokens, 3, None, (0,)) for tokens in ([9], [0], [7, 8], [11])])
     late = unseen([11, -1, 9], monkeypatch)
-    tokens = [LateTokens(late, 2), LateTokens(late, 1), [7, 8], LateTokens(late, 0)]
+    tokens = [FutureTokens(late, 2), FutureTokens(late, 1), [7, 8], FutureTokens(late, 0)]
     for _ in range(2):
         got = engine.forward([Row(path, some, 3, None, (0,)) for some in tokens])
         for at in range(4):
             near = torch.from_numpy(got.logits(at)), torch.from_numpy(want.logits(at))
             torch.testing.assert_close(*near, rtol=1e-4, atol=1e-4)
-    row = Row((), LateTokens(late, 0), engine.info.n_positions, None, (0,))
+    row = Row((), FutureTokens(late, 0), engine.info.n_positions, None, (0,))
     monkeypatch.setattr("weft.engines.torch.engine.check_rows", lambda rows: None)
     with pytest.raises(ContextOverflow):
         engine.forward([row])
@@ -101,7 +101,7 @@ def test_texts_are_the_same_with_steps_in_flight(
 
         def counted(rows: Any, forward: Any = forward) -> Any:
             nonlocal n_late
-            n_late += sum(isinstance(row.tokens, LateTokens) for row in rows)
+            n_late += sum(isinstance(row.tokens, FutureTokens) for row in rows)
             return forward(rows)
 
         engine.forward = counted
@@ -230,7 +230,7 @@ def steady(engine: Any, n: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Counti
         Kernel.now = None
         for i, row in enumerate(rows):
             row.position += 1
-            row.tokens = LateTokens(made, i)
+            row.tokens = FutureTokens(made, i)
     return counting, uploads
 
 

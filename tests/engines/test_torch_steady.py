@@ -22,7 +22,7 @@ from families import FAMILIES, build  # noqa: E402
 from shallow import shallow  # noqa: E402
 from weft import LM, Loom  # noqa: E402
 from weft.constraints import Regex  # noqa: E402
-from weft.engines.base import HostDraws, LateTokens, Row, Span  # noqa: E402
+from weft.engines.base import FutureTokens, HostDraws, Row, Span  # noqa: E402
 from weft.engines.torch import TorchEngine, input_tensors  # noqa: E402
 from weft.engines.torch.attention_hook import NAME, no_mask  # noqa: E402
 from weft.engines.torch.input_tensors import CachedTensor, IncrementingTensor, InputIds  # noqa: E402
@@ -58,13 +58,13 @@ class Branches:
             if n:
                 engine.forward([Row(self.path, [(5 * i + n) % 100 for i in range(n)], 11, tail)])
 
-    def rows(self, tokens: Sequence[Sequence[int] | LateTokens]) -> list[Row]:
+    def rows(self, tokens: Sequence[Sequence[int] | FutureTokens]) -> list[Row]:
         return [
             Row(self.path, ids, 11 + tail.length, tail, (0,))
             for ids, tail in zip(tokens, self.tails, strict=True)
         ]
 
-    def step(self, tokens: Sequence[Sequence[int] | LateTokens]) -> np.ndarray:
+    def step(self, tokens: Sequence[Sequence[int] | FutureTokens]) -> np.ndarray:
         output = self.engine.forward(self.rows(tokens))
         return np.stack([output.logits(i) for i in range(len(tokens))])
 
@@ -137,7 +137,7 @@ def test_a_steady_step_sends_nothing_to_the_device_and_waits_for_nothing(
     for step in range(5):
         ids = [(11 * step + i) % 100 for i in range(4)]
         draws = Drawn(ids)
-        rows = branches.rows([LateTokens(draws, i) for i in range(4)])
+        rows = branches.rows([FutureTokens(draws, i) for i in range(4)])
         with watched(monkeypatch) as watch:
             output = engine.forward(rows)
         found = {name: n for name, n in watch.seen.items() if name in {*WAITS, *UPLOADS, "upload"}}
@@ -170,7 +170,7 @@ def test_a_steady_step_over_paged_kv_sends_nothing_either(monkeypatch: pytest.Mo
     monkeypatch.setattr("weft.engines.torch.paged.step.attend_tree", attended)
     draws = Drawn([4, 3, 2, 1])
     for step in range(5):
-        rows = branches.rows([LateTokens(draws, i) for i in range(4)])
+        rows = branches.rows([FutureTokens(draws, i) for i in range(4)])
         with watched(monkeypatch) as watch:
             engine.forward(rows)
         found = {name: n for name, n in watch.seen.items() if name in {*WAITS, *UPLOADS, "upload"}}
@@ -199,10 +199,10 @@ def test_tokens_that_are_late_are_those_that_were_drawn(numbers: list[int | None
     branches, twin = Branches(engine, [1, 4, 2]), Branches(engine, [1, 4, 2])
     for ids in ([5, 6, 7], [60, 61, 62]):
         draws = Drawn([*ids, -1])
-        late = [[50 + i] if n is None else LateTokens(draws, n) for i, n in enumerate(numbers)]
+        late = [[50 + i] if n is None else FutureTokens(draws, n) for i, n in enumerate(numbers)]
         known = [[50 + i] if n is None else [ids[n]] for i, n in enumerate(numbers)]
         np.testing.assert_allclose(branches.step(late), twin.step(known), atol=1e-6)
-    nothing = [LateTokens(draws, 3), [1], [2]]
+    nothing = [FutureTokens(draws, 3), [1], [2]]
     assert np.isfinite(branches.step(nothing)).all()
 
 
@@ -211,11 +211,11 @@ def test_late_tokens_of_the_host_are_waited_for_and_the_context_has_an_end() -> 
     branches, twin = Branches(engine, [3, 4]), Branches(engine, [3, 4])
     zeros = np.zeros(2, np.float32)
     draws = HostDraws(DrawResult(np.array([8, 9]), zeros, zeros))
-    got = branches.step([LateTokens(draws, 1), LateTokens(draws, 0)])
+    got = branches.step([FutureTokens(draws, 1), FutureTokens(draws, 0)])
     assert np.array_equal(got, twin.step([[9], [8]]))
     for late in (Drawn([1, 2]), HostDraws(DrawResult(np.array([1, 2]), zeros, zeros))):
         with pytest.raises(ContextOverflow, match="a path of 17 tokens"):
-            branches.step([LateTokens(late, 0), LateTokens(late, 1)])
+            branches.step([FutureTokens(late, 0), FutureTokens(late, 1)])
     assert [tail.length for tail in branches.tails] == [4, 5]
 
 
@@ -254,6 +254,6 @@ def test_what_draws_are_is_asked_once_a_step(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(input_tensors, "DeviceTokens", There)
     ids, drawn = InputIds(CPU), Drawn(range(40))
     info: Any = SimpleNamespace(n_positions=50, n_vocab=90)
-    rows = [Row((), LateTokens(drawn, number), 3, None, (0,)) for number in range(40)]
+    rows = [Row((), FutureTokens(drawn, number), 3, None, (0,)) for number in range(40)]
     assert ids.packed(ids.checked(rows, info), range(40)).tolist() == list(range(40))
     assert len(asked) == 2

@@ -12,9 +12,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from families import build, plain_logits  # noqa: E402
-from weft.engines import banks, lanes  # noqa: E402
-from weft.engines.banks import Bank, SharedBlock  # noqa: E402
+from weft.engines import packing, padded_pool  # noqa: E402
 from weft.engines.base import Fragment, Row, Span  # noqa: E402
+from weft.engines.padded_pool import SharedBlock, TailBuffer  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
 from weft.engines.torch.padded import shared_prefixes  # noqa: E402
 from weft.engines.torch.padded.kv import KV  # noqa: E402
@@ -194,9 +194,9 @@ def test_random_operations_agree_with_token_lists(
     monkeypatch: pytest.MonkeyPatch, seed: int, name: str
 ) -> None:
     """Small widths, so that tails change banks, rows and homes all the time."""
-    monkeypatch.setattr(banks, "SMALLEST", 4)
-    monkeypatch.setattr(banks, "GROW_BY", 2)
-    monkeypatch.setattr(banks, "LONG", 7)
+    monkeypatch.setattr(padded_pool, "SMALLEST", 4)
+    monkeypatch.setattr(padded_pool, "GROW_BY", 2)
+    monkeypatch.setattr(padded_pool, "LONG", 7)
     _ALL.clear()
     model = build(name)
     engine = TorchEngine.adopt(model)
@@ -246,7 +246,7 @@ def test_slots_of_one_head_lie_in_one_piece_whatever_was_done(engine: TorchEngin
 
     read = _grow(engine, IDS[:100], chunk=30)
     grown = _grow(engine, IDS[:20], chunk=1)
-    assert isinstance(grown.home, Bank)
+    assert isinstance(grown.home, TailBuffer)
     assert_in_pieces(read, 100)
     assert_in_pieces(grown, 20)
     data = memory.export(read)
@@ -310,9 +310,9 @@ def test_bundled_short_spans_equal_spans_met_one_by_one(
         for i, path in enumerate(paths)
     ]
     logits = []
-    for short in (0, lanes.SHORT):
-        monkeypatch.setattr(lanes, "SHORT", short)
-        monkeypatch.setattr(lanes, "JOINED", short)
+    for short in (0, packing.SHORT):
+        monkeypatch.setattr(packing, "SHORT", short)
+        monkeypatch.setattr(packing, "JOINED", short)
         kinds = {type(s) for s in plan_step(rows, memory).spans}
         assert kinds == (
             {shared_prefixes.PrefixGroup}
@@ -357,15 +357,15 @@ def test_short_spans_one_below_the_other_are_one_part(engine: TorchEngine) -> No
 def test_paths_that_are_read_in_turn_move_what_they_share_a_few_times_only(
     engine: TorchEngine, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memory, n_moved, put = engine.fragments, 0, banks.BankedMemory._put_in_line
+    memory, n_moved, put = engine.fragments, 0, padded_pool.PaddedPool._put_in_line
 
     def counted(self: Any, fragments: Any) -> None:
         nonlocal n_moved
         n_moved += 1
         put(self, fragments)
 
-    monkeypatch.setattr(banks.BankedMemory, "_put_in_line", counted)
-    monkeypatch.setattr(lanes, "MOST_MOVES", 4)
+    monkeypatch.setattr(padded_pool.PaddedPool, "_put_in_line", counted)
+    monkeypatch.setattr(packing, "MOST_MOVES", 4)
     trunk = _chain(engine, 2, size=40)
     ends = []
     for at in (80, 120):
@@ -381,7 +381,7 @@ def test_paths_that_are_read_in_turn_move_what_they_share_a_few_times_only(
                 assert _error(output, i, model, [*ids, 5 + turn + i]) < 1e-4
         if turn == 8:
             before = n_moved
-    assert 0 < n_moved <= 4 * lanes.MOST_MOVES
+    assert 0 < n_moved <= 4 * packing.MOST_MOVES
     assert n_moved == before
 
 
@@ -406,7 +406,7 @@ def test_what_is_moved_together_is_cut_and_freed_as_before(engine: TorchEngine, 
         memory.free(joined[end].fragment)
         assert memory.is_in_line([span.fragment for span in joined[:end]])
         assert read(joined[:end], IDS[:n]) < 1e-4
-        n_spare = (n + 5) // banks.SPARE
+        n_spare = (n + 5) // padded_pool.SPARE
         assert (n + 5) * slot <= memory.usage().bytes <= (n + 5 + n_spare) * slot
     for span in joined[:3]:
         memory.free(span.fragment)
@@ -418,8 +418,8 @@ def test_stretches_that_share_spans_otherwise_are_met_as_well(
     engine: TorchEngine, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of one token leave the path after its first node, rows of several after the second."""
-    monkeypatch.setattr(lanes, "SHORT", 0)  # no bundles
-    monkeypatch.setattr(lanes, "COPIED", 0)
+    monkeypatch.setattr(packing, "SHORT", 0)  # no bundles
+    monkeypatch.setattr(packing, "COPIED", 0)
     memory, path = engine.fragments, _chain(engine, 3)
     other = _grow(engine, IDS[20:30])
     rows = [
@@ -428,7 +428,7 @@ def test_stretches_that_share_spans_otherwise_are_met_as_well(
         Row((Span(other, 10),), [5], 10, memory.new(None), (0,)),
         Row(path[:2], IDS[8:11], 8, None, (2,)),
     ]
-    stretches = lanes.stretches_of(plan_step(rows, memory).reaches(rows, KV, 6), memory)
+    stretches = packing.shared_prefixes_of(plan_step(rows, memory).reaches(rows, KV, 6), memory)
     assert [len(stretch.spans) for stretch in stretches] == [1, 2, 1, 2]
     output = engine.forward(rows)
     for number, ids in enumerate(([*IDS[:4], 5], [*IDS[:12], 5], [*IDS[20:30], 5], IDS[:11])):
@@ -439,13 +439,13 @@ def test_what_lies_in_line_lies_side_by_side_and_in_order(engine: TorchEngine) -
     memory = engine.fragments
     one, two, three, four = (_grow(engine, IDS[at : at + 4]) for at in range(0, 16, 4))
     assert not memory.is_in_line([one, two])
-    memory.line_up([one, two, three])
+    memory.make_contiguous([one, two, three])
     assert memory.is_in_line([one, two, three])
     assert not memory.is_in_line([one, three])
     assert not memory.is_in_line([two, one])
     assert not memory.is_in_line([three, four])
     before = memory.usage()
-    memory.line_up([four, two])  # what stays in the old block has no hole beside it
+    memory.make_contiguous([four, two])  # what stays in the old block has no hole beside it
     assert memory.usage() == before
     assert memory.is_in_line([one, three])
 
@@ -454,7 +454,7 @@ def test_a_long_tail_is_not_moved_to_its_path(
     engine: TorchEngine, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It grows in its block, and beside its path there would be no room."""
-    monkeypatch.setattr(banks, "LONG", 16)
+    monkeypatch.setattr(padded_pool, "LONG", 16)
     memory, path = engine.fragments, _chain(engine, 2, 2)
     tail = memory.new(None)
     engine.forward([Row(path, IDS[4:44], 4, tail)])
@@ -477,14 +477,14 @@ def test_a_tail_stays_in_its_bank_beside_rows_of_several_tokens(
     for at in range(10, 16):
         rows = [Row(path, IDS[at : at + 1], at, tail, (0,)), Row((), IDS[:7], 0)]
         output = engine.forward(rows)
-        assert isinstance(tail.home, Bank)
+        assert isinstance(tail.home, TailBuffer)
     assert _error(output, 0, model, IDS[:16]) < 1e-4
 
 
 def test_a_long_fragment_grows_in_its_block(
     engine: TorchEngine, monkeypatch: pytest.MonkeyPatch, model: Any
 ) -> None:
-    monkeypatch.setattr(banks, "LONG", 20)
+    monkeypatch.setattr(padded_pool, "LONG", 20)
     fragment = _grow(engine, IDS[:30])
     for at in range(30, 50):
         output = engine.forward([Row((), IDS[at : at + 1], at, fragment, (0,))])
@@ -603,7 +603,7 @@ def test_a_row_that_steps_alone_gives_the_same_whatever_comes_between(name: str,
 def test_a_long_tail_that_steps_alone_is_met_in_one_piece(
     plain: TorchEngine, llama: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(banks, "LONG", 100)
+    monkeypatch.setattr(padded_pool, "LONG", 100)
     engine, model = plain, llama
     ids = [i % 40 for i in range(180)]
     tail = _grow(engine, ids)

@@ -22,7 +22,7 @@ from families import N_VOCAB, WHOLE_FAMILIES, build, cases, plain_logits  # noqa
 from weft import LM, AsyncLM, Branch, BranchStore, Loom, load, search  # noqa: E402
 from weft.constraints import Regex  # noqa: E402
 from weft.engines.base import Fragment, Row, ScoreSpan  # noqa: E402
-from weft.engines.paths import calls  # noqa: E402
+from weft.engines.full_sequences import calls  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
 from weft.engines.torch.recompute.engine import RecomputeEngine  # noqa: E402
 from weft.errors import (  # noqa: E402

@@ -24,12 +24,12 @@ import weft  # noqa: E402
 from weft import AsyncLM, Branch, Loom  # noqa: E402
 from weft.constraints import GBNF, Allow, Choice, Lark, Lazy, Regex  # noqa: E402
 from weft.engines.base import Row, ScoreSpan  # noqa: E402
-from weft.engines.native import NativeEvent, NativeRun  # noqa: E402
-from weft.engines.vllm.known import idle_tokens  # noqa: E402
+from weft.engines.generation import GenerationEvent, GenerationRequest  # noqa: E402
 from weft.engines.vllm.loop import EngineLoop  # noqa: E402
 from weft.engines.vllm.native import vllm_params  # noqa: E402
 from weft.engines.vllm.rows import RowReader  # noqa: E402
 from weft.engines.vllm.running import Running  # noqa: E402
+from weft.engines.vllm.vllm_internals import idle_tokens  # noqa: E402
 from weft.errors import (  # noqa: E402
     ConfigError,
     ContextOverflow,
@@ -151,11 +151,13 @@ class Told:
         params = SamplingParams(**asked.pop("params", {"temperature": 0}))
         assert lm.engine.native is not None
         self.native = lm.engine.native
-        self.news: queue.SimpleQueue[NativeEvent] = queue.SimpleQueue()
-        self.events: list[list[NativeEvent]] = [[] for _ in asked["streams"]]
-        self.handle = self.native.start(NativeRun(tuple(ids), params, **asked), self.news.put)
+        self.news: queue.SimpleQueue[GenerationEvent] = queue.SimpleQueue()
+        self.events: list[list[GenerationEvent]] = [[] for _ in asked["streams"]]
+        self.handle = self.native.start(
+            GenerationRequest(tuple(ids), params, **asked), self.news.put
+        )
 
-    def hear(self) -> NativeEvent:
+    def hear(self) -> GenerationEvent:
         event = self.news.get(timeout=60)
         mine = self.events[event.sibling]
         assert not mine or not mine[-1].is_last  # nothing comes after an end
@@ -213,7 +215,7 @@ def test_a_run_that_is_cancelled_before_it_has_begun_is_told_of_its_end(lm: LM) 
 
 def test_seeds_differ_by_stream_and_by_where_a_run_begins() -> None:
     def seed(n_tokens: int, stream: int) -> int | None:
-        run = NativeRun((7,) * n_tokens, SamplingParams(), (stream,), 16, frozenset())
+        run = GenerationRequest((7,) * n_tokens, SamplingParams(), (stream,), 16, frozenset())
         return vllm_params(run, stream).seed
 
     places = [(n_tokens, stream) for n_tokens in (5, 6, 7) for stream in (1, 2, 2**64 - 1)]

@@ -32,9 +32,9 @@ from vllm.v1.sample.logits_processor import LogitsProcessor as First  # noqa: E4
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext  # noqa: E402
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as Second  # noqa: E402
 
-from weft.engines.vllm.board import KEY, Board, n_bytes  # noqa: E402
+from weft.engines.vllm.logits_capture import LogitsCapture  # noqa: E402
 from weft.engines.vllm.rows import row_params  # noqa: E402
-from weft.engines.vllm.tap import RowTap  # noqa: E402
+from weft.engines.vllm.shared_logits import KEY, SharedLogitsBuffer, n_bytes  # noqa: E402
 
 CALLS: list[tuple[Any, list[str]]] = [
     (AsyncLLM.from_engine_args, ["engine_args"]),
@@ -123,20 +123,20 @@ def test_v2_rows_go_to_the_slots_that_requests_name() -> None:
 
 def test_a_worker_that_does_not_see_the_board_writes_nothing() -> None:
     told = {"path": "/nowhere/at/all", "n_slots": 3, "n_vocab": 4, "pid": 1}
-    tap = RowTap(SimpleNamespace(additional_config={KEY: told}), None, False)
+    tap = LogitsCapture(SimpleNamespace(additional_config={KEY: told}), None, False)
     tap.add_request(0, row_params((0, 1)))
     assert tap.apply(torch.zeros(1, 4)).shape == (1, 4)
-    RowTap(SimpleNamespace(additional_config=None), None, False).apply(torch.zeros(1, 4))
+    LogitsCapture(SimpleNamespace(additional_config=None), None, False).apply(torch.zeros(1, 4))
 
 
 def test_a_board_fits_its_memory_and_leaves_no_file() -> None:
-    board = Board(1_000_000, 64)
+    board = SharedLogitsBuffer(1_000_000, 64)
     assert board.n_slots == 8
     assert board.path.stat().st_size == n_bytes(8, 1_000_000)
     board.rows[7] = 1.5
     board.tickets[7] = 9
-    board.vanish()
-    board.vanish()
+    board.unlink()
+    board.unlink()
     assert not board.path.exists()
     row = board.read(7, 9)
     assert row is not None
@@ -145,7 +145,8 @@ def test_a_board_fits_its_memory_and_leaves_no_file() -> None:
 
 
 def test_a_board_of_a_killed_process_is_taken_away_by_the_next_and_no_other() -> None:
-    code = "import os; from weft.engines.vllm.board import Board; b = Board(4, 3); print(b.path)"
+    code = "import os; from weft.engines.vllm.shared_logits import SharedLogitsBuffer as B"
+    code += "; b = B(4, 3); print(b.path)"
     killed = subprocess.run(
         [sys.executable, "-c", f"{code}; os.sys.stdout.flush(); os.kill(os.getpid(), 9)"],
         check=False,
@@ -154,18 +155,18 @@ def test_a_board_of_a_killed_process_is_taken_away_by_the_next_and_no_other() ->
     )
     left = Path(killed.stdout.strip())
     assert left.exists()
-    first = Board(4, 3)
+    first = SharedLogitsBuffer(4, 3)
     assert not left.exists()
-    second = Board(4, 3)
+    second = SharedLogitsBuffer(4, 3)
     assert first.path.exists()
     assert first.path.stat().st_mode & 0o777 == 0o600
-    first.vanish()
-    second.vanish()
+    first.unlink()
+    second.unlink()
 
 
-def tapped() -> tuple[RowTap, Board]:
-    board = Board(4, 3)
+def tapped() -> tuple[LogitsCapture, SharedLogitsBuffer]:
+    board = SharedLogitsBuffer(4, 3)
     told = SimpleNamespace(additional_config={KEY: board.told()})
-    tap = RowTap(told, torch.device("cpu"), False)
-    board.vanish()
+    tap = LogitsCapture(told, torch.device("cpu"), False)
+    board.unlink()
     return tap, board

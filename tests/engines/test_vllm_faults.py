@@ -27,7 +27,7 @@ psutil = pytest.importorskip("psutil", reason="psutil is not installed")
 import weft  # noqa: E402
 from weft import AsyncLM, Loom  # noqa: E402
 from weft.compat.genlm import AsyncVirtualLM, load_model_by_name  # noqa: E402
-from weft.engines.vllm.quiet import starting  # noqa: E402
+from weft.engines.vllm.log_filter import starting  # noqa: E402
 from weft.errors import ConfigError, ForwardError, Unsupported  # noqa: E402
 
 TINY = Path(str(weft.__file__)).parent / "data" / "tiny"

@@ -266,7 +266,7 @@ def loaded() -> tuple[Any, Any]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from weft.engines.source import resolve
+    from weft.engines.hub import resolve
 
     folder = resolve("tiny")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

@@ -13,7 +13,7 @@ import pytest
 from fakes import Boom, OwnLoopFake
 from rig import MemoryEngine, Rig, assert_result, run
 from weft.constraints.base import Matcher
-from weft.engines.native import NativeEvent, NativeRun, Tell
+from weft.engines.generation import EventCallback, GenerationEvent, GenerationRequest
 from weft.errors import ConfigError, ConstraintError, ForwardError, Unsupported
 from weft.sampling.sampler import Sampler
 from weft.sched.native import why_not_native
@@ -28,10 +28,12 @@ def fake(**options: Any) -> OwnLoopFake:
     return OwnLoopFake(MemoryEngine(), **options)
 
 
-def made_by_hand(engine: OwnLoopFake, told: Callable[[NativeRun, Tell], None]) -> OwnLoopFake:
+def made_by_hand(
+    engine: OwnLoopFake, told: Callable[[GenerationRequest, EventCallback], None]
+) -> OwnLoopFake:
     """Let the engine tell exactly this of what it is asked for."""
 
-    def start(asked: NativeRun, tell: Tell) -> list[Any]:
+    def start(asked: GenerationRequest, tell: EventCallback) -> list[Any]:
         engine.native.started.append(asked)
         told(asked, tell)
         return []
@@ -121,9 +123,9 @@ def test_an_engine_that_does_not_begin_fails_those_runs_alone() -> None:
 
 
 def test_a_sink_ends_a_run_and_what_is_told_later_is_not_heard() -> None:
-    def told(asked: NativeRun, tell: Tell) -> None:
-        tell(NativeEvent(0, (3, 4, 5), (-1.0, -1.0, -1.0), (0.5, 0.5, 0.5)))
-        tell(NativeEvent(0, (6,), (-1.0,), (0.5,), end="length"))
+    def told(asked: GenerationRequest, tell: EventCallback) -> None:
+        tell(GenerationEvent(0, (3, 4, 5), (-1.0, -1.0, -1.0), (0.5, 0.5, 0.5)))
+        tell(GenerationEvent(0, (6,), (-1.0,), (0.5,), end="length"))
 
     rig = Rig(made_by_hand(fake(), told))
 
@@ -170,10 +172,10 @@ def test_figures_that_are_not_told_are_absent() -> None:
 
 
 def test_figures_that_are_told_of_some_tokens_are_those_of_none() -> None:
-    def told(asked: NativeRun, tell: Tell) -> None:
-        tell(NativeEvent(0, (3,), (-1.0,), (0.5,)))
-        tell(NativeEvent(0, (4,), (-2.0,)))
-        tell(NativeEvent(0, (5,), (-2.0,), (0.5,), end="length"))
+    def told(asked: GenerationRequest, tell: EventCallback) -> None:
+        tell(GenerationEvent(0, (3,), (-1.0,), (0.5,)))
+        tell(GenerationEvent(0, (4,), (-2.0,)))
+        tell(GenerationEvent(0, (5,), (-2.0,), (0.5,), end="length"))
 
     rig = Rig(made_by_hand(fake(), told))
     (result,) = rig.drive(run(rig.place(PROMPT), 0, max_tokens=3))
@@ -182,8 +184,8 @@ def test_figures_that_are_told_of_some_tokens_are_those_of_none() -> None:
 
 
 def test_what_a_run_wants_at_most_it_gets_at_most() -> None:
-    def told(asked: NativeRun, tell: Tell) -> None:
-        tell(NativeEvent(0, range(asked.max_tokens + 5), end="length"))
+    def told(asked: GenerationRequest, tell: EventCallback) -> None:
+        tell(GenerationEvent(0, range(asked.max_tokens + 5), end="length"))
 
     rig = Rig(made_by_hand(fake(), told))
     (result,) = rig.drive(run(rig.place(PROMPT), 0, max_tokens=4))
@@ -268,9 +270,9 @@ def test_a_close_ends_what_is_on_its_way() -> None:
 
 
 def test_an_end_or_an_error_is_the_last_event() -> None:
-    assert not NativeEvent(0, (1,)).is_last
-    assert NativeEvent(0, end="stop").is_last
-    assert NativeEvent(0, error=ConfigError("no")).is_last
+    assert not GenerationEvent(0, (1,)).is_last
+    assert GenerationEvent(0, end="stop").is_last
+    assert GenerationEvent(0, error=ConfigError("no")).is_last
 
 
 class AtMost(Matcher):
@@ -317,8 +319,8 @@ def constrained(item: Run, matcher: Matcher) -> Run:
 def test_an_engine_is_held_to_the_constraint(
     tokens: tuple[int, ...], may_end: bool, says: str | None
 ) -> None:
-    def told(asked: NativeRun, tell: Tell) -> None:
-        tell(NativeEvent(0, tokens, end="stop"))
+    def told(asked: GenerationRequest, tell: EventCallback) -> None:
+        tell(GenerationEvent(0, tokens, end="stop"))
 
     rig = Rig(made_by_hand(fake(), told))
     item = constrained(run(rig.place(PROMPT), 0), AtMost(8, may_end=may_end))
@@ -333,10 +335,10 @@ def test_an_engine_is_held_to_the_constraint(
 
 
 def test_logprobs_that_are_told_of_some_tokens_are_those_of_none() -> None:
-    def told(asked: NativeRun, tell: Tell) -> None:
-        tell(NativeEvent(0, (3,), (-1.0,), (0.5,)))
-        tell(NativeEvent(0, (4,), None, (0.5,)))
-        tell(NativeEvent(0, (5,), end="length"))
+    def told(asked: GenerationRequest, tell: EventCallback) -> None:
+        tell(GenerationEvent(0, (3,), (-1.0,), (0.5,)))
+        tell(GenerationEvent(0, (4,), None, (0.5,)))
+        tell(GenerationEvent(0, (5,), end="length"))
 
     rig = Rig(made_by_hand(fake(), told))
     (result,) = rig.drive(run(rig.place(PROMPT), 0, max_tokens=3))
@@ -345,8 +347,8 @@ def test_logprobs_that_are_told_of_some_tokens_are_those_of_none() -> None:
 
 
 def test_a_length_that_the_context_sets_is_the_contexts() -> None:
-    def told(asked: NativeRun, tell: Tell) -> None:
-        tell(NativeEvent(0, range(3), end="length"))
+    def told(asked: GenerationRequest, tell: EventCallback) -> None:
+        tell(GenerationEvent(0, range(3), end="length"))
 
     rig = Rig(made_by_hand(fake(), told), n_ctx=8)
     (result,) = rig.drive(run(rig.place(PROMPT), 0, max_tokens=50))
@@ -355,8 +357,8 @@ def test_a_length_that_the_context_sets_is_the_contexts() -> None:
 
 
 def test_an_end_before_the_context_is_full_is_the_engines() -> None:
-    def told(asked: NativeRun, tell: Tell) -> None:
-        tell(NativeEvent(0, (1,), end="length"))  # it has less room than its own limit says
+    def told(asked: GenerationRequest, tell: EventCallback) -> None:
+        tell(GenerationEvent(0, (1,), end="length"))  # it has less room than its own limit says
 
     rig = Rig(made_by_hand(fake(), told))
     (result,) = rig.drive(run(rig.place(PROMPT), 0, max_tokens=50))
@@ -468,9 +470,9 @@ def test_siblings_stop_at_the_same_tokens() -> None:
 def test_an_end_is_heard_once_and_nothing_that_ended_is_cancelled() -> None:
     cancelled: list[int] = []
 
-    def told(asked: NativeRun, tell: Tell) -> None:
+    def told(asked: GenerationRequest, tell: EventCallback) -> None:
         for sibling in (0, 0, 1):
-            tell(NativeEvent(sibling, (3,), (-1.0,), (0.5,), end="length"))
+            tell(GenerationEvent(sibling, (3,), (-1.0,), (0.5,), end="length"))
 
     engine = made_by_hand(fake(), told)
     engine.native.cancel = lambda _, sibling: cancelled.append(sibling)  # type: ignore[method-assign]

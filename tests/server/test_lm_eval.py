@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import weft
-from weft.engines.source import resolve
+from weft.engines.hub import resolve
 
 if TYPE_CHECKING:
     from serving import Served

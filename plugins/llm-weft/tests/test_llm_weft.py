@@ -268,7 +268,7 @@ def test_an_answer_that_nobody_reads_to_its_end_does_no_harm(model: Any) -> None
 
 
 def test_models_are_added_listed_and_removed(run: Run, tmp_path: Path, home: Path) -> None:
-    from weft.engines.source import resolve
+    from weft.engines.hub import resolve
 
     folder = tmp_path / "mine.model"
     folder.symlink_to(resolve("tiny"))

@@ -14,7 +14,7 @@ import typer
 from rich.cells import cell_len
 
 from .. import DISTRIBUTION, __version__, samples
-from ..engines.source import SMOLLM2, SMOLLM2_COMMAND, smollm2_file
+from ..engines.hub import SMOLLM2, SMOLLM2_COMMAND, smollm2_file
 from ..errors import ConfigError, EngineError, ModelLoadError, WeftError
 from ..outcomes import UNAVAILABLE
 from ..share import usable_cores

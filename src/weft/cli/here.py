@@ -449,7 +449,7 @@ class KeptHere(Kept):
     def _text(self) -> Tokenizer:
         if self.given_grower is not None:
             return self._lm.text
-        from ..engines.source import tokenizer_of
+        from ..engines.hub import tokenizer_of
 
         return tokenizer_of(self.model)
 

@@ -195,7 +195,7 @@ def load_for_loom(
 def _tokenizer(model: str, config: Mapping[str, Any]) -> Any:
     """Let Transformers make the tokenizer of a model, with settings of the caller's."""
     from ..engines import install_hint
-    from ..engines.source import resolve
+    from ..engines.hub import resolve
 
     remote_code = bool(config.get("trust_remote_code"))
     folder = resolve(model, remote_code=remote_code)

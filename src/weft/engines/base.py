@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
     from ..sampling.params import ModelDefaults, SamplingParams
     from ..sampling.sampler import DrawBatch, DrawResult
-    from .native import NativeRuns
+    from .generation import EngineGenerator
 
-UNTOLD = 1 << 20
+UNKNOWN_CONTEXT_LENGTH = 1 << 20
 KVKind = Literal["addressable", "sequence", "hidden"]
 Pooling = Literal["mean", "cls", "last"]
 
@@ -56,7 +56,7 @@ class EngineInfo:
     in any dtype and on any device, which are no part of it. Exported KV is interchangeable, and
     logits are as good as equal, where the dtype is the same, too: a file of KV says both.
     n_vocab: ids are 0 to n_vocab - 1; 0, of engines without steps alone: they are of no table, and
-    the tokenizer knows which there are. n_positions: tokens a path may have; UNTOLD where nobody
+    the tokenizer knows which there are. n_positions: tokens a path may have; UNKNOWN_CONTEXT_LENGTH where nobody
     says, and whoever runs it refuses what is too long.
     kv: "addressable" (fragments, any number), "sequence" (fragments, at most `max_paths` resident
     leaves) or "hidden" (no fragments: rows carry whole paths in `tokens`).
@@ -66,7 +66,7 @@ class EngineInfo:
     and is counted so in a step's budget. A row of another hidden engine counts as its new tokens.
     keeps_ends: it recomputes, but a run or a branch that goes on counts as its new tokens, and of
     other paths the engine says how much it would run (`n_to_run`).
-    overlap: `forward` returns before the result is there, and accepts `LateTokens` of the step
+    overlap: `forward` returns before the result is there, and accepts `FutureTokens` of the step
     before. The scheduler then calls forward(k + 1), lands step k, and draws of step k + 1 last, so
     what it draws with knows every token before.
     idle_slots: slots of unpinned KV that stay on the device; the scheduler moves the rest to the
@@ -145,7 +145,7 @@ class Span(NamedTuple):
     length: int
 
 
-class LateTokens(NamedTuple):
+class FutureTokens(NamedTuple):
     """One token that a launched step drew and the host has not seen: entry `number` of `draws`.
 
     draws: the very object that `Output.draw` of this engine gave. Those of one forward all name the
@@ -191,7 +191,7 @@ class Row:
 
     path: spans from the root, `length` slots of each, in order. Rows from one place share the same
     tuple object, so an engine may group by identity.
-    tokens: ids to run, at least one; LateTokens (exactly one token) only for engines that say
+    tokens: ids to run, at least one; FutureTokens (exactly one token) only for engines that say
     `overlap`. Hidden engines: the whole path.
     position: absolute position of tokens[0] (0 for hidden engines).
     dest: receives the new slots; may already hold some, which the row sees after its path. None:
@@ -204,7 +204,7 @@ class Row:
     def __init__(
         self,
         path: tuple[Span, ...],
-        tokens: Sequence[int] | LateTokens,
+        tokens: Sequence[int] | FutureTokens,
         position: int,
         dest: Fragment | None = None,
         logits_at: tuple[int, ...] = (),
@@ -221,7 +221,7 @@ class Row:
 
     @property
     def n_tokens(self) -> int:
-        return 1 if isinstance(self.tokens, LateTokens) else len(self.tokens)
+        return 1 if isinstance(self.tokens, FutureTokens) else len(self.tokens)
 
 
 def check_rows(rows: Sequence[Row]) -> None:
@@ -268,7 +268,7 @@ def row_tokens(row: Row, info: EngineInfo) -> Sequence[int]:
             n_tokens=end,
             n_ctx=info.n_positions,
         )
-    if isinstance(row.tokens, LateTokens):
+    if isinstance(row.tokens, FutureTokens):
         return [max(int(row.tokens.draws.result().ids[row.tokens.number]), 0)]
     low, high = min(row.tokens), max(row.tokens)
     if low < 0 or high >= n_vocab:
@@ -349,7 +349,7 @@ class Output(ABC):
 
         Called after the forward, several times where several parts draw. The host has seen all that
         the batch's samplers drew before: their counts and constraints are up to date, also where
-        the rows ran `LateTokens`, and change only once these draws have landed.
+        the rows ran `FutureTokens`, and change only once these draws have landed.
         """
 
 
@@ -442,7 +442,7 @@ class Engine(Uncopied, ABC, instead="load it again where it is to run"):
 
     info: EngineInfo
     fragments: Fragments | None
-    native: NativeRuns | None = None
+    native: EngineGenerator | None = None
 
     @classmethod
     def load(cls, *folder: Any, **options: Any) -> Engine:

@@ -77,14 +77,14 @@ class CoreShare:
                 yield (times.running_s - before.running_s) / wanted_s
 
 
-class Account:
+class TrialLoss:
     """Time lost in trials that later forwards have not amortised yet, in seconds, for all sizes."""
 
     def __init__(self) -> None:
         self.owed_s = 0.0
 
 
-class ThreadChoice:
+class ThreadTuner:
     """The thread count for forwards of about one size, chosen from measured times.
 
     On a busy machine more threads are far slower, because they wait for each other. Some forwards
@@ -95,7 +95,7 @@ class ThreadChoice:
     def __init__(
         self,
         max_threads: int,
-        account: Account,
+        account: TrialLoss,
         idle: Callable[[], int],
         *,
         first: int = 1,
@@ -183,7 +183,7 @@ class ThreadChoice:
 
 
 class AutoThreads:
-    """Thread counts of an engine that starts with all cores: a `ThreadChoice` per kind and size.
+    """Thread counts of an engine that starts with all cores: a `ThreadTuner` per kind and size.
 
     The first forward uses at most as many threads as there are idle cores. Trials of fewer threads
     run while a thread of the process has a core for less than 70 % of the time that it needs one.
@@ -196,9 +196,9 @@ class AutoThreads:
         waits: Callable[[], dict[int, ThreadTimes]] = thread_times,
     ) -> None:
         self._idle = idle
-        self.share, self._account = CoreShare(waits), Account()
-        self._choices: dict[tuple[str, int, int], ThreadChoice] = {}
-        self._last: ThreadChoice | None = None
+        self.share, self._account = CoreShare(waits), TrialLoss()
+        self._choices: dict[tuple[str, int, int], ThreadTuner] = {}
+        self._last: ThreadTuner | None = None
 
     @contextmanager
     def measured(self, n: int, max_threads: int, kind: str = "") -> Iterator[int]:
@@ -214,12 +214,12 @@ class AutoThreads:
         self.share.add(wall_s, time.process_time() - cpu_start, threads)
         choice.add(wall_s, n)
 
-    def choice(self, n: int, max_threads: int, kind: str = "") -> ThreadChoice:
+    def choice(self, n: int, max_threads: int, kind: str = "") -> ThreadTuner:
         """Return the choice for a kind of block and its size, rounded up to a power of two."""
         key = kind, n.bit_length(), max_threads
         choice = self._choices.get(key)
         if choice is None:
-            choice = self._choices[key] = ThreadChoice(
+            choice = self._choices[key] = ThreadTuner(
                 max_threads,
                 self._account,
                 self._idle,
@@ -268,17 +268,17 @@ class BlasThreads:
     """Limits the BLAS during a forward and restores its setting afterwards.
 
     threads: a count, or "auto": as many as the environment says, else found while running (see
-    `ThreadChoice`), starting with one.
+    `ThreadTuner`), starting with one.
     """
 
     def __init__(self, threads: int | str) -> None:
         self.fixed: int | None = None
         self._max_threads = 0
-        self._choices: dict[int, ThreadChoice] = {}  # by size of the forward, in powers of two
+        self._choices: dict[int, ThreadTuner] = {}  # by size of the forward, in powers of two
         if threads == "auto":
             if not is_any_set(_BLAS_VARIABLES):
                 self._max_threads = min(_MAX_BLAS_THREADS, usable_cores())
-            self._account = Account()
+            self._account = TrialLoss()
         elif isinstance(threads, int) and not isinstance(threads, bool) and threads >= 1:
             self.fixed = threads
         else:
@@ -303,7 +303,7 @@ class BlasThreads:
         else:
             size = n_tokens.bit_length()
             choice = self._choices.setdefault(
-                size, ThreadChoice(self._max_threads, self._account, idle_cores)
+                size, ThreadTuner(self._max_threads, self._account, idle_cores)
             )
             with self._limit.to(choice.threads):
                 start = time.perf_counter()

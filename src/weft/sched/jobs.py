@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..engines.base import KeptRow, LateTokens, Row, ScoreSpan
+from ..engines.base import FutureTokens, KeptRow, Row, ScoreSpan
 from ..errors import Cancelled, ConstraintError, DeadEnd, WeftError
 from ..kv.place import Place
 from ..sampling.metrics import broken_logits, join_scores
@@ -213,7 +213,7 @@ class RunJob(Job):
         self.n_drawn = 0
         self.forced: list[int] = []
         self.put_off: list[int] = []
-        self.late: LateTokens | None = None
+        self.late: FutureTokens | None = None
         self.n_forced = 0
         self.ending = False
         self.stands_aside = False
@@ -306,7 +306,7 @@ class RunJob(Job):
         What is forced is drawn token by token, unless there is enough of it; or a bias might forbid
         what is taken unseen when it is forced.
         """
-        self.late = LateTokens(draws, entry)
+        self.late = FutureTokens(draws, entry)
         sampler = self.sampler
         if sampler.matcher is not None:
             room = min(self.limit - self.n_drawn, desk.n_ctx - self.line.depth) - 1

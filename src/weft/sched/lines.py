@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..engines.base import LateTokens, Row, ScoreSpan
+from ..engines.base import FutureTokens, Row, ScoreSpan
 from ..kv.place import Cursor, Node, Place, Tail, common_prefix, resolve
 from ..kv.tree import TokenTree
 
@@ -105,7 +105,7 @@ class Line:
     def row(
         self,
         tree: TokenTree,
-        tokens: Sequence[int] | LateTokens,
+        tokens: Sequence[int] | FutureTokens,
         n_before: int,
         scored: tuple[ScoreSpan, ...] = (),
     ) -> Row:
@@ -129,10 +129,10 @@ class Line:
         return row
 
     def _whole_row(
-        self, tokens: Sequence[int] | LateTokens, n_before: int, scored: tuple[ScoreSpan, ...]
+        self, tokens: Sequence[int] | FutureTokens, n_before: int, scored: tuple[ScoreSpan, ...]
     ) -> Row:
         """Hidden engines: the whole path every step."""
-        assert not isinstance(tokens, LateTokens)
+        assert not isinstance(tokens, FutureTokens)
         ids = [*self._ids, *self.tokens[:n_before], *tokens]
         first = len(ids) - len(tokens)
         scored = tuple(span._replace(start=span.start + first) for span in scored)

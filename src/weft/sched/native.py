@@ -11,7 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ..engines.base import Engine
-from ..engines.native import NativeEvent, NativeRun, NativeRuns
+from ..engines.generation import EngineGenerator, GenerationEvent, GenerationRequest
 from ..errors import ForwardError, Unsupported
 from ..sampling.sampler import DrawnToken
 from .jobs import MergeKey, RunJob
@@ -55,16 +55,16 @@ class NativeJob(RunJob):
         else:
             self.abroad.add(self)
 
-    def ask(self, desk: Desk) -> NativeRun:
+    def ask(self, desk: Desk) -> GenerationRequest:
         """Return what the engine is asked for, with this run as its only sibling."""
         sampler, line = self.sampler, self.line
         params = replace(sampler.params, n=1, seed=None, max_tokens=1)
         n_left = min(self.limit, desk.n_ctx - line.depth)
         ids = tuple(line.end().ids())
         name = line.base.namespace
-        return NativeRun(ids, params, (sampler.stream,), n_left, self.stops, name)
+        return GenerationRequest(ids, params, (sampler.stream,), n_left, self.stops, name)
 
-    def hear(self, event: NativeEvent, desk: Desk) -> None:
+    def hear(self, event: GenerationEvent, desk: Desk) -> None:
         """Go on by what the engine tells; after its end nothing more is heard."""
         known = (event.logprobs is not None, event.entropies is not None)
         n = len(event.tokens)
@@ -140,14 +140,14 @@ class Abroad:
     n_away: siblings there that are not over.
     """
 
-    def __init__(self, native: NativeRuns) -> None:
+    def __init__(self, native: EngineGenerator) -> None:
         self._native = native
         self.n_away = 0
         # Those that wait for room there; families and their members in the order they came, which
         # is that of their age.
         self._waiting: dict[MergeKey, dict[NativeJob, None]] = {}
         self._n_heard_of = 0  # jobs on their way that somebody waits for
-        self._heard: deque[tuple[Flight, NativeEvent]] = deque()
+        self._heard: deque[tuple[Flight, GenerationEvent]] = deque()
         self._news = threading.Event()
 
     @property
@@ -236,7 +236,7 @@ class Abroad:
 
     # Hearing
 
-    def _tell(self, flight: Flight, event: NativeEvent) -> None:
+    def _tell(self, flight: Flight, event: GenerationEvent) -> None:
         self._heard.append((flight, event))
         self._news.set()
 
@@ -320,7 +320,7 @@ def _is_scoring(item: Extend) -> bool:
     )
 
 
-def why_not_native(sampler: Sampler, native: NativeRuns | None) -> str | None:
+def why_not_native(sampler: Sampler, native: EngineGenerator | None) -> str | None:
     """Say why the engine cannot generate a run by itself; None: it can."""
     if native is None:
         return "anything but steps"

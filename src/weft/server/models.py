@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from ..engines import engine_names
 from ..engines.gguf import read_gguf
-from ..engines.source import EMBEDDED, SMOLLM2, gguf_file, is_gguf, resolve
+from ..engines.hub import EMBEDDED, SMOLLM2, gguf_file, is_gguf, resolve
 from ..errors import ConfigError, Conflict, NotFound, WeftError
 from ..lm import LM
 from ..loading import (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...aio.asynclm import whole_numbers
-from ...engines.source import resolve
+from ...engines.hub import resolve
 from ...errors import ConfigError
 from ...lm import LM
 from ...loom import kvfrag

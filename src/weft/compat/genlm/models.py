@@ -13,7 +13,7 @@ import numpy as np
 from ...aio import AbstractAsyncLM, AsyncLM
 from ...aio.asynclm import named, whole_numbers
 from ...checks import whole_number
-from ...engines.source import EMBEDDED, resolve
+from ...engines.hub import EMBEDDED, resolve
 from ...errors import ConfigError, EngineUnavailable, ModelLoadError
 from ...lm import LM
 from ...loading import display_name, load

@@ -17,7 +17,7 @@ from ...sampling.params import SamplingParams
 from ...share import usable_cores
 from ...tokens.tokenizer import Tokenizer
 from ..abilities import OWN
-from ..base import Engine, EngineInfo, LateTokens, Pooling, Row, check_rows
+from ..base import Engine, EngineInfo, FutureTokens, Pooling, Row, check_rows
 from ..gguf import GGUF, read_gguf
 from ..gguf.sampling import sampling_of
 from . import settings as made
@@ -275,7 +275,7 @@ class LlamaCppEngine(Engine):
         if row.adapter is not None:
             raise Unsupported("the llamacpp engine runs no LoRA adapters")
         ids = row.tokens
-        if isinstance(ids, LateTokens):
+        if isinstance(ids, FutureTokens):
             raise ForwardError("the llamacpp engine takes no late tokens")
         if min(ids) < 0 or max(ids) >= self._n_vocab:
             raise ForwardError(

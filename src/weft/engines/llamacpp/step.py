@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ...errors import ForwardError, KVFull
 from ...sampling.metrics import join_scores, score
-from ..base import HostOutput, LateTokens, Row, Score, ScoreSpan
+from ..base import FutureTokens, HostOutput, Row, Score, ScoreSpan
 from .context import Context, Floats
 from .kv import SequenceFragments
 from .leases import END, Leases, PathFragment
@@ -243,7 +243,7 @@ def _cuts(flags: NDArray[np.bool_], n_batch: int, most: int) -> Iterator[tuple[i
 
 
 def _ids(row: Row) -> Sequence[int]:
-    assert not isinstance(row.tokens, LateTokens)
+    assert not isinstance(row.tokens, FutureTokens)
     return row.tokens
 
 

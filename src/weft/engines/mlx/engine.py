@@ -45,13 +45,13 @@ from .model import (
     refuse_config,
     resolve_device,
 )
-from .owner import owner
 from .step import PackedStep, PathStep, TreeStep, WholeStep
+from .worker import owner
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..source import Progress
+    from ..hub import Progress
 
 _log = logging.getLogger("weft.engines.mlx")
 

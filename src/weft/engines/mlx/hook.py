@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 from mlx import nn
 
+from .attention import AttentionSpec
 from .kv import KVShape, SlotShape
-from .products import Attending
 
 if TYPE_CHECKING:
     from .step import TreeStep
@@ -107,7 +107,7 @@ class TreeCache:
             queries = mx.concatenate([queries, mask], axis=-1)
         elif mask is not None and not isinstance(mask, WindowMask):
             raise TypeError(f"the model masks keys by a {type(mask).__name__}")
-        how = Attending(window, sinks, self.is_latent)
+        how = AttentionSpec(window, sinks, self.is_latent)
         return self.call.running.attend(self.layer, queries, how)
 
 

@@ -15,11 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ModelMismatch
-from ..banks import GROW_BY, Bank, BankedFragment, BankedMemory, SharedBlock, own, room_for
 from ..base import Fragment, Fragments, Span, Usage
+from ..padded_pool import (
+    GROW_BY,
+    PaddedFragment,
+    PaddedPool,
+    SharedBlock,
+    TailBuffer,
+    own,
+    room_for,
+)
 
 if TYPE_CHECKING:
-    from .plan import StepPlan
+    from .shared_prefixes import StepPlan
 
 # One array of keys and one of values a layer: k.0, v.0, k.1, v.1, …
 Arrays = list[mx.array]
@@ -61,20 +69,20 @@ class SlotShape(tuple[KVShape, ...]):
         return held
 
 
-class MlxFragment(BankedFragment):
+class MlxFragment(PaddedFragment):
     """A fragment of this engine."""
 
     __slots__ = ()
     engine = "mlx"
 
 
-class RowBank(Bank):
+class RowTailBuffer(TailBuffer):
     """A bank whose rows are in arrays [R, K, room, D]."""
 
     __slots__ = ()
     slots: Arrays
 
-    def hold(self, arrays: Arrays, members: list[BankedFragment | None]) -> None:
+    def hold(self, arrays: Arrays, members: list[PaddedFragment | None]) -> None:
         """Take these arrays, whose rows are these fragments."""
         self.slots, self.members = arrays, members
         self.n_rows, self.room = int(arrays[0].shape[0]), int(arrays[0].shape[2])
@@ -85,7 +93,7 @@ class RowBank(Bank):
                 self.n_members += 1
 
 
-class MlxMemory(BankedMemory[MlxFragment, RowBank]):
+class MlxMemory(PaddedPool[MlxFragment, RowTailBuffer]):
     """Fragments on one device, for the thread that runs MLX; others use `MlxFragments`.
 
     plan: how the last step was laid out; it holds views, and every change here drops it first.
@@ -147,7 +155,7 @@ class MlxMemory(BankedMemory[MlxFragment, RowBank]):
     def views(self, kv: MlxFragment, length: int) -> Arrays:
         """Return the first `length` slots, [K, length, D] each; nothing is copied."""
         home = kv.home
-        if isinstance(home, Bank):
+        if isinstance(home, TailBuffer):
             return [array[kv.start, :, :length] for array in home.slots]
         assert home is not None
         arrays: Arrays = home.slots
@@ -171,13 +179,13 @@ class MlxMemory(BankedMemory[MlxFragment, RowBank]):
         mx.eval(together)
         return together
 
-    def bank_for(self, tails: Sequence[MlxFragment], width: int) -> tuple[RowBank, int]:
+    def bank_for(self, tails: Sequence[MlxFragment], width: int) -> tuple[RowTailBuffer, int]:
         """Return the bank of a width class with `tails` side by side, and the row of the first.
 
         There is room for one slot more.
         """
         longest = max(tail.length for tail in tails) + 1
-        bank = self._banks.get(width) or RowBank(width)
+        bank = self._banks.get(width) or RowTailBuffer(width)
         first = bank.find(tails)
         if first is None or longest > bank.room or bank.is_sparse:
             first = self._seat(bank, tails, longest)
@@ -215,7 +223,7 @@ class MlxMemory(BankedMemory[MlxFragment, RowBank]):
         """Return the arrays that hold the fragment, and perhaps others."""
         return [] if kv.home is None else list(kv.home.slots)
 
-    def _seat(self, bank: RowBank, tails: Sequence[MlxFragment], length: int) -> int:
+    def _seat(self, bank: RowTailBuffer, tails: Sequence[MlxFragment], length: int) -> int:
         """Make `tails` the last rows of the bank, with room for `length`; return the first.
 
         Where they do not fit, the bank gets new arrays, without holes.
@@ -226,7 +234,7 @@ class MlxMemory(BankedMemory[MlxFragment, RowBank]):
         are_new = len(staying) == bank.n_members
         fits = len(bank.members) + len(tails) <= bank.n_rows and length <= bank.room
         if are_new and fits and not bank.is_sparse:
-            members: list[BankedFragment | None] = [*bank.members, *tails]
+            members: list[PaddedFragment | None] = [*bank.members, *tails]
             first = len(bank.members)
             arrays = bank.slots
             _fill(arrays, tails, first)
@@ -289,12 +297,12 @@ class MlxFragments(Fragments):
         return self._memory.usage()
 
 
-def _fill(arrays: Arrays, tails: Sequence[BankedFragment], first: int) -> None:
+def _fill(arrays: Arrays, tails: Sequence[PaddedFragment], first: int) -> None:
     """Copy tails into rows first, first + 1, … of a bank's arrays; those of one bank together."""
     room = int(arrays[0].shape[2])
     by_bank: dict[int, list[int]] = {}
     for number, tail in enumerate(tails):
-        if isinstance(tail.home, Bank) and tail.length:
+        if isinstance(tail.home, TailBuffer) and tail.length:
             by_bank.setdefault(id(tail.home), []).append(number)
         elif isinstance(tail.home, SharedBlock) and tail.length:
             start, stop = tail.start, tail.start + tail.length
@@ -302,7 +310,7 @@ def _fill(arrays: Arrays, tails: Sequence[BankedFragment], first: int) -> None:
                 array[first + number, :, : tail.length] = source[:, start:stop]
     for group in by_bank.values():
         home = tails[group[0]].home
-        assert isinstance(home, Bank)
+        assert isinstance(home, TailBuffer)
         span = min(room, home.room)
         into = mx.array([first + number for number in group])
         of = mx.array([tails[number].start for number in group])

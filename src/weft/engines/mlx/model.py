@@ -24,7 +24,7 @@ from .rope import complete_rope
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..source import Progress
+    from ..hub import Progress
 
 _log = logging.getLogger("weft.engines.mlx")
 

@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from ...errors import ForwardError
-from ..banks import own
 from ..base import Row, Span
-from ..lanes import BankLane, ChunkLane
-from ..paths import calls, rows_of
-from .hook import Recorder, RunningCall
-from .kv import Arrays, MlxFragment, MlxMemory, RowBank
-from .plan import LongRow, PieceMask, plan_step
-from .products import (
-    Attending,
-    Partial,
+from ..full_sequences import calls, rows_of
+from ..packing import DecodeGroup, PrefillGroup
+from ..padded_pool import own
+from .attention import (
+    AttentionSpec,
+    PartialAttention,
     apply_sinks,
     bias_of,
     join,
     meet,
     merge,
 )
+from .hook import Recorder, RunningCall
+from .kv import Arrays, MlxFragment, MlxMemory, RowTailBuffer
+from .shared_prefixes import LongRow, PieceMask, plan_step
 
 if TYPE_CHECKING:
     from .model import MakeCache, ModelHead
@@ -134,7 +134,7 @@ class TreeStep(PackedStep):
                 else:
                     array[mx.arange(rows.start, rows.stop), :, mx.array(lengths)] = new
 
-    def attend(self, layer: int, queries: mx.array, how: Attending) -> mx.array:
+    def attend(self, layer: int, queries: mx.array, how: AttentionSpec) -> mx.array:
         """Let a layer's scaled queries [T, H, 1, D] meet what they may see: [T, H, 1, Dv]."""
         k, v = self.fresh[layer]
         n_tokens, n_heads, _, size = queries.shape
@@ -150,7 +150,9 @@ class TreeStep(PackedStep):
 
     # Tokens among themselves, and with their live tails
 
-    def _lanes(self, layer: int, q: mx.array, k: mx.array, v: mx.array, how: Attending) -> Partial:
+    def _lanes(
+        self, layer: int, q: mx.array, k: mx.array, v: mx.array, how: AttentionSpec
+    ) -> PartialAttention:
         plan = self.plan
         results = [
             self._bank(number, lane, layer, q, how) for number, lane in enumerate(plan.banks)
@@ -159,7 +161,7 @@ class TreeStep(PackedStep):
         found = join([each.out for each in results], [each.lse for each in results])
         if not plan.levels:
             return found
-        found = Partial(found.out.astype(mx.float32), found.lse)
+        found = PartialAttention(found.out.astype(mx.float32), found.lse)
         above = q[: plan.n_lanes]
         for level, masks in zip(plan.levels, self._visible(how.window), strict=True):
             other = level.meet(layer, above, how, masks)
@@ -170,11 +172,11 @@ class TreeStep(PackedStep):
     def _bank(
         self,
         number: int,
-        lane: BankLane[MlxFragment, RowBank],
+        lane: DecodeGroup[MlxFragment, RowTailBuffer],
         layer: int,
         q: mx.array,
-        how: Attending,
-    ) -> Partial:
+        how: AttentionSpec,
+    ) -> PartialAttention:
         """Let each row meet its tail, its new slot too; one product for the bank."""
         rows = slice(lane.first, lane.first + lane.stop - lane.start)
         low, bias = self._bank_mask(number, how.window)
@@ -182,7 +184,7 @@ class TreeStep(PackedStep):
         keys, values = (
             array[rows, :, low:high] for array in lane.bank.slots[2 * layer : 2 * layer + 2]
         )
-        return Partial(*meet(q[lane.start : lane.stop], keys, values, how.is_latent, bias))
+        return PartialAttention(*meet(q[lane.start : lane.stop], keys, values, how.is_latent, bias))
 
     def _bank_mask(self, number: int, window: int | None) -> tuple[int, mx.array | None]:
         """First slot that any row sees, and a bias [n, 1, 1, S] if rows differ in what they see."""
@@ -202,8 +204,8 @@ class TreeStep(PackedStep):
         return found
 
     def _chunk(
-        self, lane: ChunkLane, q: mx.array, k: mx.array, v: mx.array, how: Attending
-    ) -> Partial:
+        self, lane: PrefillGroup, q: mx.array, k: mx.array, v: mx.array, how: AttentionSpec
+    ) -> PartialAttention:
         """Let the new tokens of each row meet each other; rows are padded to the longest."""
         n_rows, longest = len(lane.sizes), max(lane.sizes)
         padded, kept = _places(lane, longest)
@@ -222,7 +224,9 @@ class TreeStep(PackedStep):
         lse = lse.reshape(n_rows, heads, group, longest).transpose(0, 3, 1, 2)
         out = out.reshape(n_rows * longest, heads, group, -1)
         lse = lse.reshape(n_rows * longest, heads, group)
-        return Partial(out, lse) if kept is None else Partial(out[kept], lse[kept])
+        return (
+            PartialAttention(out, lse) if kept is None else PartialAttention(out[kept], lse[kept])
+        )
 
     def _square(self, n: int, window: int | None) -> mx.array | None:
         """A bias [n, n]: what tokens of one row see of each other; None for one token."""
@@ -235,7 +239,7 @@ class TreeStep(PackedStep):
         return self._squares[n, window]
 
     def _long(
-        self, row: LongRow, layer: int, q: mx.array, k: mx.array, v: mx.array, how: Attending
+        self, row: LongRow, layer: int, q: mx.array, k: mx.array, v: mx.array, how: AttentionSpec
     ) -> mx.array:
         """Let a long row meet its path and itself by MLX's own attention: [n, K, g, Dv]."""
         own_part = slice(row.start, row.stop)
@@ -330,7 +334,7 @@ class WholeStep(PackedStep):
         return mx.concatenate(packed, axis=0)[:, None]
 
 
-def _places(lane: ChunkLane, longest: int) -> tuple[mx.array | None, mx.array | None]:
+def _places(lane: PrefillGroup, longest: int) -> tuple[mx.array | None, mx.array | None]:
     """Packed index of every padded token, and padded index of every packed one; None: the same."""
     if min(lane.sizes) == longest:
         return None, None

@@ -25,7 +25,7 @@ from ..gguf.checkpoint import GGUFCheckpoint
 from ..gguf.families import check_numpy
 from ..gguf.sampling import sampling_of
 from ..gguf.tokenizer import read_tokenizer
-from ..source import Progress
+from ..hub import Progress
 from ..threads import BlasThreads
 from .config import LlamaConfig, frequencies, parse_config
 from .kv import NumpyFragments

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ...errors import ModelLoadError
 from ..checkpoint import Checkpoint
-from ..source import Progress
+from ..hub import Progress
 from .config import LlamaConfig, frequencies, pair_up
 from .step import Plan
 

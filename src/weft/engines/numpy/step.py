@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ForwardError, Unsupported
-from ..base import LateTokens, Row, Span, check_rows
+from ..base import FutureTokens, Row, Span, check_rows
 from .config import LlamaConfig
 from .kv import NumpyFragment, NumpyFragments, TailBank
 
@@ -232,7 +232,7 @@ def _short(views: list[Floats], most: int) -> tuple[list[Floats], list[Floats]]:
 
 def token_ids(row: Row) -> Sequence[int]:
     """Return the row's token ids on the host; waits for a late one."""
-    if isinstance(row.tokens, LateTokens):
+    if isinstance(row.tokens, FutureTokens):
         return [int(row.tokens.draws.result().ids[row.tokens.number])]
     return row.tokens
 

@@ -14,8 +14,16 @@ from ...errors import ConfigError, ForwardError, Unsupported
 from ...sampling.params import CHAT_SAMPLING, SERVER_SAMPLING, ModelDefaults, SamplingParams
 from ...tokens.tokenizer import Tokenizer
 from ..abilities import OWN
-from ..base import UNTOLD, Abilities, Engine, EngineInfo, HostOutput, LateTokens, Row
-from ..source import EMBEDDED, SMOLLM2, tokenizer_of
+from ..base import (
+    UNKNOWN_CONTEXT_LENGTH,
+    Abilities,
+    Engine,
+    EngineInfo,
+    FutureTokens,
+    HostOutput,
+    Row,
+)
+from ..hub import EMBEDDED, SMOLLM2, tokenizer_of
 from .address import Address
 from .dialect import ServerCapabilities
 from .probe import ServerInfo, find
@@ -59,7 +67,7 @@ class RemoteEngine(Engine):
             model=transport.address.short_name(found.model),
             n_layers=0,
             n_vocab=n_vocab,
-            n_positions=found.n_ctx or n_ctx or UNTOLD,
+            n_positions=found.n_ctx or n_ctx or UNKNOWN_CONTEXT_LENGTH,
             kv_bytes_per_token=0,
             dtype="the server's",
             fingerprint=_fingerprint(found, text),
@@ -202,7 +210,7 @@ class RemoteEngine(Engine):
     def _check(self, rows: Sequence[Row]) -> None:
         """Refuse rows that are no paths of this model."""
         for row in rows:
-            ids = [] if isinstance(row.tokens, LateTokens) else list(row.tokens)
+            ids = [] if isinstance(row.tokens, FutureTokens) else list(row.tokens)
             n_vocab = self.info.n_vocab
             if not ids or not 0 <= min(ids) or (n_vocab and max(ids) >= n_vocab):
                 raise ForwardError(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ...errors import ForwardError
 from ...sampling.metrics import score_span
-from ..base import HostOutput, LateTokens, Row, Score
+from ..base import FutureTokens, HostOutput, Row, Score
 from .request_builder import RequestBuilder
 from .responses import ProtocolError, read_deltas
 from .transport import Transport, TransportError, give_up_error
@@ -125,7 +125,7 @@ class RemoteLogprobs:
 
 
 def _ids(row: Row) -> tuple[int, ...]:
-    assert not isinstance(row.tokens, LateTokens)  # of engines that overlap
+    assert not isinstance(row.tokens, FutureTokens)  # of engines that overlap
     return tuple(row.tokens)
 
 

@@ -10,7 +10,7 @@ from ...constraints import GBNF, Choice, JsonSchema, Regex
 from ...errors import GrammarError, Unsupported
 from ...sampling.params import PARAMETERS, SamplingParams
 from ...tokens.tokenizer import Tokenizer
-from ..native import NativeRun
+from ..generation import GenerationRequest
 from .dialect import Dialect, ServerCapabilities
 from .text_pieces import GIVE_TOKENIZER, PieceTokenizer
 
@@ -181,7 +181,7 @@ class RequestBuilder:
 
     def body(
         self,
-        run: NativeRun,
+        run: GenerationRequest,
         tokens: Sequence[int],
         streams: Sequence[int],
         n_left: int,

@@ -11,7 +11,13 @@ from typing import Any
 
 from ...errors import ForwardError, WeftError
 from ...sampling.params import SamplingParams
-from ..native import NativeEnd, NativeEvent, NativeRun, NativeRuns, Tell
+from ..generation import (
+    EngineGenerator,
+    EventCallback,
+    GenerationEvent,
+    GenerationRequest,
+    NativeEnd,
+)
 from .request_builder import RequestBuilder
 from .responses import ChoiceDelta, ProtocolError, read_deltas
 from .token_matching import Figures, TokenMatcher
@@ -37,12 +43,14 @@ class RequestChoice:
 
 
 class RemoteRun:
-    """One `NativeRun` on its way. Touched by the wire's thread alone.
+    """One `GenerationRequest` on its way. Touched by the wire's thread alone.
 
     Whoever started it holds it: once nobody does, its requests are broken off.
     """
 
-    def __init__(self, run: NativeRun, tell: Tell, builder: RequestBuilder) -> None:
+    def __init__(
+        self, run: GenerationRequest, tell: EventCallback, builder: RequestBuilder
+    ) -> None:
         self.run = run
         self.builder = builder
         # What the server tells is what a logprob is here.
@@ -50,7 +58,7 @@ class RemoteRun:
         self.choices = [RequestChoice(number, stream) for number, stream in enumerate(run.streams)]
         self._tell = tell
 
-    def tell(self, choice: RequestChoice, event: NativeEvent) -> None:
+    def tell(self, choice: RequestChoice, event: GenerationEvent) -> None:
         """Pass news on, until the last of a sibling."""
         if choice.is_over:
             return
@@ -61,12 +69,12 @@ class RemoteRun:
     def cancel(self, number: int) -> None:
         """End a sibling; the request goes with the last one that it is for."""
         choice = self.choices[number]
-        self.tell(choice, NativeEvent(number, end="cancelled"))
+        self.tell(choice, GenerationEvent(number, end="cancelled"))
         if choice.request is not None:
             choice.request.stop_if_idle()
 
 
-class RemoteRuns(NativeRuns):
+class RemoteRuns(EngineGenerator):
     """The generation loop over there. together: siblings share a request."""
 
     def __init__(
@@ -87,7 +95,7 @@ class RemoteRuns(NativeRuns):
     def refusal(self, params: SamplingParams) -> str | None:
         return self.builder.refusal(params)
 
-    def start(self, run: NativeRun, tell: Tell) -> RemoteRun:
+    def start(self, run: GenerationRequest, tell: EventCallback) -> RemoteRun:
         builder = self.builder.of(run.tokens)
         builder.prompt(run.tokens)  # or it cannot be asked for at all
         remote_run = RemoteRun(run, tell, builder)
@@ -191,7 +199,7 @@ class StreamingRequest:
         if remote_run is not None:
             full = [each for each in choices if len(each.tokens) >= remote_run.run.max_tokens]
             for choice in full:
-                remote_run.tell(choice, NativeEvent(choice.number, end="length"))
+                remote_run.tell(choice, GenerationEvent(choice.number, end="length"))
         return bool(full)
 
     def _part(self) -> None:
@@ -230,7 +238,7 @@ class StreamingRequest:
         remote_run = self.remote_run()
         if remote_run is not None:
             for choice in self._open():
-                remote_run.tell(choice, NativeEvent(choice.number, error=error))
+                remote_run.tell(choice, GenerationEvent(choice.number, error=error))
 
     # One request
 
@@ -294,7 +302,7 @@ class StreamingRequest:
             logprobs = None
         if choice.known:
             tokens, logprobs = _beyond(choice, tokens, logprobs)
-        event = NativeEvent(choice.number, tokens, logprobs)
+        event = GenerationEvent(choice.number, tokens, logprobs)
         if told.finish is not None:
             event = self._last(remote_run.run, choice, told, tokens, logprobs)
         if event.tokens or event.is_last:
@@ -302,18 +310,18 @@ class StreamingRequest:
 
     def _last(
         self,
-        run: NativeRun,
+        run: GenerationRequest,
         choice: RequestChoice,
         told: ChoiceDelta,
         tokens: list[int],
         logprobs: Figures,
-    ) -> NativeEvent:
+    ) -> GenerationEvent:
         """Return the news that a sibling is over, without its end token."""
         ended_by = told.ended_by if told.ended_by in run.stop_ids else None
         if tokens and tokens[-1] in run.stop_ids:
             ended_by = tokens[-1]
             tokens, logprobs = tokens[:-1], None if logprobs is None else logprobs[:-1]
-        event = NativeEvent(choice.number, tokens, logprobs, ended_by=ended_by)
+        event = GenerationEvent(choice.number, tokens, logprobs, ended_by=ended_by)
         if told.finish in ("stop", "eos", "end_turn"):
             if ended_by is None and not told.is_stopped:
                 event = replace(event, ended_by=self._end_id(run))
@@ -326,7 +334,7 @@ class StreamingRequest:
         why = f"{self.runs.transport.address.base} ended a text by {told.finish!r}"
         return replace(event, error=ForwardError(why))
 
-    def _end_id(self, run: NativeRun) -> int | None:
+    def _end_id(self, run: GenerationRequest) -> int | None:
         """Return the end token of an end that was told without its name."""
         usual = self.runs.spelling.text.eos_token_id
         return usual if usual in run.stop_ids else min(run.stop_ids, default=None)

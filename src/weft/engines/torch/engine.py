@@ -15,7 +15,7 @@ from transformers import DynamicCache, PreTrainedModel
 from ...checks import one_of
 from ...errors import ConfigError, EngineError, ForwardError, Unsupported, WeftError
 from ..abilities import OWN
-from ..base import EngineInfo, LateTokens, Row, Score, Span, check_rows
+from ..base import EngineInfo, FutureTokens, Row, Score, Span, check_rows
 from .alone import check_rows_alone, fix_row_counts
 from .attention_hook import NAME, PROBE, attach_context, attention_of, number_layers, probing
 from .base import TransformersEngine
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ..source import Progress
+    from ..hub import Progress
     from .paged.cuda_graph import CudaGraphRunner
 
 _log = logging.getLogger("weft.engines.torch")
@@ -517,7 +517,10 @@ class TorchEngine(TransformersEngine):
             raise ForwardError(f"the model call failed: {type(error).__name__}: {error}") from error
 
     def _hidden(
-        self, step: AttentionStep, rows: Sequence[Row], tokens: Sequence[Sequence[int] | LateTokens]
+        self,
+        step: AttentionStep,
+        rows: Sequence[Row],
+        tokens: Sequence[Sequence[int] | FutureTokens],
     ) -> Tensor:
         adapter = rows[0].adapter if rows else None
         self._lora.use(adapter)  # it is added by hooks on modules

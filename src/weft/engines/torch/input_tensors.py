@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...errors import ContextOverflow
-from ..base import EngineInfo, LateTokens, Row, row_tokens
+from ..base import EngineInfo, FutureTokens, Row, row_tokens
 from .upload import upload
 
 
@@ -70,20 +70,22 @@ class InputIds:
         self._numbers = CachedTensor(device)
         self._places = CachedTensor(device)
 
-    def checked(self, rows: Sequence[Row], info: EngineInfo) -> list[Sequence[int] | LateTokens]:
+    def checked(self, rows: Sequence[Row], info: EngineInfo) -> list[Sequence[int] | FutureTokens]:
         """Return the rows' tokens; late ones stay late, if their draws are on the device.
 
         Raises: ContextOverflow, ConfigError, as `row_tokens`.
         """
-        found: list[Sequence[int] | LateTokens] = [row.tokens for row in rows]
-        if LateTokens not in set(map(type, found)) and _are_within(rows, found, info):
+        found: list[Sequence[int] | FutureTokens] = [row.tokens for row in rows]
+        if FutureTokens not in set(map(type, found)) and _are_within(rows, found, info):
             return found
         found = []
-        there = next((row.tokens.draws for row in rows if isinstance(row.tokens, LateTokens)), None)
+        there = next(
+            (row.tokens.draws for row in rows if isinstance(row.tokens, FutureTokens)), None
+        )
         is_there = isinstance(there, DeviceTokens)  # asked once: a protocol is asked for slowly
         for row in rows:
             tokens = row.tokens
-            if is_there and isinstance(tokens, LateTokens) and tokens.draws is there:
+            if is_there and isinstance(tokens, FutureTokens) and tokens.draws is there:
                 if row.position >= info.n_positions:
                     raise ContextOverflow(
                         f"a path of {row.position + 1} tokens is longer than the context of"
@@ -96,17 +98,19 @@ class InputIds:
                 found.append(row_tokens(row, info))
         return found
 
-    def packed(self, tokens: Sequence[Sequence[int] | LateTokens], order: Sequence[int]) -> Tensor:
+    def packed(
+        self, tokens: Sequence[Sequence[int] | FutureTokens], order: Sequence[int]
+    ) -> Tensor:
         """Return the ids of the rows in this order, one after the other: int64 [T]."""
         in_order = [tokens[number] for number in order]
-        if LateTokens not in set(map(type, in_order)):
+        if FutureTokens not in set(map(type, in_order)):
             return upload(np.array(_flat(in_order), np.int64), self._device)
         known: list[int] = []
         places: list[int] = []
         numbers: list[int] = []
-        late: LateTokens | None = None
+        late: FutureTokens | None = None
         for of_row in in_order:
-            if isinstance(of_row, LateTokens):
+            if isinstance(of_row, FutureTokens):
                 places.append(len(known))
                 numbers.append(of_row.number)
                 known.append(0)

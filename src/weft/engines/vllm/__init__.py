@@ -6,7 +6,7 @@ import importlib
 import warnings
 
 from ...errors import EngineUnavailable
-from .quiet import settle_environment
+from .log_filter import settle_environment
 
 settle_environment()
 try:

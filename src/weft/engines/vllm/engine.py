@@ -28,17 +28,17 @@ from ...sampling import metrics
 from ...sampling.params import ModelDefaults
 from ...tokens.tokenizer import Tokenizer
 from ..abilities import OWN
-from ..base import Engine, EngineInfo, HostOutput, LateTokens, Row, Score
+from ..base import Engine, EngineInfo, FutureTokens, HostOutput, Row, Score
 from ..checkpoint import open_checkpoint, refuse_packed_by_mlx
 from ..config_check import check_config
-from .board import try_board
-from .known import adopted_mark, ends_of, has_all_logprobs, has_one_end, loop_of, mark_of
 from .loop import EngineLoop
 from .native import VllmRuns, as_failure
 from .options import as_load_error, check_names, engine_args
 from .rows import Path as RowPath
 from .rows import RowReader
 from .running import Running
+from .shared_logits import try_board
+from .vllm_internals import adopted_mark, ends_of, has_all_logprobs, has_one_end, loop_of, mark_of
 
 
 class VllmEngine(Engine):
@@ -154,7 +154,7 @@ class VllmEngine(Engine):
             raise as_load_error(error, folder) from error
         finally:
             if board is not None:
-                board.vanish()
+                board.unlink()
         with running.closing_on_error():
             if not engine_options.get("hf_overrides"):
                 taken = running.engine.vllm_config.model_config.hf_config.to_dict()
@@ -303,7 +303,7 @@ class VllmEngine(Engine):
 
 
 def _ids(row: Row) -> tuple[int, ...]:
-    assert not isinstance(row.tokens, LateTokens)  # only for engines that overlap
+    assert not isinstance(row.tokens, FutureTokens)  # only for engines that overlap
     return tuple(row.tokens)
 
 

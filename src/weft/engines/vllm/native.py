@@ -15,9 +15,15 @@ from vllm.sampling_params import RequestOutputKind
 from ...errors import ForwardError
 from ...sampling.params import SamplingParams
 from ...sampling.rng import stream_of
-from ..native import NativeEnd, NativeEvent, NativeRun, NativeRuns, Tell
+from ..generation import (
+    EngineGenerator,
+    EventCallback,
+    GenerationEvent,
+    GenerationRequest,
+    NativeEnd,
+)
 from .grammars import structured
-from .known import has_drafts, n_places
+from .vllm_internals import has_drafts, n_places
 
 if TYPE_CHECKING:
     from .running import Running
@@ -28,13 +34,13 @@ _ENDS: dict[str, NativeEnd] = {"stop": "stop", "length": "length", "abort": "can
 
 
 class VllmFlight:
-    """One NativeRun on its way: a task a sibling, once the loop has begun them."""
+    """One GenerationRequest on its way: a task a sibling, once the loop has begun them."""
 
     def __init__(self, n_siblings: int) -> None:
         self.tasks: list[asyncio.Task[None] | None] = [None] * n_siblings
 
 
-class VllmRuns(NativeRuns):
+class VllmRuns(EngineGenerator):
     """`Engine.native` over an AsyncLLM.
 
     A sibling is a request with a seed of its own; the prompt they share is in vLLM's prefix cache.
@@ -53,7 +59,7 @@ class VllmRuns(NativeRuns):
         self._numbers = itertools.count()
 
     def refusal(self, params: SamplingParams) -> str | None:
-        """See `NativeRuns.refusal`."""
+        """See `EngineGenerator.refusal`."""
         for name, is_refused in _REFUSED.items():
             if is_refused(params):
                 return f"{name}={getattr(params, name)!r}"
@@ -70,7 +76,7 @@ class VllmRuns(NativeRuns):
             return structured(params.constraint, by_guidance=self._by_guidance).refusal
         return None
 
-    def start(self, run: NativeRun, tell: Tell) -> VllmFlight:
+    def start(self, run: GenerationRequest, tell: EventCallback) -> VllmFlight:
         flight = VllmFlight(len(run.streams))
         lora = self._loras[run.adapter]
         params = [vllm_params(run, stream) for stream in run.streams]
@@ -86,7 +92,12 @@ class VllmRuns(NativeRuns):
     # On the engine's loop
 
     def _begin(
-        self, flight: VllmFlight, run: NativeRun, params: list[VllmParams], lora: Any, tell: Tell
+        self,
+        flight: VllmFlight,
+        run: GenerationRequest,
+        params: list[VllmParams],
+        lora: Any,
+        tell: EventCallback,
     ) -> None:
         for number, each in enumerate(params):
             work = self._generate(run, number, each, lora, tell)
@@ -99,7 +110,12 @@ class VllmRuns(NativeRuns):
             self._loop.loop.call_soon(task.cancel)
 
     async def _generate(
-        self, run: NativeRun, number: int, params: VllmParams, lora: Any, tell: Tell
+        self,
+        run: GenerationRequest,
+        number: int,
+        params: VllmParams,
+        lora: Any,
+        tell: EventCallback,
     ) -> None:
         is_over = False
         try:
@@ -113,13 +129,13 @@ class VllmRuns(NativeRuns):
                 tell(event)
         except asyncio.CancelledError:
             if not is_over:
-                tell(NativeEvent(number, end="cancelled"))
+                tell(GenerationEvent(number, end="cancelled"))
         except Exception as error:
             if not is_over:
-                tell(NativeEvent(number, error=as_failure(error)))
+                tell(GenerationEvent(number, error=as_failure(error)))
         else:
             if not is_over:
-                tell(NativeEvent(number, error=ForwardError("vLLM ended a run without a word")))
+                tell(GenerationEvent(number, error=ForwardError("vLLM ended a run without a word")))
 
 
 _REFUSED: dict[str, Callable[[SamplingParams], bool]] = {
@@ -145,7 +161,7 @@ def _is_penalised(params: SamplingParams) -> bool:
     return bool(params.repetition_penalty != 1 or both)
 
 
-def vllm_params(run: NativeRun, stream: int) -> VllmParams:
+def vllm_params(run: GenerationRequest, stream: int) -> VllmParams:
     """Return what vLLM is asked for, for one sibling.
 
     Its seed is made of the stream and of where the run begins: a stream that goes on later, after
@@ -179,7 +195,7 @@ def vllm_params(run: NativeRun, stream: int) -> VllmParams:
     )
 
 
-def event_of(number: int, given: Any) -> NativeEvent:
+def event_of(number: int, given: Any) -> GenerationEvent:
     """Return what one of vLLM's outputs says of a sibling."""
     tokens = list(given.token_ids)
     logprobs = None
@@ -188,16 +204,18 @@ def event_of(number: int, given: Any) -> NativeEvent:
         logprobs = [flat.logprobs[at] for at in flat.start_indices]
     ended_by = None
     if given.finish_reason is None:
-        return NativeEvent(number, tokens, logprobs)
+        return GenerationEvent(number, tokens, logprobs)
     if given.finish_reason not in _ENDS:
         why = f"vLLM ended a run by {given.finish_reason!r}"
-        return NativeEvent(number, tokens, logprobs, error=ForwardError(why))
+        return GenerationEvent(number, tokens, logprobs, error=ForwardError(why))
     if given.finish_reason == "stop" and isinstance(given.stop_reason, int):
         ended_by = given.stop_reason
         if tokens and tokens[-1] == ended_by:
             tokens = tokens[:-1]
             logprobs = None if logprobs is None else logprobs[: len(tokens)]
-    return NativeEvent(number, tokens, logprobs, end=_ENDS[given.finish_reason], ended_by=ended_by)
+    return GenerationEvent(
+        number, tokens, logprobs, end=_ENDS[given.finish_reason], ended_by=ended_by
+    )
 
 
 def as_failure(error: BaseException) -> ForwardError:

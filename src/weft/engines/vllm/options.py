@@ -13,9 +13,9 @@ from vllm.platforms import current_platform
 
 from ...errors import ConfigError, ModelLoadError, Unsupported
 from ..checkpoint import read_config
-from .board import KEY, Board
+from .shared_logits import KEY, SharedLogitsBuffer
 
-TAP = "weft.engines.vllm.tap:RowTap"
+TAP = "weft.engines.vllm.logits_capture:LogitsCapture"
 _CPU_KV_BYTES = 4 << 30
 _CPU_BLOCK = 32  # slots that are found again together; vLLM's own 128 suits long texts alone
 # What Weft itself decides, and how it is said instead.
@@ -36,7 +36,7 @@ def engine_args(
     dtype: str,
     n_ctx: int | None,
     trust_remote_code: bool,
-    board: Board | None,
+    board: SharedLogitsBuffer | None,
 ) -> AsyncEngineArgs:
     """Return what vLLM is started with: what was given, and Weft's choices for the rest.
 

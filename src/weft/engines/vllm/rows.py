@@ -17,7 +17,7 @@ from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind
 
 from ...errors import ForwardError
-from .board import KEY, Board
+from .shared_logits import KEY, SharedLogitsBuffer
 
 Floats = NDArray[np.float32]
 Path = tuple[str | None, tuple[int, ...]]  # adapter, token ids
@@ -61,7 +61,13 @@ class RowReader:
     """
 
     def __init__(
-        self, engine: Any, n_vocab: int, *, board: Board | None, most: int, most_tokens: int
+        self,
+        engine: Any,
+        n_vocab: int,
+        *,
+        board: SharedLogitsBuffer | None,
+        most: int,
+        most_tokens: int,
     ) -> None:
         self.engine = engine
         self.n_vocab = n_vocab

@@ -15,12 +15,12 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from ...checks import whole_number
 from ...errors import ConfigError, ForwardError, WeftError
-from .board import Board
-from .known import idle_tokens, n_places, stop_listening
+from .log_filter import starting
 from .loop import EngineLoop
 from .native import as_failure
-from .quiet import starting
 from .rows import Floats, RowReader
+from .shared_logits import SharedLogitsBuffer
+from .vllm_internals import idle_tokens, n_places, stop_listening
 
 _PROBE = (0,)  # a path that every model has
 _SAME = 0.25  # of a row's deviation: coarse kernels differ by less, other paths by more
@@ -34,7 +34,7 @@ class Running:
     closed.
     """
 
-    def __init__(self, engine: Any, loop: EngineLoop, board: Board | None) -> None:
+    def __init__(self, engine: Any, loop: EngineLoop, board: SharedLogitsBuffer | None) -> None:
         self.engine = engine
         self.loop = loop
         self.board = board
@@ -43,7 +43,9 @@ class Running:
         self._pid = os.getpid()
 
     @classmethod
-    def start(cls, args: Any, board: Board | None, options: Mapping[str, Any]) -> Running:
+    def start(
+        cls, args: Any, board: SharedLogitsBuffer | None, options: Mapping[str, Any]
+    ) -> Running:
         """Start vLLM's processes. Raises what keeps it from starting."""
         loop = EngineLoop()
 

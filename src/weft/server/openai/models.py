@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from ...engines.base import UNTOLD
+from ...engines.base import UNKNOWN_CONTEXT_LENGTH
 from ..asked import ERRORS
 from ..models import ServedModel
 from ..service import Here
@@ -59,7 +59,9 @@ async def one_model(model: str, service: Here) -> ListedModel:
 
 
 def _object(model: ServedModel) -> ListedModel:
-    length: Any = None if model.lm is None or model.lm.n_ctx == UNTOLD else model.lm.n_ctx
+    length: Any = (
+        None if model.lm is None or model.lm.n_ctx == UNKNOWN_CONTEXT_LENGTH else model.lm.n_ctx
+    )
     return ListedModel(
         id=model.name,
         display_name=model.name,

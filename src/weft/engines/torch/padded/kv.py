@@ -11,8 +11,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ....errors import ModelMismatch
-from ...banks import GROW_BY, Bank, BankedFragment, BankedMemory, SharedBlock, own, room_for
 from ...base import Fragment, Row, Usage
+from ...padded_pool import (
+    GROW_BY,
+    PaddedFragment,
+    PaddedPool,
+    SharedBlock,
+    TailBuffer,
+    own,
+    room_for,
+)
 from ..execution import on_engine_stream
 from ..kv_backend import AttentionSpec, KVBackend
 from ..kv_offload import HostTransfer, from_host, to_host
@@ -23,14 +31,14 @@ if TYPE_CHECKING:
     from .step import LanePlan
 
 
-class KV(BankedFragment):
+class KV(PaddedFragment):
     """A fragment of this engine."""
 
     __slots__ = ()
     engine = "torch"
 
 
-class DeviceBank(Bank):
+class DeviceBank(TailBuffer):
     """A bank whose rows are in one buffer. keys, values: views of it, a layer each."""
 
     __slots__ = ("keys", "layout", "values")
@@ -56,7 +64,7 @@ class DeviceBank(Bank):
             staying = [m for m in self.members if m is not None]
             self._reseat(staying, length, len(staying))
 
-    def take(self, tails: Sequence[BankedFragment], length: int) -> int:
+    def take(self, tails: Sequence[PaddedFragment], length: int) -> int:
         """Make `tails` the last rows, in their order, with room for `length`; return the first.
 
         Slots of a tail that was elsewhere are copied in by the caller; rows of members keep theirs.
@@ -72,7 +80,7 @@ class DeviceBank(Bank):
         self._reseat([*staying, *tails], length, n_rows + n_rows // 4 if self.members else n_rows)
         return len(staying)
 
-    def refuse(self, tails: Sequence[BankedFragment]) -> None:
+    def refuse(self, tails: Sequence[PaddedFragment]) -> None:
         """Make holes of the rows of tails that were taken and have not come."""
         gone = {id(t) for t in tails if t.home is not self}
         self.members = [None if id(m) in gone else m for m in self.members]
@@ -84,7 +92,7 @@ class DeviceBank(Bank):
             staying = [m for m in self.members if m is not None]
             self._reseat(staying, 1, len(staying))
 
-    def _reseat(self, members: Sequence[BankedFragment], length: int, n_rows: int) -> None:
+    def _reseat(self, members: Sequence[PaddedFragment], length: int, n_rows: int) -> None:
         rows = {id(m): row for row, m in enumerate(self.members) if m is not None}
         longest = max(length, max((m.length for m in members), default=0))
         sources = [rows.get(id(m), -1) for m in members]
@@ -109,7 +117,7 @@ class DeviceBank(Bank):
         self.set_slots(fresh)
 
 
-class PaddedKVPool(BankedMemory[KV, DeviceBank], KVBackend):
+class PaddedKVPool(PaddedPool[KV, DeviceBank], KVBackend):
     """Fragments on one device."""
 
     growth = GROW_BY
@@ -313,7 +321,7 @@ class PaddedKVPool(BankedMemory[KV, DeviceBank], KVBackend):
         """Copy tails into their rows of the bank: those from one bank together, others singly."""
         by_bank: dict[int, list[KV]] = {}
         for kv in tails:
-            if kv.length and isinstance(kv.home, Bank):
+            if kv.length and isinstance(kv.home, TailBuffer):
                 by_bank.setdefault(kv.home.width, []).append(kv)
             elif kv.length:
                 row, n = rows[id(kv)], kv.length
@@ -338,7 +346,7 @@ def _slots_of(kv: KV) -> Slots:
 
 def _where(kv: KV, length: int | None = None) -> tuple[slice | int, ...]:
     n = kv.length if length is None else length
-    if isinstance(kv.home, Bank):
+    if isinstance(kv.home, TailBuffer):
         return kv.start, slice(0, n)
     return (slice(kv.start, kv.start + n),)
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...lanes import FEW, SEVERAL, Reach, Stretch, stretches_of
+from ...packing import FEW, SEVERAL, QuerySpan, SharedPrefix, shared_prefixes_of
 from ..input_tensors import CachedTensor
 from ..kv_backend import AttentionSpec
 from .attention import Mask, attend, merge
@@ -38,7 +38,7 @@ class PrefixGroup:
 
     __slots__ = ("first", "keys", "length", "start", "stop", "values")
 
-    def __init__(self, stretch: Stretch[KV], store: PaddedKVPool) -> None:
+    def __init__(self, stretch: SharedPrefix[KV], store: PaddedKVPool) -> None:
         spans, self.length, self.first, self.start, self.stop = stretch
         if store.is_in_line([fragment for fragment, _ in spans]):
             self.keys, self.values = store.views(spans[0][0], self.length)
@@ -111,7 +111,7 @@ class PrefixBatch:
         "where",
     )
 
-    def __init__(self, members: list[Stretch[KV]], store: PaddedKVPool) -> None:
+    def __init__(self, members: list[SharedPrefix[KV]], store: PaddedKVPool) -> None:
         self.members = members
         self.keys, self.values = store.padded([m.spans for m in members])
         self.n_queries = max(m.stop - m.start for m in members)
@@ -188,13 +188,13 @@ class PrefixBatchView(NamedTuple):
 
 
 def group_prefixes(
-    reaches: Sequence[Reach[KV]], store: PaddedKVPool
+    reaches: Sequence[QuerySpan[KV]], store: PaddedKVPool
 ) -> list[PrefixGroup | PrefixBatch]:
     """Bundle what is short, a bundle a level of nesting; the rest become parts."""
-    levels: dict[tuple[int, int], list[Stretch[KV]]] = {}
-    alone: list[Stretch[KV]] = []
+    levels: dict[tuple[int, int], list[SharedPrefix[KV]]] = {}
+    alone: list[SharedPrefix[KV]] = []
     depth: dict[int, int] = {}
-    for stretch in stretches_of(reaches, store):
+    for stretch in shared_prefixes_of(reaches, store):
         queries = range(stretch.start, stretch.stop)
         if not stretch.is_short or len(queries) > FEW:
             alone.append(stretch)
@@ -207,7 +207,7 @@ def group_prefixes(
     ]
     alone += [m for members in levels.values() if len(members) < SEVERAL for m in members]
     for stretch in alone:  # all of them before any view is taken
-        store.line_up([fragment for fragment, _ in stretch.spans])
+        store.make_contiguous([fragment for fragment, _ in stretch.spans])
     return [*(PrefixGroup(stretch, store) for stretch in alone), *bundles]
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ...banks import own
 from ...base import Row
-from ...lanes import BankLane, ChunkLane, Packing, lanes_of
+from ...packing import DecodeGroup, Packing, PrefillGroup, lanes_of
+from ...padded_pool import own
 from ..input_tensors import IncrementingTensor
 from ..kv_backend import AttentionSpec, AttentionStep
 from .attention import (
@@ -147,7 +147,7 @@ class PaddedStep(AttentionStep):
     def _bank(
         self,
         number: int,
-        lane: BankLane[KV, DeviceBank],
+        lane: DecodeGroup[KV, DeviceBank],
         layer: int,
         folded: Tensor,
         k: Tensor,
@@ -209,7 +209,7 @@ class PaddedStep(AttentionStep):
         return found
 
     def _chunk(
-        self, lane: ChunkLane, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec
+        self, lane: PrefillGroup, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec
     ) -> tuple[Tensor, Tensor]:
         """Let the new tokens of each row meet each other; rows are padded to the longest."""
         n_rows, longest = len(lane.sizes), max(lane.sizes)
@@ -251,7 +251,7 @@ class PaddedStep(AttentionStep):
             self._bands[key] = bands_of(n, window, like)
         return self._bands[key]
 
-    def _gather(self, lane: ChunkLane, longest: int) -> tuple[Tensor, Tensor]:
+    def _gather(self, lane: PrefillGroup, longest: int) -> tuple[Tensor, Tensor]:
         """Packed index of every padded token, and padded index of every packed token."""
         found = self._gathers.get(lane.start)
         if found is None:
@@ -315,7 +315,7 @@ class LanePlan(Packing[KV, DeviceBank]):
 def plan_step(rows: Sequence[Row], store: PaddedKVPool) -> LanePlan:
     """Return a plan for the rows, the cached one if it fits; tails move to their banks."""
     cached = store.plan
-    if cached is not None and cached.fits(rows, crowd=store.is_crowd()):
+    if cached is not None and cached.fits(rows, crowd=store.is_large_batch()):
         return cached
     store.plan = None  # tails move to other rows now, whatever comes of it
     plan = _build(rows, store)
@@ -334,9 +334,9 @@ def _build(rows: Sequence[Row], store: PaddedKVPool) -> LanePlan:
         plan.order += members
         if kind == "bank":
             tails = [d for i in members if (d := dests[i]) is not None]
-            plan.banks.append(BankLane(*store.bank_for(tails, size), tails, start, stop))
+            plan.banks.append(DecodeGroup(*store.bank_for(tails, size), tails, start, stop))
         else:
-            plan.chunks.append(ChunkLane(tuple(rows[i].n_tokens for i in members), start, stop))
+            plan.chunks.append(PrefillGroup(tuple(rows[i].n_tokens for i in members), start, stop))
     reaches = plan.reaches(rows, KV, sum(row.n_tokens for row in rows))
     plan.group_prefixes = lambda: group_prefixes(reaches, store)
     return plan

@@ -465,7 +465,7 @@ def supports_rotary(heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int
 def turned(
     heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int, pairs: RotaryLayout
 ) -> tuple[Tensor, ...]:
-    """Turn one or two tensors of heads that `supports_rotary`; see `KVStep.turned`.
+    """Turn one or two tensors of heads that `supports_rotary`; see `AttentionStep.turned`.
 
     What is returned lies token by token.
     """
@@ -542,7 +542,7 @@ def normed(
     is_centred: bool = False,
     following: Tensor | None = None,
 ) -> Tensor:
-    """Norm rows [..., E] that `RowsOf` knows; see `KVStep.normed`."""
+    """Norm rows [..., E] that `RowsOf` knows; see `AttentionStep.normed`."""
     rows, width = RowsOf.tensor(x), x.shape[-1]
     assert rows is not None
     out = torch.empty_like(x, memory_format=torch.contiguous_format)

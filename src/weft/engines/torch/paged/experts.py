@@ -258,7 +258,7 @@ def _is_for_library(x: Tensor, n_pairs: int, n_experts: int) -> bool:
 
 
 def mixed(x: Tensor, chosen: Tensor, shares: Tensor, experts: MoEWeights) -> Tensor:
-    """Return what experts make of tokens; see `KVStep.mixed`."""
+    """Return what experts make of tokens; see `AttentionStep.mixed`."""
     n_tokens, width = x.shape
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     if not chosen.numel():

@@ -125,7 +125,7 @@ def _are_even(n_experts: int, n_groups: int) -> bool:
 
 
 def chosen(logits: Tensor, bias: Tensor | None, router: RouterSpec) -> tuple[Tensor, Tensor]:
-    """Return experts and their shares; see `KVStep.chosen`."""
+    """Return experts and their shares; see `AttentionStep.chosen`."""
     n_tokens, n_experts = logits.shape
     numbers = torch.empty(n_tokens, router.top_k, dtype=torch.int64, device=logits.device)
     shares = torch.empty_like(numbers, dtype=router.dtype)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ....errors import ConfigError
-from ...base import Fragment, LateTokens, Row, Usage
+from ...base import Fragment, FutureTokens, Row, Usage
 from ..kv_backend import (
     Activation,
     AttentionSpec,
@@ -255,9 +255,9 @@ class PagedStep(AttentionStep):
 def _sizes(rows: Sequence[Row]) -> list[int]:
     """Return how many tokens each row has."""
     tokens = [row.tokens for row in rows]
-    if LateTokens not in set(map(type, tokens)):
+    if FutureTokens not in set(map(type, tokens)):
         return list(map(len, tokens))
-    return [1 if type(each) is LateTokens else len(each) for each in tokens]
+    return [1 if type(each) is FutureTokens else len(each) for each in tokens]
 
 
 def _refuse(layout: Layout) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...paths import Ids, Rows, WholePath, calls, rows_of
+from ...full_sequences import FullSequence, Ids, Rows, calls, rows_of
 from ..model import BareHead, Head, cache_name
 from .state_cache import CachedState, StateBatch, StateCache
 
@@ -50,7 +50,7 @@ class SequenceRunner:
         groups = self._known(rows, needed, adapter)
         n_groups = Counter(batch for batch, _ in groups)
         for (batch, n_new), ends in groups.items():
-            paths = [WholePath(ids, rows.pop(ids)) for ids in ends]
+            paths = [FullSequence(ids, rows.pop(ids)) for ids in ends]
             taken = [end.row for end in ends.values()]
             self._go_on(batch, taken, paths, n_new, adapter, pick, alone=n_groups[batch] == 1)
         least = None if self.ends is None else self._least
@@ -84,7 +84,7 @@ class SequenceRunner:
         self,
         batch: StateBatch,
         taken: Sequence[int],
-        paths: Sequence[WholePath],
+        paths: Sequence[FullSequence],
         n_new: int,
         adapter: str | None,
         pick: Pick,
@@ -109,7 +109,7 @@ class SequenceRunner:
             for number in path.rows:
                 pick(number, states, len(path.ids) - n_new)
 
-    def _run_whole(self, paths: Sequence[WholePath], adapter: str | None, pick: Pick) -> None:
+    def _run_whole(self, paths: Sequence[FullSequence], adapter: str | None, pick: Pick) -> None:
         """Run paths side by side, padded on the right, which no decoder sees."""
         longest = max(len(path.ids) for path in paths)
         padded = [[*path.ids, *path.ids[-1:] * (longest - len(path.ids))] for path in paths]
@@ -123,7 +123,7 @@ class SequenceRunner:
                 pick(number, of_path, 0)
 
     def _keep(
-        self, cache: Any, paths: Sequence[WholePath], adapter: str | None, **how: bool
+        self, cache: Any, paths: Sequence[FullSequence], adapter: str | None, **how: bool
     ) -> None:
         assert self.ends is not None
         self.ends.keep(cache, [(adapter, path.ids) for path in paths], **how)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from ...paths import Ids
+from ...full_sequences import Ids
 
 Key = tuple[str | None, Ids]  # an adapter, and a path
 

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple
 
-from .banks import B, Bank, BankedMemory, F, own, width_for
 from .base import Row, Span
+from .padded_pool import B, F, PaddedPool, TailBuffer, own, width_for
 
 # A span up to this many slots and queries joins a bundle, if there are SEVERAL of its kind.
 SHORT = 64
@@ -30,7 +30,7 @@ MOST_MOVES = 64
 COPIED = 256
 
 
-class BankLane(NamedTuple, Generic[F, B]):
+class DecodeGroup(NamedTuple, Generic[F, B]):
     """Rows of one token each, packed at start..stop in the order of the bank's, from `first` on."""
 
     bank: B
@@ -40,7 +40,7 @@ class BankLane(NamedTuple, Generic[F, B]):
     stop: int
 
 
-class ChunkLane(NamedTuple):
+class PrefillGroup(NamedTuple):
     """Rows of `sizes` tokens, packed one after the other at start..stop."""
 
     sizes: tuple[int, ...]
@@ -48,7 +48,7 @@ class ChunkLane(NamedTuple):
     stop: int
 
 
-class Reach(NamedTuple, Generic[F]):
+class QuerySpan(NamedTuple, Generic[F]):
     """The packed queries start..stop below one span. first: absolute position of its first slot.
 
     grows: whether a row of the step writes to it: it stays where it is.
@@ -62,7 +62,7 @@ class Reach(NamedTuple, Generic[F]):
     grows: bool = False
 
 
-class Stretch(NamedTuple, Generic[F]):
+class SharedPrefix(NamedTuple, Generic[F]):
     """Spans one below the other, and the packed queries start..stop below all of them.
 
     length: slots of them all. first: absolute position of the first slot.
@@ -85,7 +85,9 @@ class Stretch(NamedTuple, Generic[F]):
         return max(self.length, SHORT).bit_length()
 
 
-def stretches_of(reaches: Sequence[Reach[F]], memory: BankedMemory[F, Any]) -> list[Stretch[F]]:
+def shared_prefixes_of(
+    reaches: Sequence[QuerySpan[F]], memory: PaddedPool[F, Any]
+) -> list[SharedPrefix[F]]:
     """Put spans together that follow each other and have the same queries.
 
     A search that goes on from the best of each round has many of them; on its own, each would cost
@@ -95,19 +97,19 @@ def stretches_of(reaches: Sequence[Reach[F]], memory: BankedMemory[F, Any]) -> l
     """
     growing = {id(reach.fragment) for reach in reaches if reach.grows}
 
-    def goes_on(last: Stretch[F], piece: Stretch[F]) -> bool:
+    def goes_on(last: SharedPrefix[F], piece: SharedPrefix[F]) -> bool:
         ends = id(last.spans[-1][0]), id(piece.spans[-1][0])
         return _follows(last, piece) and growing.isdisjoint(ends)
 
-    pieces: list[Stretch[F]] = []
+    pieces: list[SharedPrefix[F]] = []
     for fragment, length, first, start, stop, _ in reaches:
-        piece = Stretch(((fragment, length),), length, first, start, stop)
+        piece = SharedPrefix(((fragment, length),), length, first, start, stop)
         last = pieces[-1] if pieces else None
         if last and goes_on(last, piece) and memory.is_next(last.spans[-1][0], fragment):
             pieces[-1] = _both(last, piece)
         else:
             pieces.append(piece)
-    found: list[Stretch[F]] = []
+    found: list[SharedPrefix[F]] = []
     may_move = False  # what was found last
     for piece in pieces:
         last, could_move = found[-1] if found else None, may_move
@@ -120,15 +122,15 @@ def stretches_of(reaches: Sequence[Reach[F]], memory: BankedMemory[F, Any]) -> l
     return found
 
 
-def _follows(last: Stretch[F], piece: Stretch[F]) -> bool:
+def _follows(last: SharedPrefix[F], piece: SharedPrefix[F]) -> bool:
     fragment, length = last.spans[-1]
     is_below = last.first + last.length == piece.first and fragment.length == length
     return is_below and (last.start, last.stop) == (piece.start, piece.stop)
 
 
-def _both(last: Stretch[F], piece: Stretch[F]) -> Stretch[F]:
+def _both(last: SharedPrefix[F], piece: SharedPrefix[F]) -> SharedPrefix[F]:
     spans, length = (*last.spans, *piece.spans), last.length + piece.length
-    return Stretch(spans, length, last.first, last.start, last.stop)
+    return SharedPrefix(spans, length, last.first, last.start, last.stop)
 
 
 @dataclass(slots=True)
@@ -141,8 +143,8 @@ class Packing(Generic[F, B]):
     rows: list[tuple[tuple[Span, ...], F | None]]
     order: list[int]
     starts: list[int]
-    banks: list[BankLane[F, B]] = field(default_factory=list)
-    chunks: list[ChunkLane] = field(default_factory=list)
+    banks: list[DecodeGroup[F, B]] = field(default_factory=list)
+    chunks: list[PrefillGroup] = field(default_factory=list)
 
     @property
     def n_banked(self) -> int:
@@ -162,12 +164,12 @@ class Packing(Generic[F, B]):
                 return False
         return True
 
-    def reaches(self, rows: Sequence[Row], kind: type[F], n_packed: int) -> list[Reach[F]]:
+    def reaches(self, rows: Sequence[Row], kind: type[F], n_packed: int) -> list[QuerySpan[F]]:
         """Find the slice of queries below each span, of the rows within the first `n_packed`.
 
         A row whose tail is in no bank sees it as one span more.
         """
-        found: list[Reach[F]] = []
+        found: list[QuerySpan[F]] = []
         latest: dict[tuple[int, int], int] = {}
         growing = {id(dest) for _, dest in self.rows}
         for i in self.order:
@@ -184,7 +186,7 @@ class Packing(Generic[F, B]):
                 else:
                     latest[key] = len(found)
                     kv, grows = own(fragment, kind), id(fragment) in growing
-                    found.append(Reach(kv, length, first, start, stop, grows))
+                    found.append(QuerySpan(kv, length, first, start, stop, grows))
                 first += length
         return found
 
@@ -213,7 +215,7 @@ def depth_first(rows: Sequence[Row]) -> list[tuple[int, ...]]:
 def lanes_of(
     rows: Sequence[Row],
     dests: Sequence[F | None],
-    memory: BankedMemory[F, Any],
+    memory: PaddedPool[F, Any],
     *,
     long_row: int | None = None,
 ) -> dict[tuple[str, int], list[int]]:
@@ -225,7 +227,7 @@ def lanes_of(
     pairs = list(zip(rows, dests, strict=True))
     single = [dest for row, dest in pairs if row.n_tokens == 1 and dest is not None]
     n_long = sum(not memory.is_banked(dest, 0) for dest in single)
-    crowd = memory.is_crowd(sum(not isinstance(dest.home, Bank) for dest in single))
+    crowd = memory.is_large_batch(sum(not isinstance(dest.home, TailBuffer) for dest in single))
     lanes: dict[tuple[str, int], list[int]] = {}
     for i, (row, dest) in enumerate(pairs):
         n = row.n_tokens

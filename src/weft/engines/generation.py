@@ -4,7 +4,7 @@ An engine with a loop of its own (a server, vLLM) samples, batches and stops wit
 scheduler hands it every run that needs no decision of the host between two tokens, and hears of
 the tokens as they come::
 
-    scheduler            start(NativeRun, tell)             cancel(handle, 1)
+    scheduler            start(GenerationRequest, tell)             cancel(handle, 1)
                               │                                  │
     engine       tell(0, tokens) tell(1, tokens) tell(0, end) … tell(1, end)
 
@@ -25,7 +25,7 @@ NativeEnd = Literal["stop", "length", "context", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True)
-class NativeRun:
+class GenerationRequest:
     """Siblings to generate after one path; they differ in their random streams alone.
 
     tokens: the whole path. params: how to draw; its n, seed and max_tokens say nothing here, its
@@ -44,7 +44,7 @@ class NativeRun:
 
 
 @dataclass(frozen=True, slots=True)
-class NativeEvent:
+class GenerationEvent:
     """News of one sibling: tokens, its end, or both; with tokens, they come before the end.
 
     tokens: the new ones, without the end token. logprobs, entropies: one a token, of the raw
@@ -67,10 +67,10 @@ class NativeEvent:
         return self.end is not None or self.error is not None
 
 
-Tell = Callable[[NativeEvent], None]
+EventCallback = Callable[[GenerationEvent], None]
 
 
-class NativeRuns(ABC):
+class EngineGenerator(ABC):
     """The loop of an engine: `Engine.native`. Called by the thread that steps, and no other.
 
     most: siblings that may be on their way at once; the others wait here, the oldest first.
@@ -87,7 +87,7 @@ class NativeRuns(ABC):
         """
 
     @abstractmethod
-    def start(self, run: NativeRun, tell: Tell) -> Any:
+    def start(self, run: GenerationRequest, tell: EventCallback) -> Any:
         """Begin; return what `cancel` names it by. Does not wait for the first token.
 
         tell: may be called by any thread, from now on until every sibling is over. Raises what

@@ -44,7 +44,7 @@ WANTED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class RepoFilter:
     """What is fetched of a repository: these files, among them `config` and safetensors weights."""
 
     wanted: tuple[str, ...]
@@ -52,10 +52,10 @@ class Kind:
     what: str
 
 
-MODEL = Kind(
+MODEL = RepoFilter(
     WANTED, "config.json", "Transformers-format weights (config.json and model*.safetensors)"
 )
-ADAPTER = Kind(
+ADAPTER = RepoFilter(
     ("adapter_config.json", "adapter_model*.safetensors"),
     "adapter_config.json",
     "LoRA adapter in PEFT's format (adapter_config.json and adapter_model.safetensors)",
@@ -267,7 +267,7 @@ def smollm2_file() -> Path:
 
 def _from_hub(
     wanted: HubModel,
-    kind: Kind,
+    kind: RepoFilter,
     patterns: list[str],
     token: str | None,
     local_files_only: bool,
@@ -328,7 +328,7 @@ def _ask_before(wanted: HubModel, token: str | None, suits: Callable[[Path], obj
             ) from error
 
 
-def _missing_bytes(wanted: HubModel, kind: Kind, options: dict[str, Any]) -> int:
+def _missing_bytes(wanted: HubModel, kind: RepoFilter, options: dict[str, Any]) -> int:
     """Return how many bytes of the wanted files are not cached yet; refuse what is not `kind`."""
     from huggingface_hub import HfApi, try_to_load_from_cache
 

@@ -14,16 +14,17 @@ from numpy.typing import NDArray
 
 from ... import files
 
-KEY = "weft"  # in a request's extra_args: [slot, ticket]; in additional_config: what `Board.told`
+# In a request's extra_args: [slot, ticket]; in additional_config: `SharedLogitsBuffer.told`.
+KEY = "weft"
 MOST_BYTES = 32 << 20
 _SLOTS = 64
 _SHARED = Path("/dev/shm")
 
 
-class Board:
+class SharedLogitsBuffer:
     """Some slots, a logits row each: float32 [n_slots, V], and a ticket that says whose row it is.
 
-    A file in memory where there is such a place. `vanish` takes its name away, once the workers
+    A file in memory where there is such a place. `unlink` takes its name away, once the workers
     have it open: then nothing of it is left when the last process ends, however that comes. Of one
     that is killed before, the next board takes it away.
     """
@@ -42,7 +43,7 @@ class Board:
             os.posix_fallocate(self._file.fileno(), 0, n_bytes(n_slots, n_vocab))
             self.tickets, self.rows = mapped(str(self.path), n_slots, n_vocab)
         except OSError:
-            self.vanish()
+            self.unlink()
             raise
         self.free = deque(range(n_slots))
         self.n_slots = n_slots
@@ -64,7 +65,7 @@ class Board:
             return None
         return np.array(self.rows[slot])
 
-    def vanish(self) -> None:
+    def unlink(self) -> None:
         """Take the file's name away; the memory stays with who has it open."""
         with suppress(FileNotFoundError):
             self.path.unlink()
@@ -84,11 +85,11 @@ def mapped(path: str, n_slots: int, n_vocab: int) -> tuple[NDArray[np.int64], ND
     return tickets, rows
 
 
-def try_board(n_vocab: int) -> Board | None:
+def try_board(n_vocab: int) -> SharedLogitsBuffer | None:
     """Return a board; None where there is no room for one, or rows of no known length."""
     if n_vocab < 1:
         return None
     try:
-        return Board(n_vocab, _SLOTS)
+        return SharedLogitsBuffer(n_vocab, _SLOTS)
     except OSError:
         return None

@@ -17,16 +17,17 @@ from vllm.v1.sample.logits_processor import LogitsProcessor as FirstInterface
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as SecondInterface
 
-from .board import KEY, mapped
+from .shared_logits import KEY, mapped
 
 WATCH_S = 2.0
 
 
-class RowTap(FirstInterface, SecondInterface):
-    """Changes no logits. Named to vLLM as `logits_processors=["weft.engines.vllm.tap:RowTap"]`.
+class LogitsCapture(FirstInterface, SecondInterface):
+    """A vLLM logits processor that copies logits to shared memory and changes none.
 
-    A worker that cannot see the board, on another machine say, writes nothing; and one whose
-    parents are gone ends itself.
+    `options.TAP` names it in vLLM's `logits_processors`. A worker without access to the shared
+    buffer, for example on another machine, writes nothing. A worker whose parents have exited
+    exits too.
     """
 
     def __init__(self, vllm_config: Any, *_: Any) -> None:

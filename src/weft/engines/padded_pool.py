@@ -25,7 +25,7 @@ LONG = 256
 SPARE = 16
 
 
-class BankedFragment(Fragment):
+class PaddedFragment(Fragment):
     """Slots start..start+length of a block, or the head of row `start` of a bank.
 
     n_moves: how often it was put in line with others.
@@ -36,11 +36,11 @@ class BankedFragment(Fragment):
 
     def __init__(self) -> None:
         super().__init__(0)
-        self.home: SharedBlock | Bank | None = None
+        self.home: SharedBlock | TailBuffer | None = None
         self.start = self.n_moves = 0
 
 
-F = TypeVar("F", bound=BankedFragment)
+F = TypeVar("F", bound=PaddedFragment)
 
 
 class SharedBlock:
@@ -51,10 +51,10 @@ class SharedBlock:
     def __init__(self, slots: Any, capacity: int) -> None:
         self.slots = slots
         self.capacity = capacity
-        self.users: list[BankedFragment] = []
+        self.users: list[PaddedFragment] = []
 
 
-class Bank:
+class TailBuffer:
     """Tails of one width class, one row each.
 
     [0, len) of a row   tokens of its fragment
@@ -70,7 +70,7 @@ class Bank:
         self.width = width
         self.room = 0
         self.n_rows = 0
-        self.members: list[BankedFragment | None] = []
+        self.members: list[PaddedFragment | None] = []
         self.n_members = 0
         self.slots: Any = None
 
@@ -79,7 +79,7 @@ class Bank:
         """Whether most of its rows are holes."""
         return 2 * self.n_members <= len(self.members)
 
-    def find(self, tails: Sequence[BankedFragment]) -> int | None:
+    def find(self, tails: Sequence[PaddedFragment]) -> int | None:
         """Return the row of the first of `tails`, if they lie side by side in this order."""
         first = tails[0].start
         if tails[0].home is not self or first + len(tails) > len(self.members):
@@ -88,10 +88,10 @@ class Bank:
         return first if all(a is b for a, b in zip(found, tails, strict=True)) else None
 
 
-B = TypeVar("B", bound=Bank)
+B = TypeVar("B", bound=TailBuffer)
 
 
-class BankedMemory(ABC, Generic[F, B]):
+class PaddedPool(ABC, Generic[F, B]):
     """Fragments in blocks and banks. Splits share a block; growth, joins and settling copy.
 
     kind: the engine's fragments. slot_bytes: of one slot, all layers.
@@ -130,7 +130,7 @@ class BankedMemory(ABC, Generic[F, B]):
         if not 0 < at < lower.length:
             raise ConfigError(f"cannot split a fragment of {lower.length} slots before slot {at}")
         self.cut()
-        if isinstance(lower.home, Bank):
+        if isinstance(lower.home, TailBuffer):
             self._move(lower, lower.length)
         block = lower.home
         assert isinstance(block, SharedBlock)
@@ -169,7 +169,7 @@ class BankedMemory(ABC, Generic[F, B]):
 
     def settle(self, fragment: Fragment) -> None:
         kv = own(fragment, self.kind)
-        if isinstance(kv.home, Bank):
+        if isinstance(kv.home, TailBuffer):
             self._move(kv, kv.length)
         elif isinstance(kv.home, SharedBlock):
             self._compact(kv.home)
@@ -192,11 +192,11 @@ class BankedMemory(ABC, Generic[F, B]):
 
     def is_banked(self, kv: F, n_long: int) -> bool:
         """Should one more slot of `kv` go to a bank? `n_long` fragments of the step are long."""
-        if isinstance(kv.home, Bank) or kv.length < LONG:
+        if isinstance(kv.home, TailBuffer) or kv.length < LONG:
             return True
         return n_long > 3  # a few keep a product of their own; many are worth one copy
 
-    def is_crowd(self, n_more: int = 0) -> bool:
+    def is_large_batch(self, n_more: int = 0) -> bool:
         """Are the tails in banks, and `n_more`, so many that none may have room to spare?"""
         n = n_more + sum(bank.n_members for bank in self._banks.values())
         return n * GROW_BY * self.slot_bytes > CROWD_BYTES
@@ -221,7 +221,7 @@ class BankedMemory(ABC, Generic[F, B]):
         """Whether they all lie one behind the other."""
         return all(self.is_next(one, other) for one, other in pairwise(fragments))
 
-    def line_up(self, fragments: Sequence[F]) -> None:
+    def make_contiguous(self, fragments: Sequence[F]) -> None:
         """Let fragments that do not grow lie one behind the other, so that they are met as one.
 
         No row of a bank changes its place. What has views of these takes them anew.
@@ -264,18 +264,18 @@ class BankedMemory(ABC, Generic[F, B]):
         kv.home, kv.start = block, 0
         self._block_bytes += capacity * self.slot_bytes
 
-    def _leave(self, kv: BankedFragment) -> None:
+    def _leave(self, kv: PaddedFragment) -> None:
         """Take the fragment from its home; a home without fragments gives its memory back."""
         self.moved()
         self._take_out(kv)
 
-    def _take_out(self, kv: BankedFragment) -> None:
+    def _take_out(self, kv: PaddedFragment) -> None:
         home, kv.home = kv.home, None
         if isinstance(home, SharedBlock):
             home.users.remove(kv)
             if not home.users:
                 self._block_bytes -= home.capacity * self.slot_bytes
-        elif isinstance(home, Bank):
+        elif isinstance(home, TailBuffer):
             home.members[kv.start] = None
             home.n_members -= 1
             if not home.n_members:

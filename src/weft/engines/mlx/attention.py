@@ -20,7 +20,7 @@ HIDDEN = -1e30
 SCORE_BYTES = 64 << 20
 
 
-class Attending(NamedTuple):
+class AttentionSpec(NamedTuple):
     """How one layer attends. is_latent: see the module."""
 
     window: int | None = None
@@ -28,7 +28,7 @@ class Attending(NamedTuple):
     is_latent: bool = False
 
 
-class Partial(NamedTuple):
+class PartialAttention(NamedTuple):
     """The result of a product: out [n, K, g, Dv], lse float32 [n, K, g]."""
 
     out: mx.array
@@ -62,7 +62,7 @@ def meet(
 
 def meet_span(
     q: mx.array, k: mx.array, v: mx.array, is_latent: bool, bias: mx.array | None
-) -> Partial:
+) -> PartialAttention:
     """Let queries [n, K, g, D] all meet keys [K, S, D]: one product a KV head.
 
     bias: [n, S].
@@ -79,27 +79,27 @@ def meet_span(
     if bias is not None:
         bias = mx.repeat(bias, group, axis=0)
     out, lse = meet(folded, k, v, is_latent, bias)
-    return Partial(
+    return PartialAttention(
         out.reshape(heads, n, group, -1).transpose(1, 0, 2, 3),
         lse.reshape(heads, n, group).transpose(1, 0, 2),
     )
 
 
-def join(outs: list[mx.array], lses: list[mx.array]) -> Partial:
+def join(outs: list[mx.array], lses: list[mx.array]) -> PartialAttention:
     """Put results of different queries one after the other."""
     if len(outs) == 1:
-        return Partial(outs[0], lses[0])
-    return Partial(mx.concatenate(outs, axis=0), mx.concatenate(lses, axis=0))
+        return PartialAttention(outs[0], lses[0])
+    return PartialAttention(mx.concatenate(outs, axis=0), mx.concatenate(lses, axis=0))
 
 
-def merge(one: Partial, other: Partial) -> Partial:
+def merge(one: PartialAttention, other: PartialAttention) -> PartialAttention:
     """Put two results of the same queries over different keys together."""
     weight = mx.sigmoid(other.lse - one.lse)[..., None]
     out = one.out + (other.out - one.out) * weight
-    return Partial(out, mx.logaddexp(one.lse, other.lse))
+    return PartialAttention(out, mx.logaddexp(one.lse, other.lse))
 
 
-def apply_sinks(result: Partial, sinks: mx.array) -> mx.array:
+def apply_sinks(result: PartialAttention, sinks: mx.array) -> mx.array:
     """Let each query lose weight to its head's sink [H], a key without a value; return the out."""
     _, heads, group = result.lse.shape
     weight = mx.sigmoid(result.lse - sinks.reshape(heads, group))

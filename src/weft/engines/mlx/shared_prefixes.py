@@ -1,6 +1,6 @@
 """How the rows of one step are packed, and which spans of KV their queries meet.
 
-Behind the lanes of `engines/lanes` come rows of many tokens, each on its own.
+Behind the lanes of `engines/packing` come rows of many tokens, each on its own.
 
 A span on its own costs a product a layer, however short. A tree search steps dozens of nodes of a
 dozen tokens, most with few queries: those are copied side by side once a plan and met at once.
@@ -15,22 +15,22 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from ..banks import own
 from ..base import Row
-from ..lanes import (
+from ..packing import (
     FEW,
     SEVERAL,
-    BankLane,
-    ChunkLane,
+    DecodeGroup,
     Packing,
-    Reach,
-    Stretch,
+    PrefillGroup,
+    QuerySpan,
+    SharedPrefix,
     lanes_of,
     seen,
-    stretches_of,
+    shared_prefixes_of,
 )
-from .kv import Arrays, MlxFragment, MlxMemory, RowBank
-from .products import HIDDEN, Attending, Partial, bias_of, join, meet, meet_span
+from ..padded_pool import own
+from .attention import HIDDEN, AttentionSpec, PartialAttention, bias_of, join, meet, meet_span
+from .kv import Arrays, MlxFragment, MlxMemory, RowTailBuffer
 
 # A row of so many new tokens meets its path in one piece, by MLX's own attention.
 LONG_ROW = 64
@@ -46,21 +46,21 @@ class LongRow(NamedTuple):
 
 
 @dataclass(slots=True)
-class StepPlan(Packing[MlxFragment, RowBank]):
+class StepPlan(Packing[MlxFragment, RowTailBuffer]):
     """How one set of rows is packed, and what they meet.
 
     n_lanes: packed tokens before the long rows. levels: what the others meet above them.
     """
 
     longs: list[LongRow] = field(default_factory=list)
-    levels: list[SpanLevel] = field(default_factory=list)
+    levels: list[PrefixLevel] = field(default_factory=list)
     n_lanes: int = 0
 
 
 def plan_step(rows: Sequence[Row], memory: MlxMemory) -> StepPlan:
     """Return a plan for the rows, the memory's if it fits; tails move to their banks."""
     cached = memory.plan
-    if cached is not None and cached.fits(rows, crowd=memory.is_crowd()):
+    if cached is not None and cached.fits(rows, crowd=memory.is_large_batch()):
         return cached
     memory.plan = None
     plan = _pack(rows, memory)
@@ -83,9 +83,9 @@ def _pack(rows: Sequence[Row], memory: MlxMemory) -> StepPlan:
         plan.order += members
         if kind == "bank":
             tails = [tail for i in members if (tail := dests[i]) is not None]
-            plan.banks.append(BankLane(*memory.bank_for(tails, size), tails, start, stop))
+            plan.banks.append(DecodeGroup(*memory.bank_for(tails, size), tails, start, stop))
         elif kind == "chunk":
-            plan.chunks.append(ChunkLane(tuple(rows[i].n_tokens for i in members), start, stop))
+            plan.chunks.append(PrefillGroup(tuple(rows[i].n_tokens for i in members), start, stop))
         else:
             for i in members:
                 at = plan.starts[i]
@@ -96,10 +96,10 @@ def _pack(rows: Sequence[Row], memory: MlxMemory) -> StepPlan:
     return plan
 
 
-class LoneSpan:
+class PrefixGroup:
     """One stretch and its queries start..stop; its spans are copied if they do not lie in line."""
 
-    def __init__(self, stretch: Stretch[MlxFragment], memory: MlxMemory) -> None:
+    def __init__(self, stretch: SharedPrefix[MlxFragment], memory: MlxMemory) -> None:
         self.where = list(range(stretch.start, stretch.stop))
         self.first, self.length = stretch.first, stretch.length
         if memory.is_in_line([fragment for fragment, _ in stretch.spans]):
@@ -107,7 +107,9 @@ class LoneSpan:
         else:  # another stretch of this step has some of them
             self.arrays = [array[0] for array in memory.padded([stretch.spans])]
 
-    def meet(self, layer: int, queries: mx.array, how: Attending, mask: PieceMask) -> Partial:
+    def meet(
+        self, layer: int, queries: mx.array, how: AttentionSpec, mask: PieceMask
+    ) -> PartialAttention:
         """Return what the queries of the step see here, those of `where` in order."""
         start, stop = self.where[0], self.where[-1] + 1
         q = queries if stop - start == len(queries) else queries[start:stop]
@@ -136,13 +138,13 @@ class LoneSpan:
         return PieceMask(low, bias_of(key > mx.array(queries)[:, None] - window))
 
 
-class SpanBundle:
+class PrefixBatch:
     """Short stretches with few queries each, copied side by side: [P, K, S, D].
 
     padded: packed index of each of P*Q query places. kept: the places that are real; None: all.
     """
 
-    def __init__(self, members: list[Stretch[MlxFragment]], memory: MlxMemory) -> None:
+    def __init__(self, members: list[SharedPrefix[MlxFragment]], memory: MlxMemory) -> None:
         self.members = members
         self.arrays: Arrays = memory.padded([m.spans for m in members])
         self.lengths = [m.length for m in members]
@@ -163,7 +165,9 @@ class SpanBundle:
         if min(self.lengths) != max(self.lengths):
             self.bias = bias_of(slots[None] < mx.array(self.lengths)[:, None])[:, None, None, None]
 
-    def meet(self, layer: int, queries: mx.array, how: Attending, mask: PieceMask) -> Partial:
+    def meet(
+        self, layer: int, queries: mx.array, how: AttentionSpec, mask: PieceMask
+    ) -> PartialAttention:
         """Return what the queries of the step see here, those of `where` in order."""
         n, n_each = len(self.members), self.n_queries
         _, heads, group, size = queries.shape
@@ -178,7 +182,11 @@ class SpanBundle:
         out = out.reshape(n, heads, n_each, group, -1).transpose(0, 2, 1, 3, 4)
         lse = lse.reshape(n, heads, n_each, group).transpose(0, 2, 1, 3)
         out, lse = out.reshape(n * n_each, heads, group, -1), lse.reshape(-1, heads, group)
-        return Partial(out, lse) if self.kept is None else Partial(out[self.kept], lse[self.kept])
+        return (
+            PartialAttention(out, lse)
+            if self.kept is None
+            else PartialAttention(out[self.kept], lse[self.kept])
+        )
 
     def mask(self, window: int | None, positions: Sequence[int]) -> PieceMask | None:
         """What padding and a window let each query see."""
@@ -198,14 +206,14 @@ class PieceMask(NamedTuple):
     bias: mx.array | None = None
 
 
-class SpanLevel:
+class PrefixLevel:
     """Spans that have no query in common.
 
     index: where the result of each packed query is among the pieces' results, one after the other;
     the place after the last is of those that meet nothing. None: they come in order, all of them.
     """
 
-    def __init__(self, pieces: list[LoneSpan | SpanBundle], n_queries: int) -> None:
+    def __init__(self, pieces: list[PrefixGroup | PrefixBatch], n_queries: int) -> None:
         self.pieces = pieces
         where = [at for piece in pieces for at in piece.where]
         self.index: mx.array | None = None
@@ -219,8 +227,8 @@ class SpanLevel:
         return [piece.mask(window, positions) for piece in self.pieces]
 
     def meet(
-        self, layer: int, queries: mx.array, how: Attending, masks: list[PieceMask | None]
-    ) -> Partial | None:
+        self, layer: int, queries: mx.array, how: AttentionSpec, masks: list[PieceMask | None]
+    ) -> PartialAttention | None:
         """Return what all queries of the lanes see on this level; None: nothing."""
         if all(mask is None for mask in masks):
             return None
@@ -240,17 +248,17 @@ class SpanLevel:
             lses.append(mx.full((1, *lses[0].shape[1:]), HIDDEN))
         found = join(outs, lses)
         if self.index is not None:
-            found = Partial(found.out[self.index], found.lse[self.index])
+            found = PartialAttention(found.out[self.index], found.lse[self.index])
         return found
 
 
 def arrange(
-    reaches: Sequence[Reach[MlxFragment]], memory: MlxMemory, n_queries: int
-) -> list[SpanLevel]:
+    reaches: Sequence[QuerySpan[MlxFragment]], memory: MlxMemory, n_queries: int
+) -> list[PrefixLevel]:
     """Put stretches on levels, below each other where they share a query; bundle what is short."""
-    levels: list[list[Stretch[MlxFragment]]] = []
+    levels: list[list[SharedPrefix[MlxFragment]]] = []
     depth = [0] * n_queries
-    for stretch in stretches_of(reaches, memory):
+    for stretch in shared_prefixes_of(reaches, memory):
         level = max(depth[stretch.start : stretch.stop])
         depth[stretch.start : stretch.stop] = [level + 1] * (stretch.stop - stretch.start)
         while len(levels) <= level:
@@ -259,15 +267,17 @@ def arrange(
     pieces = [_pieces(members) for members in levels]
     for alone, _ in pieces:
         for stretch in alone:  # all of them before any view is taken
-            memory.line_up([fragment for fragment, _ in stretch.spans])
-    found: list[SpanLevel] = []
+            memory.make_contiguous([fragment for fragment, _ in stretch.spans])
+    found: list[PrefixLevel] = []
     for alone, bundles in pieces:
-        lone = [LoneSpan(m, memory) for m in alone]
-        found.append(SpanLevel([*lone, *(SpanBundle(some, memory) for some in bundles)], n_queries))
+        lone = [PrefixGroup(m, memory) for m in alone]
+        found.append(
+            PrefixLevel([*lone, *(PrefixBatch(some, memory) for some in bundles)], n_queries)
+        )
     return found
 
 
-Stretches = list[Stretch[MlxFragment]]
+Stretches = list[SharedPrefix[MlxFragment]]
 
 
 def _pieces(members: Stretches) -> tuple[Stretches, list[Stretches]]:

@@ -23,7 +23,7 @@ END_S = 30.0  # how long the end of the process waits for a model call that is r
 _PARKING_S = 0.02
 
 
-class Errand:
+class Task:
     """A call that waits to be made, and then its outcome."""
 
     __slots__ = ("done", "error", "value", "work")
@@ -45,11 +45,11 @@ class Errand:
             self.done.release()
 
 
-class OwnerThread:
+class MlxWorker:
     """Makes calls one after the other; get it by `owner`."""
 
     def __init__(self) -> None:
-        self._errands: SimpleQueue[Errand | None] = SimpleQueue()
+        self._errands: SimpleQueue[Task | None] = SimpleQueue()
         self._parked = threading.Event()
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._work, name="weft-mlx", daemon=True)
@@ -70,7 +70,7 @@ class OwnerThread:
             )
         if self._parked.is_set():
             raise ForwardError("the interpreter is ending; MLX runs no more")
-        errand = Errand(work)
+        errand = Task(work)
         self._errands.put(errand)
         interrupt = _wait(errand.done)
         if errand.error is not None:
@@ -109,12 +109,12 @@ def _wait(lock: threading.Lock) -> KeyboardInterrupt | None:
 
 
 _starting = threading.Lock()
-_owners: list[OwnerThread] = []
+_owners: list[MlxWorker] = []
 
 
-def owner() -> OwnerThread:
+def owner() -> MlxWorker:
     """Return the thread, started with the first call."""
     with _starting:
         if not _owners:
-            _owners.append(OwnerThread())
+            _owners.append(MlxWorker())
         return _owners[0]
