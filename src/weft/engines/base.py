@@ -56,8 +56,8 @@ class EngineInfo:
     in any dtype and on any device, which are no part of it. Exported KV is interchangeable, and
     logits are as good as equal, where the dtype is the same, too: a file of KV says both.
     n_vocab: ids are 0 to n_vocab - 1; 0, of engines without steps alone: they are of no table, and
-    the tokenizer knows which there are. n_positions: tokens a path may have; UNKNOWN_CONTEXT_LENGTH where nobody
-    says, and whoever runs it refuses what is too long.
+    the tokenizer knows which there are. n_positions: the context length in tokens;
+    UNKNOWN_CONTEXT_LENGTH if nothing states it; the engine then rejects paths that are too long.
     kv: "addressable" (fragments, any number), "sequence" (fragments, at most `max_paths` resident
     leaves) or "hidden" (no fragments: rows carry whole paths in `tokens`).
     kv_bytes_per_token: bytes of one slot over all layers; 0 when hidden. kv_slots: how many were
