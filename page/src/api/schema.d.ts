@@ -674,8 +674,10 @@ export interface components {
             } | null;
             /** @description What was loaded. */
             source: string;
-            /** @description loading, ready or failed. */
+            /** @description loading, ready, evicted (a call that names it loads it again) or failed. */
             state: string;
+            /** @description Tool calls are written as the chat template says, or in Weft's generic form. */
+            tool_form?: ("template" | "generic") | null;
             /**
              * @description Jobs that use it now.
              * @default 0
