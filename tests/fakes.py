@@ -32,7 +32,12 @@ from weft.engines.base import (
     Score,
     Usage,
 )
-from weft.engines.generation import EngineGenerator, GenerationEvent, GenerationRequest, Tell
+from weft.engines.generation import (
+    EngineGenerator,
+    EventCallback,
+    GenerationEvent,
+    GenerationRequest,
+)
 from weft.errors import KVFull
 from weft.sampling.params import SamplingParams
 from weft.sampling.sampler import Chain, DrawBatch, DrawResult, Sampler
@@ -185,7 +190,7 @@ class Sibling:
 
     run: GenerationRequest
     number: int
-    tell: Tell
+    tell: EventCallback
     sampler: Sampler
     tokens: list[int] = field(default_factory=list)
     cancelled: bool = False
@@ -217,7 +222,7 @@ class OwnLoop(EngineGenerator):
     def refusal(self, params: SamplingParams) -> str | None:
         return None if params.constraint is None else "a constraint"
 
-    def start(self, run: GenerationRequest, tell: Tell) -> list[Sibling]:
+    def start(self, run: GenerationRequest, tell: EventCallback) -> list[Sibling]:
         self.started.append(run)
         siblings = [
             Sibling(run, number, tell, Sampler(run.params, stream))
