@@ -50,7 +50,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 from weft.engines.base import Row
 from weft.engines.torch.attention_hook import attach_context
 from weft.engines.torch.fused.routers import fuse_routers
-from weft.engines.torch.kv_backend import AttentionSpec, Gate, MoEWeights
+from weft.engines.torch.kv_backend import AttentionSpec, GatedActivation, MoEWeights
 from weft.engines.torch.layout import LayerShape, Layout
 from weft.engines.torch.paged import (
     attention_metadata,
@@ -437,7 +437,7 @@ def mix(module: Any, of: Mixture, n: int, rate: float | None) -> dict[str, Any]:
     logits = torch.rand(n, of.n_experts, device=device(), generator=random)
     shares, chosen = logits.softmax(-1).topk(of.top_k, -1)
     shares = (shares / shares.sum(-1, keepdim=True)).to(dtype)
-    weights = MoEWeights(module.gate_up_proj, module.down_proj, gate=Gate("silu"))
+    weights = MoEWeights(module.gate_up_proj, module.down_proj, gate=GatedActivation("silu"))
     ours = partial(experts.mixed, x, chosen, shares, weights)
     theirs = partial(module, x, chosen, shares)
     figures: dict[str, Any] = {}
