@@ -153,11 +153,12 @@ class Compiler:
                 self._kept.move_to_end(constraint)
                 return kept.clone()
         made = constraint.compile(self)
-        # llguidance builds most of its automaton for the first mask, which can take seconds. The
-        # clones share it, so the scheduler does not wait for it between two steps.
+        # llguidance builds most of its automaton for the first mask, which can take seconds. Clones
+        # share it, so the scheduler does not wait for it between two steps. A mask over a limit
+        # leaves its matcher unusable, so the mask is filled on a clone.
         import numpy as np
 
-        made.fill(np.empty(n_words(self.n_vocab), dtype=np.int32))
+        made.clone().fill(np.empty(n_words(self.n_vocab), dtype=np.int32))
         with self._lock:
             self._kept[constraint] = made
             while len(self._kept) > _KEPT:
