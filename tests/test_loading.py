@@ -562,7 +562,7 @@ def test_offload_is_refused_before_an_engine_that_has_none_starts(
 
     monkeypatch.setattr("weft.loading.engine_class", start)
     with pytest.raises(Unsupported, match=f"the {engine} engine keeps its KV .* no effect"):
-        weft.weft.load(source, engine=engine, offload="1MiB")
+        weft.load(source, engine=engine, offload="1MiB")
 
 
 def test_a_chat_template_replaces_the_models_own(tmp_path: Path) -> None:

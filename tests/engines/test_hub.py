@@ -16,11 +16,11 @@ import ports
 import weft
 from loopback_hub import Hub, Repo, point_at, serve
 from shallow import shallow, shallow_gguf
-from weft.engines import hub
+from weft.engines import hub as hub_module
 from weft.engines.hub import gguf_file, is_gguf, resolve, resolve_adapter
 from weft.errors import ConfigError, ModelLoadError
 
-TINY = Path(hub.__file__).parents[1] / "data" / "tiny"
+TINY = Path(hub_module.__file__).parents[1] / "data" / "tiny"
 FILES = {
     "config.json": b"{}",
     "tokenizer.json": b"{ }",
@@ -94,7 +94,7 @@ def test_unknown_name_says_what_is_allowed(name: str) -> None:
 
 def test_unknown_name_offers_the_nearest(cache: Path) -> None:
     (cache / "models--Qwen--Qwen3-0.6B").mkdir(parents=True)
-    assert hub.cached_models() == ["Qwen/Qwen3-0.6B"]
+    assert hub_module.cached_models() == ["Qwen/Qwen3-0.6B"]
     with pytest.raises(ConfigError, match="near it: tiny"):
         resolve("tinny")
     with pytest.raises(ConfigError, match="near it: Qwen/Qwen3-0.6B"):
@@ -136,16 +136,16 @@ def smollm2_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_smollm2_is_the_file_of_its_package(smollm2_package: Path) -> None:
     file = smollm2_package / "SmolLM2-135M-Instruct.Q4_1.gguf"
     file.touch()
-    assert hub.smollm2_file() == file
+    assert hub_module.smollm2_file() == file
     assert is_gguf("smollm2")
     assert gguf_file("smollm2") == file
 
 
 def test_tokenizer_of_a_gguf_file_is_that_of_its_folder() -> None:
     text = "Tell me a story."
-    expected = hub.tokenizer_of(shallow()).encode(text)
-    assert hub.tokenizer_of(shallow_gguf()).encode(text) == expected
-    assert hub.tokenizer_of("tiny").encode(text) == expected
+    expected = hub_module.tokenizer_of(shallow()).encode(text)
+    assert hub_module.tokenizer_of(shallow_gguf()).encode(text) == expected
+    assert hub_module.tokenizer_of("tiny").encode(text) == expected
 
 
 def test_smollm2_that_is_not_installed_names_the_command(smollm2_package: Path) -> None:
@@ -319,7 +319,7 @@ def test_environment_of_the_hub_client_is_enough(hub: Hub, tmp_path: Path) -> No
     [(7, "7 bytes"), (1500, "1.5 kB"), (2 * 10**6, "2.0 MB"), (3e12, "3000.0 GB")],
 )
 def test_sizes_read_well(n_bytes: int, text: str) -> None:
-    assert hub._size(int(n_bytes)) == text
+    assert hub_module._size(int(n_bytes)) == text
 
 
 def test_a_bare_id_is_taken_where_it_is_asked_for(hub: Hub) -> None:
