@@ -28,9 +28,12 @@ class MessageReply(Reply):
     role: Literal["assistant"]
     model: str
     content: list[Json] = Field(description="Blocks of type text, thinking and tool_use.")
-    stop_reason: Literal[
-        "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
-    ]
+    stop_reason: (
+        Literal[
+            "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
+        ]
+        | None
+    ) = Field(description="`null` in the event `message_start`.")
     stop_sequence: str | None
     usage: MessageUsage
     loom: Json | None = Field(default=None, description="Only if the request has `loom`.")
