@@ -242,11 +242,13 @@ def test_abandoned_stream_is_cancelled(client: OpenAI, served: Served) -> None:
     with client.responses.create(
         model="tiny", input=samples.story, stream=True, extra_body={"regex": "(a|b){1500}"}
     ) as stream:
-        made = next(iter(stream)).response
-        assert client.responses.retrieve(made.id).status == "in_progress"
+        events = iter(stream)
+        created = next(events).response
+        next(event for event in events if event.type == "response.output_text.delta")
+        assert client.responses.retrieve(created.id).status == "in_progress"
     while served.service.n_works or served.service.n_tasks:
         pass
-    assert client.responses.retrieve(made.id).status == "cancelled"
+    assert client.responses.retrieve(created.id).status == "cancelled"
 
 
 def test_responses_are_there_after_a_restart(tmp_path: Path) -> None:
