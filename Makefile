@@ -169,6 +169,7 @@ coverage: $(VENV)/.kernels
 lint: $(VENV)/.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m tools.prose --check
 
 format: $(VENV)/.stamp
 	$(BIN)/ruff check --fix .
