@@ -201,7 +201,7 @@ def serve(
         out.line("serving ", (", ".join(models), "cyan"), " at ", (url, "bold"))
         if url.rpartition(":")[2] != str(said.port):
             place = url.partition("//")[2].replace("0.0.0.0", said.host)
-            out.line((f"commands are told of it by WEFT_HOST={place}", "dim"))
+            out.line((f"Set WEFT_HOST={place} to make other commands use this server.", "dim"))
         if has_screen() if browser is None else browser:
             show(page_of(url))
 
