@@ -74,6 +74,13 @@ def test_streamed_lines_make_same_text(served: Served, path: str) -> None:
     assert made[-1]["eval_count"] == post(served, path)["eval_count"]
 
 
+def test_body_of_curl_without_a_content_type_is_json(served: Served) -> None:
+    body = json.dumps({"model": "tiny", "messages": SUM, "stream": False, "options": GREEDY})
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    answer = served.client.post(CHAT, content=body, headers=form)
+    assert answer.json()["message"]["content"] == ANSWER
+
+
 def test_raw_prompt_is_a_completion(served: Served) -> None:
     made = post(served, GENERATE, prompt=weft.samples.opening, raw=True)
     body = {"prompt": weft.samples.opening, "max_tokens": 24, "temperature": 0}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field, ValidationError
 
 from .. import __version__
@@ -43,7 +44,23 @@ _ERRORS: dict[int | str, Json] = {
     status: {**described, "model": OllamaError} for status, described in ERRORS.items()
 }
 _LINES: dict[int | str, Json] = {200: {"content": {"application/x-ndjson": {}}}}
-router = APIRouter(prefix="/api", tags=["ollama"], responses=_ERRORS)
+
+
+class JsonRoute(APIRoute):
+    """Read every body as JSON, as Ollama does: its examples use `curl -d` without a header."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def read_as_json(request: Request) -> Response:
+            headers = [(k, v) for k, v in request.scope["headers"] if k != b"content-type"]
+            scope = {**request.scope, "headers": [*headers, (b"content-type", b"application/json")]}
+            return await handle(Request(scope, request.receive))
+
+        return read_as_json
+
+
+router = APIRouter(prefix="/api", tags=["ollama"], route_class=JsonRoute, responses=_ERRORS)
 
 
 def _line(chunk: Json) -> bytes:
