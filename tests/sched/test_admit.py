@@ -147,6 +147,17 @@ def test_idle_kv_on_device_and_host_is_at_most_the_capacity(make: MakeRig) -> No
     assert rig.tree.host.slots + rig.tree.room.used <= 12
 
 
+def test_host_copies_are_freed_when_the_device_needs_their_slots(make: MakeRig) -> None:
+    rig = make(MemoryEngine(idle_slots=4), capacity=12)
+    for first in range(1, 13, 4):
+        rig.drive(Extend(rig.place([*range(first, first + 4)])))
+    long = rig.place([*range(30, 40)])
+    rig.drive(Extend(long))
+    rig.tree.pin_by_hand(long, rig)
+    rig.drive(Extend(rig.place([30])))
+    assert rig.tree.host.slots + rig.tree.room.used <= 12
+
+
 def test_idle_kv_stays_on_the_device_for_engines_without_a_limit(make: MakeRig) -> None:
     rig = make(capacity=20)
     rig.drive(Extend(rig.place([1, 2, 3, 4, 5])))
