@@ -153,7 +153,7 @@ test-plugins: $(VENV)/.stamp
 	$(BIN)/python -m tools.client_tests $(FAMILY) -- $(PYTEST_ARGS)
 else
 test-plugins: $(PLUGINS_VENV)/.stamp $(VENV)/.stamp
-	$(PLUGINS_VENV)/bin/python -m pytest plugins tests/server/test_client_page.py tests/server/test_lm_eval.py $(PYTEST_ARGS)
+	$(PLUGINS_VENV)/bin/python -m pytest plugins tests/service/server/test_client_page.py tests/service/server/test_lm_eval.py $(PYTEST_ARGS)
 	$(BIN)/python -m tools.client_tests -- $(PYTEST_ARGS)
 endif
 
@@ -164,7 +164,7 @@ test-clients: $(CLIENTS_VENV)/.stamp
 coverage: $(VENV)/.kernels
 	$(KERNELS) $(BIN)/python -m pytest -m 'not slow and not page' --cov --cov-report=term $(PYTEST_ARGS)
 	$(BIN)/python -m coverage report --fail-under=100 \
-	    --include='src/weft/kv/*,src/weft/sched/*,src/weft/sampling/*'
+	    --include='src/weft/_core/kv/*,src/weft/_core/sched/*,src/weft/_core/sampling/*'
 
 lint: $(VENV)/.stamp
 	$(BIN)/ruff check .

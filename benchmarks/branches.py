@@ -15,7 +15,7 @@ from pathlib import Path
 
 import weft
 from weft import Branch, BranchStore
-from weft.lm import ROW_CACHE_BYTES
+from weft.lm.lm import ROW_CACHE_BYTES
 
 
 def resident_bytes() -> int:

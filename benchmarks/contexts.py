@@ -30,8 +30,8 @@ import numpy as np
 from common import median, report
 
 import weft
+from weft._core.tokens.tokenizer import Tokenizer
 from weft.engines.stub import StubEngine
-from weft.tokens.tokenizer import Tokenizer
 
 Ask = Callable[[Sequence[int]], Awaitable[Any]]
 BUDGET_MS, GAP_MS = 0.2, 20.0  # a context at the largest size; the longest gap

@@ -42,7 +42,7 @@ TINY = Path(str(files("weft") / "data" / "tiny"))
 
 def prompt_ids() -> list[int]:
     """A story prompt of N_PROMPT tokens."""
-    from weft.tokens.tokenizer import Tokenizer
+    from weft._core.tokens.tokenizer import Tokenizer
 
     text = Tokenizer.from_folder(TINY)
     told = "Once upon a time a brave fox named Anna lived near the river. " * 60

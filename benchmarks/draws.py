@@ -26,12 +26,12 @@ import torch
 from common import median, report
 
 from weft import SamplingParams
+from weft._core.sampling.rng import stream_of
+from weft._core.sampling.sampler import Chain, DrawBatch, Sampler
 from weft.constraints.base import n_words
 from weft.constraints.kinds import AllowMatcher
 from weft.engines.torch.sampling.cpu_reductions import TorchPasses
 from weft.engines.torch.sampling.drawer import TorchSampler
-from weft.sampling.rng import stream_of
-from weft.sampling.sampler import Chain, DrawBatch, Sampler
 
 RULES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},

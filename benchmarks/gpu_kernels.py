@@ -47,6 +47,9 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkR
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
+from weft._core.sampling.params import SamplingParams
+from weft._core.sampling.rng import stream_of
+from weft._core.sampling.sampler import Chain, DrawBatch, Sampler
 from weft.engines.base import Row
 from weft.engines.torch.attention_hook import attach_context
 from weft.engines.torch.fused.routers import fuse_routers
@@ -63,9 +66,6 @@ from weft.engines.torch.paged import (
 from weft.engines.torch.paged.pool import own
 from weft.engines.torch.paged.step import PagedMemory, PagedStep
 from weft.engines.torch.sampling.drawer import TorchSampler
-from weft.sampling.params import SamplingParams
-from weft.sampling.rng import stream_of
-from weft.sampling.sampler import Chain, DrawBatch, Sampler
 
 COLD = 8  # layers that are timed in turn
 # By rows of a tile. Those of few rows and 32 keys find registers enough beside one of 128 rows on a

@@ -47,8 +47,8 @@ import weft
 from weft.engines.base import Row
 from weft.engines.torch.engine import open_model
 from weft.engines.torch.weight_layout import optimize_layout
+from weft.lm.results import Distribution
 from weft.loom.heddle import Heddle
-from weft.results import Distribution
 
 TEMPERATURE = 0.8
 N_BATCH = 2048

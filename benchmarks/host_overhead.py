@@ -19,9 +19,9 @@ from typing import Any
 
 import weft
 from weft import LM, AsyncLM, Branch, BranchStore, Loom
+from weft._core.sched.work import Extend
+from weft._core.tokens.tokenizer import Tokenizer
 from weft.engines.stub import StubEngine
-from weft.sched.work import Extend
-from weft.tokens.tokenizer import Tokenizer
 
 BRANCHES = (1, 8, 32, 128, 512)
 BUDGET_MS, BUDGET_US = 0.3, 10.0  # a step, and a branch of it

@@ -28,8 +28,8 @@ from transformers.generation.logits_process import (
 )
 
 from weft import SamplingParams
-from weft.sampling.rng import stream_of
-from weft.sampling.sampler import Chain, Sampler
+from weft._core.sampling.rng import stream_of
+from weft._core.sampling.sampler import Chain, Sampler
 
 RULES: dict[str, dict[str, Any]] = {
     "temperature 1": {},

@@ -169,7 +169,7 @@ def replicas(n: int, port: int, *, haproxy: bool) -> Iterator[str]:
     import ray
     from ray import serve
 
-    from weft.scale import app
+    from weft.service.scale import app
 
     folder = tempfile.mkdtemp(prefix="weft-ray-")
     ray.init(
@@ -213,7 +213,7 @@ def ancestors(pid: int) -> Iterator[int]:
 
 def wrongs(all_told: dict[str, dict[str, list[int]]], db: str) -> list[str]:
     """Return what is wrong with the nodes that clients were told of, by what the database has."""
-    from weft.store.library import Library
+    from weft.service.store.library import Library
 
     wrong = []
     with Library(db) as library:

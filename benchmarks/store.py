@@ -20,11 +20,11 @@ from pathlib import Path
 
 from common import median, report
 
+from weft._core.sampling.params import SamplingParams
 from weft.loom import Heddle, Loom
 from weft.loom.node import child_list, growing_lists, new_child, set_text, set_tokens
-from weft.sampling.params import SamplingParams
-from weft.store.kept import KeptLoom
-from weft.store.library import Library
+from weft.service.store.kept import KeptLoom
+from weft.service.store.library import Library
 
 N_TOKENS = 20
 WANTED_MS = {"open": 2000.0, "page": 50.0, "subtree": 50.0, "find": 200.0, "remove": 200.0}

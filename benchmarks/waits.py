@@ -29,9 +29,9 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
 
 from weft import LM, Loom, samples
+from weft._core.tokens.codec import byte_vocab
+from weft._core.tokens.tokenizer import Tokenizer
 from weft.engines.stub import StubEngine
-from weft.tokens.codec import byte_vocab
-from weft.tokens.tokenizer import Tokenizer
 
 
 def command_s(*arguments: str, first: int | None = None) -> float:

@@ -29,7 +29,7 @@ from common import median, report
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 import weft
-from weft.tokens.tokenizer import Tokenizer
+from weft._core.tokens.tokenizer import Tokenizer
 
 TINY = Path(weft.__file__).parent / "data" / "tiny"
 N, NEW = 8, 32

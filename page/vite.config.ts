@@ -6,7 +6,7 @@ export default defineConfig({
   plugins: [preact(), licences()],
   base: '/',
   build: {
-    outDir: '../src/weft/server/static',
+    outDir: '../src/weft/service/server/static',
     emptyOutDir: true,
     target: 'es2022',
     modulePreload: false,

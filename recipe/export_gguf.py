@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from weft._core.tokens.tokenizer import Tokenizer
 from weft.engines.checkpoint import Checkpoint, open_checkpoint
 from weft.engines.numpy.config import LlamaConfig, frequencies, pair_up, parse_config
 from weft.errors import Unsupported, WeftError
-from weft.tokens.tokenizer import Tokenizer
 
 TYPES = ("f32", "f16", "q8_0")
 _ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}

@@ -118,7 +118,7 @@ def pytest_sessionfinish() -> None:
 
 
 def pytest_sessionstart() -> None:
-    from weft.sampling import rng
+    from weft._core.sampling import rng
 
     rng.urandom = ENTROPY.randbytes
 

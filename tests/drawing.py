@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import weft
-from sampling import naive
+from core.sampling import naive
 from shallow import shallow
+from weft._core.sampling.params import SamplingParams
+from weft._core.sampling.sampler import Chain, DrawBatch, DrawResult, Sampler
 from weft.constraints.base import Matcher, n_words
 from weft.constraints.grammar import Regex
 from weft.constraints.kinds import AllowMatcher
-from weft.sampling.params import SamplingParams
-from weft.sampling.sampler import Chain, DrawBatch, DrawResult, Sampler
 
 U64 = 2**64
 # Parameters as far from what they are as rounding may put an edge.

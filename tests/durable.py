@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from weft.errors import ConfigError
-from weft.store.library import Library
+from weft.service.store.library import Library
 
 
 def wait_durable(loom: str, n: int, url: str | None = None) -> None:

@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from weft._core.sampling.params import SamplingParams
+from weft._core.sampling.sampler import Chain, DrawBatch, DrawResult, Sampler
 from weft.engines.base import (
     Draws,
     Engine,
@@ -39,8 +41,6 @@ from weft.engines.generation import (
     GenerationRequest,
 )
 from weft.errors import KVFull
-from weft.sampling.params import SamplingParams
-from weft.sampling.sampler import Chain, DrawBatch, DrawResult, Sampler
 
 
 class Boom(RuntimeError):

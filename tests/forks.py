@@ -30,13 +30,15 @@ from typing import Any, BinaryIO, NamedTuple
 WEFT = "from weft.cli import main; main()"
 PRELOADED = """
 import huggingface_hub, rich.live, tokenizers, numpy, jinja2, llguidance
-import weft, weft.cli.app, weft.loading, weft.loom, weft.branch, weft.aio, weft.engines.numpy.engine
-import weft.store.library, sqlalchemy.dialects.sqlite, alembic.command, alembic.script
+import weft, weft.cli.app, weft.loading, weft.loom, weft.branch, weft.asynclm
+import weft.engines.numpy.engine
+import weft.service.store.library, sqlalchemy.dialects.sqlite, alembic.command, alembic.script
 try:
     import sqlalchemy.dialects.postgresql.psycopg, psycopg
 except ImportError:
     pass
-import weft.tokens.sandbox, weft.store.file, weft.store.wire, weft.viz.html, weft.viz.notebook
+import weft._core.tokens.sandbox, weft.service.store.file, weft.service.store.wire
+import weft.viz.html, weft.viz.notebook
 from weft.search import *
 import warm
 warm.keep_weights()

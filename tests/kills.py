@@ -25,10 +25,11 @@ import typer.main
 
 import weft
 from searches import small, tree
-from weft import Branch, Loom, files, samples
+from weft import Branch, Loom, samples
+from weft._core import atomic_files
 from weft.cli import chat, here, run
 from weft.cli.app import app
-from weft.store import Library
+from weft.service.store import Library
 
 Act = Callable[[], object]
 NEVER = 1 << 30
@@ -146,7 +147,7 @@ class Plain(Trial):
     """A file of text, by the helper that everything uses."""
 
     def act(self, n: int) -> None:
-        files.write(self.file, (f"{n:8}" for _ in range(40_000)))
+        atomic_files.write(self.file, (f"{n:8}" for _ in range(40_000)))
 
     def state(self) -> int:
         text = self.file.read_text()

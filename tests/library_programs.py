@@ -5,7 +5,7 @@ Each is a text for a process of its own (`forks`); it prints what it has been to
 
 GROW = """
 import sys
-from weft.store.library import Library
+from weft.service.store.library import Library
 url, name, me, turns = sys.argv[1:]
 with Library(url) as library:
     kept = library.open(name)
@@ -19,13 +19,13 @@ with Library(url) as library:
 CREATE = """
 import sys
 from weft.loom import Loom
-from weft.store.library import Library
+from weft.service.store.library import Library
 with Library(sys.argv[1]) as library:
     print(library.create(Loom(None, "the same prompt")).name)
 """
 
 TAKE_OVER = """
-from weft.store.library import Library
+from weft.service.store.library import Library
 with Library() as library:
     print(sorted(row.name for row in library.looms()))
 """
@@ -34,7 +34,7 @@ with Library() as library:
 STREAM = """
 import sys
 from weft.loom.node import child_list, growing_lists, new_child, set_text
-from weft.store.library import Library
+from weft.service.store.library import Library
 url, name = sys.argv[1:]
 kept = Library(url).open(name)
 while True:
@@ -62,7 +62,7 @@ HOLD = STREAM.replace("while True:", "for _ in range(1):").replace(
 FULL = """
 import os, resource, sys
 from weft.errors import StoreError
-from weft.store.library import Library
+from weft.service.store.library import Library
 url, name, file = sys.argv[1:]
 kept = Library(url).open(name)
 size = os.path.getsize(file)
@@ -81,7 +81,7 @@ READ_ONLY = """
 import os, sys
 from weft.errors import StoreError
 from weft.loom import Loom
-from weft.store.library import Library
+from weft.service.store.library import Library
 url, folder = sys.argv[1:]
 library = Library(url)
 kept = library.create(Loom(None, "x"))
@@ -100,7 +100,7 @@ except StoreError as error:
 
 FORK = """
 import os, sys
-from weft.store.library import Library
+from weft.service.store.library import Library
 url, name = sys.argv[1:]
 library = Library(url)
 kept = library.open(name)

@@ -15,9 +15,9 @@ from rig import (
     score_of,
     text_after,
 )
+from weft._core.kv.place import Place
+from weft._core.sched.work import Extend, Logits, Run, Scores, Ticket, Want
 from weft.errors import Cancelled, ForwardError, KVFull
-from weft.kv.place import Place
-from weft.sched.work import Extend, Logits, Run, Scores, Ticket, Want
 
 RECIPES: list[dict[str, Any]] = [
     {"temperature": 0},

@@ -23,9 +23,9 @@ from safetensors.numpy import save_file
 
 import breaks
 import weft
+from core.tokens.builders import byte_level, sentencepiece
 from llama_reference import write_folder
 from searches import SMALL, small
-from tokens.builders import byte_level, sentencepiece
 from weft import Branch, Loom, samples, search
 from weft.cli import options
 from weft.errors import (
@@ -39,7 +39,7 @@ from weft.errors import (
     ModelLoadError,
     StoreError,
 )
-from weft.store import Library
+from weft.service.store import Library
 
 Errors = tuple[type[Exception], ...]
 

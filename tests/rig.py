@@ -12,7 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from kv.listkv import ListFragments
+from core.kv.listkv import ListFragments
+from weft._core.kv.place import Place
+from weft._core.kv.tree import TokenTree
+from weft._core.sampling import metrics
+from weft._core.sampling.params import SamplingParams
+from weft._core.sampling.rng import stream_of
+from weft._core.sampling.sampler import Chain, DrawResult, Sampler
+from weft._core.sched.driver import Driver
+from weft._core.sched.scheduler import Scheduler
+from weft._core.sched.work import Extend, Run, RunResult, Ticket, Want
 from weft.constraints.base import Matcher
 from weft.engines.base import (
     Engine,
@@ -24,15 +33,6 @@ from weft.engines.base import (
     Score,
     ScoreSpan,
 )
-from weft.kv.place import Place
-from weft.kv.tree import TokenTree
-from weft.sampling import metrics
-from weft.sampling.params import SamplingParams
-from weft.sampling.rng import stream_of
-from weft.sampling.sampler import Chain, DrawResult, Sampler
-from weft.sched.driver import Driver
-from weft.sched.scheduler import Scheduler
-from weft.sched.work import Extend, Run, RunResult, Ticket, Want
 
 N_VOCAB = 16
 

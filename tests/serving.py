@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import httpx2 as httpx
 import uvicorn
 
-from weft.server import ServerConfig, create_app
-from weft.server.run import bound
-from weft.server.service import Service
-from weft.server.timeouts import TimedProtocol
+from weft.service.server import ServerConfig, create_app
+from weft.service.server.run import bound
+from weft.service.server.service import Service
+from weft.service.server.timeouts import TimedProtocol
 
 if TYPE_CHECKING:
     import pytest

@@ -33,7 +33,10 @@ def test_all_tests_are_found_without_the_other_extras() -> None:
     assert found.returncode == 0, found.stdout[-4000:] + found.stderr
 
 
-@pytest.mark.parametrize("package", ["server", "client", "cli", "api", "store", "loom", "search"])
+@pytest.mark.parametrize(
+    "package",
+    ["service/server", "service/client", "cli", "service/api", "service/store", "loom", "search"],
+)
 def test_imports_of_base_packages_are_base_dependencies(package: str) -> None:
     """`pip install .` alone must be enough for `weft serve`, as for every other verb."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

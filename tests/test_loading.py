@@ -25,6 +25,7 @@ from tokenizers import Tokenizer as Backend
 import weft
 import weft.engines as registry
 from loopback_hub import Repo, point_at, serve
+from weft._core.tokens.tokenizer import Tokenizer
 from weft.engines.stub import StubEngine
 from weft.errors import (
     ConfigError,
@@ -35,9 +36,8 @@ from weft.errors import (
     Unsupported,
     WeftError,
 )
-from weft.lm import LM
+from weft.lm.lm import LM
 from weft.loading import parse_bytes
-from weft.tokens.tokenizer import Tokenizer
 
 TINY = Path(str(files("weft") / "data" / "tiny"))
 
@@ -248,7 +248,7 @@ def test_a_closed_lm_says_so_and_closing_twice_is_fine() -> None:
     assert lm.closed
     with pytest.raises(StaleHandle, match="closed"):
         lm.place([1])
-    from weft.sched.work import Extend
+    from weft._core.sched.work import Extend
 
     with pytest.raises(StaleHandle, match="closed"):
         lm.submit([Extend(place)])

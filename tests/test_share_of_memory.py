@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import weft
-from weft import loading, share
+from weft import loading
+from weft._core import system_resources
 
 MACHINE = {"proc/meminfo": "MemTotal: 9000000 kB\nMemAvailable:    4000000 kB\n"}
 V1 = "4:memory:/a\n3:cpu,cpuacct:/a\n"
@@ -64,7 +65,7 @@ def group(limit: str, taken: str, of_files: str, at: str = "") -> dict[str, str]
 def test_what_is_left_is_the_least_of_all_limits(
     tmp_path: Path, files: dict[str, str], left: int | None
 ) -> None:
-    assert share.bytes_left(write(tmp_path, files)) == left
+    assert system_resources.bytes_left(write(tmp_path, files)) == left
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,7 @@ def test_a_budget_of_a_cpu_is_what_there_is_room_for(
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells and holds an address space")
 def test_a_held_address_space_is_seen() -> None:
     code = (
-        "import resource; from weft.share import _field, bytes_left, _SYSTEM;"
+        "import resource; from weft._core.system_resources import _field, bytes_left, _SYSTEM;"
         "taken = _field(_SYSTEM / 'proc/self/status', 'VmSize:') * 1024;"
         "resource.setrlimit(resource.RLIMIT_AS, (taken + (300 << 20),) * 2);"
         "print(bytes_left() >> 20)"

@@ -54,7 +54,7 @@ def new_home(folder: Path) -> None:
 
 @cache
 def _empty() -> TemporaryDirectory[str]:
-    from weft.store import Library
+    from weft.service.store import Library
 
     made = TemporaryDirectory(prefix="weft-empty-")
     Library(f"sqlite:///{made.name}/weft.db").close()

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-BUILT = ROOT / "src" / "weft" / "server" / "static"
+BUILT = ROOT / "src" / "weft" / "service" / "server" / "static"
 TYPES = ROOT / "page" / "src" / "api" / "schema.d.ts"
 MOST = 300_000  # bytes of scripts and styles, packed as they are sent
 

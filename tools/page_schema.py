@@ -16,7 +16,7 @@ _REF = "#/components/schemas/"
 
 def schema() -> dict[str, Any]:
     """Return the objects that requests and replies of the native API are made of."""
-    from weft.server import create_app
+    from weft.service.server import create_app
 
     whole = create_app().openapi()
     every = whole["components"]["schemas"]

@@ -193,7 +193,7 @@ def _help(title: str, arguments: list[str]) -> list[str]:
 
 
 def _error_rows() -> Iterator[str]:
-    from weft.outcomes import OUTCOMES
+    from weft._core.error_mapping import OUTCOMES
 
     for kind, outcome in OUTCOMES.items():
         says = (inspect.getdoc(kind) or "").partition("\n")[0].replace("|", "\\|")

@@ -160,15 +160,25 @@ def sources() -> list[Path]:
     """Return the tracked Python files and pages, except logs and generated pages."""
     command = ["git", "ls-files", "*.py", "*.md"]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    excluded = ("docs/log.md", "docs/command.md", "docs/errors.md", "src/weft/server/static")
+    excluded = (
+        "docs/log.md",
+        "docs/command.md",
+        "docs/errors.md",
+        "src/weft/service/server/static",
+    )
     paths = [name for name in listed.stdout.splitlines() if not name.startswith(excluded)]
     return [ROOT / name for name in paths if (ROOT / name).is_file()]
 
 
 def package_of(path: Path) -> str:
-    """Return `src/weft/NAME` for files below `src/weft`, the top folder for all others."""
+    """Return `src/weft/NAME` for files below `src/weft`, the top folder for all others.
+
+    Packages of `src/weft/_core` and `src/weft/service` count one by one.
+    """
     parts = path.relative_to(ROOT).parts[:-1]
-    return "/".join(parts[: 3 if parts[:1] == ("src",) else 1]) or "."
+    if parts[:1] != ("src",):
+        return "/".join(parts[:1]) or "."
+    return "/".join(parts[: 4 if parts[2:3] in (("_core",), ("service",)) else 3])
 
 
 def breaches(paths: list[Path]) -> Iterator[Breach]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from weft_ngram import NgramEngine
 
-from weft.tokens.tokenizer import Tokenizer
+from weft._core.tokens.tokenizer import Tokenizer
 
 
 class CountedEngine(NgramEngine):

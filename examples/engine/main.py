@@ -10,8 +10,8 @@ from pathlib import Path
 from weft_ngram import NgramEngine
 
 import weft
+from weft._core.tokens.tokenizer import Tokenizer
 from weft.engines import plugins
-from weft.tokens.tokenizer import Tokenizer
 
 CORPUS = "The fox saw the owl. The owl saw the moon. The moon saw the fox and the owl.\n" * 20
 

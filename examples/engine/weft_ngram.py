@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from weft._core.sampling.metrics import score_span
+from weft._core.tokens.tokenizer import Tokenizer
 from weft.engines.base import Abilities, Engine, EngineInfo, HostOutput, Row, ScoreSpan
 from weft.errors import ConfigError, ForwardError, ModelLoadError, Unsupported
-from weft.sampling.metrics import score_span
-from weft.tokens.tokenizer import Tokenizer
 
 
 class NgramEngine(Engine):

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from .doors import lazily
+from ._core.doors import lazily
 
 __version__ = "0.1.0"
 # What `pip install` knows: "weft" is another project there.
@@ -41,14 +41,14 @@ __all__ = [
 
 if TYPE_CHECKING:
     from . import samples, search
-    from .aio import AsyncLM, load_model_by_name
+    from ._core.sampling.params import SamplingParams
+    from .asynclm import AsyncLM, load_model_by_name
     from .branch import Branch, BranchStore
-    from .client import AsyncClient, Client
     from .errors import WeftError
-    from .lm import LM
+    from .lm.lm import LM
     from .loading import load
     from .loom import Heddle, Loom
-    from .sampling.params import SamplingParams
+    from .service.client import AsyncClient, Client
 
 logging.getLogger("weft").addHandler(logging.NullHandler())
 
@@ -56,14 +56,14 @@ __getattr__ = lazily(
     __name__,
     {
         "": "samples search",
-        "aio": "AsyncLM load_model_by_name",
+        "asynclm": "AsyncLM load_model_by_name",
         "branch": "Branch BranchStore",
-        "client": "AsyncClient Client",
+        "service.client": "AsyncClient Client",
         "errors": "WeftError",
-        "lm": "LM",
+        "lm.lm": "LM",
         "loading": "load",
         "loom": "Heddle Loom",
-        "sampling.params": "SamplingParams",
+        "_core.sampling.params": "SamplingParams",
     },
 )
 

@@ -16,7 +16,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from .checks import whole_number
+from ._core.atomic_files import read_json
+from ._core.sampling.params import ModelDefaults, knows_options
+from ._core.system_resources import bytes_left
+from ._core.tokens.chat import read_chat_template
+from ._core.tokens.tokenizer import Tokenizer
+from ._core.validation import whole_number
 from .engines import engine_class, install_hint
 from .engines.abilities import OWN
 from .engines.base import Engine, EngineInfo
@@ -25,12 +30,7 @@ from .engines.gguf import read_gguf
 from .engines.gguf.families import packages_for_torch, runs_on_torch
 from .engines.hub import EMBEDDED, gguf_file, is_gguf, resolve, tokenizer_of
 from .errors import ConfigError, EngineUnavailable, ModelLoadError, Unsupported, WeftError
-from .files import read_json
-from .lm import LM, adopted, refuse_offload
-from .sampling.params import ModelDefaults, knows_options
-from .share import bytes_left
-from .tokens.chat import read_chat_template
-from .tokens.tokenizer import Tokenizer
+from .lm.lm import LM, adopted, refuse_offload
 
 _log = logging.getLogger("weft")
 

@@ -13,11 +13,11 @@ import pytest
 from fakes import BrokenEngine
 from shallow import shallow
 from weft import LM, Branch, BranchStore, Loom
+from weft._core.sched.work import Extend, Logits
+from weft._core.tokens.tokenizer import Tokenizer
 from weft.branch.state import Produced, State
 from weft.engines.numpy import NumpyEngine
 from weft.errors import ConfigError, ForwardError
-from weft.sched.work import Extend, Logits
-from weft.tokens.tokenizer import Tokenizer
 
 PROMPT = [*range(40, 60)]
 

@@ -9,8 +9,8 @@ import pytest
 
 from shallow import shallow
 from weft import LM, Branch, BranchStore
+from weft._core.tokens.tokenizer import Tokenizer
 from weft.engines.numpy import NumpyEngine
-from weft.tokens.tokenizer import Tokenizer
 
 
 @pytest.fixture(params=["numpy", "torch"])

@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 import forks
 import warm
 from weft import Loom
-from weft.store import KeptLoom, Library
+from weft.service.store import KeptLoom, Library
 
 SOURCE = Path(__file__).parents[2] / "src"
 Weft = Callable[..., Result]

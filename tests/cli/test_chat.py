@@ -220,7 +220,7 @@ def test_words_are_broken_between_and_not_within() -> None:
 
     from rich.console import Console
 
-    from weft.results import Delta
+    from weft.lm.results import Delta
     from weft.viz.out import Out
 
     file = io.StringIO()

@@ -10,8 +10,8 @@ import pytest
 
 from cli.conftest import loom_of
 from weft import Loom, samples
-from weft.files import json_number
-from weft.store import wire
+from weft._core.atomic_files import json_number
+from weft.service.store import wire
 
 FEW = ("-n", "2", "--max-tokens", "6", "--seed", "1", "--temp", "1.2")
 BRANCH = "branch node id text token_ids logprobs entropies mean_logprob finish_reason stop_string"

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from weft import errors, samples
+from weft._core.error_mapping import OUTCOMES, outcome_of
 from weft.cli.advice import quoted
-from weft.outcomes import OUTCOMES, outcome_of
-from weft.store.database import Database
+from weft.service.store.database import Database
 
 MISTAKES = [
     (["run", ""], 2, "the prompt is empty"),

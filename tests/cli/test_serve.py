@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from weft.api.address import address
 from weft.cli.browser import has_screen
 from weft.cli.serve import engine_options, page_of
 from weft.errors import ConfigError
+from weft.service.api.address import address
 
 
 def test_what_the_command_does_not_know_is_the_engines() -> None:

@@ -23,10 +23,10 @@ from cli.conftest import ENDLESS, clean_environment, loom_of, names
 from durable import wait_durable
 from serving import KEY, Served, serving
 from weft import samples
-from weft.api import proof
 from weft.cli.there import KeptThere
 from weft.errors import CapacityError
-from weft.server import ServerConfig
+from weft.service.api import proof
+from weft.service.server import ServerConfig
 
 FEW = ("--max-tokens", "6", "--seed", "1")
 NAME = "tell-story-about-fox"
@@ -295,7 +295,7 @@ def test_a_server_that_is_named_and_does_not_answer_is_told(
 
 
 def looked_for_at(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    from weft.api import address
+    from weft.service.api import address
 
     found = address.ServerAddress("127.0.0.1", int(url.rpartition(":")[2]))
     at = address.address

@@ -94,7 +94,7 @@ def test_an_unknown_log_level_is_a_mistake(weft, monkeypatch) -> None:
 def test_the_home_is_the_systems_own_place_unless_it_is_given(monkeypatch, tmp_path) -> None:
     from platformdirs import user_data_path
 
-    from weft.home import home
+    from weft._core.data_dir import home
 
     monkeypatch.setenv("WEFT_HOME", str(tmp_path))
     assert home() == tmp_path

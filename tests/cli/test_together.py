@@ -26,7 +26,7 @@ from weft.cli import terminal as terminal_module
 from weft.cli.terminal import terminal
 from weft.errors import ConfigError, ForwardError, StoreError
 from weft.search.strategies import STRATEGIES
-from weft.store import KeptLoom, Library
+from weft.service.store import KeptLoom, Library
 
 SHORT = ("--max-tokens", "4", "--seed", "1")
 HOT = ("--temperature", "100", "--seed", "6")

@@ -20,6 +20,7 @@ import pytest
 import weft
 from shallow import shallow
 from weft import AsyncLM
+from weft._core.tokens.tokenizer import Tokenizer
 from weft.compat import genlm
 from weft.compat.genlm import (
     AsyncMlxLM,
@@ -37,7 +38,6 @@ from weft.compat.genlm import (
     load_model_by_name,
 )
 from weft.errors import ConfigError, EngineUnavailable, ModelLoadError
-from weft.tokens.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parents[2]
 
@@ -538,7 +538,7 @@ def test_a_byte_decoder_is_held_against_a_tokenizer() -> None:
     from tokenizers import decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    from weft.tokens.codec import _LETTERS
+    from weft._core.tokens.codec import _LETTERS
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Backend(models.BPE({letter: at for at, letter in enumerate(alphabet)}, []))
@@ -612,7 +612,7 @@ def test_tiny_by_name_gives_tensors_and_takes_a_batch_size() -> None:
 
 @pytest.mark.torch
 def test_on_cuda_torch_is_taken_where_vllm_is_not_installed(monkeypatch, caplog) -> None:
-    from weft.aio import by_name
+    from weft.asynclm import by_name
 
     monkeypatch.setattr(by_name, "_has_cuda", lambda: True)
     monkeypatch.setattr(by_name, "find_spec", lambda name: None if name == "vllm" else object())
@@ -761,7 +761,7 @@ def test_type_checkers_see_what_an_asynclm_has(tmp_path: Path, monkeypatch, type
 
 
 PROGRAM = """import weft
-from weft.aio import AbstractAsyncLM
+from weft.asynclm import AbstractAsyncLM
 from weft.compat.genlm import AsyncTransformer, MockAsyncLM
 
 class Half(AbstractAsyncLM):

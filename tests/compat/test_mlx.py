@@ -19,11 +19,11 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache, trim_prompt_cache  #
 
 import weft  # noqa: E402
 from shallow import shallow  # noqa: E402
+from weft._core.sampling.metrics import log_softmax  # noqa: E402
 from weft.compat import n8loom  # noqa: E402
 from weft.compat.genlm import AsyncMlxLM, load_model_by_name  # noqa: E402
 from weft.compat.genlm.mlx import Query  # noqa: E402
 from weft.errors import ConfigError, Unsupported  # noqa: E402
-from weft.sampling.metrics import log_softmax  # noqa: E402
 
 pytestmark = pytest.mark.mlx
 

@@ -12,9 +12,9 @@ import pytest
 import weft
 from shallow import shallow, shallow_gguf
 from weft import samples
+from weft._core.sched.work import Extend, Logits
 from weft.compat import n8loom
 from weft.errors import ConfigError, EngineUnavailable, Unsupported
-from weft.sched.work import Extend, Logits
 
 
 @pytest.fixture(scope="module")

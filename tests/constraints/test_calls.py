@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 import weft
-from tokens.call_templates import FORMS
-from tokens.test_form import message, tokenizer, user
+from core.tokens.call_templates import FORMS
+from core.tokens.test_form import message, tokenizer, user
+from weft._core.tokens.form import INDEX, ChatForm
+from weft._core.tokens.tokenizer import Tokenizer
 from weft.constraints import Lark, Lazy
 from weft.constraints.base import Compiler
 from weft.constraints.calls import (
@@ -20,8 +22,6 @@ from weft.constraints.calls import (
     tagged_constraint,
 )
 from weft.errors import ConfigError, GrammarError
-from weft.tokens.form import INDEX, ChatForm
-from weft.tokens.tokenizer import Tokenizer
 
 Calls = list[tuple[str, dict[str, Any]]]
 TOOLS: list[dict[str, Any]] = [

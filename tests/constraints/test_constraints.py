@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 import weft
+from weft._core.sampling.params import SamplingParams
+from weft._core.tokens.tokenizer import Tokenizer
 from weft.constraints import (
     GBNF,
     Allow,
@@ -32,8 +34,6 @@ from weft.constraints.base import Compiler, n_words
 from weft.constraints.grammar import Masks
 from weft.constraints.kinds import AllowMatcher
 from weft.errors import ConfigError, ConstraintError, FormatError, GrammarError, Unfinished
-from weft.sampling.params import SamplingParams
-from weft.tokens.tokenizer import Tokenizer
 
 ALL = [
     JsonSchema({"type": "integer"}),

@@ -14,16 +14,16 @@ import pytest
 import tokenizers
 
 import weft
+from core.tokens import builders
 from shallow import TINY, shallow
-from tokens import builders
 from weft import Branch, Loom
+from weft._core.tokens.tokenizer import Tokenizer
 from weft.constraints import GBNF, Choice, Constraint, JsonSchema, Lazy, Regex
 from weft.constraints.base import Compiler, Matcher, n_words
 from weft.constraints.cuts import Vocabulary
 from weft.errors import DeadEnd
-from weft.lm import LM
+from weft.lm.lm import LM
 from weft.search import smc
-from weft.tokens.tokenizer import Tokenizer
 
 TEXTS = ["hello there world", "the answer is yellow", '{"name": "naïve 🙂"}']
 

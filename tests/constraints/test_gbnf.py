@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from weft._core.tokens.tokenizer import Tokenizer
 from weft.constraints import GBNF
 from weft.constraints.base import Compiler
 from weft.errors import GrammarError
-from weft.tokens.tokenizer import Tokenizer
 
 
 @cache

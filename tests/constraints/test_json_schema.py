@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from weft._core.tokens.tokenizer import Tokenizer
 from weft.constraints import JsonSchema, Lark, from_dict, json_schema_to_grammar
 from weft.constraints.base import Compiler, Constraint, Matcher, n_words
 from weft.constraints.grammar import Prefixed
 from weft.constraints.unique_names import OpenNames
 from weft.errors import ConfigError, ConstraintError, FormatError, GrammarError
-from weft.tokens.tokenizer import Tokenizer
 
 BIG = 9007199254740993  # 2**53 + 1, which no 64-bit float is
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tokens import builders
+from core.tokens import builders
+from weft._core.tokens.tokenizer import Tokenizer
 from weft.constraints import Choice, Lark, Lazy, Regex, from_dict
 from weft.constraints.base import Compiler, Matcher, n_words
 from weft.constraints.patterns import _parsed, as_regex, beginnings
 from weft.errors import ConfigError, ConstraintError, FormatError, GrammarError
-from weft.tokens.tokenizer import Tokenizer
 
 PATTERNS = [
     re.compile("owl|fox{2}", re.I),

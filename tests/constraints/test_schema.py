@@ -19,10 +19,10 @@ import jsonschema
 import numpy as np
 import pytest
 
+from weft._core.tokens.tokenizer import Tokenizer
 from weft.constraints import GBNF, JsonSchema, json_schema_to_grammar
 from weft.constraints.base import Compiler, Constraint, Matcher, n_words
 from weft.errors import GrammarError
-from weft.tokens.tokenizer import Tokenizer
 
 SUITE = Path(__file__).parent / "json_schema_suite"
 # Why a schema may be refused: always by name.

@@ -14,17 +14,17 @@ import jsonschema
 import numpy as np
 import pytest
 
+from core.tokens import builders
 from llama_reference import CONFIG, random_tensors, write_safetensors
 from real_models import real_model
-from tokens import builders
 from weft import Branch, Loom
+from weft._core.tokens.tokenizer import Tokenizer
 from weft.constraints import GBNF, Allow, Choice, Constraint, JsonSchema, Lark, Lazy, Regex
 from weft.constraints.base import Compiler, Matcher, n_words
 from weft.constraints.grammar import Masks
 from weft.engines.numpy import NumpyEngine
 from weft.errors import ConstraintError
-from weft.lm import LM
-from weft.tokens.tokenizer import Tokenizer
+from weft.lm.lm import LM
 
 # name → the tokenizer, and its end tokens
 WHOLE: dict[str, Callable[[], Tokenizer]] = {

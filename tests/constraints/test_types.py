@@ -13,9 +13,9 @@ import pydantic
 import pytest
 
 from constraints.test_json_schema import takes
+from weft._core.sampling.params import SamplingParams
 from weft.constraints import Choice, JsonSchema, as_constraint, from_dict
 from weft.errors import ConfigError, GrammarError
-from weft.sampling.params import SamplingParams
 
 
 class Animal(Enum):

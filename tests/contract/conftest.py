@@ -20,9 +20,9 @@ from contract.helpers import Exactness
 from fakes import HiddenFake, LateFake, OwnLoopFake, SequenceFake
 from shallow import SLOT, shallow, shallow_gguf
 from stand_in_server import Started
+from weft._core.tokens.tokenizer import Tokenizer
 from weft.engines.base import Engine, Row
-from weft.lm import LM
-from weft.tokens.tokenizer import Tokenizer
+from weft.lm.lm import LM
 
 ADDRESSED = ["numpy", "torch", "mlx", "llamacpp"]
 ENGINES = [*ADDRESSED, "vllm"]

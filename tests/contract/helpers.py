@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from weft.kv.place import Place
-from weft.lm import LM
-from weft.sampling.params import SamplingParams
-from weft.sampling.rng import stream_of
-from weft.sampling.sampler import Sampler
-from weft.sched.work import Extend, Logits, Run, RunResult, Want
+from weft._core.kv.place import Place
+from weft._core.sampling.params import SamplingParams
+from weft._core.sampling.rng import stream_of
+from weft._core.sampling.sampler import Sampler
+from weft._core.sched.work import Extend, Logits, Run, RunResult, Want
+from weft.lm.lm import LM
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.3, "float16": 0.02}
 

@@ -15,10 +15,10 @@ import pytest
 from contract.helpers import PROMPT, STORY, TOLERANCE, drawn_by_weft, prompt_ids
 from fakes import BrokenEngine
 from weft import AsyncLM, Branch, Loom
-from weft.aio import AbstractAsyncLM
-from weft.aio.asynclm import ExactRows, Paths, sampler_of, top_of
+from weft._core.tokens.codec import Token
+from weft.asynclm import AbstractAsyncLM
+from weft.asynclm.asynclm import ExactRows, Paths, sampler_of, top_of
 from weft.errors import BatchAbandoned, ConfigError, ContextOverflow, ForwardError
-from weft.tokens.codec import Token
 
 
 def log_softmax(rows):
@@ -444,7 +444,7 @@ def test_all_prefixes_of_a_context_are_one_call(make, kind, oracle) -> None:
 @pytest.mark.parametrize("parts", [1, 100])
 def test_top_rows_are_the_first_of_sorted_ones(make, monkeypatch, parts: int) -> None:
     lm = make("numpy")
-    monkeypatch.setattr("weft.aio.asynclm.TOP_BYTES", parts * 4 * lm.info.n_vocab)
+    monkeypatch.setattr("weft.asynclm.asynclm.TOP_BYTES", parts * 4 * lm.info.n_vocab)
     model, ids = AsyncLM(lm), prompt_ids(lm)
     contexts = [[*ids, 20], ids, [*ids, 21]]
     rows = model.batch_next_token_logprobs_sync(contexts)

@@ -13,6 +13,7 @@ import pytest
 from contract.helpers import PROMPT, TOLERANCE, drawn_by_weft, prompt_ids
 from fakes import BrokenEngine
 from weft import Branch, BranchStore, Loom
+from weft._core.sampling.params import ModelDefaults
 from weft.constraints import Regex
 from weft.errors import (
     ConfigError,
@@ -23,7 +24,6 @@ from weft.errors import (
     KVFull,
     StaleHandle,
 )
-from weft.sampling.params import ModelDefaults
 
 NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 

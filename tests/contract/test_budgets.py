@@ -9,10 +9,10 @@ from contract.conftest import WITH_KV, Make, Oracle
 from contract.helpers import assert_close, prompt_ids, run_item
 from fakes import Tight
 from weft import Branch, BranchStore
+from weft._core.sched.admit import Shortage
+from weft._core.sched.work import Extend, Logits
 from weft.engines.base import Engine
 from weft.errors import KVFull
-from weft.sched.admit import Shortage
-from weft.sched.work import Extend, Logits
 
 BUDGETS = [*range(1, 9), 11, 14, 18, 22, 27, 33, 40, 56, 80, 120]
 FEW_BUDGETS = [1, 6, 18, 40, 120]  # Triton's interpreter takes seconds a step

@@ -10,10 +10,10 @@ from contract.conftest import Make
 from contract.helpers import ask, prompt_ids, run_all, run_item
 from fakes import BrokenFragments, Wrapped
 from shallow import SLOT
+from weft._core.sched.work import Extend, Logits
 from weft.engines.base import Engine
 from weft.errors import ForwardError
-from weft.lm import LM
-from weft.sched.work import Extend, Logits
+from weft.lm.lm import LM
 
 
 def failing(method: str, number: int) -> Callable[[Engine], Engine]:

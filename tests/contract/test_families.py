@@ -9,9 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from contract.helpers import TOLERANCE, ask, logits_at, run_all, run_item
-from weft.lm import LM
-from weft.sched.work import Extend, Logits, Scores
-from weft.tokens.tokenizer import Tokenizer
+from weft._core.sched.work import Extend, Logits, Scores
+from weft._core.tokens.tokenizer import Tokenizer
+from weft.lm.lm import LM
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 from families import FAMILIES, N_CTX, build, cases, plain_logits  # noqa: E402

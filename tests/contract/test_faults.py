@@ -12,9 +12,9 @@ import pytest
 from contract.conftest import Make
 from contract.helpers import logits_at, prompt_ids, run_all, run_item
 from fakes import Boom, BrokenEngine, LateFake
+from weft._core.sched.work import Extend, Logits
 from weft.engines.base import Engine, Output, Row
 from weft.errors import Cancelled, ForwardError, StaleHandle, WeftError
-from weft.sched.work import Extend, Logits
 
 
 def broken(*numbers: int) -> Callable[[Engine], Engine]:

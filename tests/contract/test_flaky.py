@@ -13,10 +13,10 @@ from contract.conftest import Make
 from contract.helpers import ask, assert_close, prompt_ids, run_all, run_item
 from fakes import PROTOCOL, FlakyEngine, Odds
 from weft import Branch, BranchStore
+from weft._core.sched.work import Logits
 from weft.engines.base import Engine
 from weft.errors import ForwardError, KVFull
-from weft.lm import LM
-from weft.sched.work import Logits
+from weft.lm.lm import LM
 
 SLOTS = 260  # of KV: enough for any one, too few for all
 MEMORY = ("settle", "attach", "trim", "free")

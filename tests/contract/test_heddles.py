@@ -12,7 +12,7 @@ import weft
 from contract.conftest import Make, Oracle
 from contract.helpers import ask, assert_close, within
 from weft import Heddle, Loom, samples
-from weft.sched.work import Logits
+from weft._core.sched.work import Logits
 
 pytestmark = pytest.mark.torch
 

@@ -22,9 +22,9 @@ from contract.helpers import (
     sampler,
     within,
 )
+from weft._core.sampling.sampler import Chain
+from weft._core.sched.work import Extend, Logits, Scores
 from weft.errors import ConfigError
-from weft.sampling.sampler import Chain
-from weft.sched.work import Extend, Logits, Scores
 
 
 @pytest.mark.parametrize("n_batch", [512, 7, 1])

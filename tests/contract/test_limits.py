@@ -8,10 +8,10 @@ import pytest
 
 from contract.conftest import Make
 from fakes import Wrapped
+from weft._core.sched.work import Extend, Logits
 from weft.engines.base import Engine, Output, Row
 from weft.errors import ConfigError, ContextOverflow, Unsupported
-from weft.lm import LM
-from weft.sched.work import Extend, Logits
+from weft.lm.lm import LM
 
 
 class Counting(Wrapped):

@@ -13,7 +13,7 @@ from contract.helpers import logits_at, prompt_ids, run_all, run_item
 from fakes import TaggedFragments, Wrapped
 from weft.engines.base import Engine, Fragment, Output, Row
 from weft.errors import StaleHandle
-from weft.lm import LM
+from weft.lm.lm import LM
 
 
 class OwnedFragments(TaggedFragments):

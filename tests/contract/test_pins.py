@@ -10,11 +10,11 @@ import weft
 from contract.conftest import Make
 from contract.helpers import assert_close, logits_at, prompt_ids, run_all, run_item
 from fakes import HiddenFake
+from weft._core.kv.place import Place
 from weft.errors import ConfigError, KVFull, StaleHandle, Unsupported
-from weft.kv.place import Place
-from weft.lm import LM
+from weft.lm.lm import LM
+from weft.lm.path_kv import Pin
 from weft.loom import Loom
-from weft.pathkv import Pin
 
 SLOTS = 64
 

@@ -20,10 +20,10 @@ from contract.helpers import (
     run_item,
 )
 from effort import lines_run
+from weft._core.sched.driver import Channel
+from weft._core.sched.work import Extend, Logits, RunResult
 from weft.errors import ContextOverflow, KVFull
-from weft.lm import LM
-from weft.sched.driver import Channel
-from weft.sched.work import Extend, Logits, RunResult
+from weft.lm.lm import LM
 
 
 def tokens_of(results: list[RunResult]) -> list[list[int]]:

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from contract.conftest import BESIDE, KINDS, Make
 from contract.helpers import logits_at, prompt_ids, run_all, run_item
+from weft._core.sampling import rng
+from weft._core.sampling.metrics import n_groups
+from weft._core.tokens.tokenizer import Tokenizer
 from weft.engines.base import Engine
-from weft.lm import LM
-from weft.sampling import rng
-from weft.sampling.metrics import n_groups
-from weft.tokens.tokenizer import Tokenizer
+from weft.lm.lm import LM
 
 FEW, MANY = 24, 64  # tokens of a text: by default, and by `-m slow`
 LEVEL = 2e-5  # logits of one row differ by so much at most in batches of other shapes

@@ -12,8 +12,8 @@ import typer
 
 from tools import pages
 from weft import errors, samples
+from weft._core.error_mapping import OUTCOMES
 from weft.cli.app import app
-from weft.outcomes import OUTCOMES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -13,12 +13,12 @@ import pytest
 
 import weft
 from shallow import shallow
+from weft._core.sampling.metrics import log_softmax
+from weft._core.tokens.tokenizer import Tokenizer
 from weft.engines.base import Row
 from weft.engines.config_check import check_config, numbers_of
 from weft.engines.numpy import NumpyEngine
 from weft.errors import Unsupported
-from weft.sampling.metrics import log_softmax
-from weft.tokens.tokenizer import Tokenizer
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",

@@ -17,6 +17,7 @@ from recipe.export_gguf import export_gguf
 from shallow import TINY, shallow, shallow_gguf
 from tokenizer_texts import TEXTS
 from weft import loading, samples
+from weft._core.tokens.tokenizer import Tokenizer
 from weft.engines.base import Row
 from weft.engines.checkpoint import open_checkpoint
 from weft.engines.gguf import read_gguf
@@ -25,7 +26,6 @@ from weft.engines.gguf.tokenizer import read_tokenizer
 from weft.engines.numpy import NumpyEngine
 from weft.engines.numpy.model import pack, widen
 from weft.errors import EngineUnavailable, ModelLoadError, Unsupported
-from weft.tokens.tokenizer import Tokenizer
 
 IDS = list(range(6, 70))
 ROWS = [Row((), IDS, 0, None, (0, 63))]

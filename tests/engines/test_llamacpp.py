@@ -25,6 +25,7 @@ from recipe.export_gguf import export_gguf
 from shallow import TINY, shallow, shallow_gguf
 from small_gguf import windowed
 from weft import samples
+from weft._core.sampling.params import SamplingParams
 from weft.engines.base import Row, ScoreSpan, Span
 from weft.engines.gguf import read_gguf
 from weft.engines.llamacpp import LlamaCppEngine
@@ -37,7 +38,6 @@ from weft.errors import (
     ModelMismatch,
     Unsupported,
 )
-from weft.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.llamacpp
 

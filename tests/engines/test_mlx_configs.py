@@ -22,12 +22,12 @@ from configured import CONFIGURED, IDS, WINDOW, save, save_as, stepped
 from families import plain_logits
 from real_models import SMOLLM2_FOLDER, real_model
 from shallow import shallow
+from weft._core.sampling.metrics import log_softmax
 from weft.engines.base import Row
 from weft.engines.mlx import MlxEngine
 from weft.engines.mlx.config import mlx_lm_keys, windows_of
 from weft.engines.numpy import NumpyEngine
 from weft.errors import ConfigError, Unsupported
-from weft.sampling.metrics import log_softmax
 
 pytestmark = pytest.mark.mlx
 

@@ -13,12 +13,12 @@ mx = pytest.importorskip("mlx.core", reason="mlx is not installed")
 pytest.importorskip("mlx_lm", reason="mlx-lm is not installed")
 
 from mlx_families import CONFIGS, FAMILIES, N_VOCAB, build, plain_logits  # noqa: E402
+from weft._core.sampling import metrics  # noqa: E402
 from weft.engines import packing  # noqa: E402
 from weft.engines.base import Row, ScoreSpan, Span  # noqa: E402
 from weft.engines.mlx import MlxEngine  # noqa: E402
 from weft.engines.mlx.kv import KVShape, MlxFragment, MlxMemory, SlotShape  # noqa: E402
 from weft.engines.mlx.shared_prefixes import plan_step  # noqa: E402
-from weft.sampling import metrics  # noqa: E402
 
 pytestmark = pytest.mark.mlx
 

@@ -19,10 +19,10 @@ from mlx_lm.tuner.utils import linear_to_lora_layers, load_adapters  # noqa: E40
 import weft  # noqa: E402
 from mlx_families import build, plain_logits  # noqa: E402
 from shallow import shallow  # noqa: E402
+from weft._core.sampling.metrics import log_softmax  # noqa: E402
 from weft.compat.genlm import AsyncMlxLM  # noqa: E402
 from weft.engines.mlx import MlxEngine  # noqa: E402
 from weft.errors import ConfigError, ModelLoadError, Unsupported  # noqa: E402
-from weft.sampling.metrics import log_softmax  # noqa: E402
 
 pytestmark = pytest.mark.mlx
 

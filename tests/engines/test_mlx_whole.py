@@ -15,11 +15,11 @@ pytest.importorskip("mlx_lm", reason="mlx-lm is not installed")
 import weft
 from mlx_families import build, plain_logits
 from shallow import shallow
+from weft._core.sampling.metrics import log_softmax
+from weft._core.tokens.tokenizer import Tokenizer
 from weft.engines.base import Fragment, Row
 from weft.engines.mlx import MlxEngine
 from weft.errors import ForwardError, Unsupported
-from weft.sampling.metrics import log_softmax
-from weft.tokens.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.mlx
 

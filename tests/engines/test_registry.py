@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 import weft.engines as registry
+from weft._core.sampling.params import SamplingParams
+from weft._core.sampling.sampler import Chain, Sampler, draw_at, draw_rows
 from weft.cli.engines import plugin_problems
 from weft.engines.base import HostOutput, KeptRow, Output
 from weft.engines.stub import StubEngine
 from weft.errors import ConfigError, EngineUnavailable
-from weft.sampling.params import SamplingParams
-from weft.sampling.sampler import Chain, Sampler, draw_at, draw_rows
 
 
 def offer(monkeypatch: pytest.MonkeyPatch, **targets: str) -> None:

@@ -17,14 +17,14 @@ from contract.helpers import prompt_ids
 from shallow import TINY
 from stand_in_server import Started, standing_in
 from weft import Branch, Loom
+from weft._core.sampling.params import SamplingParams
+from weft._core.sampling.rng import stream_of
+from weft._core.sampling.sampler import Sampler
+from weft._core.sched.work import Run, RunResult
 from weft.branch import Session
 from weft.constraints import Choice, Lark, Regex
 from weft.errors import ConfigError, ForwardError, ModelLoadError, Unsupported
-from weft.lm import LM
-from weft.sampling.params import SamplingParams
-from weft.sampling.rng import stream_of
-from weft.sampling.sampler import Sampler
-from weft.sched.work import Run, RunResult
+from weft.lm.lm import LM
 
 pytestmark = pytest.mark.remote
 

@@ -23,7 +23,7 @@ from weft import Loom
 from weft.constraints import Regex
 from weft.engines.remote.responses import overflow_of
 from weft.errors import ContextOverflow, EngineUnavailable, ForwardError, StoreError
-from weft.lm import LM
+from weft.lm.lm import LM
 
 pytestmark = pytest.mark.remote
 

@@ -24,7 +24,7 @@ from shallow import TINY
 from weft import Loom
 from weft.constraints import GBNF, Choice, Lark
 from weft.errors import ContextOverflow, ForwardError, Unsupported
-from weft.lm import LM
+from weft.lm.lm import LM
 
 pytestmark = pytest.mark.remote
 

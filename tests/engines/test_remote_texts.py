@@ -19,7 +19,7 @@ from weft import Branch, Loom, search
 from weft.constraints import Regex
 from weft.engines.remote.text_pieces import END, PieceTokenizer, pieces_of, spelled
 from weft.errors import ConfigError, EngineUnavailable, ForwardError, ModelMismatch, Unsupported
-from weft.lm import LM
+from weft.lm.lm import LM
 
 pytestmark = pytest.mark.remote
 

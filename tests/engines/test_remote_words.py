@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shallow import TINY
+from weft._core.sampling.params import SamplingParams
+from weft._core.tokens.tokenizer import Tokenizer
 from weft.constraints import GBNF, Choice, JsonSchema, Regex
 from weft.engines.generation import GenerationRequest
 from weft.engines.remote.address import Address
@@ -18,9 +20,7 @@ from weft.engines.remote.request_builder import RequestBuilder
 from weft.engines.remote.responses import Events, ProtocolError, read_deltas
 from weft.engines.remote.token_matching import TokenMatcher
 from weft.errors import ConfigError, ForwardError
-from weft.lm import LM
-from weft.sampling.params import SamplingParams
-from weft.tokens.tokenizer import Tokenizer
+from weft.lm.lm import LM
 
 ALL = ServerCapabilities(takes_ids=True, gives_ids=True, n=True, logprobs=True, raw=True, echo=True)
 

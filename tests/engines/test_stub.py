@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from weft._core.tokens.tokenizer import Tokenizer
 from weft.engines.base import EngineInfo
 from weft.engines.stub import StubEngine
 from weft.errors import ConfigError, ModelMismatch, Unsupported
-from weft.lm import LM
-from weft.tokens.tokenizer import Tokenizer
+from weft.lm.lm import LM
 
 
 @pytest.fixture(scope="module")

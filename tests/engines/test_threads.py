@@ -9,10 +9,10 @@ from collections.abc import Callable
 import pytest
 from threadpoolctl import threadpool_info
 
+from weft._core.system_resources import ThreadTimes
 from weft.engines import threads as threads_module
 from weft.engines.threads import AutoThreads, BlasThreads, CoreShare, ThreadTuner, TrialLoss
 from weft.errors import ConfigError
-from weft.share import ThreadTimes
 
 Machine = Callable[[int], float]  # seconds of a forward of one token, by threads
 

@@ -11,6 +11,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from families import N_VOCAB, build  # noqa: E402
+from weft._core.sampling.params import SamplingParams  # noqa: E402
+from weft._core.sampling.sampler import Chain, Sampler, draw_batch  # noqa: E402
 from weft.engines.base import Row  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
 from weft.engines.torch.recompute.engine import RecomputeEngine  # noqa: E402
@@ -18,8 +20,6 @@ from weft.engines.torch.sampling import check, drawer, filters  # noqa: E402
 from weft.engines.torch.sampling.drawer import TorchDraws, TorchSampler  # noqa: E402
 from weft.engines.torch.sampling.sampling_tensors import SamplingTensors  # noqa: E402
 from weft.errors import ForwardError, ModelLoadError  # noqa: E402
-from weft.sampling.params import SamplingParams  # noqa: E402
-from weft.sampling.sampler import Chain, Sampler, draw_batch  # noqa: E402
 
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")

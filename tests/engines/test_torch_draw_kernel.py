@@ -21,6 +21,8 @@ from drawing import (  # noqa: E402
     texts_of_many_rules,
 )
 from families import N_VOCAB, build  # noqa: E402
+from weft._core.sampling.params import SamplingParams  # noqa: E402
+from weft._core.sampling.sampler import BROKEN, NOTHING, Chain, DrawBatch, Sampler  # noqa: E402
 from weft.engines.base import KeptRow, Row  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
 from weft.engines.torch.paged import kernel  # noqa: E402
@@ -29,8 +31,6 @@ from weft.engines.torch.sampling import drawer as device_draws  # noqa: E402
 from weft.engines.torch.sampling import kernel as draw_kernel  # noqa: E402
 from weft.engines.torch.sampling.check import difference_of_draws  # noqa: E402
 from weft.engines.torch.sampling.drawer import TorchSampler  # noqa: E402
-from weft.sampling.params import SamplingParams  # noqa: E402
-from weft.sampling.sampler import BROKEN, NOTHING, Chain, DrawBatch, Sampler  # noqa: E402
 
 # The interpreter, or a card where there is one and TRITON_INTERPRET is not set.
 if not (kernel.is_interpreted() or torch.cuda.is_available()):

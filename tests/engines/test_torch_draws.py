@@ -16,10 +16,10 @@ from drawing import (
     random_sampler,
     texts_of_many_rules,
 )
+from weft._core.sampling import rng as reference
+from weft._core.sampling.params import PARAMETERS, SamplingParams
+from weft._core.sampling.sampler import BROKEN, NOTHING, Chain, DrawBatch, Sampler
 from weft.errors import ConfigError
-from weft.sampling import rng as reference
-from weft.sampling.params import PARAMETERS, SamplingParams
-from weft.sampling.sampler import BROKEN, NOTHING, Chain, DrawBatch, Sampler
 
 torch = pytest.importorskip("torch")
 

@@ -13,12 +13,12 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from families import FAMILIES, N_CTX, N_VOCAB, build, cases, plain_logits  # noqa: E402
+from weft._core.sampling import metrics  # noqa: E402
 from weft.engines import packing  # noqa: E402
 from weft.engines.base import Fragment, Row, ScoreSpan, Span  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
 from weft.engines.torch.model import cache_name  # noqa: E402
 from weft.errors import Unsupported  # noqa: E402
-from weft.sampling import metrics  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -191,7 +191,7 @@ def test_export_free_load_changes_nothing(bench: Bench) -> None:
 
 
 def test_scores_equal_log_softmax(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.sampling.metrics.SCORE_NUMBERS", 4 * N_VOCAB)
+    monkeypatch.setattr("weft._core.sampling.metrics.SCORE_NUMBERS", 4 * N_VOCAB)
     trunk = bench.node((), IDS[:6])
     targets = tuple(IDS[7:17])
     row = Row(trunk, IDS[6:16], 6, None, (), (ScoreSpan(0, targets, 3), ScoreSpan(9, (4,))))

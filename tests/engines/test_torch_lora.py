@@ -25,6 +25,9 @@ peft = pytest.importorskip("peft", reason="peft is not installed")
 from families import build  # noqa: E402
 from loopback_hub import Repo, point_at, serve  # noqa: E402
 from weft import AsyncLM, Branch, BranchStore, Heddle, Loom, load  # noqa: E402
+from weft._core.sampling.params import SamplingParams  # noqa: E402
+from weft._core.sampling.sampler import Sampler  # noqa: E402
+from weft._core.sched.work import Extend, Logits, Run  # noqa: E402
 from weft.errors import (  # noqa: E402
     ConfigError,
     ModelLoadError,
@@ -32,11 +35,8 @@ from weft.errors import (  # noqa: E402
     StaleHandle,
     Unsupported,
 )
-from weft.sampling.params import SamplingParams  # noqa: E402
-from weft.sampling.sampler import Sampler  # noqa: E402
-from weft.sched.work import Extend, Logits, Run  # noqa: E402
-from weft.store import sidecar  # noqa: E402
-from weft.store.head import LoomHead  # noqa: E402
+from weft.service.store import sidecar  # noqa: E402
+from weft.service.store.head import LoomHead  # noqa: E402
 
 IDS = [5, 17, 33, 8, 90, 41]
 TARGETS = {
@@ -92,7 +92,7 @@ def text():
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models
 
-    from weft.tokens.tokenizer import Tokenizer
+    from weft._core.tokens.tokenizer import Tokenizer
 
     backend = Backend(models.BPE({chr(40 + i): i for i in range(80)}, []))
     backend.decoder = decoders.ByteLevel()

@@ -13,9 +13,9 @@ pytest.importorskip("transformers")
 import weft  # noqa: E402
 from families import build  # noqa: E402
 from shallow import shallow  # noqa: E402
+from weft._core.tokens.tokenizer import Tokenizer  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
 from weft.errors import ModelMismatch  # noqa: E402
-from weft.tokens.tokenizer import Tokenizer  # noqa: E402
 
 pytestmark = pytest.mark.torch
 IDS = [(i * i * 5 + 11 * i + 3) % 117 + 3 for i in range(30)]

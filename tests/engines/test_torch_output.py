@@ -14,9 +14,9 @@ torch = pytest.importorskip("torch")
 
 import weft  # noqa: E402
 from shallow import shallow  # noqa: E402
+from weft._core.sampling.metrics import log_softmax  # noqa: E402
 from weft.engines.torch.output import TorchOutput, TorchRows, _Made  # noqa: E402
 from weft.errors import ForwardError  # noqa: E402
-from weft.sampling.metrics import log_softmax  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

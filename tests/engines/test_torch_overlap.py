@@ -21,6 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 import weft  # noqa: E402
 from families import build  # noqa: E402
 from shallow import shallow  # noqa: E402
+from weft._core.sampling.params import SamplingParams  # noqa: E402
+from weft._core.sampling.rng import stream_of  # noqa: E402
+from weft._core.sampling.sampler import Chain, DrawBatch, Sampler  # noqa: E402
 from weft.engines.base import FutureTokens, Row, Span  # noqa: E402
 from weft.engines.torch import TorchEngine, weight_layout  # noqa: E402
 from weft.engines.torch.engine import open_model  # noqa: E402
@@ -29,9 +32,6 @@ from weft.engines.torch.sampling import drawer  # noqa: E402
 from weft.engines.torch.sampling import kernel as draw_kernel  # noqa: E402
 from weft.engines.torch.sampling.drawer import TorchDraws, TorchSampler  # noqa: E402
 from weft.errors import ContextOverflow  # noqa: E402
-from weft.sampling.params import SamplingParams  # noqa: E402
-from weft.sampling.rng import stream_of  # noqa: E402
-from weft.sampling.sampler import Chain, DrawBatch, Sampler  # noqa: E402
 
 if not (kernel.is_interpreted() or torch.cuda.is_available()):
     pytest.skip("triton has neither its interpreter nor a card", allow_module_level=True)

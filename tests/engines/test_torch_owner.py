@@ -22,9 +22,9 @@ import weft  # noqa: E402
 from families import build, plain_logits  # noqa: E402
 from shallow import shallow  # noqa: E402
 from weft import AsyncLM  # noqa: E402
+from weft._core.tokens.tokenizer import Tokenizer  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
 from weft.errors import ForwardError, StaleHandle, Unsupported  # noqa: E402
-from weft.tokens.tokenizer import Tokenizer  # noqa: E402
 
 pytestmark = pytest.mark.torch
 IDS = [(i * i * 5 + 11 * i + 3) % 117 + 3 for i in range(30)]

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weft.sampling.params import SamplingParams
-from weft.sampling.rng import stream_of
-from weft.sampling.sampler import BROKEN, Chain, DrawBatch, Passes, Sampler
+from weft._core.sampling.params import SamplingParams
+from weft._core.sampling.rng import stream_of
+from weft._core.sampling.sampler import BROKEN, Chain, DrawBatch, Passes, Sampler
 
 torch = pytest.importorskip("torch")
 

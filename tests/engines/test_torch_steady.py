@@ -21,14 +21,14 @@ from transformers import AttentionMaskInterface  # noqa: E402
 from families import FAMILIES, build  # noqa: E402
 from shallow import shallow  # noqa: E402
 from weft import LM, Loom  # noqa: E402
+from weft._core.sampling.sampler import DrawResult  # noqa: E402
+from weft._core.tokens.tokenizer import Tokenizer  # noqa: E402
 from weft.constraints import Regex  # noqa: E402
 from weft.engines.base import FutureTokens, HostDraws, Row, Span  # noqa: E402
 from weft.engines.torch import TorchEngine, input_tensors  # noqa: E402
 from weft.engines.torch.attention_hook import NAME, no_mask  # noqa: E402
 from weft.engines.torch.input_tensors import CachedTensor, IncrementingTensor, InputIds  # noqa: E402
 from weft.errors import ConfigError, ContextOverflow  # noqa: E402
-from weft.sampling.sampler import DrawResult  # noqa: E402
-from weft.tokens.tokenizer import Tokenizer  # noqa: E402
 
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")

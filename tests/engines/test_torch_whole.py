@@ -20,6 +20,7 @@ pytest.importorskip("transformers")
 
 from families import N_VOCAB, WHOLE_FAMILIES, build, cases, plain_logits  # noqa: E402
 from weft import LM, AsyncLM, Branch, BranchStore, Loom, load, search  # noqa: E402
+from weft._core.sampling import metrics  # noqa: E402
 from weft.constraints import Regex  # noqa: E402
 from weft.engines.base import Fragment, Row, ScoreSpan  # noqa: E402
 from weft.engines.full_sequences import calls  # noqa: E402
@@ -32,7 +33,6 @@ from weft.errors import (  # noqa: E402
     ModelLoadError,
     Unsupported,
 )
-from weft.sampling import metrics  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -95,7 +95,7 @@ def test_logits_depend_on_no_companion_and_no_order(pair: Any) -> None:
 
 def test_scores_equal_log_softmax(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, engine = pair
-    monkeypatch.setattr("weft.sampling.metrics.SCORE_NUMBERS", 4 * N_VOCAB)
+    monkeypatch.setattr("weft._core.sampling.metrics.SCORE_NUMBERS", 4 * N_VOCAB)
     spans = (ScoreSpan(5, tuple(IDS[6:16]), 3), ScoreSpan(14, (4,)))
     output = engine.forward([whole(IDS[:9]), whole(IDS[:16], scores=spans)])
     long, single = output.scores()[1]

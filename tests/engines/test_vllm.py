@@ -22,6 +22,8 @@ from safetensors.numpy import save_file  # noqa: E402
 
 import weft  # noqa: E402
 from weft import AsyncLM, Branch, Loom  # noqa: E402
+from weft._core.sampling.metrics import log_softmax  # noqa: E402
+from weft._core.sampling.params import SamplingParams  # noqa: E402
 from weft.constraints import GBNF, Allow, Choice, Lark, Lazy, Regex  # noqa: E402
 from weft.engines.base import Row, ScoreSpan  # noqa: E402
 from weft.engines.generation import GenerationEvent, GenerationRequest  # noqa: E402
@@ -38,9 +40,7 @@ from weft.errors import (  # noqa: E402
     StaleHandle,
     Unsupported,
 )
-from weft.lm import LM  # noqa: E402
-from weft.sampling.metrics import log_softmax  # noqa: E402
-from weft.sampling.params import SamplingParams  # noqa: E402
+from weft.lm.lm import LM  # noqa: E402
 
 SMALL = {"kv_cache_memory_bytes": 256 << 20, "max_num_seqs": 64}
 TINY = Path(str(weft.__file__)).parent / "data" / "tiny"

@@ -10,10 +10,10 @@ import pytest
 
 from fakes import OwnLoopFake
 from shallow import shallow
+from weft._core.tokens.tokenizer import Tokenizer
 from weft.engines.numpy import NumpyEngine
-from weft.lm import LM
+from weft.lm.lm import LM
 from weft.loom import Loom
-from weft.tokens.tokenizer import Tokenizer
 from weft.viz.outline import facts
 
 

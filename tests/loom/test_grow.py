@@ -12,8 +12,8 @@ import pytest
 
 import weft
 from weft import Heddle, Loom, samples
+from weft._core.sched.work import Run
 from weft.errors import ConfigError, ContextOverflow, ForwardError, KVFull, Terminal
-from weft.sched.work import Run
 
 
 def texts(nodes: list[Heddle]) -> list[str]:
@@ -385,8 +385,8 @@ def test_what_users_type_is_no_special_token(lm: weft.LM, loom: Loom) -> None:
 
 def test_run_items_carry_only_what_they_need(loom: Loom) -> None:
     """Without stop strings and stream there is no sink: the host does nothing per token."""
+    from weft._core.sampling.params import SamplingParams
     from weft.loom.grow import plan, seeded
-    from weft.sampling.params import SamplingParams
 
     growth = plan([loom], seeded(SamplingParams(n=2)), force=False, streamed=False)
     assert all(isinstance(run, Run) and run.sink is None for run in growth._runs)

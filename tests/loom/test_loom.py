@@ -11,8 +11,8 @@ import pytest
 
 import weft
 from weft import Heddle, Loom, samples
+from weft._core.tokens.tokenizer import Tokenizer
 from weft.errors import ConfigError, ContextOverflow, StaleHandle
-from weft.tokens.tokenizer import Tokenizer
 
 
 def test_a_text_prompt_goes_through_the_chat_template_once(lm: weft.LM) -> None:
@@ -200,9 +200,9 @@ def test_a_begin_token_that_a_text_says_is_no_second_one() -> None:
     """Tokenizers that put one in front, as Llama's, are asked for texts that have it."""
     from tokenizers import AddedToken, processors
 
-    from tokens.builders import byte_level
+    from core.tokens.builders import byte_level
+    from weft._core.tokens.tokenizer import Tokenizer
     from weft.loom import loom as prompt
-    from weft.tokens.tokenizer import Tokenizer
 
     backend = byte_level()
     backend.add_special_tokens([AddedToken("<s>", special=True, normalized=False)])

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 import weft
+from core.tokens import builders
 from shallow import shallow
-from tokens import builders
 from weft import Branch, Loom
+from weft._core.sampling.params import SamplingParams
+from weft._core.tokens.tokenizer import Tokenizer
 from weft.constraints import (
     GBNF,
     Allow,
@@ -27,9 +29,7 @@ from weft.constraints import (
 from weft.constraints.grammar import Grammar, Prefixed
 from weft.constraints.lines import EachLine, after
 from weft.errors import ConfigError, FormatError, PromptWarning
-from weft.lm import LM
-from weft.sampling.params import SamplingParams
-from weft.tokens.tokenizer import Tokenizer
+from weft.lm.lm import LM
 
 CHAT = "{{ bos_token }}{% for m in messages %}User: {{ m.content }}\nAnswer: {% endfor %}"
 HELLO = Choice(["hello there", "hi"])

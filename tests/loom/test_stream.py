@@ -13,9 +13,9 @@ import pytest
 
 import weft
 from weft import Heddle, Loom, samples
+from weft._core.sampling.params import SamplingParams
 from weft.engines.base import Output, Row
 from weft.loom import grow
-from weft.sampling.params import SamplingParams
 
 
 def collect(loom: Loom, **options: object) -> tuple[dict[int, list[int]], dict[int, str]]:

@@ -26,7 +26,7 @@ CITY = {
 @pytest.fixture(scope="module")
 def client() -> Iterator[Any]:
     from serving import serving
-    from weft.server import ServerConfig
+    from weft.service.server import ServerConfig
 
     config = ServerConfig(port=0, models=(str(real_model(SMOLLM2_FOLDER)),))
     with (

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from browsing import Desk, Gate, watched
 from serving import Served, serving
-from weft.server import ServerConfig, models
+from weft.service.server import ServerConfig, models
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

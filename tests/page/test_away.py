@@ -12,7 +12,7 @@ import pytest
 import ports
 from browsing import Desk, Gate, assert_accessible, expect, watched
 from serving import Served, serving
-from weft.server import ServerConfig
+from weft.service.server import ServerConfig
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -11,8 +11,8 @@ import pytest
 
 from browsing import Desk, assert_accessible, expect, watched
 from serving import KEY, serving
-from weft.server import ServerConfig
-from weft.server.config import ServerLimits
+from weft.service.server import ServerConfig
+from weft.service.server.config import ServerLimits
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

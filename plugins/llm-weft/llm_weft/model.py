@@ -15,7 +15,7 @@ from .talk import Speaker, Turn
 
 if TYPE_CHECKING:
     from weft import Heddle
-    from weft.results import Delta
+    from weft.lm.results import Delta
 
 # Options that are not for the draw of tokens.
 _OWN = frozenset({"logprobs", "raw", "keep_kv"})
@@ -177,7 +177,7 @@ def _told() -> Iterator[None]:
 
 def _logprobs(answer: Heddle, n_top: int) -> list[dict[str, Any]]:
     """Return the answer's tokens with their logprobs; n_top: alternatives of each, raw."""
-    from weft.files import json_number
+    from weft._core.atomic_files import json_number
     from weft.viz.tokens import look
 
     assert answer.lm is not None

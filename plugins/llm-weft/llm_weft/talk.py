@@ -109,7 +109,7 @@ class Speaker:
         while len(self._tips) > _TALKS:
             self._tips.popitem(last=False)
         if keep_kv:
-            from weft import interchange
+            from weft.service import interchange
 
             answer.meta[_SAID] = said
             file = self._file(turn.key)

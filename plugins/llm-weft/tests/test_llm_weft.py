@@ -243,7 +243,7 @@ def test_an_option_is_honoured_or_refused_but_never_left_out() -> None:
     """Each option of the draw is one of Weft's own, by its own name."""
     from llm_weft.model import _OWN, WeftOptions
 
-    from weft.sampling.params import PARAMETERS
+    from weft._core.sampling.params import PARAMETERS
 
     ours = set(WeftOptions.model_fields) - _OWN
     assert ours <= set(PARAMETERS)

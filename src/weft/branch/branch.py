@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import whole_number
+from .._core.nopickle import Uncopied
+from .._core.remedies import OF_BRANCH, Listed, remedied
+from .._core.sampling.metrics import entropy, surprisal
+from .._core.sampling.params import SamplingParams
+from .._core.sampling.rng import fresh_seed, stream_of
+from .._core.sched.driver import deferred_interrupt
+from .._core.sched.rows import LogitsRow
+from .._core.validation import whole_number
 from ..constraints.base import n_words
 from ..errors import ConfigError, GrammarError, HasChildren
-from ..remedies import OF_BRANCH, Listed, remedied
-from ..sampling.metrics import entropy, surprisal
-from ..sampling.params import SamplingParams
-from ..sampling.rng import fresh_seed, stream_of
-from ..sched.driver import deferred_interrupt
-from ..sched.rows import LogitsRow
-from ..uncopied import Uncopied
 from .calls import CommitCall, PrefillCall, ReadCall, arun, checked_pairs, run
 from .state import (
     Base,
@@ -35,7 +35,7 @@ from .state import (
 )
 
 if TYPE_CHECKING:
-    from ..lm import LM
+    from ..lm.lm import LM
 
 NOT_HERE = {
     "n": "fork() makes another branch",

@@ -8,21 +8,21 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from .._core.sched import work
+from .._core.sched.driver import deferred_interrupt
+from .._core.sched.work import Extend, Item, Logits, Scores
 from ..constraints.lines import can_begin_after
 from ..errors import ConfigError
-from ..sched import work
-from ..sched.driver import deferred_interrupt
-from ..sched.work import Extend, Item, Logits, Scores
 from .state import Accepted, LiveBranches
 
 if TYPE_CHECKING:
+    from .._core.sampling.sampler import Sampler
+    from .._core.sched.jobs import Committed
+    from .._core.sched.lines import Line
+    from .._core.sched.rows import LogitsRow
+    from .._core.sched.work import Want
     from ..engines.base import Score
-    from ..lm import LM
-    from ..sampling.sampler import Sampler
-    from ..sched.jobs import Committed
-    from ..sched.lines import Line
-    from ..sched.rows import LogitsRow
-    from ..sched.work import Want
+    from ..lm.lm import LM
     from .branch import Branch
 
 Pairs = Sequence[tuple["Branch", Any]]

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from os.path import commonprefix
 from typing import TYPE_CHECKING
 
-from ..checks import whole_number
+from .._core.sched.work import Extend, Logits, Ticket
+from .._core.validation import whole_number
 from ..errors import ConfigError
-from ..sched.work import Extend, Logits, Ticket
 
 if TYPE_CHECKING:
-    from ..lm import LM
+    from ..lm.lm import LM
 
 QUESTION = (
     "Query: {query}\n\nDocument: {document}\n\n"

@@ -8,7 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import files
+from .._core import atomic_files
+from .._core.atomic_files import field, number, shown, whole
+from .._core.sampling.params import SamplingParams
+from .._core.sampling.rng import stream_of
+from .._core.sched.rows import LogitsRow
 from ..errors import (
     ConfigError,
     ConstraintError,
@@ -17,16 +21,12 @@ from ..errors import (
     ModelMismatch,
     StoreError,
 )
-from ..files import field, number, shown, whole
-from ..sampling.params import SamplingParams
-from ..sampling.rng import stream_of
-from ..sched.rows import LogitsRow
 from .state import Accepted, chain
 
 _log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
-    from ..lm import LM
+    from ..lm.lm import LM
     from .branch import Branch
 
 FORMAT, VERSION = "weft-branch", 1
@@ -51,7 +51,7 @@ def save(branch: Branch, path: str | Path | None) -> dict[str, Any]:
         "adapter": adapter,
     }
     if path is not None:
-        files.write(path, json.dumps(data))
+        atomic_files.write(path, json.dumps(data))
     return data
 
 
@@ -59,8 +59,10 @@ def load(kind: type[Branch], lm: LM, source: Mapping[str, Any] | str | Path) -> 
     """Return a branch from data or a file; see `Branch.load`."""
     if isinstance(source, Mapping):
         return _loaded(kind, lm, source)
-    data = files.read_json(source, FormatError, "no saved branch, or is broken", unread=StoreError)
-    with files.named(source):
+    data = atomic_files.read_json(
+        source, FormatError, "no saved branch, or is broken", unread=StoreError
+    )
+    with atomic_files.named(source):
         return _loaded(kind, lm, data)
 
 
@@ -80,7 +82,7 @@ def _loaded(kind: type[Branch], lm: LM, data: object) -> Branch:
         return _made(kind, lm, data)
     except ContextOverflow:  # nothing is wrong with the file
         raise
-    except (ConfigError, ConstraintError, *files.FAULTS) as error:
+    except (ConfigError, ConstraintError, *atomic_files.FAULTS) as error:
         raise FormatError(f"{WHAT} is broken: {error}") from error
 
 

@@ -10,7 +10,7 @@ from ..errors import ConfigError
 from .branch import Branch
 
 if TYPE_CHECKING:
-    from ..lm import LM
+    from ..lm.lm import LM
 
 Message = Mapping[str, Any]
 

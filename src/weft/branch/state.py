@@ -16,19 +16,19 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import as_index
+from .._core.kv.place import Place
+from .._core.sampling.metrics import surprisal
+from .._core.sampling.params import SamplingParams
+from .._core.sampling.rng import stream_of
+from .._core.sampling.sampler import BROKEN, Sampler, draw_rows
+from .._core.sched.driver import deferred_interrupt
+from .._core.sched.rows import LogitsRow
+from .._core.validation import as_index
 from ..errors import ConfigError, ConstraintError, DeadEnd, ForwardError, StaleHandle, WeftError
-from ..kv.place import Place
-from ..lm import LM, Adapters
-from ..sampling.metrics import surprisal
-from ..sampling.params import SamplingParams
-from ..sampling.rng import stream_of
-from ..sampling.sampler import BROKEN, Sampler, draw_rows
-from ..sched.driver import deferred_interrupt
-from ..sched.rows import LogitsRow
+from ..lm.lm import LM, Adapters
 
 if TYPE_CHECKING:
-    from ..sched.lines import Line
+    from .._core.sched.lines import Line
     from .branch import Branch
 
 Floats = NDArray[np.float32]

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..checks import number
+from .._core.remedies import Listed, remedied
+from .._core.validation import number
 from ..errors import ConfigError
-from ..remedies import Listed, remedied
 from .branch import Branch
 from .calls import CommitCall, PrefillCall, ReadCall, arun, checked_pairs, run
 from .state import LiveBranches, Pressure, Produced, draw
 
 if TYPE_CHECKING:
-    from ..lm import LM
+    from ..lm.lm import LM
 
 
 @remedied({}, camel_case=True)

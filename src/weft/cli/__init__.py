@@ -11,7 +11,7 @@ def main() -> None:
     fill_closed_streams()
     try:
         # Ctrl-C may come while the modules are read.
-        from ..share import wait_variables
+        from .._core.system_resources import wait_variables
         from ..viz.out import Out, soften
 
         os.environ.update(wait_variables())  # before any library with OpenMP is imported
@@ -31,7 +31,7 @@ def main() -> None:
         sys.exit(130)
     except OSError as error:
         # Models and looms have errors of their own: what is left is a full disk below stdout.
-        from ..outcomes import FAILURE
+        from .._core.error_mapping import FAILURE
         from .failures import asked_for_json, forget_stdout, write
 
         forget_stdout()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ConfigError, WeftError
-from ..interchange.said import said_at
+from ..service.interchange.said import said_at
 from ..viz.lanes import BETWEEN, Plain, Silent
 from ..viz.out import Out
 from . import advice, options

@@ -18,7 +18,7 @@ from .failures import guarded
 from .model import TINY, load_model
 
 if TYPE_CHECKING:
-    from ..lm import LM
+    from ..lm.lm import LM
     from ..loom import Heddle, Loom
 
 OPENING = "I will solve this problem step by step and be mindful of mistakes.\n"
@@ -46,7 +46,7 @@ def demo(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
         problem, game = word_problem(out, lm), game_of_24(out, lm)
         seconds = time.perf_counter() - began
         if as_json:
-            from ..store.wire import stats_object
+            from ..service.store.wire import stats_object
 
             stats = stats_object(lm.stats())
             told = {"model": TINY, "word_problem": problem, "game_of_24": game}
@@ -66,7 +66,7 @@ def word_problem(out: Out, lm: LM) -> dict[str, Any]:
     """Solve the word problem 8 times, have each solution looked at again twice, and vote."""
     from .. import samples
     from ..loom import Loom
-    from ..store.wire import vote_objects
+    from ..service.store.wire import vote_objects
 
     out.line()
     out.line(("1  A word problem", "bold"), " · 8 branches, each looked at again twice, a vote")
@@ -137,7 +137,7 @@ def game_of_24(out: Out, lm: LM) -> dict[str, Any]:
     from .. import samples
     from ..loom import Loom
     from ..search import tot
-    from ..store.wire import scored_path
+    from ..service.store.wire import scored_path
 
     out.line()
     out.line(

@@ -19,10 +19,10 @@ from ..viz.out import Out
 from .kept import Kept
 
 if TYPE_CHECKING:
+    from ..lm.stats import Stats
     from ..search import Level, SearchResult
     from ..search.strategies import Strategy
-    from ..stats import Stats
-    from ..store import Hit, LoomRow
+    from ..service.store import Hit, LoomRow
 
 
 class Brought(NamedTuple):
@@ -221,15 +221,15 @@ def desk() -> LoomDesk:
 
     if os.environ.get("WEFT_HOST") or os.environ.get("WEFT_PORT"):
         return _there()
-    from ..api.address import address
-    from ..api.proof import is_ours
+    from ..service.api.address import address
+    from ..service.api.proof import is_ours
 
     at = address()
     return _there(at.url, DeskHere()) if is_ours(at) else DeskHere()
 
 
 def _there(url: str | None = None, here: LoomDesk | None = None) -> LoomDesk:
-    from ..client import Client
+    from ..service.client import Client
     from .there import DeskThere
 
     # A server that was found and not named gets no key: whoever answers there need not know it.
@@ -267,7 +267,7 @@ def with_model(name: str | None, model: str | None, engine: str, kv_budget: str)
 
 def refuse_texts(row: LoomRow) -> None:
     """Raise ConfigError for a loom of texts that are no tokens of any model."""
-    from ..doors import NO_MODEL
+    from .._core.doors import NO_MODEL
 
     if row.model == NO_MODEL.name:
         raise ConfigError(

@@ -14,10 +14,10 @@ import typer
 from rich.cells import cell_len
 
 from .. import DISTRIBUTION, __version__, samples
+from .._core.error_mapping import UNAVAILABLE
+from .._core.system_resources import usable_cores
 from ..engines.hub import SMOLLM2, SMOLLM2_COMMAND, smollm2_file
 from ..errors import ConfigError, EngineError, ModelLoadError, WeftError
-from ..outcomes import UNAVAILABLE
-from ..share import usable_cores
 from ..viz.out import Out, write_object
 from ..viz.outline import counted
 from . import advice, engines, options, screen
@@ -26,7 +26,7 @@ from .failures import guarded
 from .model import TINY, load_model
 
 if TYPE_CHECKING:
-    from ..lm import LM
+    from ..lm.lm import LM
 
 VARIABLES = (
     "WEFT_HOME",
@@ -261,7 +261,7 @@ def models(
         rows = [model_object(each) for each in found]
         write_object({"cache": screen.cache_folder(), "models": rows})
         return
-    from ..stats import format_bytes
+    from ..lm.stats import format_bytes
 
     out = Out.of(sys.stdout)
     width = max(cell_len(each.name) for each in found)

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import ConfigError, EngineError, ModelMismatch, StoreError
-from ..interchange.exporters import EXPORTERS, exporter_of, scope_of
-from ..interchange.scope import Scope
+from ..service.interchange.exporters import EXPORTERS, exporter_of, scope_of
+from ..service.interchange.scope import Scope
 from ..viz.out import Out, write_object
 from ..viz.outline import counted
 from . import advice, options
@@ -119,7 +119,7 @@ def _options(format: str, *, color: Tint | None, top: int, by: str | None) -> di
         return {"tint": _TINTS[color or Tint.PROB], "top": top}
     if by is None:
         return {}
-    from ..interchange.pairs import ranking
+    from ..service.interchange.pairs import ranking
 
     ranking(by, lambda node: None)  # refused before a loom is opened
     return {"by": by}

@@ -14,8 +14,8 @@ from typing import Any, ParamSpec, TextIO
 import typer
 
 from .. import errors
+from .._core.error_mapping import FAILURE, INTERRUPTED, MEMORY, USAGE, outcome_of
 from ..errors import ConfigError, PromptWarning
-from ..outcomes import FAILURE, INTERRUPTED, MEMORY, USAGE, outcome_of
 from ..viz.out import Out, visible, write_object
 
 Args = ParamSpec("Args")

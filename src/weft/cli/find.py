@@ -15,7 +15,7 @@ from .desk import desk
 from .failures import guarded
 
 if TYPE_CHECKING:
-    from ..store import Hit
+    from ..service.store import Hit
 
 
 @guarded

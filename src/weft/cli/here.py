@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, ModelLoadError, ModelMismatch, StoreError
-from ..interchange.said import SAID
+from ..service.interchange.said import SAID
 from ..viz.out import Out
 from ..viz.outline import counted
 from .desk import Brought, LoomDesk, refuse_texts
@@ -22,15 +22,15 @@ from .spoken import Spoken
 from .terminal import terminal
 
 if TYPE_CHECKING:
-    from ..lm import LM
+    from .._core.tokens.tokenizer import Tokenizer
+    from ..lm.lm import LM
+    from ..lm.results import Delta, Distribution
+    from ..lm.stats import Stats
     from ..loom import Heddle, Loom
-    from ..results import Delta, Distribution
     from ..search import Level, SearchResult
     from ..search.core import Grow, OwnLoop, Work
     from ..search.strategies import Strategy
-    from ..stats import Stats
-    from ..store import Change, Hit, KeptLoom, Library, LoomRow
-    from ..tokens.tokenizer import Tokenizer
+    from ..service.store import Change, Hit, KeptLoom, Library, LoomRow
 
 _log = logging.getLogger(__name__)
 _SHOWN = 300  # characters of a prompt's beginning, and of its end, that -v shows
@@ -42,7 +42,7 @@ class DeskHere(LoomDesk):
     @cached_property
     def library(self) -> Library:
         """The library, opened when it is first needed."""
-        from ..store import Library
+        from ..service.store import Library
 
         return Library()
 
@@ -132,7 +132,7 @@ class DeskHere(LoomDesk):
         self, file: Path, *, format: str, name: str | None, model: str | None, engine: str
     ) -> Brought:
         """Keep the looms of a file. model: make its texts tokens of this one."""
-        from ..interchange import read
+        from ..service.interchange import read
 
         with ExitStack() as stack:
             lm = None
@@ -305,8 +305,8 @@ class KeptHere(Kept):
 
     def grow(self, node: Heddle, n: int, sampling: dict[str, Any], *, force: bool) -> Sprouts:
         """Begin to grow n branches at a node; what has come is kept while more comes."""
+        from .._core.sampling.params import SamplingParams
         from ..loom.grow import deltas, plan, refuse_terminal
-        from ..sampling.params import SamplingParams
 
         lm = self._lm
         params = SamplingParams.resolve({**sampling, "n": n}, node.default_sampling)
@@ -338,7 +338,7 @@ class KeptHere(Kept):
         self, news: Generator[Delta, None, object], begun: Iterable[Heddle] = ()
     ) -> Generator[Delta, None, None]:
         """begun: branches that have their numbers already, if they are kept at all."""
-        from ..store.following import Follower
+        from ..service.store.following import Follower
 
         if self.held is None or self._is_put_off:
             yield from news
@@ -433,7 +433,7 @@ class KeptHere(Kept):
         self, node: Heddle, path: Path, format: str, scope: str, *, kv: bool, **options: Any
     ) -> None:
         """Write a part of the loom to a file."""
-        from ..interchange import EXPORTERS, write
+        from ..service.interchange import EXPORTERS, write
 
         if format == "markdown":
             options["name"] = self.name
@@ -523,7 +523,7 @@ class KeptHere(Kept):
 
     def _begin_grown(self) -> None:
         """Keep the prompt, and what has grown as an operation of its own: undo takes it back."""
-        from ..sched.driver import deferred_interrupt
+        from .._core.sched.driver import deferred_interrupt
 
         loom = self.loom
         grown, meta = list(loom.children), loom.meta

@@ -13,8 +13,8 @@ from ..errors import ConfigError, StoreError, TreeError
 from ..viz.out import Out
 
 if TYPE_CHECKING:
+    from ..lm.results import Delta, Distribution
     from ..loom import Heddle, Loom
-    from ..results import Delta, Distribution
     from .desk import Grower
 
 

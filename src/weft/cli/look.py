@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..checks import whole_number
+from .._core.validation import whole_number
 from ..errors import ConfigError
-from ..interchange.said import said_at, written
+from ..service.interchange.said import said_at, written
 from ..viz.out import Out, write_object
 from ..viz.outline import counted
 from ..viz.text import Picture, called, legend, show_distribution, tinted
@@ -21,8 +21,8 @@ from .failures import guarded
 from .options import Tint
 
 if TYPE_CHECKING:
+    from ..lm.results import Distribution
     from ..loom import Heddle
-    from ..results import Distribution
     from .kept import Kept
 
 
@@ -50,7 +50,7 @@ def show_loom(kept: Kept, top: int, *, as_json: bool) -> None:
     """Draw a loom, or write it as an object."""
     top = whole_number("--top", top, 0)
     if as_json:
-        from ..store.wire import tree_object
+        from ..service.store.wire import tree_object
 
         write_object(tree_object(kept.loom, kept.name, kept.model, kept.at, kept.numbers()))
         kept.try_note()
@@ -114,7 +114,7 @@ def read_node(kept: Kept, node: str | None, color: Tint | None, *, as_json: bool
     """Write a path, or an object of it; the reader stands at its end."""
     at = kept.at = kept.node(node)
     if as_json:
-        from ..store.wire import path_object
+        from ..service.store.wire import path_object
 
         write_object(path_object(at, kept.name, written(at.path[1:]), kept.numbers()))
     else:
@@ -216,7 +216,7 @@ def next_(
         at = kept.at = kept.node(node)
         found = kept.next(at, top)
         if as_json:
-            from ..store.wire import next_object
+            from ..service.store.wire import next_object
 
             write_object(next_object(at, kept.name, found, kept.numbers(), kept.grower.stats()))
             kept.try_note()

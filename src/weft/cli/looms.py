@@ -20,7 +20,7 @@ from .failures import guarded
 from .options import complete_looms_and_nodes
 
 if TYPE_CHECKING:
-    from ..store import LoomRow
+    from ..service.store import LoomRow
 
 
 @guarded

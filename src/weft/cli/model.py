@@ -15,7 +15,7 @@ from ..errors import ConfigError, ModelLoadError
 from ..viz.out import Out
 
 if TYPE_CHECKING:
-    from ..lm import LM
+    from ..lm.lm import LM
 
 TINY = "tiny"
 _QUIET_S = 10.0  # between two plain lines of progress

@@ -13,9 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
-from .. import files
+from .._core import atomic_files
+from .._core.sampling.params import NAMES, PARAMETERS, TEMPERATURE
 from ..errors import ConfigError, GrammarError, WeftError
-from ..sampling.params import NAMES, PARAMETERS, TEMPERATURE
 from ..viz.out import Out, visible
 from ..viz.text import called
 from ..viz.tint import ENTROPY, PROBABILITY, Ramp
@@ -353,9 +353,11 @@ def constraint(schema: Path | None) -> dict[str, Any]:
         return {}
     from ..constraints import JsonSchema
 
-    given = files.read_json(schema, ConfigError, "no JSON schema")
+    given = atomic_files.read_json(schema, ConfigError, "no JSON schema")
     if not isinstance(given, dict | bool):
-        raise GrammarError(f"{schema} holds {files.shown(given)}; a JSON schema is an object")
+        raise GrammarError(
+            f"{schema} holds {atomic_files.shown(given)}; a JSON schema is an object"
+        )
     try:
         made = JsonSchema(given)
         made.checked()

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .. import samples
+from .._core.error_mapping import INTERRUPTED
 from ..errors import ConfigError, EngineError, Terminal, WeftError
-from ..outcomes import INTERRUPTED
 from ..viz.lanes import Printer, Silent
 from ..viz.out import Out, write_object
 from . import advice, options
@@ -270,7 +270,7 @@ def grown(out: Out, kept: Kept, node: Heddle, wish: Wish) -> tuple[list[Heddle],
 
 def write_growth(kept: Kept, made: list[Heddle], *, is_kept: bool, **more: Any) -> None:
     """Write what was grown as an object, after `more`."""
-    from ..store.wire import growth_object
+    from ..service.store.wire import growth_object
 
     name, numbers = (kept.name, kept.numbers()) if is_kept else (None, None)
     told = growth_object(

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ..api.address import address
 from ..errors import ConfigError
+from ..service.api.address import address
 from ..viz.out import Out
 from . import options
 from .browser import has_screen, show
@@ -159,10 +159,10 @@ def serve(
     It runs until Ctrl-C. Options that are not listed here are the engine's, as in
     weft serve ./folder --engine vllm --tensor-parallel-size 2
     """
-    from ..checks import whole_number
+    from .._core.validation import whole_number
     from ..loading import display_name, parse_bytes
-    from ..server.config import ServerConfig, ServerLimits
-    from ..server.run import serve as serve_forever
+    from ..service.server.config import ServerConfig, ServerLimits
+    from ..service.server.run import serve as serve_forever
 
     if model.startswith("--"):  # an option of the engine's, where no model is named
         context.args.insert(0, model)

@@ -13,9 +13,9 @@ from rich.console import Group
 from rich.live import Live
 
 from .. import samples
-from ..checks import whole_number
+from .._core.error_mapping import INTERRUPTED
+from .._core.validation import whole_number
 from ..errors import ConfigError, FormatError, Unsupported
-from ..outcomes import INTERRUPTED
 from ..search.strategies import (
     DEFAULT,
     FOR_TASKS,
@@ -147,7 +147,7 @@ def solve(
         kept.at = result.best
         is_kept = kept.try_save()
         if as_json:
-            from ..store.wire import search_object
+            from ..service.store.wire import search_object
 
             name, answer = kept.name if is_kept else None, answer_of(result)
             told = search_object(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..interchange.said import said_at
 from ..loom import Heddle
+from ..service.interchange.said import said_at
 
 
 class Spoken(Heddle):

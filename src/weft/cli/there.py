@@ -10,10 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..api.jobs import JobReply, TokenUsage
-from ..api.nodes import NodeObject
-from ..api.sampling import SamplingFields
-from ..client.call import ApiCall
+from .._core.atomic_files import number, read, write
 from ..errors import (
     ConfigError,
     FormatError,
@@ -23,8 +20,11 @@ from ..errors import (
     Unsupported,
     WeftError,
 )
-from ..files import number, read, write
-from ..store.facts import LoomRow
+from ..service.api.jobs import JobReply, TokenUsage
+from ..service.api.nodes import NodeObject
+from ..service.api.sampling import SamplingFields
+from ..service.client.call import ApiCall
+from ..service.store.facts import LoomRow
 from ..viz.outline import counted
 from .desk import Brought, LoomDesk, refuse_texts
 from .kept import Kept, Sprouts, Turned, refuse_special
@@ -33,15 +33,15 @@ from .spoken import Spoken
 from .terminal import terminal
 
 if TYPE_CHECKING:
-    from ..api.looms import LoomObject
-    from ..api.models import ModelObject
-    from ..client import Client
+    from ..lm.results import Delta, Distribution
+    from ..lm.stats import Stats
     from ..loom import Heddle, Loom
-    from ..results import Delta, Distribution
     from ..search import Level, SearchResult
     from ..search.strategies import Strategy
-    from ..stats import Stats
-    from ..store import Hit
+    from ..service.api.looms import LoomObject
+    from ..service.api.models import ModelObject
+    from ..service.client import Client
+    from ..service.store import Hit
     from .desk import Grower
 
 _PAGE = 1000
@@ -196,7 +196,7 @@ class DeskThere(LoomDesk):
 
     def find(self, words: str, loom: str | None, limit: int) -> list[Hit]:
         """Return the nodes that have these words."""
-        from ..store import Hit
+        from ..service.store import Hit
 
         found = self.client.find(words, loom=loom, limit=limit).data
         return [
@@ -234,7 +234,7 @@ class GrowerThere:
 
     def stats(self) -> Stats:
         """Return what this command's work has read and written there; KV is the model's."""
-        from ..stats import Stats
+        from ..lm.stats import Stats
 
         kv = next((each for each in self.desk.client.kv().data if each.model == self.id), None)
         cached = self.usage.cached_tokens
@@ -344,7 +344,7 @@ class KeptThere(Kept):
         from ..loom import Loom
         from ..loom.loom import Prompt
         from ..loom.node import new_child
-        from ..store.file import ModelMark, bare_loom
+        from ..service.store.file import ModelMark, bare_loom
 
         mark = ModelMark(told.model, "", 0)
         made = Prompt([], told.prompt, bool(told.chat_template_used))
@@ -368,8 +368,8 @@ class KeptThere(Kept):
                 return
 
     def _fill(self, node: Heddle, told: NodeObject) -> None:
+        from .._core.sampling.params import SamplingParams
         from ..loom.node import set_text, set_tokens
-        from ..sampling.params import SamplingParams
 
         set_tokens(node, told.token_ids or [])
         set_text(node, told.text)
@@ -421,9 +421,9 @@ class KeptThere(Kept):
     def _follow(
         self, parent: Heddle, job: JobReply, made: list[Heddle]
     ) -> Generator[Delta, None, None]:
-        from ..client.growth import GrowthReader
+        from ..lm.results import Delta
         from ..loom.node import new_child
-        from ..results import Delta
+        from ..service.client.growth import GrowthReader
 
         began = time.monotonic()
         reader = GrowthReader(job)
@@ -499,7 +499,7 @@ class KeptThere(Kept):
 
     def next(self, node: Heddle, top: int = 10) -> Distribution:
         """Return the likeliest next tokens at a node."""
-        from ..results import Distribution, TokenProb
+        from ..lm.results import Distribution, TokenProb
 
         found = self.client.next_tokens(self.id, self._number(node), top=top).next
         return Distribution(

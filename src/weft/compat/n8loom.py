@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..errors import ConfigError, EngineUnavailable
-from ..lm import LM
+from ..lm.lm import LM
 from ..loom import Heddle as _Heddle
 from ..loom import KVFrag, StreamItem, kvfrag
 from ..loom import Loom as _Loom
@@ -37,7 +37,7 @@ from ..loom.node import lm_of, set_place
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..kv.place import Place
+    from .._core.kv.place import Place
 
 __all__ = [
     "Heddle",

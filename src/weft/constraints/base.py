@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ..tokens.tokenizer import Tokenizer
+    from .._core.tokens.tokenizer import Tokenizer
 
 
 class Constraint(ABC):

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from .._core.tokens.form import INDEX, Calls, ChatForm, Each
+from .._core.tokens.tokenizer import Tokenizer
 from ..errors import ConfigError, GrammarError
-from ..tokens.form import INDEX, Calls, ChatForm, Each
-from ..tokens.tokenizer import Tokenizer
 from .base import Constraint
 from .grammar import Lark, located_message
 from .kinds import Lazy

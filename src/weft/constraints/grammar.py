@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .._core.system_resources import usable_cores
+from .._core.tokens.codec import is_panic
 from ..errors import ConfigError, ConstraintError, GrammarError
-from ..share import usable_cores
-from ..tokens.codec import is_panic
 from .base import Constraint, Matcher, n_words
 from .gbnf import as_lark
 from .patterns import as_regex

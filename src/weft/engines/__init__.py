@@ -9,8 +9,8 @@ from importlib import import_module
 from importlib.metadata import entry_points
 
 from .. import DISTRIBUTION
+from .._core.system_resources import passive_waiting
 from ..errors import ConfigError, EngineUnavailable
-from ..share import passive_waiting
 from .base import Engine
 
 ENTRY_POINT_GROUP = "weft.engines"

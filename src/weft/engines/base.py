@@ -15,8 +15,8 @@ they were written. `split` and `join` change how slots are grouped, never what a
 Any call may raise, for want of memory, say. One that raises has changed nothing: no fragment's
 length, no slot of another one. The work that met it fails; `trim` and `free` are tried again later.
 
-Concrete engines import this module, `weft.tokens`, `weft.sampling` and `weft.errors`; never kv,
-sched or lm.
+Concrete engines import this module, `weft._core.tokens`, `weft._core.sampling` and
+`weft.errors`; never kv, sched or lm.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
 
+from .._core.nopickle import Uncopied
 from ..errors import ConfigError, ContextOverflow, ForwardError, Unsupported
-from ..uncopied import Uncopied
 from .abilities import Abilities as Abilities
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ..sampling.params import ModelDefaults, SamplingParams
-    from ..sampling.sampler import DrawBatch, DrawResult
+    from .._core.sampling.params import ModelDefaults, SamplingParams
+    from .._core.sampling.sampler import DrawBatch, DrawResult
     from .generation import EngineGenerator
 
 UNKNOWN_CONTEXT_LENGTH = 1 << 20
@@ -494,7 +494,7 @@ class Engine(Uncopied, ABC, instead="load it again where it is to run"):
     def tokenizer(self) -> Any:
         """Return the tokenizer that came with the model; None: it lies beside it as files.
 
-        A `weft.tokens` Tokenizer, or an object that `weft.load` takes as one.
+        A `weft._core.tokens` Tokenizer, or an object that `weft.load` takes as one.
         """
         return None
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from .._core.atomic_files import FAULTS, parse_json, read_json, reason, shown
 from ..errors import ModelLoadError, Unsupported
-from ..files import FAULTS, parse_json, read_json, reason, shown
 
 _INDEX = "model.safetensors.index.json"
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}

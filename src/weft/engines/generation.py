@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from ..sampling.params import SamplingParams
+    from .._core.sampling.params import SamplingParams
 
 NativeEnd = Literal["stop", "length", "context", "cancelled"]
 

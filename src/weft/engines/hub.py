@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigError, ModelLoadError
 
 if TYPE_CHECKING:
-    from ..tokens.tokenizer import Tokenizer
+    from .._core.tokens.tokenizer import Tokenizer
 
 # phase ("download"), bytes done, bytes in all, a note. May be called from other threads.
 Progress = Callable[[str, int, int, str], None]
@@ -240,7 +240,7 @@ def tokenizer_of(source: str | os.PathLike[str]) -> Tokenizer:
     Raises: ConfigError, ModelLoadError: as `resolve`; Unsupported: Weft does not read this kind of
     GGUF tokenizer.
     """
-    from ..tokens.tokenizer import Tokenizer
+    from .._core.tokens.tokenizer import Tokenizer
 
     if not is_gguf(source):
         return Tokenizer.from_folder(resolve(source))

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .._core.atomic_files import FAULTS, read_json, shown
 from ..errors import ModelLoadError, Unsupported
-from ..files import FAULTS, read_json, shown
 
 # Settings that say how an adapter was trained or made, and those that are followed below. Any other
 # that is on would change what the adapter computes.

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .._core.sampling.sampler import DrawBatch, DrawResult
 from ..errors import ModelMismatch
-from ..sampling.sampler import DrawBatch, DrawResult
 from .base import (
     Draws,
     Engine,

@@ -12,8 +12,8 @@ from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
+from .._core.system_resources import ThreadTimes, idle_cores, thread_times, usable_cores
 from ..errors import ConfigError
-from ..share import ThreadTimes, idle_cores, thread_times, usable_cores
 
 _MAX_BLAS_THREADS = 8  # matrices of the NumPy engine's models are too small for more
 _BLAS_VARIABLES = (

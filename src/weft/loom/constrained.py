@@ -9,8 +9,8 @@ from ..constraints.lines import after, can_begin_after
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
+    from .._core.tokens.tokenizer import Tokenizer
     from ..constraints.base import Constraint
-    from ..tokens.tokenizer import Tokenizer
     from .node import HeddleState
 
 # Key of a node's meta: the spaces moved from the end of its text into the constrained text.

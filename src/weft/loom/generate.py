@@ -12,8 +12,8 @@ from .loom import Loom, Messages
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..lm import LM
-    from ..sampling.params import SamplingParams
+    from .._core.sampling.params import SamplingParams
+    from ..lm.lm import LM
 
     Prompt = str | Messages | Sequence[int]
 

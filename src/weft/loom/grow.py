@@ -14,15 +14,15 @@ from contextlib import aclosing, closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from .. import doors
+from .._core import doors
+from .._core.remedies import OF_BRANCHES, Listed, remedied
+from .._core.sampling.params import SamplingParams
+from .._core.sampling.rng import fresh_seed, stream_of
+from .._core.sched.driver import Channel, deferred_interrupt
+from .._core.sched.work import FinishReason, Run, RunState, Ticket
+from .._core.tokens.text import TextStream
 from ..errors import ConfigError, ConstraintError, Terminal
-from ..remedies import OF_BRANCHES, Listed, remedied
-from ..results import Delta
-from ..sampling.params import SamplingParams
-from ..sampling.rng import fresh_seed, stream_of
-from ..sched.driver import Channel, deferred_interrupt
-from ..sched.work import FinishReason, Run, RunState, Ticket
-from ..tokens.text import TextStream
+from ..lm.results import Delta
 from .constrained import constrained_so_far, healed, warn_of_prompt_before
 from .node import (
     child_list,
@@ -38,9 +38,9 @@ from .node import (
 )
 
 if TYPE_CHECKING:
+    from .._core.kv.place import Place
     from ..constraints.base import Constraint
-    from ..kv.place import Place
-    from ..lm import LM
+    from ..lm.lm import LM
     from .heddle import Heddle
 
 # Branches that a representation shows before it says how many more there are.

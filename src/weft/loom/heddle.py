@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, TextIO, Unpack, cast, overload
 
 import numpy as np
 
-from .. import doors, files
-from ..checks import boolean, whole_number
+from .._core import atomic_files, doors
+from .._core.remedies import OF_NODE, Listed, remedied
+from .._core.sampling.metrics import largest, log_softmax
+from .._core.sampling.params import BranchOptions, SamplingParams, accepts_params_first
+from .._core.sched.work import Extend, Logits, Scores, Ticket
+from .._core.validation import boolean, whole_number
 from ..errors import ConfigError
-from ..remedies import OF_NODE, Listed, remedied
-from ..results import Delta, Distribution, TextScore, TokenProb
-from ..sampling.metrics import largest, log_softmax
-from ..sampling.params import BranchOptions, SamplingParams, accepts_params_first
-from ..sched.work import Extend, Logits, Scores, Ticket
+from ..lm.results import Delta, Distribution, TextScore, TokenProb
 from . import known
 from .grow import Branches, Growth, adeltas, at_each, deltas, plan, refuse_terminal, seeded
 from .kvfrag import KVFrag, fragments
@@ -34,9 +34,9 @@ from .node import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from .._core.kv.place import Place
     from ..engines.base import Score
-    from ..kv.place import Place
-    from ..lm import LM
+    from ..lm.lm import LM
 
 if TYPE_CHECKING:
     Label = Callable[["Heddle"], str]
@@ -118,7 +118,7 @@ class Shown(HeddleState):
         page = doors.to_html(self._heddle, tint=tint, top=top, limit=limit, node=node, mark=mark)
         if path is None:
             return page
-        files.write(path, page)
+        atomic_files.write(path, page)
         return None
 
     def to_dot(

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ConfigError, StaleHandle
 
 if TYPE_CHECKING:
-    from ..lm import LM
+    from ..lm.lm import LM
 
 
 def is_lm(model: object) -> bool:
     """Return True for an LM."""
-    from ..lm import LM
+    from ..lm.lm import LM
 
     return isinstance(model, LM)
 
@@ -43,7 +43,7 @@ class Home:
         """Return a home over an LM, or over the one LM of an already loaded model."""
         if isinstance(model, Home):
             return model
-        from ..lm import LM
+        from ..lm.lm import LM
 
         lm = LM.of(model, tokenizer)
         return cls(lm, model, lm.tokenizer if tokenizer is None else tokenizer)

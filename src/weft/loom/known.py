@@ -6,9 +6,9 @@ from collections.abc import Generator, Sequence
 from contextlib import closing
 from typing import Any
 
+from .._core.sampling.params import SamplingParams
 from ..errors import ConfigError
-from ..results import Delta
-from ..sampling.params import SamplingParams
+from ..lm.results import Delta
 from .grow import Branches, Growth, delta
 
 _NEUTRAL = SamplingParams()

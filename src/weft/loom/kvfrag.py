@@ -12,8 +12,8 @@ from .node import lm_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ..kv.place import Place
-    from ..lm import LM
+    from .._core.kv.place import Place
+    from ..lm.lm import LM
     from .node import HeddleState
 
 

@@ -7,20 +7,20 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, overload
 
-from .. import doors
-from ..chat import ChatPrompt
-from ..checks import boolean
+from .._core import doors
+from .._core.sampling.params import knows_options
+from .._core.validation import boolean
 from ..errors import ConfigError
-from ..sampling.params import knows_options
+from ..lm.chat import ChatPrompt
 from .constrained import HEAL, healed_ids
 from .heddle import Heddle
 from .home import Home, is_lm
 from .node import checked_ids, forget_places, imported_display
 
 if TYPE_CHECKING:
-    from ..lm import LM
-    from ..store.file import ModelMark
-    from ..tokens.tokenizer import Tokenizer
+    from .._core.tokens.tokenizer import Tokenizer
+    from ..lm.lm import LM
+    from ..service.store.file import ModelMark
 
 
 MESSAGES = "messages"  # in a root's meta: what its prompt was rendered from, if more than one

@@ -11,18 +11,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from ..checks import whole_number
+from .._core.nopickle import Uncopied
+from .._core.sched.driver import deferred_interrupt
+from .._core.validation import whole_number
 from ..errors import ConfigError, NotAChild, TreeError
-from ..sched.driver import deferred_interrupt
-from ..uncopied import Uncopied
 from .constrained import HEAL, parsed_text
 from .home import Home
 
 if TYPE_CHECKING:
-    from ..kv.place import Place
-    from ..lm import LM
-    from ..sampling.params import SamplingParams
-    from ..sched.work import FinishReason, RunResult
+    from .._core.kv.place import Place
+    from .._core.sampling.params import SamplingParams
+    from .._core.sched.work import FinishReason, RunResult
+    from ..lm.lm import LM
     from .grow import Batch
     from .heddle import Heddle
 

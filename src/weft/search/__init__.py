@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..doors import lazily
+from .._core.doors import lazily
 
 if TYPE_CHECKING:
     from . import score

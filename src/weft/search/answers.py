@@ -8,9 +8,9 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Unpack
 
-from ..checks import takes_one
+from .._core.validation import takes_one
 from ..errors import ConfigError
-from ..lm import LM
+from ..lm.lm import LM
 from ..loom import Heddle
 from .core import (
     Prompt,

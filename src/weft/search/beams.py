@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Unpack
 
-from ..checks import whole_number
-from ..lm import LM
+from .._core.validation import whole_number
+from ..lm.lm import LM
 from ..loom import Heddle
 from .core import Prompt, SearchOptions, SearchResult, Settings, Steps, awaitable, branches, plain
 from .driver import Search, Want

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from inspect import Parameter, isawaitable, signature
 from typing import Any, Literal, cast, get_args
 
-from ..checks import takes_one
+from .._core.validation import takes_one
 from ..errors import ConfigError
 from ..loom import Heddle
 from .core import Steps, Together, text_of

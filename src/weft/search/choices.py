@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from .._core.sampling.params import SamplingParams
 from ..constraints import Choice, as_constraint
 from ..loom import Heddle
 from ..loom.heddle import measure_item
 from ..loom.node import add_tokens
-from ..sampling.params import SamplingParams
 from .core import Read, Steps
 from .driver import Search, Want
 from .particles import log_mean_exp, systematic

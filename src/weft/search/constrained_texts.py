@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from .._core.sampling.params import SamplingParams
 from ..constraints import EachLine, Matcher, as_constraint
-from ..lm import LM
+from ..lm.lm import LM
 from ..loom import Heddle
 from ..loom.constrained import constrained_so_far, healed
-from ..sampling.params import SamplingParams
 
 
 class ConstrainedTexts:

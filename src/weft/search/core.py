@@ -28,15 +28,15 @@ from random import Random
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
-from ..checks import number, takes_one, whole_number
+from .._core.sampling.params import MAX_N, BranchOptions, SamplingParams, unknown
+from .._core.sampling.rng import fresh_seed
+from .._core.sched.work import Extend
+from .._core.validation import number, takes_one, whole_number
 from ..constraints.lines import EachLine
 from ..errors import ConfigError
-from ..lm import LM
+from ..lm.lm import LM
 from ..loom import Heddle, Loom
 from ..loom.node import lm_of
-from ..sampling.params import MAX_N, BranchOptions, SamplingParams, unknown
-from ..sampling.rng import fresh_seed
-from ..sched.work import Extend
 from .task import Game24, Lines, Task
 
 P = ParamSpec("P")

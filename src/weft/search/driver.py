@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from .. import files
+from .._core import atomic_files
 from ..errors import ConfigError, FormatError, TreeError
-from ..lm import LM
+from ..lm.lm import LM
 from ..loom import Heddle, Loom
 from .callbacks import Callback
 from .constrained_texts import ConstrainedTexts
@@ -104,7 +104,7 @@ class Search:
         path = settings.resume
         saved = Loom.open(path, lm) if path is not None and os.path.exists(path) else None
         if path is not None:
-            files.try_write(path)
+            atomic_files.try_write(path)
         self.prompt = prompt
         constraint = settings.sampling.get("constraint")
         self.constrained_texts = (

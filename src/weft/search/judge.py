@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from ..checks import whole_number
+from .._core.validation import whole_number
 from ..errors import Unsupported
 from ..loom import Heddle
 from .core import Steps

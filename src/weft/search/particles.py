@@ -9,10 +9,10 @@ from dataclasses import replace
 from random import Random
 from typing import Any, Unpack
 
-from ..checks import number, whole_number
+from .._core.atomic_files import json_number
+from .._core.validation import number, whole_number
 from ..errors import ConfigError
-from ..files import json_number
-from ..lm import LM
+from ..lm.lm import LM
 from ..loom import Heddle
 from .callbacks import Callback
 from .core import (

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, get_args
 
+from .._core.sampling.params import SamplingParams
 from ..constraints.lines import EachLine
 from ..errors import ConfigError
-from ..lm import LM
+from ..lm.lm import LM
 from ..loom import Heddle, Loom
-from ..sampling.params import SamplingParams
 from .callbacks import Callback
 from .core import Kind, Steps, branches, lines_of
 from .driver import FORBIDDEN, Search, Want

@@ -12,15 +12,15 @@ from collections.abc import Callable, Hashable, Sequence
 from os.path import commonprefix
 from typing import TYPE_CHECKING, NamedTuple
 
+from .._core.sched.work import Extend, Logits
 from ..errors import ConfigError, Unsupported
-from ..lm import LM
+from ..lm.lm import LM
 from ..loom import Heddle, Loom
 from ..loom.heddle import measure_item
-from ..sched.work import Extend, Logits
 from .core import Read, Steps, Value, awaitable, plain, run, text_of
 
 if TYPE_CHECKING:
-    from ..kv.place import Place
+    from .._core.kv.place import Place
 
 
 class Scorer:

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ..checks import whole_number
+from .._core.validation import whole_number
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
-    from ..lm import LM
+    from ..lm.lm import LM
     from .core import Prompt, SearchResult, Steps
     from .task import Game24
 

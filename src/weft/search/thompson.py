@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Unpack
 
-from ..checks import whole_number
+from .._core.validation import whole_number
 from ..errors import ConfigError
-from ..lm import LM
+from ..lm.lm import LM
 from ..loom import Heddle
 from .core import Prompt, SearchOptions, SearchResult, Settings, Steps, awaitable, plain
 from .driver import Search, Want

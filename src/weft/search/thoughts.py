@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, Unpack
 
-from ..checks import whole_number
+from .._core.validation import whole_number
 from ..errors import ConfigError
-from ..lm import LM
+from ..lm.lm import LM
 from ..loom import Heddle
 from .core import Prompt, SearchOptions, SearchResult, Settings, Steps, awaitable, plain
 from .driver import Algorithm, Search, Want

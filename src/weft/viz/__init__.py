@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..doors import lazily
+from .._core.doors import lazily
 
 __all__ = ["draw", "show", "to_dot", "to_html", "to_mermaid"]
 

@@ -17,7 +17,7 @@ from .out import Out
 from .outline import counted
 
 if TYPE_CHECKING:
-    from ..results import Delta
+    from ..lm.results import Delta
 
 _REDRAWS_PER_S = 10
 _MAX_LINES = 6  # of one lane

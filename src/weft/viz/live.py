@@ -20,8 +20,8 @@ from .tint import PROBABILITY
 from .tokens import p_of
 
 if TYPE_CHECKING:
+    from .._core.sched.work import FinishReason
     from ..loom.grow import Watcher
-    from ..sched.work import FinishReason
 
 _log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from ..lm.stats import format_bytes
 from ..loom import Loom
-from ..stats import format_bytes
 from .out import as_html, cut
 from .outline import NOTHING, Item, counted, facts, headline, outline
 from .text import draw
@@ -18,11 +18,11 @@ from .tint import PROBABILITY
 from .tokens import Piece, figures, percent, pieces, quoted, tip_of
 
 if TYPE_CHECKING:
+    from ..lm.results import Distribution, TextScore, TokenProb
+    from ..lm.stats import Stats
     from ..loom import Heddle
     from ..loom.grow import Branches
-    from ..results import Distribution, TextScore, TokenProb
     from ..search.core import SearchResult
-    from ..stats import Stats
 
 # Nodes of a tree, and characters of a node, that an output shows before it counts the rest.
 LIMIT = 200

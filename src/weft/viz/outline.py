@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..checks import whole_number
+from .._core.validation import whole_number
 
 if TYPE_CHECKING:
     from ..loom import Heddle

@@ -17,8 +17,8 @@ from .outline import NOTHING, by_number, facts, headline
 from .tint import Ramp
 
 if TYPE_CHECKING:
+    from ..lm.results import Distribution
     from ..loom import Heddle
-    from ..results import Distribution
 
 Label = Callable[["Heddle"], str]
 T = TypeVar("T")

@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..checks import whole_number
+from .._core.sched.work import Extend, Scores
+from .._core.validation import whole_number
+from ..lm.results import TokenProb
 from ..loom import Loom
 from ..loom.node import lm_of
-from ..results import TokenProb
-from ..sched.work import Extend, Scores
 from .out import as_html, visible
 from .outline import NOTHING, counted, facts
 from .tint import ENTROPY, PROBABILITY
 
 if TYPE_CHECKING:
     from ..engines.base import Score
-    from ..lm import LM
+    from ..lm.lm import LM
     from ..loom import Heddle
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...aio import AbstractAsyncLM as AsyncLM
-from ...aio import load_model_by_name
+from ..._core.tokens.codec import Token
+from ...asynclm import AbstractAsyncLM as AsyncLM
+from ...asynclm import load_model_by_name
 from ...errors import BatchAbandoned
-from ...tokens.codec import Token
 from .cache import CachedContext, OutputCache, TokenTrie
 from .install import install
 from .mlx import AsyncMlxLM

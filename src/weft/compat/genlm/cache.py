@@ -6,9 +6,9 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ...aio.cached import CacheNode, walk
-from ...lm import LM
-from ...sampling.metrics import log_softmax
+from ..._core.sampling.metrics import log_softmax
+from ...asynclm.cached import CacheNode, walk
+from ...lm.lm import LM
 
 
 class OutputCache:

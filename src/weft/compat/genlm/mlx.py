@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...aio.asynclm import whole_numbers
+from ..._core.sched.rows import LogitsRow
+from ...asynclm.asynclm import whole_numbers
 from ...engines.hub import resolve
 from ...errors import ConfigError
-from ...lm import LM
+from ...lm.lm import LM
 from ...loom import kvfrag
-from ...sched.rows import LogitsRow
 from .cache import CachedContext
 from .models import KnownLM, with_engine
 
 if TYPE_CHECKING:
-    from ...kv.place import Place
+    from ..._core.kv.place import Place
 
 __all__ = ["AsyncMlxLM", "Query"]
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from ...aio import AbstractAsyncLM, AsyncLM
-from ...aio.asynclm import named, whole_numbers
-from ...checks import whole_number
+from ..._core.sampling.metrics import log_softmax
+from ..._core.tokens.tokenizer import Tokenizer
+from ..._core.validation import whole_number
+from ...asynclm import AbstractAsyncLM, AsyncLM
+from ...asynclm.asynclm import named, whole_numbers
 from ...engines.hub import EMBEDDED, resolve
 from ...errors import ConfigError, EngineUnavailable, ModelLoadError
-from ...lm import LM
+from ...lm.lm import LM
 from ...loading import display_name, load
-from ...sampling.metrics import log_softmax
-from ...tokens.tokenizer import Tokenizer
 from .cache import CachedContext
 
 HAS_TORCH = find_spec("torch") is not None

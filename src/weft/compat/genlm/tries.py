@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..._core.tokens.codec import Token
 from ...errors import ConfigError
-from ...tokens.codec import Token
 from .models import HAS_TORCH
 
 Weights = NDArray[np.float64]

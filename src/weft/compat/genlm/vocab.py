@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..._core.tokens.codec import Token, tokens_of
+from ..._core.tokens.text import is_utf8, token_texts
+from ..._core.tokens.tokenizer import Tokenizer
 from ...errors import ConfigError, WeftError
-from ...tokens.codec import Token, tokens_of
-from ...tokens.text import is_utf8, token_texts
-from ...tokens.tokenizer import Tokenizer
 
 __all__ = [
     "ByteDecoderError",

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from ..._core.atomic_files import shown
 from ...errors import ModelLoadError, Unsupported
-from ...files import shown
 from .header import GGUF
 
 _ATTENTION = {

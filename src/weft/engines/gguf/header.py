@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..._core.atomic_files import reason, shown
 from ...errors import ModelLoadError, Unsupported
-from ...files import reason, shown
 
 # GGML's tensor types: number → name, values in a block, bytes of a block.
 TYPES: dict[int, tuple[str, int, int]] = {

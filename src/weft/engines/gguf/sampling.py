@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...sampling.params import SamplingParams
+from ..._core.sampling.params import SamplingParams
 from .header import GGUF
 
 # The file's name after "general.sampling." → the name in generation_config.json.

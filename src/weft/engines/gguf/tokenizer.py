@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..._core.atomic_files import shown
+from ..._core.tokens.codec import Codec, is_librarys
+from ..._core.tokens.sentencepiece import PieceTable, SentencePieceCodec
+from ..._core.tokens.tokenizer import Tokenizer, default_template
 from ...errors import ModelLoadError, Unsupported, WeftError
-from ...files import shown
-from ...tokens.codec import Codec, is_librarys
-from ...tokens.sentencepiece import PieceTable, SentencePieceCodec
-from ...tokens.tokenizer import Tokenizer, default_template
 from .header import GGUF
 from .pretokenizers import DEFAULT, PRE_TOKENIZERS, PreTokenizer
 

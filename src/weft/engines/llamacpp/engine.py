@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 from llama_cpp import llama_cpp as C
 
-from ...checks import one_of, whole_number
+from ..._core.sampling.params import SamplingParams
+from ..._core.system_resources import usable_cores
+from ..._core.tokens.tokenizer import Tokenizer
+from ..._core.validation import one_of, whole_number
 from ...errors import ForwardError, ModelLoadError, Unsupported
-from ...sampling.params import SamplingParams
-from ...share import usable_cores
-from ...tokens.tokenizer import Tokenizer
 from ..abilities import OWN
 from ..base import Engine, EngineInfo, FutureTokens, Pooling, Row, check_rows
 from ..gguf import GGUF, read_gguf

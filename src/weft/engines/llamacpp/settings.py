@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from llama_cpp import llama_cpp as C
 
-from ...checks import number, one_of, whole_number
+from ..._core.validation import number, one_of, whole_number
 from ...errors import ConfigError, ModelLoadError, Unsupported
 from ..gguf import GGUF, TYPES
 from .library import Device, Handle, load_model

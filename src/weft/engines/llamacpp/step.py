@@ -9,8 +9,8 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
+from ..._core.sampling.metrics import join_scores, score
 from ...errors import ForwardError, KVFull
-from ...sampling.metrics import join_scores, score
 from ..base import FutureTokens, HostOutput, Row, Score, ScoreSpan
 from .context import Context, Floats
 from .kv import SequenceFragments

@@ -8,10 +8,10 @@ from functools import cached_property, partial
 import numpy as np
 from llama_cpp import llama_cpp as C
 
+from ..._core.tokens.codec import Codec
+from ..._core.tokens.letters import apart
+from ..._core.tokens.tokenizer import Tokenizer, default_template
 from ...errors import ConfigError
-from ...tokens.codec import Codec
-from ...tokens.letters import apart
-from ...tokens.tokenizer import Tokenizer, default_template
 from ..gguf import GGUF
 from .library import Handle, load_model
 

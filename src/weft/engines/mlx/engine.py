@@ -12,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 from mlx import nn
 
+from ..._core.sampling import metrics
 from ...errors import (
     ConfigError,
     EngineError,
@@ -21,7 +22,6 @@ from ...errors import (
     Unsupported,
     WeftError,
 )
-from ...sampling import metrics
 from ..abilities import OWN
 from ..base import Engine, EngineInfo, HostOutput, Row, Score, Span, check_rows, row_tokens
 from ..checkpoint import read_config

@@ -13,8 +13,8 @@ import numpy as np
 from mlx import nn
 from safetensors import safe_open
 
+from ..._core.atomic_files import read_json, shown
 from ...errors import ConfigError, ModelLoadError, Unsupported
-from ...files import read_json, shown
 from ..peft import read_config, scale_of
 from .model import shell_of
 

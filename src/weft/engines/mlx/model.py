@@ -13,7 +13,7 @@ import numpy as np
 from mlx import nn
 from mlx.utils import tree_flatten
 
-from ...checks import one_of, whole_number
+from ..._core.validation import one_of, whole_number
 from ...errors import ConfigError, EngineError, ModelLoadError, Unsupported
 from .. import checkpoint
 from ..config_check import OTHER_ENGINE, check_config

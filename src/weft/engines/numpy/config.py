@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...checks import whole_number
+from ..._core.atomic_files import shown
+from ..._core.validation import whole_number
 from ...errors import ModelLoadError, Unsupported
-from ...files import shown
 from ..checkpoint import architectures, refuse_packed_by_mlx
 
 ARCHITECTURES = (

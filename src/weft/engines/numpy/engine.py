@@ -11,12 +11,12 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ...checks import one_of
+from ..._core.sampling import metrics
+from ..._core.sampling.params import SamplingParams
+from ..._core.system_resources import bytes_left
+from ..._core.tokens.tokenizer import Tokenizer
+from ..._core.validation import one_of
 from ...errors import ForwardError, Unsupported
-from ...sampling import metrics
-from ...sampling.params import SamplingParams
-from ...share import bytes_left
-from ...tokens.tokenizer import Tokenizer
 from ..abilities import OWN
 from ..base import Engine, EngineInfo, HostOutput, Row, Score, ScoreSpan
 from ..checkpoint import Checkpoint, open_checkpoint, read_config

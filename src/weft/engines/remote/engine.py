@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...checks import number, whole_number
+from ..._core.sampling.params import CHAT_SAMPLING, SERVER_SAMPLING, ModelDefaults, SamplingParams
+from ..._core.tokens.tokenizer import Tokenizer
+from ..._core.validation import number, whole_number
 from ...errors import ConfigError, ForwardError, Unsupported
-from ...sampling.params import CHAT_SAMPLING, SERVER_SAMPLING, ModelDefaults, SamplingParams
-from ...tokens.tokenizer import Tokenizer
 from ..abilities import OWN
 from ..base import (
     UNKNOWN_CONTEXT_LENGTH,

@@ -9,8 +9,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
+from ..._core.tokens.tokenizer import Tokenizer
 from ...errors import ConfigError, EngineUnavailable, ModelLoadError, Unsupported
-from ...tokens.tokenizer import Tokenizer
 from .address import OLLAMA_PORT, Address
 from .dialect import DIALECTS, OLLAMA, PLAIN, Dialect, ServerCapabilities, dialect_of
 from .responses import ChoiceDelta, ProtocolError, likeliest, read_deltas

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..._core.sampling.metrics import score_span
 from ...errors import ForwardError
-from ...sampling.metrics import score_span
 from ..base import FutureTokens, HostOutput, Row, Score
 from .request_builder import RequestBuilder
 from .responses import ProtocolError, read_deltas

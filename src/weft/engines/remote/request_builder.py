@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from ..._core.sampling.params import PARAMETERS, SamplingParams
+from ..._core.tokens.tokenizer import Tokenizer
 from ...constraints import GBNF, Choice, JsonSchema, Regex
 from ...errors import GrammarError, Unsupported
-from ...sampling.params import PARAMETERS, SamplingParams
-from ...tokens.tokenizer import Tokenizer
 from ..generation import GenerationRequest
 from .dialect import Dialect, ServerCapabilities
 from .text_pieces import GIVE_TOKENIZER, PieceTokenizer

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..._core.sampling.params import SamplingParams
 from ...errors import ForwardError, WeftError
-from ...sampling.params import SamplingParams
 from ..generation import (
     EngineGenerator,
     EventCallback,

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
+from ..._core.tokens.letters import segments
+from ..._core.tokens.text import TextStream
+from ..._core.tokens.tokenizer import Tokenizer
 from ...errors import ConfigError, Unsupported
-from ...tokens.letters import segments
-from ...tokens.text import TextStream
-from ...tokens.tokenizer import Tokenizer
 
 MOST_BYTES = 64
 GIVE_TOKENIZER = "tokenizer=…, or in the address: -m 'URL?tokenizer=./folder'"

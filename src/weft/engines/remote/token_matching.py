@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import cached_property
 
+from ..._core.tokens.tokenizer import Tokenizer
 from ...errors import ForwardError
-from ...tokens.tokenizer import Tokenizer
 from .responses import ChoiceDelta
 from .text_pieces import MOST_BYTES, PieceTokenizer, piece_id
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..._core.sampling import metrics
 from ...errors import ForwardError, ModelLoadError, is_out_of_memory
-from ...sampling import metrics
 from ..base import Draws, Engine, EngineInfo, KeptRow, Row, Score
 from .check import LONGEST, quantised
 from .compatibility import check_model
@@ -32,9 +32,9 @@ from .upload import upload
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ...sampling.params import SamplingParams
-    from ...sampling.sampler import DrawBatch
-    from ...tokens.tokenizer import Tokenizer
+    from ..._core.sampling.params import SamplingParams
+    from ..._core.sampling.sampler import DrawBatch
+    from ..._core.tokens.tokenizer import Tokenizer
 
 
 class TransformersEngine(Engine):

@@ -12,9 +12,9 @@ import transformers
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from ..._core.sampling.params import SamplingParams
+from ..._core.tokens.tokenizer import Tokenizer
 from ...errors import EngineError, ModelLoadError, Unsupported
-from ...sampling.params import SamplingParams
-from ...tokens.tokenizer import Tokenizer
 from ..gguf import GGUF, read_gguf
 from ..gguf.checkpoint import GGUFCheckpoint
 from ..gguf.families import complete_config, family_of

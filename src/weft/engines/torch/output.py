@@ -9,7 +9,7 @@ from weakref import ReferenceType, ref
 import torch
 from torch import Tensor
 
-from ...sampling.metrics import broken_logits
+from ..._core.sampling.metrics import broken_logits
 from ..base import Draws, KeptRows, Output, Score
 from .execution import on_default_stream, on_engine_stream
 from .sampling.drawer import TorchSampler
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from ...sampling.sampler import DrawBatch
+    from ..._core.sampling.sampler import DrawBatch
 
 
 _MADE_BYTES = 1 << 27  # of log-probabilities that are made together

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from ...checks import one_of
+from ..._core.validation import one_of
 from ...errors import ConfigError, EngineUnavailable, ModelLoadError
 from .attention_hook import ForwardContext
 from .cuda import is_for_triton

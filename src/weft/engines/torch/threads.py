@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from ...share import ThreadTimes, idle_cores, thread_times, usable_cores
+from ..._core.system_resources import ThreadTimes, idle_cores, thread_times, usable_cores
 from ..threads import AutoThreads, Limit, is_any_set
 
 _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")

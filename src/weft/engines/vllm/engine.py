@@ -14,6 +14,9 @@ import numpy as np
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from ..._core.sampling import metrics
+from ..._core.sampling.params import ModelDefaults
+from ..._core.tokens.tokenizer import Tokenizer
 from ...errors import (
     ConfigError,
     ContextOverflow,
@@ -24,9 +27,6 @@ from ...errors import (
     Unsupported,
     WeftError,
 )
-from ...sampling import metrics
-from ...sampling.params import ModelDefaults
-from ...tokens.tokenizer import Tokenizer
 from ..abilities import OWN
 from ..base import Engine, EngineInfo, FutureTokens, HostOutput, Row, Score
 from ..checkpoint import open_checkpoint, refuse_packed_by_mlx

@@ -12,9 +12,9 @@ from vllm import SamplingParams as VllmParams
 from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind
 
+from ..._core.sampling.params import SamplingParams
+from ..._core.sampling.rng import stream_of
 from ...errors import ForwardError
-from ...sampling.params import SamplingParams
-from ...sampling.rng import stream_of
 from ..generation import (
     EngineGenerator,
     EventCallback,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from ...checks import whole_number
+from ..._core.validation import whole_number
 from ...errors import ConfigError, ForwardError, WeftError
 from .log_filter import starting
 from .loop import EngineLoop

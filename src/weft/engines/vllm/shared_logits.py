@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ... import files
+from ..._core import atomic_files
 
 # In a request's extra_args: [slot, ticket]; in additional_config: `SharedLogitsBuffer.told`.
 KEY = "weft"
@@ -34,8 +34,8 @@ class SharedLogitsBuffer:
         self.n_vocab = n_vocab
         n_slots = max(1, min(most, MOST_BYTES // (4 * n_vocab)))
         folder = _SHARED if os.access(_SHARED, os.W_OK) else Path(tempfile.gettempdir())
-        files.sweep(folder)
-        self._file = files.new_part(folder)
+        atomic_files.sweep(folder)
+        self._file = atomic_files.new_part(folder)
         self.path = Path(self._file.name)
         try:
             os.fchmod(self._file.fileno(), 0o600)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ....checks import whole_number
+from ...._core.validation import whole_number
 from ....errors import ForwardError, Unsupported, WeftError
 from ...abilities import OWN
 from ...base import EngineInfo, Row, Score, check_rows, row_tokens

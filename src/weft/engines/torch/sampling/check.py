@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ...._core.sampling.params import SamplingParams
+from ...._core.sampling.sampler import Chain, DrawBatch, Sampler
 from ....constraints.base import n_words
 from ....constraints.kinds import AllowMatcher
-from ....sampling.params import SamplingParams
-from ....sampling.sampler import Chain, DrawBatch, Sampler
 from ..upload import upload
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ....sampling.metrics import MEMBERS, Moments, summed_up
-from ....sampling.sampler import Passes
+from ...._core.sampling.metrics import MEMBERS, Moments, summed_up
+from ...._core.sampling.sampler import Passes
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...._core.sampling.metrics import MEMBERS, n_groups
+from ...._core.sampling.sampler import BROKEN, NOTHING, DrawResult
 from ....errors import ForwardError, WeftError, is_out_of_memory
-from ....sampling.metrics import MEMBERS, n_groups
-from ....sampling.sampler import BROKEN, NOTHING, DrawResult
 from ...base import HostDraws
 from ..cuda import is_for_triton
 from ..execution import on_engine_stream
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ....sampling.sampler import Chain, DrawBatch
+    from ...._core.sampling.sampler import Chain, DrawBatch
     from ..threads import CpuThreads
 
 _log = logging.getLogger("weft.engines.torch")

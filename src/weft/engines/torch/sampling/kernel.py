@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ....sampling.metrics import MEMBERS
-from ....sampling.sampler import BROKEN, NOTHING
+from ...._core.sampling.metrics import MEMBERS
+from ...._core.sampling.sampler import BROKEN, NOTHING
 from . import filters
 from .sampling_tensors import RowIndex, SamplingTensors
 from .topk_topp_kernel import Cutoffs, find_cutoffs

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ....sampling.sampler import Sampler, SamplingArrays, check_ids
+from ...._core.sampling.sampler import Sampler, SamplingArrays, check_ids
 from ..upload import copy_to_device, upload
 from .noise import keys_of
 

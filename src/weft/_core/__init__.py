@@ -1,0 +1,1 @@
+"""Internal: the token tree, the scheduler, sampling, tokenization and small helpers."""

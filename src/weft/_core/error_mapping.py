@@ -1,0 +1,92 @@
+"""What becomes of an error, said once: exit code, HTTP status, OpenAI's type and code, and a hint.
+
+Exit codes: 0 ok · 1 failure · 2 usage · 3 model or engine unavailable · 4 out of memory ·
+130 interrupted
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .. import errors
+
+FAILURE, USAGE, UNAVAILABLE, MEMORY, INTERRUPTED = 1, 2, 3, 4, 130
+CLIENT_GONE = 499  # nobody reads the answer: in the log only
+
+
+class Outcome(NamedTuple):
+    """How an error ends the command and a request.
+
+    exit_code: of the command. status, kind, code: HTTP's, and OpenAI's `type` and `code`.
+    hint: the command's, where the error has none; speaks_first: also where it has one, as that
+    names the library's arguments. A server shows the error's own.
+    """
+
+    exit_code: int
+    status: int
+    kind: str
+    code: str
+    hint: str = ""
+    speaks_first: bool = False
+
+
+_DOCTOR = "weft doctor shows what is installed, and what to install for what"
+_SMALLER = "use fewer branches, a shorter prompt, or a larger --kv-budget"
+_OPTIONS = "weft {verb} --help lists the options"
+_REQUEST, _SERVER = "invalid_request_error", "server_error"
+_CONFLICT, _BUSY, _NEVER = "conflict_error", "unavailable_error", "not_supported_error"
+
+# The most special class of an error that is here decides.
+OUTCOMES: dict[type[BaseException], Outcome] = {
+    errors.WeftError: Outcome(FAILURE, 500, _SERVER, "internal_error"),
+    errors.ConfigError: Outcome(USAGE, 400, _REQUEST, "invalid_parameter", _OPTIONS),
+    errors.EngineError: Outcome(UNAVAILABLE, 500, _SERVER, "engine_error", _DOCTOR),
+    errors.EngineUnavailable: Outcome(UNAVAILABLE, 501, _NEVER, "engine_unavailable", _DOCTOR),
+    errors.ModelLoadError: Outcome(UNAVAILABLE, 400, _REQUEST, "model_not_loadable"),
+    errors.Unsupported: Outcome(UNAVAILABLE, 501, _NEVER, "unsupported_by_engine", _DOCTOR),
+    errors.ForwardError: Outcome(
+        FAILURE, 500, _SERVER, "engine_error", "weft doctor runs the embedded model as a check"
+    ),
+    errors.CapacityError: Outcome(MEMORY, 503, _BUSY, "out_of_memory", _SMALLER, True),
+    errors.KVFull: Outcome(MEMORY, 503, _BUSY, "kv_out_of_memory", _SMALLER, True),
+    errors.ContextOverflow: Outcome(
+        USAGE,
+        400,
+        _REQUEST,
+        "context_length_exceeded",
+        "shorten the prompt, or take a model that holds more",
+        True,
+    ),
+    errors.TreeError: Outcome(FAILURE, 409, _CONFLICT, "not_possible_here"),
+    errors.StaleHandle: Outcome(FAILURE, 503, _BUSY, "model_unloaded"),
+    errors.HasChildren: Outcome(FAILURE, 409, _CONFLICT, "has_children"),
+    errors.NotAChild: Outcome(FAILURE, 409, _CONFLICT, "not_a_child"),
+    errors.Terminal: Outcome(FAILURE, 409, _CONFLICT, "node_ended"),
+    errors.ConstraintError: Outcome(FAILURE, 422, _REQUEST, "constraint_failed"),
+    errors.GrammarError: Outcome(USAGE, 422, _REQUEST, "invalid_constraint"),
+    errors.Unfinished: Outcome(FAILURE, 422, _REQUEST, "unfinished"),
+    errors.DeadEnd: Outcome(FAILURE, 422, _REQUEST, "no_legal_token"),
+    errors.StoreError: Outcome(FAILURE, 500, _SERVER, "store_error"),
+    errors.StoreUnavailable: Outcome(FAILURE, 503, _BUSY, "store_unavailable"),
+    errors.FormatError: Outcome(FAILURE, 400, _REQUEST, "unknown_format"),
+    errors.ModelMismatch: Outcome(
+        FAILURE, 409, _CONFLICT, "model_mismatch", "take the model that the loom was made with"
+    ),
+    errors.LeaseLost: Outcome(FAILURE, 409, _CONFLICT, "lease_lost", "try again"),
+    errors.NotFound: Outcome(FAILURE, 404, "not_found_error", "not_found", "weft ls lists looms"),
+    errors.Conflict: Outcome(FAILURE, 409, _CONFLICT, "revision_mismatch", "read it anew"),
+    errors.QueueFull: Outcome(FAILURE, 429, "rate_limit_error", "queue_full", "try again later"),
+    errors.Unreachable: Outcome(
+        UNAVAILABLE, 503, _BUSY, "server_unreachable", "weft serve starts a server"
+    ),
+    errors.Cancelled: Outcome(INTERRUPTED, CLIENT_GONE, _REQUEST, "cancelled"),
+    errors.BatchAbandoned: Outcome(FAILURE, 503, _BUSY, "batch_abandoned", "try again"),
+    MemoryError: Outcome(MEMORY, 503, _BUSY, "out_of_memory", _SMALLER),
+}
+
+
+def outcome_of(error: BaseException) -> Outcome:
+    """Return what becomes of this error."""
+    if errors.is_out_of_memory(error):
+        return OUTCOMES[MemoryError]
+    return next(OUTCOMES[kind] for kind in type(error).__mro__ if kind in OUTCOMES)

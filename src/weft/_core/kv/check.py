@@ -1,0 +1,84 @@
+"""The token tree's invariants, recomputed from nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from .place import resolve
+
+if TYPE_CHECKING:
+    from ...engines.base import Fragment
+    from .place import Node
+    from .tree import TokenTree
+
+
+def check_tree(tree: TokenTree) -> None:
+    """Compare every counter and link of a tree with a recount. Raises AssertionError. Cost:
+    O(tree).
+    """
+    nodes = list(tree.nodes())
+    tails: dict[Node, int] = {}
+    for tail in tree.tails:
+        cursor = resolve(tail.cursor)
+        assert cursor.depth == cursor.node.end, "a tail grows from inside a node"
+        assert tail.fragment.length <= tail.reserved, "a tail has slots that it did not reserve"
+        tails[cursor.node] = tails.get(cursor.node, 0) + 1
+    for node in nodes:
+        check_node(node, tails.get(node, 0), tree.untrimmed)
+    ends: dict[Node, int] = {}
+    for hold in tree.pins:
+        node, depth = hold.cursor
+        assert depth == node.end, "a pin by hand ends inside a node"
+        ends[node] = ends.get(node, 0) + 1
+    assert all(node.ends == ends.get(node, 0) for node in nodes), "pins by hand"
+    for root in tree.roots.values():
+        assert root.live == sum(c.counted for c in root.children.values()) + tails.get(root, 0), (
+            "root live"
+        )
+    check_room(tree, nodes)
+    assert tree.n_nodes == len(nodes), "node count"
+    assert tree.host.slots == sum(len(n.tokens) for n in nodes if n.host is not None), "host slots"
+
+
+def check_node(node: Node, n_tails: int, untrimmed: Mapping[Fragment, int]) -> None:
+    """Verify one node against its neighbours."""
+    above = node.parent
+    assert above is not None and node.tokens, "an empty node"
+    assert node.joined is None, "a joined node is still linked"
+    assert node.start == above.end, "a child starts where its parent ends"
+    assert above.children.get(node.tokens[0]) is node, "siblings differ in their first token"
+    if node.fragment is not None:
+        n_slots = untrimmed.get(node.fragment, node.fragment.length)
+        assert n_slots == len(node.tokens), "slots == tokens"
+        assert above.resident, "a resident node below an absent one"
+    pinned_children = sum(child.pins > 0 for child in node.children.values())
+    assert node.pins >= pinned_children + node.ends, "a pinned child below an unpinned node"
+    assert node.live == sum(child.counted for child in node.children.values()) + n_tails, "live"
+    assert node.holds >= 0, "holds"
+
+
+def check_room(tree: TokenTree, nodes: list[Node]) -> None:
+    """Verify that free + promised + evictable + pinned == capacity, and the number of paths."""
+    room = tree.room
+    resident = [node for node in nodes if node.fragment is not None]
+    assert room.resident == sum(len(n.tokens) for n in resident), "resident slots"
+    assert room.pinned == sum(len(n.tokens) for n in resident if n.pins), "pinned slots"
+    assert room.promised == sum(len(n.tokens) for n in nodes if n.fragment is None and n.pins), (
+        "promised"
+    )
+    assert room.tails == sum(tail.reserved for tail in tree.tails), "tail slots"
+    leaves = sum(node.counted and not node.live for node in nodes)
+    assert room.paths == leaves + len(tree.tails), "paths"
+    tail_slots = sum(tail.fragment.length for tail in tree.tails)
+    if tree.fragments is not None:
+        lost = sum(fragment.length for fragment in tree.unfreed)
+        assert room.lost == lost, "lost slots"
+        assert room.growing == len(tree.growing), "growing leaves"
+        lost += sum(fragment.length - n for fragment, n in tree.untrimmed.items())
+        assert tree.fragments.usage().slots == room.resident + tail_slots + lost, "engine slots"
+    if room.free is not None and room.capacity is not None:
+        evictable = sum(len(n.tokens) for n in resident if not n.pins)
+        pinned = room.pinned + room.tails
+        total = room.free + room.promised + evictable + pinned + room.spare
+        assert total == room.capacity, "slots lost"

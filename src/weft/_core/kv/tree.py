@@ -1,0 +1,700 @@
+"""The token tree: a radix tree over token ids whose nodes own KV fragments.
+
+Content, not identity: equal prefixes are one path. Tokens are the truth, KV is a cache of them: a
+node is resident (KV on the device), offloaded (on the host) or absent; a resident node's ancestors
+are resident.
+
+    root ── "You are a helpful…" ──┬── "13 - 9 = 4"  ── "10 - 4 = 6"
+                                   └── "4 + 9 = 13"
+
+Only the scheduler calls what changes it, under its lock and never beside a forward: splits and
+joins move fragments. Nothing here touches arrays, and nothing recurses: a chain of 100,000 nodes is
+fine.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import takewhile
+
+from ...engines.base import Fragment, Fragments, Span
+from .check import check_tree
+from .pins import PinHold, Pins
+from .place import (
+    Cursor,
+    Holds,
+    Node,
+    Place,
+    Tail,
+    climb,
+    follow,
+    node_at,
+    path_ids,
+    resolve,
+    resolve_joined,
+)
+from .room import EvictionQueue, HostTier, Room
+
+JOIN_LENGTH = 8  # one-child nodes in a row before they become one (beam search makes thousands)
+JOIN_RATIO = 8  # a node this much longer than all below it stays apart, so joining costs O(n log n)
+
+
+def grow_leaf(node: Node, ids: list[int]) -> Node:
+    """Put new tokens below `node`, or into it where it is an absent leaf that nothing uses."""
+    if not (node.resident or node.children or node.pins or node.launched or node.host is not None):
+        node.tokens = node.tokens + ids
+        return node
+    child = node.children[ids[0]] = Node(ids, node.end, node, node.namespace)
+    return child
+
+
+def join_chain(lower: Node) -> list[Node]:
+    """Return the nodes that may become one with `lower`, itself first, then upwards."""
+    chain, length = [lower], len(lower.tokens)
+    while (upper := chain[-1].parent) is not None and can_join(upper, chain[-1]):
+        if len(upper.tokens) > JOIN_RATIO * length:
+            break
+        chain.append(upper)
+        length += len(upper.tokens)
+    return chain
+
+
+def can_join(upper: Node, lower: Node) -> bool:
+    """Whether `lower` may take in `upper`: an only child, in the same state, nothing else there."""
+    return (
+        upper.parent is not None
+        and len(upper.children) == 1
+        and upper.live == (1 if lower.counted else 0)
+        and not upper.ends
+        and (upper.pins > 0) == (lower.pins > 0)
+        and (upper.fragment is None) == (lower.fragment is None)
+        and upper.host is None
+        and lower.host is None
+        and not upper.launched
+        and not lower.launched
+    )
+
+
+def move_rows(source: Node, target: Node, last: int) -> None:
+    """Give cached logits rows at depths up to `last` from one node to another."""
+    if not source.rows:
+        return
+    for depth in [d for d in source.rows if d <= last]:
+        row = source.rows.pop(depth)
+        row.node = target
+        if target.rows is None:
+            target.rows = {}
+        target.rows[depth] = row
+
+
+def is_evictable(node: Node) -> bool:
+    """Resident, and nothing uses it or hangs on it."""
+    return node.fragment is not None and not node.pins and not node.live
+
+
+def is_forgettable(node: Node) -> bool:
+    """Nothing needs this node's tokens."""
+    return not (
+        node.fragment is not None
+        or node.host is not None
+        or node.children
+        or node.holds
+        or node.pins
+        or node.live
+        or node.launched
+        or node.rows
+    )
+
+
+_log = logging.getLogger(__name__)
+GROWING_STEPS = 4  # a leaf that has not grown for so long gives back the room it kept for that
+
+
+class TokenTree:
+    """See the module. `epoch` counts changes that put span tuples of `path` out of date."""
+
+    def __init__(
+        self,
+        fragments: Fragments | None,
+        *,
+        capacity: int | None = None,
+        max_paths: int | None = None,
+        host_capacity: int = 0,
+        shares_room: bool = False,
+    ) -> None:
+        """Make an empty tree; capacities in slots, `max_paths` in leaves, None for no limit.
+
+        shares_room: the host may hold KV in as many more slots as the device has free.
+        """
+        self.fragments = fragments
+        growth = fragments.growth if fragments is not None else 1
+        self.room = Room(capacity, max_paths, growth)
+        self.host = HostTier(host_capacity, self.room if shares_room else None)
+        self.holds = Holds()
+        self.pins = Pins()
+        self.queue = EvictionQueue()
+        # Leaves that keep room to grow in, and the step of their last growth; oldest first.
+        self.growing: OrderedDict[Node, int] = OrderedDict()
+        self.n_steps = 0
+        self.unfreed: list[Fragment] = []  # the engine could not free them: tried again later
+        self.untrimmed: dict[Fragment, int] = {}  # nor cut these to their length
+        self.epoch = 0
+        self.clock = 0
+        self.n_nodes = 0
+        self.n_evicted = 0
+        self.tails: set[Tail] = set()
+        self.roots: dict[str | None, Node] = {}
+        self._spans: dict[Cursor, tuple[Span, ...]] = {}
+
+    def root(self, namespace: str | None = None) -> Cursor:
+        """Return the place before all tokens of a namespace (one a model adapter). Always valid."""
+        node = self.roots.get(namespace)
+        if node is None:
+            node = self.roots[namespace] = Node([], 0, None, namespace)
+        return Cursor(node, 0)
+
+    def match(self, ids: Sequence[int], namespace: str | None = None) -> Cursor:
+        """Return the place after the longest known prefix of `ids`. Changes nothing. Cost:
+        O(len(ids)).
+        """
+        return follow(self.root(namespace), ids)
+
+    def find(self, place: Place) -> Cursor:
+        """Return the place after what is known of a place's tokens; as `match`, changes nothing.
+
+        Cost: O(1) for a place that is in the tree, else O(tokens that are not).
+        """
+        if (cursor := place.cursor) is not None:
+            return cursor
+        pending = place.pending()
+        before = pending[0].after
+        cursor = self.root(place.namespace) if before is None else before.cursor
+        assert cursor is not None
+        for item in pending:
+            found = follow(cursor, item.own_ids)
+            is_whole, cursor = found.depth == item.depth, found
+            if not is_whole:
+                break
+        return cursor
+
+    def extend(self, cursor: Cursor, ids: Sequence[int]) -> Cursor:
+        """Make `ids` known after `cursor`, absent where they are new; return the place after them.
+
+        Changes the tree: may split a node. The result stays valid while it is held or pinned.
+        """
+        ids = ids if isinstance(ids, list) else list(ids)
+        known = follow(cursor, ids)
+        node, depth = known
+        n_known, n = depth - cursor.depth, len(ids)
+        if n_known == n:
+            return known
+        if depth < node.end:
+            node = self.split(node, depth)
+        leaf = grow_leaf(node, ids[n_known:])
+        if leaf is not node:
+            self.n_nodes += 1
+        return Cursor(leaf, depth - n_known + n)
+
+    def place(self, place: Place) -> Cursor:
+        """Put a place, and those it follows, into the tree; return its resolved cursor."""
+        cursor = place.cursor
+        if cursor is not None:
+            return cursor
+        for item in place.pending():
+            before = item.after.cursor if item.after is not None else self.root(item.namespace)
+            assert before is not None
+            cursor = self.extend(before, item.own_ids)
+            item.settle(cursor)
+        assert cursor is not None
+        return cursor
+
+    def held(self, cursor: Cursor) -> Place:
+        """Hold a cursor for a face."""
+        return Place.held(self.holds, resolve(cursor))
+
+    def cut(self, cursor: Cursor) -> Cursor:
+        """Return the same place as the end of a node; splits the node it is inside of."""
+        node, depth = cursor = resolve(cursor)
+        return Cursor(self.split(node, depth), depth) if depth < node.end else cursor
+
+    def drain_released(self) -> None:
+        """Let go of what dropped places held; forget tokens that nothing needs any more."""
+        if self.unfreed or self.untrimmed:
+            self._retry()
+        if self.pins.released:
+            self._drain_pins()
+        for node in self.holds.drain():
+            node.holds -= 1
+            if not node.holds:
+                self._offer(node)
+                self.forget(node)
+
+    def path(self, cursor: Cursor) -> tuple[Span, ...]:
+        """Return a resident path's fragments, root → tip; valid while pinned and `epoch` stays.
+
+        The same tuple object for the same place, so that engines can group rows by identity.
+        """
+        cursor = resolve(cursor)
+        spans = self._spans.get(cursor)
+        if spans is None:
+            depth, parts = cursor.depth, []
+            for node in self.up(cursor):
+                assert node.fragment is not None
+                parts.append(Span(node.fragment, depth - node.start))
+                depth = node.start
+            spans = self._spans[cursor] = tuple(reversed(parts))
+        return spans
+
+    def ids(self, cursor: Cursor, first: int = 0) -> list[int]:
+        """Return the path's tokens from depth `first` on. Cost: O(nodes + tokens returned)."""
+        return path_ids(cursor, first)
+
+    def up(self, cursor: Cursor) -> Iterator[Node]:
+        """Yield the nodes from a cursor to the root, the root left out."""
+        return climb(cursor)
+
+    def nodes(self) -> Iterator[Node]:
+        """Yield every node, parents before children, roots left out."""
+        stack = [child for root in self.roots.values() for child in root.children.values()]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+    def pin(self, cursor: Cursor) -> Cursor:
+        """Protect a path; its absent nodes count as promised. Cost: O(nodes not pinned yet).
+
+        Returns the cursor to give to `unpin`.
+        """
+        cursor = resolve(cursor)
+        node = cursor.node
+        while node.parent is not None and self.room.pin(node):
+            node = node.parent
+        return cursor
+
+    def unpin(self, cursor: Cursor) -> None:
+        """Take one pin back, by the cursor that `pin` returned; the path may be evicted then."""
+        self.clock += 1
+        node = resolve_joined(cursor.node)
+        while node.parent is not None:
+            node.used = self.clock
+            if not self.room.unpin(node):
+                return
+            above = node.parent
+            self._offer(node)
+            self.forget(node)
+            node = above
+
+    def pin_by_hand(self, place: Place, owner: object) -> PinHold | None:
+        """Pin the path to a place for `owner`, until it lets go or is gone; None: no room for that.
+
+        What has no KV is promised, and evicts others; only between steps.
+        """
+        self.drain_released()
+        cursor, room = self.cut(self.place(place)), self.room
+        self.pin(cursor)
+        reserve = room.growth if self.tails else 0  # what runs wants its next slot, too
+        is_short = room.capacity is not None and room.must + reserve > room.capacity
+        if is_short or not self.make_room():
+            self.unpin(cursor)
+            return None
+        cursor.node.ends += 1
+        return self.pins.take(owner, Place.held(self.holds, cursor))
+
+    def unpin_by_hand(self, hold: PinHold) -> None:
+        """Take such a pin back; one that is gone already is let alone."""
+        if self.pins.drop(hold):
+            self._unpin_end(hold)
+
+    def unpin_all(self) -> None:
+        """Take all pins by hand back: nothing will run here any more."""
+        for hold in self.pins:
+            self.unpin_by_hand(hold)
+
+    def n_pinned_by_hand(self) -> int:
+        """Return how many slots pins by hand hold or are promised. Cost: O(nodes of the paths)."""
+        nodes = {node for hold in self.pins for node in self.up(hold.cursor)}
+        return sum(len(node.tokens) for node in nodes)
+
+    def _drain_pins(self) -> None:
+        for hold in self.pins.drain():
+            self._unpin_end(hold)
+
+    def _unpin_end(self, hold: PinHold) -> None:
+        cursor = hold.cursor
+        cursor.node.ends -= 1
+        self.unpin(cursor)
+
+    def make_room(self) -> bool:
+        """Evict, leaves first, until nothing is over; return whether that was enough."""
+        if self.room.is_over:
+            self.settle_all()
+        while self.room.is_over:
+            victim = self.queue.pop(is_evictable)
+            if victim is None:
+                self._retry()
+                return not self.room.is_over
+            self.drop(victim, offload=True)
+            self.n_evicted += len(victim.tokens)
+        return True
+
+    def drop(self, node: Node, *, offload: bool = False) -> None:
+        """Forget a resident, unpinned leaf's KV, or move it to the host if it fits there."""
+        above = node.parent
+        assert self.fragments is not None and node.fragment is not None and is_evictable(node)
+        assert above is not None
+        if offload:
+            for gone in self.host.take(node, self.fragments):
+                self.forget(gone)
+        self._settled(node)
+        fragment, node.fragment = node.fragment, None
+        self.free(fragment)
+        self.room.detach(node)
+        self._spans.clear()
+        self.forget(node)
+        self._offer(above)
+
+    def clear(self, *, rows: bool = True, namespace: str | None = None) -> None:
+        """Drop KV that no work has pinned, of one namespace or all; `rows`: cached logits as well.
+
+        Pins by hand stay, and their slots are promised; those of a namespace that goes are gone.
+        """
+        by_hand = [hold for hold in self.pins if namespace in (None, hold.place.namespace)]
+        for hold in by_hand:
+            self._unpin_end(hold)
+        nodes = [n for n in self.nodes() if namespace in (None, n.namespace)]
+        for node in reversed(nodes):
+            if rows:
+                node.rows = None
+            self.host.free(node)
+            if is_evictable(node):
+                self.drop(node)
+            self.forget(node)
+        self.queue.rebuild([n for n in self.nodes() if is_evictable(n)])
+        for hold in by_hand:
+            if namespace is None:
+                self.pin(self.cut(hold.cursor)).node.ends += 1
+            else:
+                self.pins.drop(hold)
+
+    def fill(self, end: Cursor, start: int, fragment: Fragment) -> None:
+        """Give the path's nodes in [start, end.depth) the slots of `fragment`, which is used up.
+
+        Parts that became resident meanwhile are duplicates and freed. The path above `start` is
+        resident.
+
+            start                                     end.depth
+            ├── fragment ─────────────────────────────┤
+            ├── node (resident) ──┼── node (absent) ──┤   duplicate head freed, the rest attached
+        """
+        assert self.fragments is not None
+        end = resolve(end)
+        if not end.node.resident:
+            end = self.cut(end)
+        chain = list(takewhile(lambda node: node.end > start, self.up(end)))
+        loose = [fragment]  # what would be lost if the engine failed here
+        try:
+            for left, part in zip(range(len(chain) - 1, -1, -1), reversed(chain), strict=True):
+                length = min(part.end, end.depth) - max(part.start, start)
+                if left:
+                    loose.append(self.fragments.split(fragment, length))
+                if part.fragment is None:
+                    self._attach(part, loose[-1])
+                    loose.pop()
+                else:
+                    self.free(loose.pop())
+        except BaseException:
+            for piece in loose:
+                self.free(piece)
+            raise
+
+    def may_grow(self, node: Node) -> Node | None:
+        """Return the leaf whose fragment may take in the slots of `node`, its only child, or None.
+
+        Nothing else hangs on it, and no launched step writes it.
+        """
+        above = node.parent
+        if above is None or above.fragment is None or above.launched or above.ends:
+            return None
+        alone = len(above.children) == 1 and above.live == (1 if node.counted else 0)
+        return above if alone and above.fragment.length == len(above.tokens) else None
+
+    def grew(self, leaf: Node, end: Cursor) -> None:
+        """Take the absent nodes below `leaf`, down to `end`, into it: its fragment has their slots.
+
+        leaf ── child ── … ── end       leaf.fragment  ├── leaf ──┼── child ──┼── … ──┤
+        """
+        assert self.fragments is not None and leaf.fragment is not None
+        last = node_at(*end)
+        if last.fragment is None and end.depth < last.end:
+            last = self.split(last, end.depth)
+        chain, below = list[Node](), last
+        while below is not leaf and below.parent is not None:
+            chain.append(below)
+            below = below.parent
+        for node in reversed(chain):
+            above = node.parent
+            assert above is not None and above.fragment is not None
+            if node.fragment is not None:  # somebody else has brought it: these are duplicates
+                self.trim(above.fragment, len(above.tokens))
+                return
+            if len(above.children) == 1 and not above.ends:
+                self._absorb(above, node)
+            else:
+                self._part(above, node)
+        if last.joined is not None:
+            last = resolve_joined(last)
+        self.growing[last] = self.n_steps
+        self.growing.move_to_end(last)
+        self.room.growing = len(self.growing)
+
+    def _part(self, above: Node, node: Node) -> None:
+        """Give `node` the slots behind its parent's own: others came below that meanwhile."""
+        assert self.fragments is not None and above.fragment is not None
+        try:
+            upper = self.fragments.split(above.fragment, len(above.tokens))
+        except BaseException:
+            self.trim(above.fragment, len(above.tokens))
+            raise
+        lower, above.fragment = above.fragment, upper
+        self._settled(above)
+        self.epoch += 1
+        self._spans.clear()
+        try:
+            self._attach(node, lower)
+        except BaseException:
+            self.free(lower)
+            raise
+
+    def _absorb(self, leaf: Node, node: Node) -> None:
+        """Make one node of a leaf and its absent only child, whose slots it has."""
+        if node.host is not None:
+            self.host.free(node)
+        self.room.absorb(leaf, node)
+        if node.rows:
+            move_rows(node, leaf, node.end)
+        leaf.tokens.extend(node.tokens)
+        leaf.holds += node.holds
+        leaf.ends += node.ends
+        leaf.children = node.children
+        for child in leaf.children.values():
+            child.parent = leaf
+        leaf.used = self.clock
+        node.joined, node.parent, node.children = leaf, None, {}
+        self.n_nodes -= 1
+
+    def settle_all(self) -> None:
+        """Give back the room that leaves keep to grow in."""
+        while self.growing:
+            self._settle(next(iter(self.growing)))
+
+    def settle_idle(self, busy: Callable[[], Collection[Fragment]] = tuple) -> None:
+        """A step has ended: do so for the leaves that have not grown for some steps.
+
+        busy: asked for the fragments that a launched step may read or write; they wait.
+        """
+        self.n_steps += 1
+        used: Collection[Fragment] | None = None
+        while self.growing:
+            leaf, step = next(iter(self.growing.items()))
+            if step > self.n_steps - GROWING_STEPS:
+                return
+            used = busy() if used is None else used
+            if leaf.launched or leaf.fragment in used:
+                self.growing[leaf] = self.n_steps
+                self.growing.move_to_end(leaf)
+            else:
+                self._settle(leaf)
+
+    def _settle(self, node: Node) -> None:
+        self._settled(node)
+        assert self.fragments is not None and node.fragment is not None and not node.launched
+        try:
+            self.fragments.settle(node.fragment)
+        except Exception as error:  # its room stays taken; it is settled when it is cut or freed
+            _log.warning("the engine could not settle a fragment: %r", error)
+
+    def _settled(self, node: Node) -> None:
+        self.growing.pop(node, None)
+        self.room.growing = len(self.growing)
+
+    def free(self, fragment: Fragment) -> None:
+        """Give a fragment back to the engine, later if it cannot now; never raises."""
+        assert self.fragments is not None
+        self.untrimmed.pop(fragment, None)
+        try:
+            self.fragments.free(fragment)
+        except Exception as error:
+            _log.warning("the engine could not free a fragment; trying again later: %r", error)
+            self.unfreed.append(fragment)
+            self.room.lost += fragment.length
+
+    def trim(self, fragment: Fragment, length: int) -> None:
+        """Forget a fragment's slots from `length` on, later if the engine cannot; never raises.
+
+        Whoever goes on with the fragment must see that its length is right.
+        """
+        assert self.fragments is not None
+        if fragment.length == length:
+            return
+        try:
+            self.fragments.trim(fragment, length)
+        except Exception as error:
+            _log.warning("the engine could not trim a fragment; trying again later: %r", error)
+            self.untrimmed[fragment] = length
+
+    def _retry(self) -> None:
+        """Free and trim what the engine could not before."""
+        unfreed, self.unfreed = self.unfreed, []
+        for fragment in unfreed:
+            self.room.lost -= fragment.length
+            self.free(fragment)
+        for fragment, length in list(self.untrimmed.items()):
+            del self.untrimmed[fragment]
+            self.trim(fragment, length)
+
+    def load_host(self, node: Node) -> None:
+        """Bring an offloaded node back to the device; it is pinned and its parent is resident."""
+        assert self.fragments is not None and node.host is not None and node.parent is not None
+        fragment = self.fragments.load(node.host, node.parent.fragment)
+        try:
+            self._attach(node, fragment)
+        except BaseException:
+            self.free(fragment)
+            raise
+
+    def split(self, node: Node, depth: int) -> Node:
+        """Cut a node before `depth`; return the new upper half. Pins and cursors stay right."""
+        cut = depth - node.start
+        above = node.parent
+        assert 0 < cut < len(node.tokens) and above is not None
+        upper = Node(node.tokens[:cut], node.start, above, node.namespace)
+        upper.used = node.used
+        upper.launched = node.launched and node.fragment is None  # a leaf grows at its end
+        upper.pins = 1 if node.pins else 0
+        upper.live = 1 if node.counted else 0
+        if node.fragment is not None:
+            assert self.fragments is not None
+            upper.fragment = self.fragments.split(node.fragment, cut)
+            self.epoch += 1
+            self._spans.clear()
+        if node.host is not None:
+            self.host.split(upper, node, cut)
+        move_rows(node, upper, depth)
+        above.children[upper.tokens[0]] = upper
+        node.tokens, node.start, node.parent = node.tokens[cut:], depth, upper
+        upper.children[node.tokens[0]] = node
+        self.n_nodes += 1
+        return upper
+
+    def join(self, cursor: Cursor, minimum: int = JOIN_LENGTH) -> int:
+        """Make one node of the one-child nodes that end at `cursor`'s; return how many nodes went.
+
+        Not while a launched step may read their fragments. The lowest node stays.
+        """
+        chain = join_chain(resolve(cursor).node)
+        if len(chain) < minimum:
+            return 0
+        lower, joined = chain[0], [chain[0]]
+        try:
+            for upper in chain[1:]:
+                self._merge(upper, lower)
+                joined.append(upper)
+        except Exception as error:  # what is not joined stays as it is
+            _log.warning("the engine could not join fragments: %r", error)
+        if len(joined) == 1:
+            return 0
+        lower.tokens = [token for node in reversed(joined) for token in node.tokens]
+        lower.start = joined[-1].start
+        self.epoch += 1
+        self._spans.clear()
+        self.n_nodes -= len(joined) - 1
+        return len(joined) - 1
+
+    def new_tail(self, cursor: Cursor) -> Tail:
+        """Start a private growing fragment at the end of a resident, pinned node (see `cut`)."""
+        cursor = resolve(cursor)
+        assert self.fragments is not None and cursor.depth == cursor.node.end
+        assert not cursor.node.launched, "a step in flight writes where a tail begins"
+        tail = Tail(cursor, self.fragments.new(cursor.node.fragment))
+        self.room.add_tail(cursor.node)
+        self.tails.add(tail)
+        return tail
+
+    def end_tail(self, tail: Tail, tokens: Sequence[int]) -> Cursor:
+        """Put a tail's tokens and KV into the tree, which uses it up; return the place after them.
+
+        tokens: those whose slots the tail holds. What is resident already wins over the tail's
+        copy.
+        """
+        assert self.fragments is not None and len(tokens) == tail.fragment.length
+        cursor = self._close_tail(tail)
+        if not tokens:
+            self.free(tail.fragment)
+            return cursor
+        try:
+            end = self.extend(cursor, tokens)
+            self.fragments.settle(tail.fragment)
+        except BaseException:
+            self.free(tail.fragment)
+            raise
+        self.fill(end, cursor.depth, tail.fragment)
+        return resolve(end)
+
+    def drop_tail(self, tail: Tail) -> None:
+        """Forget a tail and its slots."""
+        self._close_tail(tail)
+        self.free(tail.fragment)
+
+    def check(self) -> None:
+        """Verify every invariant; AssertionError says which one broke. Cost: O(tree)."""
+        check_tree(self)
+
+    def _attach(self, node: Node, fragment: Fragment) -> None:
+        assert self.fragments is not None and node.parent is not None
+        self.fragments.attach(fragment, node.parent.fragment)
+        self.host.free(node)
+        node.fragment = fragment
+        node.used = self.clock
+        self.room.attach(node)
+        self._offer(node)
+
+    def _close_tail(self, tail: Tail) -> Cursor:
+        cursor = resolve(tail.cursor)
+        self.room.remove_tail(cursor.node)
+        self.room.set_reserved(tail, 0)
+        self.tails.discard(tail)
+        return cursor
+
+    def _offer(self, node: Node) -> None:
+        if is_evictable(node):
+            self.queue.offer(node)
+            if len(self.queue) > 4 * self.n_nodes + 64:
+                self.queue.rebuild([n for n in self.nodes() if is_evictable(n)])
+
+    def forget(self, node: Node) -> None:
+        """Remove a leaf whose tokens nothing needs, then its parents alike."""
+        while (above := node.parent) is not None and is_forgettable(node):
+            if above.children.get(node.tokens[0]) is not node:
+                return
+            del above.children[node.tokens[0]]
+            self.n_nodes -= 1
+            node.rows = None
+            node = above
+
+    def _merge(self, upper: Node, lower: Node) -> None:
+        """Hang `lower` where its parent `upper` hangs, and forward; tokens are the caller's."""
+        above = upper.parent
+        assert above is not None
+        if upper.fragment is not None and lower.fragment is not None and self.fragments is not None:
+            self.fragments.join(upper.fragment, lower.fragment)
+        self._settled(upper)
+        lower.pins += upper.pins - (1 if lower.pins else 0)
+        lower.holds += upper.holds
+        lower.parent = above
+        above.children[upper.tokens[0]] = lower
+        move_rows(upper, lower, upper.end)
+        upper.joined, upper.fragment, upper.parent = lower, None, None
+        upper.children = {}

@@ -1,0 +1,356 @@
+"""What rows of logits say: log-probabilities, entropies, order.
+
+All of raw logits, over the full vocabulary, in natural logarithms.
+
+Ids fall into groups of `MEMBERS` so that one pass finds every group's largest value and few groups
+need a second look. Ids 0 … 4095 are a square, 64 x 64, and a group is a column of it; so are the
+next 4096, and so on. The grouping does not depend on the vocabulary, so that random numbers may
+follow it (see `rng`).
+
+    id        0    1  …   63        group 0:  0  64  128 …
+              64   65 …  127        group 1:  1  65  129 …
+              …                     a vocabulary that ends inside a square has shorter columns
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from ...engines.base import Score, ScoreSpan
+from ...errors import ForwardError
+
+Floats = NDArray[np.float32]
+# Logits of scored positions are made this many numbers at a time, so that [T, V] never exists.
+SCORE_NUMBERS = 1 << 22
+
+
+class Moments(NamedTuple):
+    """What one pass over logits [B, V] gives.
+
+    peak: [B], the largest logit. total: [B], the sum of exp(logit - peak). log_total: its
+    logarithm. entropies: [B], nats.
+    """
+
+    peak: Floats
+    total: Floats
+    log_total: Floats
+    entropies: Floats
+
+
+def log_softmax(logits: Floats) -> Floats:
+    """Return log-probabilities of raw logits: float32 [..., V], a new array.
+
+    Raises: ForwardError if a row has NaN, +inf, or no finite entry at all.
+    """
+    with np.errstate(invalid="ignore"):
+        below = logits - logits.max(axis=-1, keepdims=True)
+        total = np.log(np.exp(below).sum(axis=-1, keepdims=True, dtype=np.float64))
+    if not np.isfinite(total).all():
+        raise broken_logits()
+    logprobs: Floats = below - total.astype(np.float32)
+    return logprobs
+
+
+def broken_logits() -> ForwardError:
+    """Return what is raised for a row that is no distribution."""
+    return ForwardError(
+        "the model gave logits with NaN or +inf, or nothing but -inf; allowed are finite ones "
+        "and -inf. Load the model in float32, or check its files",
+        hint="Load the model in float32, or check its files.",
+    )
+
+
+def moments(logits: Floats, scratch: Scratch | None = None, peak: Floats | None = None) -> Moments:
+    """Return what a draw and its figures share, with one exp an entry.
+
+    logits: float32 [B, V]; not modified. scratch: working memory, if given. peak: float32 [B], the
+    largest logits, where they are known.
+    Raises: ForwardError if a row has NaN, +inf, or no finite entry at all.
+    """
+    # Every reduction runs along contiguous rows without a cast: its bits do not depend on B.
+    space = Scratch() if scratch is None else scratch
+    below = space.take("below", logits.shape, np.float32)
+    weights = space.take("weights", logits.shape, np.float32)
+    with np.errstate(invalid="ignore"):
+        peak = logits.max(axis=1) if peak is None else peak
+        np.subtract(logits, peak[:, None], out=below)
+        np.exp(below, out=weights)
+        total = weights.sum(axis=1)
+        np.multiply(below, weights, out=below)
+        mean = below.sum(axis=1)
+        if np.isnan(mean).any():
+            mean = _repaired(below, total)
+    return summed_up(peak, total, mean)
+
+
+def summed_up(peak: Floats, total: Floats, mean: Floats) -> Moments:
+    """Return the moments of rows. mean: [B], the sum of (logit - peak) * exp(logit - peak)."""
+    log_total = np.log(total)
+    entropies = np.maximum(log_total - mean / total, np.float32(0))
+    return Moments(peak, total, log_total, entropies)
+
+
+def surprisal(logits: Floats, token: int) -> float:
+    """Return -log p of a token in nats, by raw logits over all tokens; inf where banned."""
+    wide = logits.astype(np.float64)
+    peak = wide.max()
+    total = float(np.log(np.exp(wide - peak).sum()) + peak)
+    value = float(wide[token])
+    return max(0.0, total - value) if math.isfinite(value) else math.inf
+
+
+def entropy(logits: Floats) -> float:
+    """Return the entropy in nats of raw logits over the full vocabulary."""
+    wide = logits.astype(np.float64)
+    shifted = wide - wide.max()
+    weights = np.exp(shifted)
+    total = weights.sum()
+    finite = weights > 0
+    return max(0.0, float(np.log(total) - (weights[finite] * shifted[finite]).sum() / total))
+
+
+def score_span(span: ScoreSpan, n_vocab: int, logits_of: Callable[[int, int], Floats]) -> Score:
+    """Score a row's span part by part. logits_of: raw logits of the row's tokens first … last - 1.
+
+    Raises: ForwardError for a target outside of the vocabulary.
+    """
+    targets = np.array(span.targets, dtype=np.int64)
+    if targets.size and not 0 <= int(targets.min()) <= int(targets.max()) < n_vocab:
+        raise ForwardError(
+            f"a token to score is outside the model's vocabulary of {n_vocab}; "
+            f"ids are 0 to {n_vocab - 1}"
+        )
+    size = max(1, SCORE_NUMBERS // n_vocab)
+    parts = []
+    for low in range(0, max(len(targets), 1), size):
+        some = targets[low : low + size]
+        first = span.start + low
+        parts.append(score(logits_of(first, first + len(some)), some, span.top))
+    return join_scores(parts)
+
+
+def join_scores(parts: Sequence[Score]) -> Score:
+    """Put the scores of consecutive positions together."""
+    if len(parts) == 1:
+        return parts[0]
+    names = ("logprobs", "entropies", "ranks", "top_ids", "top_logprobs")
+    columns = [[getattr(part, name) for part in parts] for name in names]
+    joined: list[Any] = [
+        None if any(each is None for each in some) else np.concatenate(some) for some in columns
+    ]
+    return Score(*joined)
+
+
+def score(logits: Floats, targets: NDArray[np.int64], top: int = 0) -> Score:
+    """Score one target a row. logits: float32 [n, V], raw; not modified."""
+    found = moments(logits)
+    chosen = logits[np.arange(len(targets)), targets][:, None]
+    base = (found.peak + found.log_total)[:, None]
+    top_ids = largest(logits, top) if top else np.empty((len(targets), 0), dtype=np.int64)
+    return Score(
+        logprobs=(chosen - found.peak[:, None] - found.log_total[:, None])[:, 0],
+        entropies=found.entropies,
+        ranks=_ranks(logits, targets, chosen),
+        top_ids=top_ids,
+        top_logprobs=np.take_along_axis(logits, top_ids, axis=1) - base,
+    )
+
+
+def _ranks(logits: Floats, targets: NDArray[np.int64], chosen: Floats) -> NDArray[np.int64]:
+    earlier = np.arange(logits.shape[1]) < targets[:, None]
+    before = (logits > chosen) | ((logits == chosen) & earlier)
+    ranks: NDArray[np.int64] = before.sum(axis=1, dtype=np.int64)
+    return ranks
+
+
+def _repaired(products: Floats, total: Floats) -> Floats:
+    """Return the row sums of weight * shifted logit, where -inf logits made 0 * -inf = NaN."""
+    if not np.isfinite(total).all():
+        raise broken_logits()
+    sums: Floats = np.nan_to_num(products, copy=False, nan=0.0).sum(axis=1)
+    return sums
+
+
+Doubles = NDArray[np.float64]
+Ids = NDArray[np.int64]
+
+MEMBERS = 64
+_SQUARE = MEMBERS * MEMBERS
+_PAD = np.int64(2**63 - 1)
+
+
+def group_of(ids: Ids) -> Ids:
+    """Return the group of each id: a column of its square of 64 × 64 ids."""
+    return (ids >> 12 << 6) | (ids & 63)
+
+
+def member_of(ids: Ids) -> Ids:
+    """Return which member of its group each id is: 0 to MEMBERS - 1."""
+    return ids >> 6 & 63
+
+
+def members(groups: Ids, n_vocab: int = _SQUARE) -> Ids:
+    """Return the ids of groups [n]: int64 [n, M], as many lines of a square as there are.
+
+    The last may lie outside the vocabulary, where `has_ragged_groups`.
+    """
+    if n_vocab < _SQUARE:  # a group is its column
+        return _lines(n_vocab) + groups[:, None]
+    return ((groups >> 6 << 12) + (groups & 63))[:, None] + _lines(n_vocab)
+
+
+@lru_cache(maxsize=8)
+def _lines(n_vocab: int) -> Ids:
+    lines = np.arange(0, min(_SQUARE, n_vocab), MEMBERS)
+    lines.flags.writeable = False
+    return lines
+
+
+def has_ragged_groups(n_vocab: int) -> bool:
+    """Whether some groups have fewer members than `members` gives."""
+    if n_vocab <= MEMBERS:  # of one member each
+        return False
+    return n_vocab % (MEMBERS if n_vocab <= _SQUARE else _SQUARE) != 0
+
+
+def n_groups(n_vocab: int) -> int:
+    """Return how many groups a vocabulary has."""
+    squares, rest = divmod(n_vocab, _SQUARE)
+    return squares * MEMBERS + min(rest, MEMBERS)
+
+
+def group_peaks(values: Floats) -> Floats:
+    """Return the largest value of every group: float32 [B, groups]. Cost: one pass."""
+    n_rows, n_vocab = values.shape
+    whole = n_vocab // _SQUARE * _SQUARE
+    parts = []
+    if whole:
+        squares = values[:, :whole].reshape(n_rows, -1, MEMBERS, MEMBERS)
+        half = MEMBERS // 2  # folded, as NumPy goes over the middle axis a line at a time
+        lines = np.maximum(squares[:, :, :half], squares[:, :, half:])
+        while half > 1:
+            half //= 2
+            np.maximum(lines[:, :, :half], lines[:, :, half : 2 * half], out=lines[:, :, :half])
+        parts.append(lines[:, :, 0].reshape(n_rows, -1))
+    if whole < n_vocab:
+        rest = values[:, whole:]
+        n_lines, n_last = divmod(rest.shape[1], MEMBERS)
+        if n_lines:
+            peaks = rest[:, : n_lines * MEMBERS].reshape(n_rows, n_lines, MEMBERS).max(axis=1)
+            if n_last:
+                np.maximum(peaks[:, :n_last], rest[:, -n_last:], out=peaks[:, :n_last])
+        else:
+            peaks = rest.copy()
+        parts.append(peaks)
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+
+class RankedIds(NamedTuple):
+    """The largest entries of every row, largest first, equals by lower id.
+
+    ids: int64 [B, C]. values: float32 [B, C], -inf behind a row's last. n: int64 [B], entries.
+    """
+
+    ids: Ids
+    values: Floats
+    n: Ids
+
+
+def rank(values: Floats, peaks: Floats, floors: Floats) -> RankedIds:
+    """Return each row's finite values at or above its floor, in order; `peaks` of `group_peaks`."""
+    rows, ids = _at_least(values, peaks, floors)
+    n_rows = len(values)
+    n = np.bincount(rows, minlength=n_rows)
+    starts = np.cumsum(n) - n
+    keys = np.full((n_rows, max(int(n.max(initial=0)), 1)), _PAD)
+    keys[rows, np.arange(len(rows)) - starts[rows]] = _keys(values[rows, ids], ids)
+    keys.sort(axis=1)
+    there = np.arange(keys.shape[1]) < n[:, None]
+    found = np.where(there, keys & 0xFFFFFFFF, 0)
+    taken = np.where(there, np.take_along_axis(values, found, axis=1), np.float32(-np.inf))
+    return RankedIds(found, taken, n)
+
+
+def floors_of(peaks: Floats, wanted: Ids) -> Floats:
+    """Return for each row a value that at least wanted[row] entries reach; -inf for too many."""
+    n_groups = peaks.shape[1]
+    if (wanted == wanted[0]).all():
+        if wanted[0] > n_groups:
+            return np.full(len(peaks), -np.inf, dtype=np.float32)
+        at = n_groups - int(wanted[0])
+        edge: Floats = np.partition(peaks, at, axis=1)[:, at]
+        return edge
+    ordered = np.sort(peaks, axis=1)
+    at = np.maximum(n_groups - wanted, 0)[:, None]
+    found = np.take_along_axis(ordered, at, axis=1)[:, 0]
+    return np.where(wanted > n_groups, np.float32(-np.inf), found)
+
+
+def largest(values: Floats, n: int) -> Ids:
+    """Return the ids of every row's n largest values, largest first: int64 [B, n].
+
+    What is -inf counts too, by lower id. Cost: a pass, and a sort of little more than n.
+    """
+    n = min(n, values.shape[1])
+    peaks = group_peaks(values)
+    ranked = rank(values, peaks, floors_of(peaks, np.full(len(values), n)))
+    ids = ranked.ids[:, :n]
+    for row in np.flatnonzero(ranked.n < n):  # not so many finite ones
+        rest = np.flatnonzero(np.isneginf(values[row]))
+        ids = np.pad(ids, ((0, 0), (0, n - ids.shape[1]))) if ids.shape[1] < n else ids
+        ids[row, ranked.n[row] :] = rest[: n - ranked.n[row]]
+    return ids
+
+
+def _at_least(values: Floats, peaks: Floats, floors: Floats) -> tuple[Ids, Ids]:
+    """Return (row, id) of all finite values at or above the row's floor; rows ascend."""
+    least = np.maximum(floors, np.finfo(np.float32).min)
+    n_vocab = values.shape[1]
+    rows, groups = np.nonzero(peaks >= least[:, None])
+    if 2 * len(rows) > peaks.size:  # then a look at every value is cheaper
+        at, found_ids = np.nonzero(values >= least[:, None])
+        return at, found_ids
+    ids = members(groups, n_vocab)
+    found = values[rows[:, None], np.minimum(ids, n_vocab - 1)]
+    at, member = np.nonzero((found >= least[rows][:, None]) & (ids < n_vocab))
+    return rows[at], ids[at, member]
+
+
+def _keys(values: Floats, ids: Ids) -> Ids:
+    """Return integers that ascend as values fall, equals by id."""
+    bits = (values + np.float32(0)).view(np.int32).astype(np.int64)  # -0 becomes 0
+    ascending = np.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return (~ascending << 32) | ids
+
+
+# Larger arrays are not kept: there the arithmetic outweighs the page faults, and memory is dear.
+_KEPT_BYTES = 8 << 20
+
+
+class Scratch:
+    """Buffers by name, reused from call to call.
+
+    Fresh ones cost more in page faults than the arithmetic done in them. Contents are undefined
+    when taken. One thread at a time.
+    """
+
+    __slots__ = ("_buffers",)
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, NDArray[Any]] = {}
+
+    def take(self, name: str, shape: tuple[int, int], dtype: DTypeLike) -> NDArray[Any]:
+        """Return an array of that shape, valid until the next `take` of the same name."""
+        kept = self._buffers.get(name)
+        if kept is not None and kept.shape == shape and kept.dtype == dtype:
+            return kept
+        fresh: NDArray[Any] = np.empty(shape, dtype)
+        if fresh.nbytes <= _KEPT_BYTES:
+            self._buffers[name] = fresh
+        return fresh

@@ -1,0 +1,549 @@
+"""`SamplingParams`: how tokens are drawn, and the table that says all of each parameter.
+
+The command makes its flags from here, so nothing that takes long is imported above: no NumPy, no
+constraints.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import partial, wraps
+from inspect import Parameter as Keyword
+from inspect import iscoroutinefunction, signature
+from numbers import Real
+from typing import Any, ParamSpec, TypedDict, TypeVar, cast
+
+from ...errors import ConfigError
+from ..validation import boolean, half_character, half_told, number, whole_number
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Call = TypeVar("Call", bound=Callable[..., Any])
+_log = logging.getLogger(__name__)
+
+# 1: the first id, in id order, whose cumulative weight exceeds a uniform number; 2: Gumbel-max. A
+# seed gives other tokens under another rule, so what is saved says which it was drawn by.
+DRAW_RULE = 2
+
+# Of one node in one call: each branch is Python objects, and a slip of the finger must not fill
+# the memory with them before a token is drawn.
+MAX_N = 65_536
+
+# llama.cpp's defaults: chat answers of models whose files name no sampling. Unfiltered draws at
+# temperature 1 make a small chat model answer 15 of 72 questions right, these 35.
+CHAT_SAMPLING: Mapping[str, Any] = {
+    "temperature": 0.8,
+    "top_k": 40,
+    "top_p": 0.95,
+    "min_p": 0.05,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A parameter as an option of the command: one value, of a type."""
+
+    type: type
+    names: tuple[str, ...]
+    help: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One row of the table: what there is to know of a parameter but its type and its default.
+
+    check: takes the name and what was given, returns what is kept. also: what other libraries call
+    it; nearly: likewise, with what is different. from_model: a model's generation_config.json may
+    set it where it says do_sample; for_greedy: also where it does not. is_filter: it drops tokens,
+    and none at its default; `filters.CUTS` has the function. flag: of the command; None for those
+    that no verb takes, or that verbs list by themselves.
+    """
+
+    check: Callable[[str, Any], Any]
+    also: tuple[str, ...] = ()
+    nearly: Mapping[str, str] = field(default_factory=dict)
+    from_model: bool = False
+    for_greedy: bool = False
+    is_filter: bool = False
+    flag: Flag | None = None
+
+
+class BranchOptions(TypedDict, total=False):
+    """The keywords of SamplingParams but `n`, for calls that have `n` apart."""
+
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    typical_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    penalty_last_n: int | None
+    logit_bias: Mapping[int, float] | None
+    stop: str | Sequence[str] | None
+    seed: int | None
+    constraint: Any
+    temperature_first: bool
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class SamplingParams:
+    """How tokens are drawn, checked when made; equal values are equal and hashable.
+
+    n: continuations of a node, 65,536 at most. max_tokens: new tokens of each at most.
+    temperature: 0 is greedy. top_p, top_k (0: off), min_p, typical_p: filters, off by default.
+    repetition_penalty: on prompt and generated tokens; presence_penalty, frequency_penalty: on
+    generated ones only; penalty_last_n: looking back that many tokens, None for all. Generated is
+    what this very call draws: the nodes above are its prompt, also those that were drawn. A
+    Branch's three penalties count all that it accepted, and nothing that it prefilled.
+    logit_bias: added to raw logits, by token id: -inf forbids, inf leaves nothing else; kept as
+    sorted pairs.
+    stop: strings that end a continuation; kept as a tuple.
+    seed: repeats a call; None takes a fresh one. Other calls that run at the same time may change
+    a text in bfloat16, on MLX and on llama.cpp, where row counts change rounding (docs/models.md).
+    constraint: what the text may be; see `weft.constraints`. Kept as a `Constraint`.
+    temperature_first: temperature before the filters instead of after them.
+    unset: names of parameters that requests to a remote server omit, so that the server's
+    configuration decides; their values here are neutral. Kept in the order of `SERVER_SAMPLING`.
+    draw_rule: how a seed becomes tokens, not to be chosen: `DRAW_RULE`, or that of the version that
+    a saved value was drawn by.
+    """
+
+    n: int
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    typical_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    penalty_last_n: int | None
+    logit_bias: tuple[tuple[int, float], ...]
+    stop: tuple[str, ...]
+    seed: int | None
+    constraint: Any
+    temperature_first: bool
+    unset: tuple[str, ...]
+    draw_rule: int = field(init=False)
+
+    # Written out, so that arguments may be wider (a dict, one string) than what is kept.
+    def __init__(
+        self,
+        *,
+        n: int = 1,
+        max_tokens: int = 256,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        min_p: float = 0.0,
+        typical_p: float = 1.0,
+        repetition_penalty: float = 1.0,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        penalty_last_n: int | None = None,
+        logit_bias: Mapping[int, float] | Iterable[tuple[int, float]] | None = None,
+        stop: str | Sequence[str] | None = None,
+        seed: int | None = None,
+        constraint: Any = None,
+        temperature_first: bool = False,
+        unset: Collection[str] = (),
+    ) -> None:
+        given = {name: value for name, value in locals().items() if name in PARAMETERS}
+        for name, value in given.items():
+            object.__setattr__(self, name, PARAMETERS[name].check(name, value))
+        names = [name for name in SERVER_SAMPLING if name in unset and _is_neutral(self, name)]
+        object.__setattr__(self, "unset", tuple(names))
+        object.__setattr__(self, "draw_rule", DRAW_RULE)
+
+    @classmethod
+    def resolve(
+        cls, given: Mapping[str, Any], defaults: SamplingParams | None = None
+    ) -> SamplingParams:
+        """Return `defaults` (None: neutral) with what was given.
+
+        Raises: ConfigError for an unknown keyword, naming the right one.
+        """
+        for name in given:
+            if name not in NAMES:
+                raise unknown(name)
+        if defaults is None:
+            return cls(**given)
+        unset = [name for name in defaults.unset if name not in given]
+        return cls(**{**defaults.keywords(), **given}, unset=unset)
+
+    @classmethod
+    def from_generation_config(cls, config: Mapping[str, Any]) -> SamplingParams:
+        """Return what a model's generation_config.json asks for.
+
+        Without do_sample it asks for greedy decoding, of which only its repetition_penalty is
+        taken. A value outside what is allowed here is left at its default, and rules that there are
+        none of here are left out; the log has a warning of each value, and one of the rules.
+        """
+        taken, samples = cls(), bool(config.get("do_sample"))
+        unfollowed = _unfollowed(config, samples=samples)
+        if unfollowed:
+            _log.warning(
+                "generation_config.json asks for %s, which Weft does not follow: tokens are drawn"
+                " without",
+                ", ".join(unfollowed),
+            )
+        for name, parameter in PARAMETERS.items():
+            is_taken = parameter.from_model and (samples or parameter.for_greedy)
+            if not is_taken or config.get(name) is None:
+                continue
+            try:
+                taken = cls.resolve({name: config[name]}, taken)
+            except ConfigError as error:
+                _log.warning("generation_config.json: %s; the default is used", error)
+        return taken
+
+    def keywords(self) -> dict[str, Any]:
+        """Return all values but `unset` as keywords."""
+        return {name: getattr(self, name) for name in NAMES}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all values as plain JSON data; infinite biases become "inf" and "-inf"."""
+        data = self.keywords()
+        data["draw_rule"] = self.draw_rule
+        if self.unset:
+            data["unset"] = list(self.unset)
+        data["stop"] = list(self.stop)
+        if self.constraint is not None:
+            data["constraint"] = self.constraint.to_dict()
+        data["logit_bias"] = {
+            str(token_id): value if math.isfinite(value) else str(value)
+            for token_id, value in self.logit_bias
+        }
+        return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> SamplingParams:
+        """Read what `to_dict` wrote; names that are absent take their default."""
+        biases = data.get("logit_bias") or {}
+        try:
+            parsed = {int(token_id): float(value) for token_id, value in biases.items()}
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"logit_bias is {biases!r}; allowed is a mapping from token id to number"
+            ) from error
+        from ...constraints import from_dict
+
+        kept = data.get("constraint")
+        constraint = from_dict(kept) if isinstance(kept, Mapping) else kept
+        rule = data.get("draw_rule", 1)  # the first did not say so
+        unset = data.get("unset") or ()
+        given = {name: value for name, value in data.items() if name not in ("draw_rule", "unset")}
+        made = cls.resolve({**given, "logit_bias": parsed, "constraint": constraint})
+        made = replace(made, unset=unset)
+        object.__setattr__(made, "draw_rule", whole_number("draw_rule", rule, 1))
+        return made
+
+    def summary(self) -> str:
+        """Return a readable summary: "temperature 0.8, top-k 40", or "greedy".
+
+        It lists filters and penalties with other than neutral values. If a server chooses
+        parameters, it has "the server's sampling" for them.
+        """
+        if self.temperature == 0:
+            return "greedy"
+        names = [name for name in _SUMMARY if not _is_neutral(self, name)]
+        if "temperature" not in self.unset:
+            names = ["temperature", *names]
+        parts = [f"{name.replace('_', '-')} {getattr(self, name):g}" for name in names]
+        return ", ".join([*parts, *(["the server's sampling"] if self.unset else [])])
+
+    def __repr__(self) -> str:
+        names = [name for name in NAMES if not _is_neutral(self, name)]
+        names += ["unset"] if self.unset else []
+        changed = [f"{name}={getattr(self, name)!r}" for name in names]
+        return f"SamplingParams({', '.join(changed)})"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDefaults:
+    """The default sampling parameters of one model.
+
+    raw: for raw prompts: those of the model's files, else temperature 1 without filters.
+    chat: for chat answers: those of the model's files, else `CHAT_SAMPLING`.
+    """
+
+    raw: SamplingParams
+    chat: SamplingParams
+
+    @classmethod
+    def from_generation_config(cls, config: Mapping[str, Any]) -> ModelDefaults:
+        """Return the defaults of a model with this generation_config.json; {} if it has none.
+
+        With `do_sample: true` the file's parameters replace all of `CHAT_SAMPLING`.
+        """
+        raw = SamplingParams.from_generation_config(config)
+        chat = raw if config.get("do_sample") else SamplingParams.resolve(CHAT_SAMPLING, raw)
+        return cls(raw, chat)
+
+    @classmethod
+    def from_sampling(cls, own: SamplingParams | ModelDefaults | None) -> ModelDefaults:
+        """Return the defaults of a model. sampling: parameters that its files set, or None."""
+        if own is None:
+            return cls.from_generation_config({})
+        return own if isinstance(own, ModelDefaults) else cls(own, own)
+
+
+def unknown(
+    name: str,
+    taken: Collection[str] | None = None,
+    call: str = "",
+    also: Mapping[str, str] | None = None,
+) -> ConfigError:
+    """Return the error of a keyword that is none of those taken: it names the right one.
+
+    taken: by a call of this name; None: NAMES. also: what other libraries call them.
+    """
+    others = also or {}
+    what = f"option {name!r} of {call}" if call else f"sampling option {name!r}"
+    allowed = NAMES if taken is None else taken
+    right = others.get(name) or _called(name, allowed)
+    if name in _NOWHERE:
+        message = f"{name}? There is no option here; {_NOWHERE[name]}"
+    elif right:
+        message = f"{name}? Here it is {right}"
+    else:
+        close = difflib.get_close_matches(name, [*allowed, *others], n=1)
+        meant = f"Did you mean {others.get(close[0], close[0])}? " if close else ""
+        message = f"unknown {what}. {meant}Allowed are: {', '.join(allowed)}"
+    return ConfigError(message, hint=message)
+
+
+def knows_options(
+    name: str, also: Mapping[str, str] | None = None
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Let a call of this name refuse unknown keywords as `unknown` does; its types stay."""
+
+    def decorate(call: Callable[P, T]) -> Callable[P, T]:
+        keywords = signature(call).parameters.values()
+        taken = [each.name for each in keywords if each.kind is not Keyword.POSITIONAL_ONLY]
+        taken = [each for each in taken if each != "self"]
+
+        @wraps(call)
+        def checked(*args: P.args, **options: P.kwargs) -> T:
+            for given in options:
+                if given not in taken:
+                    raise unknown(given, taken, name, also)
+            return call(*args, **options)
+
+        return checked
+
+    return decorate
+
+
+def accepts_params_first(call: Call) -> Call:
+    """Let `call(params, n=2)` mean `call(params=params, n=2)`; the signature does not change."""
+    position = list(signature(call).parameters).index("n")
+
+    def rearrange(args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
+        is_clash = "n" in options and "params" not in options and len(args) == position + 1
+        if is_clash and isinstance(args[position], SamplingParams):
+            options["params"] = args[position]
+            return args[:position]
+        return args
+
+    @wraps(call)
+    def plain(*args: Any, **options: Any) -> Any:
+        return call(*rearrange(args, options), **options)
+
+    @wraps(call)
+    async def coroutine(*args: Any, **options: Any) -> Any:
+        return await call(*rearrange(args, options), **options)
+
+    return cast("Call", coroutine if iscoroutinefunction(call) else plain)
+
+
+def _called(name: str, allowed: Collection[str]) -> str | None:
+    """Return what is written here for another library's name, if it is allowed."""
+    for own, parameter in PARAMETERS.items():
+        if own not in allowed:
+            continue
+        if name in parameter.also:
+            return own
+        if name in parameter.nearly:
+            return f"{own} ({parameter.nearly[name]})"
+    return None
+
+
+def _unfollowed(config: Mapping[str, Any], *, samples: bool) -> list[str]:
+    """Return the rules of a generation_config.json that change what is drawn there, and not here.
+
+    samples: it says do_sample; without, Transformers uses no filters.
+    """
+    rules = {**_RULES, **(_FILTERS if samples else {})}
+    given = ((name, config.get(name), neutral) for name, neutral in rules.items())
+    return [name for name, value, neutral in given if value not in (None, neutral, [], {}, ())]
+
+
+def _is_neutral(params: SamplingParams, name: str) -> bool:
+    """Return True if a parameter has the value that changes nothing."""
+    return bool(getattr(params, name) == getattr(_NEUTRAL, name))
+
+
+def _or_none(check: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
+    return lambda name, value: None if value is None else check(name, value)
+
+
+def _constraint(_: str, value: object) -> Any:
+    from ...constraints import as_constraint
+
+    return as_constraint(value)
+
+
+def _biases(
+    name: str, given: Mapping[int, float] | Iterable[tuple[int, float]] | None
+) -> tuple[tuple[int, float], ...]:
+    try:
+        pairs = dict(given or ())
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{name} is {given!r}; allowed is a mapping from token id to number"
+        ) from error
+    return tuple(sorted(_bias(token_id, value) for token_id, value in pairs.items()))
+
+
+def _bias(token_id: object, value: object) -> tuple[int, float]:
+    whole = whole_number("a token id in logit_bias", token_id, 0)
+    if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(float(value)):
+        raise ConfigError(
+            f"logit_bias of token {whole} is {value!r}; allowed is any number, "
+            "-inf to forbid the token, inf to leave nothing else"
+        )
+    return whole, float(value)
+
+
+def _stops(name: str, given: str | Sequence[str] | None) -> tuple[str, ...]:
+    if given is None:
+        return ()
+    try:
+        stops = (given,) if isinstance(given, str) else tuple(given)
+    except TypeError as error:
+        raise ConfigError(f"{name} is {given!r}; allowed is a string or strings") from error
+    for stop in stops:
+        if not isinstance(stop, str) or not stop:
+            raise ConfigError(
+                f"{name} has {stop!r}; allowed are non-empty strings. Leave stop out to have none"
+            )
+        if (at := half_character(stop)) is not None:
+            raise ConfigError(half_told(name, stop, at))
+    return tuple(dict.fromkeys(stops))
+
+
+# `weft solve` has this one alone.
+TEMPERATURE = Flag(float, ("--temperature", "--temp"), "0 is greedy.")
+# A row a parameter. Filters cut in the order of their rows; top-k is the first of them.
+PARAMETERS: Mapping[str, Parameter] = {
+    "n": Parameter(
+        partial(whole_number, low=1, high=MAX_N),
+        also=("best_of", "num_return_sequences", "num_samples"),
+        nearly={"num_beams": "plain branches"},
+    ),
+    "max_tokens": Parameter(
+        partial(whole_number, low=1),
+        also=("max_completion_tokens", "max_new_tokens", "n_predict", "num_predict"),
+        nearly={"max_length": "it counts new tokens only"},
+    ),
+    "temperature": Parameter(
+        partial(number, low=0.0),
+        also=("temp",),
+        nearly={"do_sample": "0 is greedy"},
+        from_model=True,
+        flag=TEMPERATURE,
+    ),
+    "top_k": Parameter(
+        partial(whole_number, low=0, high=2**31 - 1),
+        also=("topk",),
+        from_model=True,
+        is_filter=True,
+        flag=Flag(int, ("--top-k",), "Keep the k likeliest; 0: all."),
+    ),
+    "typical_p": Parameter(
+        partial(number, low=0.0, high=1.0, open_low=True),
+        also=("typical",),
+        from_model=True,
+        is_filter=True,
+    ),
+    "top_p": Parameter(
+        partial(number, low=0.0, high=1.0, open_low=True),
+        also=("topp",),
+        from_model=True,
+        is_filter=True,
+        flag=Flag(float, ("--top-p",), "Keep this much probability."),
+    ),
+    "min_p": Parameter(
+        partial(number, low=0.0, high=1.0),
+        from_model=True,
+        is_filter=True,
+        flag=Flag(float, ("--min-p",), "Drop what is this much less likely than the best."),
+    ),
+    "repetition_penalty": Parameter(
+        partial(number, low=0.0, open_low=True),
+        also=("repeat_penalty",),
+        from_model=True,
+        for_greedy=True,
+    ),
+    "presence_penalty": Parameter(number),
+    "frequency_penalty": Parameter(number),
+    "penalty_last_n": Parameter(_or_none(partial(whole_number, low=1)), also=("repeat_last_n",)),
+    "logit_bias": Parameter(_biases),
+    "stop": Parameter(_stops, also=("stop_sequences", "stop_strings")),
+    "seed": Parameter(
+        _or_none(partial(whole_number, low=0, high=2**64 - 1)), also=("random_seed",)
+    ),
+    "constraint": Parameter(_or_none(_constraint), also=("grammar", "response_format")),
+    "temperature_first": Parameter(boolean),
+}
+# What other libraries have and there is no parameter for.
+_NOWHERE = {
+    "length_penalty": "rank finished branches by their mean log-probability",
+    "logprobs": "log-probabilities are always recorded",
+}
+# What a generation_config.json may ask for that Weft has not, with the values that change nothing.
+_RULES: Mapping[str, Any] = {
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1,
+    "bad_words_ids": None,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+    "sequence_bias": None,
+    "exponential_decay_length_penalty": None,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "stop_strings": None,
+    "guidance_scale": 1,
+    "watermarking_config": None,
+    "penalty_alpha": 0,
+    "dola_layers": None,
+    "num_beams": 1,
+    "num_beam_groups": 1,
+    "diversity_penalty": 0,
+    "constraints": None,
+    "force_words_ids": None,
+    "token_healing": False,
+}
+_FILTERS: Mapping[str, Any] = {"epsilon_cutoff": 0, "eta_cutoff": 0, "top_h": None}
+# In the order of the keywords.
+NAMES = tuple(field.name for field in fields(SamplingParams) if field.name in PARAMETERS)
+# Parameters that a summary lists after the temperature.
+_SUMMARY = (
+    *(name for name, parameter in PARAMETERS.items() if parameter.is_filter),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
+# Parameters that a request omits unless the call gives them, so that the server's config decides.
+SERVER_SAMPLING = ("temperature", *_SUMMARY, "penalty_last_n")
+_NEUTRAL = SamplingParams()

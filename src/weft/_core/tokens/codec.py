@@ -1,0 +1,431 @@
+"""What token ids stand for: text to ids by a library, each id's exact bytes, and `Token`: both."""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ConfigError, ModelLoadError, Unsupported
+from ..atomic_files import FAULTS
+from ..validation import half_character, half_told
+from .lengths import longest_bytes
+from .letters import pattern_of, segments, twin_of
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
+_MOST_IDS = 1 << 24
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+Speller = Callable[[str], bytes]
+
+
+class Codec(ABC):
+    """One vocabulary. Nothing here changes it.
+
+    vocab_bytes: the bytes of every token, by id. special_ids: of special tokens.
+    first_space_is_dummy: encoding puts a space before a text, which decoding takes away.
+    """
+
+    vocab_bytes: list[bytes]
+    special_ids: frozenset[int]
+    first_space_is_dummy: bool
+
+    @property
+    def longest_bytes(self) -> int | None:
+        """The most bytes of a text, in UTF-8, that one token stands for; None if unsure."""
+        return None
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of tokens, added ones included."""
+
+    @abstractmethod
+    def encode(self, text: str, *, special: bool, decorated: bool) -> list[int]:
+        """Return the ids of a text.
+
+        special: special tokens written in it become those tokens. decorated: with the tokens that
+        begin and end a text, as the model's files say. Raises: ConfigError for what is no text, or
+        cannot be written without special tokens.
+        """
+
+    def encode_pieces(self, pieces: Iterable[tuple[str, bool]]) -> list[int]:
+        """Return the ids of a rendered chat: (piece, whether it is a name that stays text).
+
+        What stands between two special tokens is read as one text, whatever was typed in it.
+        """
+        ids: list[int] = []
+        read = ""
+        for text, is_plain in segments(pieces, self._names):
+            if not is_plain:
+                read += text
+                continue
+            for part, special in ((read, True), (text, False)):
+                ids += self.encode(part, special=special, decorated=False) if part else []
+            read = ""
+        return ids + (self.encode(read, special=True, decorated=False) if read else [])
+
+    @cached_property
+    def _names(self) -> re.Pattern[str]:
+        """What finds special tokens' names in a text."""
+        spelled = (self.vocab_bytes[each] for each in self.special_ids)
+        return pattern_of(frozenset(each.decode("utf-8", "replace") for each in spelled))
+
+    @abstractmethod
+    def spelling(self, token_id: int) -> str:
+        """Return a token as the library writes it; "" where no token has that id."""
+
+    @abstractmethod
+    def id_of(self, spelling: str) -> int | None:
+        """Return the id of a token as the library writes it; None where there is none."""
+
+
+_LONG = 1 << 16  # characters; what is shorter takes some ten milliseconds
+
+
+class TokenizersCodec(Codec):
+    """A tokenizer of the tokenizers library, which becomes this object's own."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        name: str,
+        *,
+        specials: Iterable[str] = (),
+        stop_ids: Iterable[int] = (),
+    ) -> None:
+        """name: what errors call it. specials: further special tokens that the model's files name.
+
+        stop_ids: what ends a text; which of them are added tokens are special.
+        """
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._name = name
+        added = {i: token.content for i, token in backend.get_added_tokens_decoder().items()}
+        found = {text: backend.token_to_id(text) for text in specials}
+        found |= {added[each]: each for each in stop_ids if each in added}
+        # A line's end, or a letter, may end a text, and is text.
+        named = {t: i for t, i in found.items() if i is not None and len(t.strip()) > 1}
+        backend.add_special_tokens([text for text in named if text not in added.values()])
+        self._named = frozenset(named.values())
+
+    def __len__(self) -> int:
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    @cached_property
+    def vocab_bytes(self) -> list[bytes]:  # type: ignore[override]
+        return byte_vocab(self._backend)
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:  # type: ignore[override]
+        added = self._backend.get_added_tokens_decoder()
+        return self._named | {token_id for token_id, token in added.items() if token.special}
+
+    @cached_property
+    def first_space_is_dummy(self) -> bool:  # type: ignore[override]
+        return first_space_is_dummy(self._backend)
+
+    @cached_property
+    def longest_bytes(self) -> int | None:
+        return longest_bytes(self._backend)
+
+    def encode(self, text: str, *, special: bool, decorated: bool) -> list[int]:
+        ids = self._ids(self._backend, text, decorated)
+        if special or (not self._names.search(text) and self._read(ids) == self._put(decorated)):
+            return ids
+        return self._ids(self._twin[0], text, decorated)
+
+    def encode_pieces(self, pieces: Iterable[tuple[str, bool]]) -> list[int]:
+        given = list(pieces)
+        if not any(is_text for _, is_text in given):
+            ids = self._ids(self._backend, "".join(piece for piece, _ in given), decorated=False)
+            names = (name for piece, _ in given for name in self._names.findall(piece))
+            if self._read(ids) == [self.id_of(name) for name in names]:
+                return ids
+        twin, hidden = self._twin
+
+        def called(match: re.Match[str]) -> str:
+            return hidden.get(match[0], match[0])
+
+        parts = [piece if is_text else self._names.sub(called, piece) for piece, is_text in given]
+        return self._ids(twin, "".join(parts), decorated=False)
+
+    def _read(self, ids: Sequence[int]) -> list[int]:
+        """Return the special tokens that a text was read as, but for what stands for the unknown.
+
+        Where they are no others than were meant, a copy that cannot spell them gives the same.
+        """
+        marks = self._marks
+        return [] if marks.isdisjoint(ids) else [each for each in ids if each in marks]
+
+    def _put(self, decorated: bool) -> list[int]:
+        """Return the special tokens that begin and end a text."""
+        return self._decorations if decorated else []
+
+    @cached_property
+    def _decorations(self) -> list[int]:
+        return self._read(self._ids(self._backend, "", decorated=True))
+
+    @cached_property
+    def _marks(self) -> frozenset[int]:
+        unknown = self._backend.token_to_id(getattr(self._backend.model, "unk_token", None) or "")
+        return self.special_ids - {unknown}
+
+    def _ids(self, backend: Backend, text: str, decorated: bool) -> list[int]:
+        try:
+            # NOTE: `encode` holds the GIL, a second for megabytes; a batch does not.
+            one = (
+                backend.encode(text, add_special_tokens=decorated)
+                if len(text) <= _LONG
+                else backend.encode_batch_fast([text], add_special_tokens=decorated)[0]
+            )
+            ids: list[int] = one.ids
+        except BaseException as error:
+            if not is_librarys(error):
+                raise
+            at = half_character(text) if isinstance(text, str) else None
+            why = error if at is None else half_told("it", text, at)
+            raise ConfigError(f"{text!r:.60} is no text that can be tokenised: {why}") from error
+        return ids
+
+    def spelling(self, token_id: int) -> str:
+        return self._backend.id_to_token(token_id) or ""
+
+    def id_of(self, spelling: str) -> int | None:
+        return self._backend.token_to_id(spelling)
+
+    @cached_property
+    def _twin(self) -> tuple[Backend, dict[str, str]]:
+        """A tokenizer for which special tokens' names are letters; what each is called there."""
+        added = self._backend.get_added_tokens_decoder()
+        names = {added[each].content: each for each in self.special_ids}
+        try:
+            return twin_of(self._backend, names)
+        except Exception as error:  # two tokens with one id, for one: one of them is not written
+            raise ModelLoadError(
+                f"{self._name} is no whole tokenizer: {error}. Download the file again"
+            ) from error
+
+
+def copy_of(backend: Backend) -> Backend:
+    """Return a tokenizer of the library that shares nothing with the given one."""
+    from tokenizers import Tokenizer as Backend
+
+    return Backend.from_str(backend.to_str())
+
+
+def is_librarys(error: BaseException) -> bool:
+    """Whether the tokenizers library gave up: by a plain Exception, or by a panic of its Rust."""
+    return isinstance(error, Exception) or is_panic(error)
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether a library written in Rust met what it never expected."""
+    return type(error).__name__ == "PanicException"
+
+
+def byte_vocab(backend: Backend) -> list[bytes]:
+    """Return the bytes of every token; index = token id, b"" where no token has that id.
+
+    Added and special tokens are their text. The bytes of a text's tokens, joined, are the text in
+    UTF-8, up to the dummy space that some put before the first word (`first_space_is_dummy`).
+    Cost: a fraction of a second for 128k tokens; call it once.
+    Raises: Unsupported for decoders whose tokens have no bytes of their own, ModelLoadError for
+    what no tokenizer says.
+    """
+    try:
+        spell = _speller(_decoder_steps(backend))
+    except (re.error, *FAULTS) as error:
+        raise ModelLoadError(f"the tokenizer's decoder cannot be followed: {error}") from error
+    model = backend.get_vocab(with_added_tokens=False)
+    added = {
+        token_id: token.content for token_id, token in backend.get_added_tokens_decoder().items()
+    }
+    if len(set(model.values())) < len(model):
+        raise ModelLoadError("two tokens of the tokenizer have one id. Download its file again")
+    size = 1 + max((*model.values(), *added), default=-1)
+    if size > _MOST_IDS:
+        raise ModelLoadError(f"the tokenizer has a token of id {size - 1}; its file is broken")
+    table = [b""] * size
+    for token, token_id in model.items():
+        table[token_id] = spell(token)
+    for token_id, content in added.items():
+        table[token_id] = content.encode()
+    return table
+
+
+def first_space_is_dummy(backend: Backend) -> bool:
+    """Whether decoding drops one space at the start of a text, because encoding put it there."""
+    for step in _decoder_steps(backend):
+        kind = step["type"]
+        if kind == "Strip" and step["content"] == " " and step["start"] > 0:
+            return True
+        if kind == "Metaspace":
+            return bool(step.get("prepend_scheme", "always") != "never")
+        if kind in ("WordPiece", "Words"):
+            return True
+    return False
+
+
+def _decoder_steps(backend: Backend) -> list[dict[str, Any]]:
+    """Return the decoder's parts in order, as the tokenizer file spells them."""
+    if backend.decoder is not None:
+        return _flat(json.loads(backend.decoder.__getstate__()), "decoders")
+    if backend.pre_tokenizer is not None:
+        parts = _flat(json.loads(backend.pre_tokenizer.__getstate__()), "pretokenizers")
+        if any(part["type"] == "ByteLevel" for part in parts):
+            return [{"type": "ByteLevel"}]
+    # Without a decoder the library puts a space between tokens.
+    return [{"type": "Words"}]
+
+
+def _flat(part: dict[str, Any], inner: str) -> list[dict[str, Any]]:
+    return list(part[inner]) if part["type"] == "Sequence" else [part]
+
+
+def _speller(steps: list[dict[str, Any]]) -> Speller:
+    """Return the function from a token's own spelling to its bytes."""
+    if any(step["type"] == "ByteLevel" for step in steps):
+        return _spell_byte_level
+    edits = [edit for edit in map(_edit, steps) if edit is not None]
+    has_byte_tokens = any(step["type"] == "ByteFallback" for step in steps)
+
+    def spell(token: str) -> bytes:
+        if has_byte_tokens and (match := _BYTE_TOKEN.fullmatch(token)):
+            return bytes((int(match[1], 16),))
+        for edit in edits:
+            token = edit(token)
+        return token.encode()
+
+    return spell
+
+
+def _edit(step: dict[str, Any]) -> Callable[[str], str] | None:
+    """Return what one decoder part does to a token's text; None if nothing a single token shows."""
+    kind = step["type"]
+    if kind == "Replace":
+        return _replacement(step)
+    if kind == "Metaspace":
+        mark: str = step["replacement"]
+        return lambda token: token.replace(mark, " ")
+    if kind == "WordPiece":
+        prefix: str = step["prefix"]
+        return lambda token: token[len(prefix) :] if token.startswith(prefix) else f" {token}"
+    if kind == "BPEDecoder":
+        suffix: str = step["suffix"]
+        return lambda token: token.replace(suffix, " ")
+    if kind == "Words":
+        return lambda token: f" {token}"
+    if kind in ("ByteFallback", "Fuse", "Strip"):
+        return None
+    raise Unsupported(
+        f"tokens of a tokenizer with a {kind} decoder have no bytes of their own; use a model with "
+        "a byte-level, SentencePiece or WordPiece tokenizer"
+    )
+
+
+def _replacement(step: dict[str, Any]) -> Callable[[str], str]:
+    (kind, pattern), *_ = step["pattern"].items()
+    content: str = step["content"]
+    if kind == "String":
+        return lambda token: token.replace(pattern, content)
+    expression = re.compile(pattern)
+    return lambda token: expression.sub(lambda _: content, token)
+
+
+def _byte_letters() -> dict[int, int]:
+    """Return letter → byte of byte-level BPE: printable Latin-1 is itself, the rest from 256 on.
+
+    Other Latin-1 letters map to a non-letter, so that no byte is made of them.
+    """
+    own = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [byte for byte in range(256) if byte not in set(own)]
+    letters = {byte: 0xFFFF for byte in rest}
+    letters.update({byte: byte for byte in own})
+    letters.update({256 + index: byte for index, byte in enumerate(rest)})
+    return letters
+
+
+_LETTERS = _byte_letters()
+
+
+def _spell_byte_level(token: str) -> bytes:
+    try:
+        return token.translate(_LETTERS).encode("latin-1")
+    except UnicodeEncodeError:
+        # A letter outside the alphabet: the token is plain text.
+        return token.encode()
+
+
+class Token(bytes):
+    """Bytes with a token id. Two ids may have equal bytes: tokens are equal when their ids are.
+
+    The hash is the id's, so a table of tokens keeps duplicates apart and plain bytes find none in
+    it; compared with plain bytes, the bytes count. `byte_string` is the bytes alone.
+    """
+
+    token_id: int
+
+    def __new__(cls, token_id: int, byte_string: bytes) -> Token:
+        if isinstance(token_id, bool) or not isinstance(token_id, int):
+            raise TypeError(f"token_id is {token_id!r}; allowed is an int")
+        if not isinstance(byte_string, bytes):
+            raise TypeError(f"byte_string is {byte_string!r}; allowed are bytes")
+        made = super().__new__(cls, byte_string)
+        made.token_id = int(token_id)
+        return made
+
+    @property
+    def byte_string(self) -> bytes:
+        """The bytes alone."""
+        return bytes(self)
+
+    def __bytes__(self) -> bytes:
+        return self[:]
+
+    def __eq__(self, other: object) -> bool:
+        return self.token_id == other.token_id if isinstance(other, Token) else NotImplemented
+
+    def __ne__(self, other: object) -> bool:
+        equal = self.__eq__(other)
+        return NotImplemented if equal is NotImplemented else not equal
+
+    def __hash__(self) -> int:
+        return hash(self.token_id)
+
+    def __lt__(self, other: Any) -> bool:
+        return self.token_id < other.token_id if isinstance(other, Token) else NotImplemented
+
+    def __le__(self, other: Any) -> bool:
+        return self.token_id <= other.token_id if isinstance(other, Token) else NotImplemented
+
+    def __gt__(self, other: Any) -> bool:
+        return self.token_id > other.token_id if isinstance(other, Token) else NotImplemented
+
+    def __ge__(self, other: Any) -> bool:
+        return self.token_id >= other.token_id if isinstance(other, Token) else NotImplemented
+
+    @staticmethod
+    def as_bytes(value: bytes) -> bytes:
+        """Return plain bytes, also of a token."""
+        return value.byte_string if isinstance(value, Token) else value
+
+    @staticmethod
+    def is_plain_bytes(value: object) -> bool:
+        """Whether a value is bytes and no token."""
+        return isinstance(value, bytes) and not isinstance(value, Token)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Token, (self.token_id, self.byte_string)
+
+    def __repr__(self) -> str:
+        return f"Token(token_id={self.token_id}, byte_string={self.byte_string!r})"
+
+
+def tokens_of(vocab: Sequence[bytes], kind: Callable[[int, bytes], Token] = Token) -> list[Token]:
+    """Return the tokens of a byte vocabulary, made by `kind`; index = id."""
+    return [kind(token_id, spelled) for token_id, spelled in enumerate(vocab)]

@@ -1,0 +1,593 @@
+"""How a chat template writes an assistant's turn: found by rendering made-up turns, not by names.
+
+A turn with a made-up call is rendered, and what stands around the made-up words is the form: what
+comes before the first call, between the parts of one, between two, and after the last. So a
+template that nobody has seen yet is read, too. Few things rendering cannot tell are named below.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal
+
+from ...errors import ConfigError
+from .chat import render_chat
+
+Slot = Literal["name", "arguments", "id"]
+INDEX = "\ue0f0"  # in a literal: the number of the call
+
+_ASKED, _SAID, _THOUGHT = "weftasked", "weftsaid", "weftthought"
+_NAMES, _IDS = ("weft_fn_a", "weft_fn_b"), ("weftid001", "weftid002")
+_KEYS = ("weft_key_a", "weft_key_b")
+_TEXTS, _NUMBERS = ("weftvala", "weftvalb"), (710117, 710118)
+_TAG = re.compile(r"<[^<>\s]{2,}>|<｜[^<>]+>|\[/?[A-Z_]{2,}\]")
+# Where a template writes no calls of its own but tells the model how to: as text, in these forms.
+_NAMED = (
+    '{"name": {{ c.function.name | tojson }}, "arguments": {{ c.function.arguments | tojson }}}'
+)
+_NUMBERED = (
+    '{"tool_call_id": "{{ loop.index0 }}", "tool_name": {{ c.function.name | tojson }},'
+    ' "parameters": {{ c.function.arguments | tojson }}}'
+)
+_TOLD = {
+    "<|START_ACTION|>": ("<|START_ACTION|>[", _NUMBERED, ", ", "]<|END_ACTION|>"),
+    "<|/tool|>": ("<|tool_call|>[", _NAMED, ", ", "]<|/tool_call|>"),
+    "<|tool_call|>": ("<|tool_call|>[", _NAMED, ", ", "]"),
+    "<tool_call>": (
+        "<tool_call>\n",
+        _NAMED,
+        "\n</tool_call>\n<tool_call>\n",
+        "\n</tool_call>",
+    ),
+}
+GENERIC = "<tool_call>"  # the form for templates that neither write nor describe calls
+
+
+@dataclass(frozen=True, slots=True)
+class Each:
+    """Arguments that are written one by one: a key, `mid`, a value, then `sep` and the next.
+
+    The forms of texts and of other values may differ (quotes, a mark of the type).
+    empty: what stands for no arguments, from the part before them to the call's end.
+    """
+
+    text_mid: str
+    json_mid: str
+    text_sep: str
+    json_sep: str
+    text_close: str
+    json_close: str
+    empty: str | None
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether a text can be told from other values by how it is written."""
+        return (self.text_mid, self.text_sep) != (self.json_mid, self.json_sep)
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A JSON value that holds a call, or a list of calls; where in it the parts are.
+
+    before: what stands before it. paths: keys that lead to a part; None in one is the key itself.
+    """
+
+    before: str
+    name: tuple[str | None, ...]
+    arguments: tuple[str | None, ...]
+    id: tuple[str | None, ...] | None
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """How calls are written: head, a call, (join, a call)…, tail.
+
+    slots: the parts of a call in their order. mids: what stands between them. close: after the
+    last.
+    """
+
+    head: str
+    slots: tuple[Slot, ...]
+    mids: tuple[str, ...]
+    close: str
+    join: str | None  # None: one call a turn
+    tail: str
+    each: Each | None = None  # None: arguments are a JSON object
+    envelope: Envelope | None = None
+
+    @property
+    def marker(self) -> str:
+        """What begins calls wherever it stands; "" where they can only be a whole answer."""
+        before = self.head if self.envelope is None else self.envelope.before
+        tag = _TAG.match(before)
+        if tag is not None:
+            return tag[0]
+        return "" if before[:1] in "{[" else before.strip()
+
+    @property
+    def end(self) -> str:
+        """The tag that ends a call; "" where none does."""
+        closes = self.close if self.each is None else self.each.json_close
+        return next(iter(reversed(_TAG.findall(closes))), "")
+
+    @property
+    def is_python(self) -> bool:
+        """Whether a call is written as in Python: `[name(key="text")]`."""
+        return self.each is not None and self.mids == ("(",)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a template wants to be given, so that it writes calls, and their arguments once.
+
+    arguments: as a mapping, as JSON text, or either. content: beside calls, where there is none.
+    ids: how a template writes a call's id that does so instead of its name. reasoning: the name
+    that it reads, "part" for a part of the content. keeps_both: text and calls of one message are
+    both written. as_content: calls go into the content: the template only tells how.
+    """
+
+    arguments: Literal["mapping", "text", "either"] = "either"
+    content: str | None = ""
+    ids: Literal["any", "functions"] = "any"
+    reasoning: str | None = None
+    keeps_both: bool = True
+    as_content: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChatForm:
+    """An assistant's turn in a template. calls: None without a template.
+
+    think: what opens and closes reasoning. opening, closing: around the content, "" for nothing.
+    end: what ends the turn, where it is a token's name.
+    is_generic: the template has no calls; Weft describes tools in a message, see `history`.
+    has_system: of a generic form, the template writes system messages.
+    """
+
+    think: tuple[str, str] = ("<think>", "</think>")
+    opening: str = ""
+    closing: str = ""
+    end: str = ""
+    calls: Calls | None = None
+    shape: Shape = Shape()
+    is_generic: bool = False
+    has_system: bool = True
+
+
+@lru_cache(maxsize=64)
+def chat_form(template: str, bos_token: str = "", eos_token: str = "") -> ChatForm:
+    """Return the form of a template. Cost: up to twenty short renderings, once a template."""
+    return _Probe(template, bos_token, eos_token).form()
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """One rendered turn: its text, and where the parts of its first call stand."""
+
+    text: str
+    spans: dict[Slot, tuple[int, int]]
+    is_json: bool
+
+    def ordered(self) -> list[tuple[Slot, int, int]]:
+        return sorted(
+            ((slot, *span) for slot, span in self.spans.items()), key=lambda each: each[1]
+        )
+
+
+class _Probe:
+    """Renders made-up chats with one template."""
+
+    def __init__(self, template: str, bos_token: str, eos_token: str) -> None:
+        self.template = template
+        self.names = {"bos_token": bos_token, "eos_token": eos_token}
+        prompt = self.render(add_generation_prompt=True)
+        self.prompt = prompt or ""
+        said = self.render(_turn(_SAID)) or ""
+        self.before, found, self.after = said.rpartition(_SAID)
+        if not found:
+            self.before, self.after = self.prompt, ""
+
+    def form(self) -> ChatForm:
+        reasoning, think = self._reasoning()
+        opening = ""
+        if self.prompt and self.before.startswith(self.prompt):
+            opening = self.before[len(self.prompt) :]
+        opening = _without_thought(opening, think).strip()
+        closing = "".join(_TAG.findall(self.after)[:1]) if opening else ""
+        ends = _TAG.match(self.after.strip())
+        end = "" if ends is None or closing else ends[0]
+        form = ChatForm(think, opening, closing, end, None, Shape(reasoning=reasoning))
+        for functions in (False, True):
+            for content in ("", None):
+                turns = [
+                    self._one(content, functions, is_text, _TEXTS) for is_text in (False, True)
+                ]
+                works = [is_text for is_text in (False, True) if turns[is_text] is not None]
+                if (
+                    len(works) == 2
+                    and turns[0]
+                    and turns[1]
+                    and turns[0].is_json != turns[1].is_json
+                ):
+                    works = [False]
+                if works:
+                    calls = self._calls(content, functions, works[0], think)
+                    if calls is None:
+                        continue
+                    both = self.render(_turn(_SAID, [self._call(0, _TEXTS, functions, works[0])]))
+                    keeps = (
+                        both is not None and _NAMES[0] in both[len(_common(both, self.before)) :]
+                    )
+                    shape = Shape(
+                        "either" if len(works) == 2 else "text" if works[0] else "mapping",
+                        content,
+                        "functions" if functions else "any",
+                        reasoning,
+                        keeps,
+                    )
+                    return replace(form, calls=calls, shape=shape)
+        return self._told(form)
+
+    def render(self, *turns: Mapping[str, Any], add_generation_prompt: bool = False) -> str | None:
+        """Return the chat of a question and these turns; None if the template refuses."""
+        tools = [
+            {
+                "type": "function",
+                "function": {
+                    "name": name,
+                    "description": "d",
+                    "parameters": {
+                        "type": "object",
+                        "properties": {
+                            key: {"type": "string", "description": "d"} for key in _KEYS
+                        },
+                        "required": list(_KEYS),
+                    },
+                },
+            }
+            for name in _NAMES
+        ]
+        chat = [{"role": "user", "content": _ASKED}, *turns]
+        try:
+            return render_chat(
+                self.template,
+                chat,
+                add_generation_prompt=add_generation_prompt,
+                tools=tools,
+                **self.names,
+            )
+        except ConfigError:
+            return None
+
+    def _reasoning(self) -> tuple[str | None, tuple[str, str]]:
+        """Return the name that reasoning is read by, and what stands around it."""
+        part = [{"type": "thinking", "thinking": _THOUGHT}, {"type": "text", "text": _SAID}]
+        calls = [self._call(0, _TEXTS, False, False)]
+        for name in ("reasoning_content", "reasoning", "thinking", "part"):
+            if name == "part":
+                turns = [_turn(part)]
+            else:
+                turns = [{**_turn(_SAID), name: _THOUGHT}, {**_turn("", calls), name: _THOUGHT}]
+            for text in map(self.render, turns):
+                before, found, after = (text or "").partition(_THOUGHT)
+                tag = _TAG.match(after.lstrip())
+                # What the prompt has opened already is told by its last tag.
+                start = len(_snapped(_common(before, self.prompt)))
+                opened = before[start:].strip() or "".join(_TAG.findall(before)[-1:])
+                if found and opened and tag:
+                    return name, (opened, tag[0])
+        return None, ("<think>", "</think>")
+
+    def _call(
+        self, number: int, values: Sequence[Any], functions: bool, is_text: bool
+    ) -> dict[str, Any]:
+        arguments: Any = dict(zip(_KEYS, values, strict=False))
+        name = _NAMES[number]
+        return {
+            "id": f"functions.{name}:{number}" if functions else _IDS[number],
+            "type": "function",
+            "function": {
+                "name": name,
+                "arguments": json.dumps(arguments) if is_text else arguments,
+            },
+        }
+
+    def _one(
+        self, content: str | None, functions: bool, is_text: bool, values: Sequence[Any]
+    ) -> _Turn | None:
+        text = self.render(_turn(content, [self._call(0, values, functions, is_text)]))
+        return (
+            None if text is None else self._found(text, values, 0, len(_common(text, self.before)))
+        )
+
+    def _found(self, text: str, values: Sequence[Any], number: int, start: int) -> _Turn | None:
+        """Return where the parts of a call stand, from `start` on; None if they are not there."""
+        name = text.find(_NAMES[number], start)
+        key = text.find(_KEYS[0], start if number == 0 else name)
+        if name < 0 or key < 0:
+            return None
+        arguments = dict(zip(_KEYS, values, strict=False))
+        span = _json_span(text, start, key, arguments)
+        is_json = span is not None
+        if span is None:
+            places = _places(text, key, values)
+            if places is None or _is_encoded(text, key, values):
+                return None
+            span = (key, places[-1][1])
+        spans: dict[Slot, tuple[int, int]] = {
+            "name": (name, name + len(_NAMES[number])),
+            "arguments": span,
+        }
+        known = text.find(_IDS[number], start)
+        if known >= 0:
+            spans["id"] = (known, known + len(_IDS[number]))
+        return _Turn(text, spans, is_json)
+
+    def _calls(
+        self, content: str | None, functions: bool, is_text: bool, think: tuple[str, str]
+    ) -> Calls | None:
+        one = self._one(content, functions, is_text, _TEXTS)
+        if one is None:
+            return None
+        text, parts = one.text, one.ordered()
+        head = self._head(one, functions, is_text, think)
+        mids = [text[a[2] : b[1]] for a, b in zip(parts, parts[1:], strict=False)]
+        end = _ended(text[parts[-1][2] :], self.after)
+        join, second = self._second(one, content, functions, is_text)
+        if second is not None:
+            others = second.ordered()
+            if [each[0] for each in others] != [each[0] for each in parts]:
+                join = second = None
+            else:
+                found = [second.text[a[2] : b[1]] for a, b in zip(others, others[1:], strict=False)]
+                mids = [_counted(a, b) for a, b in zip(mids, found, strict=True)]
+        slots = tuple(each[0] for each in parts)
+        close, tail = end, ""
+        if join is not None:
+            close = _snapped(_common(end, join))
+            tail, join = end[len(close) :], join[len(close) :]
+            if second is not None and not tail:
+                # Some templates close the list of several calls alone.
+                last = _ended(second.text[second.ordered()[-1][2] :], self.after)
+                tail = last[len(close) :] if last.startswith(close) else ""
+            head, join = _counted_back(head, join)
+        each = None
+        if not one.is_json:
+            each = self._each(one, content, functions, is_text, close)
+            if each is None:
+                return None
+        calls = Calls(head, slots, tuple(mids), close, join, tail, each)
+        return replace(calls, envelope=_envelope(one, head, self.after)) if each is None else calls
+
+    def _head(self, one: _Turn, functions: bool, is_text: bool, think: tuple[str, str]) -> str:
+        """Return what stands before the first part of a call, less what begins any turn."""
+        first = one.ordered()[0][1]
+        text = one.text
+        if self.prompt and text.startswith(self.prompt):
+            start = len(self.prompt)
+        else:
+            start = len(_snapped(_common(text, self.before)))
+        head = text[start:first]
+        both = self.render(_turn(_SAID, [self._call(0, _TEXTS, functions, is_text)]))
+        at = -1 if both is None else both.rfind(_SAID)
+        if both is not None and at >= 0:
+            beside = self._found(both, _TEXTS, 0, at)
+            if beside is not None:
+                between = both[at + len(_SAID) : beside.ordered()[0][1]]
+                shared = _common(head[::-1], between[::-1])[::-1]
+                cut = head[: len(head) - len(shared)]
+                # NOTE: never begin within a tag that only one of the two begins with.
+                head = shared if cut.rfind("<") <= cut.rfind(">") else head
+        head = _without_thought(head, think)
+        return head.lstrip()
+
+    def _second(
+        self, one: _Turn, content: str | None, functions: bool, is_text: bool
+    ) -> tuple[str | None, _Turn | None]:
+        """Return what stands between two calls, and the second one."""
+        given = [self._call(number, _TEXTS, functions, is_text) for number in (0, 1)]
+        text = self.render(_turn(content, given))
+        if text is None:
+            return None, None
+        first = self._found(text, _TEXTS, 0, len(_common(text, self.before)))
+        if first is None:
+            return None, None
+        end = first.ordered()[-1][2]
+        second = self._found(text, _TEXTS, 1, end)
+        if second is None:
+            return None, None
+        return text[end : second.ordered()[0][1]], second
+
+    def _each(
+        self, one: _Turn, content: str | None, functions: bool, is_text: bool, close: str
+    ) -> Each | None:
+        """Return how arguments are written one by one."""
+        found = []
+        for values in (_TEXTS, _NUMBERS):
+            turn = self._one(content, functions, is_text, values)
+            if turn is None:
+                return None
+            key = turn.spans["arguments"][0]
+            places = _places(turn.text, key, values)
+            if places is None:
+                return None
+            (_, k1, v1, e1), (k2, _, _, e2) = (
+                (places[0][0], places[0][0] + len(_KEYS[0]), places[0][2], places[0][1]),
+                (places[1][0], 0, 0, places[1][1]),
+            )
+            rest = _ended(turn.text[e2:], self.after)
+            found.append((turn.text[k1:v1], turn.text[e1:k2], rest))
+        (text_mid, text_sep, text_rest), (json_mid, json_sep, json_rest) = found
+        rest = text_rest[len(close) :]
+        json_close = json_rest[: len(json_rest) - len(rest)]
+        none = self.render(_turn(content, [self._call(0, (), functions, is_text)]))
+        empty = None
+        if none is not None:
+            at = none.find(_NAMES[0], len(_common(none, self.before)))
+            if at >= 0:
+                whole = _ended(none[at + len(_NAMES[0]) :], self.after)
+                empty = whole[: len(whole) - len(rest)] if whole.endswith(rest) else whole
+        return Each(text_mid, json_mid, text_sep, json_sep, close, json_close, empty)
+
+    def _told(self, form: ChatForm) -> ChatForm:
+        """Return the form that a template tells the model in words, else the generic one."""
+        named = [mark for mark in _TOLD if mark in self.prompt or mark in self.template]
+        written = _TOLD[named[0] if named else GENERIC]
+        calls = _Probe(_as_template(*written), "", "").form().calls
+        form = replace(form, calls=calls, shape=replace(form.shape, as_content=True))
+        if named:
+            return form
+        return replace(form, is_generic=True, has_system=self._has_system())
+
+    def _has_system(self) -> bool:
+        chat = [{"role": "system", "content": _SAID}, {"role": "user", "content": _ASKED}]
+        try:
+            return _SAID in render_chat(
+                self.template, chat, add_generation_prompt=True, **self.names
+            )
+        except ConfigError:
+            return False
+
+
+def _as_template(before: str, call: str, between: str, after: str) -> str:
+    """Return a template that writes calls in a named form."""
+    # Blocks eat the line break after them; what is written out does not.
+    before, between, after = (f"{{{{ {json.dumps(each)} }}}}" for each in (before, between, after))
+    return (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if m.tool_calls %}"
+        + f"{before}{{% for c in m.tool_calls %}}{call}"
+        + f"{{% if not loop.last %}}{between}{{% endif %}}{{% endfor %}}{after}"
+        + "{% endif %}<end>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+
+
+def _turn(content: Any, calls: Sequence[Mapping[str, Any]] | None = None) -> dict[str, Any]:
+    turn: dict[str, Any] = {"role": "assistant", "content": content}
+    return {**turn, "tool_calls": list(calls)} if calls else turn
+
+
+def _common(one: str, other: str) -> str:
+    """Return the beginning that two texts share."""
+    size = min(len(one), len(other))
+    at = next((i for i in range(size) if one[i] != other[i]), size)
+    return one[:at]
+
+
+def _snapped(text: str) -> str:
+    """Leave out a tag that only begins at the end of a text."""
+    for opens, closes in ("<>", "[]"):
+        at = text.rfind(opens)
+        if at > text.rfind(closes) and re.fullmatch(r"[<\[][^<>\[\]\s]*", text[at:]):
+            text = text[:at]
+    return text
+
+
+def _ended(text: str, after: str) -> str:
+    """Leave out the end of the turn, which content has, too."""
+    if after and text.endswith(after):
+        return text[: len(text) - len(after)]
+    shared = _common(text[::-1], after[::-1])[::-1]
+    tag = _TAG.search(shared)
+    return text[: len(text) - len(shared) + tag.start()] if tag else text.rstrip()
+
+
+def _without_thought(text: str, think: tuple[str, str]) -> str:
+    """Leave out an empty reasoning block that a template writes before the rest."""
+    at = text.find(think[1])
+    return text[at + len(think[1]) :] if at >= 0 else text
+
+
+def _json_span(text: str, start: int, key: int, want: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return where a JSON object that is `want` stands around its first key."""
+    at = text.rfind("{", start, key)
+    if at < 0:
+        return None
+    try:
+        value, end = json.JSONDecoder().raw_decode(text, at)
+    except ValueError:
+        return None
+    return (at, end) if value == want else None
+
+
+def _places(text: str, key: int, values: Sequence[Any]) -> list[tuple[int, int, int]] | None:
+    """Return (where the key begins, where the value ends, where it begins) for each argument."""
+    found, at = [], key
+    for name, value in zip(_KEYS, values, strict=False):
+        at = text.find(name, at)
+        begin = -1 if at < 0 else text.find(str(value), at + len(name))
+        if begin < 0:
+            return None
+        found.append((at, begin + len(str(value)), begin))
+        at = begin + len(str(value))
+    return found
+
+
+def _is_encoded(text: str, key: int, values: Sequence[Any]) -> bool:
+    """Whether arguments are JSON within JSON, Python's own notation, or letter by letter."""
+    around = text[max(key - 3, 0) : key]
+    return around.endswith(('\\"', "{'", '{"', "{\\"))
+
+
+def _counted(one: str, other: str) -> str:
+    """Put INDEX where the literals of the first and the second call differ by their number."""
+    shared = _common(one, other)
+    at = len(shared)
+    if one != other and one[at : at + 1] == "0" and other == f"{shared}1{one[at + 1 :]}":
+        return f"{shared}{INDEX}{one[at + 1 :]}"
+    return one
+
+
+def _counted_back(head: str, join: str) -> tuple[str, str]:
+    """Do the same for what stands before the first call and before the second."""
+    shared = _common(head[::-1], join[::-1])[::-1]
+    a, b = head[: len(head) - len(shared)], join[: len(join) - len(shared)]
+    if a.endswith("0") and b.endswith("1"):
+        return f"{a[:-1]}{INDEX}{shared}", f"{b[:-1]}{INDEX}{shared}"
+    return head, join
+
+
+def _envelope(one: _Turn, head: str, after: str) -> Envelope | None:
+    """Return the JSON value that holds the whole call, if there is one."""
+    first = one.ordered()[0][1]
+    start = first - len(head)
+    for at in (match.start() + start for match in re.finditer(r"[{\[]", one.text[start:first])):
+        try:
+            value, end = json.JSONDecoder().raw_decode(one.text, at)
+        except ValueError:
+            continue
+        item = value[0] if isinstance(value, list) and value else value
+        paths = dict(_paths(item, ()))
+        name = paths.get(_NAMES[0])
+        arguments = paths.get(dict)
+        if name is None or arguments is None:
+            return None
+        last = one.ordered()[-1][2]
+        close = _ended(one.text[end:], after) if end >= last else ""
+        return Envelope(
+            head[: at - start], name, arguments, paths.get(_IDS[0]) or paths.get("0"), close
+        )
+    return None
+
+
+def _paths(
+    value: Any, path: tuple[str | None, ...]
+) -> Iterator[tuple[Any, tuple[str | None, ...]]]:
+    """Yield (what is found, the keys that lead to it) for the made-up parts of a call."""
+    if not isinstance(value, dict):
+        if isinstance(value, str):
+            yield value, path
+        return
+    if _KEYS[0] in value:
+        yield dict, path
+        return
+    for key, each in value.items():
+        if key == _NAMES[0]:
+            yield key, (*path, None)
+            yield dict, (*path, None)
+        else:
+            yield from _paths(each, (*path, key))

@@ -1,0 +1,204 @@
+"""Messages as a template wants them: each call written once, nothing left out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...errors import ConfigError
+from .chat import REASONING
+from .form import INDEX, Calls, ChatForm
+
+
+def as_wanted(messages: Sequence[Mapping[str, Any]], form: ChatForm) -> list[dict[str, Any]]:
+    """Return the messages with their calls as the template reads them.
+
+    Arguments may be a mapping or JSON text; ids that are missing are made up, and given to the
+    tools' answers in their order.
+    Raises: ConfigError for a call that is none, or that the template would leave out.
+    """
+    out: list[dict[str, Any]] = []
+    pending: list[tuple[str, str]] = []  # ids and names of calls without an answer
+    ids: dict[str, str] = {}  # as given, to as written
+    n_calls = 0
+    for index, given in enumerate(messages):
+        message = dict(given)
+        if message.get("tool_calls"):
+            calls = []
+            for each in message["tool_calls"]:
+                call, known = _call(index, each, form, n_calls)
+                ids[known] = call["id"]
+                pending.append((call["id"], call["function"]["name"]))
+                calls.append(call)
+                n_calls += 1
+            message = _with_calls(index, message, calls, form)
+        elif message.get("role") == "tool":
+            _answer(message, ids, pending)
+        out.append(_with_reasoning(message, form))
+    return out
+
+
+def as_generic(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], form: ChatForm
+) -> list[dict[str, Any]]:
+    """Return a chat for a template without tools; `messages` come from `as_wanted`.
+
+    The system message, or else the first user message, describes the tools and the form of calls.
+    Results of tools are messages of the user.
+    """
+    out: list[dict[str, Any]] = []
+    follows_result = False
+    for message in messages:
+        is_result = message.get("role") == "tool"
+        if is_result:
+            content = f"<tool_response>\n{_text(message)}\n</tool_response>"
+            message = {"role": "user", "content": content}
+        if follows_result and message["role"] == "user":  # many templates refuse two in a row
+            out[-1] = _joined(out[-1], message)
+        else:
+            out.append(dict(message))
+            follows_result = is_result
+    if tools:
+        described = {
+            "role": "system" if form.has_system else "user",
+            "content": _description(tools),
+        }
+        if out[0]["role"] == "system":
+            out[0] = _joined(out[0], described)
+        elif out[0]["role"] == described["role"]:
+            out[0] = _joined(described, out[0])
+        else:
+            out.insert(0, described)
+    return out
+
+
+def _description(tools: Sequence[Any]) -> str:
+    functions = (
+        tool.get("function", tool) if isinstance(tool, Mapping) else tool for tool in tools
+    )
+    try:
+        listed = "\n".join(json.dumps(each, ensure_ascii=False) for each in functions)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the tools are not JSON: {error}") from error
+    return (
+        f"You can call these functions:\n{listed}\n\nTo call a function, write its name and"
+        " arguments as JSON, and nothing else:\n<tool_call>\n"
+        '{"name": "FUNCTION", "arguments": {"ARGUMENT": "VALUE"}}\n</tool_call>\n'
+        "The results follow in <tool_response> tags. If you need no function, answer the user."
+    )
+
+
+def _joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    return {**first, "content": f"{_text(first)}\n\n{_text(second)}"}
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "\n".join(str(part.get("text", "")) for part in content)
+
+
+def _call(index: int, given: Any, form: ChatForm, number: int) -> tuple[dict[str, Any], str]:
+    """Return one call as the template reads it, and the id that it was given."""
+    inner = given.get("function", given) if isinstance(given, Mapping) else None
+    name = inner.get("name") if isinstance(inner, Mapping) else None
+    if not isinstance(inner, Mapping) or not isinstance(name, str) or not name:
+        raise ConfigError(
+            f"message {index} has the tool call {given!r:.80}; allowed is a mapping like"
+            ' {"type": "function", "function": {"name": "f", "arguments": {}}}, or a ToolCall'
+        )
+    arguments = _arguments(index, name, inner.get("arguments", {}), form)
+    known = str(given.get("id") or "")
+    written = known
+    if form.shape.ids == "functions" and name not in known:
+        written = f"functions.{name}:{number}"
+    elif not known:
+        written = f"call{number:05d}"  # nine letters and figures: some templates take no others
+    rest = {key: value for key, value in inner.items() if key in ("name", "arguments")}
+    function = {**rest, "name": name, "arguments": arguments}
+    more = {key: value for key, value in given.items() if key not in inner}
+    return {**more, "id": written, "type": "function", "function": function}, known
+
+
+def _arguments(index: int, name: str, given: Any, form: ChatForm) -> Any:
+    if isinstance(given, str):
+        try:
+            read = json.loads(given or "{}")
+        except (ValueError, RecursionError):
+            read = None
+    else:
+        read = given
+    if not isinstance(read, Mapping):
+        raise ConfigError(
+            f"message {index} calls {name!r} with the arguments {given!r:.60}; allowed is a"
+            " mapping, or the JSON text of an object"
+        )
+    wanted = form.shape.arguments
+    if wanted == "text" or form.shape.as_content:
+        return given if isinstance(given, str) and given else json.dumps(read, ensure_ascii=False)
+    return given if wanted == "either" and given else dict(read)
+
+
+def _with_calls(
+    index: int, message: dict[str, Any], calls: list[dict[str, Any]], form: ChatForm
+) -> dict[str, Any]:
+    assert form.calls is not None, "every template has a form of calls"
+    content = message.get("content")
+    if form.shape.as_content:
+        del message["tool_calls"]
+        said = f"{content}\n" if isinstance(content, str) and content else ""
+        return {**message, "content": said + _written(calls, form.calls)}
+    if not content:
+        content = form.shape.content
+    elif not form.shape.keeps_both:
+        raise ConfigError(
+            f"message {index} has content and tool calls, and this chat template leaves the calls"
+            " out then; set its content to None"
+        )
+    return {**message, "content": content, "tool_calls": calls}
+
+
+def _written(calls: Sequence[Mapping[str, Any]], how: Calls) -> str:
+    """Return calls as text, in a form that the template only tells."""
+    parts = []
+    for number, call in enumerate(calls):
+        function = call["function"]
+        before = how.head if number == 0 else how.join or ""
+        text = before + function["name"] + how.mids[0] + function["arguments"] + how.close
+        parts.append(text.replace(INDEX, str(number)))
+    return "".join(parts) + how.tail
+
+
+def _answer(
+    message: dict[str, Any], ids: Mapping[str, str], pending: list[tuple[str, str]]
+) -> None:
+    """Give a tool's answer the id, and the name, of the call that it answers."""
+    known = message.get("tool_call_id")
+    if known:
+        message["tool_call_id"] = ids.get(known, known)
+        at = next(
+            (i for i, (each, _) in enumerate(pending) if each == message["tool_call_id"]), None
+        )
+    else:
+        at = 0 if pending else None
+    if at is not None:
+        written, name = pending.pop(at)
+        message["tool_call_id"] = written
+        message.setdefault("name", name)
+
+
+def _with_reasoning(message: dict[str, Any], form: ChatForm) -> dict[str, Any]:
+    """Give the reasoning by the name that the template reads."""
+    wanted = form.shape.reasoning
+    found = next((message[name] for name in REASONING if message.get(name)), None)
+    if not isinstance(found, str) or wanted is None or message.get(wanted):
+        return message
+    if wanted != "part":
+        return {**message, wanted: found}
+    content = message.get("content")
+    if not isinstance(content, str):
+        return message
+    said = [{"type": "text", "text": content}] if content else []
+    return {**message, "content": [{"type": "thinking", "thinking": found}, *said]}

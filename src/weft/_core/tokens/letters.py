@@ -1,0 +1,161 @@
+"""What people type is letters: a tokenizer's twin that cannot spell special tokens, and cuts."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from os.path import commonprefix
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ConfigError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
+
+def twin_of(backend: Backend, specials: Mapping[str, int]) -> tuple[Backend, dict[str, str]]:
+    """Return a copy in which names of special tokens are letters, and what each is called there.
+
+    There the tokens have names that nobody can know, their ids stay. So neither a piece of the
+    model nor a merge is a special token, however the text is normalised. A name that the model
+    writes other text with stays: a byte's, and a letter's (such as a pad token "!").
+    Cost: three seconds for 256k tokens and twice as many merges.
+    """
+    from tokenizers import Tokenizer as Backend
+
+    data = json.loads(backend.to_str())
+    ordinary = _ordinary(data, specials)
+    # NOTE: letters of private use, which nothing normalises or joins with others.
+    nonce = secrets.token_hex(8)
+    hidden = {
+        name: f"\ue000{nonce}.{token}\ue001"
+        for name, token in specials.items()
+        if name not in ordinary
+    }
+    for token in data["added_tokens"]:
+        if token["content"] in hidden:
+            token |= {"content": hidden[token["content"]], "special": False, "normalized": False}
+            token["single_word"] = False  # wherever a template puts it
+    _rename(data["model"], hidden)
+    twin = Backend.from_str(json.dumps(data))
+    twin.encode_special_tokens = True
+    moved = next((name for name in hidden if twin.token_to_id(hidden[name]) != specials[name]), "")
+    if moved:
+        raise ConfigError(f"the special token {moved!r} has another id in a copy")
+    return twin, hidden
+
+
+@lru_cache(maxsize=64)
+def pattern_of(names: frozenset[str]) -> re.Pattern[str]:
+    """Return what finds names, the longest first, as its one group; of none, nothing.
+
+    Cost: of a search that of a scan, however many names there are.
+    """
+    spelled = sorted(names - {""})
+    return re.compile(f"({_alternatives(spelled) if spelled else '(?!)'})")
+
+
+def _alternatives(names: Sequence[str]) -> str:
+    """Return the expression of different names, in which each letter is looked at once."""
+    shared = commonprefix(names)
+    rests: dict[str, list[str]] = {}
+    for name in names:
+        rest = name[len(shared) :]
+        rests.setdefault(rest[:1], []).append(rest)
+    ends = rests.pop("", None) is not None
+    parts = [*map(_alternatives, rests.values()), *([""] if ends else [])]
+    return re.escape(shared) + (f"(?:{'|'.join(parts)})" if rests else "")
+
+
+def segments(
+    pieces: Iterable[tuple[str, bool]], names: re.Pattern[str]
+) -> Iterator[tuple[str, bool]]:
+    """Yield special tokens, and what stands between two as one: (text, a name was typed in it).
+
+    pieces: (piece, whether it is a name that is text).
+    """
+    text, is_plain = "", False
+    for piece, is_typed in pieces:
+        for at, part in enumerate([piece] if is_typed else names.split(piece)):
+            if at % 2:
+                yield text, is_plain
+                yield part, False
+                text, is_plain = "", False
+            else:
+                text, is_plain = text + part, is_plain or is_typed
+    yield text, is_plain
+
+
+def apart(text: str, encode: Callable[[str], list[int]], specials: Mapping[str, int]) -> list[int]:
+    """Return the ids of a text in which names of special tokens are cut behind their first letter.
+
+    encode: may make a special token of a name that it sees whole.
+    Raises: ConfigError where it makes one of less.
+    """
+    starts = re.finditer(f"(?={pattern_of(frozenset(specials)).pattern})", text)
+    cuts = [0, *(match.start() + 1 for match in starts), len(text)]
+    anchor, ids = encode("x"), encode(text[: cuts[1]])
+    for start, stop in pairwise(cuts[1:]):
+        # Behind an x no dummy space comes in.
+        whole = encode(f"x{text[start:stop]}")
+        is_fit = whole[: len(anchor)] == anchor
+        ids += whole[len(anchor) :] if is_fit else encode(text[start:stop])
+    names = {token: name for name, token in specials.items()}
+    made = next((names[token] for token in ids if token in names), None)
+    if made is not None:
+        raise ConfigError(
+            f"{text!r:.60} holds {made!r}, which this tokenizer cannot write but as its special"
+            " token; leave it out"
+        )
+    return ids
+
+
+def _ordinary(data: Mapping[str, Any], names: Iterable[str]) -> set[str]:
+    """Return the names that the model writes other text with."""
+    model = data["model"]
+    kept = {name for name in names if model.get("byte_fallback") and _BYTE_TOKEN.fullmatch(name)}
+    letters = {name for name in names if len(name) == 1}
+    return kept | (letters & _letters(data) if letters else set())
+
+
+def _letters(data: Mapping[str, Any]) -> set[str]:
+    """Return the letters that are parts of a model's ordinary text."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    model = data["model"]
+    if '"ByteLevel"' in json.dumps([data["pre_tokenizer"], data["normalizer"]]):
+        return set(ByteLevel.alphabet())
+    if model["type"] == "Unigram":
+        # Trainers give 0 to special tokens, and log-probabilities to all others.
+        return {piece for piece, score in model["vocab"] if score < 0}
+    if model["type"] == "BPE" and model.get("byte_fallback"):
+        return {part for merge in model["merges"] for part in _halves(merge)}
+    return set(model["vocab"])  # what is not there is unknown
+
+
+def _rename(model: dict[str, Any], hidden: Mapping[str, str]) -> None:
+    """Give pieces of a model other names; what would make them of others goes."""
+    vocab = model["vocab"]
+    if isinstance(vocab, list):
+        model["vocab"] = [[hidden.get(piece, piece), score] for piece, score in vocab]
+        return
+    model["vocab"] = {hidden.get(piece, piece): token for piece, token in vocab.items()}
+    if model["unk_token"] is not None:
+        model["unk_token"] = hidden.get(model["unk_token"], model["unk_token"])
+    if "merges" in model:
+        skipped = len(model.get("continuing_subword_prefix") or "")
+
+        def is_made(left: str, right: str) -> bool:
+            return left in hidden or right in hidden or left + right[skipped:] in hidden
+
+        model["merges"] = [each for each in model["merges"] if not is_made(*_halves(each))]
+
+
+def _halves(merge: Any) -> list[str]:
+    return merge.split(" ") if isinstance(merge, str) else list(merge)

@@ -1,0 +1,98 @@
+"""Chat turns as tokens: what closes an assistant's turn, and only what a new turn adds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...errors import ConfigError
+from .tokenizer import Tokenizer
+
+# Words that no template writes. NOTE: control characters would be blank, and trimmed by templates.
+_FIRST, _SECOND, _ASKED = "\ue000weft.1\ue001", "\ue000weft.2\ue001", "\ue000weft.0\ue001"
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+def turn_separator(text: Tokenizer, **options: Any) -> list[int]:
+    """Return the tokens that close an assistant's turn before the next one may begin.
+
+    The end token, and what blank text the template writes after it; the end token alone where the
+    template cannot be asked. Raises: ConfigError if the tokenizer names no end token either.
+    """
+    between = _between(text, options)
+    ids = text.encode(between, special=True, add_bos=False) if between is not None else []
+    ends = [index for index, token in enumerate(ids) if token in text.stop_ids]
+    if ends:
+        stop = ends[0] + 1
+        while stop < len(ids) and text.token_text(ids[stop]).isspace():
+            stop += 1
+        return ids[:stop]
+    if text.eos_token_id is not None:
+        return [text.eos_token_id]
+    if text.stop_ids:
+        return [min(text.stop_ids)]
+    raise ConfigError("this model's files name no end token, so nothing closes a turn")
+
+
+def turn_delta(
+    text: Tokenizer,
+    new: Messages,
+    *,
+    history: Messages | None = None,
+    add_generation_prompt: bool = True,
+    **options: Any,
+) -> list[int]:
+    """Return what `new` messages add to the tokens of a chat whose last turn was generated.
+
+    history: the chat so far, its last message the assistant's (its end token not yet run); None
+    stands for any such chat, which is enough where turns look the same wherever they stand.
+    The tokens so far + the delta == the whole chat rendered, where so far is the rendered chat up
+    to the last assistant's words. A template's automatic system block is not repeated.
+    Raises: ConfigError when the template refuses the messages, or leaves out earlier answers.
+    """
+    if history is None:
+        history = [{"role": "user", "content": _ASKED}, {"role": "assistant", "content": _FIRST}]
+    if not new or not history:
+        which = "new messages" if history else "messages in the history"
+        raise ConfigError(f"there are no {which}; a chat's first prompt is made by format_chat")
+    last = history[-1]
+    if last.get("role") != "assistant" or not isinstance(last.get("content"), str):
+        raise ConfigError(
+            f"the last message of the history is of {last.get('role')!r}; it must be the"
+            " assistant's, with text: put what the assistant has not answered among the new ones"
+        )
+    # The words of the last answer are stood in for by a mark, so that the place after them is
+    # found in the whole rendering, whatever they say and however the template trims them.
+    marked = [*history[:-1], {**last, "content": _FIRST}, *new]
+    pieces = text.render_pieces(marked, add_generation_prompt=add_generation_prompt, **options)
+    rest: list[tuple[str, bool]] = []
+    is_found = False
+    for piece, is_content in pieces:
+        if not is_found:
+            _, mark, piece = piece.partition(_FIRST)
+            is_found = bool(mark)
+        if is_found and piece:
+            rest.append((piece, is_content))
+    if not is_found:
+        raise ConfigError(
+            "this model's chat template leaves out earlier answers, so a turn cannot be added to"
+            " what was run; render the whole chat with format_chat"
+        )
+    return text.chat_ids(rest)
+
+
+def _between(text: Tokenizer, options: Mapping[str, Any]) -> str | None:
+    """Return what the template writes between an answer and the words of the next question."""
+    messages = [
+        {"role": "user", "content": _ASKED},
+        {"role": "assistant", "content": _FIRST},
+        {"role": "user", "content": _SECOND},
+    ]
+    try:
+        rendered = text.apply_chat_template(messages, add_generation_prompt=False, **options)
+    except ConfigError:
+        return None
+    _, first, rest = rendered.partition(_FIRST)
+    between, second, _ = rest.partition(_SECOND)
+    return between if first and second else None

@@ -1,0 +1,699 @@
+"""`AsyncLM`: log-probabilities out of an LM's token tree, and the abstract class above it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import operator
+import sys
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .._core.kv.place import Place
+from .._core.sampling.metrics import log_softmax
+from .._core.sampling.params import SamplingParams
+from .._core.sampling.rng import fresh_seed, stream_of
+from .._core.sampling.sampler import Chain, Sampler
+from .._core.sched.work import Extend, Logits, Run, RunResult, Ticket
+from .._core.tokens.codec import Token, tokens_of
+from .._core.tokens.text import token_texts
+from .._core.tokens.tokenizer import Tokenizer
+from .._core.validation import whole_number
+from ..engines.base import HostRows, KeptRow
+from ..errors import BatchAbandoned, Cancelled, ConfigError, ContextOverflow, ForwardError
+from ..lm.lm import LM
+from .cached import CacheNode, ExactRows, walk
+
+_log = logging.getLogger(__name__)
+
+Floats = NDArray[np.float32]
+Contexts = Sequence[Sequence[int]]
+
+
+class TopRows(NamedTuple):
+    """The k likeliest tokens after each of N contexts, likeliest first, ties by lower id.
+
+    ids: int64 [N, k]. logprobs: float32 [N, k], of the full vocabulary, nats.
+    """
+
+    ids: Any
+    logprobs: Any
+
+
+class AbstractAsyncLM(ABC):
+    """Log-probabilities of the next token, for any context, awaited.
+
+    `AsyncLM` is the one over an `LM`. A subclass defines the two `next_token_logprobs` methods; the
+    rest follows from them. They need no `lora_name`: it is passed only to calls that name one.
+
+    tokenizer: what was handed in.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        """tokenizer: Weft's own, a Transformers tokenizer, or one of the tokenizers library."""
+        self.tokenizer = tokenizer
+        self._tokens: list[Any] = []
+
+    @abstractmethod
+    async def next_token_logprobs(
+        self, token_ids: Sequence[int], lora_name: str | None = None
+    ) -> Any:
+        """Return the log-probabilities of every token after `token_ids`: float32 [V], nats."""
+
+    @abstractmethod
+    def next_token_logprobs_sync(
+        self, token_ids: Sequence[int], lora_name: str | None = None
+    ) -> Any:
+        """Return what `next_token_logprobs` does; blocks until it is there."""
+
+    async def batch_next_token_logprobs(
+        self, token_ids_list: Contexts, lora_name: str | None = None
+    ) -> Any:
+        """Return the log-probabilities after each context: float32 [N, V]."""
+        calls = (self.next_token_logprobs(ids, **named(lora_name)) for ids in token_ids_list)
+        return stacked(await asyncio.gather(*calls))
+
+    def batch_next_token_logprobs_sync(
+        self, token_ids_list: Contexts, lora_name: str | None = None
+    ) -> Any:
+        """Return what `batch_next_token_logprobs` does; blocks until it is there."""
+        options = named(lora_name)
+        return stacked([self.next_token_logprobs_sync(ids, **options) for ids in token_ids_list])
+
+    async def prefix_logprobs(self, token_ids: Sequence[int], lora_name: str | None = None) -> Any:
+        """Return the log-probabilities after every prefix of one context: float32 [T, V].
+
+        Row i is that after the first i + 1 tokens.
+        """
+        return await self.batch_next_token_logprobs(prefixes_of(token_ids), **named(lora_name))
+
+    def prefix_logprobs_sync(self, token_ids: Sequence[int], lora_name: str | None = None) -> Any:
+        """Return what `prefix_logprobs` does; blocks until it is there."""
+        return self.batch_next_token_logprobs_sync(prefixes_of(token_ids), **named(lora_name))
+
+    async def batch_top_logprobs(
+        self, token_ids_list: Contexts, k: int, lora_name: str | None = None
+    ) -> TopRows:
+        """Return the `k` likeliest tokens after each context, instead of whole rows."""
+        k = whole_number("k", k, 1)
+
+        async def one(ids: Sequence[int]) -> TopRows:
+            return top_of(await self.next_token_logprobs(ids, **named(lora_name)), k)
+
+        return joined(await asyncio.gather(*map(one, token_ids_list)), k)
+
+    def batch_top_logprobs_sync(
+        self, token_ids_list: Contexts, k: int, lora_name: str | None = None
+    ) -> TopRows:
+        """Return what `batch_top_logprobs` does; blocks until it is there."""
+        k = whole_number("k", k, 1)
+        options = named(lora_name)
+        rows = (self.next_token_logprobs_sync(ids, **options) for ids in token_ids_list)
+        return joined([top_of(row, k) for row in rows], k)
+
+    async def sample(
+        self,
+        prompt_token_ids: Sequence[int],
+        max_tokens: int,
+        eos_token_ids: Iterable[int],
+        temperature: float = 1.0,
+        seed: int | None = None,
+        lora_name: str | None = None,
+    ) -> list[int]:
+        """Return tokens drawn after a prompt, up to an end token, which is not among them.
+
+        temperature: 0 takes the likeliest. seed: the same seed gives the same tokens, those that
+        `Loom.grow(n=1, seed=seed)` gives; None takes a fresh one. Other calls that run at the same
+        time may change them in bfloat16, on MLX and on llama.cpp (docs/models.md).
+        A sample that fills the context ends there, and the log warns.
+        Raises: ContextOverflow for a prompt that is longer than the context.
+        """
+        prompts = [whole_numbers("prompt_token_ids", prompt_token_ids)]
+        n, ends = whole_number("max_tokens", max_tokens, 0), checked_ends(eos_token_ids)
+        samplers = [sampler_of(temperature, seed, 0)]
+        return (await self._samples(prompts, n, ends, samplers, lora_name))[0]
+
+    async def batch_sample(
+        self,
+        prompt_token_ids_list: Contexts,
+        max_tokens: int,
+        eos_token_ids: Iterable[int],
+        temperature: float = 1.0,
+        seed: int | None = None,
+        lora_name: str | None = None,
+    ) -> list[list[int]]:
+        """Return samples after each prompt; equal prompts get different ones under one seed."""
+        prompts = [whole_numbers("a prompt", prompt) for prompt in prompt_token_ids_list]
+        n, ends = whole_number("max_tokens", max_tokens, 0), checked_ends(eos_token_ids)
+        seed = fresh_seed() if seed is None else seed
+        samplers = [sampler_of(temperature, seed, number) for number in range(len(prompts))]
+        return await self._samples(prompts, n, ends, samplers, lora_name)
+
+    async def _samples(
+        self,
+        prompts: Contexts,
+        max_tokens: int,
+        ends: frozenset[int],
+        samplers: Sequence[Sampler],
+        lora_name: str | None,
+    ) -> list[list[int]]:
+        async def one(prompt: Sequence[int], sampler: Sampler) -> list[int]:
+            made, path, chain = list[int](), list(prompt), Chain([sampler])
+            while len(made) < max_tokens:
+                try:
+                    row = on_host(await self.next_token_logprobs(path, **named(lora_name)))
+                except ContextOverflow:
+                    if not made:
+                        raise
+                    break
+                at = np.array([len(path)], dtype=np.uint64)
+                token = int(chain.draw(row[None], np.zeros(1, dtype=np.int64), at).ids[0])
+                if token < 0:
+                    raise ForwardError(f"the row after {len(path)} tokens leaves none to draw")
+                if token in ends:
+                    break
+                made.append(token)
+                path.append(token)
+            return made
+
+        return list(await asyncio.gather(*map(one, prompts, samplers)))
+
+    def clear_cache(self) -> None:
+        """Forget what is cached; nothing here."""
+        return None
+
+    def add_new_lora(self, lora_path: str, lora_name: str = "lora_1") -> None:
+        """Load a LoRA adapter under a name. Raises: NotImplementedError where there are none."""
+        raise NotImplementedError(f"{type(self).__name__} takes no LoRA adapters")
+
+    def remove_lora(self, lora_name: str) -> None:
+        """Forget an adapter. Raises: NotImplementedError where there are none."""
+        raise NotImplementedError(f"{type(self).__name__} takes no LoRA adapters")
+
+    def set_lora(self, lora_path: str, lora_name: str = "lora_1") -> None:
+        """Not here: name the adapter in each call."""
+        raise RuntimeError("there is no active adapter; give lora_name= to each call")
+
+    def clear_lora(self) -> None:
+        """Not here: name the adapter in each call."""
+        raise RuntimeError("there is no active adapter; leave lora_name out of the call")
+
+    @property
+    def byte_vocab(self) -> list[Token]:
+        """The bytes of every token, by id; tokens of equal bytes stay apart. Made once.
+
+        In a program that has loaded genlm's packages they are of the class those know.
+        """
+        kind = known_token_class() or Token
+        if not self._tokens or type(self._tokens[0]) is not kind:
+            self._tokens = tokens_of(self._vocab_bytes(), kind)
+        return self._tokens
+
+    @cached_property
+    def str_vocab(self) -> list[str]:
+        """The text of every token, by id; of a part of a character, the tokenizer's spelling."""
+        return token_texts(self._vocab_bytes(), Tokenizer.wrap(self.tokenizer).spelling)
+
+    def _vocab_bytes(self) -> list[bytes]:
+        return Tokenizer.wrap(self.tokenizer).vocab_bytes
+
+
+# Whole rows that are on the host at once while only their top is wanted.
+TOP_BYTES = 64 << 20
+
+
+class AsyncLM(AbstractAsyncLM):
+    """Log-probabilities over an `LM`; holds nothing but its options.
+
+    All callers that wait in one pass of an event loop share a step, without timers; equal contexts
+    are run once; the KV of every context is kept and shared with looms and branches of the LM.
+    Rows are float32, normalised, the caller's own. Cancelling a caller harms no other. Use it from
+    successive event loops and from any thread; the model never runs on the loop's thread.
+
+    Rows are cached with the LM's budget in bytes, least recently used out first; one that is gone
+    is read again for the cost of one token.
+    """
+
+    def __init__(
+        self,
+        lm: LM,
+        *,
+        batch_size: int | None = None,
+        strict: bool = False,
+        strict_bytes: int = 64 << 20,
+        as_torch: bool | None = None,
+        on_device: bool = False,
+    ) -> None:
+        """Wrap an LM.
+
+        batch_size: contexts in flight at most; None: as many as come. strict: cached rows are
+        bitwise those of `next_token_logprobs_uncached`, at its cost for every new context; at most
+        strict_bytes of them are kept. as_torch: rows are torch tensors; None: if the engine is
+        torch, or the program has loaded genlm's packages. on_device: tensors are put on the model's
+        device.
+        """
+        if not isinstance(lm, LM):
+            raise ConfigError(f"AsyncLM is of an LM, not {type(lm).__name__}; see weft.load")
+        super().__init__(lm.tokenizer)
+        self.lm = lm
+        self.batch_size = None if batch_size is None else whole_number("batch_size", batch_size, 1)
+        self.strict = strict
+        self._as_torch = True if as_torch is None and lm.info.name == "torch" else as_torch
+        self._root = lm.root()
+        self._device = lm.info.device if on_device else None
+        self._exact = ExactRows(lm, whole_number("strict_bytes", strict_bytes, 0))
+        self._waiting: set[Ticket] = set()
+        self._gates: weakref.WeakKeyDictionary[Any, tuple[int, asyncio.Semaphore]]
+        self._gates = weakref.WeakKeyDictionary()
+
+    # Asking -----------------------------------------------------------------------------------
+
+    async def next_token_logprobs(
+        self, token_ids: Sequence[int], lora_name: str | None = None
+    ) -> Any:
+        """Return the log-probabilities of every token after a context: float32 [V], nats.
+
+        Raises: ConfigError (a ValueError) for an empty context, ids outside the vocabulary or an
+        unknown adapter; ContextOverflow, KVFull; ForwardError, also for a row that is no
+        distribution, unless it stays on the device: there all of it is NaN.
+        """
+        if (turn := self.lm.turn_of_loop()) is not None:
+            await turn
+        if self.strict:
+            place = self._place(token_ids, lora_name)
+            return self._given((await self._exact.arows([place]))[0])
+        ((row,),) = await self._aread([self._read_of(checked_ids(token_ids), lora_name)])
+        return self._given(row)
+
+    def next_token_logprobs_sync(
+        self, token_ids: Sequence[int], lora_name: str | None = None
+    ) -> Any:
+        """The same, blocking; works inside a running loop too, which it blocks."""
+        if self.strict:
+            return self._given(self._exact.rows([self._place(token_ids, lora_name)])[0])
+        ((row,),) = self._read([self._read_of(checked_ids(token_ids), lora_name)])
+        return self._given(row)
+
+    async def batch_next_token_logprobs(
+        self, token_ids_list: Contexts, lora_name: str | None = None
+    ) -> Any:
+        """Return the log-probabilities after each context: float32 [N, V].
+
+        Contexts that are beginnings of others are answered with them: all prefixes of one context
+        are one row of a forward.
+        """
+        if self.strict:
+            places = [self._place(ids, lora_name) for ids in token_ids_list]
+            return self._stacked(await self._exact.arows(places))
+        paths = Paths([checked_ids(ids) for ids in token_ids_list])
+        answers = await self._aread(self._reads(paths, lora_name))
+        return self._stacked(paths.in_order(answers))
+
+    def batch_next_token_logprobs_sync(
+        self, token_ids_list: Contexts, lora_name: str | None = None
+    ) -> Any:
+        """Return what `batch_next_token_logprobs` does; blocks until it is there."""
+        if self.strict:
+            places = [self._place(ids, lora_name) for ids in token_ids_list]
+            return self._stacked(self._exact.rows(places))
+        paths = Paths([checked_ids(ids) for ids in token_ids_list])
+        return self._stacked(paths.in_order(self._read(self._reads(paths, lora_name))))
+
+    async def prefix_logprobs(self, token_ids: Sequence[int], lora_name: str | None = None) -> Any:
+        """Return the log-probabilities after every prefix of one context: float32 [T, V].
+
+        Row i is that after the first i + 1 tokens; all are one row of a forward.
+        """
+        if self.strict:
+            return await super().prefix_logprobs(token_ids, lora_name)
+        reads = self._reads([every_depth(token_ids)], lora_name)
+        return self._stacked((await self._aread(reads))[0])
+
+    def prefix_logprobs_sync(self, token_ids: Sequence[int], lora_name: str | None = None) -> Any:
+        """Return what `prefix_logprobs` does; blocks until it is there."""
+        if self.strict:
+            return super().prefix_logprobs_sync(token_ids, lora_name)
+        reads = self._reads([every_depth(token_ids)], lora_name)
+        return self._stacked(self._read(reads)[0])
+
+    async def batch_top_logprobs(
+        self, token_ids_list: Contexts, k: int, lora_name: str | None = None
+    ) -> TopRows:
+        """Return the `k` likeliest tokens after each context, instead of whole rows.
+
+        For large vocabularies: 64 MiB of whole rows are on the host at once, however many contexts.
+        """
+        k, rows = self._checked_top(k), list[TopRows]()
+        for some in self._in_parts(token_ids_list):
+            rows += [top_of(r, k) for r in await self.batch_next_token_logprobs(some, lora_name)]
+        return TopRows(*map(self._given, joined(rows, k)))
+
+    def batch_top_logprobs_sync(
+        self, token_ids_list: Contexts, k: int, lora_name: str | None = None
+    ) -> TopRows:
+        """Return what `batch_top_logprobs` does; blocks until it is there."""
+        k, rows = self._checked_top(k), list[TopRows]()
+        for some in self._in_parts(token_ids_list):
+            rows += [top_of(row, k) for row in self.batch_next_token_logprobs_sync(some, lora_name)]
+        return TopRows(*map(self._given, joined(rows, k)))
+
+    async def next_token_logprobs_uncached(
+        self, token_ids: Sequence[int], lora_name: str | None = None
+    ) -> Any:
+        """Return them from one plain forward of the whole context: no KV or row is used or kept.
+
+        Awaited here; a plain call on the classes of `weft.compat.genlm`, as it is known there.
+        """
+        return self._given(await self._exact.aplain(self._place(token_ids, lora_name)))
+
+    def _reads(
+        self, paths: Iterable[tuple[list[int], Sequence[int]]], lora_name: str | None
+    ) -> list[Extend]:
+        return [self._read_of(ids, lora_name, depths) for ids, depths in paths]
+
+    def _read_of(self, ids: list[int], lora_name: str | None, depths: Sequence[int] = ()) -> Extend:
+        """Ask for the logits after a context, or after beginnings of it, computing what is missing.
+
+        No place is held there: while it is worked on a path is pinned.
+        """
+        lm = self.lm
+        lm.check_path(ids)
+        root = self._root if lora_name is None else lm.root(lora_name)
+        is_far = lm.info.far_rows
+        wants = [Logits(depth, False, is_far) for depth in depths or (len(ids),)]
+        return Extend(root, ids, tuple(wants))
+
+    def _rows_of(self, ticket: Ticket) -> list[Floats]:
+        """Return the log-probabilities of a read's answers."""
+        try:
+            return [self._logprobs(answer) for answer in ticket.result()]
+        except Cancelled as error:
+            raise BatchAbandoned("the query was reset before it was answered") from error
+
+    def _logprobs(self, answer: Any) -> Any:
+        """Return those of raw logits [V], or of a row where an engine keeps it: on its device
+        where they are wanted there.
+        """
+        if not isinstance(answer, KeptRow):
+            return log_softmax(answer)
+        if isinstance(answer.rows, HostRows):
+            return log_softmax(answer.logits())
+        return answer.rows.logprobs(answer.number, on_host=self._device is None)
+
+    async def _aread(self, reads: list[Extend]) -> list[list[Floats]]:
+        """Return the rows of each read. With a batch_size, that many are in flight at most."""
+        gate = self._gate()
+        if gate is not None:
+            return await self._agated(gate, reads)
+        tickets = await self.lm.asubmit(reads)
+        self._waiting.update(tickets)
+        try:
+            await self.lm.adrive(tickets)
+        finally:
+            self._waiting.difference_update(tickets)
+        return [self._rows_of(ticket) for ticket in tickets]
+
+    async def _agated(self, gate: asyncio.Semaphore, reads: list[Extend]) -> list[list[Floats]]:
+        async def one(read: Extend) -> list[Floats]:
+            async with gate:
+                (ticket,) = await self.lm.asubmit([read])
+                self._waiting.add(ticket)
+                try:
+                    await self.lm.adrive([ticket])
+                finally:
+                    self._waiting.discard(ticket)
+                return self._rows_of(ticket)
+
+        return list(await asyncio.gather(*map(one, reads)))
+
+    def _read(self, reads: list[Extend]) -> list[list[Floats]]:
+        size = self.batch_size or max(1, len(reads))
+        answers: list[list[Floats]] = []
+        for at in range(0, len(reads), size):
+            tickets = self.lm.submit(reads[at : at + size])
+            self._waiting.update(tickets)
+            try:
+                self.lm.drive(tickets)
+            finally:
+                self._waiting.difference_update(tickets)
+            answers += map(self._rows_of, tickets)
+        return answers
+
+    # Sampling ---------------------------------------------------------------------------------
+
+    async def _samples(
+        self,
+        prompts: Contexts,
+        max_tokens: int,
+        ends: frozenset[int],
+        samplers: Sequence[Sampler],
+        lora_name: str | None,
+    ) -> list[list[int]]:
+        places = [self._place(prompt, lora_name) for prompt in prompts]
+        if max_tokens < 1:
+            return [[] for _ in places]
+        runs = [
+            Run(place, sampler, ends, max_tokens)
+            for place, sampler in zip(places, samplers, strict=True)
+        ]
+        tickets = await self.lm.asubmit(runs)
+        await self.lm.adrive(tickets)
+        return [self._sampled(ticket.result(), max_tokens) for ticket in tickets]
+
+    def _sampled(self, result: RunResult, max_tokens: int) -> list[int]:
+        if result.finish_reason == "context":
+            _log.warning(
+                "the context of %d tokens was full after %d of %d sampled tokens; ask for fewer,"
+                " shorten the prompt, or load the model with a larger n_ctx",
+                self.lm.n_ctx,
+                len(result.tokens),
+                max_tokens,
+            )
+        return result.tokens
+
+    # The cache --------------------------------------------------------------------------------
+
+    def cache_kv(self, prompt_tokens: Sequence[int], lora_name: str | None = None) -> None:
+        """Compute a context's KV now. Nobody needs to: that of every context asked is kept."""
+        tickets = self.lm.submit([Extend(self._place(prompt_tokens, lora_name))])
+        self.lm.drive(tickets)
+        tickets[0].result()
+
+    def clear_cache(self) -> None:
+        """Forget all rows and all KV of the LM that nobody uses now."""
+        self._exact.clear()
+        self.lm.clear_cache()
+
+    def clear_kv_cache(self) -> None:
+        """Forget the LM's KV; rows stay."""
+        self.lm.driver.exclusive(lambda: self.lm.tree.clear(rows=False))
+
+    def walk_cache(
+        self, token_ids: Sequence[int], lora_name: str | None = None
+    ) -> tuple[CacheNode, int, CacheNode | None, int]:
+        """Return how much of a context is cached: (node, n_matched, past, base).
+
+        node: a view of the deepest known place on the path, n_matched tokens down. past: a view of
+        the deepest place before its end with KV, base tokens down; None at the root. Views are
+        read-only and say how things were.
+        """
+
+        return walk(self.lm, self._place(token_ids, lora_name))
+
+    def reset_async_queries(self) -> None:
+        """End all queries that wait now: their callers get BatchAbandoned."""
+        for ticket in list(self._waiting):
+            ticket.cancel()
+
+    def add_new_lora(self, lora_path: str, lora_name: str = "lora_1") -> None:
+        """Load a LoRA adapter under a name, for `lora_name=`: a folder or a Hub id, in PEFT's
+        format. Raises: Unsupported, ModelLoadError, ConfigError.
+        """
+        self.lm.add_adapter(lora_name, lora_path)
+
+    def remove_lora(self, lora_name: str) -> None:
+        """Forget an adapter and all that was cached of it."""
+        self.lm.remove_adapter(lora_name)
+
+    # Parts ------------------------------------------------------------------------------------
+
+    def _place(self, token_ids: Sequence[int], lora_name: str | None) -> Place:
+        return self.lm.place(checked_ids(token_ids), namespace=lora_name)
+
+    def _gate(self) -> asyncio.Semaphore | None:
+        if self.batch_size is None:
+            return None
+        loop = asyncio.get_running_loop()
+        size, gate = self._gates.get(loop, (0, None))
+        if gate is None or size != self.batch_size:
+            gate = asyncio.Semaphore(self.batch_size)
+            self._gates[loop] = self.batch_size, gate
+        return gate
+
+    def _vocab_bytes(self) -> list[bytes]:
+        return self.lm.text.vocab_bytes
+
+    def _in_parts(self, token_ids_list: Contexts) -> Iterator[Contexts]:
+        size = max(1, TOP_BYTES // (4 * max(self.lm.info.n_vocab, 1)))
+        return (token_ids_list[at : at + size] for at in range(0, len(token_ids_list), size))
+
+    def _checked_top(self, k: int) -> int:
+        number = whole_number("k", k, 1)
+        if number > self.lm.info.n_vocab > 0:
+            raise ConfigError(f"k is {k}; allowed is 1 to {self.lm.info.n_vocab}, the vocabulary")
+        return number
+
+    def _given(self, values: Any) -> Any:
+        """Return an array as what is asked for; what is a tensor on the device already is that."""
+        if not isinstance(values, np.ndarray):
+            return values
+        as_torch = self._as_torch
+        if as_torch is None:
+            as_torch = known_token_class() is not None
+        if not as_torch:
+            return values
+        import torch
+
+        tensor = torch.from_numpy(values)
+        return tensor if self._device is None else tensor.to(self._device)
+
+    def _stacked(self, rows: Sequence[Floats]) -> Any:
+        if not rows:
+            return self._given(np.zeros((0, self.lm.info.n_vocab), dtype=np.float32))
+        if all(isinstance(row, np.ndarray) for row in rows):
+            return self._given(np.stack(rows))
+        import torch
+
+        return torch.stack([torch.as_tensor(row, device=self._device) for row in rows])
+
+
+class Paths:
+    """Contexts, and the longest ones among them that the others are beginnings of."""
+
+    def __init__(self, contexts: Sequence[list[int]]) -> None:
+        longest: list[list[int]] = []  # the numbers of contexts on one path, the longest first
+        # In this order a context stands right before one that goes on from it.
+        for number in reversed(sorted(range(len(contexts)), key=contexts.__getitem__)):
+            ids = contexts[number]
+            if longest and contexts[longest[-1][0]][: len(ids)] == ids:
+                longest[-1].append(number)
+            else:
+                longest.append([number])
+        self._paths: list[tuple[list[int], list[int]]] = []
+        self._answers: list[tuple[int, int]] = [(0, 0)] * len(contexts)
+        for numbers in sorted(longest, key=min):  # in the order they were asked
+            depths = sorted({len(contexts[number]) for number in numbers})
+            at = {depth: index for index, depth in enumerate(depths)}
+            for number in numbers:
+                self._answers[number] = len(self._paths), at[len(contexts[number])]
+            self._paths.append((contexts[numbers[0]], depths))
+
+    def __iter__(self) -> Iterator[tuple[list[int], list[int]]]:
+        """Yield (context, depths asked): each path once."""
+        return iter(self._paths)
+
+    def in_order(self, answers: Sequence[Sequence[Floats]]) -> list[Floats]:
+        """Return the row of each context from those of the paths."""
+        return [answers[path][depth] for path, depth in self._answers]
+
+
+def every_depth(token_ids: Sequence[int]) -> tuple[list[int], Sequence[int]]:
+    """Return a context, and the depths of all its prefixes."""
+    ids = checked_ids(token_ids)
+    return ids, range(1, len(ids) + 1)
+
+
+def known_token_class() -> Any:
+    """Return the token class of genlm's packages if this program has loaded them, else None.
+
+    Their code asks whether a token is of that very class, and computes with torch tensors.
+    """
+    module = sys.modules.get("genlm.backend.tokenization")
+    return None if module is None else module.Token
+
+
+def named(lora_name: str | None) -> dict[str, str]:
+    """Return {"lora_name": …} if an adapter is given: methods of subclasses may not have it."""
+    return {} if lora_name is None else {"lora_name": lora_name}
+
+
+def sampler_of(temperature: float, seed: int | None, number: int) -> Sampler:
+    """Return how sample `number` of a call draws."""
+    params = SamplingParams(temperature=temperature, seed=fresh_seed() if seed is None else seed)
+    assert params.seed is not None
+    return Sampler(params, stream_of(params.seed, (number,)))
+
+
+def checked_ids(token_ids: Any) -> list[int]:
+    """Return a context as a list. Raises: ConfigError for an empty one, or what are no ids."""
+    ids = whole_numbers("token_ids", token_ids)
+    if not ids:
+        raise ConfigError("token_ids is empty; give at least one token, such as the begin token")
+    return ids
+
+
+def checked_ends(eos_token_ids: Any) -> frozenset[int]:
+    """Return end tokens; none is `[]`. Raises: ConfigError."""
+    if isinstance(eos_token_ids, set | frozenset):
+        eos_token_ids = list(eos_token_ids)
+    return frozenset(whole_numbers("eos_token_ids", eos_token_ids))
+
+
+NO_LISTS = (str, bytes, bytearray, set, frozenset, dict)  # of ids, though they can be iterated
+
+
+def whole_numbers(name: str, given: Any) -> list[int]:
+    """Return a list, tuple, array or tensor of ids as ints; refuse what has no order, or no ids."""
+    values = given.tolist() if hasattr(given, "tolist") else given
+    try:
+        if type(values) is not list and isinstance(values, NO_LISTS):
+            raise TypeError
+        return list(map(operator.index, values))
+    except TypeError as error:
+        raise ConfigError(
+            f"{name} is {given!r:.80}; allowed is a list of ids: whole numbers"
+        ) from error
+
+
+def prefixes_of(token_ids: Sequence[int]) -> list[list[int]]:
+    """Return every prefix of a context, from its first token to all of it."""
+    ids = checked_ids(token_ids)
+    return [ids[:n] for n in range(1, len(ids) + 1)]
+
+
+def stacked(rows: Sequence[Any]) -> Any:
+    """Return rows as one array or tensor, [N, V]."""
+    if rows and type(rows[0]).__module__.startswith("torch"):
+        import torch
+
+        return torch.stack(list(rows))
+    return np.stack(rows) if rows else np.zeros((0, 0), dtype=np.float32)
+
+
+def on_host(row: Any) -> NDArray[np.float32]:
+    """Return a row as an array, wherever the tensor is."""
+    if type(row).__module__.startswith("torch"):
+        row = row.detach().cpu().numpy()
+    return np.asarray(row, dtype=np.float32)
+
+
+def top_of(row: Any, k: int) -> TopRows:
+    """Return the `k` likeliest of one row (all, if it has fewer), as arrays: [k], [k]."""
+    values = on_host(row)
+    some = np.flatnonzero(values >= np.partition(values, -k)[-k]) if k < len(values) else None
+    ids = np.arange(len(values)) if some is None else some
+    order = np.argsort(-values[ids], kind="stable")[:k]
+    return TopRows(ids[order].astype(np.int64), values[ids[order]])
+
+
+def joined(rows: Sequence[TopRows], k: int) -> TopRows:
+    """Return single rows as one: [N, k], [N, k]."""
+    if not rows:
+        return TopRows(np.zeros((0, k), np.int64), np.zeros((0, k), np.float32))
+    return TopRows(np.stack([row.ids for row in rows]), np.stack([row.logprobs for row in rows]))

@@ -1,0 +1,85 @@
+"""`load_model_by_name`: a model and its `AsyncLM` in one call, by the known names of backends."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from .._core import doors
+from ..errors import ConfigError
+from .asynclm import AsyncLM
+
+if TYPE_CHECKING:
+    from ..compat.genlm.models import MockAsyncLM
+
+KNOWN = ("hf", "vllm", "mlx", "mock")
+OWN = ("batch_size", "strict", "strict_bytes", "as_torch", "on_device")
+_log = logging.getLogger(__name__)
+
+
+@overload
+def load_model_by_name(  # type: ignore[overload-overlap]  # "mock" is a str, too
+    name: str, backend: Literal["mock"], llm_opts: Mapping[str, Any] | None = None
+) -> MockAsyncLM: ...
+
+
+@overload
+def load_model_by_name(
+    name: str, backend: str | None = None, llm_opts: Mapping[str, Any] | None = None
+) -> AsyncLM: ...
+
+
+def load_model_by_name(
+    name: str, backend: str | None = None, llm_opts: Mapping[str, Any] | None = None
+) -> AsyncLM | MockAsyncLM:
+    """Load a model and return its AsyncLM.
+
+    backend: "hf", "vllm", "mlx" or "mock", with that class's options (`weft.compat.genlm`); or an
+    engine of Weft's, with the options of `AsyncLM` and of `weft.load`. None: hf, or vllm where CUDA
+    and vLLM are and Weft has that engine; for the embedded "tiny" the numpy engine. Rows are
+    tensors where torch is installed. Raises: ValueError for another backend.
+    """
+    from ..engines import engine_names
+
+    if not isinstance(name, str | os.PathLike):
+        raise ConfigError(
+            f"name is of type {type(name).__name__}; allowed are a name and a folder. For a loaded"
+            " model: AsyncLM(weft.load(model, tokenizer))"
+        )
+    options, engines = dict(llm_opts or {}), engine_names()
+    chosen = backend if backend is not None else _best(name, engines, options)
+    if chosen in KNOWN:
+        made: AsyncLM | MockAsyncLM = doors.BACKENDS[chosen].from_name(name, **options)
+        return made
+    if chosen not in ("auto", *engines):
+        allowed = ", ".join((*KNOWN, "auto", *engines))
+        raise ConfigError(f"Invalid backend: {chosen!r}; allowed are {allowed}")
+    from ..loading import load
+
+    own = {"as_torch": find_spec("torch") is not None}
+    own |= {option: options.pop(option) for option in OWN if option in options}
+    return AsyncLM(load(name, engine=chosen, **options), **own)
+
+
+def _best(name: str, engines: tuple[str, ...], options: dict[str, Any]) -> str:
+    """Choose a backend; what programs give for vLLM on CUDA is left out where torch is taken."""
+    if name == "tiny":
+        return "numpy"
+    if not _has_cuda():
+        return "hf"
+    if "vllm" in engines and find_spec("vllm") is not None:
+        return "vllm"
+    if options.pop("engine_opts", None):
+        _log.warning("engine_opts are for vLLM, which is not installed; torch is used without")
+    return "hf"
+
+
+def _has_cuda() -> bool:
+    if find_spec("torch") is None:
+        return False
+    import torch
+
+    return bool(torch.cuda.is_available())

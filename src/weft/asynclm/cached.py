@@ -1,0 +1,128 @@
+"""What `AsyncLM` keeps of its own, and shows of the LM's tree: exact rows, and views of places."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .._core.kv.place import Cursor, Place, climb, resolve
+from .._core.sampling.metrics import log_softmax
+from ..engines.base import Row
+from ..lm.lm import LM
+
+Floats = NDArray[np.float32]
+Value = TypeVar("Value")
+
+
+class ExactRows:
+    """Plain rows, kept apart from the LM's: at most `n_bytes` of them, any thread may ask.
+
+    Each forward stands alone between two steps of the LM, as a batch would change last bits. From
+    event loops one thread of this object's own waits for them, whoever and how many ask.
+    """
+
+    def __init__(self, lm: LM, n_bytes: int) -> None:
+        self._lm = lm
+        self._n_rows = max(1, n_bytes // (4 * max(lm.info.n_vocab, 1)))
+        self._rows: OrderedDict[tuple[Any, ...], Floats] = OrderedDict()
+        self._lock = threading.Lock()  # of the rows and of the thread's beginning
+        self._thread: ThreadPoolExecutor | None = None
+
+    def plain(self, place: Place) -> Floats:
+        """Return a row from a forward of its own."""
+        ids = place.ids()
+
+        def forward() -> Floats:
+            row = Row((), ids, 0, None, (len(ids) - 1,), (), place.namespace)
+            return self._lm.engine.forward([row]).logits(0)
+
+        return log_softmax(self._lm.driver.exclusive(forward))
+
+    def rows(self, places: Sequence[Place]) -> list[Floats]:
+        """Return the rows of places, the caller's own; each new one costs a forward."""
+        return [self._row(place).copy() for place in places]
+
+    async def aplain(self, place: Place) -> Floats:
+        """The same as `plain`, awaited."""
+        return await self._on_thread(lambda: self.plain(place))
+
+    async def arows(self, places: Sequence[Place]) -> list[Floats]:
+        """The same as `rows`, awaited."""
+        return await self._on_thread(lambda: self.rows(places))
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        with self._lock:
+            self._rows.clear()
+
+    def _row(self, place: Place) -> Floats:
+        self._lm.see_weights()
+        key = (self._lm.scheduler.rows.n_clears, place.namespace, *place.ids())
+        with self._lock:
+            row = self._rows.get(key)
+            if row is not None:
+                self._rows.move_to_end(key)
+                return row
+        row = self.plain(place)
+        with self._lock:
+            self._rows[key] = row
+            while len(self._rows) > self._n_rows:
+                self._rows.popitem(last=False)
+        return row
+
+    async def _on_thread(self, work: Callable[[], Value]) -> Value:
+        with self._lock:
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, "weft-exact")
+            thread = self._thread
+        return await asyncio.get_running_loop().run_in_executor(thread, work)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheNode:
+    """A place in the tree as it was: tokens of its path, whether it has KV, its cached logits.
+
+    logits: float32 [V], raw, a copy; None if no row is cached there.
+    """
+
+    n_tokens: int
+    has_kv: bool
+    logits: NDArray[np.float32] | None
+
+
+def walk(lm: LM, place: Place) -> tuple[CacheNode, int, CacheNode | None, int]:
+    """Return what `AsyncLM.walk_cache` does, for a place; looked at under the lock."""
+    ids = place.ids()
+
+    def look() -> tuple[CacheNode, int, CacheNode | None, int]:
+        cursor = lm.tree.match(ids, place.namespace)
+        matched = resolve(cursor).depth
+        base = resident_depth(cursor, len(ids) - 1)
+        past = view(lm, Cursor(cursor.node, base)) if base else None
+        return view(lm, cursor), matched, past, base
+
+    return lm.driver.exclusive(look)
+
+
+def view(lm: LM, cursor: Cursor) -> CacheNode:
+    """Return what is known of a place now: its depth, whether it has KV, a copy of its row."""
+    at = resolve(cursor)
+    row = lm.scheduler.rows.get(at)
+    return CacheNode(at.depth, at.node.fragment is not None, None if row is None else row.copy())
+
+
+def resident_depth(cursor: Cursor, below: int) -> int:
+    """Return how many tokens of the path, `below` at most, have KV without a gap."""
+    depth = min(resolve(cursor).depth, below)
+    for node in climb(cursor):
+        if node.fragment is None:
+            depth = min(depth, node.start)
+    return depth

@@ -1,0 +1,109 @@
+"""LoRA adapters of one LM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from os import PathLike
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..engines.hub import resolve_adapter
+from ..errors import ConfigError, StaleHandle
+
+if TYPE_CHECKING:
+    from .lm import LM
+
+
+class Loaded(NamedTuple):
+    """One loaded adapter: its namespace in the tree, and a fingerprint of its weights."""
+
+    space: str
+    fingerprint: str
+
+
+class Adapters:
+    """The LoRA adapters of one LM, by name; iterating gives their names.
+
+    Each adapter has its own root in the token tree. A namespace is a name and the number of times
+    that it was loaded, so KV of an earlier adapter of the same name is never reused.
+    """
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, Loaded] = {}
+        self._n_loaded = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._loaded))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._loaded
+
+    def space(self, name: str | None) -> str | None:
+        """Return the namespace of an adapter (None: of the base model). Raises: ConfigError."""
+        return None if name is None else self._get(name).space
+
+    def fingerprint(self, name: str | None) -> str:
+        """Return a fingerprint of an adapter's weights; empty for the base model."""
+        return "" if name is None else self._get(name).fingerprint
+
+    def add(self, lm: LM, name: str, folder: str | PathLike[str]) -> None:
+        """Load an adapter; an adapter of the same name is removed first.
+
+        folder: a path, or an id on the Hub, `org/name` or `org/name@revision`.
+        Raises: Unsupported if the engine has no adapters, or none of this kind; ConfigError for an
+        adapter of another model; ModelLoadError for missing or broken files. On an error the loaded
+        adapters are unchanged.
+        """
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"an adapter's name is {name!r}; allowed is a text, not empty")
+        if not isinstance(folder, str | PathLike):
+            raise ConfigError(f"an adapter's folder is {folder!r}; allowed is a path or a Hub id")
+
+        def load() -> None:
+            space = f"{name}#{self._n_loaded + 1}"
+            fingerprint = lm.engine.add_adapter(space, path)
+            self._n_loaded += 1
+            before = self._loaded.get(name)
+            self._loaded[name] = Loaded(space, fingerprint)
+            if before is not None:
+                _retire(lm, name, before.space, "replaced by another of that name; ask again")
+
+        _refuse_closed(lm)
+        path = resolve_adapter(folder)
+        lm.driver.exclusive(load)
+
+    def remove(self, lm: LM, name: str) -> None:
+        """Remove an adapter and its KV. Other work continues.
+
+        Queued work and branches of the adapter raise StaleHandle. Raises: ConfigError for an
+        unknown name.
+        """
+
+        def unload() -> None:
+            loaded = self._get(name)
+            del self._loaded[name]
+            _retire(lm, name, loaded.space, "removed; add it again")
+
+        _refuse_closed(lm)
+        lm.driver.exclusive(unload)
+
+    @staticmethod
+    def name_of(space: str | None) -> str | None:
+        """Return the name of the adapter whose namespace this is."""
+        return None if space is None else space.rpartition("#")[0]
+
+    def _get(self, name: str) -> Loaded:
+        loaded = self._loaded.get(name)
+        if loaded is None:
+            known = ", ".join(sorted(self._loaded)) or "none"
+            raise ConfigError(f"unknown LoRA adapter: {name!r}; known are {known}")
+        return loaded
+
+
+def _retire(lm: LM, name: str, space: str, why: str) -> None:
+    lm.scheduler.retire(space, f"the LoRA adapter {name!r} was {why}")
+    lm.engine.remove_adapter(space)
+
+
+def _refuse_closed(lm: LM) -> None:
+    if lm.closed:
+        raise StaleHandle("this LM is closed; load it again")

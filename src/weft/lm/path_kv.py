@@ -1,0 +1,631 @@
+"""`lm.kv`: the KV of whole paths, on the device, on the host and as files.
+
+A file is safetensors; its metadata says which model and tokens it is of:
+
+metadata: format "weft.kv" · version · model · fingerprint · token_ids (JSON) · namespace (JSON)
+          · marks (JSON: texts the engine notes beside its arrays) · crc32 (of all arrays)
+tensors:  "k.{layer}", "v.{layer}" [n_kv_heads, n_tokens, head_dim]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import struct
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
+
+from .._core import atomic_files
+from .._core.atomic_files import FAULTS, parse_json
+from .._core.kv.pins import PinHold
+from .._core.kv.place import Cursor, Node, Place
+from .._core.kv.tree import is_evictable
+from .._core.sched.work import Extend
+from .._core.validation import whole_number
+from ..errors import ConfigError, FormatError, KVFull, ModelMismatch, StaleHandle, Unsupported
+
+if TYPE_CHECKING:
+    from .lm import LM
+
+T = TypeVar("T")
+
+
+@runtime_checkable
+class HasPlace(Protocol):
+    """A handle that stands somewhere in the token tree."""
+
+    @property
+    def place(self) -> Place:
+        """The place after its last token."""
+        ...
+
+
+@runtime_checkable
+class HasTip(Protocol):
+    """A handle whose `place` costs what it goes on with: a look takes its tip instead."""
+
+    def tip(self) -> Place:
+        """Return the place after its last token; changes nothing."""
+        ...
+
+
+Path = Sequence[int] | Place | HasPlace
+
+
+class KvSizes(NamedTuple):
+    """How many tokens of a path have their KV on the device, and how many others on the host."""
+
+    device: int
+    host: int
+
+
+class Pin:
+    """A path whose KV is not evicted until `unpin`; get it from `lm.kv.pin`.
+
+    It is one of possibly many on the path: what several pin is evictable after the last of them.
+    A context manager; one that is collected lets go, too. It pins tokens: what becomes of the node
+    or branch that stood there does not move it.
+
+    place: the end of the path.
+    """
+
+    def __init__(self, lm: LM, place: Place) -> None:
+        """Not for users; see `PathKV.pin`."""
+        self._lm = lm
+        self.place = place
+        self._hold: PinHold | None = None
+
+    @property
+    def is_pinned(self) -> bool:
+        """False after `unpin`, when the LM is closed, and when the path's adapter was removed."""
+        hold = self._hold
+        return hold is not None and not self._lm.closed and hold in self._lm.tree.pins
+
+    def try_take(self) -> bool:
+        """Pin the path where there is room; between steps, under the lock. The LM's part."""
+        tree, name = self._lm.tree, self.place.namespace
+        if self._lm.closed:
+            raise StaleHandle("this LM is closed; load it again")
+        if name is not None and name in self._lm.scheduler.retired:
+            raise StaleHandle(self._lm.scheduler.retired[name])
+        self._hold = tree.pin_by_hand(self.place, self)
+        if self._hold is None:  # sessions that nothing runs in may hold the room
+            self._lm.scheduler.lines.relieve()
+            self._hold = tree.pin_by_hand(self.place, self)
+        return self._hold is not None
+
+    def unpin(self) -> None:
+        """Let the path's KV be evicted again; idempotent. What is there stays until others need
+        the room.
+        """
+        hold, self._hold = self._hold, None
+        if hold is not None and not self._lm.closed:
+            with suppress(StaleHandle):  # it was closed meanwhile
+                self._lm.driver.exclusive(lambda: self._lm.tree.unpin_by_hand(hold))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.unpin()
+
+    def __repr__(self) -> str:
+        state = "pinned" if self.is_pinned else "not pinned any more"
+        return f"<Pin of {self.place.depth} tokens, {state}>"
+
+
+class PathKV:
+    """What may be done with the KV of a path by hand; get it as `lm.kv`.
+
+    A path is its token ids, a `Place`, or a handle with one, such as a `Heddle`. KV is a cache of
+    tokens: nothing here changes what a path says, and what is dropped is recomputed when used.
+    Needs an engine whose KV is addressable: everything raises `Unsupported` on hidden engines.
+    """
+
+    def __init__(self, lm: LM) -> None:
+        self._lm = lm
+
+    def size(self, path: Path) -> int:
+        """Return how many tokens of the path have their KV on the device. Cost: O(nodes)."""
+        return self.sizes(path).device
+
+    def sizes(self, path: Path) -> KvSizes:
+        """Return how many tokens of the path have KV, on the device and on the host.
+
+        What the host has alone is copied back when it is used, and not computed. What a step in
+        flight computes is not there yet; no step is waited for. Cost: O(nodes).
+        """
+        place = self._place(path.tip() if isinstance(path, HasTip) else path)
+        with self._lm.scheduler.lock:
+            return self._sizes(place)
+
+    def pin(self, path: Path) -> Pin:
+        """Compute what KV of the path is missing, and keep it on the device until `Pin.unpin`.
+
+        What is pinned is of the KV budget, and of `n_seq_max`: what does not fit beside it raises
+        KVFull. `clear_cache` and other weights forget its KV, too; the room stays its own, and it
+        is pinned again when it is computed again.
+        While running work has the room, it queues for it like any prompt.
+        Raises: KVFull when it cannot fit beside what else is pinned; ConfigError for the empty
+        path; StaleHandle when the LM, or the adapter, is gone.
+        """
+        place = self._place(path)
+        while (pin := self.try_pin(place)) is None:
+            self._compute(place)  # in the queue, for its turn; it says if there will never be room
+        try:
+            self._compute(place)
+        except BaseException:
+            pin.unpin()
+            raise
+        return pin
+
+    async def apin(self, path: Path) -> Pin:
+        """As `pin`, without blocking the loop."""
+        place = self._place(path)
+        while (pin := await asyncio.to_thread(self.try_pin, place)) is None:
+            await self._acompute(place)
+        try:
+            await self._acompute(place)
+        except BaseException:
+            del pin  # which lets go; nothing waits for that here
+            raise
+        return pin
+
+    def try_pin(self, path: Path) -> Pin | None:
+        """Pin a path without computing anything; None where the room for it is pinned or in use.
+
+        What KV it lacks has its room kept, which may evict others', and is pinned once something
+        computes it. Raises: as `pin`, but no KVFull.
+        """
+        pin = Pin(self._lm, self._place(path).fork())
+        if not pin.place.depth:
+            raise ConfigError("the path is empty: it has no KV to pin")
+        return pin if self._lm.driver.exclusive(pin.try_take) else None
+
+    def offload(self, path: Path, *, start: int = 0) -> int:
+        """Move the path's KV after its first `start` tokens to the host, where `offload=` allows.
+
+        It comes back when it is used. What other paths continue, is pinned, or running work uses,
+        stays. Returns how many of these tokens have their KV on the host alone.
+        Raises: Unsupported for an LM that was loaded without `offload`; KVFull for more than that
+        holds; ConfigError for a start that is not on the path. Cost: a copy of the KV.
+        """
+        place = self._place(path)
+        start = whole_number("start", start, 0, place.depth)
+        if not self._lm.tree.host.capacity:
+            raise Unsupported(
+                "this model keeps no KV on the host: it was loaded without offload",
+                hint="load it with offload=BYTES, or let go of the KV: it is computed again",
+            )
+        return self._lm.driver.exclusive(lambda: self._offload(place, start))
+
+    def copy(self, path: Path) -> Place:
+        """Return another hold on the same path: nothing is copied. Cost: O(1)."""
+        return self._place(path).fork()
+
+    def trim(self, path: Path, length: int) -> Place:
+        """Drop the path's KV after its first `length` tokens; return the place there.
+
+        What other paths continue, is pinned, or running work uses, stays. Tokens and handles stay
+        too.
+        Raises: ConfigError for a length that is not on the path.
+        """
+        place = self._place(path)
+        length = whole_number("length", length, 0, place.depth)
+        return self._lm.driver.exclusive(lambda: self._trim(place, length))
+
+    def to_bytes(self, path: Path) -> bytes:
+        """Return a path and its KV as one safetensors file, computing what is missing.
+
+        Raises: ConfigError for the empty path; Unsupported where the engine's export is not what
+        `load` takes. Cost: two copies of the path's KV on the host.
+        """
+        place = self._place(path)
+        arrays = self.export(place)
+        name = self._lm.adapters.name_of(place.namespace)
+        mark = self._lm.fingerprint(name)
+        info = self._lm.info
+        saved = SavedPath(mark, info.model, place.ids(), name, arrays)
+        if not saved.fits(info.n_layers, info.kv_bytes_per_token):
+            raise Unsupported(
+                f"the {info.name} engine exports KV in a form of its own, which no file holds;"
+                " Fragments.export says what a file needs"
+            )
+        return pack(saved)
+
+    def save(self, path: Path, file: str | os.PathLike[str]) -> None:
+        """Write `to_bytes` to a file: afterwards it is the old one or the new one, whole.
+
+        Raises: StoreError when it cannot be written.
+        """
+        atomic_files.write(file, self.to_bytes(path))
+
+    def load(self, source: bytes | str | os.PathLike[str]) -> Place:
+        """Put saved KV into the tree and return the place after its tokens.
+
+        source: what `to_bytes` gave, or a file of `save`.
+        Raises: FormatError for what is no such file, or broken; ModelMismatch when another model
+        or adapter made it, or this one in another dtype; KVFull when it cannot fit even alone;
+        ConfigError when it was made with an adapter whose name is not known here.
+        """
+        self._refuse_hidden()
+        if isinstance(source, bytes):
+            return self._load(unpack(source))
+        data = atomic_files.read(source)
+        with atomic_files.named(source):
+            return self._load(unpack(data))
+
+    def _load(self, saved: SavedPath) -> Place:
+        info = self._lm.info
+        refuse_other(self._lm, saved)
+        if not saved.fits(info.n_layers, info.kv_bytes_per_token):
+            n = len(saved.token_ids)
+            raise FormatError(f"the arrays are not the KV of {n} tokens; the file is broken")
+        if not all(0 <= token < info.n_vocab for token in saved.token_ids):
+            raise FormatError("it holds token ids that its model does not have; save it again")
+        place = self._lm.place(saved.token_ids, namespace=saved.namespace)
+        return self._put(place, saved.arrays)
+
+    def export(self, path: Path, *, start: int = 0) -> dict[str, Any]:
+        """Return the KV of a whole path on the host, computing what is missing.
+
+        Arrays "k.{layer}" and "v.{layer}", [n_kv_heads, n_tokens, head_dim] in the engine's
+        dtype (bfloat16 as its uint16 bits, then "dtype" says so).
+
+        start: leave out the slots before this one. Raises: ConfigError for the empty path.
+        Cost: a copy of what is returned.
+        """
+        place = self._place(path)
+        start = whole_number("start", start, 0, max(place.depth - 1, 0))
+        return self._with_resident(place, lambda cursor: self._export(cursor, start))
+
+    def insert(
+        self, ids: Sequence[int], arrays: Mapping[str, Any], *, adapter: str | None = None
+    ) -> Place:
+        """Put KV from `export` of the same model into the tree as that of `ids`; hold the place.
+
+        adapter: the LoRA adapter that it was made with.
+
+        While running work has the room, it queues for it like any prompt, and is then computed.
+        Raises: KVFull when it cannot fit even alone; ConfigError when the lengths differ.
+        """
+        return self._put(self._lm.place(ids, namespace=adapter), arrays)
+
+    def try_fill(self, path: Path, arrays: Mapping[str, Any], *, start: int) -> bool:
+        """Put KV of a path's slots from `start` on into the tree; return whether it went in.
+
+        arrays: as `export` gives them. Nothing is computed and nothing evicted: it does not go in
+        where the KV before `start` is not there, or where there is no room.
+        Raises: ConfigError when the lengths differ.
+        """
+        place = self._place(path)
+        slice_exported(arrays, 0, place.depth - start)
+        return self._lm.driver.exclusive(lambda: self._try_fill(place, arrays, start))
+
+    def engine_cache(self, path: Path) -> Any:
+        """Return the engine library's own cache object for a path, which its own model accepts.
+
+        Raises: Unsupported where the engine's library has none.
+        """
+        make = getattr(self._lm.engine, "prefix_cache", None)
+        if make is None:
+            raise Unsupported(
+                f"the {self._lm.info.name} engine's library has no cache object of its own"
+            )
+        place = self._place(path)
+        return self._with_resident(place, lambda cursor: make(self._lm.tree.path(cursor)))
+
+    def _place(self, path: Path) -> Place:
+        self._refuse_hidden()
+        if isinstance(path, HasPlace):
+            path = path.place
+        if not isinstance(path, Place):
+            if isinstance(path, str | bytes) or not isinstance(path, Sequence):
+                raise ConfigError(
+                    f"a {type(path).__name__} is no path; allowed are token ids, a Place, or a"
+                    " handle such as a Heddle"
+                )
+            return self._lm.place(path)
+        if path.holds is not self._lm.tree.holds:
+            raise ConfigError("this path belongs to another LM; give its token ids instead")
+        return path
+
+    def _sizes(self, place: Place) -> KvSizes:
+        cursor, device = self._lm.tree.find(place), self._lm.scheduler.lines.held(place)
+        depth, host = cursor.depth, 0
+        for node in self._lm.tree.up(cursor):
+            host += max(depth - max(node.start, device), 0) if node.host is not None else 0
+            depth = node.start
+        return KvSizes(device, host)
+
+    def _after(self, place: Place, start: int) -> list[Node]:
+        """Return the nodes of a path after its first `start` tokens, the last one first."""
+        tree = self._lm.tree
+        self._lm.scheduler.lines.relieve()  # theirs goes into the tree
+        tree.cut(tree.place(place.at(start)))
+        return [n for n in tree.up(tree.cut(tree.place(place))) if n.start >= start]
+
+    def _trim(self, place: Place, length: int) -> Place:
+        tree, start = self._lm.tree, place.at(length)
+        for node in self._after(place, length):
+            tree.host.free(node)
+            if is_evictable(node):
+                tree.drop(node)
+        return start
+
+    def _offload(self, place: Place, start: int) -> int:
+        tree = self._lm.tree
+        nodes = self._after(place, start)
+        n = sum(len(node.tokens) for node in nodes)
+        if n > tree.host.capacity:
+            raise KVFull(
+                f"the KV of {n} tokens does not fit on the host, which has room for"
+                f" {tree.host.capacity} of them",
+                needed=n,
+                capacity=tree.host.capacity,
+                hint="load the model with more for offload, or move less of the path",
+            )
+        for node in nodes:
+            if is_evictable(node):
+                tree.drop(node, offload=True)
+        return sum(len(node.tokens) for node in nodes if node.host is not None)
+
+    def _compute(self, place: Place) -> None:
+        self._lm.drive(tickets := self._lm.submit([Extend(place)]))
+        tickets[0].result()
+
+    async def _acompute(self, place: Place) -> None:
+        tickets = await self._lm.asubmit([Extend(place)])
+        await self._lm.adrive(tickets)
+        tickets[0].result()
+
+    def _put(self, place: Place, arrays: Mapping[str, Any]) -> Place:
+        slice_exported(arrays, 0, place.depth)
+        if not self._lm.driver.exclusive(lambda: self._insert(place, arrays)):
+            self._compute(place)
+        return place
+
+    def _with_resident(self, place: Place, use: Callable[[Cursor], T]) -> T:
+        """Call `use` between steps, with the path's KV on the device."""
+        self._refuse_hidden()
+        while True:
+            self._compute(place)
+            found = self._lm.driver.exclusive(lambda: self._try_use(place, use))
+            if found is not None:
+                return found[0]
+
+    def _try_use(self, place: Place, use: Callable[[Cursor], T]) -> tuple[T] | None:
+        cursor = self._lm.tree.place(place)
+        return (use(cursor),) if cursor.node.resident else None
+
+    def _export(self, cursor: Cursor, start: int) -> dict[str, Any]:
+        fragments = self._lm.tree.fragments
+        assert fragments is not None
+        parts, end = [], 0
+        for span in self._lm.tree.path(cursor):
+            end += span.length
+            if end > start:
+                data, length = fragments.export(span.fragment), span.length
+                first = max(start - (end - length), 0)
+                parts.append((_slots(data, first, length), length - first))
+        return join_exported(parts)
+
+    def _try_fill(self, place: Place, arrays: Mapping[str, Any], start: int) -> bool:
+        tree = self._lm.tree
+        fragments, room = tree.fragments, tree.room
+        assert fragments is not None
+        cursor = tree.pin(tree.cut(tree.place(place)))
+        try:
+            missing = [node for node in tree.up(cursor) if not node.resident]
+            if not missing:
+                return True
+            first, above = missing[-1].start, missing[-1].parent
+            if first < start or room.is_over:
+                return False
+            parent = above.fragment if above is not None else None
+            data = _slots(arrays, first - start, place.depth - start)
+            tree.fill(cursor, first, fragments.load(data, parent))
+            return True
+        finally:
+            tree.unpin(cursor)
+
+    def _insert(self, place: Place, arrays: Mapping[str, Any]) -> bool:
+        """Fill what is missing; return False while running work has the room for it."""
+        self._refuse_hidden()
+        tree = self._lm.tree
+        fragments, room = tree.fragments, tree.room
+        assert fragments is not None
+        if room.capacity is not None and place.depth > room.capacity:
+            raise KVFull(
+                f"{place.depth} slots do not fit in the KV budget of {room.capacity}",
+                needed=place.depth,
+                capacity=room.capacity,
+            )
+        cursor = tree.pin(tree.cut(tree.place(place)))
+        try:
+            if room.must > (room.capacity or room.must) or not tree.make_room():
+                return False
+            missing = [node for node in tree.up(cursor) if not node.resident]
+            if missing:
+                start = missing[-1].start
+                above = missing[-1].parent
+                data = slice_exported(arrays, start, cursor.depth)
+                parent = above.fragment if above is not None else None
+                tree.fill(cursor, start, fragments.load(data, parent))
+            return True
+        finally:
+            tree.unpin(cursor)
+
+    def _refuse_hidden(self) -> None:
+        if self._lm.tree.fragments is None:
+            raise Unsupported(f"the {self._lm.info.name} engine keeps its KV to itself")
+
+
+def join_exported(parts: Sequence[tuple[Mapping[str, Any], int]]) -> dict[str, Any]:
+    """Put exported fragments of one path together, the first `length` slots of each."""
+    import numpy as np
+
+    if not parts:
+        raise ConfigError("the path is empty: it has no KV")
+    first = parts[0][0]
+    return {
+        name: np.concatenate([part[name][:, :length] for part, length in parts], axis=1)
+        if name.startswith(("k.", "v."))
+        else first[name]
+        for name in first
+    }
+
+
+def _slots(arrays: Mapping[str, Any], start: int, end: int) -> dict[str, Any]:
+    """Return slots [start, end) of exported KV."""
+    return {
+        name: array[:, start:end] if name.startswith(("k.", "v.")) else array
+        for name, array in arrays.items()
+    }
+
+
+def slice_exported(arrays: Mapping[str, Any], start: int, end: int) -> dict[str, Any]:
+    """Return slots [start, end) of a path's exported KV; refuses arrays of another length."""
+    for name, array in arrays.items():
+        if name.startswith(("k.", "v.")):
+            if array.shape[1] != end:
+                raise ConfigError(
+                    f"{name} has {array.shape[1]} slots, but the path has {end} tokens"
+                )
+    return _slots(arrays, start, end)
+
+
+def refuse_other(lm: LM, saved: SavedPath) -> None:
+    """Raise ModelMismatch for KV of another model or adapter, or of this one in another dtype."""
+    info, base = lm.info, saved.fingerprint
+    if saved.namespace is not None:
+        base = base.rpartition("+")[0]
+    if base != lm.fingerprint():
+        raise ModelMismatch(
+            f"this KV was saved by {saved.model}, and {info.model} has other weights; load it"
+            " with the model that made it, or prefill the tokens again"
+        )
+    if saved.fingerprint != lm.fingerprint(saved.namespace):
+        raise ModelMismatch(
+            f"this KV was made with another LoRA adapter named {saved.namespace!r}; add the one"
+            " that made it, or prefill the tokens again"
+        )
+    if saved.dtype not in ("", info.dtype):
+        raise ModelMismatch(
+            f"this KV is {saved.dtype}, and the KV of {info.model} is {info.dtype} here; load"
+            " the model with the dtype that it was saved in, or prefill the tokens again"
+        )
+
+
+FORMAT = "weft.kv"
+VERSION = 1
+
+
+class SavedPath(NamedTuple):
+    """What a file holds. arrays: as `PathKV.export` gives them."""
+
+    fingerprint: str
+    model: str
+    token_ids: list[int]
+    namespace: str | None
+    arrays: Mapping[str, Any]
+
+    @property
+    def dtype(self) -> str:
+        """What the engine calls the numbers; "": it did not say."""
+        return str(self.arrays.get("dtype", ""))
+
+    def fits(self, n_layers: int, slot_bytes: int) -> bool:
+        """Whether the arrays are the KV of these tokens in a model of this shape."""
+        kv = {name: a for name, a in self.arrays.items() if name.startswith(("k.", "v."))}
+        wanted = {f"{kind}.{layer}" for kind in "kv" for layer in range(n_layers)}
+        n = len(self.token_ids)
+        shaped = kv.keys() == wanted and all(a.ndim == 3 and a.shape[1] == n for a in kv.values())
+        return shaped and sum(a.nbytes for a in kv.values()) == n * slot_bytes
+
+
+def pack(saved: SavedPath, format: str = FORMAT, **more: str) -> bytes:
+    """Return KV as a file: arrays, and what they are of, in safetensors.
+
+    format, more: of a file that holds other than one path, its name and further metadata.
+    """
+    from safetensors.numpy import save
+
+    arrays = {n: a for n, a in saved.arrays.items() if n.startswith(("k.", "v."))}
+    marks = {name: str(value) for name, value in saved.arrays.items() if name not in arrays}
+    metadata = {
+        "format": format,
+        "version": str(VERSION),
+        "model": saved.model,
+        "fingerprint": saved.fingerprint,
+        "token_ids": json.dumps([int(token) for token in saved.token_ids]),
+        "namespace": json.dumps(saved.namespace),
+        "marks": json.dumps(marks),
+        "crc32": str(_checksum(arrays)),
+        **more,
+    }
+    return bytes(save(arrays, metadata))
+
+
+def unpack(data: bytes) -> SavedPath:
+    """Read the file of a path. Raises: FormatError when it is none, newer, torn or changed."""
+    return unpack_all(data, FORMAT)[0]
+
+
+def unpack_all(data: bytes, format: str) -> tuple[SavedPath, dict[str, str]]:
+    """Read a file of `pack` with this format's name; return all of its metadata, too.
+
+    Raises: FormatError when it is none, newer, torn or changed.
+    """
+    import numpy as np
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    metadata = _metadata(data, format)
+    try:
+        arrays: dict[str, Any] = load(data)
+        token_ids = parse_json(metadata["token_ids"])
+        namespace = parse_json(metadata["namespace"])
+        marks = parse_json(metadata["marks"])
+        checksum = int(metadata["crc32"])
+        fingerprint, model = str(metadata["fingerprint"]), str(metadata["model"])
+    except (SafetensorError, *FAULTS) as error:
+        raise FormatError(f"this saved KV is broken: {error}; save it again") from error
+    if checksum != _checksum(arrays):
+        raise FormatError("this saved KV is broken: its checksum differs; save it again")
+    is_ids = isinstance(token_ids, list) and all(type(token) is int for token in token_ids)
+    is_marks = isinstance(marks, dict) and all(isinstance(each, str) for each in marks.values())
+    if not (is_ids and is_marks and isinstance(namespace, str | None)):
+        raise FormatError("this saved KV is broken: its metadata is not as written; save it again")
+    arrays |= {name: np.array(value) for name, value in marks.items()}
+    return SavedPath(fingerprint, model, token_ids, namespace, arrays), metadata
+
+
+def _metadata(data: bytes, format: str) -> dict[str, str]:
+    """Return the metadata of a file of ours; safetensors reads that from files only."""
+    try:
+        (length,) = struct.unpack_from("<Q", data)
+        metadata = parse_json(data[8 : 8 + length])["__metadata__"]
+        is_ours, version = metadata["format"] == format, int(metadata["version"])
+    except (struct.error, *FAULTS) as error:
+        raise FormatError("this is no saved KV, or it is torn; save it again") from error
+    if not is_ours or version < 1:
+        raise FormatError(f'this is no saved KV: its format is not "{format}"')
+    if version > VERSION:
+        raise FormatError(
+            f"the KV has format version {version}; this Weft reads up to {VERSION}. Update Weft",
+            hint="Update Weft.",
+        )
+    return dict(metadata)
+
+
+def _checksum(arrays: Mapping[str, Any]) -> int:
+    import numpy as np
+
+    total = 0
+    for name in sorted(arrays):
+        total = zlib.crc32(np.ascontiguousarray(arrays[name]).data, total)
+    return total

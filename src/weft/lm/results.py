@@ -1,0 +1,123 @@
+"""What the faces return: frozen values with a representation that fits on one screen."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .._core import doors
+
+if TYPE_CHECKING:
+    from .._core.sched.work import FinishReason
+    from ..loom import Heddle
+
+# Rows that a representation shows before it says how many more there are.
+_SCREEN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class TokenProb:
+    """One token id of a next-token distribution; rank 0 is the likeliest."""
+
+    id: int
+    text: str
+    bytes: bytes
+    logprob: float
+    p: float
+    rank: int
+
+    def __repr__(self) -> str:
+        return f"TokenProb({self.rank}: {self.text!r} p={self.p:.4f} id={self.id})"
+
+    def _repr_html_(self) -> str:
+        return doors.token_prob_card(self)
+
+
+class Distribution(tuple[TokenProb, ...]):
+    """The likeliest next tokens, likeliest first; a tuple of TokenProb."""
+
+    __slots__ = ()
+
+    def p_of(self, text: str) -> float:
+        """Return the summed p of the listed tokens with this text; 0.0 when none is listed."""
+        return sum(entry.p for entry in self if entry.text == text)
+
+    def __repr__(self) -> str:
+        lines = [f"{e.rank:>4}  {e.p:7.2%}  {e.id:>7}  {e.text!r}" for e in self[:_SCREEN]]
+        return "\n".join([*lines, *_more(len(self))])
+
+    def _repr_html_(self) -> str:
+        return doors.distribution_card(self)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TextScore:
+    """How likely a model finds given tokens: one logprob a token, from raw logits, natural log."""
+
+    tokens: tuple[int, ...]
+    texts: tuple[str, ...]
+    logprobs: tuple[float, ...]
+
+    @property
+    def logprob(self) -> float:
+        """The logprob of the full text: the sum of the logprobs."""
+        return math.fsum(self.logprobs)
+
+    @property
+    def total(self) -> float:
+        """The same as `logprob`."""
+        return self.logprob
+
+    @property
+    def mean(self) -> float:
+        """The logprob a token."""
+        return self.total / len(self.logprobs)
+
+    @property
+    def perplexity(self) -> float:
+        """exp(-mean); infinite where a token is impossible."""
+        try:
+            return math.exp(-self.mean)
+        except OverflowError:
+            return math.inf
+
+    def __repr__(self) -> str:
+        head = (
+            f"TextScore({len(self.tokens)} tokens, logprob {self.total:z.3f}, "
+            f"mean {self.mean:z.3f}, perplexity {self.perplexity:.3f})"
+        )
+        rows = zip(self.texts[:_SCREEN], self.logprobs, strict=False)
+        lines = [f"  {logprob:z9.3f}  {text!r}" for text, logprob in rows]
+        return "\n".join([head, *lines, *_more(len(self.tokens))])
+
+    def _repr_html_(self) -> str:
+        return doors.text_score_card(self)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Delta:
+    """What is new in one branch of a stream.
+
+    branch: index of the branch in the call, over all nodes grown.
+    node: the branch's heddle; it grows as deltas are delivered and is among its parent's children
+    once `finish_reason` is set.
+    token_ids, logprobs: the new tokens only; no logprobs where the engine does not tell them.
+    text: their text; a character that is not whole yet comes with the delta that completes it.
+    texts: the same, a token each; what the end of the branch leaves of a character is in `text`.
+    entropies: of the new tokens, in nats; none where the engine does not tell them.
+    finish_reason: None while the branch goes on. "error": it failed and is in no tree.
+    """
+
+    branch: int
+    node: Heddle
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[float, ...]
+    finish_reason: FinishReason | None = None
+    entropies: tuple[float, ...] = ()
+    texts: tuple[str, ...] = ()
+
+
+def _more(length: int) -> list[str]:
+    return [f"  … {length - _SCREEN} more"] if length > _SCREEN else []

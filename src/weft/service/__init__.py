@@ -1,0 +1,1 @@
+"""Storage, the HTTP server, its clients and replicas."""

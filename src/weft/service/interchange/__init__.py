@@ -1,0 +1,41 @@
+"""Looms that leave for other programs' formats, and come in from them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..._core.doors import lazily
+
+__all__ = [
+    "EXPORTERS",
+    "IMPORTERS",
+    "ImportReport",
+    "Knot",
+    "ImportLimits",
+    "Scope",
+    "Sketch",
+    "export",
+    "linked",
+    "messages_of",
+    "read",
+    "recognise",
+    "write",
+]
+
+if TYPE_CHECKING:
+    from .exporters import EXPORTERS, export, write
+    from .importers import IMPORTERS, ImportReport, read, recognise
+    from .scope import Scope
+    from .sketch import ImportLimits, Knot, Sketch, linked
+    from .turns import messages_of
+
+__getattr__ = lazily(
+    __name__,
+    {
+        "exporters": "EXPORTERS export write",
+        "importers": "IMPORTERS ImportReport read recognise",
+        "scope": "Scope",
+        "sketch": "Knot ImportLimits Sketch linked",
+        "turns": "messages_of",
+    },
+)

@@ -1,0 +1,164 @@
+"""Importers of chats: messages one after the other, and conversations that branch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from ..._core.atomic_files import shown
+from ...errors import FormatError
+from .fields import Json, list_of, parent_of, record_of, text_of, without
+from .sketch import Entry, Knot, Sketch, linked
+
+_NO_TEXT = "parts of messages that are no text were left out"
+_EMPTY = "messages without text were left out"
+
+
+def is_conversation(data: object) -> bool:
+    """Whether this is a conversation with a `mapping` of messages, or a list of them."""
+    first = data[0] if isinstance(data, list) and data else data
+    return isinstance(first, dict) and isinstance(first.get("mapping"), dict)
+
+
+def conversations(data: Any) -> list[Sketch]:
+    """Read conversations that branch, as chat services export them."""
+    given = data if isinstance(data, list) else [data]
+    return [_conversation(each, f"conversation {index}") for index, each in enumerate(given)]
+
+
+def _conversation(given: object, where: str) -> Sketch:
+    data = record_of(given, where)
+    mapping = record_of(data.get("mapping"), f"'mapping' of {where}")
+    notes = Counter[str]()
+    entries: list[Entry] = []
+    ranks: dict[str, int] = {}
+    for node_id, each in mapping.items():
+        node = record_of(each, f"node {shown(node_id)}")
+        knot = _mapped(node, node_id, notes)
+        entries.append(Entry(node_id, parent_of(node.get("parent"), node_id), knot))
+        children = list_of(node, "children", node_id)
+        ranks |= {child: rank for rank, child in enumerate(children) if isinstance(child, str)}
+    entries.sort(key=lambda entry: ranks.get(entry.id, 0))
+    at = data.get("current_node")
+    at = at if isinstance(at, str) else None
+    while at in mapping and not mapping[at].get("message"):
+        at = parent_of(mapping[at].get("parent"), at)
+        break
+    sketch = linked(_spliced(entries, notes), at=at, title=text_of(data, "title", where))
+    sketch.imported = without(data, ("mapping", "current_node", "title"))
+    sketch.notes += notes
+    return sketch
+
+
+def _mapped(node: Json, node_id: str, notes: Counter[str]) -> Knot:
+    message = node.get("message")
+    rest = {"id": node_id, **without(node, ("id", "parent", "children", "message"))}
+    if message is None:
+        return Knot("", imported=rest)
+    message = record_of(message, f"the message of {shown(node_id)}")
+    author = message.get("author")
+    role = message.get("role", author.get("role") if isinstance(author, dict) else None)
+    text = content_text(message.get("content"), node_id, notes)
+    read = ("id", "role", "content", "author")
+    more = without(author, ("role",)) if isinstance(author, dict) else {}
+    imported = {**rest, **without(message, read), **({"author": more} if more else {})}
+    return Knot(text, role=role if isinstance(role, str) else None, imported=imported)
+
+
+def _spliced(entries: list[Entry], notes: Counter[str]) -> list[Entry]:
+    """Return the messages that say something; what follows the others moves up to their parents."""
+    by_id = {entry.id: entry for entry in entries}
+    kept = {entry.id for entry in entries if entry.knot.text or "tool_calls" in entry.knot.imported}
+    notes[_EMPTY] += sum(entry.knot.role is not None and entry.id not in kept for entry in entries)
+    stands: dict[str, str | None] = {}
+
+    def nearest(at: str | None) -> str | None:
+        passed: list[str] = []
+        while at in by_id and at not in kept and at not in stands and at not in passed:
+            passed.append(at)
+            at = by_id[at].parent
+        found = stands.get(at, at) if at is not None and at not in passed else None
+        stands.update(dict.fromkeys(passed, found))
+        return found
+
+    return [entry._replace(parent=nearest(entry.parent)) for entry in entries if entry.id in kept]
+
+
+def content_text(content: object, where: str, notes: Counter[str]) -> str:
+    """Return a message's text: a text, or the texts among its parts. Raises: FormatError."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, dict):
+        if isinstance(content.get("text"), str):
+            return str(content["text"])
+        content = content.get("parts", [])
+    if not isinstance(content, list):
+        raise FormatError(f"the content of {where} is {shown(content)}; a text or a list belongs")
+    texts = []
+    for part in content:
+        text = part.get("text") if isinstance(part, dict) else part
+        if isinstance(text, str):
+            texts.append(text)
+        else:
+            notes[_NO_TEXT] += 1
+    return "".join(texts)
+
+
+def is_chat(data: object) -> bool:
+    """Whether this is a list of chat messages, an object with one, or a list of such objects."""
+    if isinstance(data, dict):
+        return _are_messages(data.get("messages"))
+    if not isinstance(data, list) or not data:
+        return False
+    return _are_messages(data) or all(
+        isinstance(each, dict) and _are_messages(each.get("messages")) for each in data
+    )
+
+
+def _are_messages(value: object) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(each, dict) and isinstance(each.get("role"), str) for each in value)
+    )
+
+
+def chats(data: Any) -> list[Sketch]:
+    """Read chat messages. Chats that begin with the same message are paths of one tree."""
+    given = data if isinstance(data, list) and not _are_messages(data) else [data]
+    sketches: dict[str, Sketch] = {}
+    known: dict[tuple[str, int, str], int] = {}  # of a tree: message by parent and what it says
+    for index, each in enumerate(given):
+        where = f"chat {index}"
+        messages = each["messages"] if isinstance(each, dict) else each
+        notes = Counter[str]()
+        knots = [_said(each, f"message {at} of {where}", notes) for at, each in enumerate(messages)]
+        first = _key(knots[0])
+        sketch = sketches.setdefault(first, Sketch())
+        sketch.notes += notes
+        at = -1
+        for knot in knots:
+            place = (first, at, _key(knot))
+            if place not in known:
+                knot.parent = at
+                known[place] = sketch.add(knot)
+            at = known[place]
+        sketch.at = at
+        if isinstance(each, dict):
+            sketch.title = sketch.title or text_of(each, "title", where)
+            more = without(each, ("messages", "title"))
+            if more:
+                sketch.knots[at].imported.setdefault("chat", more)
+    return list(sketches.values())
+
+
+def _said(message: Json, where: str, notes: Counter[str]) -> Knot:
+    text = content_text(message.get("content"), where, notes)
+    imported = without(message, ("role", "content"))
+    return Knot(text, role=message["role"], imported=imported)
+
+
+def _key(knot: Knot) -> str:
+    return repr((knot.role, knot.text, knot.imported))

@@ -1,0 +1,275 @@
+"""The formats that a loom is exported in, and the two calls that do it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..._core import atomic_files
+from ...errors import ConfigError
+from .scope import Scope
+
+if TYPE_CHECKING:
+    from ...loom import Heddle
+    from .extract import Extract
+    from .pairs import Label
+
+
+class Exporter(NamedTuple):
+    """A format. write: yields the file's text; options: the keywords that it takes.
+
+    default: the scope that such a file is mostly wanted for. refused: scopes that it cannot have,
+    and why.
+    """
+
+    name: str
+    suffix: str
+    media_type: str
+    about: str
+    default: Scope
+    write: Callable[..., Iterator[str]]
+    options: frozenset[str] = frozenset()
+    refused: Mapping[Scope, str] = {}
+
+
+def loom_lines(part: Extract, *, bookmark: Label | None = None) -> Iterator[str]:
+    """Yield a `.loom.json`; where a model's folder lies on this machine is left out.
+
+    bookmark: nodes' labels, which stand in their meta there: whoever keeps the file has them again.
+    None: what stands in the meta.
+    """
+    from ..store.file import chunks
+    from .pairs import BOOKMARK
+
+    if bookmark is not None:
+        for node in part.loom.walk():
+            label = bookmark(node)
+            node.meta.pop(BOOKMARK, None)
+            if label is not None:
+                node.meta[BOOKMARK] = label
+    model = part.loom.meta.get("model")
+    if isinstance(model, str) and Path(model).is_absolute():
+        del part.loom.meta["model"]
+    return chunks(part.loom)
+
+
+def page(
+    part: Extract, *, tint: str = "probability", top: int = 0, mark: Heddle | None = None
+) -> Iterator[str]:
+    """Yield an HTML page; see `Heddle.to_html`. mark: a node of the loom that is exported."""
+    from ...viz import to_html
+
+    marked = None
+    if mark is not None:
+        marked = next((node for node in part.loom.walk() if node.id == mark.id), None)
+    yield to_html(part.top, tint=tint, top=top, mark=marked, numbers=part.numbers)
+
+
+def digraph(part: Extract, *, limit: int | None = None) -> Iterator[str]:
+    """Yield a graph in Graphviz's language; see `Heddle.to_dot`."""
+    from ...viz import to_dot
+
+    yield to_dot(part.top, limit=limit)
+
+
+def flowchart(part: Extract, *, limit: int | None = 150) -> Iterator[str]:
+    """Yield a Mermaid flowchart; see `Heddle.to_mermaid`."""
+    from ...viz import to_mermaid
+
+    yield to_mermaid(part.top, limit=limit)
+
+
+def _by(module: str, name: str) -> Callable[..., Iterator[str]]:
+    """Return the function of that name; its module is imported when it is called."""
+
+    def write(part: Extract, **options: Any) -> Iterator[str]:
+        lines: Iterator[str] = getattr(import_module(f".{module}", __package__), name)(
+            part, **options
+        )
+        return lines
+
+    return write
+
+
+_PATH, _TREE = Scope.PATH, Scope.TREE
+_JSON, _LINES = "application/json", "application/jsonl"
+_MARKS = frozenset({"bookmark"})
+_NO_SIBLINGS = "a path has no siblings to compare; export a subtree or the tree"
+
+# By name; the first of a suffix is what the suffix means.
+EXPORTERS: Mapping[str, Exporter] = {
+    each.name: each
+    for each in (
+        Exporter("json", ".json", _JSON, "a loom, whole", _TREE, loom_lines, _MARKS),
+        Exporter("text", ".txt", "text/plain", "the text", _PATH, _by("prose", "text_lines")),
+        Exporter(
+            "markdown",
+            ".md",
+            "text/markdown",
+            "the text, or a nested list",
+            _PATH,
+            _by("prose", "markdown_lines"),
+            frozenset({"name"}),
+        ),
+        Exporter(
+            "html",
+            ".html",
+            "text/html",
+            "a page that needs nothing else",
+            _TREE,
+            page,
+            frozenset({"tint", "top", "mark"}),
+        ),
+        Exporter(
+            "dot",
+            ".dot",
+            "text/vnd.graphviz",
+            "a graph for Graphviz",
+            _TREE,
+            digraph,
+            frozenset({"limit"}),
+        ),
+        Exporter(
+            "mermaid",
+            ".mmd",
+            "text/vnd.mermaid",
+            "a graph for Markdown pages",
+            _TREE,
+            flowchart,
+            frozenset({"limit"}),
+        ),
+        Exporter(
+            "csv",
+            ".csv",
+            "text/csv",
+            "a row a node",
+            _TREE,
+            _by("table", "node_rows"),
+            _MARKS,
+        ),
+        Exporter(
+            "tokens",
+            ".csv",
+            "text/csv",
+            "a row a token",
+            _TREE,
+            _by("table", "token_rows"),
+            frozenset({"ranks"}),
+        ),
+        Exporter(
+            "messages",
+            ".jsonl",
+            _LINES,
+            "chat messages a path",
+            _TREE,
+            _by("turns", "message_lines"),
+        ),
+        Exporter(
+            "pairs",
+            ".jsonl",
+            _LINES,
+            "preference pairs of siblings",
+            _TREE,
+            _by("pairs", "pair_lines"),
+            frozenset({"by", "bookmark"}),
+            {_PATH: _NO_SIBLINGS},
+        ),
+    )
+}
+
+
+def exporter_of(format: str | None, path: str | os.PathLike[str] | None = None) -> Exporter:
+    """Return the format of this name, or the one that a file's suffix means.
+
+    Raises: ConfigError for an unknown name, and for a suffix of another format.
+    """
+    suffix = "" if path is None else Path(path).suffix.lower()
+    if format is None:
+        for each in EXPORTERS.values():
+            if each.suffix == suffix:
+                return each
+        suffixes = " ".join(dict.fromkeys(each.suffix for each in EXPORTERS.values()))
+        name = "" if path is None else Path(path).name
+        raise ConfigError(f"{name} ends in none of {suffixes}")
+    if format not in EXPORTERS:
+        raise ConfigError(f"format is {format!r}; allowed are {', '.join(EXPORTERS)}")
+    return EXPORTERS[format]
+
+
+def scope_of(exporter: Exporter, node: Heddle, scope: str | None = None) -> Scope:
+    """Return the scope with this name; if `name` is None, the format's default.
+
+    The path to a prompt contains none of its branches, so a prompt with branches defaults to the
+    tree. Raises: ConfigError for an unknown name.
+    """
+    if scope is not None:
+        return Scope.of(scope)
+    return Scope.TREE if node.parent is None and node.children else exporter.default
+
+
+def export(
+    node: Heddle,
+    format: str,
+    *,
+    scope: str | None = None,
+    numbers: Mapping[str, int] | None = None,
+    **options: Any,
+) -> Iterator[str]:
+    """Return a part of a node's loom in a format, as pieces of text. Changes nothing.
+
+    What is written is copied before this returns: the loom may grow on while it is read.
+
+    Args:
+        scope: "path", the prompt to this node; "subtree", that and all below it (of pictures and
+            tables, only what is below); "tree", the whole loom. None: the format's default, see
+            `EXPORTERS`; of a loom that has branches the tree.
+        numbers: of nodes by id, where they have any; children stand in their order.
+        options: those of the format: `name` of markdown; `tint`, `top`, `mark` of html; `limit` of
+            dot and mermaid; `ranks` of tokens; `by` of pairs; `bookmark` of json, csv and pairs.
+
+    Raises: ConfigError for an unknown format, a scope it cannot have, or an option it has not.
+    Cost: O(nodes of the loom).
+    """
+    exporter = exporter_of(format)
+    for name in options:
+        if name not in exporter.options:
+            allowed = ", ".join(sorted(exporter.options)) or "none"
+            raise ConfigError(f"{format} has no option {name!r}; allowed are {allowed}")
+    chosen = scope_of(exporter, node, scope)
+    if chosen in exporter.refused:
+        raise ConfigError(f"{format} of a {chosen}: {exporter.refused[chosen]}")
+    from .extract import extract_of
+
+    return exporter.write(extract_of(node, chosen, numbers), **options)
+
+
+def write(
+    node: Heddle,
+    path: str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    scope: str | None = None,
+    numbers: Mapping[str, int] | None = None,
+    kv: bool = False,
+    **options: Any,
+) -> None:
+    """Write what `export` gives to a file; afterwards it is the old one or the new one, whole.
+
+    format: None: what the file's suffix means. kv: of json, write the KV beside it, as `Loom.save`.
+    Raises: as `export`; StoreError when it cannot be written; Unsupported for `kv` on an engine
+    whose KV no file holds, the loom being written then.
+    """
+    exporter = exporter_of(format, path)
+    if kv and exporter.name != "json":
+        raise ConfigError(f"kv is for json, which is opened again to grow, not for {exporter.name}")
+    pieces = export(node, exporter.name, scope=scope, numbers=numbers, **options)
+    atomic_files.write(path, pieces)
+    if kv:
+        from ..store import sidecar
+
+        chosen = scope_of(exporter, node, scope)
+        top = node.path[0] if chosen is Scope.TREE else node
+        sidecar.save(top, sidecar.beside(path), below=chosen is not Scope.PATH)

@@ -1,0 +1,87 @@
+"""A path, a subtree or the whole tree, as a loom of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...errors import ConfigError
+from ...loom import Heddle, Loom
+from ...loom.loom import Prompt
+from ...loom.node import child_list, home_again, new_child, numbered, set_text
+from .scope import Scope
+
+
+@dataclass(frozen=True, slots=True)
+class Extract:
+    """A copy of what is exported; the loom it came from may go on growing.
+
+    node: the path's end or the subtree's top, in the copy; its root where the scope is the tree.
+    numbers: of nodes, by id.
+    """
+
+    loom: Loom
+    node: Heddle
+    scope: Scope
+    numbers: Mapping[str, int]
+
+    @property
+    def top(self) -> Heddle:
+        """Where a picture begins: at a subtree's top, else at the root."""
+        return self.node if self.scope is Scope.SUBTREE else self.loom
+
+
+def extract_of(node: Heddle, scope: Scope, numbers: Mapping[str, int] | None = None) -> Extract:
+    """Return what of a node's loom is in the scope, with its ids. Changes nothing.
+
+    numbers: children stand in the order of these; None: as they were asked for.
+    Raises: ConfigError for a node that is in no loom. Cost: O(nodes in the loom).
+    """
+    path = node.path
+    loom = path[0]
+    if not isinstance(loom, Loom):
+        raise ConfigError("this node was taken out of its loom; export what is in one")
+    if numbers is None:
+        numbers = {each.id: at for at, each in enumerate(numbered(loom))}
+    node = loom if scope is Scope.TREE else node
+    kept = {above.id: below for above, below in zip(path, path[1:], strict=False)}
+    copied = _root(loom)
+    stack: list[tuple[Heddle, Heddle]] = [(loom, copied)]
+    found: Heddle = copied
+    while stack:
+        source, target = stack.pop()
+        found = target if source is node else found
+        if scope is not Scope.TREE and source.id in kept and source is not node:
+            below = [kept[source.id]]
+        else:
+            below = [] if scope is Scope.PATH else _in_order(source, numbers)
+        for child in below:
+            new = new_child(target, child.tokens)
+            _fill(new, child)
+            child_list(target).append(new)
+            stack.append((child, new))
+    return Extract(copied, found, scope, numbers)
+
+
+def _in_order(node: Heddle, numbers: Mapping[str, int]) -> list[Heddle]:
+    return sorted(node.children, key=lambda child: numbers.get(child.id, len(numbers)))
+
+
+def _root(loom: Loom) -> Loom:
+    made = Prompt(loom.tokens, loom.user_prompt, loom.chat_template_used)
+    copied = type(loom).restored(home_again(loom), made, loom.heddle_class)
+    copied.created = loom.created
+    if loom.lm is None:
+        copied.saved_by = loom.saved_by
+    _fill(copied, loom)
+    return copied
+
+
+def _fill(new: Heddle, old: Heddle) -> None:
+    new.id, new.meta = old.id, dict(old.meta)
+    new.logprobs, new.entropies = list(old.logprobs), list(old.entropies)
+    new.legal_logmass = list(old.legal_logmass)
+    new.params, new.lineage = old.params, old.lineage
+    new.finish_reason, new.stop_string = old.finish_reason, old.stop_string
+    new.terminal, new.score = old.terminal, old.score
+    set_text(new, old.text)

@@ -1,0 +1,73 @@
+"""Values of files that other programs wrote: taken if they are as expected, else named."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..._core.atomic_files import shown
+from ...errors import FormatError
+
+Json = dict[str, Any]
+
+
+def text_of(record: Mapping[str, Any], name: str, where: str) -> str:
+    """Return a text; "" where it is null or not there. Raises: FormatError."""
+    value = record.get(name)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise FormatError(f"{name!r} of {where} is {shown(value)}; a text belongs there")
+    return value
+
+
+def id_of(value: object, where: str) -> str:
+    """Return an id as text; some files have numbers for ids. Raises: FormatError."""
+    if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
+        return str(value)
+    raise FormatError(
+        f"the id of {where} is {shown(value)}; a text or a whole number belongs there"
+    )
+
+
+def parent_of(value: object, where: str) -> str | None:
+    """Return a parent's id; None for a root."""
+    return None if value is None or value == "" else id_of(value, f"the parent of {where}")
+
+
+def record_of(value: object, where: str) -> Json:
+    """Return an object. Raises: FormatError."""
+    if not isinstance(value, dict):
+        raise FormatError(f"{where} is {shown(value)}; an object belongs there")
+    return value
+
+
+def list_of(record: Mapping[str, Any], name: str, where: str) -> list[Any]:
+    """Return a list; empty where it is null or not there. Raises: FormatError."""
+    value = record.get(name)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise FormatError(f"{name!r} of {where} is {shown(value)}; a list belongs there")
+    return value
+
+
+def rating_of(value: object) -> float | None:
+    """Return a score, if it is a number."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    try:
+        found = float(value) if is_number else math.nan  # type: ignore[arg-type]
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None
+
+
+def without(record: Mapping[str, Any], names: Iterable[str]) -> Json:
+    """Return what a file says besides the fields that were read, less what says nothing."""
+    read = frozenset(names)
+    return {
+        name: value
+        for name, value in record.items()
+        if name not in read and value is not None and value != [] and value != {}
+    }

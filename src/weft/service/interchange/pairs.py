@@ -1,0 +1,93 @@
+"""Preference pairs as JSON: siblings of which one is liked better than the other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+
+from ...errors import ConfigError
+from ...loom import Heddle
+from .extract import Extract
+from .turns import ROLE, messages_of
+
+Rank = Callable[[Heddle], float | None]
+Label = Callable[[Heddle], str | None]
+
+BOOKMARK = "bookmark"  # in a node's meta: its label
+
+
+def bookmark_of(node: Heddle) -> str | None:
+    """Return a node's bookmark; None where it has none."""
+    label = node.meta.get(BOOKMARK)
+    return None if not label else label if isinstance(label, str) else BOOKMARK
+
+
+def ranking(by: str | Rank, bookmark: Label) -> Rank:
+    """Return what ranks siblings. by: "score", "bookmark" (bookmarked ones first), or a function.
+
+    Raises: ConfigError.
+    """
+    if callable(by):
+        return by
+    if by == "score":
+        return lambda node: node.score
+    if by == "bookmark":
+        return lambda node: float(bookmark(node) is not None)
+    raise ConfigError(f'by is {by!r}; allowed are "score", "bookmark" or a function of a node')
+
+
+def pair_lines(
+    part: Extract, *, by: str | Rank = "score", bookmark: Label = bookmark_of
+) -> Iterator[str]:
+    """Yield a JSON object a pair: {"prompt", "chosen", "rejected"}, as trainers read it.
+
+    Of the children of a node the best is chosen, and each that ranks lower and says something else
+    is rejected once. A loom of chat turns gives messages, another gives texts.
+
+    Raises: ConfigError where no siblings differ.
+    """
+    rank, is_chat = ranking(by, bookmark), _is_chat(part)
+    lines = [
+        json.dumps(_pair(node, chosen, rejected, is_chat), ensure_ascii=False) + "\n"
+        for node in part.top.walk()
+        for chosen, rejected in _siblings(node, rank)
+    ]
+    if not lines:
+        name = by if isinstance(by, str) else "what the function says"
+        raise ConfigError(
+            f"no siblings differ by {name}, so there are no preference pairs to write",
+            hint="give nodes scores, or choose what ranks them: score, bookmark, or a function",
+        )
+    return iter(lines)
+
+
+def _siblings(node: Heddle, rank: Rank) -> Iterator[tuple[Heddle, Heddle]]:
+    ranked = [(value, child) for child in node.children if (value := rank(child)) is not None]
+    ranked = [(value, child) for value, child in ranked if value == value]  # nan ranks nothing
+    if not ranked:
+        return
+    best, chosen = max(ranked, key=lambda each: each[0])
+    told = {chosen.text}
+    for value, child in ranked:
+        if value < best and child.text not in told:
+            told.add(child.text)
+            yield chosen, child
+
+
+def _is_chat(part: Extract) -> bool:
+    return part.loom.chat_template_used or ROLE in part.loom.meta
+
+
+def _pair(node: Heddle, chosen: Heddle, rejected: Heddle, is_chat: bool) -> dict[str, object]:
+    if not is_chat:
+        prompt = "".join(each.text for each in node.path)
+        return {"prompt": prompt, "chosen": chosen.text, "rejected": rejected.text}
+    asked = messages_of(node.path)
+    told = [messages_of(each.path) for each in (chosen, rejected)]
+    # An answer that goes on with one begun before: trainers want that one whole.
+    shared = len(asked) if all(each[: len(asked)] == asked for each in told) else len(asked) - 1
+    return {
+        "prompt": asked[:shared],
+        "chosen": told[0][shared:],
+        "rejected": told[1][shared:],
+    }

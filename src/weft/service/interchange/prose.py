@@ -1,0 +1,107 @@
+"""A part of a loom as plain text and as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ...loom import Heddle
+from ...viz.text import called, draw, folded
+from .extract import Extract
+from .said import written
+from .scope import Scope
+from .turns import ROLE, messages_of
+
+_INDENT = 10  # levels of a list that are indented: deeper ones would run out of the page
+
+
+def text_lines(part: Extract) -> Iterator[str]:
+    """Yield the path's text as it is, or a drawing of the tree."""
+    if part.scope is Scope.PATH:
+        yield path_text(part).rstrip("\n") + "\n"
+        return
+    yield from (f"{line}\n" for line in draw(part.loom, node=called))
+
+
+def path_text(part: Extract) -> str:
+    """Return prompt and path as one text; a chat's prompt stands apart."""
+    loom, path = part.loom, part.node.path
+    if any(ROLE in node.meta for node in path):
+        return "\n\n".join(f"{m['role']}: {m['content'] or ''}" for m in messages_of(path))
+    if not loom.chat_template_used:
+        return (loom.user_prompt or loom.text) + written(path[1:])
+    return f"> {loom.user_prompt}\n\n{written(path[1:]).lstrip()}"
+
+
+def markdown_lines(part: Extract, *, name: str = "") -> Iterator[str]:
+    """Yield front matter with model and seeds, then the path, or the tree as a nested list."""
+    lines = [*_front_matter(part, name), ""]
+    if part.scope is Scope.PATH:
+        lines += _path_rows(part)
+    else:
+        lines += listed(part.loom)
+    yield "\n".join(lines).rstrip() + "\n"
+
+
+def _front_matter(part: Extract, name: str) -> list[str]:
+    loom = part.loom
+    made = [each.params.seed for each in loom.walk() if each.params is not None]
+    seeds = sorted({seed for seed in made if seed is not None})
+    lines = ["---", *([f"loom: {_scalar(name)}"] if name else []), f"model: {_scalar(model(loom))}"]
+    if seeds:
+        lines.append(f"seeds: [{', '.join(map(str, seeds))}]")
+    return [*lines, f"created: {loom.created}", "---"]
+
+
+def model(root: Heddle) -> str:
+    """Return the name of the model that a loom is of, without the folder where it lies."""
+    noted = root.meta.get("model")
+    if not isinstance(noted, str) or not noted:
+        noted = root.saved_by.name if root.lm is None else root.lm.info.model  # type: ignore[attr-defined]
+    return Path(noted).name if Path(noted).is_absolute() else noted
+
+
+def _scalar(text: str) -> str:
+    """Return a text as YAML reads it: as it is, or in quotes where YAML would see more in it."""
+    plain = all(c.isalnum() or c in "-_./@+ " for c in text) and text[:1].isalnum()
+    return text if plain and text == text.strip() else json_text(text)
+
+
+def json_text(text: str) -> str:
+    """Return a text in double quotes, as JSON and YAML read it."""
+    import json
+
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _path_rows(part: Extract) -> list[str]:
+    path = part.node.path
+    if any(ROLE in node.meta for node in path):
+        said = ((m["role"], m["content"] or "") for m in messages_of(path))
+        return [row for role, content in said for row in (f"**{role}**", "", content, "")]
+    asked = (part.loom.user_prompt or part.loom.text).split("\n")
+    return [*(f"> {row}".rstrip() for row in asked), "", written(path[1:]).strip("\n")]
+
+
+def listed(root: Heddle) -> list[str]:
+    """Return a tree as a nested list of Markdown; leaves with equal texts are one item, ×n."""
+    lines: list[str] = []
+    stack = [([root], 0)]
+    while stack:
+        equal, depth = stack.pop()
+        indent = "  " * min(depth, _INDENT)
+        rows = escaped(called(equal[0]).strip()).split("\n")
+        rows[-1] += f" (×{len(equal)})" if len(equal) > 1 else ""
+        lines += [f"{indent}- {rows[0]}", *(f"{indent}  {row}" for row in rows[1:])]
+        below = folded(equal[0].children, called, None)
+        stack += [(each, depth + 1) for each in reversed(below)]
+    return lines
+
+
+def escaped(text: str) -> str:
+    """Return text that a list item of Markdown shows as it is."""
+    rows = []
+    for row in text.split("\n"):
+        marked = "".join(f"\\{c}" if c in "\\`*_[]<>#|" else c for c in row)
+        rows.append(f"\\{marked}" if marked[:1] in ("-", "+") else marked)
+    return "\n".join(rows)

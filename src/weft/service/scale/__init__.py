@@ -1,0 +1,18 @@
+"""Replicas of the server over one database, placed and reached by Ray Serve.
+
+`weft.service.scale:app` is the import path of a Ray Serve config file. Needs the extra `ray`:
+`pip install "weft-lm[ray]"`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..._core.doors import lazily
+
+if TYPE_CHECKING:
+    from .deploy import app as app
+
+__all__ = ["app"]
+
+__getattr__ = lazily(__name__, {"deploy": "app"})

@@ -1,0 +1,119 @@
+"""The application of Ray Serve: an entrance, and replicas of the server behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import fields
+from typing import Any
+
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+from ray.serve.handle import DeploymentHandle
+
+from ...errors import ConfigError
+from ..server.app import create_app
+from ..server.config import ServerConfig, ServerLimits, key_from_environment
+from ..server.limits import BodyLimit
+from ..server.security import Door
+from ..store.library import Library
+from .entrance import Entrance
+from .relay import answer
+
+# Ray's own: of each key the same replica, however many entrances ask; only those keys move that
+# belong to a replica that goes or comes.
+ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
+_SECRETS = ("api_key",)
+_NOT_HERE = ("port", "grace_s")  # said in the config file of Ray Serve
+
+
+def app(args: Mapping[str, Any]) -> serve.Application:
+    """Return the application: what `import_path: weft.service.scale:app` of a config file means.
+
+    args: settings of `ServerConfig` for each replica, as `models: [org/name]`. The API key and the
+    database come from WEFT_API_KEY and WEFT_DB where Ray is started. How many replicas there are,
+    and what each takes, is said under `deployments`, by the names Entrance and Replica.
+
+    Raises: ConfigError for settings that no server takes.
+    """
+    config = config_of(args)
+    replica = serve.deployment(
+        name="Replica",
+        num_replicas=2,
+        max_ongoing_requests=1000,
+        health_check_period_s=2,
+        health_check_timeout_s=20,
+        graceful_shutdown_timeout_s=config.grace_s + 5,
+        request_router_config=RequestRouterConfig(request_router_class=ROUTER),
+    )(Replica)
+    entrance = serve.deployment(
+        name="Entrance",
+        num_replicas=1,
+        max_ongoing_requests=4000,
+        ray_actor_options={"num_cpus": 0},
+    )(serve.ingress()(EntranceReplica))
+    return entrance.bind(dict(args), replica.bind(dict(args)))
+
+
+def config_of(args: Mapping[str, Any]) -> ServerConfig:
+    """Return the server's settings that a config file asks for. Raises: ConfigError."""
+    known = [each.name for each in fields(ServerConfig) if each.name not in _SECRETS + _NOT_HERE]
+    for name in args:
+        if name in _SECRETS:
+            raise ConfigError(f"{name} is no setting of a file; set WEFT_API_KEY where Ray starts")
+        if name not in known:
+            raise ConfigError(f"{name!r} is no setting of a server; there are {', '.join(known)}")
+    given: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in args.items()
+    }
+    if "limits" in given:
+        given["limits"] = ServerLimits(**given["limits"])
+    return ServerConfig(**given, api_key=key_from_environment())
+
+
+class Replica:
+    """A server in a process of Ray's, without a socket: requests come by calls."""
+
+    # Ray awaits it.
+    async def __init__(self, args: Mapping[str, Any]) -> None:  # type: ignore[misc]
+        """Start the server and wait for its models. Raises: why none of them could be loaded."""
+        self._app = create_app(config_of(args))
+        self._open = AsyncExitStack()
+        await self._open.enter_async_context(self._app.router.lifespan_context(self._app))
+        models = self._app.state.service.models
+        while any(model.state == "loading" for model in models):
+            await asyncio.sleep(0.05)
+        for model in models:
+            model.ready()
+
+    async def answer(self, scope: dict[str, Any], body: bytes) -> AsyncGenerator[bytes]:
+        """Yield the ASGI messages that answer a request, pickled, in pieces."""
+        answered = answer(self._app, scope, body)
+        try:
+            async for messages in answered:
+                yield pickle.dumps(messages)
+        finally:
+            await answered.aclose()
+
+    async def __del__(self) -> None:
+        """End the jobs and close the models; Ray calls this, and waits for it."""
+        await self._open.aclose()
+
+
+class EntranceReplica:
+    """What Ray runs to take requests in."""
+
+    def __init__(self, args: Mapping[str, Any], replicas: DeploymentHandle) -> None:
+        self._config = config_of(args)
+        self._library = Library(self._config.db)
+        self._replicas = replicas
+
+    def __serve_build_asgi_app__(self) -> Door:
+        entrance = Entrance(self._replicas, self._library)
+        inner = BodyLimit(entrance, self._config.limits)
+        return Door(inner, self._config, observe=lambda *_: None)  # Ray counts requests itself
+
+    def __del__(self) -> None:
+        self._library.close()

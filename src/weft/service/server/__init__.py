@@ -1,0 +1,15 @@
+"""An HTTP server with stored looms and one model for many clients. `weft serve` runs it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..._core.doors import lazily
+
+if TYPE_CHECKING:
+    from .app import create_app as create_app
+    from .config import ServerConfig as ServerConfig
+
+__all__ = ["ServerConfig", "create_app"]
+
+__getattr__ = lazily(__name__, {"app": "create_app", "config": "ServerConfig"})

@@ -1,0 +1,395 @@
+"""POST /v1/messages, and /v1/messages/count_tokens: the size of its prompt."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Header, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from ....lm.lm import LM
+from ..asked import ERRORS
+from ..errors import Refused
+from ..openai.chat import ChatCall, ChatRequest
+from ..openai.fields import Finite, LoomOptions, OpenAIModel
+from ..openai.messages import reads_variable
+from ..openai.refusals import invalid
+from ..openai.replies import ok
+from ..openai.runs import Runs
+from ..openai.stream import SSE, answered, sse_line
+from ..openai.usage import CallUsage
+from ..service import Here
+from .blocks import BlockMessage, TextBlocks, chat_messages
+from .events import BlockWriter
+from .replies import EVENTS, MessageError, MessageReply
+
+Json = dict[str, Any]
+
+_VERSIONS = ("2023-06-01", "2026-10-21")  # they differ in what they reject, not in what they do
+_PING: Json = {"type": "ping"}
+_EVENTS = SSE._replace(ping=sse_line(_PING))
+# As chat completions call a field, to as it is called here.
+_NAMES = {
+    "max_completion_tokens": "max_tokens",
+    "stop": "stop_sequences",
+    "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+    "chat_template_kwargs": "thinking",
+    "continue_final_message": "messages",
+}
+
+
+def check_version(version: Annotated[str | None, Header(alias="anthropic-version")] = None) -> None:
+    """Raise Refused for an unknown version of the protocol."""
+    if version is not None and version not in _VERSIONS:
+        raise invalid(
+            "anthropic-version",
+            f"anthropic-version is {version!r:.40}; allowed are {' and '.join(_VERSIONS)}",
+        )
+
+
+router = APIRouter(
+    prefix="/v1/messages",
+    tags=["anthropic"],
+    dependencies=[Depends(check_version)],
+    responses={
+        status: {**described, "model": MessageError} for status, described in ERRORS.items()
+    },
+)
+
+
+class ClientTool(OpenAIModel):
+    """A tool that the client runs; Anthropic's own tools are rejected by their `type`."""
+
+    type: Literal["custom"] | None = None
+    name: str = Field(min_length=1, max_length=128)
+    description: str | None = None
+    input_schema: dict[str, Any]
+    input_examples: list[dict[str, Any]] | None = Field(
+        None, description="Given to the model as `examples` of the schema."
+    )
+    strict: bool | None = Field(None, description="Accepted: calls always fit the schema.")
+    cache_control: Any = Field(None, description="Accepted; changes nothing.")
+    eager_input_streaming: bool | None = Field(None, description="Accepted; changes nothing.")
+    defer_loading: Literal[False] | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
+
+    def offered(self) -> Json:
+        """Return it as chat completions take it."""
+        examples = {"examples": self.input_examples} if self.input_examples else {}
+        function: Json = {"name": self.name, "parameters": {**self.input_schema, **examples}}
+        if self.description is not None:
+            function["description"] = self.description
+        return {"type": "function", "function": function}
+
+
+class ClientToolChoice(OpenAIModel):
+    """Whether tools may, must or must not be used, or which one must."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = Field(None, min_length=1)
+    disable_parallel_tool_use: bool | None = Field(None, description="true: one call a turn.")
+
+    def chosen(self) -> Any:
+        """Return it as chat completions take it. Raises: Refused."""
+        if self.type == "tool":
+            if self.name is None:
+                raise invalid("tool_choice.name", "tool_choice.name is missing")
+            return {"type": "function", "function": {"name": self.name}}
+        if self.name is not None:
+            raise invalid(
+                "tool_choice.name", f'tool_choice.name: only with type "tool", not {self.type!r}'
+            )
+        return "required" if self.type == "any" else self.type
+
+
+class ThinkingConfig(OpenAIModel):
+    """Whether the model thinks before it answers, where its chat template reads enable_thinking."""
+
+    type: Literal["enabled", "disabled", "adaptive"] = Field(
+        description='"adaptive": as the chat template has it.'
+    )
+    budget_tokens: int | None = Field(
+        None, ge=1, description="A target, as in Anthropic's API; only max_tokens is a limit."
+    )
+    display: Literal["summarized"] | None = None
+
+
+class OutputFormat(OpenAIModel):
+    """The schema that the answer's text fits."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(OpenAIModel):
+    """The form of the answer, and the effort, where the chat template reads reasoning_effort."""
+
+    format: OutputFormat | None = None
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
+        None, description='"high" is the default of the protocol, and accepted by every model.'
+    )
+
+
+class ThinkingEdit(OpenAIModel):
+    """The edit that removes no thinking: the prompt is what the messages are."""
+
+    type: Literal["clear_thinking_20251015"]
+    keep: Literal["all"]
+
+
+class ContextManagement(OpenAIModel):
+    """Edits of the context before the model reads it; only the one that changes nothing."""
+
+    edits: list[ThinkingEdit] = []
+
+
+class CountRequest(OpenAIModel):
+    """What makes the prompt of a message."""
+
+    model: str | None = Field(
+        None, description="A loaded model's id; left out: the one that is loaded."
+    )
+    messages: list[BlockMessage] = Field(min_length=1)
+    system: TextBlocks | None = None
+    tools: list[ClientTool] | None = Field(None, max_length=128)
+    tool_choice: ClientToolChoice | None = None
+    thinking: ThinkingConfig | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = Field(None, description="As `output_config.format`.")
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="Weft's own: variables of the chat template."
+    )
+    cache_control: Any = Field(None, description="Accepted: every equal prefix is reused.")
+    context_management: ContextManagement | None = None
+    mcp_servers: list[Any] | None = Field(None, max_length=0)
+    speed: Literal["standard"] | None = None
+
+    def chat(self, lm: LM, **more: Any) -> ChatRequest:
+        """Return the chat completion that this is. Raises: Refused."""
+        messages = chat_messages(self.system, self.messages)
+        choice = self.tool_choice
+        body: Json = {
+            "messages": messages,
+            "continue_final_message": messages[-1]["role"] == "assistant" or None,
+            "tools": [tool.offered() for tool in self.tools] if self.tools else None,
+            "tool_choice": None if choice is None else choice.chosen(),
+            "parallel_tool_calls": not (choice and choice.disable_parallel_tool_use),
+            "response_format": self._response_format(),
+            "reasoning_effort": self._effort(lm),
+            "chat_template_kwargs": self._template_kwargs(lm),
+            **more,
+        }
+        try:
+            return ChatRequest.model_validate(body)
+        except ValidationError as error:
+            raise RequestValidationError(error.errors()) from error
+
+    def _response_format(self) -> Json | None:
+        config = self.output_config
+        form = self.output_format or (None if config is None else config.format)
+        if form is None:
+            return None
+        return {"type": "json_schema", "json_schema": {"name": "answer", "schema": form.schema_}}
+
+    def _effort(self, lm: LM) -> str | None:
+        effort = None if self.output_config is None else self.output_config.effort
+        return effort if effort != "high" or reads_variable(lm, "reasoning_effort") else None
+
+    def _template_kwargs(self, lm: LM) -> Json | None:
+        made = dict(self.chat_template_kwargs or {})
+        kind = "adaptive" if self.thinking is None else self.thinking.type
+        if kind == "enabled" or (kind == "disabled" and reads_variable(lm, "enable_thinking")):
+            made.setdefault("enable_thinking", kind == "enabled")
+        return made or None
+
+
+class MessagesRequest(CountRequest):
+    """Request of a message; a parameter is honoured or rejected by name."""
+
+    max_tokens: int = Field(ge=1, description="New tokens at most; fewer if the context is full.")
+    temperature: Finite | None = Field(None, ge=0)
+    top_p: Finite | None = None
+    top_k: int | None = Field(None, ge=0)
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    seed: int | None = Field(None, description="Weft's own, as in chat completions.")
+    min_p: Finite | None = Field(None, description="Weft's own, as in chat completions.")
+    loom: LoomOptions | None = Field(None, description="Weft's own, as in chat completions.")
+    thread: Any = Field(None, description="Rejected: no conversation is stored here.")
+    container: None = None
+    diagnostics: Any = Field(None, description="Accepted; changes nothing.")
+    inference_geo: Any = Field(None, description="Accepted; changes nothing.")
+    metadata: Any = Field(None, description="Accepted; changes nothing.")
+    service_tier: Any = Field(None, description="Accepted; changes nothing.")
+    user_profile_id: Any = Field(None, description="Accepted; changes nothing.")
+    workspace_id: Any = Field(None, description="Accepted; changes nothing.")
+
+    @field_validator("thread")
+    @classmethod
+    def _without_thread(cls, value: Any) -> None:
+        if value is not None:
+            # The details by which Anthropic's SDK sends the whole conversation instead.
+            raise Refused(
+                400,
+                "unsupported_parameter",
+                "thread: conversations are not stored here; send all messages",
+                param="thread",
+                details={"error_code": "thread_unsupported_request", "unsupported": ["thread"]},
+            )
+
+    def completion(self, lm: LM) -> ChatRequest:
+        """Return the chat completion that this is. Raises: Refused."""
+        return self.chat(
+            lm,
+            max_completion_tokens=min(self.max_tokens, lm.n_ctx),
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            stop=self.stop_sequences,
+            stream=self.stream,
+            seed=self.seed,
+            loom=None if self.loom is None else self.loom.model_dump(exclude_none=True),
+        )
+
+
+@router.post(
+    "",
+    response_model=None,
+    responses=ok(MessageReply, *EVENTS),
+)
+async def create(body: MessagesRequest, request: Request, service: Here) -> Response | Json:
+    """Answer a conversation with the assistant's next message."""
+
+    async def plan(lm: LM, name: str) -> MessagesCall:
+        try:
+            asked = body.completion(lm)
+            asked.check(service)
+            call = await ChatCall.begin(asked, lm, name, service, fits_context=True)
+        except Refused as error:
+            error.param = _renamed(error.param)
+            raise
+        return MessagesCall(body, call, name)
+
+    return await answered(
+        request,
+        service,
+        "message",
+        body.model,
+        is_streamed=bool(body.stream),
+        plan=plan,
+        written=_EVENTS,
+    )
+
+
+class TokenCount(BaseModel):
+    """The size of a prompt."""
+
+    input_tokens: int
+
+
+@router.post("/count_tokens")
+async def count_tokens(body: CountRequest, service: Here) -> TokenCount:
+    """Count the tokens of the prompt that a message would have."""
+    with service.models.get(body.model).in_use() as lm:
+        try:
+            prompt = await asyncio.to_thread(body.chat(lm).prompt, lm)
+        except Refused as error:
+            error.param = _renamed(error.param)
+            raise
+    return TokenCount(input_tokens=len(prompt.ids))
+
+
+def _renamed(param: str | None) -> str | None:
+    return None if param is None else _NAMES.get(param, param)
+
+
+class MessagesCall:
+    """One call on its way: a chat completion of one choice, written as content blocks."""
+
+    def __init__(self, body: MessagesRequest, call: ChatCall, name: str) -> None:
+        self._body = body
+        self._call = call
+        self._name = name
+        self._id = f"msg_{secrets.token_hex(12)}"
+        self._writer = BlockWriter()
+
+    def let_go(self) -> None:
+        """End what has not ended; the call is over."""
+        self._call.let_go()
+
+    @property
+    def runs(self) -> Runs:
+        """The one choice."""
+        return self._call.runs
+
+    async def answer(self) -> Json:
+        """Run it and return the message."""
+        await self.runs.finish()
+        self._new()
+        return self._message(**self._stop())
+
+    async def chunks(self) -> AsyncGenerator[Json, None]:
+        """Run it and yield its events."""
+        is_first = True
+        async with aclosing(self.runs.news()) as news:
+            async for _ in news:
+                if is_first:  # now the cached tokens are known
+                    yield {"type": "message_start", "message": self._message()}
+                    yield _PING
+                    is_first = False
+                for event in self._new():
+                    yield event
+        yield {"type": "message_delta", "delta": self._stop(), "usage": self._usage()}
+        yield {"type": "message_stop"}
+
+    def _new(self) -> list[Json]:
+        """Return the events of what is new."""
+        (reply,), (turn,) = self.runs.replies, self._call.turns
+        made = self._writer.write(turn.new())
+        return [*made, *self._writer.close()] if reply.is_over else made
+
+    def _stop(self) -> Json:
+        (reply,), (turn,) = self.runs.replies, self._call.turns
+        stop_string = reply.node.stop_string
+        reason = turn.finish_reason(turn.n_calls)
+        if reason == "tool_calls":
+            return {"stop_reason": "tool_use", "stop_sequence": None}
+        if reason == "length":
+            is_asked = len(reply.tokens) >= self._body.max_tokens
+            reason = "max_tokens" if is_asked else "model_context_window_exceeded"
+            return {"stop_reason": reason, "stop_sequence": None}
+        reason = "end_turn" if stop_string is None else "stop_sequence"
+        return {"stop_reason": reason, "stop_sequence": stop_string}
+
+    def _message(self, **stop: Any) -> Json:
+        """Return the message. stop: why it ended; left out where it has just begun."""
+        made: Json = {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._name,
+            "content": self._writer.content if stop else [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            **stop,
+            "usage": self._usage(),
+        }
+        return made if self._body.loom is None else {**made, "loom": self.runs.told()}
+
+    def _usage(self) -> Json:
+        usage = CallUsage(self.runs.replies)
+        return {
+            "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": usage.cached_tokens,
+            "output_tokens": usage.completion_tokens,
+        }

@@ -1,0 +1,109 @@
+"""`create_app`: the server as an ASGI application."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import Depends, FastAPI
+from starlette.middleware.cors import CORSMiddleware
+
+from ... import __version__
+from . import n8loom, ollama
+from .anthropic import ROUTERS as ANTHROPIC
+from .anthropic.replies import EVENTS as MESSAGE_EVENTS
+from .asked import refuse_unknown_query
+from .config import ServerConfig
+from .errors import handle_errors
+from .limits import BodyLimit
+from .openai import ROUTERS as OPENAI
+from .openai.replies import EVENTS as OPENAI_EVENTS
+from .openai.replies import add_stream_events
+from .repeats import Repeats, tell_of_keys
+from .routes import (
+    docs,
+    edits,
+    growing,
+    health,
+    interchange,
+    jobs,
+    kv,
+    looms,
+    models,
+    nodes,
+    page,
+    server,
+    terminals,
+    texts,
+)
+from .security import Door
+from .service import Service
+
+# A surface is its routers here: an APIRouter of a file in `routes/`, `openai/` or
+# `anthropic/`.
+NATIVE = (
+    *(server, models, texts, looms, nodes, growing),
+    *(edits, jobs, kv, interchange, terminals),
+)
+ROUTERS = (
+    *(health.router, page.router),
+    *(each.router for each in NATIVE),
+    *(*OPENAI, *ANTHROPIC),
+    *(ollama.router, n8loom.router),
+)
+
+
+class Api(FastAPI):
+    """The application, whose schema tells of what its layers take, too."""
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the OpenAPI schema; made once."""
+        if self.openapi_schema is None:
+            tell_of_keys(super().openapi())
+            add_stream_events(super().openapi(), (*OPENAI_EVENTS, *MESSAGE_EVENTS))
+        assert self.openapi_schema is not None
+        return self.openapi_schema
+
+
+def create_app(config: ServerConfig | None = None) -> FastAPI:
+    """Return the application; it loads the models when it starts, and closes them when it stops."""
+    config = ServerConfig() if config is None else config
+    service = Service(config)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await service.start()
+        try:
+            yield
+        finally:
+            await service.stop()
+
+    app = Api(
+        title="Weft",
+        version=__version__,
+        summary="Trees of continuations of language models.",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/openapi.json" if config.has_docs else None,
+    )
+    app.state.service = service
+    handle_errors(app)
+    native = [each.router for each in NATIVE]
+    for router in (*ROUTERS, *((docs.router,) if config.has_docs else ())):
+        checks = [Depends(refuse_unknown_query)] if router in native else []
+        app.include_router(router, dependencies=checks)
+    # The last one added is the outermost.
+    app.add_middleware(Repeats)
+    app.add_middleware(BodyLimit, limits=config.limits)
+    app.add_middleware(Door, config=config, observe=service.metrics.observe)
+    if config.origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(config.origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["ETag", "Idempotent-Replayed", "X-Request-Id", "Retry-After"],
+        )
+    return app

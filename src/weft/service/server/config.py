@@ -1,0 +1,145 @@
+"""What a server is told when it starts: where it listens, who may ask, how much one may ask for."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..._core.tokens.chat import read_chat_template
+from ..._core.validation import number, whole_number
+from ...errors import ConfigError
+from ...loading import parse_bytes
+
+MIN_KEY = 16  # characters
+# As browsers send it; apps made of pages have schemes of their own, such as app://obsidian.md.
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """What one request, and all of them together, may ask for.
+
+    n: branches of a node. branches: of a call over many nodes. tokens: new ones of a branch.
+    jobs: that run or wait at once, over all models; beyond that 429. body_bytes: of a request,
+    import_bytes: of one that brings a loom. texts: of a call that takes many. top: of
+    alternatives told for a token. kept_jobs: ended ones whose events can still be read.
+    """
+
+    n: int = 128
+    branches: int = 1024
+    tokens: int = 32_768
+    jobs: int = 256
+    body_bytes: int = 8 << 20
+    import_bytes: int = 256 << 20
+    texts: int = 256
+    top: int = 100
+    kept_jobs: int = 256
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            whole_number(name, getattr(self, name), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """All settings of a server, checked when made.
+
+    models: sources to load when it starts; the first is the one that a request without a model
+    means. engine, engine_options, n_ctx, kv_budget, offload: as `weft.load` takes them, for each
+    of them. chat_template: as `weft.load` takes it, for the first of them.
+    host: beyond this machine only with an `api_key`. hosts, origins: names in a Host header, and
+    origins of pages, that are allowed beside the server's own. model_roots: folders below which
+    models may be loaded by request, hub: Hub ids, too. memory_budget: bytes that all models may
+    take, their KV budgets included; None for no limit. max_models: loaded at once; None for those
+    given at the start and three more. db: the looms'
+    database, as `Library` takes it. grace_s: how long jobs may go on after SIGTERM. docs: serve
+    /docs; None as long as only this machine is served.
+    """
+
+    models: tuple[str, ...] = ("tiny",)
+    engine: str = "auto"
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
+    n_ctx: int | None = None
+    kv_budget: str | int = "auto"
+    offload: str | int | None = None
+    chat_template: str | os.PathLike[str] | None = None
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str | None = field(default=None, repr=False)
+    hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+    model_roots: tuple[Path, ...] = ()
+    hub: bool = False
+    memory_budget: int | None = None
+    max_models: int | None = None
+    db: str | None = field(default=None, repr=False)
+    grace_s: float = 10.0
+    docs: bool | None = None
+    limits: ServerLimits = field(default_factory=ServerLimits)
+
+    def __post_init__(self) -> None:
+        if not 0 <= whole_number("port", self.port) <= 65_535:
+            raise ConfigError(f"port is {self.port}; allowed are 0 (any free one) to 65535")
+        number("grace_s", self.grace_s, low=0)
+        if whole_number("max_models", self.most_models, 1) < len(self.models):
+            raise ConfigError(
+                f"max_models is {self.max_models}, but the server is started with"
+                f" {len(self.models)} models; allowed are {len(self.models)} or more",
+                hint="raise --max-models, leave it out, or give fewer models",
+            )
+        parse_bytes(self.kv_budget)
+        if self.offload is not None:
+            parse_bytes(self.offload, "offload", auto=False)
+        if self.chat_template is not None:
+            read_chat_template(self.chat_template)
+        if self.api_key is not None and len(self.api_key) < MIN_KEY:
+            raise ConfigError(
+                f"the API key has fewer than {MIN_KEY} characters and could be guessed",
+                hint="python -c 'import secrets; print(secrets.token_urlsafe())' makes one",
+            )
+        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable()):
+            raise ConfigError("the API key has characters that a header cannot carry; use ASCII")
+        if self.is_public and self.api_key is None:
+            raise ConfigError(
+                f"host {self.host} can be reached from other machines, so an API key is needed",
+                hint="set WEFT_API_KEY, or leave --host out to serve this machine only",
+            )
+        for origin in self.origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"origin is {origin!r}; allowed is scheme://host[:port], as browsers send it"
+                )
+
+    @property
+    def most_models(self) -> int:
+        """The maximum number of models loaded at once."""
+        return len(self.models) + 3 if self.max_models is None else self.max_models
+
+    @property
+    def is_public(self) -> bool:
+        """Whether other machines can reach the server."""
+        if self.host.lower() == "localhost":
+            return False
+        try:
+            return not ipaddress.ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return True
+
+    @property
+    def has_docs(self) -> bool:
+        """Whether /docs is served."""
+        return not self.is_public if self.docs is None else self.docs
+
+    def on(self, port: int) -> ServerConfig:
+        """Return the same settings with the port that was found."""
+        return replace(self, port=port)
+
+
+def key_from_environment() -> str | None:
+    """Return WEFT_API_KEY; None where it is not set."""
+    return os.environ.get("WEFT_API_KEY") or None

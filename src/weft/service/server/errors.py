@@ -1,0 +1,246 @@
+"""Errors as answers: OpenAI's object, everywhere but where another system's shape is served.
+
+`weft._core.error_mapping` has the status and code of each error; this module has what only HTTP
+needs.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.routing import Match
+
+from ... import errors
+from ..._core.error_mapping import outcome_of
+from ...errors import WeftError
+from ..api.base import Asked
+from .error_bodies import error_body
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI, Request
+
+_log = logging.getLogger(__name__)
+Json = dict[str, Any]
+
+
+class Refused(WeftError):
+    """A request that is refused for what HTTP alone knows: its key, its body, its parameters."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        param: str | None = None,
+        hint: str = "",
+        headers: Mapping[str, str] | None = None,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+        self.code = code
+        self.param = param
+        self.headers = dict(headers or {})
+        self.details = dict(details or {})
+
+
+_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    429: "rate_limit_error",
+    501: "not_supported_error",
+    503: "unavailable_error",
+}
+_INTERNAL = "something failed inside the server; its log has it under the request's id"
+
+
+def error_response(
+    error: BaseException, request_id: str, path: str, names: Collection[str] = ()
+) -> JSONResponse:
+    """Return an error as an answer. What nobody expected is logged whole and told in general.
+
+    path: of the request; it decides the form. names: of the request's parameters, one of which
+    the library's words may be about.
+    """
+    status, told, headers = told_of(error, request_id)
+    if told["param"] is None and isinstance(error, errors.ConfigError):
+        told["param"] = _about(told["message"], names)
+    if status >= 500 and not isinstance(error, WeftError):
+        _log.error("request %s failed", request_id, exc_info=error)
+    return JSONResponse(error_body(path, status, told), status, headers)
+
+
+def told_of(error: BaseException, request_id: str = "") -> tuple[int, Json, dict[str, str]]:
+    """Return the status, the error object and the headers that tell of an error."""
+    if isinstance(error, RequestValidationError):
+        error = _of_validation(error)
+    if isinstance(error, HTTPException):
+        error = _of_http(error)
+    headers: dict[str, str] = {}
+    param: str | None = getattr(error, "param", None)
+    details: Json = {}
+    if isinstance(error, Refused):
+        status, code, headers, details = error.status, error.code, error.headers, error.details
+        kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
+    elif isinstance(error, WeftError) or errors.is_out_of_memory(error):
+        outcome = outcome_of(error)
+        status, kind, code = outcome.status, outcome.kind, outcome.code
+        details = _details(error)
+        if isinstance(error, errors.KVFull) and error.never_fits:  # 503 would be tried again
+            status, kind = 400, "invalid_request_error"
+    else:
+        status, kind, code = 500, "server_error", "internal_error"
+    if isinstance(error, errors.NotFound) and error.what:
+        code = f"{error.what}_not_found"
+    if isinstance(error, errors.Conflict):
+        code = error.code
+    if isinstance(error, errors.QueueFull):
+        headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+    elif status == 503:
+        headers = {"Retry-After": "2", **headers}
+    message = str(error) if isinstance(error, WeftError) else _INTERNAL
+    if not isinstance(error, WeftError) and errors.is_out_of_memory(error):
+        message = "out of memory"
+    told: Json = {"message": message, "type": kind, "param": param, "code": code}
+    if details:
+        told["details"] = details
+    if hint := getattr(error, "hint", ""):
+        told["hint"] = hint
+    if request_id:
+        told["request_id"] = request_id
+    return status, told, headers
+
+
+def _about(message: str, names: Collection[str]) -> str | None:
+    """Return the parameter that a message begins with, as "n is 0; …" does; None for none."""
+    name, _, rest = message.partition(" ")
+    return name if rest.startswith(("is ", "has ")) and name in names else None
+
+
+def _details(error: BaseException) -> Json:
+    if isinstance(error, errors.ContextOverflow) and error.n_ctx:
+        return {"n_prompt_tokens": error.n_tokens, "n_ctx": error.n_ctx}
+    if isinstance(error, errors.KVFull) and error.capacity:
+        return {"needed_tokens": error.needed, "capacity_tokens": error.capacity}
+    if isinstance(error, errors.Conflict) and error.rev is not None:
+        return {"rev": error.rev}
+    return {}
+
+
+def _of_validation(error: RequestValidationError) -> Refused:
+    """Tell of the first field that is wrong, by its name."""
+    all_of_them = _causes(error.errors())
+    first, param = all_of_them[0], _field(all_of_them[0])
+    code = "invalid_parameter"
+    if first["type"] == "extra_forbidden":
+        code, message = "unsupported_parameter", f"{param} is not a parameter of this call"
+    elif first["type"] == "json_invalid":
+        param, message = "", f"the body is not JSON: {first['msg']}"
+    elif first["type"] == "missing":
+        message = f"{param or 'the body'} is missing"
+    elif isinstance(first.get("input"), bytes) and not param:
+        message = "the body was not read as JSON: send it with Content-Type: application/json"
+    else:
+        given = first.get("input")
+        shown = "" if isinstance(given, dict | list) else f" is {given!r:.80}"
+        # Where several types are allowed, each has its complaint.
+        why = [each["msg"].removeprefix("Value error, ") for each in all_of_them]
+        why = [said for said, each in zip(why, all_of_them, strict=True) if _field(each) == param]
+        message = f"{param or 'the body'}{shown}: {', or '.join(dict.fromkeys(why))}"
+    return Refused(400, code, re.sub(r"[\ud800-\udfff]", "\ufffd", message), param=param or None)
+
+
+def _causes(found: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Return the errors inside the members of a union that a value has the type of.
+
+    A union has an error for each of its members. The others only say that the type differs.
+    """
+    place = _field(found[0])
+    inside = [each for each in found if _field(each).startswith(f"{place}.")] if place else []
+    causes = [each for each in inside if not each["type"].endswith("_type")]
+    return causes or inside or found
+
+
+@cache
+def _fields() -> frozenset[str]:
+    """The fields of all native requests."""
+    kinds: list[type[Asked]] = [Asked]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    return frozenset(name for kind in kinds for name in kind.model_fields)
+
+
+_WHERE = ("body", "query", "path", "header")
+# How Pydantic names the types that it tried, between the names of fields.
+_TRIED = re.compile(r"(?:str|int|float|bool|none|[A-Z]\w*|constrained-\w+|.*\[.*)")
+
+
+def _field(error: Mapping[str, Any]) -> str:
+    place = [str(part) for part in error["loc"] if part not in _WHERE]
+    return ".".join(part for part in place if not _TRIED.fullmatch(part))
+
+
+_APIS = (
+    "OpenAI's API is below /v1 (POST /v1/chat/completions), Anthropic's is /v1/messages, Ollama's"
+    " is below /api, Weft's below /api/v1"
+)
+
+
+def _of_http(error: HTTPException) -> Refused:
+    codes = {404: "no_such_route", 405: "method_not_allowed", 413: "body_too_large"}
+    code = codes.get(error.status_code, "invalid_request")
+    message = {
+        404: "there is nothing at this address",
+        405: "this address does not take this method",
+    }.get(error.status_code, _of_body(error.__cause__) or str(error.detail))
+    hint = _APIS if error.status_code == 404 else ""
+    return Refused(error.status_code, code, message, headers=error.headers, hint=hint)
+
+
+def _of_body(cause: BaseException | None) -> str:
+    """Say why FastAPI could not parse a body, which tells nothing but that; "" for others."""
+    if isinstance(cause, UnicodeDecodeError):
+        what = f"the byte at {cause.start} is no part of a character"
+        return f"the body is not {cause.encoding.upper()}: {what}; send JSON in UTF-8"
+    if isinstance(cause, RecursionError):
+        return "the body is JSON that is nested too deep to be read"
+    return ""
+
+
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+
+
+def _methods(request: Request) -> list[str]:
+    """Return the methods that the routes of an address take; Starlette names those of one route."""
+    routes = request.app.router.routes
+    scopes = ((method, {**request.scope, "method": method}) for method in _METHODS)
+    return [
+        method
+        for method, scope in scopes
+        if any(route.matches(scope)[0] is Match.FULL for route in routes)
+    ]
+
+
+def handle_errors(app: FastAPI) -> None:
+    """Let an app answer all errors in this form."""
+
+    async def handle(request: Request, error: Exception) -> JSONResponse:
+        if isinstance(error, HTTPException) and error.status_code == 405:
+            error.headers = {"Allow": ", ".join(_methods(request))}
+        names = [*request.query_params, *_fields()]
+        request_id: str = request.scope.get("weft.request_id", "")
+        return error_response(error, request_id, request.scope["path"], names)
+
+    for kind in (WeftError, MemoryError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, handle)

@@ -1,0 +1,535 @@
+"""N8Loom's own endpoints, at the root: the same shapes, over the looms that everybody sees.
+
+A loom's id is its name here, a node's `LOOM-NUMBER`: both are the store's, so a node keeps its id
+for good. What is told beyond the known shapes has names of its own (`children_ids`, `tokens`).
+Errors are `{"detail": …}` as FastAPI has them: a list for 422, else a text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, RedirectResponse, StreamingResponse
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from starlette.exceptions import HTTPException
+
+from ...errors import ConfigError, NotFound, WeftError
+from ...lm.lm import LM
+from ...loom import Heddle, Loom
+from ...loom.node import preorder
+from ..api.base import whole
+from ..api.nodes import GrowFields
+from ..store.facts import LoomRow
+from .asked import ERRORS
+from .errors import Refused, told_of
+from .growing import start_growth
+from .jobs import ServerJob
+from .limits import check_most
+from .live import LiveLoom
+from .models import ModelWish, ServedModel
+from .pulse import TICK_S
+from .service import Here, Service
+
+Json = dict[str, Any]
+ACTOR = "n8loom"
+_NODE = re.compile(r"([0-9a-f]{8,64})-(\d{1,9})")
+# What this surface leaves neutral, whatever the model's own defaults are; temperature goes first.
+_NEUTRAL: Json = {
+    "top_k": 0,
+    "typical_p": 1.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "temperature_first": True,
+}
+_DEEPEST = 10_000  # levels of an imported tree
+
+
+class DetailRoute(APIRoute):
+    """A route whose errors are told as FastAPI's own are."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return what answers a request."""
+        handle = super().get_route_handler()
+
+        async def handle_errors(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except RequestValidationError as error:
+                keys = ("loc", "msg", "type")
+                detail = [{key: fault[key] for key in keys} for fault in error.errors()]
+                return JSONResponse({"detail": detail}, 422)
+            except (WeftError, HTTPException, MemoryError) as error:
+                status, told, headers = told_of(error, request.scope.get("weft.request_id", ""))
+                return JSONResponse({"detail": told["message"]}, status, headers)
+
+        return handle_errors
+
+
+class DetailReply(BaseModel):
+    """An error."""
+
+    detail: str
+
+
+_ERRORS: dict[int | str, Json] = {
+    status: {**described, "model": DetailReply}
+    for status, described in ERRORS.items()
+    if status != 422
+}
+router = APIRouter(tags=["n8loom"], route_class=DetailRoute, responses=_ERRORS)
+
+
+class N8Request(BaseModel):
+    """Requests of this surface; an unknown field is refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _whole(cls, value: object, info: ValidationInfo) -> object:
+        return value if info.field_name == "loom_data" else whole(value)  # a file says what it says
+
+
+class LoadedBy(N8Request):
+    """Which model to load."""
+
+    model_path: str = Field(min_length=1, description="A source, as `weft serve` takes it.")
+
+
+class PromptedBy(N8Request):
+    """Which loom to make."""
+
+    model_id: str
+    prompt: str = Field(description="Goes through the model's chat template, if it has one.")
+
+
+class RenamedTo(N8Request):
+    """A loom's new id."""
+
+    new_id: str = Field(min_length=1)
+
+
+class ImportedFrom(N8Request):
+    """An exported loom."""
+
+    model_id: str
+    loom_data: dict[str, Any]
+
+
+class RamifiedBy(N8Request):
+    """Text for children, or how to generate some."""
+
+    node_id: str
+    text: str | list[str] | None = None
+    n: int | None = Field(4, ge=1)
+    temp: float | None = Field(0.8, ge=0)
+    max_tokens: int | None = Field(8, ge=1)
+    stream: bool | None = False
+    min_p: float | None = Field(0.05, ge=0, le=1, description="Beyond the known names.")
+    top_p: float | None = Field(1.0, gt=0, le=1, description="Beyond the known names.")
+    stop_strings: list[str] | None = Field(None, description="Beyond the known names.")
+    seed: int | None = Field(None, ge=0, lt=1 << 64, description="Beyond the known names.")
+
+    def grow_fields(self) -> GrowFields:
+        """Return how it grows, in the native surface's words."""
+        return GrowFields(
+            n=4 if self.n is None else self.n,
+            temperature=0.8 if self.temp is None else self.temp,
+            max_tokens=8 if self.max_tokens is None else self.max_tokens,
+            min_p=0.05 if self.min_p is None else self.min_p,
+            top_p=1.0 if self.top_p is None else self.top_p,
+            stop=[each for each in self.stop_strings or () if each] or None,
+            seed=self.seed,
+            **_NEUTRAL,
+        )
+
+
+class ClippedTo(N8Request):
+    """How much of a node to keep."""
+
+    node_id: str
+    token_limit: int = Field(description="Tokens to keep; negative: to drop.")
+
+
+class TrimmedBy(N8Request):
+    """How much of a node to drop."""
+
+    node_id: str
+    token_trim: Annotated[int, Field(ge=0, description="Tokens to drop.")]
+
+
+# Models and looms -----------------------------------------------------------------------------
+
+
+@router.post("/load_model")
+async def load_model(asked: LoadedBy, service: Here) -> Json:
+    """Load a model, if it is not there yet; its id is its path."""
+    if _model(service, asked.model_path) is None:
+        model = service.models.begin(ModelWish(asked.model_path))
+        await asyncio.shield(service.spawn(service.models.finish(model)))
+    await _ready(service, asked.model_path)
+    return {"model_id": asked.model_path}
+
+
+def _model(service: Service, given: str) -> ServedModel | None:
+    found = (each for each in service.models if given in (each.source, each.name))
+    return next((each for each in found if each.state != "failed"), None)
+
+
+async def _ready(service: Service, given: str) -> tuple[ServedModel, LM]:
+    model = _model(service, given)
+    if model is None:
+        raise Refused(400, "model_not_found", f"Model path not found: {given!r:.200}")
+    return model, (await service.models.available(model.name)).ready()
+
+
+@router.post("/create_loom")
+async def create_loom(asked: PromptedBy, service: Here) -> Json:
+    """Make a loom of a prompt."""
+    model, lm = await _ready(service, asked.model_id)
+    return await _kept(service, model, lambda: Loom(lm, asked.prompt))
+
+
+async def _kept(service: Service, model: ServedModel, make: Callable[[], Loom]) -> Json:
+    def keep() -> Any:
+        loom = make()
+        loom.meta["model"] = model.source
+        return service.looms.library.create(loom)
+
+    with model.in_use() as lm:
+        live = service.looms.put(await asyncio.to_thread(keep), lm)
+    return {"loom_id": live.kept.name, "heddle_id": f"{live.kept.id}-0"}
+
+
+@router.get("/loom/{loom_id}")
+async def read_loom(loom_id: str, service: Here) -> Response:
+    """Return a loom as nested nodes."""
+    async with _loom(service, loom_id) as live:
+        return await _nested(live, live.kept.loom)
+
+
+@router.get("/loom/{loom_id}/export")
+async def export_loom(loom_id: str, service: Here) -> Response:
+    """Return a loom as nested nodes, with their tokens: `/looms/import` reads them."""
+    async with _loom(service, loom_id) as live:
+        return await _nested(live, live.kept.loom, whole=True)
+
+
+@router.get("/looms")
+async def list_looms(service: Here) -> list[Json]:
+    """List all looms."""
+    rows = await asyncio.to_thread(service.looms.library.looms)
+    return [
+        {"loom_id": row.name, "root_heddle_id": f"{row.id}-0", "prompt": row.prompt} for row in rows
+    ]
+
+
+@router.post("/looms/import")
+async def import_loom(asked: ImportedFrom, service: Here) -> Json:
+    """Make a loom of an exported one. Nothing is put through a template again."""
+    model, lm = await _ready(service, asked.model_id)
+    return await _kept(service, model, lambda: _imported(lm, asked.loom_data))
+
+
+@router.post("/looms/{loom_id}/rename")
+async def rename_loom(loom_id: str, asked: RenamedTo, service: Here) -> Json:
+    """Give a loom another id; its nodes keep theirs."""
+    row = await _row(service, loom_id)
+    await asyncio.to_thread(service.looms.library.rename, row.name, asked.new_id)
+    service.looms.forget_rows()
+    return {"old_loom_id": row.name, "new_loom_id": asked.new_id}
+
+
+@router.delete("/looms/{loom_id}")
+async def delete_loom(loom_id: str, service: Here) -> Json:
+    """Remove a loom, with all its nodes. `weft rm --undo` brings it back."""
+    row = await _row(service, loom_id)
+    await asyncio.to_thread(service.looms.library.remove, [row.id])
+    service.looms.removed(row.id)
+    return {"deleted_loom_id": row.name, "deleted_root_heddle_id": f"{row.id}-0"}
+
+
+async def _row(service: Service, loom_id: str) -> LoomRow:
+    try:
+        return await service.looms.row(loom_id)
+    except NotFound as error:
+        raise NotFound("Loom not found", what="loom") from error
+
+
+@asynccontextmanager
+async def _loom(service: Service, loom_id: str) -> AsyncIterator[LiveLoom]:
+    row = await _row(service, loom_id)
+    async with service.looms.held(row.id) as live:
+        yield live
+
+
+# Nodes ----------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def _node(
+    service: Service, node_id: str, *, grows: bool = False
+) -> AsyncIterator[tuple[LiveLoom, Heddle]]:
+    """Open the loom of a node and hold its lock. Raises: NotFound."""
+    match = _NODE.fullmatch(node_id)
+    if match is None:
+        raise NotFound("Node not found", what="node")
+    try:
+        async with service.looms.held(match[1], grows=grows) as live:
+            yield live, live.node(match[2])
+    except NotFound as error:
+        if error.what == "model":
+            raise
+        raise NotFound("Node not found", what="node") from error
+
+
+def _id(live: LiveLoom, node: Heddle) -> str:
+    return f"{live.kept.id}-{live.number(node)}"
+
+
+def _ids(live: LiveLoom, nodes: Sequence[Heddle]) -> list[str]:
+    return [_id(live, node) for node in nodes]
+
+
+async def _nested(live: LiveLoom, top: Heddle, *, whole: bool = False) -> Response:
+    """Return nested nodes as an answer. They may be nested deeper than a JSON library goes."""
+    text = await live.call(lambda: "".join(_written(live, top, whole=whole)))
+    return Response(text, media_type="application/json")
+
+
+def _written(live: LiveLoom, top: Heddle, *, whole: bool) -> list[str]:
+    out: list[str] = []
+    stack: list[Heddle | str] = [top]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, str):
+            out.append(node)
+            continue
+        told: Json = {
+            "node_id": _id(live, node),
+            "text": node.text,
+            "display_text": node.display_text(),
+            "terminal": node.terminal,
+        }
+        if whole:
+            told["tokens"] = node.tokens
+        out.append(json.dumps(told, ensure_ascii=False)[:-1] + ', "children": [')
+        stack.append("]}")
+        for number, child in enumerate(reversed(node.children)):
+            stack += [", ", child] if number else [child]
+    return out
+
+
+@router.get("/node/{node_id}")
+async def read_node(node_id: str, service: Here) -> Json:
+    """Return what there is to know of a node."""
+    async with _node(service, node_id) as (live, node):
+        return {
+            "node_id": node_id,
+            "text": node.text,
+            "display_text": node.display_text(),
+            "children_ids": _ids(live, node.children),
+            "terminal": node.terminal,
+        }
+
+
+@router.get("/node/{node_id}/subtree")
+async def read_subtree(node_id: str, service: Here) -> Response:
+    """Return a node and all below it, nested."""
+    async with _node(service, node_id) as (live, node):
+        return await _nested(live, node)
+
+
+@router.post("/node/ramify", response_model=None)
+async def ramify(asked: RamifiedBy, service: Here) -> Response | Json:
+    """Add children of given texts, or generate some; streamed, a line a JSON object."""
+    if asked.text is not None:
+        return await _add(asked, service)
+    async with _node(service, asked.node_id) as (live, node):
+        loom, number = live.kept.id, live.number(node)
+        n_prompt, is_ended = len(node.get_prefix_tokens()), node.terminal
+    job: ServerJob | None = None
+    children: list[Heddle] = []
+    if not is_ended:  # the known library grows nothing there
+        job, _ = await start_growth(
+            service, loom, asked.grow_fields(), lambda live: [live.node(number)], ACTOR
+        )
+        children = [shoot.child for each in job.branches for shoot in each.growth.shoots]
+    if asked.stream:
+        lines = _lines(service, job, loom, children, n_prompt)
+        return StreamingResponse(lines, media_type="application/json")
+    if job is not None:
+        await job.done.wait()
+        if job.error is not None:
+            raise job.error
+    ids = await _there(service, loom, children)
+    return {"node_id": asked.node_id, "created_children": ids}
+
+
+async def _add(asked: RamifiedBy, service: Service) -> Json:
+    texts = [asked.text] if isinstance(asked.text, str) else asked.text or []
+    check_most("text", len(texts), service.config.limits.texts)
+    if asked.stream:
+        raise Refused(400, "invalid_parameter", "texts are added at once; leave stream out")
+    async with _node(service, asked.node_id, grows=True) as (live, node):
+        live.refuse_growing_end(node)
+
+        def add() -> None:
+            made: list[Heddle] = []
+            try:
+                for text in texts:
+                    made.append(node.add(text))
+            except Exception:
+                for child in made:
+                    child.remove()
+                raise
+
+        change = await live.change("add", add, ACTOR)
+        return {"node_id": asked.node_id, "created_children": _ids(live, change.added)}
+
+
+async def _there(service: Service, loom: str, children: Sequence[Heddle]) -> list[str]:
+    """Return the ids of those children that are in the tree."""
+    async with service.looms.held(loom) as live:
+        return _ids(live, [child for child in children if live.number(child) > 0 and _is_in(child)])
+
+
+def _is_in(child: Heddle) -> bool:
+    return child.parent is not None and any(each is child for each in child.parent.children)
+
+
+async def _lines(
+    service: Service,
+    job: ServerJob | None,
+    loom: str,
+    children: Sequence[Heddle],
+    n_prompt: int,
+) -> AsyncIterator[bytes]:
+    """Yield an update whenever tokens have come, 20 times a second at most, and then the end."""
+    seen = 0
+    while job is not None and not job.done.is_set():
+        with suppress(TimeoutError):
+            await asyncio.wait_for(job.done.wait(), TICK_S)
+        if (n := sum(len(child.tokens) for child in children)) > seen:
+            seen = n
+            yield _line({"type": "update", **_told(children)})
+    final: Json = {"type": "final", **_told(children)}
+    if job is not None and job.error is not None:
+        final = {"type": "error", "detail": told_of(job.error)[1]["message"]}
+    ids = await _there(service, loom, children)
+    yield _line(
+        {
+            **final,
+            "generated_lengths": [len(child.tokens) for child in children],
+            "total_prompt_len": n_prompt,
+            "prompt_cache": None,
+            "children": len(ids),
+            "children_ids": ids,
+        }
+    )
+
+
+def _told(children: Sequence[Heddle]) -> Json:
+    return {
+        "tokens": [child.tokens for child in children],
+        "decoded_texts": [child.text for child in children],
+        "ended": [child.finish_reason == "stop" for child in children],
+    }
+
+
+def _line(told: Json) -> bytes:
+    return (json.dumps(told, ensure_ascii=False) + "\n").encode("utf-8", "replace")
+
+
+@router.post("/node/clip")
+async def clip_node(asked: ClippedTo, service: Here) -> Json:
+    """Keep a node's first tokens; its children go."""
+    await _cut(service, asked.node_id, "clip", lambda node: node.clip(asked.token_limit))
+    return {"node_id": asked.node_id, "clipped_to": asked.token_limit}
+
+
+@router.post("/node/trim")
+async def trim_node(asked: TrimmedBy, service: Here) -> Json:
+    """Drop a node's last tokens; its children go."""
+    await _cut(service, asked.node_id, "clip", lambda node: node.trim(asked.token_trim))
+    return {"node_id": asked.node_id, "trimmed_tokens": asked.token_trim}
+
+
+async def _cut(service: Service, node_id: str, kind: str, cut: Callable[[Heddle], Any]) -> None:
+    async with _node(service, node_id, grows=True) as (live, node):
+        live.refuse_growing(node)
+        live.drop_growing(node)
+        await live.change(kind, lambda: cut(node), ACTOR)
+
+
+@router.delete("/node/{node_id}")
+async def delete_node(node_id: str, service: Here) -> Json:
+    """Remove a node and all below it."""
+    async with _node(service, node_id) as (live, node):
+        if node.parent is None:
+            raise Refused(400, "root_not_deletable", "Cannot delete root node")
+        if live.is_growing(node):
+            live.refuse_growing(node)
+        below = [_id(live, each) for each in preorder(node) if each is not node]
+        live.drop_growing(node)
+        await live.change("remove", node.remove, ACTOR)
+        return {"node_id": node_id, "deleted_children": below}
+
+
+@router.get("/static/index.html", include_in_schema=False)
+async def read_static() -> Response:
+    """Lead to the page, from where it was."""
+    return RedirectResponse("/")
+
+
+# Importing ------------------------------------------------------------------------------------
+
+
+def _imported(lm: LM, data: Json) -> Loom:
+    """Return a loom of nested nodes: by their tokens, or else by their texts as they stand.
+
+    Raises: ConfigError for what is no such tree.
+    """
+    ids = _ids_of(lm, data, is_root=True)
+    loom = Loom(lm, ids)
+    loom.terminal = bool(data.get("terminal", False))
+    stack: list[tuple[Heddle, Json, int]] = [(loom, data, 0)]
+    while stack:
+        node, told, depth = stack.pop()
+        children = told.get("children", [])
+        if not isinstance(children, list) or not all(isinstance(each, dict) for each in children):
+            raise ConfigError("loom_data: 'children' is a list of nodes")
+        if depth > _DEEPEST:
+            raise ConfigError(f"loom_data is nested deeper than {_DEEPEST} nodes")
+        for child in children:
+            made = node.add(_ids_of(lm, child))
+            made.terminal = bool(child.get("terminal", False))
+            if made.terminal:
+                made.finish_reason = "stop"
+            stack.append((made, child, depth + 1))
+    return loom
+
+
+def _ids_of(lm: LM, told: Json, *, is_root: bool = False) -> list[int]:
+    text, tokens = told.get("text", ""), told.get("tokens")
+    if not isinstance(text, str):
+        raise ConfigError("loom_data: 'text' of a node is a text")
+    if tokens is not None:
+        if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
+            raise ConfigError("loom_data: 'tokens' of a node is a list of token ids")
+        known = all(0 <= token < lm.text.n_vocab for token in tokens)
+        # Of another model they are other texts: then the text is what counts.
+        if known and lm.text.decode(tokens, first=is_root) == text:
+            return list(tokens)
+    if is_root:
+        return lm.text.encode(text or "Imported Loom", special=True, add_bos=False)
+    return lm.text.continuation(text, special=True) if text else []

@@ -1,0 +1,424 @@
+"""Ollama's API: `/api/chat`, `/api/generate` and what its clients ask about models."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, Field, ValidationError
+
+from ... import __version__
+from ...lm.lm import LM
+from .asked import ERRORS
+from .events import json_of
+from .models import ServedModel
+from .openai.chat import ChatCall, ChatRequest
+from .openai.completions import Completion, CompletionRequest
+from .openai.fields import Finite, OpenAIModel
+from .openai.messages import reads_variable
+from .openai.prompts import read_prompts
+from .openai.refusals import invalid, unsupported
+from .openai.runs import Runs
+from .openai.stream import StreamFormat, answered
+from .openai.turns import Delivered
+from .openai.usage import CallUsage
+from .service import Here, Service
+
+Json = dict[str, Any]
+
+
+class OllamaError(BaseModel):
+    """An error in Ollama's form."""
+
+    error: str
+
+
+_ERRORS: dict[int | str, Json] = {
+    status: {**described, "model": OllamaError} for status, described in ERRORS.items()
+}
+_LINES: dict[int | str, Json] = {200: {"content": {"application/x-ndjson": {}}}}
+
+
+class JsonRoute(APIRoute):
+    """Read every body as JSON, as Ollama does: its examples use `curl -d` without a header."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def read_as_json(request: Request) -> Response:
+            headers = [(k, v) for k, v in request.scope["headers"] if k != b"content-type"]
+            scope = {**request.scope, "headers": [*headers, (b"content-type", b"application/json")]}
+            return await handle(Request(scope, request.receive))
+
+        return read_as_json
+
+
+router = APIRouter(prefix="/api", tags=["ollama"], route_class=JsonRoute, responses=_ERRORS)
+
+
+def _line(chunk: Json) -> bytes:
+    return f"{json_of(chunk)}\n".encode("utf-8", "replace")
+
+
+_NOTHING = Delivered("", "", ())
+_NDJSON = StreamFormat("application/x-ndjson", _line, None, b"")
+_SAME = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop")
+_PENALTIES = {
+    "repeat_penalty": "repetition_penalty",
+    "repeat_last_n": "penalty_last_n",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+}
+
+
+class OllamaOptions(OpenAIModel):
+    """Sampling parameters, and Ollama's options of loading, which change nothing here."""
+
+    temperature: Finite | None = Field(None, ge=0)
+    num_predict: int | None = Field(None, ge=-2, description="Below 0: what the context has left.")
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    top_k: int | None = Field(None, ge=0)
+    top_p: Finite | None = None
+    min_p: Finite | None = None
+    typical_p: Finite | None = None
+    repeat_penalty: Finite | None = None
+    repeat_last_n: int | None = Field(None, ge=-1, description="0: no penalties.")
+    presence_penalty: Finite | None = None
+    frequency_penalty: Finite | None = None
+    penalize_newline: Literal[True] | None = None
+    mirostat: Literal[0] | None = None
+    mirostat_tau: Any = None
+    mirostat_eta: Any = None
+    tfs_z: Literal[1] | None = None
+    num_ctx: int | None = Field(None, description="At most the context of the loaded model.")
+    num_keep: Any = None
+    num_batch: Any = None
+    num_gpu: Any = None
+    num_thread: Any = None
+    main_gpu: Any = None
+    low_vram: Any = None
+    f16_kv: Any = None
+    numa: Any = None
+    use_mmap: Any = None
+    use_mlock: Any = None
+
+    def sampling(self) -> Json:
+        """Return the sampling parameters as chat completions take them."""
+        made = {name: getattr(self, name) for name in _SAME}
+        if self.repeat_last_n != 0:
+            made |= {right: getattr(self, name) for name, right in _PENALTIES.items()}
+        return made
+
+    def n_asked(self, lm: LM) -> int:
+        """Return the new tokens at most. Raises: Refused for a context the model does not have."""
+        if (self.num_ctx or 0) > lm.n_ctx:
+            raise invalid(
+                "options.num_ctx",
+                f"options.num_ctx is {self.num_ctx}; the loaded model has {lm.n_ctx}: load it with"
+                " a larger --n-ctx",
+            )
+        n = self.num_predict
+        return lm.n_ctx if n is None or n < 0 else max(n, 1)
+
+
+class OllamaRequest(OpenAIModel):
+    """What both calls take; a parameter is honoured or rejected by name."""
+
+    model: str | None = None
+    stream: bool | None = Field(None, description="Left out: true.")
+    format: Literal["", "json"] | dict[str, Any] | None = Field(
+        None, description='"json" or a JSON schema.'
+    )
+    options: OllamaOptions | None = None
+    think: bool | Literal["low", "medium", "high"] | None = None
+    logprobs: Literal[False] | None = None
+    top_logprobs: Literal[0] | None = None
+    keep_alive: Any = Field(None, description="Accepted: the server decides what stays loaded.")
+
+    @property
+    def wanted(self) -> OllamaOptions:
+        """The options, without values where the request has none."""
+        return self.options or OllamaOptions.model_validate({})
+
+    def shared(self) -> Json:
+        """Return the fields that completions and chat completions share."""
+        made = {**self.wanted.sampling(), "stream": True}
+        if self.format:
+            schema = {"type": "object"} if self.format == "json" else self.format
+            named = {"name": "answer", "schema": schema}
+            made["response_format"] = {"type": "json_schema", "json_schema": named}
+        return made
+
+    async def chat(self, messages: list[Json], tools: Any, lm: LM, service: Service) -> ChatCall:
+        """Plan a chat. Raises: Refused."""
+        kwargs = None
+        if self.think is True or (self.think is False and reads_variable(lm, "enable_thinking")):
+            kwargs = {"enable_thinking": self.think}
+        body: Json = {
+            **self.shared(),
+            "messages": messages,
+            "tools": tools,
+            "max_completion_tokens": self.wanted.n_asked(lm),
+            "chat_template_kwargs": kwargs,
+            "reasoning_effort": self.think if isinstance(self.think, str) else None,
+        }
+        try:
+            asked = ChatRequest.model_validate(body)
+        except ValidationError as error:
+            raise RequestValidationError(error.errors()) from error
+        asked.check(service)
+        return await ChatCall.begin(
+            asked, lm, service.models.name_of(lm), service, fits_context=True
+        )
+
+
+class OllamaMessage(OpenAIModel):
+    """One turn."""
+
+    role: str = Field(min_length=1)
+    content: str | None = None
+    thinking: str | None = None
+    images: list[Any] | None = Field(None, max_length=0)
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_name: str | None = None
+
+    def plain(self) -> Json:
+        """Return it as chat completions take it."""
+        made: Json = {"role": self.role, "content": self.content, "name": self.tool_name}
+        made["reasoning_content"] = self.thinking
+        if self.tool_calls:
+            made["tool_calls"] = [_as_call(call) for call in self.tool_calls]
+        return made
+
+
+def _as_call(call: Json) -> Json:
+    function = dict(call.get("function") or {})
+    function.pop("index", None)
+    function["arguments"] = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
+    return {**call, "type": "function", "function": function}
+
+
+class OllamaChat(OllamaRequest):
+    """Request of a chat; without messages the model is only looked up."""
+
+    messages: list[OllamaMessage] | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+class OllamaGenerate(OllamaRequest):
+    """Request of a completion; without a prompt the model is only looked up."""
+
+    prompt: str | None = None
+    system: str | None = None
+    raw: bool | None = Field(None, description="true: no chat template.")
+    suffix: Literal[""] | None = None
+    template: Literal[""] | None = None
+    context: list[Any] | None = Field(None, max_length=0)
+    images: list[Any] | None = Field(None, max_length=0)
+
+    async def plan_raw(self, lm: LM, service: Service) -> Completion:
+        """Plan a completion of the text as it stands. Raises: Refused."""
+        for name in ("system", "think"):
+            if getattr(self, name):
+                raise unsupported(name, "not with raw: true")
+        (prompt,) = read_prompts(lm, self.prompt)
+        room = max(lm.n_ctx - len(prompt.ids), 1)
+        n = min(self.wanted.n_asked(lm), room, service.config.limits.tokens)
+        body = {**self.shared(), "prompt": prompt.ids, "max_tokens": n}
+        asked = CompletionRequest.model_validate(body)
+        asked.check(service)
+        return await Completion.begin(asked, lm, service.models.name_of(lm), service)
+
+    async def plan(self, lm: LM, service: Service) -> ChatCall | Completion:
+        """Plan the call. Raises: Refused."""
+        if self.raw:
+            return await self.plan_raw(lm, service)
+        messages: list[Json] = [{"role": "user", "content": self.prompt}]
+        if self.system:
+            messages.insert(0, {"role": "system", "content": self.system})
+        return await self.chat(messages, None, lm, service)
+
+
+def _known(model: str | None) -> str | None:
+    return None if model is None else model.removesuffix(":latest")
+
+
+@router.post("/chat", response_model=None, responses=_LINES)
+async def chat(body: OllamaChat, request: Request, service: Here) -> Response | Json:
+    """Answer a chat."""
+
+    async def plan(lm: LM, name: str) -> OllamaCall:
+        messages = [message.plain() for message in body.messages or ()]
+        return OllamaCall(body, await body.chat(messages, body.tools, lm, service))
+
+    if not body.messages:
+        return _loaded(body, service)
+    return await _answered(body, request, service, plan)
+
+
+@router.post("/generate", response_model=None, responses=_LINES)
+async def generate(body: OllamaGenerate, request: Request, service: Here) -> Response | Json:
+    """Continue a prompt."""
+
+    async def plan(lm: LM, name: str) -> OllamaCall:
+        return OllamaCall(body, await body.plan(lm, service))
+
+    if not body.prompt:
+        return _loaded(body, service)
+    return await _answered(body, request, service, plan)
+
+
+async def _answered(
+    body: OllamaRequest, request: Request, service: Service, plan: Any
+) -> Response | Json:
+    return await answered(
+        request,
+        service,
+        "ollama",
+        _known(body.model),
+        is_streamed=body.stream is not False,
+        plan=plan,
+        written=_NDJSON,
+    )
+
+
+def _loaded(body: OllamaRequest, service: Service) -> Json:
+    service.models.lm(_known(body.model))
+    return {**_told(body, _NOTHING), "done": True, "done_reason": "load"}
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+def _told(body: OllamaRequest, said: Delivered) -> Json:
+    head: Json = {"model": body.model, "created_at": _time(time.time())}
+    thinking = {"thinking": said.reasoning} if said.reasoning else {}
+    if isinstance(body, OllamaGenerate):
+        return {**head, "response": said.content, **thinking}
+    message: Json = {"role": "assistant", "content": said.content, **thinking}
+    if said.calls:
+        message["tool_calls"] = [
+            {"function": {"name": call.name, "arguments": json.loads(call.arguments)}}
+            for call in said.calls
+        ]
+    return {**head, "message": message}
+
+
+class OllamaCall:
+    """One call on its way."""
+
+    def __init__(self, body: OllamaRequest, call: ChatCall | Completion) -> None:
+        self._body, self._call = body, call
+        self._began = time.perf_counter_ns()
+
+    @property
+    def runs(self) -> Runs:
+        """The one choice."""
+        return self._call.runs
+
+    def let_go(self) -> None:
+        """End what has not ended; the call is over."""
+        self._call.let_go()
+
+    async def answer(self) -> Json:
+        """Run it and return the answer."""
+        async for _ in self.runs.news():
+            pass
+        return {**self._told(self._new()), **self._end()}
+
+    async def chunks(self) -> AsyncGenerator[Json, None]:
+        """Run it and yield what is new, and at last the counts."""
+        async with aclosing(self.runs.news()) as news:
+            async for _ in news:
+                if said := self._new():
+                    yield {**self._told(said), "done": False}
+        yield {**self._told(_NOTHING), **self._end()}
+
+    def _told(self, said: Delivered) -> Json:
+        return _told(self._body, said)
+
+    def _new(self) -> Delivered:
+        if isinstance(self._call, ChatCall):
+            return self._call.turns[0].new()
+        return Delivered(self.runs.replies[0].piece(), "", ())
+
+    def _end(self) -> Json:
+        usage = CallUsage(self.runs.replies)
+        total = time.perf_counter_ns() - self._began
+        first = min(int(1e9 * (self.runs.first_token_s or 0.0)), total)
+        return {
+            "done": True,
+            "done_reason": self.runs.replies[0].finish_reason,
+            "total_duration": total,
+            "load_duration": 0,
+            "prompt_eval_count": usage.prompt_tokens,
+            "prompt_eval_duration": first,
+            "eval_count": usage.completion_tokens,
+            "eval_duration": total - first,
+        }
+
+
+# About models
+
+
+class ShowRequest(OpenAIModel):
+    """The model to describe."""
+
+    model: str
+    verbose: bool | None = None
+
+
+@router.get("/version")
+async def version() -> dict[str, str]:
+    """Return Weft's version."""
+    return {"version": __version__}
+
+
+@router.get("/ps")
+@router.get("/tags")
+async def tags(service: Here) -> dict[str, list[Json]]:
+    """List the models that are loaded."""
+    return {"models": [_listed(model) for model in service.models if model.lm is not None]}
+
+
+@router.post("/show")
+async def show(body: ShowRequest, service: Here) -> Json:
+    """Describe a model."""
+    model = service.models.get(_known(body.model))
+    lm = model.ready()
+    able = [
+        name
+        for name, variable in (("tools", "tools"), ("thinking", "enable_thinking"))
+        if reads_variable(lm, variable)
+    ]
+    return {
+        "details": _DETAILS,
+        "modified_at": _time(model.created),
+        "template": lm.text.chat_template or "",
+        "model_info": {"general.architecture": "weft", "weft.context_length": lm.n_ctx},
+        "capabilities": ["completion", *able],
+    }
+
+
+_DETAILS: Json = {"format": "", "family": "", "families": [], "parameter_size": ""}
+
+
+def _listed(model: ServedModel) -> Json:
+    return {
+        "name": model.name,
+        "model": model.name,
+        "modified_at": _time(model.created),
+        "size": model.n_bytes,
+        "size_vram": model.n_bytes,
+        "digest": "",
+        "details": _DETAILS,
+    }

@@ -1,0 +1,391 @@
+"""POST /v1/chat/completions: an assistant's next turn."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from pydantic import Field, PrivateAttr
+
+from ...._core.sampling.params import SamplingParams
+from ....errors import ContextOverflow
+from ....lm.chat import ChatPrompt
+from ....lm.lm import LM
+from ....loom import Heddle, Loom
+from ..asked import ERRORS
+from ..limits import check_most
+from ..pulse import Pulse
+from ..service import Here, Service
+from . import logprobs
+from .constraints import ConstraintFields
+from .fields import GeneratingRequest
+from .kept import KeptAnswer, check_one, keeping
+from .logprobs import TokenFigures, Wanted
+from .messages import ChatMessage, TemplateFields, chat_prompt, latest_turns
+from .refusals import invalid, named, overflow_named, unsupported
+from .replies import ChatCompletion, ChatCompletionChunk, StreamError, ok
+from .runs import ChoiceRun, Runs
+from .stream import answered
+from .tools import OfferedTool, ToolChoice, answer_constraint, call_object, chosen
+from .turns import ChatTurn, Delivered
+from .usage import CallUsage
+
+router = APIRouter(prefix="/v1", tags=["openai"], responses=ERRORS)
+Json = dict[str, Any]
+
+_TOP = 20  # alternatives that OpenAI's own allow, where the server's limit is higher
+
+
+class ChatRequest(ConstraintFields, GeneratingRequest):
+    """What a chat completion is asked for; a parameter is honoured or refused by name."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(
+        None, ge=-1, description="New tokens at most; -1, left out: what the context has room for."
+    )
+    logprobs: bool | None = Field(None, description="Tell the logprob of every token.")
+    top_logprobs: int | None = Field(None, ge=0, le=_TOP, description="And so many alternatives.")
+    tools: list[OfferedTool] | None = Field(None, max_length=128)
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = Field(
+        None,
+        description="false: one call a turn. null: false if the chat template has no tools.",
+    )
+    continue_final_message: bool | None = Field(
+        None, description="Go on with the last message, an assistant's, instead of a new turn."
+    )
+    add_generation_prompt: bool | None = Field(
+        None, description="false: the prompt ends after the last message."
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="Variables of the chat template, such as enable_thinking."
+    )
+    enable_thinking: bool | None = Field(
+        None, description="As in chat_template_kwargs; false is accepted by every template."
+    )
+    reasoning_effort: str | None = Field(
+        None,
+        description="Where the chat template reads it or enable_thinking; else none or minimal.",
+    )
+    verbosity: str | None = Field(
+        None, description='Where the chat template reads it; else only "medium".'
+    )
+    modalities: list[Literal["text"]] | None = None
+    _drops_turns: bool = PrivateAttr(False)
+    _n_dropped: int = PrivateAttr(0)
+
+    def check(self, service: Service) -> None:
+        """Raise Refused for what cannot be honoured."""
+        self.check_options()
+        if self.top_logprobs and not self.logprobs:
+            raise invalid("top_logprobs", "top_logprobs: only with logprobs: true")
+        if self.max_tokens is not None and self.max_completion_tokens is not None:
+            if self.max_tokens != self.max_completion_tokens:
+                raise invalid(
+                    "max_tokens", "max_tokens and max_completion_tokens differ; give one of them"
+                )
+        for name in ("max_tokens", "max_completion_tokens"):
+            if getattr(self, name) == 0:
+                raise invalid(name, f"{name} is 0; a chat's answer has 1 or more")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise invalid(
+                "add_generation_prompt",
+                "add_generation_prompt: a turn that goes on has none; leave it out, or false",
+            )
+        limits = service.config.limits
+        check_most("n", self.n_choices, min(limits.n, limits.branches), "n_too_large")
+        check_most("top_logprobs", self.top_logprobs or 0, limits.top)
+        check_most("prompt_logprobs", self.prompt_logprobs or 0, limits.top)
+        check_most("max_tokens", self.n_asked or 0, limits.tokens)
+
+    @property
+    def n_asked(self) -> int | None:
+        """New tokens at most; None for what fits."""
+        given = (
+            self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        )
+        return None if given == -1 else given
+
+    def drop_turns(self) -> None:
+        """Let `prompt` drop the oldest turns of a conversation that is too long."""
+        self._drops_turns = True
+
+    @property
+    def n_dropped(self) -> int:
+        """Oldest messages that `prompt` has dropped."""
+        return self._n_dropped
+
+    def prompt(self, lm: LM) -> ChatPrompt:
+        """Return the prompt. Raises: Refused."""
+        messages = [each.plain(number) for number, each in enumerate(self.messages)]
+        if not self._drops_turns:
+            return self._prompt_of(lm, messages)
+        n_new = self.n_asked or 1
+
+        def fits(latest: Sequence[Json]) -> bool:
+            try:
+                return len(self._prompt_of(lm, latest).ids) + n_new <= lm.n_ctx
+            except ContextOverflow:
+                return False
+
+        latest = latest_turns(messages, fits)
+        self._n_dropped = len(messages) - len(latest)
+        return self._prompt_of(lm, latest)
+
+    def _prompt_of(self, lm: LM, messages: Sequence[Json]) -> ChatPrompt:
+        tools = [each.plain() for each in self.tools or ()]
+        # With "none" the model is not told of them: it may not call any.
+        told = tools if self.tool_choice != "none" else []
+        return chat_prompt(
+            lm,
+            messages,
+            tools=told or None,
+            asked=TemplateFields(
+                self.chat_template_kwargs or {},
+                self.enable_thinking,
+                self.reasoning_effort,
+                self.verbosity,
+            ),
+            add_generation_prompt=self.add_generation_prompt is not False,
+            continues=bool(self.continue_final_message),
+        )
+
+
+@router.post(
+    "/chat/completions",
+    response_model=None,
+    responses=ok(ChatCompletion, ChatCompletionChunk, StreamError),
+)
+async def chat(body: ChatRequest, request: Request, service: Here) -> Response | Json:
+    """Answer a chat."""
+    body.check(service)
+
+    async def plan(lm: LM, name: str) -> ChatCall:
+        with overflow_named("messages", body.n_asked or 0):
+            return await ChatCall.begin(body, lm, name, service)
+
+    return await answered(
+        request, service, "chat", body.model, is_streamed=bool(body.stream), plan=plan
+    )
+
+
+class ChatCall:
+    """One call on its way."""
+
+    body: ChatRequest
+    lm: LM
+    pulse: Pulse
+    prompt: ChatPrompt
+    root: Loom
+    start: Heddle  # what the choices go on from
+    params: SamplingParams
+    runs: Runs
+    turns: list[ChatTurn]
+    wanted: Wanted | None
+    head: Json
+    reads_calls: bool
+    has_format: bool  # the text, if the turn has one, fits a constraint
+
+    @classmethod
+    async def begin(
+        cls,
+        body: ChatRequest,
+        lm: LM,
+        name: str,
+        service: Service,
+        *,
+        fits_context: bool = False,
+    ) -> ChatCall:
+        """Check what is asked for and plan it; nothing has run yet.
+
+        fits_context: reduce max_tokens to what the context has room for.
+        """
+        # A long chat takes a while to be tokenised; others' tokens go on meanwhile.
+        prompt = await asyncio.to_thread(body.prompt, lm)
+        choice = chosen(body.tool_choice, prompt.tools)
+        form = body.text_constraint()
+        constraint = await answer_constraint(
+            lm,
+            prompt,
+            choice,
+            None if form is None else await form.compile(lm, prompt),
+            strict=[each.function.name for each in body.tools or () if each.function.strict],
+            parallel=body.parallel_tool_calls,
+        )
+        call = cls()
+        call.body, call.lm, call.prompt, call.reads_calls = body, lm, prompt, choice is not None
+        call.has_format = form is not None
+        call.pulse = service.pulse
+        call.root = named("messages", lambda: Loom(lm, prompt))
+        room = max(lm.n_ctx - len(prompt.ids), 1)
+        most = min(room, service.config.limits.tokens) if body.n_asked is None else body.n_asked
+        if fits_context:
+            most = min(most, room)
+        call.params = body.sampling(lm, lm.chat_defaults, max_tokens=most, constraint=constraint)
+        if body.skip_special_tokens and choice is not None:
+            raise unsupported(
+                "skip_special_tokens", "calls may be written with them; leave it out, or the tools"
+            )
+        if check_one(body.loom, 1):
+            assert body.loom is not None
+            root = call.root
+            said = prompt.user_prompt
+            async with keeping(service, body.loom, name, prompt.ids, lambda: root, said) as kept:
+                call.plan(kept)
+                await call.runs.keep()
+        else:
+            call.plan(None)
+        call.wanted = None
+        if body.logprobs:
+            asked = () if body.loom is None else tuple(body.loom.logprob_tokens or ())
+            call.wanted = Wanted(body.top_logprobs or 0, asked)
+        given = body.prompt_logprobs is not None
+        logprobs.refuse_untold(lm, body.top_logprobs or 0, given=given)
+        call.head = {
+            "id": f"chatcmpl-{secrets.token_hex(12)}",
+            "object": "chat.completion.chunk" if body.stream else "chat.completion",
+            "created": int(time.time()),
+            "model": name,
+        }
+        return call
+
+    def plan(self, kept: KeptAnswer | None) -> None:
+        """Plan the choices."""
+        self.start = self.root if kept is None else kept.node
+        self.runs = Runs(
+            self.lm,
+            [self.start],
+            self.params,
+            self.body.n_choices,
+            pulse=self.pulse,
+            is_streamed=bool(self.body.stream),
+            skips_special=bool(self.body.skip_special_tokens),
+            keeps_stop=bool(self.body.include_stop_str_in_output),
+            kept=kept,
+        )
+        self.turns = [
+            ChatTurn(self.prompt, reply, reads_calls=self.reads_calls, has_format=self.has_format)
+            for reply in self.runs.replies
+        ]
+
+    def let_go(self) -> None:
+        """End what has not ended; the call is over."""
+        self.runs.let_go()
+
+    # All at once
+
+    async def answer(self) -> Json:
+        """Run it and return the answer."""
+        await self.runs.finish()
+        parts = [(reply, *reply.new_tokens()) for reply in self.runs.replies]
+        figures = await self.figures(parts)
+        pairs = zip(self.turns, figures, strict=True)
+        made = {
+            **self.head,
+            "choices": [self._choice(turn, found) for turn, found in pairs],
+            "usage": CallUsage(self.runs.replies).chat(),
+        }
+        return {**made, **await self._of_prompt()}
+
+    def _choice(self, turn: ChatTurn, figures: Sequence[TokenFigures]) -> Json:
+        said, reply = turn.all(), turn.reply
+        message: Json = {"role": "assistant", "content": said.content, "refusal": None}
+        if said.reasoning:
+            message["reasoning_content"] = said.reasoning
+        if said.calls:
+            message["content"] = said.content or None
+            message["tool_calls"] = [call_object(call) for call in said.calls]
+        choice: Json = {
+            "index": reply.index,
+            "message": message,
+            "logprobs": self._told_figures(figures),
+            "finish_reason": turn.finish_reason(len(said.calls)),
+        }
+        if self.body.return_token_ids:
+            choice["token_ids"] = reply.tokens
+        return choice
+
+    async def figures(
+        self, parts: Sequence[tuple[ChoiceRun, int, Sequence[int]]]
+    ) -> list[list[TokenFigures]]:
+        """Return the figures of some tokens of choices, as far as any are asked for."""
+        if self.wanted is None:
+            return [[] for _ in parts]
+        return await logprobs.of_replies(self.lm, parts, self.wanted)
+
+    def _told_figures(self, figures: Sequence[TokenFigures]) -> Json | None:
+        if self.wanted is None:
+            return None
+        return {"content": logprobs.as_content(self.lm, figures), "refusal": None}
+
+    async def _of_prompt(self) -> Json:
+        made: Json = {} if self.body.loom is None else {"loom": self.runs.told()}
+        if self.body.return_token_ids:
+            made["prompt_token_ids"] = self.start.get_prefix_tokens()
+        if self.body.prompt_logprobs is not None:
+            wanted = Wanted(self.body.prompt_logprobs)
+            (found,) = await logprobs.of_prompts(self.lm, [self.start.place], wanted)
+            made["prompt_logprobs"] = logprobs.as_mappings(self.lm, found)
+        return made
+
+    # As it comes
+
+    async def chunks(self) -> AsyncGenerator[Json, None]:
+        """Run it and yield chunks of single choices."""
+        usage = {"usage": None} if self.body.tells_usage else {}
+        first = await self._of_prompt()
+        for reply in self.runs.replies:
+            choice = _piece(reply, {"role": "assistant", "content": ""})
+            yield {**self.head, "choices": [choice], **first, **usage}
+            first = {}
+        async with aclosing(self.runs.news()) as news:
+            async for moved in news:
+                for choice in await self._new(moved):
+                    yield {**self.head, "choices": [choice], **usage}
+        if usage:
+            yield {**self.head, "choices": [], "usage": CallUsage(self.runs.replies).chat()}
+
+    async def _new(self, moved: Sequence[ChoiceRun]) -> list[Json]:
+        """Return what is new in choices, with its figures."""
+        cuts = [(reply, *reply.new_tokens()) for reply in moved]
+        figures = await self.figures(cuts)
+        made = []
+        for (reply, first, tokens), found in zip(cuts, figures, strict=True):
+            turn = self.turns[reply.index]
+            n_calls = turn.n_calls
+            for step in turn.steps(first, tokens, found):
+                delta = _delta(step.said, n_calls)
+                n_calls += len(step.said.calls)
+                if delta or step.figures or (self.body.return_token_ids and step.tokens):
+                    choice = _piece(reply, delta, self._told_figures(step.figures))
+                    if self.body.return_token_ids:
+                        choice["token_ids"] = list(step.tokens)
+                    made.append(choice)
+            if reply.is_over:
+                reason = turn.finish_reason(turn.n_calls)
+                made.append({**_piece(reply, {}), "finish_reason": reason})
+        return made
+
+
+def _piece(reply: ChoiceRun, delta: Json, figures: Json | None = None) -> Json:
+    return {"index": reply.index, "delta": delta, "logprobs": figures, "finish_reason": None}
+
+
+def _delta(said: Delivered, n_before: int) -> Json:
+    """Return what is new in a turn as a delta. n_before: calls that were told already."""
+    made: Json = {}
+    if said.content:
+        made["content"] = said.content
+    if said.reasoning:
+        made["reasoning_content"] = said.reasoning
+    if said.calls:
+        made["tool_calls"] = [
+            {"index": n_before + number, **call_object(call)}
+            for number, call in enumerate(said.calls)
+        ]
+    return made

@@ -1,0 +1,374 @@
+"""POST /v1/completions: text that goes on, as OpenAI's first protocol has it."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request, Response
+from pydantic import Field, field_validator
+
+from ...._core.sampling.params import SamplingParams
+from ....constraints import Constraint
+from ....lm.lm import LM
+from ..asked import ERRORS
+from ..limits import check_most
+from ..service import Here, Service
+from . import logprobs
+from .constraints import ConstraintFields
+from .fields import GeneratingRequest, TokenId, of_one_kind
+from .kept import KeptAnswer, check_one, keeping
+from .logprobs import TokenFigures, Wanted
+from .prompts import TextPrompt, is_short, n_tokens, read_prompts
+from .refusals import invalid, overflow_named, unsupported
+from .replies import StreamError, TextCompletion, TextCompletionChunk, ok
+from .runs import ChoiceRun, Runs
+from .stream import answered
+from .usage import CallUsage
+
+router = APIRouter(prefix="/v1", tags=["openai"], responses=ERRORS)
+Json = dict[str, Any]
+
+_MAX_TOKENS = 16  # as OpenAI's where it is left out
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+TokenLists = Annotated[list[TokenIds], Field(min_length=1)]
+Texts = Annotated[list[str], Field(min_length=1)]
+
+
+class CompletionRequest(ConstraintFields, GeneratingRequest):
+    """What a completion is asked for; a parameter is honoured or refused by name."""
+
+    prompt: str | Texts | TokenIds | TokenLists | None = Field(
+        None,
+        description="A text, texts, token ids, or lists of them. Left out: a new text, where the"
+        " model has a token that begins one.",
+    )
+    add_special_tokens: bool | None = Field(
+        None, description="false: no begin token before a text."
+    )
+    best_of: int | None = Field(
+        None, ge=1, description="Choices that are run; the n of the highest mean logprob are told."
+    )
+    logprobs: int | None = Field(None, ge=0, description="Alternatives told at every token.")
+    echo: bool | None = Field(None, description="The prompt stands before each choice.")
+    truncation_length: int | None = Field(
+        None, ge=1, description="A prompt with more tokens is refused, not cut."
+    )
+    suffix: str | None = Field(None, description="Not here: only an empty one is taken.")
+
+    @property
+    def n_run(self) -> int:
+        """How many choices of a prompt are run."""
+        return self.n_choices if self.best_of is None else self.best_of
+
+    @property
+    def n_new(self) -> int:
+        """New tokens of a choice at most; -1: all that the context has room for."""
+        return _MAX_TOKENS if self.max_tokens is None else self.max_tokens
+
+    _one_kind = field_validator("prompt", mode="before")(of_one_kind)
+
+    def check(self, service: Service) -> None:
+        """Raise Refused for what cannot be honoured."""
+        self.check_options()
+        if self.suffix:
+            raise unsupported("suffix", "text is not filled in before a suffix here; leave it out")
+        if self.n_run < self.n_choices:
+            raise invalid("best_of", f"best_of is {self.best_of}; it must be n or more")
+        if self.stream and self.n_run > self.n_choices:
+            raise invalid("best_of", "best_of cannot be streamed: the best are known at the end")
+        limits = service.config.limits
+        check_most("n" if self.best_of is None else "best_of", self.n_run, limits.n, "n_too_large")
+        check_most("max_tokens", self.n_new, limits.tokens)
+        check_most("logprobs", self.logprobs or 0, limits.top)
+        check_most("prompt_logprobs", self.prompt_logprobs or 0, limits.top)
+
+
+@router.post(
+    "/completions",
+    response_model=None,
+    responses=ok(TextCompletion, TextCompletionChunk, StreamError),
+)
+async def complete(body: CompletionRequest, request: Request, service: Here) -> Response | Json:
+    """Continue prompts."""
+    body.check(service)
+
+    async def plan(lm: LM, name: str) -> Completion:
+        with overflow_named("prompt", max(body.n_new, 0)):
+            return await Completion.begin(body, lm, name, service)
+
+    return await answered(
+        request, service, "completion", body.model, is_streamed=bool(body.stream), plan=plan
+    )
+
+
+class Completion:
+    """One call on its way."""
+
+    @classmethod
+    async def begin(
+        cls, body: CompletionRequest, lm: LM, name: str, service: Service
+    ) -> Completion:
+        """Check what is asked for and plan it; nothing has run yet."""
+        adds_begin = body.add_special_tokens is not False
+        read = partial(read_prompts, lm, body.prompt, adds_begin=adds_begin)
+        # A long prompt takes a while to be tokenised; others' tokens go on meanwhile.
+        prompts = read() if is_short(body.prompt) else await asyncio.to_thread(read)
+        given = body.text_constraint()
+        constraint = None if given is None else await given.compile(lm)
+        call = cls(body, lm, name, prompts, service, constraint)
+        if not check_one(body.loom, len(prompts)):
+            call.runs = call.planned(None)
+            return call
+        assert body.loom is not None
+        (prompt,) = prompts
+        is_path = body.prompt is None and body.loom.loom is not None
+        ids = None if is_path else prompt.ids
+        exact = not prompt.is_text
+        async with keeping(service, body.loom, name, ids, prompt.loom, is_exact=exact) as kept:
+            path = kept.node.get_prefix_tokens()
+            if is_path:
+                call.prompts = [TextPrompt(lm, path, None)]
+            call.prompts[0].ids, call.prompts[0].node = path, kept.node
+            call.runs = call.planned(kept)
+            await call.runs.keep()
+        return call
+
+    def __init__(
+        self,
+        body: CompletionRequest,
+        lm: LM,
+        name: str,
+        prompts: list[TextPrompt],
+        service: Service,
+        constraint: Constraint | None,
+    ) -> None:
+        """Check what is asked for; `planned` plans it."""
+        self.body = body
+        self.lm = lm
+        self.pulse = service.pulse
+        self.prompts = prompts
+        longest = max(len(prompt.ids) for prompt in self.prompts)
+        if body.truncation_length is not None and longest > body.truncation_length:
+            raise invalid(
+                "truncation_length",
+                f"the prompt has {longest} tokens, more than truncation_length, which is"
+                f" {body.truncation_length}; nothing is cut off here: shorten the prompt",
+            )
+        n = body.n_run * len(self.prompts)
+        check_most("n", n, service.config.limits.branches, "n_too_large")
+        self._head = {
+            "id": f"cmpl-{secrets.token_hex(12)}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": name,
+        }
+        self.wanted: Wanted | None = None
+        if body.logprobs is not None:
+            asked = () if body.loom is None else tuple(body.loom.logprob_tokens or ())
+            self.wanted = Wanted(body.logprobs, asked)
+        logprobs.refuse_untold(lm, body.logprobs or 0, given=self.reads_prompt)
+        most = body.n_new
+        if most < 0:
+            shortest = min(len(prompt.ids) for prompt in self.prompts)
+            most = min(max(lm.n_ctx - shortest, 1), service.config.limits.tokens)
+        self.params = body.sampling(lm, SamplingParams(), max_tokens=most, constraint=constraint)
+
+    runs: Runs
+
+    def planned(self, kept: KeptAnswer | None) -> Runs:
+        """Plan the choices."""
+        return Runs(
+            self.lm,
+            [prompt.node for prompt in self.prompts],
+            self.params,
+            self.body.n_run if self.body.n_new else 0,
+            pulse=self.pulse,
+            is_streamed=bool(self.body.stream),
+            skips_special=bool(self.body.skip_special_tokens),
+            keeps_stop=bool(self.body.include_stop_str_in_output),
+            kept=kept,
+        )
+
+    def let_go(self) -> None:
+        """End what has not ended; the call is over."""
+        self.runs.let_go()
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether figures of the prompt are told."""
+        return self.body.prompt_logprobs is not None or bool(
+            self.body.echo and self.body.logprobs is not None
+        )
+
+    # All at once
+
+    async def answer(self) -> Json:
+        """Run it and return the answer."""
+        await self.runs.finish()
+        before = await self._of_prompts()
+        told = self._told()
+        parts = [self._cut(reply) for reply in told]
+        figures = await self._figures(parts)
+        if told:
+            pairs = enumerate(zip(told, figures, strict=True))
+            choices = [self._choice(i, r.prompt, r, found, before) for i, (r, found) in pairs]
+        else:  # max_tokens is 0
+            numbers = range(len(self.prompts) * self.body.n_choices)
+            n = self.body.n_choices
+            choices = [self._choice(i, i // n, None, (), before) for i in numbers]
+        made = {**self._head, "choices": choices, "usage": self._usage()}
+        return made if self.body.loom is None else {**made, "loom": self.runs.told()}
+
+    def _told(self) -> list[ChoiceRun]:
+        """Return the choices to tell: of each prompt the likeliest, if more were run."""
+        body, made = self.body, self.runs.replies
+        if body.n_run == body.n_choices:
+            return made
+        best: list[ChoiceRun] = []
+        for prompt in range(len(self.prompts)):
+            own = [reply for reply in made if reply.prompt == prompt]
+            best += sorted(own, key=lambda reply: -reply.node.mean_logprob)[: body.n_choices]
+        return best
+
+    def _choice(
+        self,
+        index: int,
+        prompt: int,
+        reply: ChoiceRun | None,
+        figures: Sequence[TokenFigures],
+        before: Sequence[list[TokenFigures]],
+    ) -> Json:
+        """Return a choice; without a reply it is the prompt alone, or nothing."""
+        echo = self.prompts[prompt].text if self.body.echo else ""
+        head = self._echoed(prompt, before)
+        made: Json = {
+            "index": index,
+            "text": echo + ("" if reply is None else reply.text),
+            "logprobs": None,
+            "finish_reason": "length" if reply is None else reply.finish_reason,
+        }
+        if self.wanted is not None:
+            offsets = self.prompts[prompt].offsets() if head else []
+            offsets += [] if reply is None else self._begins(reply, 0, len(figures))
+            made["logprobs"] = logprobs.as_lists(self.lm, [*head, *figures], offsets)
+        if self.body.return_token_ids:
+            made["prompt_token_ids"] = self.prompts[prompt].ids
+            made["token_ids"] = [] if reply is None else reply.tokens
+        if self.body.prompt_logprobs is not None:
+            made["prompt_logprobs"] = logprobs.as_mappings(self.lm, before[prompt])
+        return made
+
+    def _echoed(self, prompt: int, before: Sequence[list[TokenFigures]]) -> Sequence[TokenFigures]:
+        return before[prompt] if self.body.echo and self.wanted is not None else ()
+
+    def _cut(self, reply: ChoiceRun) -> tuple[ChoiceRun, int, list[int]]:
+        """Return the tokens whose figures are told now, as `of_replies` takes them.
+
+        With `echo` the end token is one of them: harnesses that measure given text ask for one
+        token more and leave the last one out.
+        """
+        first, tokens = reply.new_tokens()
+        ended_by = reply.ended_by if self.body.echo and reply.is_over else None
+        if ended_by is not None and reply.n_prompt + reply.n_told < self.lm.n_ctx:
+            tokens.append(ended_by)
+        return reply, first, tokens
+
+    async def _figures(
+        self, parts: Sequence[tuple[ChoiceRun, int, Sequence[int]]]
+    ) -> list[list[TokenFigures]]:
+        if self.wanted is None:
+            return [[] for _ in parts]
+        return await logprobs.of_replies(self.lm, parts, self.wanted)
+
+    async def _of_prompts(self) -> list[list[TokenFigures]]:
+        """Return the figures of each prompt, where they are told."""
+        if not self.reads_prompt:
+            return []
+        top = max(self.body.logprobs or 0, self.body.prompt_logprobs or 0)
+        wanted = Wanted(top, () if self.wanted is None else self.wanted.tokens)
+        places = [prompt.node.place for prompt in self.prompts]
+        return await logprobs.of_prompts(self.lm, places, wanted)
+
+    def _usage(self) -> Json:
+        if self.runs.replies:
+            return CallUsage(self.runs.replies).chat()
+        return CallUsage((), n_prompt=n_tokens(self.prompts)).chat()
+
+    # As it comes
+
+    async def chunks(self) -> AsyncGenerator[Json, None]:
+        """Run it and yield chunks of single choices."""
+        usage = {"usage": None} if self.body.tells_usage else {}
+        first = {} if self.body.loom is None else {"loom": self.runs.told()}
+        async with aclosing(self._pieces()) as pieces:
+            async for choice in pieces:
+                for each in _by_token(choice):
+                    yield {**self._head, "choices": [each], **first, **usage}
+                    first = {}
+        if usage:
+            yield {**self._head, "choices": [], "usage": self._usage()}
+
+    async def _pieces(self) -> AsyncGenerator[Json, None]:
+        if self.body.echo or self.body.prompt_logprobs is not None or not self.runs.replies:
+            before = await self._of_prompts()
+            n = self.body.n_choices
+            for number in range(len(self.prompts) * n):
+                piece = self._choice(number, number // n, None, (), before)
+                yield {**piece, "finish_reason": None if self.runs.replies else "length"}
+        async with aclosing(self.runs.news()) as news:
+            async for moved in news:
+                for piece in await self._new(moved):
+                    yield piece
+
+    async def _new(self, moved: Sequence[ChoiceRun]) -> list[Json]:
+        """Return what is new in choices, with its figures."""
+        cuts = [self._cut(reply) for reply in moved]
+        figures = await self._figures(cuts)
+        made = []
+        for (reply, first, tokens), found in zip(cuts, figures, strict=True):
+            text = reply.piece()
+            if not (text or tokens or reply.is_over):
+                continue
+            choice: Json = {"index": reply.index, "text": text, "logprobs": None}
+            if found:
+                offsets = self._begins(reply, first, len(found))
+                choice["logprobs"] = logprobs.as_lists(self.lm, found, offsets)
+            if self.body.return_token_ids:
+                choice["token_ids"] = list(tokens)
+            made.append({**choice, "finish_reason": reply.finish_reason})
+        return made
+
+    def _begins(self, reply: ChoiceRun, first: int, n: int) -> list[int]:
+        """Return where `n` tokens begin in prompt and choice; an end token where the text ends."""
+        shift = len(self.prompts[reply.prompt].text)
+        found = [0, *reply.ends]
+        return [shift + found[min(first + i, len(found) - 1)] for i in range(n)]
+
+
+def _by_token(choice: Json) -> list[Json]:
+    """Split a streamed choice with logprobs into one per token: clients read only the first."""
+    lists = choice["logprobs"]
+    if lists is None or len(lists["tokens"]) < 2:
+        return [choice]
+    text, offsets = choice["text"], lists["text_offset"]
+    at = [*(each - offsets[0] for each in offsets), len(text)]
+    made = []
+    for i in range(len(offsets)):
+        part = {
+            "index": choice["index"],
+            "text": text[at[i] : at[i + 1]],
+            "logprobs": {name: values[i : i + 1] for name, values in lists.items()},
+            "finish_reason": None,
+        }
+        if "token_ids" in choice:
+            part["token_ids"] = choice["token_ids"][i : i + 1]
+        made.append(part)
+    made[0].update({name: choice[name] for name in choice if name.startswith("prompt_")})
+    made[-1]["finish_reason"] = choice["finish_reason"]
+    return made

@@ -1,0 +1,260 @@
+"""Constraints on an answer's text, in the fields of OpenAI, vLLM, llama-server and SGLang."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from pydantic import Field, ValidationError
+
+from ....constraints import GBNF, Choice, Constraint, JsonSchema, Lark, Regex
+from ....constraints.calls import TaggedJson, tagged_constraint
+from ....errors import GrammarError
+from .fields import OpenAIModel
+from .refusals import invalid, named, unsupported
+
+if TYPE_CHECKING:
+    from ....constraints.schema_rules import Whitespace
+    from ....lm.chat import ChatPrompt
+    from ....lm.lm import LM
+
+Schema = dict[str, Any] | bool
+SchemaOrText = dict[str, Any] | str
+# Other servers read these classes as ASCII; Rust's have digits and letters of all scripts.
+_CLASSES = {
+    "d": "[0-9]",
+    "D": "[^0-9]",
+    "w": "[0-9A-Za-z_]",
+    "W": "[^0-9A-Za-z_]",
+    "s": r"[\x20\t\n\r\f\v]",
+    "S": r"[^\x20\t\n\r\f\v]",
+}
+_LARK_START = re.compile(r"^\s*[?!]?start\s*(\[[^\]]*\]|\.-?\d+)?\s*:(?!:=)", re.M)
+
+
+def _regex(pattern: str, _: Whitespace) -> Constraint:
+    return Regex(re.sub(r"(?s)\\(.)", lambda escape: _CLASSES.get(escape[1], escape[0]), pattern))
+
+
+def _grammar(text: str, _: Whitespace) -> Constraint:
+    """Return Lark for a text that defines `start`, as vLLM allows; otherwise GBNF."""
+    return Lark(text) if _LARK_START.search(text) else GBNF(text)
+
+
+class TagStructure(OpenAIModel):
+    """One structure of a structural tag: `begin`, JSON that fits `schema`, `end`."""
+
+    begin: str
+    schema_: Schema = Field(alias="schema")
+    end: str
+
+
+class StructuralTag(OpenAIModel):
+    """A structural tag of vLLM and SGLang: free text with structures that triggers begin."""
+
+    type: Literal["structural_tag"] = "structural_tag"
+    structures: list[TagStructure]
+    triggers: list[str]
+
+
+def _structural_tag(value: dict[str, Any] | str, _: Whitespace) -> Constraint:
+    try:
+        tag = StructuralTag.model_validate(json.loads(value) if isinstance(value, str) else value)
+    except ValidationError as error:
+        (first, *_rest) = error.errors()
+        place = ".".join(map(str, first["loc"]))
+        raise GrammarError(f"{place or 'the structural tag'}: {first['msg']}") from error
+    except ValueError as error:
+        raise GrammarError(f"the structural tag is not JSON: {error}") from error
+    tags = [TaggedJson(each.begin, each.schema_, each.end) for each in tag.structures]
+    return tagged_constraint(tags, tag.triggers)
+
+
+_KINDS: Mapping[str, Callable[[Any, Whitespace], Constraint]] = {
+    "json": lambda schema, whitespace: JsonSchema(schema, whitespace=whitespace),
+    "json_object": lambda _, whitespace: JsonSchema({"type": "object"}, whitespace=whitespace),
+    "regex": _regex,
+    "choice": lambda texts, _: Choice(texts),
+    "grammar": _grammar,
+    "structural_tag": _structural_tag,
+}
+# The kind of each field that states one constraint. `structured_outputs` has a field per kind.
+_FIELDS: Mapping[str, str] = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "grammar": "grammar",
+    "grammar_string": "grammar",
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf": "grammar",
+    "structural_tag": "structural_tag",
+}
+_NEUTRAL: tuple[Any, ...] = (None, "", [], False)
+_GRAMMAR = "GBNF, or Lark with a rule named `start`."
+_REGEX = r"The full text matches it. Rust's syntax; `\d`, `\w` and `\s` are ASCII."
+
+
+class NamedSchema(OpenAIModel):
+    """A JSON schema with its name. `strict` is accepted: answers always fit."""
+
+    name: str | None = Field(None, min_length=1)
+    schema_: Schema | None = Field(None, alias="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+
+# What a `response_format` may have beside each `type`.
+_PARTS: Mapping[str, tuple[str, ...]] = {
+    "text": (),
+    "json_object": ("schema",),
+    "json_schema": ("json_schema", "schema"),
+    "structural_tag": ("structures", "triggers"),
+}
+
+
+class ResponseFormat(OpenAIModel):
+    """OpenAI's `response_format`, with the parts that other servers add."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: NamedSchema | None = None
+    schema_: Schema | None = Field(
+        None, alias="schema", description="The schema's place in llama-server and Together."
+    )
+    structures: list[TagStructure] | None = Field(None, description="Of a structural tag.")
+    triggers: list[str] | None = Field(None, description="Of a structural tag.")
+
+    def constraint(self) -> Constraint | None:
+        """Return the constraint, None for free text. Raises: Refused."""
+        given = self.model_dump(by_alias=True, exclude_none=True, exclude={"type"})
+        for part in given:
+            if part not in _PARTS[self.type]:
+                raise unsupported(
+                    f"response_format.{part}", f'is not allowed with "type": "{self.type}"'
+                )
+        if self.type == "text":
+            return None
+        if self.type == "structural_tag":
+            return named(
+                "response_format", lambda: _structural_tag(given, "flexible"), "invalid_grammar"
+            )
+        if self.type == "json_schema" and len(given) != 1:
+            raise unsupported("response_format.json_schema", "is missing, or given beside schema")
+        outer = given.get("json_schema", given)
+        schema = outer.get("schema", {"type": "object"})
+        return named("response_format", lambda: JsonSchema(schema, whitespace="flexible"))
+
+
+class StructuredOutputs(OpenAIModel):
+    """vLLM's `structured_outputs`: one constraint, and options."""
+
+    json_: SchemaOrText | None = Field(None, alias="json", description="A schema, or its text.")
+    json_object: bool | None = Field(None, description="true: any JSON object.")
+    regex: str | None = Field(None, description=_REGEX)
+    choice: list[str] | None = Field(None, description="The text is one of these.")
+    grammar: str | None = Field(None, description=_GRAMMAR)
+    structural_tag: SchemaOrText | None = Field(
+        None, description="`structures` and `triggers`, or their JSON text."
+    )
+    whitespace_pattern: str | None = Field(None, description="Rejected.")
+    disable_any_whitespace: bool | None = Field(
+        None, description="true: JSON has one space after `,` and `:`, and no other."
+    )
+    disable_additional_properties: bool | None = Field(
+        None, description="Accepted: objects with `properties` are always closed."
+    )
+    disable_fallback: bool | None = Field(None, description="Accepted: there is one backend.")
+
+
+class TextConstraint(NamedTuple):
+    """A constraint, and the field of the request that states it.
+
+    code: the error code if the constraint is not valid.
+    """
+
+    param: str
+    constraint: Constraint
+    code: str = "invalid_json_schema"
+
+    async def compile(self, lm: LM, prompt: ChatPrompt | None = None) -> Constraint:
+        """Compile the constraint on another thread and return it. Raises: Refused."""
+        if prompt is not None and prompt.thinking_open:
+            raise unsupported(
+                self.param,
+                "this chat template begins inside the model's reasoning, which the constraint"
+                " would replace",
+                hint='turn it off: "chat_template_kwargs": {"enable_thinking": false}',
+            )
+        create = partial(lm.constraints.matcher, self.constraint)
+        await asyncio.to_thread(named, self.param, create, self.code)
+        return self.constraint
+
+
+class ConstraintFields(OpenAIModel):
+    """The fields that constrain the text of an answer. A request states at most one constraint."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = Field(None, description="vLLM's constraints.")
+    guided_json: SchemaOrText | None = Field(None, description="vLLM's, before 0.12.")
+    guided_regex: str | None = Field(None, description=f"vLLM's, before 0.12. {_REGEX}")
+    guided_choice: list[str] | None = Field(None, description="vLLM's, before 0.12.")
+    guided_grammar: str | None = Field(None, description=f"vLLM's, before 0.12. {_GRAMMAR}")
+    guided_whitespace_pattern: str | None = Field(None, description="Rejected.")
+    guided_decoding_backend: str | None = Field(None, description="Accepted: there is one backend.")
+    grammar: str | None = Field(None, description=f"llama-server's. {_GRAMMAR}")
+    grammar_string: str | None = Field(None, description="text-generation-webui's `grammar`.")
+    json_schema: SchemaOrText | None = Field(
+        None, description="llama-server's schema, or SGLang's text of one."
+    )
+    regex: str | None = Field(None, description=f"SGLang's. {_REGEX}")
+    ebnf: str | None = Field(None, description=f"SGLang's. {_GRAMMAR}")
+    structural_tag: SchemaOrText | None = Field(
+        None, description="vLLM's, before 0.12: `structures` and `triggers`, or their JSON text."
+    )
+
+    def text_constraint(self) -> TextConstraint | None:
+        """Return the constraint of the text, None for free text. Raises: Refused."""
+        # Clients state one constraint in the fields of several servers: guidance does for vLLM.
+        given = {each.constraint: each for each in reversed(list(self._text_constraints()))}
+        if len(given) > 1:
+            second, first = [each.param for each in given.values()][-2:]
+            raise invalid(second, f"{first} and {second} exclude each other; give one constraint")
+        return next(iter(given.values()), None)
+
+    def _text_constraints(self) -> Iterator[TextConstraint]:
+        form = None if self.response_format is None else self.response_format.constraint()
+        if form is not None:
+            yield TextConstraint("response_format", form)
+        _check_pattern("guided_whitespace_pattern", self.guided_whitespace_pattern)
+        for param, kind in _FIELDS.items():
+            yield from _given(param, kind, getattr(self, param), "flexible")
+        options = self.structured_outputs
+        if options is None:
+            return
+        _check_pattern("structured_outputs.whitespace_pattern", options.whitespace_pattern)
+        whitespace: Whitespace = "compact" if options.disable_any_whitespace else "flexible"
+        for kind, value in options.model_dump(by_alias=True).items():
+            yield from _given(f"structured_outputs.{kind}", kind, value, whitespace)
+
+
+def _check_pattern(param: str, pattern: str | None) -> None:
+    if pattern:
+        raise unsupported(
+            param,
+            "whitespace in JSON is not a pattern here; leave it out, or use"
+            ' "structured_outputs": {"disable_any_whitespace": true}',
+        )
+
+
+def _given(param: str, kind: str, value: Any, whitespace: Whitespace) -> Iterator[TextConstraint]:
+    """Yield the constraint of a field, unless the field has a neutral value or is an option."""
+    create = _KINDS.get(kind)
+    if create is not None and value not in _NEUTRAL:
+        code = "invalid_json_schema" if kind == "json" else "invalid_grammar"
+        constraint = named(param, lambda: create(value, whitespace), code)
+        yield TextConstraint(param, constraint, code)

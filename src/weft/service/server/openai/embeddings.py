@@ -1,0 +1,112 @@
+"""POST /v1/embeddings: texts to vectors."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from fastapi import APIRouter, Request, Response
+from pydantic import Field, field_validator, model_validator
+
+from ..asked import ERRORS
+from ..events import until_gone
+from ..limits import check_most
+from ..service import Here, Service
+from .fields import OpenAIModel, TokenId, of_one_kind
+from .known_fields import apply_rule
+from .refusals import named, unsupported
+from .replies import EmbeddingList, ok
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ....lm.lm import LM
+
+router = APIRouter(prefix="/v1", tags=["openai"], responses=ERRORS)
+Json = dict[str, Any]
+Texts = Sequence[str | Sequence[int]]
+
+_AT_ONCE = 16  # texts; others' tokens go on between
+
+
+class EmbeddingRequest(OpenAIModel):
+    """What is to be embedded."""
+
+    model: str | None = None
+    input: (
+        str
+        | Annotated[list[str], Field(min_length=1)]
+        | Annotated[list[TokenId], Field(min_length=1)]
+        | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1)]
+    ) = Field(description="A text, texts, token ids, or lists of them.")
+    encoding_format: Literal["float", "base64"] = Field(
+        "float", description='"base64": little-endian float32.'
+    )
+    dimensions: int | None = Field(None, ge=1, description="Only what the model has is taken.")
+    user: Any = Field(None, description="Taken; changes nothing.")
+
+    _one_kind = field_validator("input", mode="before")(of_one_kind)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_says_nothing(cls, body: Any) -> Any:
+        return apply_rule(body, cls.model_fields) if isinstance(body, dict) else body
+
+    @property
+    def texts(self) -> Texts:
+        """What each vector is of."""
+        given = self.input
+        if isinstance(given, str):
+            return [given]
+        if isinstance(given[0], int):
+            return [given]
+        return given
+
+
+@router.post("/embeddings", response_model=None, responses=ok(EmbeddingList))
+async def embed(body: EmbeddingRequest, request: Request, service: Here) -> Response | Json:
+    """Return a vector of length 1 for each text."""
+    texts = body.texts
+    _check(texts, service)
+    await service.models.available(body.model)
+    with service.work("embedding", body.model) as lm:
+        n_embd = lm.info.n_embd
+        if body.dimensions not in (None, n_embd) and lm.info.abilities.embed:
+            raise unsupported(
+                "dimensions", f"is {body.dimensions}; this model's vectors have {n_embd}"
+            )
+        vectors = await until_gone(request, _embed(lm, texts))
+        n_tokens = await asyncio.to_thread(lambda: sum(_n_tokens(lm, text) for text in texts))
+        name = service.models.get(body.model).name
+    data = [
+        {"object": "embedding", "index": index, "embedding": _written(vector, body.encoding_format)}
+        for index, vector in enumerate(vectors)
+    ]
+    usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
+    return {"object": "list", "data": data, "model": name, "usage": usage}
+
+
+def _check(texts: Texts, service: Service) -> None:
+    service.refuse_new()
+    check_most("input", len(texts), max(service.config.limits.texts, 2048))
+
+
+async def _embed(lm: LM, texts: Texts) -> list[NDArray[np.float32]]:
+    made: list[NDArray[np.float32]] = []
+    for at in range(0, len(texts), _AT_ONCE):
+        some = texts[at : at + _AT_ONCE]
+        made.extend(await asyncio.to_thread(named, "input", lambda some=some: lm.embed(some)))
+    return made
+
+
+def _n_tokens(lm: LM, text: str | Sequence[int]) -> int:
+    return len(lm.tokenize(text) if isinstance(text, str) else text)
+
+
+def _written(vector: NDArray[np.float32], form: str) -> list[float] | str:
+    if form == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    return [float(each) for each in vector.tolist()]

@@ -1,0 +1,301 @@
+"""The fields that completions and chat completions share, and how they become SamplingParams."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from ...._core.sampling.params import PARAMETERS, SamplingParams
+from ....constraints.token_limits import TokenLimits
+from ...api.base import whole
+from .known_fields import apply_rule
+from .refusals import invalid, named, unsupported
+
+if TYPE_CHECKING:
+    from ....constraints.base import Constraint
+    from ....lm.lm import LM
+
+_BIAS = 100.0
+_SEEDS = 1 << 64
+# As they are called here; those of other names stand in `_sampling` below.
+_SAME = (
+    *("temperature", "top_p", "min_p", "typical_p", "repetition_penalty"),
+    *("presence_penalty", "frequency_penalty"),
+)
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+
+
+def of_one_kind(value: object) -> object:
+    """Return texts, token ids or lists of them as they are. Raises: ValueError for a mix."""
+    if not isinstance(value, list):
+        return value
+    kinds = sorted({_kind(each) for each in value})
+    if len(kinds) > 1:
+        raise ValueError(
+            f"it has {' beside '.join(kinds)}; allowed are a text, texts, token ids, or lists of"
+            " token ids, one kind in a request"
+        )
+    return value
+
+
+def _kind(value: object) -> str:
+    kinds = {str: "texts", int: "token ids", list: "lists"}
+    return kinds.get(type(value), f"{value!r:.20}")
+
+
+class OpenAIModel(BaseModel):
+    """What all of this surface's requests are: strict, and nothing unknown in them."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _whole(cls, value: object) -> object:
+        return whole(value)
+
+
+class StreamOptions(OpenAIModel):
+    """How a stream is told; nothing of it changes the text."""
+
+    include_usage: bool | None = Field(
+        None, description="A last chunk without choices tells the usage."
+    )
+    include_obfuscation: bool | None = Field(
+        None, description="Taken; nothing is added to chunks here."
+    )
+
+
+class LoomOptions(OpenAIModel):
+    """Weft's own wishes, under one key."""
+
+    save: bool | None = Field(
+        None, description="Keep the prompt and the answers as nodes of a loom."
+    )
+    loom: str | None = Field(
+        None,
+        min_length=1,
+        description="The kept loom to add to, by id or name; the prompt begins with its root.",
+    )
+    parent: str | None = Field(
+        None, min_length=1, description="The node to go on from; the prompt begins with its path."
+    )
+    logprob_tokens: list[TokenId] | None = Field(
+        None,
+        max_length=64,
+        description="Token ids whose logprobs are told at every place, however unlikely.",
+    )
+    logprobs_mode: str | None = Field(
+        None, description='"raw": of the model\'s logits at temperature 1, before any filter.'
+    )
+
+
+class RequestFields(OpenAIModel):
+    """Fields of completions and chat completions that responses have in a form of their own."""
+
+    model: str | None = Field(
+        None, description="A loaded model's id; left out: the one that is loaded."
+    )
+    n: int | None = Field(None, ge=1, description="Choices of each prompt; one prefill for all.")
+    max_tokens: int | None = Field(
+        None, ge=-1, description="New tokens at most; -1: until the text or the context ends."
+    )
+    temperature: Finite | None = Field(None, ge=0, description="0 is greedy.")
+    top_p: Finite | None = Field(None, description="Keep this much probability.")
+
+
+class OpenAISampling(OpenAIModel):
+    """Sampling fields of completions, chat completions and responses."""
+
+    top_k: int | None = Field(None, ge=-1, description="Keep the k likeliest; 0 or -1: all.")
+    min_p: Finite | None = None
+    typical_p: Finite | None = None
+    repetition_penalty: Finite | None = None
+    presence_penalty: Finite | None = None
+    frequency_penalty: Finite | None = None
+    logit_bias: dict[str, Finite] | None = Field(
+        None, description="By token id, -100 to 100; -100 bans the token."
+    )
+    stop: str | list[str] | None = Field(None, description="Strings that end a choice.")
+    stop_token_ids: list[TokenId] | None = Field(
+        None, description="Tokens that end a choice; they are not part of it."
+    )
+    include_stop_str_in_output: bool | None = Field(
+        None, description="true: the text ends with the stop string or stop token that ended it."
+    )
+    min_tokens: int | None = Field(
+        None, ge=0, description="End tokens and stops count after this many new tokens."
+    )
+    bad_words: list[str] | None = Field(
+        None, description="Texts whose token sequences are never generated."
+    )
+    allowed_token_ids: list[TokenId] | None = Field(
+        None, description="Only these tokens are generated; end tokens must be among them."
+    )
+    seed: int | None = Field(
+        None, description="Choice i is drawn with seed + i; below 0 is left out."
+    )
+    ignore_eos: bool | None = Field(None, description="Go on to max_tokens: end tokens are banned.")
+    penalty_last_n: int | None = Field(
+        None, ge=-1, description="Penalties look back so far; 0 or -1: at all tokens."
+    )
+    skip_special_tokens: bool | None = Field(
+        None, description="true: special tokens that are drawn are left out of the text."
+    )
+    temperature_last: bool | None = Field(
+        None, description="false: temperature before the filters, instead of after them."
+    )
+
+
+class GeneratingRequest(RequestFields, OpenAISampling):
+    """The fields that completions and chat completions share. null is the same as left out."""
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    prompt_logprobs: int | None = Field(
+        None, ge=0, description="Also tell the prompt's logprobs, with so many alternatives."
+    )
+    return_token_ids: bool | None = Field(
+        None, description="Also tell the token ids of prompt and answer."
+    )
+    loom: LoomOptions | None = None
+    user: Any = Field(None, description="Taken; changes nothing.")
+    store: Any = Field(None, description="Taken; changes nothing. Looms keep: see `loom`.")
+    metadata: Any = Field(None, description="Taken; changes nothing.")
+    service_tier: Any = Field(None, description="Taken; changes nothing.")
+    safety_identifier: Any = Field(None, description="Taken; changes nothing.")
+    prompt_cache_key: Any = Field(None, description="Taken; prefixes are found without a key.")
+    prompt_cache_retention: Any = Field(None, description="Taken; changes nothing.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_says_nothing(cls, body: Any) -> Any:
+        return apply_rule(body, cls.model_fields) if isinstance(body, Mapping) else body
+
+    @property
+    def n_choices(self) -> int:
+        """How many choices a prompt has."""
+        return 1 if self.n is None else self.n
+
+    def sampling(
+        self,
+        lm: LM,
+        defaults: SamplingParams,
+        *,
+        max_tokens: int,
+        constraint: Constraint | None = None,
+    ) -> SamplingParams:
+        """Return how one choice is drawn. Raises: Refused, by the field's name."""
+        self._check_min_tokens(max_tokens, constraint)
+        given: dict[str, Any] = {
+            "max_tokens": max(max_tokens, 1),
+            "constraint": self._limited(lm, constraint),
+        }
+        for name in _SAME:
+            value = getattr(self, name)
+            if value is not None:
+                given[name] = _checked(name, value)
+        if self.top_k is not None:
+            given["top_k"] = _checked("top_k", max(self.top_k, 0))
+        if self.stop is not None:
+            stop = [each for each in _as_list(self.stop) if each]  # clients send empty ones
+            given["stop"] = stop
+        if self.seed is not None and self.seed >= 0:
+            given["seed"] = self.seed % _SEEDS
+        if self.penalty_last_n is not None and self.penalty_last_n > 0:
+            given["penalty_last_n"] = self.penalty_last_n
+        if self.temperature_last is not None:
+            given["temperature_first"] = not self.temperature_last
+        biases = self._biases(lm)
+        if biases:
+            given["logit_bias"] = biases
+        return SamplingParams.resolve({**given, "n": 1}, defaults)
+
+    def _biases(self, lm: LM) -> dict[int, float]:
+        made: dict[int, float] = {}
+        for key, value in (self.logit_bias or {}).items():
+            param = f"logit_bias[{key!r:.20}]"
+            if not (key.isascii() and key.isdigit()) or len(key) > 10:
+                raise invalid("logit_bias", f"{param}: a key is a token id")
+            if not -_BIAS <= value <= _BIAS:
+                raise invalid("logit_bias", f"{param} is {value}; allowed is -100 to 100")
+            made[int(key)] = -math.inf if value == -_BIAS else value
+        _check_ids(lm, "logit_bias", made)
+        if self.ignore_eos:
+            made.update(dict.fromkeys(lm.text.stop_ids, -math.inf))
+        return made
+
+    def _check_min_tokens(self, max_tokens: int, constraint: Constraint | None) -> None:
+        if not self.min_tokens:
+            return
+        if self.min_tokens > max_tokens:
+            raise invalid(
+                "min_tokens", f"min_tokens is {self.min_tokens}; max_tokens allows {max_tokens}"
+            )
+        if constraint is not None:
+            raise unsupported(
+                "min_tokens",
+                "an answer of a given form, or with tools, ends where its form does; leave it out",
+            )
+
+    def _limited(self, lm: LM, constraint: Constraint | None) -> Constraint | None:
+        """Return a constraint with the request's limits on tokens."""
+        allowed, stop_ids = self.allowed_token_ids, self.stop_token_ids or ()
+        if not (allowed or stop_ids or self.min_tokens or self.bad_words):
+            return constraint
+        _check_ids(lm, "stop_token_ids", stop_ids)
+        _check_ids(lm, "allowed_token_ids", allowed or ())
+        words = (_spellings(lm, word) for word in self.bad_words or () if word.strip())
+        return TokenLimits(
+            frozenset(allowed) if allowed else None,
+            tuple(sorted(frozenset().union(*words))),
+            self.min_tokens or 0,
+            frozenset(stop_ids) - lm.text.stop_ids,
+            constraint,
+        )
+
+    def check_options(self) -> None:
+        """Raise Refused for options that say nothing together, or are not here."""
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options", "stream_options: only with stream: true")
+        if self.loom is not None and self.loom.logprobs_mode not in (None, "raw"):
+            raise unsupported(
+                "loom.logprobs_mode",
+                f"is {self.loom.logprobs_mode!r:.40}; allowed is 'raw': logprobs are of the model's"
+                " own logits, before temperature and filters",
+            )
+
+    @property
+    def tells_usage(self) -> bool:
+        """Whether a stream ends with a chunk of usage."""
+        return bool(self.stream_options is not None and self.stream_options.include_usage)
+
+
+def _check_ids(lm: LM, name: str, ids: Iterable[int]) -> None:
+    n_vocab = lm.info.n_vocab or lm.text.n_vocab
+    wrong = next((token for token in ids if token >= n_vocab), None)
+    if wrong is not None:
+        raise invalid(
+            name,
+            f"{name} has token {wrong}; allowed are 0 to {n_vocab - 1}",
+            code="tokens_out_of_vocabulary",
+        )
+
+
+def _spellings(lm: LM, word: str) -> frozenset[tuple[int, ...]]:
+    """Return the token sequences of a word: at the start of a text, inside it, after a space."""
+    word, text = word.lstrip(), lm.text
+    spelled = (text.encode(word, add_bos=False), text.continuation(word))
+    return frozenset(map(tuple, (*spelled, text.continuation(f" {word}"))))
+
+
+def _checked(name: str, value: Any) -> Any:
+    return named(name, lambda: PARAMETERS[name].check(name, value))
+
+
+def _as_list(value: str | list[str]) -> list[str]:
+    return [value] if isinstance(value, str) else value

@@ -1,0 +1,410 @@
+"""Models of the replies and stream events of `/v1`, for the OpenAPI schema.
+
+The routes build their replies as dicts; `tests/service/server/test_openai_schema.py`
+compares the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from pydantic.json_schema import models_json_schema
+
+from ...api.base import ErrorDetail, Reply
+
+Json = dict[str, Any]
+FinishReason = Literal["stop", "length"]
+
+
+class TokenLogprob(Reply):
+    """A token with its log-probability."""
+
+    token: str
+    logprob: float = Field(description="Natural logarithm; -9999 for an impossible token.")
+    bytes: list[int] = Field(description="The token's UTF-8 bytes.")
+
+
+class ChosenLogprob(TokenLogprob):
+    """A generated token and the likeliest ones in its place."""
+
+    top_logprobs: list[TokenLogprob]
+    asked: list[TokenLogprob] = Field(
+        default=[], description="The tokens of `loom.logprob_tokens`, if the request names any."
+    )
+
+
+class ChatLogprobs(Reply):
+    """Log-probabilities of a chat's generated tokens."""
+
+    content: list[ChosenLogprob]
+    refusal: None
+
+
+class CompletionLogprobs(Reply):
+    """Log-probabilities of a completion's tokens: four lists with an entry for each token."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int] = Field(description="Where each token begins, in characters.")
+    asked: list[dict[str, float]] = Field(
+        default=[], description="The tokens of `loom.logprob_tokens`, if the request names any."
+    )
+
+
+class PromptLogprob(Reply):
+    """An entry of `prompt_logprobs`; its key is the token id."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
+class CachedTokens(Reply):
+    """Details of the prompt tokens."""
+
+    cached_tokens: int = Field(description="Prompt tokens whose KV was found in the token tree.")
+
+
+class CompletionUsage(Reply):
+    """Token counts of a call."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+class CallFunction(Reply):
+    """The function of a tool call."""
+
+    name: str
+    arguments: str = Field(description="The arguments, as JSON text.")
+
+
+class ReplyCall(Reply):
+    """A tool call of the model."""
+
+    id: str
+    type: Literal["function"]
+    function: CallFunction
+
+
+class CallDelta(ReplyCall):
+    """A tool call in a stream; each call arrives in one chunk."""
+
+    index: int
+
+
+class ReplyMessage(Reply):
+    """The assistant's turn."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning_content: str | None = Field(default=None, description="Text of the reasoning.")
+    tool_calls: list[ReplyCall] = []
+
+
+class MessageDelta(Reply):
+    """The new part of an assistant's turn."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[CallDelta] = []
+
+
+class ChatChoice(Reply):
+    """One of the n answers."""
+
+    index: int
+    message: ReplyMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | Literal["tool_calls"]
+    token_ids: list[int] = Field(default=[], description="With `return_token_ids`.")
+
+
+class ChatChunkChoice(Reply):
+    """The new part of one of the n answers."""
+
+    index: int
+    delta: MessageDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | Literal["tool_calls"] | None
+    token_ids: list[int] = Field(default=[], description="With `return_token_ids`.")
+
+
+class _Head(Reply):
+    id: str
+    created: int = Field(description="Unix time in seconds.")
+    model: str
+    loom: Json = Field(default={}, description="With `loom`: the loom and its new nodes.")
+
+
+class ChatCompletion(_Head):
+    """A chat completion."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    usage: CompletionUsage
+    prompt_token_ids: list[int] = Field(default=[], description="With `return_token_ids`.")
+    prompt_logprobs: PromptLogprobs = Field(default=[], description="With `prompt_logprobs`.")
+
+
+class ChatCompletionChunk(_Head):
+    """An event of a streamed chat completion."""
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+    usage: CompletionUsage | None = None
+    prompt_token_ids: list[int] = Field(default=[], description="With `return_token_ids`.")
+    prompt_logprobs: PromptLogprobs = Field(default=[], description="With `prompt_logprobs`.")
+
+
+class CompletionChoice(Reply):
+    """One of the n continuations of a prompt."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason
+    prompt_token_ids: list[int] = Field(default=[], description="With `return_token_ids`.")
+    token_ids: list[int] = Field(default=[], description="With `return_token_ids`.")
+    prompt_logprobs: PromptLogprobs = Field(default=[], description="With `prompt_logprobs`.")
+
+
+class CompletionChunkChoice(CompletionChoice):
+    """The new part of one of the n continuations of a prompt."""
+
+    finish_reason: FinishReason | None  # type: ignore[assignment]
+
+
+class TextCompletion(_Head):
+    """A completion."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+    usage: CompletionUsage
+
+
+class TextCompletionChunk(_Head):
+    """An event of a streamed completion."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChunkChoice]
+    usage: CompletionUsage | None = None
+
+
+class EmbeddingUsage(Reply):
+    """Token counts of an embedding."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingObject(Reply):
+    """The vector of one input."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str = Field(description="Floats, or base64 of little-endian float32.")
+
+
+class EmbeddingList(Reply):
+    """The vectors of all inputs, in their order."""
+
+    object: Literal["list"]
+    data: list[EmbeddingObject]
+    model: str
+    usage: EmbeddingUsage
+
+
+class OutputText(Reply):
+    """Text of an output message."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Json]
+    logprobs: list[ChosenLogprob]
+
+
+class ReasoningText(Reply):
+    """Text of the reasoning."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputMessage(Reply):
+    """A message of the model."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    status: ItemStatus
+    content: list[OutputText]
+
+
+class OutputReasoning(Reply):
+    """The model's reasoning."""
+
+    id: str
+    type: Literal["reasoning"]
+    status: ItemStatus
+    summary: list[Json]
+    content: list[ReasoningText]
+
+
+class OutputCall(Reply):
+    """A call of a function."""
+
+    id: str
+    type: Literal["function_call"]
+    status: ItemStatus
+    call_id: str
+    name: str
+    arguments: str
+
+
+OutputItem = Annotated[OutputMessage | OutputReasoning | OutputCall, Field(discriminator="type")]
+
+
+class InputDetails(Reply):
+    """Details of the input tokens."""
+
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputDetails(Reply):
+    """Details of the output tokens."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(Reply):
+    """Token counts of a response."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class ResponseError(Reply):
+    """Why a response failed."""
+
+    code: str
+    message: str
+
+
+class ResponseObject(Reply):
+    """A response."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int = Field(description="Unix time in seconds.")
+    status: Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
+    error: ResponseError | None
+    incomplete_details: Json | None
+    instructions: str | None
+    max_output_tokens: int | None
+    model: str
+    output: list[OutputItem]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    reasoning: Json
+    store: bool
+    temperature: float
+    text: Json
+    tool_choice: str | Json
+    tools: list[Json]
+    top_logprobs: int
+    top_p: float
+    truncation: str
+    dropped_messages: int = Field(description="Oldest messages that truncation left out.")
+    usage: ResponseUsage | None
+    user: Any
+    metadata: Any
+
+
+class DeletedResponse(Reply):
+    """The id of a response that is deleted."""
+
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class InputItemPage(Reply):
+    """A page of the items that a response was given."""
+
+    object: Literal["list"]
+    data: list[Json]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class ResponseEvent(Reply):
+    """An event of a streamed response; its type decides which fields it has."""
+
+    type: str = Field(description="As the event's name: response.output_text.delta and others.")
+    sequence_number: int
+    response: ResponseObject | None = None
+    item: OutputItem | None = None
+    part: OutputText | ReasoningText | None = None
+    item_id: str = ""
+    output_index: int = 0
+    content_index: int = 0
+    delta: str = ""
+    text: str = ""
+    arguments: str = ""
+    name: str = ""
+    logprobs: list[ChosenLogprob] = []
+
+
+class StreamError(Reply):
+    """The last event of a stream that failed."""
+
+    error: ErrorDetail
+
+
+EVENTS = (ChatCompletionChunk, TextCompletionChunk, ResponseEvent, StreamError)
+_REF = "#/components/schemas/{model}"
+
+
+def ok(reply: type[Reply], *events: type[Reply]) -> dict[int | str, Json]:
+    """Return the 200 of a route for FastAPI. events: the kinds that its streams consist of."""
+    described: Json = {"model": reply, "description": reply.__doc__}
+    if events:
+        data = {
+            "type": "string",
+            "contentMediaType": "application/json",
+            "contentSchema": {
+                "anyOf": [{"$ref": _REF.format(model=event.__name__)} for event in events]
+            },
+        }
+        event = {"type": "object", "required": ["data"], "properties": {"data": data}}
+        described["content"] = {"text/event-stream": {"itemSchema": event}}
+        described["description"] += " With `stream`: its events."
+    return {200: described}
+
+
+def add_stream_events(schema: Json, events: Sequence[type[Reply]]) -> None:
+    """Add the models of stream events, which no route returns, to an OpenAPI schema."""
+    _, models = models_json_schema(
+        [(event, "serialization") for event in events], ref_template=_REF
+    )
+    known = schema["components"]["schemas"]
+    known |= {name: model for name, model in models["$defs"].items() if name not in known}

@@ -1,0 +1,483 @@
+"""/v1/responses: turns of text, stored as nodes of looms unless the request says otherwise."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+
+from ....errors import WeftError
+from ....lm.lm import LM
+from ....loom import Heddle
+from ..asked import ERRORS, refuse_unknown_query
+from ..errors import Refused, told_of
+from ..service import Here, Service
+from . import logprobs
+from .chat import ChatCall, ChatRequest
+from .constraints import ConstraintFields, ResponseFormat, Schema, TextConstraint
+from .events import OutputWriter
+from .fields import Finite, OpenAIModel, OpenAISampling, StreamOptions
+from .items import InputItem, as_messages
+from .known_fields import apply_rule
+from .refusals import invalid, overflow_named, unsupported
+from .replies import DeletedResponse, InputItemPage, ResponseEvent, ResponseObject, StreamError, ok
+from .runs import Runs
+from .stored import ResponseContext, ResponseKey, delete, new_item_id, store, stored
+from .stream import answered
+from .usage import CallUsage
+
+router = APIRouter(prefix="/v1", tags=["openai"], responses=ERRORS)
+Json = dict[str, Any]
+
+_LOGPROBS = "message.output_text.logprobs"
+_ENCRYPTED = "reasoning.encrypted_content"  # adds nothing: reasoning is plain text
+# What a response would have to remember, or do, beyond one turn of text.
+_ELSEWHERE = {
+    "conversation": "there are no conversations; use previous_response_id, or send all items",
+    "prompt": "there are no stored prompts; send instructions and input",
+    "background": "a response is made while its client waits",
+    "max_tool_calls": "tools are called by the client, who can count them",
+    "context_management": "nothing of the input is left out",
+}
+# As chat completions call it, to as it is called here.
+_NAMES = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "verbosity": "text.verbosity",
+}
+
+
+class TextFormat(OpenAIModel):
+    """The form of the answer."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    schema_: Schema | None = Field(None, alias="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextOptions(OpenAIModel):
+    """What is said of the answer's text."""
+
+    format: TextFormat | None = None
+    verbosity: str | None = Field(
+        None, description='Where the chat template reads it; else only "medium".'
+    )
+
+
+class ReasoningOptions(OpenAIModel):
+    """What is said of the reasoning."""
+
+    effort: str | None = Field(
+        None, description="Where the chat template reads it; else only none and minimal."
+    )
+    summary: Literal["auto"] | None = Field(
+        None, description='Only "auto": the reasoning is given in full, without a summary.'
+    )
+
+
+class ResponseTool(OpenAIModel):
+    """A function that may be called; other tools are refused by their type."""
+
+    type: Literal["function"]
+    name: str = Field(min_length=1, max_length=128)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponseToolChoice(OpenAIModel):
+    """The function that must be called."""
+
+    type: Literal["function"]
+    name: str = Field(min_length=1)
+
+
+class ResponseRequest(ConstraintFields, OpenAISampling):
+    """What a response is asked for; a parameter is honoured or refused by name."""
+
+    model: str | None = None
+    input: str | Annotated[list[InputItem], Field(min_length=1)] = Field(
+        description="A text, or items: messages, calls, results of calls, reasoning."
+    )
+    instructions: str | None = Field(None, description="A system message before the input.")
+    max_output_tokens: int | None = Field(None, ge=-1)
+    temperature: Finite | None = Field(None, ge=0)
+    top_p: Finite | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    tools: list[ResponseTool] | None = Field(None, max_length=128)
+    tool_choice: Literal["auto", "none", "required"] | ResponseToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="Variables of the chat template, such as enable_thinking."
+    )
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = (
+        Field(None, description="Reasoning is always plain text: encrypted_content adds nothing.")
+    )
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    truncation: Literal["auto", "disabled"] | None = Field(
+        None,
+        description='"auto": the oldest turns of an input that is too long are dropped;'
+        " dropped_messages of the response is their number.",
+    )
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: Any = Field(None, description="Taken; changes nothing.")
+    store: bool | None = Field(None, description="false: the response is not stored.")
+    previous_response_id: str | None = Field(
+        None, description="The stored response to go on from; its instructions do not carry over."
+    )
+    metadata: Any = Field(None, description="Told again in the answer; changes nothing.")
+    service_tier: Any = Field(None, description="Taken; changes nothing.")
+    safety_identifier: Any = Field(None, description="Taken; changes nothing.")
+    prompt_cache_key: Any = Field(None, description="Taken; prefixes are found without a key.")
+    prompt_cache_retention: Any = Field(None, description="Taken; changes nothing.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_one_turn(cls, body: Any) -> Any:
+        if not isinstance(body, Mapping):
+            return body
+        kept = apply_rule(body, cls.model_fields)
+        for name, why in _ELSEWHERE.items():
+            if kept.get(name):
+                raise unsupported(name, why)
+            kept.pop(name, None)
+        return kept
+
+    def chat(self, context: ResponseContext) -> ChatRequest:
+        """Return the chat completion that this is. Raises: Refused, by the names here."""
+        wants_logprobs = _LOGPROBS in (self.include or ())
+        if self.top_logprobs and not wants_logprobs:
+            raise invalid("top_logprobs", f"top_logprobs: only with include: [{_LOGPROBS!r}]")
+        body: Json = {
+            "messages": as_messages(self.instructions, context.items, n_before=context.n_before),
+            "max_completion_tokens": self.max_output_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "tools": [_offered(each) for each in self.tools] if self.tools else None,
+            "tool_choice": _choice(self.tool_choice),
+            "parallel_tool_calls": self.parallel_tool_calls,
+            **self._constraints(),
+            **{name: getattr(self, name) for name in OpenAISampling.model_fields},
+            "chat_template_kwargs": self.chat_template_kwargs,
+            "reasoning_effort": None if self.reasoning is None else self.reasoning.effort,
+            "verbosity": None if self.text is None else self.text.verbosity,
+            "logprobs": wants_logprobs or None,
+            "top_logprobs": self.top_logprobs if wants_logprobs else None,
+            "stream": self.stream,
+        }
+        try:
+            made = ChatRequest.model_validate(body)
+        except ValidationError as error:
+            raise RequestValidationError(error.errors()) from error
+        if self.truncation == "auto":
+            made.drop_turns()
+        return made
+
+    def _constraints(self) -> Json:
+        """Return the fields of a chat completion that constrain the text. Raises: Refused."""
+        self.text_constraint()
+        given = {name: getattr(self, name) for name in ConstraintFields.model_fields}
+        return {**given, "response_format": self.response_format or self._text_format()}
+
+    def _text_constraints(self) -> Iterator[TextConstraint]:
+        form = self._text_format()
+        constraint = None if form is None else form.constraint()
+        if constraint is not None:
+            yield TextConstraint("text.format", constraint)
+        yield from super()._text_constraints()
+
+    def _text_format(self) -> ResponseFormat | None:
+        """Return `text.format` in the shape of chat completions."""
+        form = None if self.text is None else self.text.format
+        if form is None:
+            return None
+        place = "json_schema" if form.type == "json_schema" else "schema"
+        schema = {"schema": form.schema_} if form.type == "json_schema" else form.schema_
+        return ResponseFormat.model_validate({"type": form.type, place: schema})
+
+
+def _offered(tool: ResponseTool) -> Json:
+    function = tool.model_dump(exclude_none=True, exclude={"type"})
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: Any) -> Any:
+    if isinstance(choice, ResponseToolChoice):
+        return {"type": "function", "function": {"name": choice.name}}
+    return choice
+
+
+@router.post(
+    "/responses", response_model=None, responses=ok(ResponseObject, ResponseEvent, StreamError)
+)
+async def respond(body: ResponseRequest, request: Request, service: Here) -> Response | Json:
+    """Answer an input."""
+
+    async def plan(lm: LM, name: str) -> ResponseCall:
+        try:
+            return await ResponseCall.begin(body, lm, name, service)
+        except Refused as error:
+            is_own = (error.param or "").startswith("response_format")
+            if not is_own or body.response_format is None:
+                error.param = _renamed(error.param)
+            raise
+
+    return await answered(
+        request, service, "response", body.model, is_streamed=bool(body.stream), plan=plan
+    )
+
+
+def _renamed(param: str | None) -> str | None:
+    if param is None:
+        return None
+    return re.sub(r"^[^.\[]+", lambda name: _NAMES.get(name[0], name[0]), param)
+
+
+@router.get(
+    "/responses/{response_id}",
+    response_model=None,
+    responses=ok(ResponseObject),
+    dependencies=[Depends(refuse_unknown_query)],
+)
+async def read_response(
+    response_id: str,
+    service: Here,
+    include: Annotated[list[str] | None, Query()] = None,
+    include_: Annotated[list[str] | None, Query(alias="include[]")] = None,
+    stream: bool | None = None,
+) -> Json:
+    """Return a stored response."""
+    _check_include([*(include or ()), *(include_ or ())])
+    if stream:
+        raise unsupported("stream", "a stored response is returned as one object; leave it out")
+    async with stored(service, response_id) as found:
+        return found.object
+
+
+@router.delete("/responses/{response_id}", response_model=None, responses=ok(DeletedResponse))
+async def delete_response(response_id: str, service: Here) -> Json:
+    """Delete a stored response."""
+    response_id = await delete(service, response_id)
+    return {"id": response_id, "object": "response", "deleted": True}
+
+
+@router.get(
+    "/responses/{response_id}/input_items",
+    response_model=None,
+    responses=ok(InputItemPage),
+    dependencies=[Depends(refuse_unknown_query)],
+)
+async def list_input_items(
+    response_id: str,
+    service: Here,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Literal["asc", "desc"] = "desc",
+    after: Annotated[str | None, Query(description="The id of the item before the page.")] = None,
+    include: Annotated[list[str] | None, Query()] = None,
+    include_: Annotated[list[str] | None, Query(alias="include[]")] = None,
+) -> Json:
+    """List the items that a stored response was given, those of earlier responses among them."""
+    _check_include([*(include or ()), *(include_ or ())])
+    async with stored(service, response_id) as found:
+        items = found.items()
+    if order == "desc":
+        items.reverse()
+    if after is not None:
+        ids = [each["id"] for each in items]
+        if after not in ids:
+            raise invalid("after", f"after is {after!r:.80}; it must be the id of an input item")
+        items = items[ids.index(after) + 1 :]
+    page = items[:limit]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": len(items) > limit,
+    }
+
+
+def _check_include(names: Sequence[str]) -> None:
+    for name in names:
+        if name not in (_LOGPROBS, _ENCRYPTED):
+            raise unsupported(
+                "include", f"{name!r:.60} is not here; allowed are {_LOGPROBS!r}, {_ENCRYPTED!r}"
+            )
+
+
+class ResponseCall:
+    """One call in progress: a chat completion of one choice, written as output items."""
+
+    @classmethod
+    async def begin(
+        cls, body: ResponseRequest, lm: LM, name: str, service: Service
+    ) -> ResponseCall:
+        """Check what is asked for and plan it; nothing has run yet. Raises: Refused."""
+        context = await ResponseContext.read(service, body.previous_response_id, body.input, name)
+        asked = body.chat(context)
+        asked.check(service)
+        places = context.places if body.store is not False else (None,)
+        for place in places:
+            asked.loom = place
+            try:
+                with overflow_named("messages", asked.n_asked or 0):
+                    call = await ChatCall.begin(asked, lm, name, service)
+                return cls(body, call, name, context)
+            except Refused as error:
+                # Other instructions, or a template that shortens earlier turns: another prefix.
+                if error.param not in ("loom.loom", "loom.parent") or place is places[-1]:
+                    raise
+        raise AssertionError("places are never empty")
+
+    def __init__(
+        self, body: ResponseRequest, call: ChatCall, name: str, context: ResponseContext
+    ) -> None:
+        self.body = body
+        self.call = call
+        self.name = name
+        self.created = time.time()
+        self._context = context
+        self._key: ResponseKey | None = None
+        if (kept := call.runs.kept) is not None:
+            self._key = ResponseKey(kept.live.kept.id, kept.live.number(self._node))
+        key = self._key
+        self.id = new_item_id("resp") if key is None else key.response_id
+        self.writer = OutputWriter(new_item_id if key is None else key.item_id)
+        self._store("in_progress")
+
+    @property
+    def _node(self) -> Heddle:
+        return self.call.runs.replies[0].node
+
+    def _store(self, status: str) -> None:
+        if self._key is not None:
+            store(self._key, self._node, self._context, self._object(status))
+
+    def let_go(self) -> None:
+        """End what has not ended; the call is over."""
+        self.call.let_go()
+
+    @property
+    def runs(self) -> Runs:
+        """The one choice."""
+        return self.call.runs
+
+    async def answer(self) -> Json:
+        """Run it and return the response."""
+        if self._key is None:
+            await self.call.runs.finish()
+            await self._new()
+        else:
+            async with aclosing(self._events()) as events:
+                async for _ in events:
+                    pass
+        return self._object(self._status())
+
+    async def chunks(self) -> AsyncGenerator[Json, None]:
+        """Run it and yield its events."""
+        number = 0
+
+        def event(kind: str, data: Json) -> Json:
+            nonlocal number
+            number += 1
+            return {"type": kind, "sequence_number": number - 1, **data}
+
+        try:
+            yield event("response.created", {"response": self._object("in_progress")})
+            yield event("response.in_progress", {"response": self._object("in_progress")})
+            async with aclosing(self._events()) as events:
+                async for kind, data in events:
+                    yield event(kind, data)
+            status = self._status()
+            yield event(f"response.{status}", {"response": self._object(status)})
+        except WeftError as error:
+            told = told_of(error)[1]
+            failed = {
+                **self._object("failed"),
+                "error": {"code": "server_error", "message": told["message"]},
+            }
+            yield event("response.failed", {"response": failed})
+
+    async def _events(self) -> AsyncGenerator[tuple[str, Json], None]:
+        """Run it and yield the events of its items. When they end the response is stored."""
+        async with aclosing(self.call.runs.news()) as news:
+            async for _ in news:
+                for each in await self._new():
+                    yield each
+
+    async def _new(self) -> list[tuple[str, Json]]:
+        """Return the events of what is new."""
+        (reply,), (turn,) = self.call.runs.replies, self.call.turns
+        first, tokens = reply.new_tokens()
+        (figures,) = await self.call.figures([(reply, first, tokens)])
+        made: list[tuple[str, Json]] = []
+        for step in turn.steps(first, tokens, figures):
+            told = logprobs.as_content(self.call.lm, step.figures if step.is_content else ())
+            made += self.writer.write(step.said, told)
+        if reply.is_over:
+            made += self.writer.close(self._status())
+            self._store(self._status())
+        return made
+
+    def _status(self) -> Literal["completed", "incomplete"]:
+        (reply,) = self.call.runs.replies
+        return "incomplete" if reply.finish_reason == "length" else "completed"
+
+    def _object(self, status: str) -> Json:
+        body = self.body
+        is_over = status in ("completed", "incomplete")
+        tools = [each.model_dump(exclude_none=True) for each in body.tools or ()]
+        choice = body.tool_choice
+        incomplete = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": int(self.created),
+            "status": status,
+            "error": None,
+            "incomplete_details": incomplete,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "model": self.name,
+            "output": self.writer.output if is_over else [],
+            "parallel_tool_calls": not self.call.prompt.form.is_generic
+            if body.parallel_tool_calls is None
+            else body.parallel_tool_calls,
+            "previous_response_id": body.previous_response_id or None,
+            "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort},
+            "store": self._key is not None,
+            "temperature": self.call.params.temperature,
+            "text": {"format": self._format()},
+            "tool_choice": choice.model_dump()
+            if isinstance(choice, OpenAIModel)
+            else choice or "auto",
+            "tools": [{"strict": None, "parameters": None, **each} for each in tools],
+            "top_logprobs": body.top_logprobs or 0,
+            "top_p": self.call.params.top_p,
+            "truncation": body.truncation or "disabled",
+            "dropped_messages": self.call.body.n_dropped,
+            "usage": CallUsage(self.call.runs.replies).responses() if is_over else None,
+            "user": body.user,
+            "metadata": body.metadata or {},
+        }
+
+    def _format(self) -> Json:
+        form = None if self.body.text is None else self.body.text.format
+        if form is None:
+            return {"type": "text"}
+        return form.model_dump(exclude_none=True, by_alias=True)

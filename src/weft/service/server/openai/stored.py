@@ -1,0 +1,237 @@
+"""Stored responses: each is a node of a loom, and its id names that loom and node.
+
+The node's `meta["response"]` is its record:
+
+- `response`: the response object.
+- `input`: the items of its request.
+- `previous`: the number of the node of the previous response, if that is in the same loom.
+- `history`: all items before `input`, if the previous response is not in the same loom.
+- `deleted`: true for a deleted response that others go on from.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ....errors import Conflict, NotFound
+from ....loom import Heddle
+from ....loom.node import preorder
+from .fields import LoomOptions
+from .items import InputItem, as_items
+from .kept import ACTOR
+from .refusals import invalid
+
+if TYPE_CHECKING:
+    from ..live import LiveLoom
+    from ..service import Service
+
+Json = dict[str, Any]
+_RECORD = "response"
+_NEW_LOOM = LoomOptions.model_validate({"save": True})
+_ID = re.compile(r"[a-z]+_([0-9a-f]{16})([0-9a-f]{8})[0-9a-f]*")
+
+
+class ResponseKey(NamedTuple):
+    """Where a response is stored; a part of its id and of the ids of its items."""
+
+    loom: str
+    number: int
+
+    @classmethod
+    def parse(cls, given: str) -> ResponseKey:
+        """Read it from the id of a response or of an item. Raises: NotFound."""
+        match = _ID.fullmatch(given)
+        if match is None:
+            raise _not_found(given)
+        return cls(match[1], int(match[2], 16))
+
+    @property
+    def response_id(self) -> str:
+        """The id of the response."""
+        return f"resp_{self.loom}{self.number:08x}"
+
+    def item_id(self, kind: str) -> str:
+        """Return a new id of an item of this response."""
+        return f"{kind}_{self.loom}{self.number:08x}{secrets.token_hex(4)}"
+
+
+def new_item_id(kind: str) -> str:
+    """Return a new id of an item of a response that is not stored."""
+    return f"{kind}_{secrets.token_hex(16)}"
+
+
+class StoredResponse(NamedTuple):
+    """A stored response and its node, whose loom's lock is held."""
+
+    key: ResponseKey
+    live: LiveLoom
+    node: Heddle
+    record: Json
+
+    @property
+    def object(self) -> Json:
+        """The response object."""
+        found: Json = {**self.record["response"], "id": self.key.response_id}
+        if found["status"] == "in_progress" and not self.live.is_growing(self.node):
+            found["status"] = "cancelled"
+        return found
+
+    def items(self) -> list[Json]:
+        """Return all items that the response was given, the oldest first."""
+        record = self.record
+        items: list[Json] = record["input"]
+        while record["previous"] is not None:
+            record = self.live.node(record["previous"]).meta[_RECORD]
+            items = [*record["input"], *record["response"]["output"], *items]
+        return [*record["history"], *items]
+
+    @property
+    def is_used(self) -> bool:
+        """Whether other nodes or responses go on from this one."""
+        nodes = preorder(self.live.kept.loom)
+        followed = (each.meta.get(_RECORD, {}).get("previous") for each in nodes)
+        return bool(self.live.children_of(self.node)) or self.key.number in followed
+
+
+@asynccontextmanager
+async def stored(service: Service, given: str) -> AsyncIterator[StoredResponse]:
+    """Find a response by its id or an item's; its loom's lock is held meanwhile.
+
+    Raises: NotFound.
+    """
+    key = ResponseKey.parse(given)
+    try:
+        await service.looms.row(key.loom)
+    except NotFound:
+        raise _not_found(given) from None
+    async with service.looms.held(key.loom) as live:
+        try:
+            node = live.node(key.number)
+        except NotFound:
+            raise _not_found(given) from None
+        record = node.meta.get(_RECORD)
+        if record is None or record.get("deleted"):
+            raise _not_found(given)
+        yield StoredResponse(key, live, node, record)
+
+
+def _not_found(given: str) -> NotFound:
+    return NotFound(
+        f"there is no response {given!r:.80}",
+        what="response",
+        hint="responses of requests with store: false are not stored, and deleted ones are gone",
+    )
+
+
+async def delete(service: Service, given: str) -> str:
+    """Delete a response and return its id. A node that others go on from stays in its loom.
+
+    Raises: NotFound; Conflict while the response is being generated.
+    """
+    async with stored(service, given) as found:
+        key, live, node, record = found
+        if live.is_growing(node):
+            raise Conflict(f"the response {given} is still being generated", rev=live.kept.rev)
+        top = node
+        while top.parent is not None and _RECORD not in top.parent.meta:
+            if len(live.children_of(top.parent)) > 1:
+                break
+            top = top.parent
+        if found.is_used:
+
+            def mark() -> None:
+                node.meta = {**node.meta, _RECORD: {**record, "deleted": True}}
+
+            await live.change("edit", mark, ACTOR)
+        elif top is live.kept.loom:
+            await live.call(lambda: service.looms.library.remove([key.loom]))
+            service.looms.removed(key.loom)
+        else:
+            await live.change("remove", top.remove, ACTOR)
+        return key.response_id
+
+
+class ResponseContext(NamedTuple):
+    """What a new response goes on from.
+
+    items: the items of earlier responses, then those of the request. n_before: how many are earlier
+    ones. previous: the previous response, if there is one. places: where the response can be
+    stored, the best first.
+    """
+
+    items: list[InputItem]
+    n_before: int = 0
+    previous: ResponseKey | None = None
+    places: tuple[LoomOptions, ...] = (_NEW_LOOM,)
+
+    @classmethod
+    async def read(
+        cls, service: Service, previous: str | None, given: str | Sequence[InputItem], model: str
+    ) -> ResponseContext:
+        """Read the previous response and the items that the request refers to.
+
+        Raises: Refused for ids that are not there.
+        """
+        items = await _with_references(service, as_items(given))
+        if not previous:
+            return cls(items)
+        try:
+            async with stored(service, previous) as found:
+                response = found.object
+                before = [*found.items(), *response["output"]]
+                key = found.key
+        except NotFound as error:
+            raise invalid(
+                "previous_response_id",
+                f"previous_response_id: {error}",
+                code="previous_response_not_found",
+                hint=error.hint,
+            ) from None
+        if response["status"] == "in_progress":
+            raise invalid(
+                "previous_response_id",
+                f"previous_response_id: the response {previous} is still being generated",
+            )
+        row, served = await service.looms.row(key.loom), service.models.get(model)
+        there: list[Json] = []
+        if row.model in (served.source, served.name):
+            there = [{"loom": key.loom, "parent": str(key.number)}, {"loom": key.loom}]
+        places = (*map(LoomOptions.model_validate, there), _NEW_LOOM)
+        made = [InputItem.model_validate(each) for each in before]
+        return cls([*made, *items], len(made), key, places)
+
+
+async def _with_references(service: Service, items: list[InputItem]) -> list[InputItem]:
+    """Replace references by the items that they name. Raises: Refused."""
+    made = []
+    for number, item in enumerate(items):
+        if item.type == "item_reference":
+            try:
+                async with stored(service, item.id or "") as found:
+                    known = [*found.items(), *found.object["output"]]
+                (named,) = (each for each in known if each["id"] == item.id)
+            except (NotFound, ValueError):
+                message = f"input[{number}]: there is no stored item {item.id!r:.80}"
+                raise invalid("input", message, hint="send the item itself") from None
+            item = InputItem.model_validate(named)
+        made.append(item)
+    return made
+
+
+def store(key: ResponseKey, node: Heddle, context: ResponseContext, response: Json) -> None:
+    """Write the record of a response to its node. The next commit of the loom stores it."""
+    earlier, own = context.items[: context.n_before], context.items[context.n_before :]
+    is_here = context.previous is not None and context.previous.loom == key.loom
+    node.meta = {
+        **node.meta,
+        _RECORD: {
+            "response": response,
+            "input": [each.stored(key) for each in own],
+            "previous": context.previous.number if is_here and context.previous else None,
+            "history": [] if is_here else [each.stored(key) for each in earlier],
+        },
+    }

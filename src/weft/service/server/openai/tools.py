@@ -1,0 +1,157 @@
+"""Functions that a chat may call: what is offered, which must be, and what makes calls valid."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from ....constraints import AnyOf
+from ....constraints.calls import call_constraint, loose_tool
+from ..errors import Refused
+from .constraints import TextConstraint
+from .fields import OpenAIModel
+from .refusals import invalid, named
+
+if TYPE_CHECKING:
+    from ...._core.tokens.chat import ToolCall
+    from ....constraints.base import Constraint
+    from ....lm.chat import ChatPrompt
+    from ....lm.lm import LM
+
+Json = dict[str, Any]
+_log = logging.getLogger(__name__)
+
+
+class FunctionTool(OpenAIModel):
+    """A function that may be called.
+
+    strict: reject a schema that cannot be compiled, instead of checking names and types alone.
+    """
+
+    name: str = Field(min_length=1, max_length=128)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class OfferedTool(OpenAIModel):
+    """A tool of a chat request."""
+
+    type: Literal["function"]
+    function: FunctionTool
+
+    def plain(self) -> Json:
+        """Return it as templates take it."""
+        function = self.function.model_dump(exclude_none=True, exclude={"strict"})
+        return {"type": "function", "function": {"parameters": {}, **function}}
+
+
+class NamedFunction(OpenAIModel):
+    """A function by its name."""
+
+    name: str = Field(min_length=1)
+
+
+class NamedTool(OpenAIModel):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+ToolChoice = Literal["auto", "none", "required"] | NamedTool
+
+
+def chosen(choice: ToolChoice | None, tools: Sequence[Json] | None) -> str | None:
+    """Return what must be called, as Weft has it; None without tools. Raises: Refused."""
+    if not tools:
+        if choice not in (None, "none", "auto"):
+            raise invalid("tool_choice", "tool_choice: there are no tools to call")
+        return None
+    wanted = "auto" if choice is None else choice
+    name = wanted if isinstance(wanted, str) else wanted.function.name
+    known = [each["function"]["name"] for each in tools]
+    if not isinstance(wanted, str) and name not in known:
+        raise invalid(
+            "tool_choice", f"tool_choice is {name!r:.80}; the tools are {', '.join(known)}"
+        )
+    return name
+
+
+async def answer_constraint(
+    lm: LM,
+    prompt: ChatPrompt,
+    choice: str | None,
+    form: Constraint | None,
+    *,
+    strict: Sequence[str] = (),
+    parallel: bool | None,
+) -> Constraint | None:
+    """Return the compiled constraint of a turn: valid calls, text of the form, or either.
+
+    Args:
+        choice: what must be called, see `chosen`.
+        form: the constraint of a turn without calls; None for free text.
+        strict: the names of tools whose schemas must hold. Of another tool a schema that cannot
+            be compiled is replaced by the names and types of its arguments.
+        parallel: allow several calls; None: if the template has a form of its own.
+
+    Raises: Refused
+    """
+    if choice is None or choice == "none":
+        return form
+    is_either = choice == "auto" and form is not None
+    wanted = "required" if is_either else choice
+
+    async def compiled_calls(tools: Sequence[Json], wanted: str) -> Constraint | None:
+        def calls() -> Constraint | None:
+            return call_constraint(
+                lm.text,
+                prompt.form,
+                tools,
+                wanted,
+                parallel=parallel,
+                thinking_open=prompt.thinking_open,
+            )
+
+        made = named("tools", calls)
+        return None if made is None else await TextConstraint("tools", made).compile(lm)
+
+    try:
+        made = await compiled_calls(prompt.tools, wanted)
+    except Refused as error:
+        if error.code != "invalid_json_schema":
+            raise
+        usable = []
+        for tool in prompt.tools:
+            name = tool["function"]["name"]
+            try:
+                await compiled_calls([tool], name)
+            except Refused as fault:
+                if name in strict:
+                    raise
+                _warn_of_loose(name, str(fault))
+                tool = loose_tool(tool)
+            usable.append(tool)
+        made = await compiled_calls(usable, wanted)
+    return AnyOf([form, made]) if is_either else made
+
+
+@lru_cache(maxsize=256)
+def _warn_of_loose(name: str, why: str) -> None:
+    """Log once that the schema of a tool is not enforced."""
+    _log.warning("the schema of the tool %r is not enforced, only names and types: %s", name, why)
+
+
+def call_object(call: ToolCall) -> Json:
+    """Return a call as an answer has it; one without an id gets one."""
+    return {
+        "id": call.id or f"call_{secrets.token_hex(12)}",
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }

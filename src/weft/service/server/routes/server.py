@@ -1,0 +1,73 @@
+"""The server itself, and the ways to search."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+
+from .... import __version__
+from ....engines import engine_names
+from ....engines.abilities import OWN
+from ....search.strategies import STRATEGIES
+from ...api.jobs import StrategyList, StrategyObject
+from ...api.models import ServerObject
+from ...api.proof import proof
+from ...interchange import EXPORTERS
+from ...interchange.importers import formats as import_formats
+from ..asked import ERRORS
+from ..objects import answer, model_reply
+from ..service import Here
+
+router = APIRouter(prefix="/api/v1", tags=["server"], responses=ERRORS)
+
+
+@router.get("/server", response_model=ServerObject)
+async def read_server(
+    service: Here,
+    nonce: Annotated[
+        str | None,
+        Query(max_length=64, description="Answered by `proof`: the server is of the same user."),
+    ] = None,
+) -> Response:
+    """Say what this server is, what it can do, and what one may ask of it."""
+    shelf, limits = service.models, service.config.limits
+    return answer(
+        ServerObject(
+            version=__version__,
+            models=[model_reply(shelf, model) for model in shelf],
+            default_model=shelf.default,
+            engines={name: {"is_own": name in OWN} for name in engine_names()},
+            limits={name: getattr(limits, name) for name in limits.__dataclass_fields__},
+            formats=formats(),
+            jobs=service.n_works,
+            is_public=service.config.is_public,
+            proof=None
+            if nonce is None or service.secret is None
+            else proof(nonce, service.secret, service.config.db),
+        )
+    )
+
+
+def formats() -> dict[str, list[str]]:
+    """Return the names of the formats that looms come from and go to."""
+    return {"import": import_formats(), "export": list(EXPORTERS)}
+
+
+@router.get("/strategies", response_model=StrategyList)
+async def list_strategies() -> Response:
+    """List the ways to search, for runs."""
+    rows = [
+        StrategyObject(
+            name=each.name,
+            title=each.title,
+            says=each.says,
+            breadth=None if each.breadth is None else each.breadth.counts,
+            n=None if each.n is None else each.n.counts,
+            breadth_default=None if each.breadth is None else each.breadth.default,
+            n_default=None if each.n is None else each.n.default,
+            refused=list(each.refused),
+        )
+        for each in STRATEGIES.values()
+    ]
+    return answer(StrategyList(data=rows))

@@ -1,0 +1,428 @@
+"""The `.loom.json` file, version 1: plain records and their checks; looms written and read.
+
+One JSON object. `nodes` is flat, parents before children, each with its parent's index, so that
+depth costs neither writer nor reader anything. Tokens are the truth; text is there for readers
+without a model. Numbers that JSON has no word for are the strings "inf", "-inf" and "nan".
+
+    format "weft.loom" · version · created · model {name, fingerprint, n_vocab}
+    prompt {user_prompt, chat_template_used} · adapter, where a loom has one
+    nodes [{id, parent, text, tokens, logprobs, entropies, params, lineage, finish_reason,
+            stop_string, terminal, score, meta, and legal_logmass under a constraint}]
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, get_args
+
+from ..._core import atomic_files
+from ..._core.atomic_files import field, json_number, number, shown, whole
+from ..._core.sampling.params import SamplingParams
+from ..._core.sched.work import FinishReason
+from ...errors import ConfigError, FormatError, ModelMismatch, StoreError, WeftError
+from ...loom import Heddle, Loom
+from ...loom.home import Home
+from ...loom.loom import Prompt
+from ...loom.node import child_list, new_child, set_text
+from . import sidecar
+
+if TYPE_CHECKING:
+    from ...lm.lm import LM
+
+FORMAT = "weft.loom"
+VERSION = 1
+
+MOST_IDS = 1 << 62  # of a table; what is beyond was written for none
+_REASONS = frozenset(get_args(FinishReason))
+_NODE_FIELDS = {
+    "id": str,
+    "text": str,
+    "tokens": list,
+    "logprobs": list,
+    "entropies": list,
+    "lineage": list,
+    "terminal": bool,
+    "meta": dict,
+}
+
+
+class ModelMark(NamedTuple):
+    """Which model a loom's tokens belong to. n_vocab: 0 where ids are of no table. adapter: the
+    fingerprint of the loom's; "" where it has none, or nobody has noted it.
+    """
+
+    name: str
+    fingerprint: str
+    n_vocab: int
+    adapter: str = ""
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as files have it: they say of an adapter only where there is one."""
+        told = {**self._asdict(), "n_vocab": self.n_vocab or None}
+        return told if self.adapter else {k: v for k, v in told.items() if k != "adapter"}
+
+
+# Of a loom of texts, which no model wrote: its nodes have no tokens.
+NO_MODEL = ModelMark("no model", "", 1)
+
+
+class Record(NamedTuple):
+    """One node of a file, checked. `parent` is the index of its parent; -1 for the root."""
+
+    id: str
+    parent: int
+    text: str
+    tokens: list[int]
+    logprobs: list[float]
+    entropies: list[float]
+    params: dict[str, Any] | None
+    lineage: list[int]
+    finish_reason: FinishReason | None
+    stop_string: str | None
+    terminal: bool
+    score: float | None
+    meta: dict[str, Any]
+    legal_logmass: list[float]
+
+
+def read_header(data: object) -> ModelMark:
+    """Check that this is a loom that this version reads; return whose tokens it holds."""
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise FormatError(f'this is no saved loom: "format" is not "{FORMAT}"')
+    version = field(data, "version", int, "the file")
+    if version > VERSION:
+        raise FormatError(
+            f"the file has format version {version}; this Weft reads up to {VERSION}. Update Weft",
+            hint="Update Weft.",
+        )
+    if version < 1:
+        raise FormatError(f"the file has format version {version}; the first one is 1")
+    model = field(data, "model", dict, "the file")
+    return ModelMark(
+        field(model, "name", str, "model"),
+        field(model, "fingerprint", str, "model"),
+        _n_vocab(model),
+        field(model, "adapter", str, "model") if "adapter" in model else "",
+    )
+
+
+def _n_vocab(model: dict[str, Any]) -> int:
+    """Return how many ids there are; 0, null in the file, where they are of no table."""
+    if "n_vocab" in model and model["n_vocab"] is None:
+        return 0
+    found = whole(model.get("n_vocab"), "n_vocab of model", 1)
+    return 0 if found > MOST_IDS else found
+
+
+def read_records(data: dict[str, Any], n_vocab: int) -> tuple[list[Record], list[str]]:
+    """Return the nodes, checked: parents first, tokens in the vocabulary, ids unique.
+
+    Also what had to be left out, in words: figures that are not one for each token. The tokens are
+    the truth and stay.
+    """
+    nodes = field(data, "nodes", list, "the file")
+    if not nodes:
+        raise FormatError("the file has no nodes; a loom has at least its root")
+    dropped: list[str] = []
+    records = [_record(node, index, n_vocab, dropped) for index, node in enumerate(nodes)]
+    if len({record.id for record in records}) < len(records):
+        raise FormatError("two nodes have the same id; the file is broken")
+    return records, dropped
+
+
+def _record(node: object, index: int, n_vocab: int, dropped: list[str]) -> Record:
+    where = f"node {index}"
+    if not isinstance(node, dict):
+        raise FormatError(f"{where} is {shown(node)}; an object belongs there")
+    found = {name: field(node, name, kind, where) for name, kind in _NODE_FIELDS.items()}
+    tokens = [whole(token, f"a token of {where}", 0, n_vocab or None) for token in found["tokens"]]
+    figures = {}
+    for name in ("logprobs", "entropies"):
+        figures[name] = [number(value, f"{name} of {where}") for value in found[name]]
+        if len(figures[name]) not in (0, len(tokens)):
+            dropped.append(
+                f"{where} has {len(tokens)} tokens and {len(figures[name])} {name}: these are"
+                " left out"
+            )
+            figures[name] = []
+    legal = field(node, "legal_logmass", list, where) if "legal_logmass" in node else []
+    score = node.get("score")
+    return Record(
+        id=found["id"],
+        parent=_parent(node, index),
+        text=found["text"],
+        tokens=tokens,
+        logprobs=figures["logprobs"],
+        entropies=figures["entropies"],
+        params=_optional(node, "params", dict, where),
+        lineage=[whole(part, f"lineage of {where}", 0, 2**63) for part in found["lineage"]],
+        finish_reason=_reason(node, where),
+        stop_string=_optional(node, "stop_string", str, where),
+        terminal=found["terminal"],
+        score=None if score is None else number(score, f"score of {where}"),
+        meta=_savable(found["meta"], where),
+        legal_logmass=[number(value, f"legal_logmass of {where}") for value in legal],
+    )
+
+
+def _savable(meta: dict[str, Any], where: str) -> dict[str, Any]:
+    """Refuse what could be read, but not written again: numbers beyond floats, too deep a nest."""
+    if meta:
+        try:
+            json.dumps(meta, allow_nan=False)
+        except (ValueError, RecursionError) as error:
+            raise FormatError(f"meta of {where} cannot be kept: {error}") from error
+    return meta
+
+
+def _parent(node: dict[str, Any], index: int) -> int:
+    if index == 0:
+        if node.get("parent") is not None:
+            raise FormatError("node 0 is the root; its parent must be null")
+        return -1
+    return whole(node.get("parent"), f"parent of node {index}", 0, index)
+
+
+def _optional(node: dict[str, Any], name: str, kind: type, where: str) -> Any:
+    return None if node.get(name) is None else field(node, name, kind, where)
+
+
+def _reason(node: dict[str, Any], where: str) -> FinishReason | None:
+    reason = _optional(node, "finish_reason", str, where)
+    if reason is not None and reason not in _REASONS:
+        raise FormatError(
+            f"finish_reason of {where} is {shown(reason)}; allowed: {sorted(_REASONS)}"
+        )
+    return cast("FinishReason | None", reason)
+
+
+def save(loom: Loom, path: str | os.PathLike[str], *, kv: bool = False) -> None:
+    """Write `loom` to `path`: afterwards the file is the old one or the new one, whole."""
+    atomic_files.write(path, chunks(loom))
+    if kv:
+        sidecar.save(loom, sidecar.beside(path))
+
+
+def chunks(loom: Loom) -> Iterator[str]:
+    """Yield the file: one line a node, keys always in the same order.
+
+    Raises: ConfigError for a `meta` that is not JSON.
+    """
+    mark = mark_of(loom)
+    head = {
+        "format": FORMAT,
+        "version": VERSION,
+        "created": loom.created,
+        "model": mark.plain(),
+        "prompt": {
+            "user_prompt": loom.user_prompt,
+            "chat_template_used": loom.chat_template_used,
+        },
+        **({} if loom.adapter is None else {"adapter": loom.adapter}),
+    }
+    yield json.dumps(head, ensure_ascii=False, indent=1)[:-2] + ',\n "nodes": [\n'
+    stack: list[tuple[Heddle, int | None]] = [(loom, None)]
+    index = 0
+    while stack:
+        node, parent = stack.pop()
+        yield (",\n  " if index else "  ") + _dump(_node_data(node, parent), node)
+        stack.extend((child, index) for child in reversed(node.children))
+        index += 1
+    yield "\n ]\n}\n"
+
+
+def mark_of(loom: Loom) -> ModelMark:
+    """Return whose tokens a loom holds."""
+    if loom.lm is None:
+        return loom.saved_by
+    lm, name, info = loom.lm, loom.adapter, loom.lm.info
+    if name is None or name in lm.adapters:
+        adapter = lm.adapters.fingerprint(name)
+    else:  # it has been removed
+        adapter = getattr(loom, "saved_by", NO_MODEL).adapter
+    return ModelMark(info.model, lm.fingerprint(), info.n_vocab, adapter)
+
+
+def _node_data(node: Heddle, parent: int | None) -> dict[str, Any]:
+    legal = [json_number(value) for value in node.legal_logmass]
+    return {
+        "id": node.id,
+        "parent": parent,
+        "text": node.text,
+        "tokens": node.tokens,
+        "logprobs": [json_number(value) for value in node.logprobs],
+        "entropies": [json_number(value) for value in node.entropies],
+        "params": None if node.params is None else node.params.to_dict(),
+        "lineage": list(node.lineage),
+        "finish_reason": node.finish_reason,
+        "stop_string": node.stop_string,
+        "terminal": node.terminal,
+        "score": None if node.score is None else json_number(float(node.score)),
+        "meta": node.meta,
+        **({"legal_logmass": legal} if legal else {}),
+    }
+
+
+def _dump(record: dict[str, Any], node: Heddle) -> str:
+    try:
+        if json.loads(json.dumps(node.meta)) != node.meta:
+            raise TypeError("a tuple or a key that is no text would come back as something else")
+        return json.dumps(record, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"the meta of node {node.id} cannot be saved as JSON: {error}. Allowed are dicts with "
+            "text keys, lists, texts, finite numbers, True, False and None"
+        ) from error
+
+
+L = TypeVar("L", bound=Loom)
+_log = logging.getLogger(__name__)
+
+
+def load(
+    path: str | os.PathLike[str],
+    lm: LM | None,
+    *,
+    force: bool,
+    loom_class: type[L],
+    heddle_class: type[Heddle],
+    kv: bool = True,
+) -> L:
+    """Return the saved loom; see `Loom.open`."""
+    data = atomic_files.read_json(
+        path, FormatError, "no saved loom, or is broken", unread=StoreError
+    )
+    with atomic_files.named(path):
+        loom = loaded(data, lm, force=force, loom_class=loom_class, heddle_class=heddle_class)
+    for what in loom.dropped:
+        _log.warning("%s: %s", path, what)
+    if kv and lm is not None and (notice := sidecar.try_warm(loom, path)):
+        loom.dropped += (notice,)
+    return loom
+
+
+def loaded(
+    data: object,
+    lm: LM | None,
+    *,
+    force: bool,
+    loom_class: type[L],
+    heddle_class: type[Heddle],
+) -> L:
+    """Return the loom that a file's JSON holds. Raises: as `Loom.open`, without the file's name."""
+    mark = read_header(data)
+    assert isinstance(data, dict)
+    records, dropped = read_records(data, mark.n_vocab)
+    if lm is not None:
+        check_model(lm, mark, data.get("adapter"), force=force)
+    loom = _made(data, mark, records, lm, loom_class, heddle_class)
+    loom.dropped = tuple(dropped)
+    return loom
+
+
+def _made(
+    data: dict[str, Any],
+    mark: ModelMark,
+    records: list[Record],
+    lm: LM | None,
+    loom_class: type[L],
+    heddle_class: type[Heddle],
+) -> L:
+    prompt = field(data, "prompt", dict, "the file")
+    made = Prompt(
+        records[0].tokens,
+        field(prompt, "user_prompt", str, "prompt"),
+        field(prompt, "chat_template_used", bool, "prompt"),
+    )
+    adapter = None if data.get("adapter") is None else field(data, "adapter", str, "the file")
+    created = field(data, "created", str, "the file")
+    loom = bare_loom(mark, made, created, adapter, lm, loom_class, heddle_class)
+    _grow_back(loom, records)
+    return loom
+
+
+def bare_loom(
+    mark: ModelMark,
+    made: Prompt,
+    created: str,
+    adapter: str | None,
+    lm: LM | None,
+    loom_class: type[L],
+    heddle_class: type[Heddle],
+) -> L:
+    """Return the root of a loom that was saved before; nothing is tokenised again."""
+    home = Home(lm, lm, None if lm is None else lm.tokenizer, is_text=mark == NO_MODEL)
+    loom = loom_class.restored(home, made, heddle_class)
+    loom.created, home.adapter, loom.saved_by = created, adapter, mark
+    return loom
+
+
+def _counted(n_vocab: int) -> str:
+    return f"{n_vocab} token ids" if n_vocab else "pieces of text for tokens"
+
+
+def check_model(lm: LM, mark: ModelMark, adapter: object, *, force: bool) -> None:
+    """Raise ModelMismatch where a loom's tokens are none of this model's, or of its adapter's.
+
+    adapter: the name of the loom's. One that the LM has not loaded is asked for when it grows.
+    """
+    info = lm.info
+    if mark == NO_MODEL:
+        raise ModelMismatch("the loom is of texts that no model wrote: open it without one")
+    if info.n_vocab != mark.n_vocab:
+        raise ModelMismatch(
+            f"the loom was saved by {mark.name} with {_counted(mark.n_vocab)}; {info.model} has "
+            f"{_counted(info.n_vocab)}. Open it with its own model, or without one to read it"
+        )
+    if force:
+        return
+    if lm.fingerprint() != mark.fingerprint:
+        raise ModelMismatch(
+            f"the loom was saved by {mark.name}, and {info.model} has other weights now: their"
+            " fingerprints differ. Open it with its own model, or take its token ids as they are"
+            " with force=True",
+            hint="force=True",
+        )
+    if not mark.adapter or not isinstance(adapter, str) or adapter not in lm.adapters:
+        return
+    if lm.adapters.fingerprint(adapter) != mark.adapter:
+        raise ModelMismatch(
+            f"the loom was grown with another LoRA adapter named {adapter!r}. Add the one that grew"
+            " it, or take its token ids as they are with force=True",
+            hint="force=True",
+        )
+
+
+def _grow_back(loom: Loom, records: list[Record]) -> None:
+    nodes: list[Heddle] = [loom]
+    _fill(loom, records[0])
+    for record in records[1:]:
+        parent = nodes[record.parent]
+        node = new_child(parent, record.tokens)
+        child_list(parent).append(node)
+        _fill(node, record)
+        nodes.append(node)
+
+
+def _fill(node: Heddle, record: Record) -> None:
+    node.id = record.id
+    node.logprobs, node.entropies = record.logprobs, record.entropies
+    node.legal_logmass = record.legal_logmass
+    node.params = _params(record)
+    node.lineage = tuple(record.lineage)
+    node.finish_reason, node.stop_string = record.finish_reason, record.stop_string
+    node.terminal, node.score, node.meta = record.terminal, record.score, record.meta
+    if node.lm is None:
+        set_text(node, record.text)
+
+
+def _params(record: Record) -> SamplingParams | None:
+    if record.params is None:
+        return None
+    try:
+        return SamplingParams.from_dict(record.params)
+    except (WeftError, *atomic_files.FAULTS) as error:
+        raise FormatError(f"the params of node {record.id} are not valid: {error}") from error

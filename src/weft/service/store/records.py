@@ -1,0 +1,186 @@
+"""Nodes as plain records, a page at a time, read without opening the tree."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple, TypedDict, Unpack
+
+import numpy as np
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ..._core.validation import whole_number
+from ...errors import ConfigError
+from .rows import of_rows, plain, score_of, text_of
+from .tables import nodes, pieces
+
+_CHUNK = 500
+MOST = 10_000  # records of a page
+# What a record needs of a row: not the ids of its tokens, nor their entropies.
+_COLUMNS = [
+    nodes.c[name]
+    for name in (
+        "number id parent place text exact n_tokens logprobs params lineage finish_reason"
+        " stop_string terminal score meta bookmark removed writer rev"
+    ).split()
+]
+
+
+class NodeRow(NamedTuple):
+    """A node as its row has it. parent: a number; None for the root.
+
+    place: orders siblings. mean_logprob, mean_p: of the sampled tokens; None for none. params: key
+    of the sampling parameters, the same for equal ones. rev: the loom's revision that changed it
+    last. is_growing: a process adds tokens to it just now.
+    """
+
+    number: int
+    id: str
+    parent: int | None
+    place: float
+    text: str
+    n_tokens: int
+    n_children: int
+    mean_logprob: float | None
+    mean_p: float | None
+    params: str | None
+    lineage: tuple[int, ...]
+    finish_reason: str | None
+    stop_string: str | None
+    terminal: bool
+    score: float | None
+    meta: dict[str, Any]
+    bookmark: str | None
+    is_removed: bool
+    is_growing: bool
+    rev: int
+
+
+class PageOptions(TypedDict, total=False):
+    """Which nodes a page has; see `KeptLoom.nodes`."""
+
+    under: str | int | None
+    depth: int | None
+    since: int | None
+    limit: int
+    after: int | None
+
+
+def page(connection: Connection, loom: int, **which: Unpack[PageOptions]) -> list[NodeRow]:
+    """Return nodes of a loom in the order of their numbers; see `KeptLoom.nodes`."""
+    under, depth, since = which.get("under"), which.get("depth"), which.get("since")
+    limit, after = which.get("limit", 100), which.get("after")
+    whole_number("limit", limit, 1, MOST)
+    wanted = [nodes.c.loom == loom]
+    if since is None:
+        wanted.append(~nodes.c.removed)
+    else:
+        wanted.append(nodes.c.rev > whole_number("since", since))
+    if after is not None:
+        wanted.append(nodes.c.number > whole_number("after", after))
+    if depth is not None:
+        whole_number("depth", depth, 0)
+    if under is not None or depth is not None:
+        top = _number(connection, loom, 0 if under is None else under)
+        wanted.append(nodes.c.number.in_(sa.select(_below(loom, top, depth).c.number)))
+    query = sa.select(*_COLUMNS).where(*wanted).order_by(nodes.c.number).limit(limit)
+    rows = connection.execute(query).all()
+    growing = [row.number for row in rows if row.writer is not None]
+    return _records(
+        rows,
+        _counts(connection, loom, [row.number for row in rows]),
+        _pieces(connection, loom, growing),
+    )
+
+
+def _number(connection: Connection, loom: int, given: str | int) -> int:
+    text = plain(str(given))
+    is_number = text.isdecimal() and len(text) <= 9
+    named = nodes.c.number == int(text) if is_number else nodes.c.id == text
+    found = connection.execute(
+        sa.select(nodes.c.number).where(nodes.c.loom == loom, named, ~nodes.c.removed)
+    ).scalar()
+    if found is None:
+        raise ConfigError(f"there is no node {text!r:.80} in the loom", hint="weft tree shows them")
+    return int(found)
+
+
+def _below(loom: int, top: int, depth: int | None) -> sa.CTE:
+    """Return the numbers of a node and of what is below it, down to a depth."""
+    at = sa.select(sa.literal(top).label("number"), sa.literal(0).label("level"))
+    below = at.cte("below", recursive=True)
+    more = sa.select(nodes.c.number, below.c.level + 1).where(
+        nodes.c.loom == loom, nodes.c.parent == below.c.number, ~nodes.c.removed
+    )
+    if depth is not None:
+        more = more.where(below.c.level < depth)
+    return below.union_all(more)
+
+
+def _counts(connection: Connection, loom: int, numbers: list[int]) -> dict[int, int]:
+    """Return how many children these nodes have."""
+    found: dict[int, int] = {}
+    for at in range(0, len(numbers), _CHUNK):
+        rows = connection.execute(
+            sa.select(nodes.c.parent, sa.func.count())
+            .where(
+                nodes.c.loom == loom,
+                nodes.c.parent.in_(numbers[at : at + _CHUNK]),
+                ~nodes.c.removed,
+            )
+            .group_by(nodes.c.parent)
+        )
+        found.update((parent, count) for parent, count in rows)
+    return found
+
+
+def _pieces(connection: Connection, loom: int, numbers: list[int]) -> dict[int, list[Any]]:
+    """Return what has come of nodes that grow, in order."""
+    found: dict[int, list[Any]] = {}
+    for at in range(0, len(numbers), _CHUNK):
+        query = sa.select(pieces.c.number, pieces.c.text, pieces.c.n_tokens, pieces.c.logprobs)
+        some = pieces.c.number.in_(numbers[at : at + _CHUNK])
+        query = query.where(pieces.c.loom == loom, some).order_by(pieces.c.first)
+        for row in connection.execute(query):
+            found.setdefault(row.number, []).append(row)
+    return found
+
+
+@of_rows
+def _records(rows: Any, counts: dict[int, int], parts: dict[int, list[Any]]) -> list[NodeRow]:
+    found = []
+    for row in rows:
+        came = parts.get(row.number, [])
+        mean_logprob, mean_p = _means(b"".join(part.logprobs for part in came) or row.logprobs)
+        found.append(
+            NodeRow(
+                row.number,
+                row.id,
+                row.parent,
+                row.place,
+                "".join(json.loads(part.text) for part in came) if came else text_of(row),
+                sum(part.n_tokens for part in came) if came else row.n_tokens,
+                counts.get(row.number, 0),
+                mean_logprob,
+                mean_p,
+                row.params,
+                tuple(json.loads(row.lineage)),
+                row.finish_reason,
+                None if row.stop_string is None else json.loads(row.stop_string),
+                row.terminal,
+                score_of(row.score),
+                json.loads(row.meta),
+                row.bookmark,
+                row.removed,
+                row.writer is not None,
+                row.rev,
+            )
+        )
+    return found
+
+
+def _means(logprobs: bytes) -> tuple[float | None, float | None]:
+    if not logprobs:
+        return None, None
+    values = np.frombuffer(logprobs, "<f8")
+    return float(values.mean()), float(np.exp(values).mean())

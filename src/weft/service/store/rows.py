@@ -1,0 +1,318 @@
+"""A node as a row: what is kept of it, whole groups of which change at once, and back again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
+
+import numpy as np
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ..._core.atomic_files import FAULTS
+from ..._core.sampling.params import SamplingParams
+from ..._core.sched.work import FinishReason
+from ...errors import ConfigError, StoreError
+from ...loom import Heddle
+from ...loom.node import set_text, set_tokens
+from .tables import nodes, sampling
+from .words import searchable, without_template
+
+_DIGEST = 16
+_CHUNK = 500  # values that one statement names
+Values = dict[str, Any]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def of_rows(read: Callable[P, R]) -> Callable[P, R]:
+    """Let what reads columns say that the database is broken, where they hold no such thing."""
+
+    @wraps(read)
+    def told(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return read(*args, **kwargs)
+        except (ConfigError, *FAULTS) as error:
+            why = f"what it holds of a loom cannot be read: {error}"
+            raise StoreError(f"the database is broken: {why}") from error
+
+    return told
+
+
+class Content(NamedTuple):
+    """What a node holds. It changes as one: figures without their tokens mean nothing."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    entropies: list[float]
+    params: SamplingParams | None
+    lineage: tuple[int, ...]
+    finish_reason: FinishReason | None
+    stop_string: str | None
+    terminal: bool
+    legal_logmass: list[float]
+
+    @classmethod
+    def of(cls, node: Heddle) -> Content:
+        """Return what a node holds now; the lists of figures are the node's own."""
+        return cls(
+            node.tokens,
+            node.logprobs,
+            node.entropies,
+            node.params,
+            node.lineage,
+            node.finish_reason,
+            node.stop_string,
+            node.terminal,
+            node.legal_logmass,
+        )
+
+    def differs(self, node: Heddle) -> bool:
+        """Whether a node holds something else by now."""
+        return (
+            self.tokens != node.tokens
+            or self.finish_reason != node.finish_reason
+            or self.logprobs != node.logprobs
+            or self.entropies != node.entropies
+            or self.legal_logmass != node.legal_logmass
+            or (self.params is not node.params and self.params != node.params)
+            or self.terminal != node.terminal
+            or self.lineage != node.lineage
+            or self.stop_string != node.stop_string
+        )
+
+    def kept(self) -> Content:
+        """Return it with lists that nobody else changes."""
+        return self._replace(
+            logprobs=list(self.logprobs),
+            entropies=list(self.entropies),
+            legal_logmass=list(self.legal_logmass),
+        )
+
+
+CONTENT = (
+    "text exact words n_tokens tokens logprobs entropies params lineage finish_reason stop_string "
+    "terminal legal_logmass"
+).split()
+# What changes together, and is told and undone together.
+GROUPS = {
+    "content": tuple(CONTENT),
+    "place": ("parent", "place"),
+    "score": ("score",),
+    "meta": ("meta",),
+    "bookmark": ("bookmark",),
+}
+
+
+class Params:
+    """Sampling parameters by the key of their row: each is read once, and shared by its nodes."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[str, SamplingParams] = {}
+        self._keys: dict[int, tuple[SamplingParams, str, str]] = {}
+
+    def key(self, params: SamplingParams) -> tuple[str, str]:
+        """Return the key of a row for them, and the row's JSON."""
+        known = self._keys.get(id(params))
+        if known is None:
+            data = json.dumps(params.to_dict())
+            key = hashlib.blake2b(data.encode(), digest_size=_DIGEST).hexdigest()
+            known = self._keys[id(params)] = params, key, data  # held, or its id would come again
+        return known[1:]
+
+    @of_rows
+    def learn(self, key: str, data: str) -> None:
+        """Take a row over."""
+        if key not in self._by_key:
+            self._by_key[key] = SamplingParams.from_dict(json.loads(data))
+
+    def known(self, key: str | None) -> SamplingParams | None:
+        """Return the parameters of a row. Raises: StoreError, as there is no such row."""
+        if key is None:
+            return None
+        if key not in self._by_key:
+            raise StoreError(f"no sampling parameters have the key {key!r}: the database is broken")
+        return self._by_key[key]
+
+    def missing(self, keys: set[str | None]) -> list[str]:
+        """Return which of these rows are not read yet."""
+        return [key for key in keys if key is not None and key not in self._by_key]
+
+
+def select_nodes(connection: Connection, params: Params, *where: Any) -> Sequence[Any]:
+    """Return rows of nodes; the sampling parameters that they name are known afterwards."""
+    rows = connection.execute(sa.select(nodes).where(*where)).all()
+    missing = params.missing({row.params for row in rows})
+    for at in range(0, len(missing), _CHUNK):
+        named = sampling.c.key.in_(missing[at : at + _CHUNK])
+        for key, data in connection.execute(
+            sa.select(sampling.c.key, sampling.c.data).where(named)
+        ):
+            params.learn(key, data)
+    return rows
+
+
+# Numbers ---------------------------------------------------------------------------------------
+
+
+def packed_ids(ids: Sequence[int]) -> bytes:
+    """Return token ids as bytes, four each, or eight where one is beyond that.
+
+    Ids of any length (those of texts at a server that tells no tokens) are JSON.
+    """
+    low, high = (min(ids), max(ids)) if ids else (0, 0)
+    for n_bytes in (4, 8):
+        if -(1 << (8 * n_bytes - 1)) <= low and high < 1 << (8 * n_bytes - 1):
+            return np.asarray(ids, f"<i{n_bytes}").tobytes()
+    data = json.dumps(list(ids)).encode()
+    return data + b" " * (len(data) in (4 * len(ids), 8 * len(ids)))
+
+
+def unpacked_ids(data: bytes, n: int) -> list[int]:
+    """Return the token ids; n: how many there are."""
+    if not n:
+        return []
+    found: list[int]
+    if len(data) in (4 * n, 8 * n):
+        found = np.frombuffer(data, f"<i{len(data) // n}").tolist()
+    else:
+        found = json.loads(data) if data.startswith(b"[") else []
+    if len(found) != n:
+        raise StoreError(f"a node of {n} tokens has {len(found)}: the database is broken")
+    return found
+
+
+def packed_figures(values: Sequence[float]) -> bytes:
+    """Return logprobs or entropies as bytes, eight each: what comes back is equal to the bit."""
+    return np.asarray(values, "<f8").tobytes()
+
+
+def unpacked_figures(data: bytes) -> list[float]:
+    """Return logprobs or entropies."""
+    return cast("list[float]", np.frombuffer(data, "<f8").tolist())
+
+
+# Texts -----------------------------------------------------------------------------------------
+
+
+def is_plain(text: str) -> bool:
+    """Whether every database can hold this text as it is."""
+    return "\0" not in text and text.isprintable() or _encodes(text)
+
+
+def _encodes(text: str) -> bool:
+    if "\0" in text:
+        return False
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def plain(text: str) -> str:
+    """Return a text as every database can hold it."""
+    if is_plain(text):
+        return text
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
+def exact(text: str) -> bytes | None:
+    """Return a text as UTF-8 where `plain` is not all of it."""
+    return None if is_plain(text) else text.encode("utf-8", "surrogatepass")
+
+
+@of_rows
+def text_of(row: Any) -> str:
+    """Return the text of a row."""
+    text: str = row.text if row.exact is None else row.exact.decode("utf-8", "surrogatepass")
+    return text
+
+
+# Groups to columns and back --------------------------------------------------------------------
+
+
+def content_values(content: Content, text: str, params: Params, prompt: str = "") -> Values:
+    """Return the columns of what a node holds. prompt: of the loom, for its root."""
+    return {
+        "text": plain(text),
+        "exact": exact(text),
+        "words": searchable(without_template(text, prompt)),
+        "n_tokens": len(content.tokens),
+        "tokens": packed_ids(content.tokens),
+        "logprobs": packed_figures(content.logprobs),
+        "entropies": packed_figures(content.entropies),
+        "params": None if content.params is None else params.key(content.params)[0],
+        "lineage": json.dumps(content.lineage),
+        "finish_reason": content.finish_reason,
+        # JSON: it may hold what the database's own text cannot.
+        "stop_string": None if content.stop_string is None else json.dumps(content.stop_string),
+        "terminal": content.terminal,
+        "legal_logmass": packed_figures(content.legal_logmass) or None,
+    }
+
+
+@of_rows
+def content_of_row(row: Any, params: Params) -> Content:
+    """Return what a row holds."""
+    return Content(
+        unpacked_ids(row.tokens, row.n_tokens),
+        unpacked_figures(row.logprobs),
+        unpacked_figures(row.entropies),
+        params.known(row.params),
+        () if row.lineage == "[]" else tuple(json.loads(row.lineage)),
+        row.finish_reason,
+        None if row.stop_string is None else json.loads(row.stop_string),
+        row.terminal,
+        [] if row.legal_logmass is None else unpacked_figures(row.legal_logmass),
+    )
+
+
+def set_content(node: Heddle, content: Content, text: str) -> None:
+    """Give a node what a row holds; places stay. text: for a loom without a tokenizer."""
+    set_tokens(node, content.tokens)
+    if node.lm is None:
+        set_text(node, text)
+    node.logprobs, node.entropies = list(content.logprobs), list(content.entropies)
+    node.params, node.lineage = content.params, content.lineage
+    node.finish_reason, node.stop_string = content.finish_reason, content.stop_string
+    node.terminal = content.terminal
+    node.legal_logmass = list(content.legal_logmass)
+
+
+def score_value(score: float | None) -> str | None:
+    """Return a score as its column has it: exact, and with the numbers that SQL has no word for."""
+    return None if score is None else repr(float(score))
+
+
+@of_rows
+def score_of(value: str | None) -> float | None:
+    """Return the score of a column."""
+    return None if value is None else float(value)
+
+
+def meta_json(node: Heddle) -> str:
+    """Return a node's meta as JSON. Raises: ConfigError for what would come back as another."""
+    meta = node.meta
+    if not meta:
+        return "{}"
+    try:
+        data = json.dumps(meta, allow_nan=False)
+        if json.loads(data) != meta:
+            raise TypeError("a tuple or a key that is no text would come back as something else")
+        return data
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"the meta of node {node.id} cannot be kept as JSON: {error}. Allowed are dicts with "
+            "text keys, lists, texts, finite numbers, True, False and None"
+        ) from error
+
+
+@of_rows
+def meta_of(value: str) -> dict[str, Any]:
+    """Return the meta of a column, the reader's own."""
+    found: dict[str, Any] = {} if value == "{}" else json.loads(value)
+    return found

@@ -1,0 +1,473 @@
+"""A live tree beside its rows: what was last read or written of each node, and what differs now."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Collection, Container, Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from ...errors import ConfigError, StoreError
+from ...loom import Heddle, Loom
+from ...loom.node import (
+    adopt_node,
+    child_list,
+    detach_node,
+    forget_places,
+    is_below,
+    new_child,
+    numbered,
+)
+from .rows import (
+    Content,
+    Params,
+    content_of_row,
+    meta_json,
+    meta_of,
+    score_of,
+    score_value,
+    set_content,
+    text_of,
+)
+
+
+@dataclass(slots=True)
+class Known:
+    """What the rows say of a node. parent: a number. score, meta: as their columns have them."""
+
+    node: Heddle
+    number: int
+    parent: int | None
+    place: float
+    content: Content
+    score: str | None
+    meta: str
+    bookmark: str | None
+
+
+class Spot(NamedTuple):
+    """Where a node stands in the live tree: below which one, and where among its siblings."""
+
+    parent: Heddle | None
+    place: float
+
+
+@dataclass(slots=True)
+class Difference:
+    """What the live tree has that the rows have not."""
+
+    added: list[Heddle] = field(default_factory=list)
+    changed: dict[str, set[str]] = field(default_factory=dict)  # groups by id
+    removed: list[str] = field(default_factory=list)
+    spots: dict[str, Spot] = field(default_factory=dict)  # of what is new or elsewhere
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.changed or self.removed)
+
+    def leave(self, ids: Collection[str]) -> None:
+        """Take new nodes out of it, but for those that something else of it stands below."""
+        left = set(ids)
+        staying = [node.id for node in self.added if node.id not in left]
+        for node_id in (*staying, *self.changed):
+            spot = self.spots.get(node_id)
+            at = None if spot is None else spot.parent
+            while at is not None and at.id in left:
+                left.discard(at.id)
+                at = at.parent
+        self.added = [node for node in self.added if node.id not in left]
+
+
+class Snapshot:
+    """All that is known of a loom's rows, by id; numbers are remembered of removed nodes, too."""
+
+    def __init__(self, loom: Loom) -> None:
+        self.loom = loom
+        self.params = Params()
+        self.known: dict[str, Known] = {}
+        self.gone: dict[str, Known] = {}  # removed while something grows
+        self.numbers: dict[str, int] = {}
+        self.ids: dict[int, str] = {}
+
+    def restart(self) -> None:
+        """Forget all rows: those that are read next are of another past."""
+        for table in (self.known, self.gone, self.numbers, self.ids):
+            table.clear()
+
+    def name(self, node_id: str, number: int) -> None:
+        """Remember a node's number."""
+        self.numbers[node_id] = number
+        self.ids[number] = node_id
+
+    # What differs
+
+    def difference(self) -> Difference:
+        """Return what has changed in the live tree. Cost: O(nodes), without reading any row."""
+        found = Difference()
+        seen: set[str] = set()
+        self._recognise(self.loom, seen)
+        stack: list[Heddle] = [self.loom]
+        found.spots[self.loom.id] = Spot(None, 0.0)
+        while stack:
+            node = stack.pop()
+            known = self.known.get(node.id)
+            if known is None:
+                found.added.append(node)
+            elif groups := self._changes(node, known, found.spots.get(node.id)):
+                found.changed[node.id] = groups
+            children = node.children
+            if children:
+                for child in children:
+                    self._recognise(child, seen)
+                self._find_spots(node, children, found.spots)
+                stack.extend(reversed(children))
+        if len(seen) - len(found.added) < len(self.known):
+            found.removed = [each for each in self.known if each not in seen]
+        if len(found.added) > 1:
+            new = {node.id for node in found.added}
+            found.added = [node for node in numbered(self.loom) if node.id in new]
+        return found
+
+    def _recognise(self, node: Heddle, seen: set[str]) -> None:
+        """Tell apart two nodes that have one id: the later one is from a copy of the same file."""
+        known = self.known.get(node.id)
+        if known is not None and known.node is not node:
+            if is_below(known.node, self.loom):
+                node.id = secrets.token_hex(6)
+            else:
+                known.node = node
+        elif node.id in seen:
+            node.id = secrets.token_hex(6)
+        seen.add(node.id)
+
+    def _changes(self, node: Heddle, known: Known, spot: Spot | None) -> set[str]:
+        groups: set[str] = set()
+        if known.content.differs(node):
+            groups.add("content")
+        if known.score != score_value(node.score):
+            groups.add("score")
+        if known.meta != (meta_json(node) if node.meta else "{}"):
+            groups.add("meta")
+        if spot is not None and spot.parent is not None:
+            parent = self.numbers.get(spot.parent.id)
+            if parent != known.parent or spot.place != known.place:
+                groups.add("place")
+        return groups
+
+    def _find_spots(self, parent: Heddle, children: list[Heddle], spots: dict[str, Spot]) -> None:
+        number, last = self.numbers.get(parent.id), (-math.inf, 0)
+        for child in children:
+            known = self.known.get(child.id)
+            if known is None or known.parent != number or (known.place, known.number) <= last:
+                break
+            last = known.place, known.number
+        else:
+            return
+        old: list[float | None] = []
+        for child in children:
+            known = self.known.get(child.id)
+            old.append(known.place if known is not None and known.parent == number else None)
+        for child, place, before in zip(children, places(old), old, strict=True):
+            if before != place:
+                spots[child.id] = Spot(parent, place)
+
+    def forget(self, node_id: str, *, growing: bool) -> None:
+        """Take a node for removed. growing: something grows just now, maybe below it."""
+        known = self.known.pop(node_id, None)
+        if known is not None and growing:
+            self.gone[node_id] = known
+
+    def put_back(self, growing: Container[str]) -> None:
+        """Make the live tree what the rows say again; nodes that grow or have grown stay in it.
+
+        growing: their ids. Only for a loom with a tokenizer: rows are known by their tokens.
+        Cost: O(nodes).
+        """
+        loom = self.loom
+        for node in list(loom.walk()):
+            is_new = node.id not in self.known and node.id not in growing
+            if is_new and node is not loom:
+                detach_node(node)
+        below: dict[int | None, list[Known]] = {}
+        for known in sorted(self.known.values(), key=lambda each: (each.place, each.number)):
+            below.setdefault(known.parent, []).append(known)
+        stack = [self.known[loom.id]]
+        while stack:
+            known = stack.pop()
+            node, wanted = known.node, below.get(known.number, [])
+            for child in wanted:
+                if child.node.parent is not node or child.node not in child_list(node):
+                    adopt_node(node, child.node)
+            grown = [each for each in child_list(node) if each.id in growing]
+            child_list(node)[:] = [child.node for child in wanted] + grown
+            self._put_back(known)
+            stack.extend(wanted)
+        forget_places(loom)
+
+    def _put_back(self, known: Known) -> None:
+        node = known.node
+        if known.content.differs(node):
+            set_content(node, known.content, node.text)
+        if known.score != score_value(node.score):
+            node.score = score_of(known.score)
+        if not _has_meta(node, known.meta):
+            node.meta = meta_of(known.meta)
+
+    def stand(self, grown: Iterable[Heddle]) -> None:
+        """Bring back the ways to nodes that have grown below what was removed meanwhile."""
+        for node in grown:
+            parent = node.parent
+            if parent is not None and any(each is node for each in child_list(parent)):
+                self._lift(parent)
+
+    def _lift(self, node: Heddle) -> None:
+        """Let a node that was removed be in the tree again: the way to it, and what is new there.
+
+        Cost: O(depth).
+        """
+        path = [node]
+        while path[-1] is not self.loom:
+            at = path[-1]
+            path.append(self._by_number(self._last(at).parent) if at.parent is None else at.parent)
+        path.reverse()
+        is_out = False
+        for place, (parent, child) in enumerate(pairwise(path)):
+            if child.parent is not parent:
+                is_out = True
+                adopt_node(parent, child)
+                child_list(parent).pop()
+                self._insert(parent, child, self._last(child))
+            if is_out:
+                wanted = path[place + 2] if place + 2 < len(path) else None
+                for each in list(child_list(child)):
+                    if each is not wanted and (each.id in self.known or each.id in self.gone):
+                        detach_node(each)
+
+    def _last(self, node: Heddle) -> Known:
+        known = self.known.get(node.id) or self.gone.get(node.id)
+        if known is None:
+            raise StoreError(f"the node {node.id} has grown outside of the loom")
+        return known
+
+    def _by_number(self, number: int | None) -> Heddle:
+        node_id = self.ids.get(-1 if number is None else number, "")
+        known = self.known.get(node_id) or self.gone.get(node_id)
+        if known is None:
+            raise StoreError(f"a node stands below node {number}, which is not in the loom")
+        return known.node
+
+    # What others wrote
+
+    def take_in(self, rows: Iterable[Any], growing: Collection[Heddle] = ()) -> Taken:
+        """Put what others have written into the live tree; what was changed here stays as it is.
+
+        rows: those that are newer than what is known, parents of new ones among them or known.
+        growing: nodes of this tree that stand in no list of children yet.
+        """
+        found = Taken([], [], [])
+        own = {node.id for node in growing}
+        new: dict[int | None, list[Any]] = {}
+        old: list[Any] = []
+        gone: list[Any] = []
+        for row in rows:
+            self.name(row.id, row.number)
+            if row.removed:
+                gone.append(row)
+            elif row.id in self.known:
+                old.append(row)
+            elif row.id not in own:  # somebody took us for dead: our commit says what it is
+                new.setdefault(row.parent, []).append(row)
+        if new:
+            self._attach(new, found.added)
+        moved = self._move_all(
+            row
+            for row in old
+            if (known := self.known[row.id])
+            and (row.parent, row.place) != (known.parent, known.place)
+        )
+        for row in old:
+            if self._update(row) or row.id in moved:
+                found.changed.append(self.known[row.id].node)
+        if gone:
+            self._drop(gone, growing, found.removed)
+        return found
+
+    def _attach(self, new: dict[int | None, list[Any]], added: list[Heddle]) -> None:
+        """Make the nodes of rows. new: by the number of the parent."""
+        numbers = {row.number for rows in new.values() for row in rows}
+        stack = [parent for parent in new if parent not in numbers]
+        strays = {node.id: node for node in self.loom.walk() if node.id not in self.known}
+        while stack:
+            number = stack.pop()
+            parent = None if number is None else self._standing(number, numbers)
+            for row in sorted(new[number], key=lambda row: (row.place, row.number)):
+                known = self.known[row.id] = self._read(row)
+                stray = strays.get(row.id)
+                if stray is not None:  # written by us, though we were told that it was not
+                    known.node = stray
+                elif parent is None:
+                    known.node = self.loom
+                    self._fill(self.loom, known, row)
+                else:
+                    known.node = new_child(parent)
+                    self._fill(known.node, known, row)
+                    self._insert(parent, known.node, known)
+                    added.append(known.node)
+                if row.number in new:
+                    stack.append(row.number)
+
+    def _read(self, row: Any) -> Known:
+        return Known(
+            self.loom,
+            row.number,
+            row.parent,
+            row.place,
+            content_of_row(row, self.params),
+            row.score,
+            row.meta,
+            row.bookmark,
+        )
+
+    def _fill(self, node: Heddle, known: Known, row: Any) -> None:
+        node.id = row.id
+        set_content(node, known.content, text_of(row))
+        node.score, node.meta = score_of(row.score), meta_of(row.meta)
+
+    def _update(self, row: Any) -> bool:
+        """Bring a known node to what its row says, where it was not changed here; was there any?"""
+        known = self.known[row.id]
+        node, theirs, changed = known.node, content_of_row(row, self.params), False
+        if theirs != known.content:
+            if not known.content.differs(node):
+                set_content(node, theirs, text_of(row))
+                forget_places(node)
+                changed = True
+            known.content = theirs
+        if row.score != known.score:
+            if known.score == score_value(node.score):
+                node.score = score_of(row.score)
+                changed = True
+            known.score = row.score
+        if row.meta != known.meta:
+            if known.meta == meta_json(node):
+                node.meta = meta_of(row.meta)
+                changed = True
+            known.meta = row.meta
+        changed = changed or row.bookmark != known.bookmark
+        known.bookmark = row.bookmark
+        return changed
+
+    def _move_all(self, rows: Iterable[Any]) -> set[str]:
+        """Move nodes to where their rows say; return the ids of those that went elsewhere."""
+        moved: set[str] = set()
+        waiting = list(rows)
+        while waiting:
+            # One may have to leave first, that another can go below it.
+            left = [row for row in waiting if not self._move(self.known[row.id], row, moved)]
+            if len(left) == len(waiting):
+                break
+            waiting = left
+        for row in waiting:  # moved below each other, here and there: the later to be written stays
+            known = self.known[row.id]
+            known.parent, known.place = row.parent, row.place
+        return moved
+
+    def _move(self, known: Known, row: Any, moved: set[str]) -> bool:
+        """Move a node, unless it was moved here; False where it would stand below itself."""
+        node = known.node
+        here = None if node.parent is None else self.numbers.get(node.parent.id)
+        if here == known.parent and row.parent is not None:
+            parent = self._standing(row.parent)
+            if is_below(parent, node):
+                return False
+            if node.parent is not parent:
+                adopt_node(parent, node)
+            siblings = child_list(parent)
+            del siblings[next(i for i, each in enumerate(siblings) if each is node)]
+            known.parent, known.place = row.parent, row.place
+            self._insert(parent, node, known)
+            moved.add(row.id)
+        known.parent, known.place = row.parent, row.place
+        return True
+
+    def _insert(self, parent: Heddle, node: Heddle, known: Known) -> None:
+        """Put a node among its siblings; those that are in no row yet stand behind it."""
+        siblings = child_list(parent)
+        at = len(siblings)
+        while at:
+            other = self.known.get(siblings[at - 1].id)
+            if other is not None and (other.place, other.number) <= (known.place, known.number):
+                break
+            at -= 1
+        siblings.insert(at, node)
+
+    def _standing(self, number: int, new: Container[int] = ()) -> Heddle:
+        """Return the node with that number, in the tree again if it was removed here."""
+        node = self._by_number(number)
+        if number not in new and not is_below(node, self.loom):
+            self._lift(node)
+        return node
+
+    def _drop(self, gone: list[Any], growing: Iterable[Heddle], removed: list[str]) -> None:
+        """Take removed nodes out, but for the way to what was grown or changed here meanwhile."""
+        mine = [node for node in self.loom.walk() if node.id not in self.known]
+        above = [node.parent for node in growing if node.parent is not None]
+        is_growing = bool(above)
+        mine += above
+        ids = {row.id for row in gone}
+        mine += [
+            known.node
+            for known in (self.known[each] for each in ids if each in self.known)
+            if self._changes(known.node, known, None)
+        ]
+        stays: set[Heddle] = set()
+        for node in mine:
+            at: Heddle | None = node
+            while at is not None and at not in stays:
+                stays.add(at)
+                at = at.parent
+        dropped = [self.known[each].node for each in ids if each in self.known]
+        for node_id in ids:
+            self.forget(node_id, growing=is_growing)
+        leaving = {node for node in dropped if node not in stays}
+        for node in leaving:
+            if node.parent is not None and node.parent not in leaving:
+                detach_node(node)
+        removed.extend(node.id for node in leaving)
+
+
+def _has_meta(node: Heddle, kept: str) -> bool:
+    try:
+        return kept == (meta_json(node) if node.meta else "{}")
+    except ConfigError:  # what cannot be kept was not
+        return False
+
+
+class Taken(NamedTuple):
+    """What came into the live tree."""
+
+    added: list[Heddle]
+    changed: list[Heddle]
+    removed: list[str]
+
+
+def places(old: list[float | None]) -> list[float]:
+    """Return places of siblings that rise in their order: old ones stay where they can."""
+    kept = [place for place in old if place is not None]
+    if any(a >= b for a, b in pairwise(kept)):
+        return [float(at) for at in range(len(old))]
+    found: list[float] = []
+    while (at := len(found)) < len(old):
+        place = old[at]
+        if place is not None:
+            found.append(place)
+            continue
+        end = next((i for i in range(at, len(old)) if old[i] is not None), len(old))
+        n, high = end - at, old[end] if end < len(old) else None
+        low = found[-1] if found else (-1.0 if high is None else high - n - 1)
+        step = 1.0 if high is None else (high - low) / (n + 1)
+        found.extend(low + step * (i + 1) for i in range(n))
+    if any(a >= b for a, b in pairwise(found)):  # no room between two of them any more
+        return [float(at) for at in range(len(old))]
+    return found

@@ -1,0 +1,179 @@
+"""What a program is told of nodes and results, as JSON: once, with one set of field names.
+
+The saved file is a format of its own (`file.py`): it is complete, has versions and is read again.
+Here stands what is read once. Numbers of nodes are those of the tree as it was drawn, by id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from ..._core.atomic_files import json_number
+
+if TYPE_CHECKING:
+    from ...lm.results import Distribution
+    from ...lm.stats import Stats
+    from ...loom import Heddle, Loom
+    from ...search import SearchResult
+
+Numbers = Mapping[str, int]
+Json = dict[str, Any]
+
+
+def stats_object(stats: Stats) -> Json:
+    """Return what was computed and saved."""
+    return asdict(stats)
+
+
+def node_object(node: Heddle, numbers: Numbers) -> Json:
+    """Return a node of a tree, without its tokens and their figures."""
+    return {
+        "node": numbers[node.id],
+        "id": node.id,
+        "parent": None if node.parent is None else numbers[node.parent.id],
+        "text": node.text,
+        "n_tokens": len(node.tokens),
+        "mean_p": node.mean_p if node.logprobs else None,
+        "mean_logprob": _mean_logprob(node),
+        "finish_reason": node.finish_reason,
+        "ended": node.terminal,
+        "score": _score(node),
+        "said": node.meta.get("said"),
+    }
+
+
+def branch_object(node: Heddle, numbers: Numbers | None = None) -> Json:
+    """Return a branch that a call grew, with its tokens; numbers: None where it is not kept."""
+    return {
+        "branch": node.lineage[0] + 1,
+        **({} if numbers is None else {"node": numbers[node.id], "id": node.id}),
+        "text": node.text,
+        "token_ids": node.tokens,
+        "logprobs": [json_number(value) for value in node.logprobs],
+        "entropies": [json_number(value) for value in node.entropies],
+        "mean_logprob": _mean_logprob(node),
+        "finish_reason": node.finish_reason,
+        "stop_string": node.stop_string,
+    }
+
+
+def _mean_logprob(node: Heddle) -> float | str | None:
+    """A node without sampled tokens has none."""
+    return json_number(node.mean_logprob) if node.logprobs else None
+
+
+def growth_object(
+    loom: Loom,
+    made: list[Heddle],
+    name: str | None,
+    numbers: Numbers | None,
+    *,
+    model: str,
+    engine: str,
+    stats: Stats,
+) -> Json:
+    """Return what a call grew. name, numbers: of the loom; None where it is not kept."""
+    params = made[0].params if made else None
+    return {
+        "loom": name,
+        "model": model,
+        "engine": engine,
+        "prompt": loom.user_prompt,
+        "chat_template_used": loom.chat_template_used,
+        "prompt_tokens": len(loom.tokens),
+        "params": params.to_dict() if params is not None else None,
+        "branches": [branch_object(node, numbers) for node in made],
+        "stats": stats_object(stats),
+    }
+
+
+def tree_object(loom: Loom, name: str, model: str, at: Heddle, numbers: Numbers) -> Json:
+    """Return a loom: its nodes in order, parents first. at: where its reader stands."""
+    return {
+        "loom": name,
+        "model": model,
+        "prompt": loom.user_prompt,
+        "chat_template_used": loom.chat_template_used,
+        "at": numbers[at.id],
+        "nodes": [node_object(node, numbers) for node in loom.walk()],
+    }
+
+
+def path_object(node: Heddle, name: str, text: str, numbers: Numbers) -> Json:
+    """Return the path to a node. text: the whole of it, below the prompt."""
+    return {
+        "loom": name,
+        "node": numbers[node.id],
+        "id": node.id,
+        "prompt": getattr(node.path[0], "user_prompt", ""),
+        "text": text,
+        "ended": node.terminal,
+        "path": [node_object(each, numbers) for each in node.path],
+    }
+
+
+def next_object(
+    node: Heddle, name: str, found: Distribution, numbers: Numbers, stats: Stats
+) -> Json:
+    """Return the likeliest next tokens at a node."""
+    return {
+        "loom": name,
+        "node": numbers[node.id],
+        "id": node.id,
+        "next": [
+            {
+                "rank": each.rank,
+                "id": each.id,
+                "text": each.text,
+                "bytes": list(each.bytes),
+                "p": each.p,
+                "logprob": json_number(each.logprob),
+            }
+            for each in found
+        ],
+        "stats": stats_object(stats),
+    }
+
+
+def search_object(
+    strategy: str,
+    result: SearchResult,
+    answer: str,
+    name: str | None,
+    *,
+    model: str,
+    engine: str,
+    stats: Stats,
+) -> Json:
+    """Return what a search found. name: of the loom; None where it is not kept."""
+    return {
+        "loom": name,
+        "strategy": strategy,
+        "model": model,
+        "engine": engine,
+        "prompt": result.loom.user_prompt,
+        "solved": result.solved,
+        "answer": answer,
+        "text": result.text,
+        "path": scored_path(result.best),
+        "votes": vote_objects((vote.answer, vote.count) for vote in result.votes),
+        "nodes": result.loom.count_children(),
+        "cost": asdict(result.cost),
+        "stats": stats_object(stats),
+    }
+
+
+def scored_path(node: Heddle) -> list[Json]:
+    """Return the nodes below the root down to this one, with their scores."""
+    return [{"text": each.text, "score": _score(each)} for each in node.path[1:]]
+
+
+def _score(node: Heddle) -> float | str | None:
+    return None if node.score is None else json_number(node.score)
+
+
+def vote_objects(votes: Iterable[tuple[object, int]]) -> list[Json]:
+    """Return answers and how many gave them."""
+    return [{"answer": answer, "count": count} for answer, count in votes]

@@ -1,0 +1,580 @@
+"""Every call of the engine may fail at any time: what met it fails, everything else goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Set
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fakes import (
+    PROTOCOL,
+    Boom,
+    BrokenEngine,
+    BrokenFragments,
+    FlakyEngine,
+    HiddenFake,
+    LateFake,
+    Odds,
+    SequenceFake,
+    Wrapped,
+)
+from random_work import Work
+from rig import MakeRig, MemoryEngine, Rig, assert_result, logits_after, run, text_after
+from weft._core.sampling.sampler import Sampler
+from weft._core.sched.jobs import RunJob
+from weft._core.sched.work import Commit, Extend, Logits, Run, Ticket
+from weft.constraints.base import Matcher
+from weft.engines.base import Engine, Fragments, Row
+from weft.errors import ConstraintError, ForwardError, KVFull
+
+KINDS: dict[str, Callable[[Odds], Engine]] = {
+    "plain": lambda odds: FlakyEngine(MemoryEngine(), odds),
+    "sequence": lambda odds: FlakyEngine(SequenceFake(MemoryEngine(), 4), odds),
+    "hidden": lambda odds: FlakyEngine(HiddenFake(MemoryEngine()), odds),
+    "late": lambda odds: FlakyEngine(LateFake(MemoryEngine()), odds),
+}
+ANSWERS = {"forward", "wait", "logits", "scores", "draw", "result"}
+# Random work does not call these, or hardly ever; they have tests of their own below.
+SELDOM = {"join", "trim"}
+CALLS = [call for call in PROTOCOL if call not in SELDOM]
+CHANCES = {"any": 0.02, "load": 0.7}
+
+
+def check_work(
+    kind: str, call: str, chance: float, n_turns: int, seed: int, n_later: int = 60
+) -> None:
+    """Random work in little room, the call failing now and then; then as much without failures."""
+    odds = Odds(PROTOCOL if call == "any" else [call], chance, seed)
+    capacity = None if kind == "hidden" else 40
+    rig = Rig(KINDS[kind](odds), capacity=capacity, host_capacity=10, n_ctx=50, n_batch=8)
+    work = Work(rig, seed, flaky=True)
+    for turn in range(5 * n_turns):
+        if turn >= n_turns and odds.n_failed:
+            break
+        work.turn()
+    odds.chance = 0
+    rig.driver.drive([ticket for ticket, _, _ in work.open])
+    work.look()
+    assert not work.open
+    assert odds.n_failed
+    rig.step()  # what could not be freed is freed now
+    rig.tree.check()
+    assert not rig.tree.unfreed
+    assert not rig.tree.untrimmed
+    later = Work(rig, seed + 1)
+    for _ in range(n_later):
+        later.turn()
+    rig.driver.drive([ticket for ticket, _, _ in later.open])
+    later.look()
+    assert not later.open
+    rig.finish()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("call", [*CALLS, "any"])
+def test_a_call_that_fails_fails_what_met_it_and_nothing_else(kind: str, call: str) -> None:
+    if kind == "hidden" and call not in {*ANSWERS, "any"}:
+        pytest.skip("a hidden engine has no fragments")
+    check_work(kind, call, CHANCES.get(call, 0.1), 60, 3, n_later=30)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("call", [*CALLS, "any"])
+@pytest.mark.parametrize("seed", range(10, 22))
+def test_a_call_that_fails_fails_what_met_it_and_nothing_else_for_long(
+    kind: str, call: str, seed: int
+) -> None:
+    if kind == "hidden" and call not in {*ANSWERS, "any"}:
+        pytest.skip("a hidden engine has no fragments")
+    check_work(kind, call, 2 * CHANCES.get(call, 0.1), 600, seed)
+
+
+class Once(Odds):
+    """One call fails, by its number from 0; `n_met` counts them."""
+
+    def __init__(self, call: str, number: int) -> None:
+        super().__init__([call], 0)
+        self.number = number
+        self.n_met = 0
+
+    def meet(self, call: str) -> None:
+        if call in self.calls:
+            self.n_met += 1
+            if self.n_met == self.number + 1:
+                self.n_failed[call] += 1
+                raise MemoryError(f"no room for {call}")
+
+
+def do_work(odds: Odds, n_turns: int, seed: int) -> None:
+    """Random work in little room, to its end; then nothing is left behind."""
+    rig = Rig(KINDS["plain"](odds), capacity=14, host_capacity=20, n_ctx=50, n_batch=8)
+    work = Work(rig, seed, flaky=True)
+    for _ in range(n_turns):
+        work.turn()
+    rig.driver.drive([ticket for ticket, _, _ in work.open])
+    work.look()
+    rig.step()  # what could not be freed is freed now
+    assert not rig.tree.unfreed
+    assert not rig.tree.untrimmed
+    work.places.clear()
+    rig.finish()
+
+
+def check_each_call(call: str, n_turns: int, seed: int) -> None:
+    """The same work as often as it makes a call, another one failing each time."""
+    counted = Once(call, -1)
+    do_work(counted, n_turns, seed)
+    assert counted.n_met > 5
+    for number in range(counted.n_met):
+        odds = Once(call, number)
+        do_work(odds, n_turns, seed)
+        assert odds.n_failed[call] == 1
+
+
+@pytest.mark.parametrize("call", ["attach", "split", "load"])
+def test_each_single_call_may_be_the_one_that_fails(call: str) -> None:
+    check_each_call(call, 40, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", ["new", "settle", "attach", "split", "load"])
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_each_single_call_may_be_the_one_that_fails_in_more_work(call: str, seed: int) -> None:
+    check_each_call(call, 60, seed)
+
+
+class Owner:
+    """Who has a line."""
+
+
+def broken(*failures: tuple[str, int], late: bool = False) -> Wrapped:
+    """An engine with fragment methods that raise MemoryError at a call by number."""
+    engine = MemoryEngine()
+    fragments: Fragments = engine.kv
+    for method, number in failures:
+        fragments = BrokenFragments(fragments, method, number)
+    wrapped = Wrapped(engine)
+    wrapped.fragments = fragments
+    return LateFake(wrapped) if late else wrapped
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("number", range(5))
+def test_a_tail_that_cannot_be_made_fails_its_run_alone(
+    make: MakeRig, number: int, late: bool
+) -> None:
+    rig = make(broken(("new", number), late=late), n_batch=4)
+    rig.drive_quietly(Extend(rig.place([1, 2, 3, 4])))
+    items = [run(rig.place([1, 2, 3]), i) for i in range(4)]
+    tickets = rig.drive_quietly(*items)
+    assert sum(ticket.error is not None for ticket in tickets) <= 1
+    for item, ticket in zip(items, tickets, strict=True):
+        if ticket.error is None:
+            assert_result(rig, item, ticket.result())
+        else:
+            with pytest.raises(ForwardError, match="MemoryError: no room for new"):
+                ticket.result()
+    assert rig.ask([1, 2, 9], Logits(3))[0].tolist() == logits_after([1, 2, 9]).tolist()
+
+
+@pytest.mark.parametrize("method", ["settle", "attach", "split", "trim"])
+@pytest.mark.parametrize("number", range(4))
+def test_a_run_whose_kv_the_engine_cannot_keep_is_answered_all_the_same(
+    make: MakeRig, method: str, number: int
+) -> None:
+    """Its tokens are known; who goes on from there has them computed again."""
+    rig = make(broken((method, number + (method in ("settle", "attach")))), n_ctx=40)
+    rig.drive(Extend(rig.place([1, 2, 3])))
+    items = [run(rig.place([1, 2, 3]), i) for i in range(4)]
+    results = [ticket.result() for ticket in rig.drive_quietly(*items)]
+    for item, result in zip(items, results, strict=True):
+        assert_result(rig, item, result)
+    again = [run(result.end, 7) for result in results]
+    for item, ticket in zip(again, rig.drive_quietly(*again), strict=True):
+        if ticket.error is None:
+            assert_result(rig, item, ticket.result())
+
+
+def test_a_run_whose_end_has_no_node_yet_is_answered_and_goes_on(make: MakeRig) -> None:
+    """Others went on where it parts from them, and the engine can't split their node for it."""
+    odds = Odds(["split"], 0)
+    rig = make(FlakyEngine(MemoryEngine(), odds), n_ctx=40)
+    item = run(rig.place([1, 2, 3]))
+    rig.drive(Extend(rig.place([1, 2, 3])), Extend(rig.place([1, 2, 3, 15])))
+    (first, second, third, *_), _ = text_after([1, 2, 3], item, rig.n_ctx)
+    rig.drive(Extend(rig.place([1, 2, 3, first, second, third ^ 1])))
+    odds.chance = 1
+    (result,) = rig.drive(item)
+    assert_result(rig, item, result)
+    assert odds.n_failed["split"] == 2  # for its slots, then for its end
+    odds.chance = 0
+    again = run(result.end, 7)
+    assert_result(rig, again, *rig.drive(again))
+
+
+def test_nodes_that_the_engine_cannot_join_stay_as_they_are(
+    make: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make(broken(("join", 3)))
+    monkeypatch.setattr(rig.tree, "may_grow", lambda node: None)  # as if siblings had been there
+    path = list(range(1, 11))
+    held = [rig.place(path[:n]) for n in range(1, 11)]
+    for place in held:
+        rig.drive(Extend(place))
+        rig.tree.check()
+    assert rig.tree.n_nodes < 10
+    assert [place.ids() for place in held] == [path[:n] for n in range(1, 11)]
+    assert rig.ask(path, Logits(10))[0].tolist() == logits_after(path).tolist()
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_commit_that_cannot_be_undone_is_computed_again(make: MakeRig, number: int) -> None:
+    """Its second pass fails, and what the first has written cannot be trimmed."""
+    wrapped = broken(("trim", number))
+    engine = BrokenEngine(wrapped, {5})
+    engine.fragments = wrapped.fragments
+    rig = make(engine, n_batch=2)
+    owners = [Owner() for _ in range(4)]
+    lines = [rig.scheduler.lines.begin(owner, rig.place([1, 2, 3])) for owner in owners]
+    (first,) = rig.submit(Commit(lines, [4, 5, 6, 7], [None] * 4))
+    rig.driver.drive([first])
+    first.result()
+    (failed,) = rig.submit(Commit(lines, [8] * 4, [None] * 4))
+    rig.driver.drive([failed])
+    with pytest.raises(ForwardError, match="forward 5"):
+        failed.result()
+    (again,) = rig.submit(Commit(lines, [9] * 4, [None] * 4))
+    rig.driver.drive([again])
+    for token, found in zip([4, 5, 6, 7], again.result(), strict=True):
+        logits = rig.scheduler.rows.read(found.row)
+        assert logits.tolist() == logits_after([1, 2, 3, token, 9]).tolist()
+
+
+def test_what_cannot_be_freed_counts_as_taken_until_it_is(make: MakeRig) -> None:
+    rig = make(broken(("free", 0)), capacity=6)
+    rig.drive(Extend(rig.place([1, 2, 3, 4])))
+    (ticket,) = rig.submit(Extend(rig.place([5, 6, 7, 8])))
+    rig.step()
+    assert rig.tree.room.used <= 6
+    rig.driver.drive([ticket])
+    assert ticket.result() == []
+    assert not rig.tree.unfreed
+
+
+def test_a_job_refused_in_a_step_that_fails_has_its_answer(make: MakeRig) -> None:
+    """The engine fails while the job after it is admitted."""
+    rig = make(broken(("split", 0)), capacity=4)
+    rig.drive(Extend(rig.place([1, 2, 3, 4])))
+    tickets = rig.submit(Extend(rig.place([5] * 5)), Extend(rig.place([1, 2, 6])))
+    rig.step(3)
+    assert all(ticket.done for ticket in tickets)
+    with pytest.raises(KVFull):
+        tickets[0].result()
+    with pytest.raises(ForwardError, match="MemoryError"):
+        tickets[1].result()
+
+
+def test_a_job_that_fails_beside_a_step_in_flight_does_not_touch_it(make: MakeRig) -> None:
+    rig = make(broken(("split", 0), late=True))
+    rig.drive(Extend(rig.place([1, 2, 3, 4])))
+    (flying,) = rig.submit(Extend(rig.place([7, 8]), (), (Logits(2),)))
+    rig.step()
+    assert rig.scheduler.flight is not None
+    (cutting,) = rig.submit(run(rig.place([1, 2, 3])))
+    rig.driver.drive([flying, cutting])
+    assert flying.result()[0].tolist() == logits_after([7, 8]).tolist()
+    with pytest.raises(ForwardError, match="MemoryError"):
+        cutting.result()
+    item = run(rig.place([1, 2, 3]))
+    (result,) = rig.drive(item)
+    assert_result(rig, item, result)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_an_error_that_nobody_foresaw_answers_all_that_is_open(
+    make: MakeRig, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """Of Weft's own code."""
+    rig = make(LateFake(MemoryEngine()) if late else None)
+    read = Extend(rig.place(range(60)), (), (Logits(60),))
+    tickets = rig.submit(run(rig.place([1, 2, 3]), max_tokens=50), read)
+    rig.step(3)
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.scheduler.desk, "promote", lambda: 1 / 0)
+        rig.step()
+    for ticket in tickets:
+        assert isinstance(ticket.error, ForwardError)
+    rig.tree.check()
+    item = run(rig.place([1, 2, 3]))
+    assert_result(rig, item, *rig.drive(item))
+
+
+def test_work_that_cannot_even_be_undone_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    desk = rig.scheduler.desk
+    tickets = rig.submit(*(run(rig.place([1, 2, i]), max_tokens=50) for i in range(3)))
+    rig.step(3)
+    with monkeypatch.context() as patch:
+        patch.setattr(desk, "promote", lambda: 1 / 0)
+        patch.setattr(desk, "fail", lambda *_: 1 / 0)
+        rig.step()
+    assert all(isinstance(ticket.error, ForwardError) for ticket in tickets)
+    assert not desk.jobs()
+    rig.driver.close()
+
+
+class Blind(Sampler):
+    """Cannot see a prompt."""
+
+    def prime(self, tokens: Sequence[int]) -> None:
+        raise Boom("prime")
+
+
+def test_a_sampler_that_fails_before_its_first_draw_fails_alone(make: MakeRig) -> None:
+    rig = make()
+    items = [run(rig.place([1, 2, 3]), i, repetition_penalty=1.2) for i in range(2)]
+    first = items[0].sampler
+    blind = replace(items[0], sampler=Blind(first.params, first.stream))
+    (alone,) = rig.drive_quietly(blind)
+    beside, other = rig.drive_quietly(replace(blind), items[1])
+    assert isinstance(alone.error, ForwardError)
+    assert isinstance(beside.error, ForwardError)
+    assert_result(rig, items[1], other.result())
+
+
+class Odd(Matcher):
+    """Allows all but 15; says that `forces` must follow; its mask cannot be made if `is_broken`."""
+
+    def __init__(self, forces: Sequence[int] = (), *, is_broken: bool = False) -> None:
+        self.forces = forces
+        self.is_broken = is_broken
+
+    def fill(self, bits: Any, banned: Set[int] = frozenset()) -> None:
+        if self.is_broken:
+            raise Boom("mask")
+        bits[:] = (1 << 15) - 1
+
+    def accept(self, token: int) -> None:
+        if token == 15:
+            raise ConstraintError("15 is not allowed")
+
+    def is_allowed(self, token: int) -> bool:
+        return token != 15
+
+    def forced(self, banned: Set[int] = frozenset()) -> list[int]:
+        return list(self.forces)
+
+    may_end = must_end = False
+
+    def clone(self) -> Odd:
+        return Odd(self.forces, is_broken=self.is_broken)
+
+
+def held_to(item: Run, matcher: Matcher) -> Run:
+    return replace(item, sampler=Sampler(item.sampler.params, item.sampler.stream, matcher))
+
+
+def test_a_mask_that_cannot_be_made_fails_its_run_alone(make: MakeRig) -> None:
+    rig = make()
+    items = [run(rig.place([1, 2, 3]), i) for i in range(3)]
+    (alone,) = rig.drive_quietly(held_to(items[0], Odd(is_broken=True)))
+    assert isinstance(alone.error, ForwardError)
+    bad, *others = rig.drive_quietly(held_to(items[0], Odd(is_broken=True)), *items[1:])
+    assert isinstance(bad.error, ForwardError)
+    for item, ticket in zip(items[1:], others, strict=True):
+        assert_result(rig, item, ticket.result())
+
+
+class Failing(Odd):
+    """Fails when it is asked what must follow."""
+
+    def forced(self, banned: Set[int] = frozenset()) -> list[int]:
+        raise Boom("forced")
+
+    def clone(self) -> Failing:
+        return Failing()
+
+
+def test_a_constraint_that_cannot_say_what_it_forces_fails_its_run_alone(make: MakeRig) -> None:
+    """And before its row is made: nothing is run for who has failed."""
+    engine = Wrapped(MemoryEngine())
+    rig = make(engine)
+    item = run(rig.place([1, 2, 3]), 1)
+    rig.drive(Extend(rig.place([1, 2, 3])))
+    engine.calls.clear()
+    bad, good = rig.drive_quietly(held_to(run(rig.place([1, 2, 3]), 0), Failing()), item)
+    with pytest.raises(ForwardError, match="forced"):
+        bad.result()
+    assert_result(rig, item, good.result())
+    assert [len(rows) for rows in engine.calls] == [1] * len(engine.calls)
+
+
+@pytest.mark.parametrize("is_end", [True, False])
+def test_what_is_forced_and_cannot_be_run_is_left_to_the_draw(make: MakeRig, is_end: bool) -> None:
+    """An end token is not run, nor what the constraint then does not allow."""
+    rig = make()
+    free = run(rig.place([1, 2, 3]))
+    tokens, _ = text_after([1, 2, 3], free, rig.n_ctx)
+    assert 15 not in tokens
+    end = next(token for token in range(15) if token not in tokens)
+    item = replace(free, stop_ids=frozenset({end}))
+    (result,) = rig.drive(held_to(item, Odd([end if is_end else 15])))
+    assert (result.tokens, result.finish_reason) == (tokens, "length")
+
+
+def test_what_cannot_be_trimmed_is_trimmed_later(make: MakeRig) -> None:
+    rig = make(broken(("trim", 0)))
+    rig.drive(Extend(rig.place([1, 2, 3, 4])))
+    tree = rig.tree
+    assert tree.fragments is not None
+    tail = tree.fragments.new(None)
+    rig.engine.forward([Row((), [5, 6, 7], 0, tail)])
+    tree.trim(tail, 1)
+    assert tree.untrimmed == {tail: 1}
+    assert tail.length == 3
+    tree.drain_released()
+    assert not tree.untrimmed
+    assert tail.length == 1
+    tree.free(tail)
+
+
+def test_a_row_that_cannot_be_made_fails_its_run_alone(
+    make: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make()
+    items = [run(rig.place([1, 2, 3]), i) for i in range(3)]
+    tickets = rig.submit(*items)
+    row = RunJob.row
+
+    def failing(job: RunJob, desk: Any) -> Row:
+        if job.members[0].item is items[1]:
+            raise MemoryError("no room for a row")
+        return row(job, desk)
+
+    monkeypatch.setattr(RunJob, "row", failing)
+    rig.driver.drive(tickets)
+    assert isinstance(tickets[1].error, ForwardError)
+    for n in (0, 2):
+        assert_result(rig, items[n], tickets[n].result())
+
+
+def test_who_fails_when_told_of_an_answer_fails_nobody_else(make: MakeRig) -> None:
+    rig = make()
+    tickets = rig.submit(*(Extend(rig.place([1, 2, n]), (), (Logits(3),)) for n in range(3)))
+
+    def failing(ticket: Ticket) -> None:
+        raise Boom("what was told cannot be done")
+
+    tickets[1].on_done(failing)
+    rig.driver.drive(tickets)
+    for n, ticket in enumerate(tickets):
+        assert ticket.result()[0].tolist() == logits_after([1, 2, n]).tolist()
+
+
+def test_who_fails_when_told_of_a_commit_fails_nobody_else(make: MakeRig) -> None:
+    rig, owner = make(), Owner()
+    line = rig.scheduler.lines.begin(owner, rig.place([1, 2, 3]))
+    (ticket,) = rig.submit(Commit([line], [4], [None]))
+
+    def failing(ticket: Ticket) -> None:
+        raise Boom("what was told cannot be done")
+
+    ticket.on_done(failing)
+    other = run(rig.place([1, 2]))
+    (result,) = rig.drive(other)
+    assert_result(rig, other, result)
+    assert rig.scheduler.rows.read(ticket.result()[0].row) is not None
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_logits_that_are_no_numbers_end_their_run_by_an_error(make: MakeRig, bad: float) -> None:
+    engine = MemoryEngine()
+    rig = make(engine)
+    fine = run(rig.place([1, 2]), max_tokens=3)
+    broken_ = run(rig.place([7, 7]), max_tokens=3)
+    forward = engine.forward
+
+    def spoilt(rows: Sequence[Row]) -> Any:
+        spoil = [engine._path(row)[0] == 7 for row in rows]
+        output = forward(rows)
+        for index in np.flatnonzero(spoil):
+            output._logits[index] = bad
+        return output
+
+    engine.forward = spoilt  # type: ignore[method-assign]
+    tickets = rig.drive_quietly(fine, broken_)
+    assert_result(rig, fine, tickets[0].result())
+    with pytest.raises(ForwardError, match="NaN or"):
+        tickets[1].result()
+
+
+def test_weights_that_are_changed_are_seen_before_the_next_work(make: MakeRig) -> None:
+    class Changing(MemoryEngine):
+        mark = 1
+
+        def weights_mark(self) -> object:
+            return self.mark
+
+    engine = Changing()
+    rig = make(engine)
+    rig.ask([1, 2, 3], Logits(3))
+    rig.ask([1, 2, 3], Logits(3))
+    assert len(engine.sizes) == 1
+    engine.mark = 2
+    assert rig.ask([1, 2, 3], Logits(3))[0].tolist() == logits_after([1, 2, 3]).tolist()
+    assert engine.sizes == [3, 3]
+
+
+def test_work_that_comes_after_weights_were_changed_waits_for_what_runs_with_others(
+    make: MakeRig,
+) -> None:
+    """It would meet KV of the old ones for as long as there is always something that runs."""
+
+    class Changing(MemoryEngine):
+        mark = 1
+
+        def weights_mark(self) -> object:
+            return self.mark
+
+    engine = Changing()
+    rig = make(engine)
+    rig.ask([1, 2, 3, 4], Logits(4))
+    (running,) = rig.submit(run(rig.place([5, 6]), max_tokens=6))
+    rig.step()
+    engine.mark = 2
+    (later,) = rig.submit(Extend(rig.place([1, 2, 3, 4]), (), (Logits(4),)))
+    for _ in range(3):
+        rig.step()
+    assert not later.done
+    assert not running.done
+    while not running.done:
+        rig.step()
+    before = len(engine.sizes)
+    rig.driver.drive([later])
+    assert later.result()[0].tolist() == logits_after([1, 2, 3, 4]).tolist()
+    assert engine.sizes[before:] == [4]  # all of it anew
+
+
+def test_what_is_forced_for_a_step_that_is_put_off_runs_in_the_next(
+    make: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make()
+    item = held_to(run(rig.place([1, 2, 3]), max_tokens=9), Odd([4, 5]))
+    (want,) = rig.drive(item)
+    rig.driver.exclusive(rig.scheduler.clear)
+    fit, seen = rig.scheduler.admission.fit, list[bool]()
+
+    def put_off(*given: Any, **more: Any) -> bool:
+        seen.append(True)
+        return len(seen) % 2 == 0 and fit(*given, **more)
+
+    monkeypatch.setattr(rig.scheduler.admission, "fit", put_off)
+    (ticket,) = rig.submit(held_to(run(rig.place([1, 2, 3]), max_tokens=9), Odd([4, 5])))
+    while not ticket.done:
+        rig.step()
+    assert len(seen) > 3
+    assert ticket.result().tokens == want.tokens

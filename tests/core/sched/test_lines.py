@@ -1,0 +1,284 @@
+"""Lines and commits: what they run is the path's own, whatever else runs, fails or is short."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from fakes import BrokenEngine, HiddenFake, LateFake, SequenceFake
+from rig import MakeRig, MemoryEngine, Rig, assert_result, draw_after, logits_after, run, sampler
+from weft._core.kv.place import Place
+from weft._core.sched.jobs import CommitJob
+from weft._core.sched.lines import Line
+from weft._core.sched.work import Commit, Extend, Logits, Ticket
+from weft.engines.base import Engine
+from weft.errors import Cancelled, ForwardError, KVFull
+
+ENGINES: dict[str, Callable[[set[int]], Engine]] = {
+    "plain": lambda fail_on: BrokenEngine(MemoryEngine(), fail_on),
+    "sequence": lambda _: SequenceFake(MemoryEngine(), 6),
+    "hidden": lambda _: HiddenFake(MemoryEngine()),
+    "late": lambda fail_on: LateFake(MemoryEngine(), fail_on),
+}
+
+
+class Owner:
+    """Who has a line. `ids`: what its path must be."""
+
+    def __init__(self, rig: Rig, place: Place, ids: Sequence[int], number: int) -> None:
+        self.rig = rig
+        self.ids = list(ids)
+        self.number = number
+        self.line = rig.scheduler.lines.begin(self, place)
+
+    @property
+    def sampler(self):
+        return sampler(self.number)
+
+
+def commit(owners: Sequence[Owner], tokens: Sequence[int], rig: Rig) -> Ticket:
+    lines = [owner.line for owner in owners]
+    (ticket,) = rig.submit(Commit(lines, tokens, [owner.sampler for owner in owners]))
+    return ticket
+
+
+def assert_committed(owners: Sequence[Owner], tokens: Sequence[int], ticket: Ticket) -> None:
+    """A commit gave what the rule says; the owners' paths go on."""
+    for owner, token, found in zip(owners, tokens, ticket.result(), strict=True):
+        owner.ids.append(token)
+        logits = owner.rig.scheduler.rows.read(found.row)
+        assert logits is not None
+        np.testing.assert_array_equal(logits, logits_after(owner.ids))
+        drawn = draw_after(owner.ids, owner.sampler)
+        assert drawn.kept is not None
+        assert found.drawn is not None
+        assert found.drawn[0] == int(drawn.ids[0])
+        np.testing.assert_allclose(found.drawn[1:], [drawn.logprobs[0], drawn.kept[0]], atol=1e-6)
+
+
+def assert_path(rig: Rig, line: Line, ids: Sequence[int]) -> None:
+    with rig.scheduler.lock:
+        assert line.end().ids() == list(ids)
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+@pytest.mark.parametrize(
+    "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 40))]
+)
+def test_random_commits_give_what_the_rule_says(make: MakeRig, kind: str, seed: int) -> None:
+    """Beside runs and extends, in little room, with failures, forks and owners that go."""
+    rng = random.Random(seed)
+    fail_on = set(rng.sample(range(8, 200), 8)) if seed % 2 else set()
+    engine = ENGINES[kind](fail_on)
+    rig = make(
+        engine, capacity=rng.choice([None, 60, 90]), n_ctx=40, n_batch=rng.choice([3, 5, 16])
+    )
+    owners = [Owner(rig, rig.place([1, 2, 3]), [1, 2, 3], n) for n in range(4)]
+    number, n_done = 4, 0
+    for _ in range(60):
+        call = rng.choice(["commit"] * 6 + ["fork", "drop", "others", "rewind"])
+        if call == "commit":
+            rng.shuffle(owners)
+            cut = rng.randrange(1, len(owners) + 1)
+            parts = [part for part in (owners[:cut], owners[cut:][: rng.randrange(3)]) if part]
+            tokens = [[rng.randrange(4) for _ in part] for part in parts]
+            tickets = [commit(p, t, rig) for p, t in zip(parts, tokens, strict=True)]
+            if rng.random() < 0.1:
+                tickets[0].cancel()
+            rig.driver.drive(tickets)
+            for part, given, ticket in zip(parts, tokens, tickets, strict=True):
+                if ticket.error is None:
+                    assert_committed(part, given, ticket)
+                    n_done += 1
+                else:
+                    assert isinstance(ticket.error, KVFull | ForwardError | Cancelled)
+        elif call == "fork" and len(owners) < 7:
+            parent = rng.choice(owners)
+            place = rig.scheduler.lines.release(parent.line)
+            parent.line = rig.scheduler.lines.begin(parent, place)
+            owners.append(Owner(rig, place.fork(), parent.ids, number))
+            number += 1
+        elif call == "rewind":
+            owner = rng.choice(owners)
+            place = rig.scheduler.lines.release(owner.line)
+            depth = rng.randrange(1, place.depth + 1)
+            owner.line, owner.ids = (
+                rig.scheduler.lines.begin(owner, place.at(depth)),
+                owner.ids[:depth],
+            )
+        elif call == "drop" and len(owners) > 2:
+            owners.pop(rng.randrange(len(owners)))
+        elif call == "others":
+            place = rig.place(rng.choice(owners).ids)
+            item = run(place, 3, max_tokens=2) if rng.random() < 0.5 else Extend(place, [0, 1])
+            rig.drive_quietly(item)
+        for owner in owners:
+            assert_path(rig, owner.line, owner.ids)
+            if len(owner.ids) > 34:
+                owner.line = rig.scheduler.lines.begin(owner, rig.place([1, 2, 3]))
+                owner.ids = [1, 2, 3]
+        if rig.scheduler.flight is None:
+            rig.tree.check()
+    assert n_done > 10
+
+
+@pytest.mark.parametrize("n_batch", [3, 8, 64])
+def test_a_commit_takes_as_few_forwards_as_there_are_batches(make: MakeRig, n_batch: int) -> None:
+    rig = make(n_batch=n_batch)
+    rig.drive(Extend(rig.place([1, 2, 3])))
+    owners = [Owner(rig, rig.place([1, 2, 3]), [1, 2, 3], n) for n in range(8)]
+    for _ in range(3):
+        before = len(rig.engine.sizes)
+        tokens = [owner.number for owner in owners]
+        ticket = commit(owners, tokens, rig)
+        rig.driver.drive([ticket])
+        assert_committed(owners, tokens, ticket)
+        assert len(rig.engine.sizes) - before == -(-8 // n_batch)
+
+
+def test_a_pass_that_fails_takes_back_those_before_it(make: MakeRig) -> None:
+    engine = BrokenEngine(MemoryEngine(), set())
+    rig = make(engine, n_batch=4)
+    owners = [Owner(rig, rig.place([1, 2, 3]), [1, 2, 3], n) for n in range(8)]
+    tokens = list(range(8))
+    rig.driver.drive([first := commit(owners, tokens, rig)])
+    assert_committed(owners, tokens, first)
+    engine.fail_on.add(len(engine.calls) + 1)  # the second of two passes
+    rig.driver.drive([failed := commit(owners, tokens, rig)])
+    with pytest.raises(ForwardError):
+        failed.result()
+    for owner in owners:
+        assert owner.line.tail is not None
+        assert owner.line.tail.fragment.length == len(owner.line.tokens) == 1
+    rig.driver.drive([again := commit(owners, tokens, rig)])
+    assert_committed(owners, tokens, again)
+
+
+def test_idle_lines_make_room_for_others_and_wake(make: MakeRig) -> None:
+    rig = make(capacity=24)
+    owners = [Owner(rig, rig.place([n]), [n], n) for n in range(4)]
+    for _ in range(3):
+        for owner in owners:
+            rig.driver.drive([ticket := commit([owner], [5], rig)])
+            assert_committed([owner], [5], ticket)
+    assert len(rig.ask([9] * 20, Logits(20))[0]) == 16
+    assert not rig.scheduler.lines.opened
+    for owner in owners:
+        rig.driver.drive([ticket := commit([owner], [6], rig)])
+        assert_committed([owner], [6], ticket)
+
+
+def test_what_a_line_has_run_is_found_by_others(make: MakeRig) -> None:
+    rig = make()
+    owner = Owner(rig, rig.place([1, 2]), [1, 2], 0)
+    for token in (3, 4, 5):
+        rig.driver.drive([ticket := commit([owner], [token], rig)])
+        assert_committed([owner], [token], ticket)
+    before = rig.scheduler.counters.prefilled
+    rig.drive(Extend(rig.place([1, 2, 3, 4, 5])))
+    assert rig.scheduler.counters.prefilled == before
+    child = Owner(rig, rig.scheduler.lines.release(owner.line), owner.ids, 1)
+    rig.driver.drive([ticket := commit([child], [7], rig)])
+    assert_committed([child], [7], ticket)
+    assert rig.scheduler.counters.prefilled == before
+
+
+def test_the_kv_of_lines_is_told_to_whoever_asks_and_none_of_them_closes(make: MakeRig) -> None:
+    rig = make(MemoryEngine())
+    lines, prompt = rig.scheduler.lines, [1, 2, 3, 4, 5]
+    rig.drive(Extend(rig.place(prompt)))
+    near, far = Owner(rig, rig.place(prompt), prompt, 0), Owner(rig, rig.place([9]), [9], 1)
+    for tokens in ([6, 8], [7, 8]):
+        ticket = commit([near, far], tokens, rig)
+        rig.driver.drive([ticket])
+
+    def told(*ids: int) -> int:
+        with rig.scheduler.lock:
+            return lines.held(rig.place(ids))
+
+    opened = list(lines.opened)
+    assert told(*prompt, 6, 7) == told(*prompt, 6, 7, 2) == 7
+    assert told(*prompt, 6, 2) == 6
+    assert told(*prompt, 2) == told(*prompt) == 5
+    assert (told(1, 2, 9, 9), told(9, 8, 8, 1), told(9), told(2), told()) == (2, 3, 1, 0, 0)
+    assert list(lines.opened) == opened
+    lines.release(near.line)  # forked, say
+    assert told(*prompt, 6, 7) == 7
+    with rig.scheduler.lock:
+        far.line.drop(rig.tree)  # the engine could not keep it
+    assert told(9, 8, 8) == 1
+    rig.finish()
+
+
+def test_lines_whose_owners_are_gone_hold_nothing(make: MakeRig) -> None:
+    rig = make()
+    owner = Owner(rig, rig.place([1, 2]), [1, 2], 0)
+    rig.driver.drive([commit([owner], [3], rig)])
+    assert rig.tree.room.must > 0
+    number = id(owner.line)
+    gc.collect()
+    gc.disable()  # as loops do that train: nothing here is a cycle
+    try:
+        del owner
+        rig.driver.try_drain()
+        assert number not in [id(each) for each in gc.get_objects() if isinstance(each, Line)]
+    finally:
+        gc.enable()
+    assert rig.tree.room.must == 0
+    assert not rig.scheduler.lines.opened
+
+
+def test_a_commit_that_is_cancelled_in_flight_ends_when_it_has_landed(make: MakeRig) -> None:
+    rig = make(LateFake(MemoryEngine()))
+    owner = Owner(rig, rig.place([1, 2, 3]), [1, 2, 3], 0)
+    rig.drive(Extend(rig.place([1, 2, 3]), (), (Logits(3),)))
+    ticket = commit([owner], [4], rig)
+    other = run(rig.place([1, 2, 3]), max_tokens=12)
+    (generated,) = rig.submit(other)
+    while rig.scheduler.flight is None or not any(
+        isinstance(job, CommitJob) and job.outstanding for job in rig.scheduler.desk.commits
+    ):
+        rig.step()
+    ticket.cancel()
+    rig.driver.drive([ticket, generated])
+    with pytest.raises(Cancelled):
+        ticket.result()
+    assert_result(rig, other, generated.result())
+
+
+def test_a_line_whose_owner_goes_while_it_runs_is_closed_when_that_has_landed(
+    make: MakeRig,
+) -> None:
+    rig = make(LateFake(MemoryEngine()))
+    owner = Owner(rig, rig.place([1, 2, 3]), [1, 2, 3], 0)
+    rig.drive(Extend(rig.place([1, 2, 3])))
+    ticket = commit([owner], [4], rig)
+    rig.step()
+    with rig.scheduler.lock:
+        rig.scheduler.lines.release(owner.line)
+        rig.scheduler.lines.drain()
+        assert owner.line in rig.scheduler.lines.opened
+    assert not ticket.done
+    rig.driver.drive([ticket])
+    assert_committed([owner], [4], ticket)
+    rig.driver.try_drain()
+    assert owner.line not in rig.scheduler.lines.opened
+
+
+def test_a_commit_waits_for_who_writes_where_its_lines_begin(make: MakeRig) -> None:
+    """It is done in two steps, and what grows where the last of its lines begins comes between."""
+    rig = make(LateFake(MemoryEngine()), n_batch=2)
+    paths = [[1, 2, 3], [1, 2, 4], [8, 8, 8]]
+    rig.drive(*(Extend(rig.place(ids)) for ids in paths))
+    owners = [Owner(rig, rig.place(ids), ids, number) for number, ids in enumerate(paths)]
+    tickets = [commit(owners, [5, 6, 7], rig)]
+    grown = Extend(rig.place([8, 8, 8]), tuple([6] * 6), (Logits(9),))
+    tickets += rig.submit(grown)
+    rig.driver.drive(tickets)
+    assert_committed(owners, [5, 6, 7], tickets[0])
+    want = logits_after([8, 8, 8, *[6] * 6])
+    assert tickets[1].result()[0].tolist() == want.tolist()

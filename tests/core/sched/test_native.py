@@ -1,0 +1,522 @@
+"""Runs that an engine with a loop of its own generates."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Set
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fakes import Boom, OwnLoopFake
+from rig import MemoryEngine, Rig, assert_result, run
+from weft._core.sampling.sampler import Sampler
+from weft._core.sched.native import why_not_native
+from weft._core.sched.work import Extend, Logits, Run, RunState, Scores
+from weft.constraints.base import Matcher
+from weft.engines.generation import EventCallback, GenerationEvent, GenerationRequest
+from weft.errors import ConfigError, ConstraintError, ForwardError, Unsupported
+
+PROMPT = [1, 2, 3, 4, 5]
+# Of a run that is ended from here: the engine's own thread must not come to its end before.
+ENDLESS = 50_000
+
+
+def fake(**options: Any) -> OwnLoopFake:
+    return OwnLoopFake(MemoryEngine(), **options)
+
+
+def made_by_hand(
+    engine: OwnLoopFake, told: Callable[[GenerationRequest, EventCallback], None]
+) -> OwnLoopFake:
+    """Let the engine tell exactly this of what it is asked for."""
+
+    def start(asked: GenerationRequest, tell: EventCallback) -> list[Any]:
+        engine.native.started.append(asked)
+        told(asked, tell)
+        return []
+
+    engine.native.start = start  # type: ignore[method-assign]
+    engine.native.cancel = lambda *_: None  # type: ignore[method-assign]
+    return engine
+
+
+def test_siblings_are_asked_for_together() -> None:
+    engine = fake(most=8)
+    rig = Rig(engine)
+    place = rig.place(PROMPT)
+    items = [run(place, i, temperature=0.9) for i in range(5)]
+    for item, result in zip(items, rig.drive(*items), strict=True):
+        assert_result(rig, item, result)
+    (asked,) = engine.native.started
+    assert asked.tokens == tuple(PROMPT)
+    assert asked.streams == tuple(item.sampler.stream for item in items)
+    rig.finish()
+
+
+def test_no_more_are_on_their_way_than_the_engine_names() -> None:
+    engine = fake(most=3)
+    rig = Rig(engine)
+    items = [run(rig.place([*PROMPT, i]), i) for i in range(4)]
+    items += [run(rig.place(PROMPT), 10 + i) for i in range(7)]
+    for item, result in zip(items, rig.drive(*items), strict=True):
+        assert_result(rig, item, result)
+    assert engine.native.most_seen == 3
+    rig.finish()
+
+
+def test_equal_greedy_runs_are_one_with_the_longest_length() -> None:
+    engine = fake()
+    rig = Rig(engine)
+    items = [run(rig.place(PROMPT), i, temperature=0, max_tokens=2 + i) for i in range(4)]
+    for item, result in zip(items, rig.drive(*items), strict=True):
+        assert_result(rig, item, result)
+    (asked,) = engine.native.started
+    assert (len(asked.streams), asked.max_tokens) == (1, 5)
+    rig.finish()
+
+
+def test_steps_go_on_beside() -> None:
+    rig = Rig(fake())
+    place = rig.place(PROMPT)
+    item = run(place, 0, max_tokens=20)
+    result, (row,) = rig.drive(item, Extend(place, (6,), (Logits(6),)))
+    assert_result(rig, item, result)
+    assert row.shape == (16,)
+    rig.finish()
+
+
+@pytest.mark.parametrize("fail_on", [0, 3, 7])
+def test_a_failure_is_its_siblings_alone(fail_on: int) -> None:
+    engine = fake(fail_on={fail_on})
+    rig = Rig(engine)
+    items = [run(rig.place(PROMPT), i, max_tokens=12) for i in range(4)]
+    tickets = rig.drive_quietly(*items)
+    failed = [ticket.error for ticket in tickets if ticket.error is not None]
+    (error,) = failed
+    assert isinstance(error, ForwardError)
+    assert isinstance(error.__cause__, Boom)
+    for item, ticket in zip(items, tickets, strict=True):
+        if ticket.error is None:
+            assert_result(rig, item, ticket.result())
+    rig.tree.check()
+    again = run(rig.place(PROMPT), 9)
+    (result,) = rig.drive(again)
+    assert_result(rig, again, result)
+    rig.finish()
+
+
+def test_an_engine_that_does_not_begin_fails_those_runs_alone() -> None:
+    engine = fake()
+    rig = Rig(engine)
+    begin = engine.native.start
+    engine.native.start = lambda *_: 1 / 0  # type: ignore[assignment, return-value, method-assign]
+    (ticket,) = rig.drive_quietly(run(rig.place(PROMPT), 0))
+    assert isinstance(ticket.error, ForwardError)
+    engine.native.start = begin  # type: ignore[method-assign]
+    item = run(rig.place(PROMPT), 0)
+    (result,) = rig.drive(item)
+    assert_result(rig, item, result)
+    rig.finish()
+
+
+def test_a_sink_ends_a_run_and_what_is_told_later_is_not_heard() -> None:
+    def told(asked: GenerationRequest, tell: EventCallback) -> None:
+        tell(GenerationEvent(0, (3, 4, 5), (-1.0, -1.0, -1.0), (0.5, 0.5, 0.5)))
+        tell(GenerationEvent(0, (6,), (-1.0,), (0.5,), end="length"))
+
+    rig = Rig(made_by_hand(fake(), told))
+
+    def sink(state: RunState) -> Any:
+        return "stop" if state.tokens[-1] == 4 else None
+
+    (result,) = rig.drive(run(rig.place(PROMPT), 0, sink=sink))
+    assert (result.tokens, result.logprobs) == ([3, 4], [-1.0, -1.0])
+    assert (result.finish_reason, result.end.ids()) == ("stop", [*PROMPT, 3, 4])
+    rig.finish()
+
+
+def test_a_cancelled_run_keeps_what_it_has_and_the_engine_hears_of_it() -> None:
+    engine = fake()
+    rig = Rig(engine, n_ctx=2 * ENDLESS)
+    seen = threading.Event()
+
+    def sink(state: RunState) -> None:
+        if len(state.tokens) >= 3:
+            seen.set()
+
+    (ticket,) = rig.submit(run(rig.place(PROMPT), 0, max_tokens=ENDLESS, sink=sink))
+    while not seen.is_set():
+        rig.step()
+    ticket.cancel()
+    rig.driver.drive([ticket])
+    result = ticket.result()
+    assert result.finish_reason == "cancelled"
+    assert len(result.tokens) >= 3
+    assert result.end.ids() == [*PROMPT, *result.tokens]
+    with engine.native.news:
+        assert engine.native.news.wait_for(lambda: not engine.native.going)
+    rig.finish()
+
+
+def test_figures_that_are_not_told_are_absent() -> None:
+    rig = Rig(fake(figures=False))
+    item = run(rig.place(PROMPT), 0)
+    (result,) = rig.drive(item)
+    assert len(result.tokens) == 6
+    assert result.logprobs == []
+    assert result.entropies == []
+    rig.finish()
+
+
+def test_figures_that_are_told_of_some_tokens_are_those_of_none() -> None:
+    def told(asked: GenerationRequest, tell: EventCallback) -> None:
+        tell(GenerationEvent(0, (3,), (-1.0,), (0.5,)))
+        tell(GenerationEvent(0, (4,), (-2.0,)))
+        tell(GenerationEvent(0, (5,), (-2.0,), (0.5,), end="length"))
+
+    rig = Rig(made_by_hand(fake(), told))
+    (result,) = rig.drive(run(rig.place(PROMPT), 0, max_tokens=3))
+    assert (result.tokens, result.logprobs, result.entropies) == ([3, 4, 5], [-1.0, -2.0, -2.0], [])
+    rig.finish()
+
+
+def test_what_a_run_wants_at_most_it_gets_at_most() -> None:
+    def told(asked: GenerationRequest, tell: EventCallback) -> None:
+        tell(GenerationEvent(0, range(asked.max_tokens + 5), end="length"))
+
+    rig = Rig(made_by_hand(fake(), told))
+    (result,) = rig.drive(run(rig.place(PROMPT), 0, max_tokens=4))
+    assert result.tokens == [0, 1, 2, 3]
+    rig.finish()
+
+
+def test_the_context_ends_a_run() -> None:
+    rig = Rig(fake(), n_ctx=9)
+    item, full = run(rig.place(PROMPT), 0, max_tokens=50), run(rig.place(range(9)), 1)
+    for each, result in zip((item, full), rig.drive(item, full), strict=True):
+        assert_result(rig, each, result)
+        assert result.finish_reason == "context"
+    rig.finish()
+
+
+def test_what_the_engine_would_not_honour_is_run_by_steps() -> None:
+    engine = fake()
+    engine.native.refusal = lambda params: (  # type: ignore[method-assign]
+        "typical_p" if params.typical_p < 1 else None
+    )
+    rig = Rig(engine)
+    own, stepped = run(rig.place(PROMPT), 0), run(rig.place(PROMPT), 1, typical_p=0.9)
+    for item, result in zip((own, stepped), rig.drive(own, stepped), strict=True):
+        assert_result(rig, item, result)
+    assert [asked.params.typical_p for asked in engine.native.started] == [1.0]
+    rig.finish()
+
+
+def test_without_steps_everything_else_is_refused_by_name() -> None:
+    engine = fake(steps=False)
+    engine.native.refusal = lambda params: (  # type: ignore[method-assign]
+        "typical_p=0.9" if params.typical_p < 1 else None
+    )
+    rig = Rig(engine)
+    place = rig.place(PROMPT)
+    with pytest.raises(Unsupported, match="generates whole runs only.*next-token"):
+        rig.submit(Extend(place, (), (Logits(5),)))
+    with pytest.raises(Unsupported, match="cannot honour typical_p=0.9"):
+        rig.submit(run(place, 0, typical_p=0.9))
+    item = run(place, 0)
+    (result,) = rig.drive(item)
+    assert_result(rig, item, result)
+    assert engine.calls  # its own loop's alone: rows of one whole path
+    rig.finish()
+
+
+def test_many_threads_and_a_loop_share_the_engine() -> None:
+    rig = Rig(fake(most=4))
+    made: dict[int, Any] = {}
+
+    def work(number: int) -> None:
+        item = run(rig.place([*PROMPT, number]), number)
+        made[number] = (item, rig.drive(item)[0])
+
+    async def asked() -> list[Any]:
+        items = [run(rig.place([*PROMPT, 9, i]), 20 + i) for i in range(5)]
+        tickets = await rig.driver.asubmit(items)
+        await rig.driver.adrive(tickets)
+        return list(zip(items, [ticket.result() for ticket in tickets], strict=True))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(5)]
+    for thread in threads:
+        thread.start()
+    for item, result in asyncio.run(asked()):
+        assert_result(rig, item, result)
+    for thread in threads:
+        thread.join()
+    assert len(made) == 5
+    for item, result in made.values():
+        assert_result(rig, item, result)
+    rig.finish()
+
+
+def test_a_close_ends_what_is_on_its_way() -> None:
+    rig = Rig(fake(), n_ctx=2 * ENDLESS)
+    (ticket,) = rig.submit(run(rig.place(PROMPT), 0, max_tokens=ENDLESS))
+    rig.step(3)
+    rig.driver.close()
+    assert ticket.error is not None
+    rig.tree.check()
+
+
+def test_an_end_or_an_error_is_the_last_event() -> None:
+    assert not GenerationEvent(0, (1,)).is_last
+    assert GenerationEvent(0, end="stop").is_last
+    assert GenerationEvent(0, error=ConfigError("no")).is_last
+
+
+class AtMost(Matcher):
+    """Allows tokens below a bound, any number of them; the text may end where `may_end` says."""
+
+    def __init__(self, bound: int, *, may_end: bool = False) -> None:
+        self.bound = bound
+        self.can_end = may_end
+
+    def fill(self, bits: Any, banned: Set[int] = frozenset()) -> None:
+        bits[:] = (1 << self.bound) - 1
+
+    def accept(self, token: int) -> None:
+        if token >= self.bound:
+            raise ConstraintError(f"{token} is not allowed")
+
+    def is_allowed(self, token: int) -> bool:
+        return token < self.bound
+
+    @property
+    def may_end(self) -> bool:
+        return self.can_end
+
+    @property
+    def must_end(self) -> bool:
+        return False
+
+    def clone(self) -> AtMost:
+        return AtMost(self.bound, may_end=self.can_end)
+
+
+def constrained(item: Run, matcher: Matcher) -> Run:
+    return replace(item, sampler=Sampler(item.sampler.params, item.sampler.stream, matcher))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "may_end", "says"),
+    [
+        ((3, 4), True, None),
+        ((3, 4), False, "a text that its constraint does not let end, after 2 tokens"),
+        ((3, 9), True, "9 is not allowed"),
+    ],
+)
+def test_an_engine_is_held_to_the_constraint(
+    tokens: tuple[int, ...], may_end: bool, says: str | None
+) -> None:
+    def told(asked: GenerationRequest, tell: EventCallback) -> None:
+        tell(GenerationEvent(0, tokens, end="stop"))
+
+    rig = Rig(made_by_hand(fake(), told))
+    item = constrained(run(rig.place(PROMPT), 0), AtMost(8, may_end=may_end))
+    (ticket,) = rig.drive_quietly(item)
+    if says is None:
+        result = ticket.result()
+        assert (result.tokens, result.finish_reason) == (list(tokens), "stop")
+        assert result.ended_by is None  # the engine did not name a token
+    else:
+        assert says in str(ticket.error)
+    rig.finish()
+
+
+def test_logprobs_that_are_told_of_some_tokens_are_those_of_none() -> None:
+    def told(asked: GenerationRequest, tell: EventCallback) -> None:
+        tell(GenerationEvent(0, (3,), (-1.0,), (0.5,)))
+        tell(GenerationEvent(0, (4,), None, (0.5,)))
+        tell(GenerationEvent(0, (5,), end="length"))
+
+    rig = Rig(made_by_hand(fake(), told))
+    (result,) = rig.drive(run(rig.place(PROMPT), 0, max_tokens=3))
+    assert (result.tokens, result.logprobs, result.entropies) == ([3, 4, 5], [], [])
+    rig.finish()
+
+
+def test_a_length_that_the_context_sets_is_the_contexts() -> None:
+    def told(asked: GenerationRequest, tell: EventCallback) -> None:
+        tell(GenerationEvent(0, range(3), end="length"))
+
+    rig = Rig(made_by_hand(fake(), told), n_ctx=8)
+    (result,) = rig.drive(run(rig.place(PROMPT), 0, max_tokens=50))
+    assert (result.tokens, result.finish_reason) == ([0, 1, 2], "context")
+    rig.finish()
+
+
+def test_an_end_before_the_context_is_full_is_the_engines() -> None:
+    def told(asked: GenerationRequest, tell: EventCallback) -> None:
+        tell(GenerationEvent(0, (1,), end="length"))  # it has less room than its own limit says
+
+    rig = Rig(made_by_hand(fake(), told))
+    (result,) = rig.drive(run(rig.place(PROMPT), 0, max_tokens=50))
+    assert (result.tokens, result.finish_reason) == ([1], "length")
+    rig.finish()
+
+
+def test_a_run_that_the_engine_cannot_cancel_is_over_all_the_same() -> None:
+    rig = Rig(fake(), n_ctx=2 * ENDLESS)
+    engine = rig.engine
+    assert isinstance(engine, OwnLoopFake)
+    cancel = engine.native.cancel
+
+    def fails(handle: Any, sibling: int) -> None:
+        cancel(handle, sibling)
+        raise Boom("cancel")
+
+    engine.native.cancel = fails  # type: ignore[method-assign]
+    (ticket,) = rig.submit(run(rig.place(PROMPT), 0, max_tokens=ENDLESS))
+    rig.step(3)
+    ticket.cancel()
+    rig.driver.drive([ticket])
+    assert ticket.result().finish_reason == "cancelled"
+    item = run(rig.place(PROMPT), 1)
+    assert_result(rig, item, *rig.drive(item))
+    rig.finish()
+
+
+def test_a_run_whose_sampler_cannot_see_the_prompt_fails_alone() -> None:
+    class Blind(Sampler):
+        def prime(self, tokens: Any) -> None:
+            raise Boom("prime")
+
+    rig = Rig(fake())
+    item = run(rig.place(PROMPT), 0, repetition_penalty=1.2)
+    blind = replace(item, sampler=Blind(item.sampler.params, item.sampler.stream))
+    (ticket,) = rig.drive_quietly(blind)
+    assert isinstance(ticket.error, ForwardError)
+    engine = rig.engine
+    assert isinstance(engine, OwnLoopFake)
+    assert engine.native.started == []
+    assert_result(rig, item, *rig.drive(item))
+    rig.finish()
+
+
+def test_rows_of_log_probabilities_do_not_take_what_asks_for_raw_logits() -> None:
+    engine = fake()
+    engine.info = replace(engine.info, abilities=replace(engine.info.abilities, raw_logits=False))
+    engine.native.refusal = lambda params: (  # type: ignore[method-assign]
+        "typical_p" if params.typical_p < 1 else None
+    )
+    rig = Rig(engine)
+    place = rig.place(PROMPT)
+    with pytest.raises(Unsupported, match="no raw logits"):
+        rig.submit(run(place, 0, typical_p=0.9, repetition_penalty=1.2))
+    fine = [run(place, 0, repetition_penalty=1.2), run(place, 1, typical_p=0.9)]
+    for item, result in zip(fine, rig.drive(*fine), strict=True):
+        assert_result(rig, item, result)
+    rig.drive(Extend(place, (6,), (Logits(6),)))
+    rig.finish()
+
+
+def test_scores_alone_are_taken_without_steps_where_the_engine_scores() -> None:
+    engine = fake(steps=False)
+    engine.info = replace(engine.info, abilities=replace(engine.info.abilities, scoring=True))
+    rig = Rig(engine)
+    place = rig.place(PROMPT)
+    rig.drive(Extend(place, (), (Scores(1, 5),)))
+    with pytest.raises(Unsupported, match="whole runs only: no next-token distributions, no"):
+        rig.submit(Extend(place, (), (Scores(1, 5, top=2),)))
+    assert why_not_native(run(place).sampler, None) == "anything but steps"
+    rig.finish()
+
+
+def test_a_constraint_that_has_begun_stays_here() -> None:
+    rig = Rig(engine := fake())
+    begun = run(rig.place(PROMPT)).sampler
+    assert why_not_native(begun, engine.native) is None
+    begun.resumed = True
+    why = why_not_native(begun, engine.native)
+    assert why == "a constraint that has begun before this node"
+    rig.finish()
+
+
+def test_siblings_are_of_one_length() -> None:
+    rig = Rig(engine := fake())
+    items = [run(rig.place(PROMPT), i, temperature=0.9, max_tokens=2 + i) for i in range(3)]
+    for item, result in zip(items, rig.drive(*items), strict=True):
+        assert_result(rig, item, result)
+    assert [asked.max_tokens for asked in engine.native.started] == [2, 3, 4]
+    rig.finish()
+
+
+def test_siblings_stop_at_the_same_tokens() -> None:
+    rig = Rig(engine := fake())
+    stops = [frozenset({40}), frozenset({40}), frozenset({41})]
+    items = [
+        run(rig.place(PROMPT), i, temperature=0.9, stop_ids=each) for i, each in enumerate(stops)
+    ]
+    for item, result in zip(items, rig.drive(*items), strict=True):
+        assert_result(rig, item, result)
+    assert [(asked.stop_ids, len(asked.streams)) for asked in engine.native.started] == [
+        (frozenset({40}), 2),
+        (frozenset({41}), 1),
+    ]
+    rig.finish()
+
+
+def test_an_end_is_heard_once_and_nothing_that_ended_is_cancelled() -> None:
+    cancelled: list[int] = []
+
+    def told(asked: GenerationRequest, tell: EventCallback) -> None:
+        for sibling in (0, 0, 1):
+            tell(GenerationEvent(sibling, (3,), (-1.0,), (0.5,), end="length"))
+
+    engine = made_by_hand(fake(), told)
+    engine.native.cancel = lambda _, sibling: cancelled.append(sibling)  # type: ignore[method-assign]
+    rig = Rig(engine)
+    results = rig.drive(*(run(rig.place(PROMPT), i, temperature=0.9) for i in range(2)))
+    assert [(result.tokens, result.finish_reason) for result in results] == [([3], "length")] * 2
+    assert rig.scheduler.abroad is not None
+    assert (cancelled, rig.scheduler.abroad.n_away) == ([], 0)
+    rig.finish()
+
+
+def test_no_more_is_asked_for_than_the_context_has_room_for() -> None:
+    rig = Rig(engine := fake(), n_ctx=len(PROMPT) + 3)
+    item = run(rig.place(PROMPT), max_tokens=50, stop_ids=frozenset())
+    (result,) = rig.drive(item)
+    assert_result(rig, item, result)
+    assert [asked.max_tokens for asked in engine.native.started] == [3]
+    rig.finish()
+
+
+def test_runs_with_constraints_go_one_by_one() -> None:
+    """Each has a matcher of its own here, and is given to the engine with it."""
+    engine = fake()
+    engine.native.refusal = lambda params: None  # type: ignore[method-assign]
+    rig = Rig(engine)
+    items = [constrained(run(rig.place(PROMPT), i), AtMost(16, may_end=True)) for i in range(3)]
+    rig.drive(*items)
+    assert [len(asked.streams) for asked in engine.native.started] == [1, 1, 1]
+    rig.finish()
+
+
+def test_what_is_cancelled_is_cancelled_there_and_nobody_waits_for_it() -> None:
+    cancelled: list[int] = []
+    engine = made_by_hand(fake(), lambda asked, tell: None)
+    engine.native.cancel = lambda _, sibling: cancelled.append(sibling)  # type: ignore[method-assign]
+    rig = Rig(engine)
+    tickets = rig.submit(*(run(rig.place(PROMPT), i, temperature=0.9) for i in range(3)))
+    rig.step()
+    abroad = rig.scheduler.abroad
+    assert abroad is not None
+    assert not abroad.is_idle
+    for ticket in tickets:
+        ticket.cancel()
+    rig.driver.drive(tickets)
+    assert sorted(cancelled) == [0, 1, 2]
+    assert abroad.is_idle
+    rig.finish()

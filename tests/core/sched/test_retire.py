@@ -1,0 +1,95 @@
+"""A namespace that goes takes its own work with it, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from fakes import HiddenFake, LateFake, SequenceFake
+from rig import MakeRig, MemoryEngine, assert_result, logits_after, run, sampler
+from weft._core.sched.work import Commit, Extend, Logits
+from weft.engines.base import Engine
+from weft.errors import StaleHandle
+
+ENGINES: dict[str, Callable[[], Engine]] = {
+    "plain": MemoryEngine,
+    "sequence": lambda: SequenceFake(MemoryEngine(), 8),
+    "hidden": lambda: HiddenFake(MemoryEngine()),
+    "late": lambda: LateFake(MemoryEngine(), per_step=3),
+}
+
+
+class Owner:
+    """Who has a line."""
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+@pytest.mark.parametrize("n_steps", range(6))
+def test_work_of_a_namespace_that_goes_fails_alone(make: MakeRig, kind: str, n_steps: int) -> None:
+    """Whether it is queued, waiting, live, in flight or committing."""
+    rig = make(ENGINES[kind](), n_batch=8)
+    owner, places = Owner(), {n: rig.place([1, 2, 3], namespace=n) for n in (None, "law", "med")}
+    lines = {n: rig.scheduler.lines.begin(owner, place) for n, place in places.items()}
+    items, work = {}, {}
+    for number, (name, place) in enumerate(places.items()):
+        items[name] = run(place, number, max_tokens=8)
+        long = Extend(rig.place([4] * 11, place), (), (Logits(14),))
+        commit = Commit([lines[name]], [5], [sampler(number)])
+        work[name] = rig.submit(items[name], long, commit)
+    rig.step(n_steps)
+    rig.driver.exclusive(lambda: rig.scheduler.retire("law", "law was removed"))
+    rig.driver.drive([ticket for tickets in work.values() for ticket in tickets])
+    for ticket in work["law"]:
+        assert ticket.error is None or str(ticket.error) == "law was removed"
+    assert isinstance(work["law"][0].error, StaleHandle)
+    for name in (None, "med"):
+        generated, long, committed = work[name]
+        assert_result(rig, items[name], generated.result())
+        assert long.result()[0].tolist() == logits_after([1, 2, 3] + [4] * 11).tolist()
+        assert rig.scheduler.rows.read(committed.result()[0].row) is not None
+    for item in (Extend(places["law"]), items["law"], Commit([lines["law"]], [5], [None])):
+        with pytest.raises(StaleHandle, match="law was removed"):
+            rig.submit(item)
+    assert all(node.namespace != "law" or not node.resident for node in rig.tree.nodes())
+
+
+def test_the_root_of_a_namespace_goes_with_the_last_place_in_it(make: MakeRig) -> None:
+    rig = make()
+    place = rig.place([1, 2], namespace="law")
+    rig.drive(Extend(place))
+    rig.driver.exclusive(lambda: rig.scheduler.retire("law", "gone"))
+    assert place.ids() == [1, 2]
+    del place
+    rig.drive(Extend(rig.place([1, 2], namespace="med")))
+    rig.driver.exclusive(lambda: rig.scheduler.retire("med", "gone"))
+    assert not rig.tree.roots.keys() & {"law", "med"}
+
+
+def test_work_in_two_namespaces_that_both_went_fails_once(make: MakeRig) -> None:
+    """They went after it was prepared, and before it entered."""
+    rig, owner = make(), Owner()
+    places = [rig.place([1, 2], namespace=name) for name in ("law", "med")]
+    lines = [rig.scheduler.lines.begin(owner, place) for place in places]
+    tickets, jobs = rig.scheduler.prepare([Commit(lines, [3, 4], [None, None])])
+    for name in ("law", "med"):
+        rig.driver.exclusive(lambda name=name: rig.scheduler.retire(name, f"{name} was removed"))
+    rig.scheduler.enter(jobs)
+    rig.driver.drive(tickets)
+    with pytest.raises(StaleHandle, match="law was removed"):
+        tickets[0].result()
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_a_commit_of_lines_of_several_namespaces_gives_each_its_own(
+    make: MakeRig, kind: str
+) -> None:
+    rig, owner = make(ENGINES[kind]()), Owner()
+    names = [None, None, "law", "med", "med"]
+    places = [rig.place([1, number], namespace=name) for number, name in enumerate(names)]
+    lines = [rig.scheduler.lines.begin(owner, place) for place in places]
+    (found,) = rig.drive(Commit(lines, [5] * 5, [sampler(n) for n in range(5)]))
+    for number, each in enumerate(found):
+        row = rig.scheduler.rows.read(each.row)
+        assert row is not None
+        assert row.tolist() == logits_after([1, number, 5]).tolist()

@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from fakes import Boom, BrokenEngine, HiddenFake, LateFake, Wrapped
+from rig import MakeRig, MemoryEngine, assert_result, logits_after, run
+from weft._core.sched.step import as_forward_error
+from weft._core.sched.work import Extend, Logits, Run
+from weft.engines.base import Engine, Output, Row
+from weft.errors import Cancelled, ConfigError, ForwardError, KVFull, WeftError
+
+
+class Raising(Wrapped):
+    """Raises what it was given at its first forward."""
+
+    def __init__(self, inner: Engine, error: BaseException) -> None:
+        super().__init__(inner)
+        self.error: BaseException | None = error
+
+    def forward(self, rows: Sequence[Row]) -> Output:
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+        return self.inner.forward(rows)
+
+
+def test_an_atomic_call_of_runs_is_refused(make: MakeRig) -> None:
+    rig = make()
+    with pytest.raises(ConfigError, match="extends only"):
+        rig.submit(run(rig.place([1])), atomic=True)
+    assert rig.scheduler.is_idle
+
+
+def test_an_empty_call_has_no_tickets_and_no_work(make: MakeRig) -> None:
+    rig = make()
+    assert rig.submit(atomic=True) == []
+    assert rig.scheduler.is_idle
+
+
+def test_a_join_over_the_place_of_a_run_that_begins_does_not_stop_it(
+    make: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight nodes of one token become one in the step that draws the run's first token."""
+    rig = make(n_batch=2, row_cache_bytes=0)
+    monkeypatch.setattr(rig.tree, "may_grow", lambda node: None)  # as if siblings had been there
+    path = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    held = [rig.place(path[:n]) for n in range(1, 8)]
+    for place in held:
+        rig.drive(Extend(place))
+    item = run(rig.place(path[:3]), temperature=0)
+    tickets = rig.submit(item, Extend(rig.place(path[:8])), Extend(rig.place(path)))
+    before = rig.tree.n_nodes
+    rig.step()
+    assert rig.tree.n_nodes < before
+    rig.driver.drive(tickets)
+    assert_result(rig, item, tickets[0].result())
+
+
+@pytest.mark.parametrize("n_batch", [1, 2, 3])
+@pytest.mark.parametrize("capacity", [7, 8, 9])
+def test_runs_in_little_room_are_parked_and_end_as_ever(
+    make: MakeRig, capacity: int, n_batch: int
+) -> None:
+    rig = make(n_batch=n_batch, capacity=capacity)
+    items = [run(rig.place([1]), i, max_tokens=5) for i in range(3)]
+    results = rig.drive(*items)
+    if n_batch == 3 or capacity < 9:
+        assert (rig.scheduler.counters.parked > 0) == (n_batch > 1)
+    for item, result in zip(items, results, strict=True):
+        assert_result(rig, item, result)
+
+
+def test_work_that_cannot_go_on_fails_instead_of_being_tried_for_ever(
+    make: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make(capacity=4)
+    tickets = rig.submit(Extend(rig.place([1])), Extend(rig.place([2, 3, 4, 5])))
+    monkeypatch.setattr(rig.scheduler.desk.reader, "pack", lambda claims, budget, desk: [])
+    rig.driver.drive(tickets)
+    for ticket in tickets:
+        with pytest.raises(WeftError, match="report this as a bug"):
+            ticket.result()
+
+
+def test_a_cancelled_member_of_equal_greedy_runs_leaves_the_others(make: MakeRig) -> None:
+    rig = make()
+    items = [run(rig.place([1, 2]), temperature=0, max_tokens=8) for _ in range(3)]
+    tickets = rig.submit(*items)
+    rig.step(4)
+    tickets[1].cancel()
+    tickets[1].cancel()
+    rig.step()
+    assert tickets[1].done
+    assert tickets[1].result().finish_reason == "cancelled"
+    rig.driver.drive(tickets)
+    assert_result(rig, items[0], tickets[0].result())
+    assert_result(rig, items[2], tickets[2].result())
+    made = tickets[1].result()
+    assert made.tokens == tickets[0].result().tokens[: len(made.tokens)]
+    assert made.end.ids() == [1, 2, *made.tokens]
+
+
+def test_a_ticket_that_is_done_cannot_be_cancelled(make: MakeRig) -> None:
+    rig = make()
+    item = run(rig.place([1]), max_tokens=1)
+    (ticket,) = rig.submit(item)
+    ticket.cancel()  # on its way when the step answers the run
+    ticket.resolve(error=Boom("first"))
+    rig.step()
+    with pytest.raises(Boom, match="first"):
+        ticket.result()
+
+
+def test_a_run_cancelled_in_the_queue_has_made_nothing(make: MakeRig) -> None:
+    rig = make(capacity=6)
+    first, second = run(rig.place([1, 2, 3])), run(rig.place([4, 5, 6, 7]))
+    tickets = rig.submit(first, second)
+    rig.step()
+    assert len(rig.scheduler.desk.queue) == 1
+    tickets[1].cancel("interrupted")
+    rig.step()
+    result = tickets[1].result()
+    assert (result.tokens, result.finish_reason) == ([], "interrupted")
+    assert result.end.ids() == [4, 5, 6, 7]
+
+
+def test_a_parked_run_that_is_cancelled_keeps_what_it_made(make: MakeRig) -> None:
+    rig = make(capacity=12)
+    items = [run(rig.place([i + 1]), i, max_tokens=9) for i in range(2)]
+    tickets = rig.submit(*items)
+    while not rig.scheduler.counters.parked:
+        rig.step()
+    tickets[1].cancel()
+    rig.step()
+    made = tickets[1].result()
+    assert 0 < len(made.tokens) < 9
+    assert made.end.ids() == [2, *made.tokens]
+    rig.driver.drive(tickets)
+    assert_result(rig, items[0], tickets[0].result())
+
+
+def test_one_cancelled_extend_of_an_atomic_call_ends_them_all(make: MakeRig) -> None:
+    rig = make(n_batch=2)
+    tickets = rig.submit(*(Extend(rig.place([i, 2, 3])) for i in range(3)), atomic=True)
+    rig.step()
+    tickets[2].cancel()
+    rig.driver.drive(tickets)
+    for ticket in tickets:
+        with pytest.raises(Cancelled, match="before it was done"):
+            ticket.result()
+
+
+def test_a_step_that_fails_after_its_work_was_cancelled_changes_nothing(make: MakeRig) -> None:
+    rig = make(LateFake(MemoryEngine(), {0}))
+    (ticket,) = rig.submit(Extend(rig.place([1, 2]), (), (Logits(2),)))
+    rig.step()
+    assert rig.scheduler.flight is not None
+    ticket.cancel()
+    rig.step(2)
+    with pytest.raises(Cancelled):
+        ticket.result()
+    assert rig.ask([1, 2], Logits(2))[0].tolist() == logits_after([1, 2]).tolist()
+
+
+def test_an_interrupt_inside_a_forward_fails_its_tickets_and_is_raised(make: MakeRig) -> None:
+    rig = make(Raising(MemoryEngine(), KeyboardInterrupt()))
+    (ticket,) = rig.submit(Extend(rig.place([1])))
+    with pytest.raises(KeyboardInterrupt):
+        rig.driver.drive([ticket])
+    with pytest.raises(ForwardError, match="KeyboardInterrupt"):
+        ticket.result()
+    assert rig.ask([1], Logits(1))[0].tolist() == logits_after([1]).tolist()
+
+
+def test_an_engines_own_error_reaches_the_ticket_as_it_is(make: MakeRig) -> None:
+    error = ForwardError("the device is gone")
+    rig = make(Raising(MemoryEngine(), error))
+    (ticket,) = rig.submit(Extend(rig.place([1])))
+    rig.driver.drive([ticket])
+    assert ticket.error is error
+    other = as_forward_error(ValueError("no"))
+    assert isinstance(other.__cause__, ValueError)
+
+
+def test_a_failed_read_of_a_hidden_engine_leaves_nothing_pinned(make: MakeRig) -> None:
+    rig = make(BrokenEngine(HiddenFake(MemoryEngine()), {0}))
+    (ticket,) = rig.submit(Extend(rig.place([1, 2]), (), (Logits(2),)))
+    rig.driver.drive([ticket])
+    with pytest.raises(ForwardError, match="Boom"):
+        ticket.result()
+    assert rig.ask([1, 2], Logits(2))[0].tolist() == logits_after([1, 2]).tolist()
+
+
+def test_each_adapter_has_its_own_forward_and_its_own_kv(make: MakeRig) -> None:
+    engine = MemoryEngine()
+    rig = make(engine)
+    items: list[Run] = []
+    for name in (None, "law", "law"):
+        items.append(run(rig.place([1, 2], namespace=name), len(items), max_tokens=4))
+    extend = Extend(rig.place([1, 2, 3], namespace="law"), (), (Logits(3),))
+    *results, answers = rig.drive(*items, extend)
+    for item, result in zip(items, results, strict=True):
+        assert_result(rig, item, result)
+        assert result.end.namespace == item.place.namespace
+    assert answers[0].tolist() == logits_after([1, 2, 3]).tolist()
+    assert all(len(names) == 1 for names in engine.adapters)
+    assert {name for names in engine.adapters for name in names} == {None, "law"}
+    assert engine.sizes[:2] == [2, 3] or engine.sizes[:2] == [2, 2]
+    assert rig.scheduler.counters.prefilled == 2 + 3
+
+
+def test_a_launch_that_fails_half_way_waits_for_the_half_that_was_launched(
+    make: MakeRig,
+) -> None:
+    """The second adapter's forward raises while the first one's still runs on the device."""
+    engine = LateFake(BrokenEngine(MemoryEngine(), {1}))
+    rig = make(engine)
+    tickets = rig.submit(*(Extend(rig.place([1, 2], namespace=name)) for name in (None, "law")))
+    rig.driver.drive(tickets)
+    for ticket in tickets:
+        with pytest.raises(ForwardError, match="forward 1"):
+            ticket.result()
+    assert not engine.outstanding
+    assert rig.ask([1, 2], Logits(2))[0].tolist() == logits_after([1, 2]).tolist()
+
+
+def test_close_fails_what_waits_and_what_is_in_flight(make: MakeRig) -> None:
+    rig = make(LateFake(MemoryEngine()), capacity=5)
+    tickets = rig.submit(
+        Extend(rig.place([1, 2, 3]), (), (Logits(3),)), Extend(rig.place([4, 5, 6]))
+    )
+    (live,) = rig.submit(run(rig.place([7, 8, 9])))
+    rig.step()
+    assert rig.scheduler.flight is not None
+    rig.driver.close()
+    assert tickets[0].result()[0].tolist() == logits_after([1, 2, 3]).tolist()
+    for ticket in (tickets[1], live):
+        with pytest.raises(Cancelled, match="closed"):
+            ticket.result()
+    assert rig.scheduler.is_idle
+
+
+def test_a_run_that_outgrows_the_room_alone_says_so(make: MakeRig) -> None:
+    rig = make(capacity=5)
+    (ticket,) = rig.submit(run(rig.place([1, 2]), max_tokens=30))
+    rig.driver.drive([ticket])
+    with pytest.raises(KVFull, match="this path of 6 tokens cannot fit") as caught:
+        ticket.result()
+    assert (caught.value.needed, caught.value.capacity) == (6, 5)

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+
+from fakes import Boom
+from rig import MakeRig
+from weft._core.sched.work import Extend, Ticket
+from weft.errors import Cancelled
+
+
+@pytest.fixture
+def ticket(make: MakeRig) -> Ticket:
+    return Ticket(Extend(make().place([1])), deque())
+
+
+def test_the_result_of_open_work_is_refused(ticket: Ticket) -> None:
+    with pytest.raises(Cancelled, match="not done yet"):
+        ticket.result()
+
+
+def test_the_first_answer_of_a_ticket_stays(ticket: Ticket) -> None:
+    ticket.resolve(7)
+    ticket.resolve(error=Boom("late"))
+    assert ticket.result() == 7
+
+
+def test_callbacks_run_once_whether_added_before_or_after_the_answer(ticket: Ticket) -> None:
+    heard: list[tuple[str, object]] = []
+    ticket.on_done(lambda done: heard.append(("before", done.value)))
+    assert heard == []
+    ticket.resolve(7)
+    ticket.on_done(lambda done: heard.append(("after", done.value)))
+    assert heard == [("before", 7), ("after", 7)]
+
+
+def test_a_cancellation_is_noted_once(ticket: Ticket) -> None:
+    ticket.cancel("interrupted")
+    ticket.cancel("cancelled")
+    assert (ticket.cancel_reason, len(ticket._inbox)) == ("interrupted", 1)
+    done = Ticket(ticket.item, deque())
+    done.resolve()
+    done.cancel()
+    assert not done.cancelled
+    assert not done._inbox

@@ -1,0 +1,74 @@
+"""One table says what becomes of every error."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from weft import errors
+from weft._core.error_mapping import OUTCOMES, outcome_of
+
+KINDS = [
+    kind
+    for kind in vars(errors).values()
+    if inspect.isclass(kind) and issubclass(kind, errors.WeftError)
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_error_has_its_own_row(kind: type[errors.WeftError]) -> None:
+    outcome = OUTCOMES[kind]
+    assert outcome is outcome_of(kind("x"))
+    assert outcome.exit_code in (1, 2, 3, 4, 130)
+    assert outcome.status in (400, 404, 409, 422, 429, 499, 500, 501, 503)
+    assert outcome.kind.endswith("_error")
+    assert outcome.code == outcome.code.lower()
+
+
+def test_what_a_client_did_wrong_is_not_told_as_the_servers_fault() -> None:
+    for kind, outcome in OUTCOMES.items():
+        assert (outcome.status < 500) == (outcome.kind not in _OURS), kind
+
+
+def test_an_error_that_is_its_own_cause_ends() -> None:
+    error = errors.KVFull("x")
+    error.__cause__ = error
+    assert outcome_of(error).status == 503
+
+
+_OURS = ("server_error", "unavailable_error", "not_supported_error")
+
+
+def test_no_memory_is_told_however_it_is_said() -> None:
+    """PyTorch's error on a CPU is a RuntimeError like any other, but for its words."""
+
+    def caused(error: Exception) -> errors.ForwardError:
+        outer = errors.ForwardError("the model call failed")
+        outer.__cause__ = error
+        return outer
+
+    told = RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"
+    )
+    for error in (MemoryError(), told, caused(MemoryError()), caused(told)):
+        assert errors.is_out_of_memory(error)
+        assert outcome_of(error).exit_code == 4
+    for said in (
+        "Triton Error [CUDA]: out of memory",
+        "CUBLAS_STATUS_ALLOC_FAILED when calling …",
+        "[metal::malloc] Attempting to allocate 48736917632 bytes which is greater than …",
+        "[malloc_or_wait] Unable to allocate 2147483648 bytes.",
+        "could not create a primitive",
+        "can't start new thread",
+    ):
+        assert errors.is_out_of_memory(RuntimeError(said))
+        assert not errors.is_out_of_memory(ValueError(said))
+    unknown = RuntimeError("could not create a primitive descriptor for a matmul primitive")
+    for error in (
+        unknown,
+        RuntimeError("shapes differ"),
+        caused(ValueError("can't allocate memory")),
+    ):
+        assert not errors.is_out_of_memory(error)
+    assert outcome_of(error).exit_code == 1

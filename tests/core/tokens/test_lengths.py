@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import sys
+import unicodedata
+from collections.abc import Callable
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
+
+from core.tokens import builders
+from weft._core.tokens.lengths import longest_bytes
+
+
+def composed() -> Tokenizer:
+    made = builders.byte_level()
+    made.normalizer = normalizers.NFC()
+    return made
+
+
+def stripped() -> Tokenizer:
+    made = builders.byte_level()
+    made.normalizer = normalizers.Strip()
+    return made
+
+
+def cut_at_spaces() -> Tokenizer:
+    made = builders.byte_level()
+    parts = [pre_tokenizers.Split(" ", "removed"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    made.pre_tokenizer = pre_tokenizers.Sequence(parts)
+    return made
+
+
+def with_greedy() -> Tokenizer:
+    made = builders.byte_level()
+    made.add_tokens([AddedToken("<mask>", lstrip=True)])
+    return made
+
+
+def without_a_byte() -> Tokenizer:
+    made = builders.byte_level()
+    text = made.to_str().replace('"\u0100":', '"\u65e5":')
+    return Tokenizer.from_str(text)
+
+
+TEXTS = [
+    "hello hello hello",
+    " " * 400,
+    "Übergrößenträger 日本語 🙂",
+    "\u1100\u1161\u11a8" * 50,
+    "\u2126\u0313\u0301\u0345" * 50,
+    "\u1fef\u212a" * 50,
+    "<|end|>" * 50 + "x",
+    "<very long added token>" * 9,
+    "\x00\x7f\xad\u200d\n\n\n",
+]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        builders.byte_level,
+        builders.sentencepiece,
+        builders.metaspace_bytes,
+        composed,
+        lambda: builders.with_words("<very long added token>"),
+    ],
+)
+@pytest.mark.parametrize("text", TEXTS)
+def test_no_token_stands_for_more_than_the_longest(
+    make: Callable[[], Tokenizer], text: str
+) -> None:
+    backend = make()
+    longest = longest_bytes(backend)
+    assert longest is not None
+    ids = backend.encode(text, add_special_tokens=False).ids
+    assert len(text.encode()) <= len(ids) * longest
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        builders.wordpiece,
+        builders.characters,
+        builders.words,
+        builders.metaspace,
+        stripped,
+        cut_at_spaces,
+        with_greedy,
+        without_a_byte,
+    ],
+)
+def test_where_text_may_be_left_out_no_length_is_sure(make: Callable[[], Tokenizer]) -> None:
+    assert longest_bytes(make()) is None
+
+
+def test_nfc_makes_no_less_than_a_fourth_of_a_text() -> None:
+    """The longest text that becomes a character is that of its parts, each in its longest form."""
+    longest: dict[str, int] = {}
+    for code in range(sys.maxunicode + 1):
+        character = chr(code)
+        if 0xD800 <= code < 0xE000:
+            continue
+        whole = unicodedata.normalize("NFC", character)
+        longest[whole] = max(longest.get(whole, 0), len(character.encode()))
+    for code in range(sys.maxunicode + 1):
+        character = chr(code)
+        if 0xD800 <= code < 0xE000 or unicodedata.normalize("NFC", character) != character:
+            continue
+        parts = unicodedata.normalize("NFD", character)
+        n_bytes = sum(max(longest.get(part, 0), len(part.encode())) for part in parts)
+        assert n_bytes <= 4 * len(character.encode())

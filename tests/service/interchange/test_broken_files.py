@@ -1,0 +1,125 @@
+"""Whatever is wrong with a file, it is read or refused by a FormatError; never anything else."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from foreign_looms import FILES
+from weft import Loom
+from weft.errors import FormatError
+from weft.service.interchange import IMPORTERS, export, read
+
+ALL = {**FILES, "weft": None}
+STRANGE: list[Any] = [
+    None, True, False, 0, -1, 10**30, 0.5, -1e308, "", "x", "u-1", "r", "\ud800", "a\x00b",
+    [], {}, [[]], [{}], {"text": 5}, [None, None], {"": None}, ["u-1"], [["a", {}]],
+]  # fmt: skip
+
+
+def example(name: str) -> Any:
+    if name != "weft":
+        return FILES[name]
+    loom = Loom(None, "Once")
+    loom.add(" upon").add(" a time")
+    return json.loads("".join(export(loom, "json")))
+
+
+def copied(data: Any) -> Any:
+    return json.loads(json.dumps(data))
+
+
+def places(data: Any) -> Iterator[tuple[Any, Any]]:
+    """Every container of a JSON value, with each of its keys."""
+    stack = [data]
+    while stack:
+        top = stack.pop()
+        keys = list(top) if isinstance(top, dict) else range(len(top))
+        for key in keys:
+            yield top, key
+            if isinstance(top[key], dict | list):
+                stack.append(top[key])
+
+
+def changed(data: Any, random_: random.Random) -> Any:
+    """A copy with one to three values replaced, removed, doubled or put elsewhere."""
+    made = copied(data)
+    for _ in range(random_.randint(1, 3)):
+        found = list(places(made))
+        if not found:
+            return made
+        holder, key = random_.choice(found)
+        way = random_.randrange(4)
+        if way == 0:
+            holder[key] = copied(random_.choice(STRANGE))
+        elif way == 1:
+            del holder[key]
+        elif way == 2 and isinstance(holder, list):
+            holder.append(copied(holder[key]))
+        else:
+            other, at = random_.choice(found)
+            taken = other.get(at) if isinstance(other, dict) else other[:at]
+            holder[key] = copied(taken)
+    return made
+
+
+def torn(data: bytes, random_: random.Random) -> bytes:
+    """The bytes cut off, or with some of them changed."""
+    if random_.random() < 0.3:
+        return data[: random_.randrange(len(data))]
+    made = bytearray(data)
+    for _ in range(random_.randint(1, 4)):
+        made[random_.randrange(len(made))] = random_.choice(b'{}[]",:\\0e-x\xff\x00 ')
+    return bytes(made)
+
+
+def check(source: Any, format: str) -> bool:
+    """Whether it was read; then all of it can be kept, exported and opened again."""
+    try:
+        found = read(source, format=format)
+    except FormatError:
+        return False
+    for each in found.looms:
+        assert each.at.path[0] is each.loom
+        written = "".join(export(each.loom, "json")).encode(errors="backslashreplace")
+        (again,) = (one.loom for one in read(written).looms)
+        assert [node.text for node in again.walk()] == [node.text for node in each.loom.walk()]
+        for name in ("markdown", "csv", "messages"):
+            assert "".join(export(each.loom, name, scope="tree"))
+    return True
+
+
+def fuzz(name: str, seed: int, n: int) -> int:
+    random_, data = random.Random(f"{name}{seed}"), example(name)
+    n_read = 0
+    for _ in range(n):
+        format = random_.choice(("auto", name))
+        n_read += check(changed(data, random_), format)
+        n_read += check(torn(json.dumps(data).encode(), random_), format)
+    return n_read
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_changed_or_torn_file_is_read_or_refused(name: str) -> None:
+    assert fuzz(name, 1, 40) > 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("name", ALL)
+def test_many_changed_files_are_read_or_refused(name: str, seed: int) -> None:
+    fuzz(name, seed + 2, 300)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_any_json_at_all_is_read_or_refused_by_each_importer(name: str) -> None:
+    for data in [*STRANGE, *(example(each) for each in ALL)]:
+        check(json.dumps(data).encode(), name)
+
+
+def test_all_formats_are_tried() -> None:
+    assert set(ALL) == {*IMPORTERS, "weft"}

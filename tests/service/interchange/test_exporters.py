@@ -1,0 +1,213 @@
+"""A loom leaves in each format: what was asked for, whole, and nothing has changed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import weft
+from shallow import shallow
+from weft import LM, Loom
+from weft.errors import ConfigError
+from weft.service.interchange import EXPORTERS, Scope, export, write
+
+TEXT = "Once upon"
+
+
+@cache
+def model() -> LM:
+    return weft.load(shallow(), engine="numpy")
+
+
+@pytest.fixture(scope="module")
+def grown() -> Loom:
+    """root → a b; a → a1 a2 a3; scored and bookmarked."""
+    loom = Loom(model(), TEXT, template=False)
+    a, b = loom.grow(n=2, max_tokens=4, seed=1)
+    for each, score in zip(a.grow(n=3, max_tokens=4, seed=2), (0.2, 0.9, None), strict=True):
+        each.score = score
+    b.meta["bookmark"] = "good"
+    a.meta["note"] = {"ü": [1, None]}
+    return loom
+
+
+def given(node, format: str, **options) -> str:
+    return "".join(export(node, format, **options))
+
+
+def rows(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text, newline="")))
+
+
+@pytest.mark.parametrize("format", EXPORTERS)
+def test_an_export_changes_nothing(grown: Loom, format: str, tmp_path: Path) -> None:
+    grown.save(tmp_path / "before.loom.json")
+    for scope in Scope:
+        if scope not in EXPORTERS[format].refused:
+            assert given(grown.children[0], format, scope=scope)
+    grown.save(tmp_path / "after.loom.json")
+    before, after = ((tmp_path / f"{name}.loom.json").read_bytes() for name in ("before", "after"))
+    assert before == after
+
+
+@pytest.mark.parametrize("format", ["text", "markdown"])
+def test_export_of_a_loom_with_branches_defaults_to_the_tree(grown: Loom, format: str) -> None:
+    assert given(grown, format) == given(grown, format, scope="tree")
+    assert given(grown.children[0], format) == given(grown.children[0], format, scope="path")
+    alone = Loom(model(), TEXT, template=False)
+    assert given(alone, format) == given(alone, format, scope="path")
+
+
+@pytest.mark.parametrize(("scope", "n_nodes"), [("path", 2), ("subtree", 5), ("tree", 6)])
+def test_json_of_a_part_is_a_loom_that_goes_on_growing(
+    grown: Loom, scope: str, n_nodes: int, tmp_path: Path
+) -> None:
+    file, node = tmp_path / "part.loom.json", grown.children[0]
+    write(node, file, scope=scope)
+    part = Loom.open(file, grown.lm)
+    assert part.count_children() == n_nodes
+    again = part.find(node.id)
+    assert (again.tokens, again.logprobs, again.meta) == (node.tokens, node.logprobs, node.meta)
+    assert again.params == node.params
+    assert again.grow(n=1, max_tokens=2)[0].tokens
+
+
+def test_the_whole_tree_as_json_is_what_the_loom_saves(grown: Loom, tmp_path: Path) -> None:
+    grown.save(tmp_path / "a.loom.json")
+    order = {node.id: at for at, node in enumerate(grown.walk())}
+    saved = (tmp_path / "a.loom.json").read_text(encoding="utf-8")
+    assert given(grown, "json", numbers=order) == saved
+
+
+def test_what_is_exported_is_of_the_moment_of_the_call(grown: Loom) -> None:
+    loom = Loom(None, "a")
+    loom.add("b")
+    pieces = export(loom, "csv")
+    loom.add("c")
+    assert len(rows("".join(pieces))) == 2
+
+
+def test_a_text_is_the_path_alone(grown: Loom) -> None:
+    node = grown.children[0].children[1]
+    assert given(node, "text") == f"{TEXT}{node.crown()}".rstrip("\n") + "\n"
+
+
+def test_a_row_of_nodes_says_what_is_known(grown: Loom) -> None:
+    found = rows(given(grown, "csv"))
+    nodes = {node.id: node for node in grown.walk()}
+    assert [row["node"] for row in found] == ["0", "1", "2", "3", "4", "5"]
+    for row in found:
+        node = nodes[row["id"]]
+        assert row["text"] == node.text
+        assert int(row["height"]) == len(node.path) - 1
+        if node.logprobs:
+            assert math.isclose(float(row["mean_logprob"]), node.mean_logprob)
+            assert math.isclose(float(row["mean_p"]), node.mean_p)
+        else:
+            assert not row["mean_logprob"]
+    assert {row["bookmark"] for row in found} == {"", "good"}
+    assert found[1]["branch"] == "1"
+
+
+def test_a_row_of_tokens_has_its_place_and_its_rank(grown: Loom) -> None:
+    node = grown.children[0].children[0]
+    plain, ranked = (
+        rows(given(node, "tokens", scope="path", ranks=ranks)) for ranks in (False, True)
+    )
+    assert [int(row["token_id"]) for row in plain] == node.get_prefix_tokens()
+    assert [int(row["position"]) for row in plain] == list(range(len(plain)))
+    assert "".join(row["token"] for row in plain[1:]) == node.get_prefix_text().removeprefix(
+        "<|bos|>"
+    )
+    assert not any(row["rank"] for row in plain)
+    last, at = ranked[-1], node.path[-2]
+    tokens = node.tokens
+    before = at.add(tokens[:-1])
+    likeliest = [each.id for each in before.next(top=grown.lm.info.n_vocab)]
+    before.remove()
+    assert likeliest.index(tokens[-1]) == int(last["rank"])
+    assert math.isclose(float(last["logprob"]), node.logprobs[-1], rel_tol=1e-6)
+
+
+def test_pairs_are_siblings_of_which_one_is_liked_better(grown: Loom) -> None:
+    low, high, _ = grown.children[0].children
+    (pair,) = map(json.loads, given(grown, "pairs").splitlines())
+    prompt = grown.children[0].get_prefix_text()
+    assert pair == {"prompt": prompt, "chosen": high.text, "rejected": low.text}
+    (marked,) = map(json.loads, given(grown, "pairs", by="bookmark").splitlines())
+    assert marked["chosen"] == grown.children[1].text
+    last = grown.children[0].children[2].text
+    mine = given(grown.children[0], "pairs", scope="subtree", by=lambda n: float(n.text == last))
+    assert {json.loads(line)["chosen"] for line in mine.splitlines()} == {last}
+
+
+def test_a_chat_is_exported_as_its_messages() -> None:
+    loom = Loom(model(), "Hello", system="Be kind.")
+    first, second = loom.grow(n=2, max_tokens=3, seed=1)
+    first.score, second.score = 1, 0
+    asked = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello"}]
+    lines = [json.loads(line)["messages"] for line in given(loom, "messages").splitlines()]
+    assert lines == [[*asked, {"role": "assistant", "content": n.text}] for n in (first, second)]
+    (pair,) = map(json.loads, given(loom, "pairs").splitlines())
+    assert pair["prompt"] == asked
+    assert pair["chosen"] == [{"role": "assistant", "content": first.text}]
+
+
+def test_a_raw_prompt_is_a_message_as_it_was_typed() -> None:
+    loom = Loom(model(), TEXT, template=False)
+    assert loom.text != TEXT  # it begins with the model's own token
+    (line,) = given(loom, "messages").splitlines()
+    assert json.loads(line)["messages"] == [{"role": "user", "content": TEXT}]
+
+
+@pytest.mark.parametrize(
+    ("format", "options", "said"),
+    [
+        ("pdf", {}, "allowed are json, text"),
+        ("text", {"scope": "all"}, "path, subtree, tree"),
+        ("pairs", {"scope": "path"}, "no siblings"),
+        ("csv", {"tint": "none"}, "no option 'tint'; allowed are bookmark"),
+        ("pairs", {"by": "love"}, "by is 'love'"),
+        ("pairs", {"by": lambda node: None}, "no siblings differ"),
+    ],
+)
+def test_what_a_format_cannot_do_is_refused(grown: Loom, format, options, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        given(grown, format, **options)
+
+
+def test_a_loom_of_texts_is_exported_in_all_but_tokens() -> None:
+    loom = Loom(None, 'A "quoted", <b>\nline')
+    loom.add("x").score = 1
+    loom.add("y").score = 0
+    for format in EXPORTERS:
+        if format == "tokens":
+            with pytest.raises(ConfigError, match="loom is of texts"):
+                given(loom, format)
+        else:
+            assert given(loom, format)
+    assert rows(given(loom, "csv"))[0]["text"] == loom.text
+
+
+def test_a_deep_chain_is_exported_without_recursion() -> None:
+    loom = Loom(None, "0")
+    at = loom
+    for index in range(3000):
+        at = at.add(f" {index}")
+    for format in ("json", "text", "csv", "messages", "markdown"):
+        assert given(at, format)
+
+
+def test_a_suffix_means_a_format_and_others_are_named(grown: Loom, tmp_path: Path) -> None:
+    for each in EXPORTERS.values():
+        write(grown, tmp_path / f"a{each.suffix}", format=each.name)
+        assert (tmp_path / f"a{each.suffix}").stat().st_size
+    with pytest.raises(ConfigError, match="ends in none of .json .txt"):
+        write(grown, tmp_path / "a.docx")
+    assert not (tmp_path / "a.docx").exists()

@@ -1,0 +1,345 @@
+"""Files of other programs come in: every text in its place, nothing templated, the rest told."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weft
+from foreign_looms import CHAT, FILES, LOOMSIDIAN, TREE
+from shallow import shallow
+from weft import LM, Heddle, Loom
+from weft.errors import ConfigError, FormatError, ModelMismatch, StoreError
+from weft.service import interchange
+from weft.service.interchange import ImportLimits, Knot, Sketch, export, read, recognise
+from weft.service.interchange import importers as importers_module
+from weft.service.store.library import name_of
+from weft.viz.outline import headline
+
+
+@cache
+def model() -> LM:
+    return weft.load(shallow(), engine="numpy")
+
+
+def tree_of(node: Heddle) -> Any:
+    """A tree as nested tuples of texts, without a begin token."""
+    text = node.user_prompt if isinstance(node, Loom) else node.text
+    return (text, tuple(tree_of(child) for child in node.children))
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("with_model", [False, True], ids=["texts", "tokens"])
+def test_a_file_is_recognised_and_all_its_texts_are_there(name: str, with_model: bool) -> None:
+    lm = model() if with_model else None
+    found = read(FILES[name], lm)
+    assert found.recognised_as == recognise(FILES[name]) == name
+    assert [tree_of(each.loom) for each in found.looms] == [TREE]
+    assert found.n_nodes == 4
+    loom = found.looms[0].loom
+    assert not loom.chat_template_used
+    assert loom.meta["imported"]["format"] == name
+    if lm is not None:
+        assert loom.children[1].grow(n=1, max_tokens=2, temperature=0)[0].tokens
+    else:
+        assert not any(node.tokens for node in loom.walk())
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_was_imported_is_kept_by_our_own_file(name: str, tmp_path: Path) -> None:
+    loom = read(FILES[name]).looms[0].loom
+    loom.save(tmp_path / "a.loom.json")
+    again = read(tmp_path / "a.loom.json")
+    assert again.recognised_as == "weft"
+    assert tree_of(again.looms[0].loom) == TREE
+    pairs = zip(loom.walk(), again.looms[0].loom.walk(), strict=True)
+    assert all((a.id, a.meta, a.score) == (b.id, b.meta, b.score) for a, b in pairs)
+
+
+def test_nothing_that_a_file_says_is_lost_without_a_word() -> None:
+    """Every leaf of the JSON is in a text, in the meta of a node, or in what is told."""
+    for name, data in FILES.items():
+        found = read(data)
+        if name == "conversations":
+            continue
+        kept = json.dumps([node.meta for each in found.looms for node in each.loom.walk()])
+        kept += json.dumps([node.text for each in found.looms for node in each.loom.walk()])
+        for word in (
+            "lastVisited",
+            "collapsed",
+            "author",
+            "tags",
+            "chapters",
+            "createdAt",
+            "genai",
+        ):
+            if word in json.dumps(data):
+                assert word in kept, (name, word)
+        assert "sk-not-to-be-kept" not in kept
+        assert name not in ("loomsidian", "logitloom") or "settings" in " ".join(found.dropped)
+
+
+def test_where_the_reader_stood_and_bookmarks_and_scores_come_along() -> None:
+    for name in ("loomsidian", "python-loom", "conversations"):
+        (only,) = read(FILES[name]).looms
+        assert only.at.text == " a time", name
+    assert read(LOOMSIDIAN).looms[0].title == "notes/fox.md"
+    for name in ("loomsidian", "python-loom", "exoloom", "basemode"):
+        loom = read(FILES[name]).looms[0].loom
+        assert [node.text for node in loom.walk() if "bookmark" in node.meta] == [" upon"], name
+    assert read(FILES["basemode"]).looms[0].loom.children[0].score == 4
+    assert read(FILES["n8loom"]).looms[0].loom.children[0].children[0].terminal
+
+
+def test_the_prompt_of_an_n8loom_export_is_displayed_as_there() -> None:
+    lm = model()
+    made = Loom(lm, "Tell me a story.\n\nA short one.")
+    made.add(" Once")
+    exported = {
+        "node_id": "0",
+        "text": made.text,
+        "display_text": made.display_text(),
+        "terminal": False,
+        "children": [
+            {"text": " Once", "display_text": " Once", "terminal": False, "children": []},
+            {"text": " Twice", "display_text": "(hidden)", "terminal": False, "children": []},
+        ],
+    }
+    for each in (lm, None):
+        (only,) = read(exported, each).looms
+        assert only.loom.display_text() == made.display_text()
+        assert only.loom.user_prompt == made.user_prompt
+        assert only.loom.text == made.text
+        assert name_of(only.title or only.loom.user_prompt) == name_of(made.user_prompt)
+        one, other = only.loom.children
+        assert "display_text" not in json.dumps([only.loom.meta, one.meta])
+        assert other.display_text() == "(hidden)"
+
+
+@pytest.mark.parametrize("shown", ["Tell me a story.", "Prompt: Hi.\n\nResponse:\n\nSure: ", ""])
+def test_any_display_text_of_an_n8loom_root_is_kept(shown: str, tmp_path: Path) -> None:
+    exported = {
+        "node_id": "0",
+        "text": "<|im_start|>user\nHi.<|im_end|>\n",
+        "display_text": shown,
+        "terminal": False,
+        "children": [],
+    }
+    for lm in (model(), None):
+        loom = read(exported, lm).looms[0].loom
+        assert loom.display_text() == headline(loom) == shown
+        if lm is not None:
+            loom.save(tmp_path / "a.loom.json")
+            again = Loom.open(tmp_path / "a.loom.json", lm)
+            assert again.display_text() == shown
+            again.clip(3)
+            assert again.display_text() == again.text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<|im_start|>user\nTell me a story.<|im_end|>\n<|im_start|>assistant\n",
+        "<bos><start_of_turn>user\nTell me a story.<end_of_turn>\n<start_of_turn>model\n",
+        "<s>[INST] Tell me a story. [/INST]",
+        "<|bos|><|user|>Tell me a story.<|end|><|assistant|>",
+    ],
+)
+def test_an_n8loom_export_is_not_named_after_control_tokens(text: str) -> None:
+    (only,) = read({"text": text, "children": [], "terminal": False}).looms
+    assert only.title == "Tell me a story."
+    assert only.loom.text == text
+
+
+def test_a_templated_prompt_is_never_templated_again() -> None:
+    lm = model()
+    made = Loom(lm, "Tell me a story.")
+    data = {"text": made.text, "children": [{"text": "Once", "children": []}], "terminal": False}
+    (only,) = read(data, lm).looms
+    assert only.loom.tokens == made.tokens
+    assert only.loom.children[0].tokens == made.add("Once").tokens
+    # Elsewhere what looks like a special token is what somebody typed.
+    (chat,) = read([{"role": "user", "content": "<|end|>"}], lm).looms
+    assert not set(chat.loom.tokens) & lm.text.stop_ids
+
+
+def test_chat_lines_come_back_as_the_tree_that_they_were_exported_from() -> None:
+    loom = read(CHAT).looms[0].loom
+    lines = "".join(export(loom, "messages")).encode()
+    again = read(lines)
+    assert again.recognised_as == "chat"
+    assert tree_of(again.looms[0].loom) == TREE
+    assert "".join(export(again.looms[0].loom, "messages")).encode() == lines
+
+
+def test_tool_calls_and_names_survive_a_round_trip() -> None:
+    call = [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    said = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": None, "tool_calls": call},
+        {"role": "tool", "content": "4", "tool_call_id": "c1"},
+    ]
+    loom = read({"messages": said}).looms[0].loom
+    (line,) = "".join(export(loom, "messages")).splitlines()
+    assert json.loads(line)["messages"] == said
+
+
+def test_an_imported_chat_goes_on_by_the_template_when_it_is_asked_for() -> None:
+    (only,) = read(CHAT).looms
+    said = interchange.messages_of(only.loom.children[0].children[0].path)
+    assert [each["role"] for each in said] == ["user", "assistant", "user"]
+    loom = Loom(model(), said)
+    assert loom.chat_template_used
+    assert interchange.messages_of([loom]) == said
+
+
+def test_a_deep_chain_of_nodes_that_name_their_parents_is_read() -> None:
+    nodes = {str(i): {"text": str(i), "parentId": str(i - 1) if i else None} for i in range(20_000)}
+    found = read({"state": {"n": {"nodes": nodes, "current": "19999"}}})
+    assert found.n_nodes == 20_000
+    assert found.looms[0].at.text == "19999"
+
+
+def test_lists_of_nodes_and_of_pairs_are_read_as_well() -> None:
+    nodes: Any = LOOMSIDIAN["state"]["notes/fox.md"]["nodes"]  # type: ignore[index]
+    for given in ([{"id": k, **v} for k, v in nodes.items()], list(map(list, nodes.items()))):
+        assert tree_of(read({"state": {"n": {"nodes": given}}}).looms[0].loom) == TREE
+
+
+def test_several_roots_orphans_and_loops_are_told() -> None:
+    nodes = {
+        "a": {"text": "A", "parentId": None},
+        "b": {"text": "B", "parentId": "gone"},
+        "c": {"text": "C", "parentId": "d"},
+        "d": {"text": "D", "parentId": "c"},
+    }
+    found = read({"state": {"n": {"nodes": nodes}}})
+    assert tree_of(found.looms[0].loom) == ("", (("A", ()), ("B", ())))
+    told = " · ".join(found.dropped)
+    assert "1 nodes whose parent is not in the file" in told
+    assert "2 nodes that are their own ancestors" in told
+
+
+def test_patches_that_change_what_stood_before_are_told() -> None:
+    store = {
+        "1": {"parent": None, "text": "Once upon"},
+        "2": {"parent": "1", "patch": [{"diffs": [[0, "Once"], [-1, " upon"], [1, " more"]]}]},
+    }
+    found = read({"loomTree": {"nodeStore": store}})
+    assert found.looms[0].loom.children[0].text == " more"
+    assert "changed what stands before them" in found.dropped[0]
+
+
+def test_half_a_character_is_replaced_and_told() -> None:
+    data = b'{"text": "a\\ud83d", "children": [{"text": "\\ude00b", "children": []}]}'
+    for lm in (None, model()):
+        found = read(data, lm)
+        assert tree_of(found.looms[0].loom) == ("a\ufffd", (("\ufffdb", ()),))
+        assert found.dropped == ("2 halves of characters are U+FFFD now",)
+
+
+def test_our_own_file_needs_its_model(tmp_path: Path) -> None:
+    file = tmp_path / "a.loom.json"
+    loom = Loom(model(), "Once", template=False)
+    loom.add(" upon")
+    loom.save(file)
+    data = json.loads(file.read_text(encoding="utf-8"))
+    assert read(file, model()).looms[0].loom.children[0].tokens == loom.children[0].tokens
+    data["model"]["fingerprint"] = "another"
+    with pytest.raises(ModelMismatch):
+        read(data, model())
+    assert read(data, model(), force=True).n_nodes == read(data).n_nodes == 2
+
+
+def test_what_is_too_much_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    large = tmp_path / "large.json"
+    with open(large, "wb") as file:
+        os.truncate(file.fileno(), 1 << 30)  # a gigabyte that takes no room
+    with pytest.raises(FormatError, match=r"large\.json: it is larger than the 536 870 912 bytes"):
+        read(large)
+    few = ImportLimits(n_nodes=3)
+    for data in FILES.values():
+        with pytest.raises(FormatError, match="an import takes 3 at most"):
+            read(data, limits=few)
+    with pytest.raises(FormatError, match="one below another"):
+        read(FILES["n8loom"], limits=ImportLimits(height=1))
+    with pytest.raises(FormatError, match="larger than"):
+        read(b" " * 100, limits=ImportLimits(n_bytes=99))
+
+
+BROKEN: list[tuple[Any, str]] = [
+    (b"", "no JSON"),
+    (b"\xff\xfe{", "no JSON"),
+    (b"[" * 100_000, "nested too deeply"),
+    (b'{"text": "a", "children": [' * 50_000, "nested too deeply"),
+    (b'{"a": 1}\n{"b": ', "line 2 is no JSON: Expecting value, column 7"),
+    (b'{\n  "a": 1,\n  "b": ', "it is no JSON: Expecting value: line 3 column 8"),
+    (b'[\n  {"a": 1},\n  {"b"', "it is no JSON: Expecting ':' delimiter: line 3 column 7"),
+    (b"[1,\n2", "it is no JSON: Expecting ',' delimiter: line 2 column 2"),
+    (b"[NaN]", "no JSON"),
+    (b'{"text": "a", "children": [], "x": 1e999}', "cannot be kept"),
+    ([], "no format that is known"),
+    ({"nodes": []}, "no format that is known"),
+    ({"text": "a", "children": 5}, "'children' of node 0 is 5"),
+    ({"text": "a", "children": [{"text": 5}]}, "'text' of node 1 is 5"),
+    ({"text": "a", "children": [5]}, "node 1 is 5"),
+    ({"text": "a", "children": [], "terminal": 1}, "'terminal' of node 0"),
+    ({"state": {"n": {"nodes": 5}}}, "'nodes' of the note 'n' is 5"),
+    ({"state": {"n": {"nodes": {"a": {"parentId": []}}}}}, "the parent of a"),
+    ({"state": {"n": {"nodes": [["a", {}], ["a", {}]]}}}, "two nodes have the id 'a'"),
+    ({"loomType": "Exoloom", "schemaVersion": 2}, "schema 2; Weft reads schema 1"),
+    ({"isLogitLoomTreeVersion": "v9"}, "version 'v9'"),
+    ({"nodes": {"a": {"parent": None, "patch": [{"diffs": [5]}]}}}, "a diff of a is 5"),
+    ({"messages": [{"role": "user", "content": 5}]}, "the content of message 0 of chat 0 is 5"),
+    ({"mapping": {"a": 5}}, "node 'a' is 5"),
+    ({"format": "weft.loom", "version": 99}, "Update Weft"),
+]
+
+
+@pytest.mark.parametrize(("data", "said"), BROKEN)
+def test_what_is_broken_is_named_with_its_place(data: Any, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "x.json"
+    file.write_bytes(data if isinstance(data, bytes) else json.dumps(data).encode())
+    with pytest.raises(FormatError, match=r"x\.json: ") as caught:
+        read(file)
+    assert said in str(caught.value)
+
+
+def test_a_file_that_is_not_there_and_an_unknown_format_are_other_mistakes(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="cannot read"):
+        read(tmp_path / "no.json")
+    with pytest.raises(ConfigError, match="allowed are auto, weft, logitloom"):
+        read(FILES["n8loom"], format="tapestry")
+    with pytest.raises(FormatError, match="no file of loomsidian"):
+        read(FILES["n8loom"], format="loomsidian")
+
+
+def mine(data: object) -> list[Sketch] | None:
+    if not isinstance(data, dict) or "mine" not in data:
+        return None
+    sketch = Sketch("Mine")
+    sketch.add(Knot("Once"))
+    sketch.add(Knot(str(data["mine"]), 0))
+    return [sketch]
+
+
+def test_another_package_adds_a_format_by_an_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib.metadata import EntryPoint
+
+    point = EntryPoint("mine", f"{__name__}:mine", importers_module.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(EntryPoint, "load", lambda self: mine)
+
+    def points(*, group: str, name: str = "mine") -> list[EntryPoint]:
+        return [point] if (group, name) == (point.group, point.name) else []
+
+    monkeypatch.setattr(importers_module, "entry_points", points)
+    found = read({"mine": " upon"})
+    assert (found.recognised_as, found.n_nodes) == ("mine", 2)
+    assert found.looms[0].loom.children[0].text == " upon"
+    with pytest.raises(FormatError, match="known are .*, mine"):
+        read({"other": 1})

@@ -1,0 +1,102 @@
+"""Requests that are relayed: what the app is asked, what comes of it, and what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from weft.service.scale import relay
+from weft.service.scale.relay import answer, plain
+from weft.service.server.messages import body_of
+
+SCOPE: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": []}
+
+
+def test_what_an_app_sends_comes_in_pieces() -> None:
+    came = asyncio.Event()
+
+    async def echo(scope: Any, receive: Any, send: Any) -> None:
+        body = await body_of(receive)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        await came.wait()
+        await send({"type": "http.response.body", "body": b"!", "more_body": False})
+
+    async def run() -> list[list[Any]]:
+        pieces = []
+        async for piece in answer(echo, SCOPE, b"hi"):
+            pieces.append(piece)
+            came.set()
+        return pieces
+
+    first, second = asyncio.run(run())
+    assert [message.get("body") for message in first] == [None, b"hi"]
+    assert [message.get("body") for message in second] == [b"!"]
+
+
+def test_an_error_comes_after_what_was_sent() -> None:
+    async def broken(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise OSError("gone")
+
+    async def run() -> list[Any]:
+        answered = answer(broken, SCOPE, b"")
+        got = await anext(answered)
+        with pytest.raises(OSError, match="gone"):
+            await anext(answered)
+        return got
+
+    assert [message["status"] for message in asyncio.run(run())] == [200]
+
+
+def test_an_app_learns_that_its_client_is_gone() -> None:
+    seen: list[str] = []
+
+    async def patient(scope: Any, receive: Any, send: Any) -> None:
+        await body_of(receive)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        seen.append((await receive())["type"])
+
+    asyncio.run(first_piece_only(patient))
+    assert seen == ["http.disconnect"]
+
+
+def test_an_app_that_does_not_listen_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "GONE_S", 0.05)
+    ended: list[bool] = []
+
+    async def deaf(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    asyncio.run(first_piece_only(deaf))
+    assert ended == [True]
+
+
+async def first_piece_only(app: Callable[..., Awaitable[None]]) -> None:
+    answered = answer(app, SCOPE, b"")
+    await anext(answered)
+    await answered.aclose()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+def test_a_body_that_is_cut_off_is_none() -> None:
+    parts = iter(
+        [{"type": "http.request", "body": b"x", "more_body": True}, {"type": "http.disconnect"}]
+    )
+
+    async def receive() -> Any:
+        return next(parts)
+
+    assert asyncio.run(body_of(receive)) is None
+
+
+def test_a_scope_leaves_the_server_s_objects_behind() -> None:
+    sent = plain({**SCOPE, "app": object(), "state": {}, "extensions": {}})
+    assert sent == SCOPE

@@ -1,0 +1,50 @@
+"""Replicas behind Ray Serve: one dies while clients grow looms, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import ports
+from postgres import Unavailable, programs
+
+ROOT = Path(__file__).resolve().parents[3]
+needs_ray = pytest.mark.skipif(
+    not (find_spec("ray") and find_spec("psycopg")), reason="weft-lm[ray] is not installed"
+)
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("proxy", [[], ["--haproxy"]], ids=["ray's proxy", "haproxy"])
+def test_a_replica_that_is_killed_loses_nothing(proxy: list[str]) -> None:
+    try:
+        programs()
+    except Unavailable as error:
+        pytest.skip(f"no PostgreSQL: {error}")
+    with ports.held() as port:  # Ray's own proxies bind without sharing: it is let go here
+        command = [sys.executable, "benchmarks/scale.py", *proxy, "--port", str(port)]
+    command += ["--looms", "24", "--clients", "6", "--calls", "12"]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    told = [line for line in done.stdout.splitlines() if line.startswith('{"benchmark"')]
+    assert told, done.stderr[-3000:]
+    found = json.loads(told[0])
+    figures = {row["what"]: row["figure"] for row in found["rows"]}
+    assert figures["calls"] == figures["nodes told"] == 24 * 12
+    assert found["lost"] == found["wrong"] == []
+    assert found["again"], "the kill hit no call: it came too late"
+    assert figures["the same, a loom's first left out"] > 0.75  # half of them move, of few

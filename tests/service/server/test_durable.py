@@ -1,0 +1,85 @@
+"""What a client was told of outlives the server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from serving import Served, events, serving
+from weft.service.server import ServerConfig
+from weft.service.store.library import Library
+from weft.service.store.tables import nodes, pieces
+
+
+def test_an_end_is_told_when_it_is_durable_with_all_its_tokens(tmp_path: Path) -> None:
+    """Others of the job go on: what has ended waits for no commit of theirs."""
+    db = f"sqlite:///{tmp_path}/weft.db"
+    with serving(ServerConfig(port=0, db=db)) as server, Library(db) as library:
+        made = server.client.post("/api/v1/looms", json={"prompt": "Once upon a time"}).json()
+        asked = {"n": 8, "max_tokens": 200, "temperature": 1.5, "seed": 1, "stream": True}
+        path = f"/api/v1/looms/{made['id']}/nodes/0/generate"
+        n_ends, name = 0, ""
+        with server.client.stream("POST", path, json=asked) as answer:
+            for line in answer.iter_lines():
+                if line.startswith("event: "):
+                    name = line[7:]
+                elif line.startswith("data: ") and name == "branch":
+                    told = json.loads(line[6:])
+                    assert told["kept"]
+                    assert durable(library, told["node"]) == told["n_tokens"]
+                    ended = (told["finish_reason"], told["stop_string"], told["ended"])
+                    assert durable_end(library, told["node"]) == ended
+                    n_ends += 1
+    assert n_ends == 8
+
+
+def durable(library: Library, number: int) -> int:
+    """Return how many tokens of a node are in the database."""
+    whole = sa.select(nodes.c.n_tokens).where(nodes.c.number == number, nodes.c.writer.is_(None))
+    parts = sa.select(sa.func.coalesce(sa.func.sum(pieces.c.n_tokens), 0))
+
+    def work(connection: sa.Connection) -> int:
+        found = connection.execute(whole).scalar()
+        if found is None:
+            found = connection.execute(parts.where(pieces.c.number == number)).scalar_one()
+        return int(found)
+
+    return library.database.read(work)
+
+
+def durable_end(library: Library, number: int) -> tuple[str | None, str | None, bool]:
+    """Return how a node ended, as the database has it: reason, stop string, whether by a token."""
+    ends = sa.select(nodes.c.finish_reason, nodes.c.stop_string, nodes.c.terminal)
+    query = ends.where(nodes.c.number == number)
+    reason, stop, is_terminal = library.database.read(lambda each: each.execute(query).one())
+    return reason, stop, is_terminal
+
+
+def test_who_followed_the_server_before_is_told_the_state_anew(tmp_path: Path) -> None:
+    """However much has happened since: another server's events are not those that were missed."""
+    config = ServerConfig(port=0, db=f"sqlite:///{tmp_path}/weft.db")
+    with serving(config) as server:
+        made = server.client.post("/api/v1/looms", json={"prompt": "Once upon a time"}).json()
+        path = f"/api/v1/looms/{made['id']}"
+        number, name, _ = first_event(server, path)
+        assert name == "snapshot"
+        for _ in range(3):
+            server.client.post(f"{path}/nodes", json={"parent": 0, "text": " in"})
+        number, name, rev = first_event(server, path)
+    with serving(config) as server:
+        for _ in range(5):
+            server.client.post(f"{path}/nodes", json={"parent": 0, "text": " in"})
+            _, name, now = first_event(server, path, after=number)
+            assert name == "snapshot"
+            assert now > rev
+
+
+def first_event(server: Served, path: str, after: int | None = None) -> tuple[int, str, int]:
+    """Return id, name and revision of the first event that a follower of a loom gets."""
+    query = {"tokens": True} if after is None else {"tokens": True, "after": after}
+    with server.client.stream("GET", f"{path}/events", params=query, timeout=None) as answer:
+        number, name, told = next(events(answer.iter_lines()))
+    assert number is not None
+    return number, name, told["rev"]

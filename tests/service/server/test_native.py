@@ -1,0 +1,907 @@
+"""The native API, as a client uses it."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import weft
+from serving import Event, Served, events, serving
+from weft.service.server import ServerConfig
+
+Json = dict[str, Any]
+
+
+class Desk:
+    """A loom of a server, and what is asked about it."""
+
+    def __init__(self, served: Served, prompt: str = "Once upon a time", **more: Any) -> None:
+        self.client = served.client
+        answer = self.client.post("/api/v1/looms", json={"prompt": prompt, **more})
+        assert answer.status_code == 201, answer.text
+        self.loom: Json = answer.json()
+        self.base = f"/api/v1/looms/{self.loom['id']}"
+
+    def endless(self, served: Served) -> Json:
+        """Sampling that no end token ends."""
+        ends = served.service.models.lm().text.stop_ids
+        return {"max_tokens": 1500, "logit_bias": {str(token): -1e6 for token in ends}}
+
+    def post(self, path: str, status: int = 200, headers: Json | None = None, **body: Any) -> Json:
+        answer = self.client.post(f"{self.base}{path}", json=body, headers=headers)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    def get(self, path: str = "", status: int = 200, **query: Any) -> Json:
+        answer = self.client.get(f"{self.base}{path}", params=query)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    def grow(self, node: int | str = 0, **body: Any) -> list[Json]:
+        """Grow branches of six tokens: of this seed none ends before."""
+        few = {"max_tokens": 6, "seed": 1, **body}
+        told = self.post(f"/nodes/{node}/generate", wait=True, **few)
+        assert told["status"] == "ok"
+        return told["nodes"]
+
+    def nodes(self, **query: Any) -> list[Json]:
+        return self.get("/nodes", **query)["data"]
+
+    def until(self, is_so: Callable[[], Any]) -> None:
+        while not is_so():
+            time.sleep(0.02)
+
+    def until_ended(self, job: str) -> Json:
+        """Wait for the end of a job; return what is told of it."""
+        self.until(lambda: self.job(job)["status"] != "running")
+        return self.job(job)
+
+    def job(self, job: str) -> Json:
+        return self.client.get(f"/api/v1/jobs/{job}").json()
+
+    def until_all_grow(self, told: Json) -> None:
+        """Wait until each branch of a job has tokens."""
+        numbers = [branch["node"] for branch in told["branches"]]
+        self.until(lambda: all(self.get(f"/nodes/{each}")["n_tokens"] for each in numbers))
+
+
+@pytest.fixture
+def desk(served: Served) -> Desk:
+    return Desk(served)
+
+
+def test_a_loom_is_made_grown_and_read(desk: Desk) -> None:
+    told = desk.post("/nodes/0/generate", n=3, max_tokens=8, wait=True, seed=1)
+    assert told["status"] == "ok"
+    assert told["usage"] == {"prompt_tokens": 8, "completion_tokens": 24, "cached_tokens": 0}
+    page = desk.nodes()
+    assert [node["node"] for node in page] == [0, 1, 2, 3]
+    assert page[0]["children"] == [1, 2, 3]
+    assert page[0]["n_below"] == 3
+    again = desk.post("/nodes/0/generate", n=3, max_tokens=8, wait=True, seed=told["seed"])
+    assert [node["text"] for node in again["nodes"]] == [node["text"] for node in told["nodes"]]
+
+
+def test_a_node_that_has_ended_says_how_it_is_grown_all_the_same(served: Served) -> None:
+    desk = Desk(served, "What is 37 + 58?")
+    with weft.load("tiny") as lm:
+        at_once = {str(token): 100 for token in lm.text.stop_ids}
+    (made,) = desk.post("/generate", logit_bias=at_once, wait=True)["nodes"]
+    assert made["finish_reason"] == "stop"
+    path = f"/nodes/{made['node']}/generate"
+    error = desk.post(path, 409)["error"]
+    assert (error["code"], error["hint"]) == ("node_ended", '"force": true')
+    for asked in ({}, {"nodes": [made["node"]] * 2}):  # all leaves, and nodes by name
+        error = desk.post("/generate", 409, **asked)["error"]
+        assert (error["code"], error["hint"]) == ("node_ended", '"force": true')
+    assert desk.post(path, wait=True, max_tokens=2, **json.loads(f"{{{error['hint']}}}"))["nodes"]
+
+
+def test_a_second_level_prefills_nothing_again(served: Served) -> None:
+    """Growing 4 x 4 x 4 reads the prompt once."""
+    desk = Desk(served, "Use 4 9 10 13 to make 24. " * 8)
+    before = served.client.get("/api/v1/kv").json()["data"][0]["prefilled"]
+    prompt = desk.nodes()[0]["n_tokens"]
+    for _ in range(3):
+        desk.post("/generate", n=4, max_tokens=4, wait=True, force=True)
+    after = served.client.get("/api/v1/kv").json()["data"][0]["prefilled"]
+    # Of a leaf the last token, which was drawn, was not run yet.
+    assert prompt - 1 <= after - before <= prompt + 4 + 16
+    assert len(desk.nodes(limit=1000)) == 1 + 4 + 16 + 64
+
+
+def test_a_stream_tells_every_token_once(desk: Desk) -> None:
+    body = {"n": 3, "max_tokens": 30, "stream": True, "temperature": 1.5, "seed": 1}
+    texts: dict[int, str] = {}
+    tokens: dict[int, list[int]] = {}
+    ends: dict[int, Json] = {}
+    with desk.client.stream("POST", f"{desk.base}/nodes/0/generate", json=body) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        came = list(events(answer.iter_lines()))
+    assert [number for number, _, _ in came] == list(range(1, len(came) + 1))
+    assert (came[0][1], came[-1][1]) == ("job", "done")
+    for _, name, data in came:
+        if name == "tok":
+            for branch, token, text, logprob, entropy in data["t"]:
+                texts[branch] = texts.get(branch, "") + text
+                if token is not None:
+                    tokens.setdefault(branch, []).append(token)
+                    assert logprob <= 0
+                    assert entropy >= 0
+        elif name == "branch":
+            ends[data["branch"]] = data
+    for branch in came[0][2]["branches"]:
+        node = desk.get(f"/nodes/{branch['node']}", fields="tokens")
+        assert node["id"] == branch["id"]
+        assert texts[branch["branch"]] == node["text"]
+        assert tokens[branch["branch"]] == node["token_ids"]
+        assert ends[branch["branch"]]["finish_reason"] == node["finish_reason"]
+
+
+def test_a_stream_goes_on_where_it_broke_off(desk: Desk) -> None:
+    job = desk.post("/nodes/0/generate", 202, n=2, max_tokens=200)["job"]
+    seen: list[Event] = []
+    path = f"/api/v1/jobs/{job}/events"
+    while not seen or seen[-1][1] != "done":
+        headers = {"Last-Event-ID": str(seen[-1][0])} if seen else {}
+        with desk.client.stream("GET", path, headers=headers) as answer:
+            for at, event in enumerate(events(answer.iter_lines())):
+                seen.append(event)
+                if at == 1:
+                    break
+    assert [number for number, _, _ in seen] == list(range(1, len(seen) + 1))
+    n_tokens = sum(len(data["t"]) for _, name, data in seen if name == "tok")
+    assert n_tokens >= sum(len(node["text"] and "x") for node in desk.nodes()[1:])
+    assert sum(data["n_tokens"] for _, name, data in seen if name == "branch") == sum(
+        1 for _, name, data in seen if name == "tok" for entry in data["t"] if entry[1] is not None
+    )
+
+
+def test_who_comes_too_late_gets_the_state(desk: Desk) -> None:
+    job = desk.post("/nodes/0/generate", 202, n=2, max_tokens=5, wait=False)["job"]
+    path = f"/api/v1/jobs/{job}/events"
+    with desk.client.stream("GET", path, params={"after": 10**9}) as answer:
+        first = next(events(answer.iter_lines()))
+    assert first[1] == "snapshot"
+    assert len(first[2]["branches"]) == 2
+
+
+def test_branches_are_cancelled_one_by_one(served: Served, desk: Desk) -> None:
+    told = desk.post("/nodes/0/generate", 202, n=3, **desk.endless(served))
+    client = desk.client
+    path = f"/api/v1/jobs/{told['job']}"
+    desk.until_all_grow(told)
+    assert client.post(f"{path}/cancel", json={"branches": [1]}).status_code == 200
+    desk.until(lambda: desk.job(told["job"])["branches"][1]["finish_reason"])
+    assert desk.job(told["job"])["branches"][1]["finish_reason"] == "cancelled"
+    client.post(f"{path}/cancel")
+    job = desk.until_ended(told["job"])
+    assert job["status"] == "cancelled"
+    assert all(branch["finish_reason"] for branch in job["branches"])
+    assert all(node["n_tokens"] for node in desk.nodes()[1:])
+
+
+def test_growing_nodes_are_read_while_they_grow(served: Served, desk: Desk) -> None:
+    told = desk.post("/nodes/0/generate", 202, n=2, **desk.endless(served))
+    number = told["branches"][0]["node"]
+    desk.until_all_grow(told)
+    node = desk.get(f"/nodes/{number}")
+    assert node["growing"]
+    assert desk.nodes()[0]["children"] == [branch["node"] for branch in told["branches"]]
+    assert desk.post(f"/nodes/{number}/generate", 409)["error"]["code"] == "revision_mismatch"
+    assert desk.post(f"/nodes/{number}/next", 409)["error"]
+    # Reading, and writing elsewhere, is free.
+    desk.post("/nodes", 201, parent=0, text=" there was")
+    desk.client.post(f"/api/v1/jobs/{told['job']}/cancel")
+
+
+def test_removing_what_grows_keeps_nothing_of_it(served: Served, desk: Desk) -> None:
+    (top,) = desk.grow(n=1)
+    path = f"/nodes/{top['node']}/generate"
+    told = desk.post(path, 202, n=2, force=True, **desk.endless(served))
+    desk.until_all_grow(told)
+    answer = desk.client.delete(f"{desk.base}/nodes/{top['node']}")
+    assert answer.status_code == 200
+    desk.until_ended(told["job"])
+    assert [node["node"] for node in desk.nodes()] == [0]
+    desk.post("/undo")
+    assert [node["node"] for node in desk.nodes()] == [0, top["node"]]
+
+
+def test_a_job_outlives_its_client(desk: Desk) -> None:
+    body = {"n": 1, "max_tokens": 60, "stream": True, "temperature": 2.0}
+    with desk.client.stream("POST", f"{desk.base}/nodes/0/generate", json=body) as answer:
+        _, _, job = next(events(answer.iter_lines()))
+    desk.until_ended(job["job"])
+    (node,) = desk.nodes()[1:]
+    assert node["finish_reason"] in ("length", "stop")
+
+
+def test_a_job_ends_with_its_client_where_that_was_asked_for(served: Served, desk: Desk) -> None:
+    body = {"stream": True, "on_disconnect": "cancel", **desk.endless(served)}
+    with desk.client.stream("POST", f"{desk.base}/nodes/0/generate", json=body) as answer:
+        _, _, job = next(events(answer.iter_lines()))
+    assert desk.until_ended(job["job"])["status"] == "cancelled"
+
+
+def test_edits_are_operations_that_undo_takes_back(desk: Desk) -> None:
+    (node,) = desk.grow(n=1, max_tokens=12, seed=3)
+    number, text = node["node"], node["text"]
+    split = desk.post(f"/nodes/{number}/split", at_token=5)
+    lower = split["added"][0]["node"]
+    assert "".join(each["text"] for each in desk.nodes()[1:]) == text
+    merged = desk.post(f"/nodes/{lower}/merge")
+    assert merged["removed"] == [lower]
+    assert desk.get(f"/nodes/{number}", fields="tokens")["token_ids"] == node["token_ids"]
+    assert len(desk.get(f"/nodes/{number}", fields="tokens")["logprobs"]) == 12
+    forked = desk.post(f"/nodes/{number}/fork", 201, at_token=4, text=" cat")["added"][0]
+    assert forked["parent"] == 0
+    moved = desk.post(f"/nodes/{forked['node']}/move", parent=number)
+    assert moved["changed"][0]["parent"] == number
+    clipped = desk.post(f"/nodes/{number}/clip", keep=3)
+    assert clipped["added"][0]["children"] == [forked["node"]]
+    copied = desk.post(f"/nodes/{number}/copy", 201, parent=0)
+    assert len(copied["added"]) == 3
+    kinds = [each["kind"] for each in desk.get("/history")["data"]]
+    assert kinds == ["copy", "clip", "move", "fork", "merge", "split", "grow", "create"]
+    for _ in range(6):
+        desk.post("/undo")
+    assert [each["text"] for each in desk.nodes()[1:]] == [text]
+    desk.post("/redo")
+    assert len(desk.nodes()) == 3
+
+
+def test_an_edit_makes_a_sibling_unless_it_is_to_stand_in_place(desk: Desk) -> None:
+    (node,) = desk.grow(n=1)
+    path = f"{desk.base}/nodes/{node['node']}"
+    made = desk.client.patch(path, json={"text": " there was a fox"}).json()
+    assert made["added"][0]["parent"] == 0
+    changed = desk.client.patch(path, json={"text": " no fox", "in_place": True}).json()
+    assert changed["changed"][0]["text"] == " no fox"
+    marked = desk.client.patch(path, json={"bookmark": "good"}).json()
+    assert marked["changed"][0]["bookmark"] == "good"
+    assert desk.get()["bookmarks"] == {str(node["node"]): "good"}
+    found = desk.get("/search", q="FOX", filter="bookmarked")["data"]
+    assert [(hit["node"], hit["spans"]) for hit in found] == [(node["node"], [[4, 7]])]
+
+
+def test_of_two_edits_of_one_node_the_second_is_told_of_the_first(desk: Desk) -> None:
+    one, other = desk.grow(n=2)
+    seen = desk.client.get(f"{desk.base}/nodes/{one['node']}").headers["etag"]
+    path = f"{desk.base}/nodes/{one['node']}"
+    headers = {"If-Match": seen}
+    assert desk.client.patch(path, json={"score": 1}, headers=headers).status_code == 200
+    late = desk.client.patch(path, json={"score": 2}, headers=headers)
+    assert late.status_code == 409
+    assert late.json()["error"]["code"] == "revision_mismatch"
+    assert late.json()["error"]["details"]["rev"] > int(seen.strip('"'))
+    # Another node was not changed meanwhile.
+    path = f"{desk.base}/nodes/{other['node']}"
+    assert desk.client.patch(path, json={"score": 3}, headers=headers).status_code == 200
+
+
+def test_since_tells_only_what_changed(desk: Desk) -> None:
+    one, other = desk.grow(n=2)
+    rev = desk.get("/nodes")["rev"]
+    desk.client.patch(f"{desk.base}/nodes/{one['node']}", json={"score": 1})
+    desk.client.delete(f"{desk.base}/nodes/{other['node']}")
+    page = desk.get("/nodes", since=rev)
+    assert [node["node"] for node in page["data"]] == [one["node"]]
+    assert (page["removed"], page["whole"]) == ([other["node"]], False)
+    assert desk.get("/nodes", since=0)["whole"]
+
+
+def test_pages_are_the_tree_in_order(desk: Desk) -> None:
+    desk.grow(n=3)
+    desk.post("/generate", n=2, max_tokens=3, wait=True, force=True)
+    whole = [node["node"] for node in desk.nodes()]
+    paged: list[int] = []
+    after = None
+    while True:
+        page = desk.get("/nodes", limit=2, **({"after": after} if after else {}))
+        paged += [node["node"] for node in page["data"]]
+        if (after := page["next"]) is None:
+            break
+    assert paged == whole
+    tree = desk.get("/tree")["tree"]
+    assert [node["node"] for node in tree["nodes"]] == tree["children"]
+
+
+def test_next_tells_candidates_and_what_is_left(desk: Desk) -> None:
+    told = desk.post("/nodes/0/next", top=5, candidates=[0], temperature=0.5, top_k=2)
+    assert [each["rank"] for each in told["next"]] == [0, 1, 2, 3, 4]
+    assert sum(each["p"] for each in told["next"]) + told["rest"] == pytest.approx(1)
+    assert sum(each["p_sampled"] for each in told["next"]) == pytest.approx(1)
+    assert told["candidates"][0]["id"] == 0
+    assert told["entropy"] > 0
+
+
+def test_a_nodes_own_text_is_measured_as_it_was_drawn(desk: Desk) -> None:
+    (node,) = desk.grow(n=1, seed=5)
+    own = desk.get(f"/nodes/{node['node']}", fields="tokens")
+    told = desk.post(f"/nodes/{node['node']}/score")
+    assert told["logprobs"] == pytest.approx(own["logprobs"], abs=1e-3)
+    rows = desk.get(f"/nodes/{node['node']}/tokens", top=3)
+    assert [row["logprob"] for row in rows["data"]] == pytest.approx(own["logprobs"], abs=1e-3)
+    assert [row["entropy"] for row in rows["data"]] == pytest.approx(own["entropies"], abs=1e-3)
+    assert all(len(row["top"]) == 3 for row in rows["data"])
+
+
+def test_tokens_of_a_constrained_node_have_their_legal_logmass(desk: Desk) -> None:
+    (node,) = desk.grow(n=1, seed=5, max_tokens=6, regex="[a-z ]{30}")
+    own = desk.get(f"/nodes/{node['node']}", fields="tokens")
+    assert len(own["legal_logmass"]) == len(own["token_ids"])
+    pairs = zip(own["logprobs"], own["legal_logmass"], strict=True)
+    assert all(logprob <= legal + 1e-4 <= 1e-3 for logprob, legal in pairs)
+    (free,) = desk.grow(n=1, seed=5)
+    assert desk.get(f"/nodes/{free['node']}", fields="tokens")["legal_logmass"] == []
+
+
+def test_a_pattern_that_takes_for_ever_is_refused(desk: Desk) -> None:
+    desk.post("/nodes", status=201, text="a" * 60 + "!")
+    told = desk.get("/search", status=400, q="(a|aa)+$", regex=True)
+    assert told["error"]["code"] == "pattern_too_slow"
+    assert [hit["spans"] for hit in desk.get("/search", q="A{3}!", regex=True)["data"]] == [
+        [[57, 61]]
+    ]
+    assert desk.get("/search", q="(a+)+$")["data"] == []  # as words
+
+
+def test_a_path_is_read_as_text_tokens_and_messages(desk: Desk) -> None:
+    (node,) = desk.grow(n=1)
+    below = desk.get(f"/nodes/{node['node']}/path", below_root=True)
+    assert below["text"] == node["text"]
+    ids = desk.get(f"/nodes/{node['node']}/path", **{"as": "tokens"})["token_ids"]
+    assert len(ids) == 8 + 6
+    messages = desk.get(f"/nodes/{node['node']}/path", **{"as": "messages"})["messages"]
+    assert messages[0] == {"role": "user", "content": "Once upon a time"}
+
+
+def test_kv_is_warmed_and_forgotten_by_hand(served: Served) -> None:
+    desk = Desk(served, "What only this test asks")
+    (node,) = desk.grow(n=1)
+    path = f"/nodes/{node['node']}/kv"
+    assert desk.post(path, op="warm")["kv"]["state"] == "hot"
+    assert desk.post(path, op="evict")["kv"]["state"] == "partly"
+    assert desk.get("/kv")["hot"] == 1
+
+
+def test_an_event_of_another_log_is_not_gone_on_from(served: Served) -> None:
+    """A page that slept while the server was started anew knows ids of a log that is gone."""
+    desk = Desk(served, "What nobody has followed yet")
+    desk.post("/nodes", 201, text=" a", parent=0)
+    url = f"{desk.base}/events"
+    with served.client.stream("GET", url, params={"tokens": True, "after": 1}) as feed:
+        assert "event: snapshot" in [next(lines := feed.iter_lines()), next(lines)]
+
+
+def test_kv_of_cold_branches_is_forgotten_and_the_path_stays(served: Served) -> None:
+    desk = Desk(served, "What another test asks alone")
+    first, second = desk.grow(n=2)
+    before = served.client.get("/api/v1/kv", params={"looms": True}).json()
+    (mine,) = (each for each in before["looms"] if each["name"] == desk.get("")["name"])
+    assert (mine["hot"], mine["model"]) == (3, "tiny")
+    assert mine["bytes"] > 0
+    told = desk.post("/kv", keep=first["node"])
+    assert (told["hot"], told["cold"]) == (2, 1)
+    assert 0 < told["bytes"] < mine["bytes"]
+    assert desk.get(f"/nodes/{second['node']}")["text"] == second["text"]
+    assert desk.post("/kv")["hot"] == 0  # others may share the first tokens
+
+
+def test_a_body_that_does_not_say_it_is_json_is_told_so(served: Served) -> None:
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    answer = served.client.post("/api/v1/looms", content=b'{"prompt": "Hi"}', headers=form)
+    assert answer.status_code == 400
+    assert "Content-Type: application/json" in answer.json()["error"]["message"]
+
+
+def test_a_search_is_a_job_with_rounds(served: Served) -> None:
+    desk = Desk(served, "Use 1 2 3 4 to make 24.")
+    told = desk.post("/runs", strategy="tot", breadth=2, n=4, wait=True, seed=1)
+    assert told["status"] == "ok"
+    assert told["result"]["strategy"] == "tot"
+    assert told["result"]["answer"]
+    assert told["usage"]["completion_tokens"] == told["result"]["cost"]["tokens"] > 100
+    with desk.client.stream("GET", f"/api/v1/jobs/{told['job']}/events") as answer:
+        names = [name for _, name, _ in events(answer.iter_lines())]
+    assert "score" in names
+    assert len(desk.nodes(limit=1000)) > 3
+    kinds = {each["kind"] for each in desk.get("/history")["data"]}
+    assert kinds == {"create", "run"}
+    desk.post("/undo")  # one for all of its rounds
+    assert len(desk.nodes(limit=1000)) == 1
+    desk.post("/redo")
+    assert len(desk.nodes(limit=1000)) > 3
+    # What the search asked of the model beside its branches is counted, too.
+    assert told["usage"]["completion_tokens"] == told["result"]["cost"]["tokens"]
+
+
+def test_looms_are_listed_renamed_removed_and_restored(served: Served) -> None:
+    desk = Desk(served, name="a b c")
+    listed = served.client.get("/api/v1/looms", params={"search": "A B"}).json()["data"]
+    assert [loom["name"] for loom in listed] == ["a b c"]
+    renamed = served.client.patch(desk.base, json={"name": "other", "meta": {"x": 1}}).json()
+    assert (renamed["name"], renamed["meta"]["x"]) == ("other", 1)
+    assert served.client.get("/api/v1/looms/other").status_code == 200
+    assert served.client.delete("/api/v1/looms/other").status_code == 200
+    assert served.client.get(desk.base).json()["error"]["code"] == "loom_not_found"
+    back = served.client.post("/api/v1/looms/restore").json()["data"]
+    assert [loom["id"] for loom in back] == [desk.loom["id"]]
+    taken = served.client.post("/api/v1/looms", json={"prompt": "x", "name": "other"})
+    assert (taken.status_code, taken.json()["error"]["code"]) == (409, "name_taken")
+
+
+def test_what_is_told_of_a_loom_is_no_older_than_what_was_done_here(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database is asked for names a moment apart; a short growth is over within it."""
+    monkeypatch.setattr("weft.service.server.looms.FRESH_S", 600.0)
+    assert desk.get()["n_nodes"] == 1
+    began = desk.loom["changed"]
+    desk.grow(n=2)
+    told = desk.get()
+    assert (told["n_nodes"], told["changed"] > began) == (3, True)
+    desk.post("/nodes/1/fork", 201, text=" cat", at_token=2)
+    edited = desk.client.patch(desk.base, json={"meta": {"x": 1}}).json()
+    assert (edited["n_nodes"], edited["changed"] > told["changed"]) == (4, True)
+    desk.post("/undo")
+    desk.post("/undo")
+    assert desk.client.delete(desk.base).json()["n_nodes"] == 3
+
+
+def test_changes_are_told_to_who_listens(served: Served, desk: Desk) -> None:
+    came: list[Event] = []
+    begun = threading.Event()
+
+    def listen() -> None:
+        with desk.client.stream("GET", f"{desk.base}/events") as answer:
+            begun.set()
+            for event in events(answer.iter_lines()):
+                came.append(event)
+                if len(came) == 2:
+                    return
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    assert begun.wait()
+    (node,) = desk.grow(n=1)
+    desk.client.delete(f"{desk.base}/nodes/{node['node']}")
+    thread.join()
+    assert [name for _, name, _ in came] == ["change", "change"]
+    assert [each["node"] for each in came[0][2]["added"]] == [node["node"]]
+    assert came[1][2]["removed"] == [node["node"]]
+
+
+def read_feed(
+    desk: Desk, until: str, begun: threading.Event | None = None, **query: Any
+) -> list[Event]:
+    """The events of everything in the loom, to the first of a name. begun: set with the first."""
+    came = []
+    query = {"tokens": True, **query}
+    with desk.client.stream("GET", f"{desk.base}/events", params=query) as answer:
+        for event in events(answer.iter_lines()):
+            came.append(event)
+            if begun is not None:
+                begun.set()
+            if event[1] == until:
+                break
+    return came
+
+
+def test_everything_in_a_loom_is_told_over_one_connection(desk: Desk) -> None:
+    begun = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read_feed, desk, "change", begun)
+        assert begun.wait()
+        first = desk.post("/nodes/0/generate", status=202, n=2, max_tokens=8, seed=1)
+        came = reading.result()
+    numbers = [number for number, _, _ in came]
+    assert numbers == list(range(numbers[0] or 0, (numbers[0] or 0) + len(came)))
+    names = [name for _, name, _ in came]
+    assert names[:2] == ["snapshot", "job"]
+    assert came[0][2]["jobs"] == []
+    jobs = {data["job"] for _, name, data in came if name in ("job", "tok", "branch")}
+    assert jobs == {first["job"]}
+    texts: dict[int, str] = {}
+    for _, name, data in came:
+        for branch, _, text, *_ in data["t"] if name == "tok" else ():
+            texts[branch] = texts.get(branch, "") + text
+    change = came[-1][2]
+    nodes = change["added"]
+    assert [texts[at] for at in range(2)] == [node["text"] for node in nodes]
+    assert change["children"] == {"0": [node["node"] for node in nodes]}
+
+
+def test_who_joins_a_loom_that_grows_is_told_what_there_is(served: Served, desk: Desk) -> None:
+    job = desk.post("/nodes/0/generate", status=202, n=1, **desk.endless(served))["job"]
+    (first,) = read_feed(desk, "snapshot")
+    (growing,) = first[2]["jobs"]
+    assert (growing["id"], growing["texts"][0]["node"]) == (job, 1)
+    came = read_feed(desk, "tok", after=first[0])
+    assert "snapshot" not in [name for _, name, _ in came] or came[0][2]["jobs"]
+    desk.client.post(f"/api/v1/jobs/{job}/cancel")
+
+
+def test_who_was_away_is_told_the_state_anew(desk: Desk) -> None:
+    (first,) = read_feed(desk, "snapshot")
+    desk.grow(n=1)  # while nobody listens
+    again = read_feed(desk, "snapshot", after=first[0])
+    assert again[0][2]["rev"] > first[2]["rev"]
+
+
+def test_a_new_name_is_told(desk: Desk) -> None:
+    begun = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        came = pool.submit(read_feed, desk, "renamed", begun)
+        assert begun.wait()
+        desk.client.patch(desk.base, json={"name": f"new-{desk.loom['id']}"})
+        assert came.result()[-1][2]["name"] == f"new-{desk.loom['id']}"
+
+
+def test_since_tells_the_order_of_children_too(desk: Desk) -> None:
+    first, second = desk.grow(n=2)
+    rev = desk.client.get(f"{desk.base}/nodes").json()["rev"]
+    desk.client.delete(f"{desk.base}/nodes/{first['node']}")
+    desk.post("/undo")
+    told = desk.client.get(f"{desk.base}/nodes", params={"since": rev}).json()["data"]
+    parents = {node["node"]: node["children"] for node in told}
+    assert parents[0] == [first["node"], second["node"]]
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("/api/v1/looms/nowhere", "loom_not_found"),
+        ("/api/v1/looms/nowhere/nodes/0", "loom_not_found"),
+        ("/api/v1/looms/..%2f..%2fetc", "no_such_route"),
+        ("/api/v1/jobs/jb_0", "job_not_found"),
+        ("/api/v1/models/no/such/model", "model_not_found"),
+        ("/api/v1/nowhere", "no_such_route"),
+    ],
+)
+def test_what_is_not_there_is_told_by_its_kind(served: Served, path: str, code: str) -> None:
+    answer = served.client.get(path)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, code)
+
+
+@pytest.mark.parametrize("node", ["99", "abc", "-1", "0x", "1" * 60, "%00", "..%2f0"])
+def test_an_unknown_node_is_not_found(desk: Desk, node: str) -> None:
+    answer = desk.client.get(f"{desk.base}/nodes/{node}")
+    assert answer.json()["error"]["code"] in ("node_not_found", "no_such_route")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"n": 0}, "n"),
+        ({"n": 10**6}, "n"),
+        ({"n": "many"}, "n"),
+        ({"max_tokens": 10**9}, "max_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"temprature": 1}, "temprature"),
+        ({"logit_bias": {"x": 1}}, "logit_bias.x"),
+        ({"regex": "a", "lark": "b"}, None),
+        ({"stream": True, "wait": True}, None),
+    ],
+)
+def test_a_wrong_parameter_is_refused_by_name(desk: Desk, body: Json, param: str | None) -> None:
+    answer = desk.client.post(f"{desk.base}/nodes/0/generate", json=body)
+    assert answer.status_code == 400, answer.text
+    told = answer.json()["error"]
+    if param is not None:
+        assert told["param"].startswith(param)
+        assert param in told["message"]
+
+
+@pytest.mark.parametrize("value", [True, "2", 2.5, None])
+def test_what_is_no_number_is_not_taken_for_one(desk: Desk, value: object) -> None:
+    wrong: list[Json] = [{"n": value}] if value is None else [{"n": value}, {"max_tokens": value}]
+    if isinstance(value, bool | str):
+        wrong += [{"temperature": value}, {"logit_bias": {"5": value}}]
+    for body in wrong:
+        told = desk.post("/nodes/0/generate", status=400, **body)["error"]
+        assert told["param"].startswith(next(iter(body)))
+    told = desk.post("/nodes", status=400, token_ids=[value])["error"]
+    assert told["param"].startswith("token_ids")
+
+
+def test_a_whole_number_is_a_float_and_a_word_or_a_number_is_no_truth(desk: Desk) -> None:
+    desk.grow(n=1, temperature=1, top_p=1, logit_bias={"5": 1})
+    desk.grow(n=1.0, max_tokens=2.0)  # what JSON's schema calls an integer
+    desk.grow(n=1, logit_bias={"5": "-inf", "6": "inf"})  # as nodes tell them
+    for value in ("true", 1):
+        assert desk.post("/nodes/0/generate", status=400, wait=value)["error"]["param"] == "wait"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/nodes/{node}/fork", {"at_token": 50}, "at_token"),
+        ("/nodes/{node}/fork", {"at_token": 0}, "at_token"),
+        ("/nodes/{node}/split", {"at_token": 50}, "at_token"),
+        ("/nodes/{node}/split", {"at_token": 0}, "at_token"),
+        ("/nodes/{node}/clip", {"keep": 50}, "keep"),
+        ("/nodes/{node}/clip", {"drop": 50}, "drop"),
+        ("/runs", {"strategy": "guess"}, "strategy"),
+    ],
+)
+def test_what_the_library_refuses_is_told_by_its_parameter_too(
+    desk: Desk, path: str, body: Json, param: str
+) -> None:
+    (node,) = desk.grow(n=1)
+    told = desk.post(path.format(node=node["node"]), status=400, **body)["error"]
+    assert (told["code"], told["param"]) == ("invalid_parameter", param)
+    assert "None" not in told["message"]
+    assert desk.get("/export", status=400, format="x")["error"]["param"] == "format"
+
+
+def test_advice_over_http_can_be_followed_over_http(desk: Desk) -> None:
+    hint = desk.get("/nodes/99", status=404)["error"]["hint"]
+    assert hint == f"GET {desk.base}/nodes lists them"
+    hint = desk.client.get("/api/v1/looms/no-such").json()["error"]["hint"]
+    assert hint == "GET /api/v1/looms lists them all"
+    hint = desk.get("/export", status=400, format="pairs")["error"]["hint"]
+    assert "=" not in hint
+    assert "score, bookmark" in hint
+
+
+def test_a_fork_is_no_copy_of_its_node(desk: Desk) -> None:
+    (node,) = desk.grow(n=1)
+    path, n = f"/nodes/{node['node']}/fork", node["n_tokens"]
+    told = desk.post(path, status=400, at_token=n)["error"]
+    assert (told["param"], f"1 to {n - 1}" in told["message"]) == ("at_token", True)
+    desk.post(path, status=400, at_token=n + 1, text=" cat")
+    assert desk.post(path, 201, at_token=n - 1)["added"][0]["n_tokens"] == n - 1
+    longer = desk.post(path, 201, at_token=n, text=" cat")["added"][0]
+    assert longer["text"].startswith(node["text"])
+
+
+def test_every_native_route_refuses_a_query_parameter_that_it_does_not_take(served: Served) -> None:
+    routes = [
+        (
+            method,
+            path,
+            {each["name"] for each in told.get("parameters", ()) if each["in"] == "query"},
+        )
+        for path, methods in served.client.get("/openapi.json").json()["paths"].items()
+        for method, told in methods.items()
+        if path.startswith("/api/v1/")
+    ]
+    assert len(routes) > 40
+    for method, path, queries in routes:
+        at = re.sub(r"\{[^}]*\}", "0", path)
+        answer = served.client.request(method, at, params={"bogus": "1"}, json={})
+        assert answer.status_code == 400, (method, path, answer.text)
+        told = answer.json()["error"]
+        assert (told["code"], told["param"]) == ("unsupported_parameter", "bogus")
+        assert set(re.findall(r"[\w]+", told["message"].partition("re: ")[2])) == queries
+
+
+def test_an_unknown_query_parameter_is_told_with_the_near_one_beside_what_is_known(
+    desk: Desk,
+) -> None:
+    told = desk.get("/nodes", status=400, dept=0)["error"]
+    assert "Did you mean depth?" in told["message"]
+    assert desk.get("/search", status=400, pattern="zzz")["error"]["param"] == "pattern"
+    assert desk.get("/events", status=400, tokens=True, aftr=1)["error"]["param"] == "aftr"
+    # What OpenAI's clients append is theirs to say.
+    assert desk.client.get("/v1/models", params={"api-version": "1"}).status_code == 200
+
+
+def test_some_of_a_nodes_tokens_are_told_as_they_were_drawn(desk: Desk) -> None:
+    (node,) = desk.grow(n=1, seed=5, temperature=0.5, top_k=2)
+    path = f"/nodes/{node['node']}/tokens"
+    whole = desk.get(path, top=2, sampled=True)["data"]
+    some = desk.get(path, top=2, sampled=True, first=2, last=4)["data"]
+    assert [each["index"] for each in some] == [2, 3]
+    assert [each["id"] for each in some] == [each["id"] for each in whole[2:4]]
+    for each in whole:
+        assert sum(one["p_sampled"] for one in each["top"]) == pytest.approx(1)
+        assert each["p_sampled"] > 0
+    assert desk.get(path, first=3)["data"][0]["index"] == 3
+    assert "p_sampled" not in desk.get(path)["data"][0]
+
+
+def test_a_prompt_is_measured_but_for_its_first_token(desk: Desk) -> None:
+    first, *rest = desk.get("/nodes/0/tokens", top=1)["data"]
+    assert first["logprob"] is None
+    assert all(each["logprob"] <= 0 and each["rank"] >= 0 for each in rest)
+    assert desk.get("/nodes/0/tokens", top=1, first=2, last=3)["data"] == rest[1:2]
+
+
+def test_a_message_is_said_anew_beside_itself_and_in_place(desk: Desk) -> None:
+    (answer,) = desk.grow(n=1)
+    said = desk.post("/nodes", 201, parent=answer["node"], message="Why?")["added"][0]
+    patch = f"{desk.base}/nodes/{said['node']}"
+    beside = desk.client.patch(patch, json={"message": "How?"}).json()["added"][0]
+    assert (beside["parent"], beside["said"]) == (answer["node"], "How?")
+    assert beside["text"] == said["text"].replace("Why?", "How?")
+    there = desk.client.patch(patch, json={"message": "When?", "in_place": True}).json()
+    assert [each["said"] for each in there["changed"]] == ["When?"]
+    assert desk.client.patch(patch, json={"message": "a", "text": "b"}).status_code == 400
+    wrong = desk.client.patch(f"{desk.base}/nodes/{answer['node']}", json={"message": "So?"})
+    assert wrong.status_code == 400
+    assert "no message" in wrong.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("template", [True, False])
+def test_a_prompt_is_given_anew_in_the_form_it_was_made_with(
+    served: Served, template: bool
+) -> None:
+    desk = Desk(served, "One thing", template=template)
+    other = Desk(served, "Another thing", template=template)
+    edit = {"message": "Another thing", "in_place": True}
+    assert desk.client.patch(f"{desk.base}/nodes/0", json=edit).status_code == 200
+    assert desk.get("/nodes/0")["text"] == other.get("/nodes/0")["text"]
+    assert desk.get()["prompt"] == "Another thing"
+    chat = Desk(served, None, messages=[{"role": "system", "content": "Be brief."},
+                                        {"role": "user", "content": "Hi"}])  # fmt: skip
+    refused = chat.client.patch(f"{chat.base}/nodes/0", json=edit)
+    assert refused.status_code == 400
+    assert "more than one message" in refused.json()["error"]["message"]
+
+
+def test_what_came_back_is_not_told_to_be_gone(desk: Desk) -> None:
+    one, other = desk.grow(n=2)
+    rev = desk.get("/nodes")["rev"]
+    desk.client.delete(f"{desk.base}/nodes/{one['node']}")
+    desk.client.delete(f"{desk.base}/nodes/{other['node']}")
+    desk.post("/undo")
+    page = desk.get("/nodes", since=rev)
+    assert page["removed"] == [one["node"]]
+    assert other["node"] in [node["node"] for node in page["data"]]
+    assert desk.get("/nodes", since=page["rev"] + 1000)["whole"]  # of another past
+
+
+def test_what_has_changed_comes_in_pages_too(served: Served, desk: Desk) -> None:
+    made = desk.grow(n=5)
+    rev = desk.get("/nodes")["rev"]
+    desk.client.delete(f"{desk.base}/nodes/{made[0]['node']}")
+    for node in made[1:4]:
+        desk.client.patch(f"{desk.base}/nodes/{node['node']}", json={"score": 1})
+    growing = desk.post("/nodes/0/generate", 202, n=1, **desk.endless(served))
+    number = growing["branches"][0]["node"]
+    first = page = desk.get("/nodes", since=rev, limit=2)
+    told = page["data"]
+    assert (len(told), page["removed"], page["whole"]) == (2, [made[0]["node"]], False)
+    while page["next"] is not None:
+        page = desk.get("/nodes", since=rev, limit=2, after=page["next"])
+        assert (len(page["data"]) <= 2, page["removed"], page["whole"]) == (True, [], False)
+        told += page["data"]
+    assert [node["node"] for node in told] == [*(node["node"] for node in made[1:4]), number]
+    wrong = desk.get("/nodes", 400, after=first["next"])
+    assert wrong["error"]["param"] == "since"
+    gone = desk.get("/nodes", 409, since=0, after=first["next"])
+    assert gone["error"]["code"] == "page_gone"
+    whole = desk.get("/nodes", since=0, limit=2)
+    rest = desk.get("/nodes", since=0, limit=1000, after=whole["next"])
+    assert whole["whole"]
+    assert rest["whole"]
+    assert len(whole["data"]) + len(rest["data"]) == len(desk.nodes(limit=1000))
+    desk.client.post(f"/api/v1/jobs/{growing['job']}/cancel")
+
+
+def test_a_prompt_that_an_undo_brings_back_is_the_prompt_again(desk: Desk) -> None:
+    before = desk.get("/nodes/0")["text"]
+    for edit in ({"message": "Another thing"}, {"text": "Quite another"}):
+        answer = desk.client.patch(f"{desk.base}/nodes/0", json={**edit, "in_place": True})
+        assert answer.status_code == 200, answer.text
+        desk.post("/undo")
+        assert desk.get("/nodes/0")["text"] == before
+        assert desk.get()["prompt"] == "Once upon a time"
+        said = desk.get("/nodes/0/path", **{"as": "messages"})["messages"]
+        assert said == [{"role": "user", "content": "Once upon a time"}]
+        found = desk.client.get("/api/v1/search", params={"q": "assistant", "loom": desk.base[14:]})
+        assert found.json()["data"] == []
+    desk.client.patch(f"{desk.base}/nodes/0", json={"message": "Another thing", "in_place": True})
+    desk.post("/undo")
+    desk.post("/redo")
+    assert desk.get()["prompt"] == "Another thing"
+
+
+HALF = "a\\ud800b"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "param"),
+    [
+        ("POST", "/api/v1/looms", '{"prompt": "HALF"}', "prompt"),
+        ("POST", "/api/v1/looms", '{"prompt": "x", "name": "HALF"}', "name"),
+        ("POST", "/api/v1/looms", '{"messages": [{"role": "user", "content": "HALF"}]}',
+         "messages"),
+        ("PATCH", "LOOM", '{"name": "HALF"}', "name"),
+        ("POST", "LOOM/nodes", '{"text": "HALF"}', "text"),
+        ("POST", "LOOM/nodes", '{"texts": ["x", "HALF"]}', "texts"),
+        ("POST", "LOOM/nodes", '{"message": "HALF"}', "message"),
+        ("PATCH", "LOOM/nodes/0", '{"text": "HALF", "in_place": true}', "text"),
+        ("PATCH", "LOOM/nodes/0", '{"bookmark": "HALF"}', "bookmark"),
+        ("POST", "LOOM/nodes/0/generate", '{"stop": "HALF"}', "stop"),
+        ("POST", "LOOM/nodes/0/generate", '{"stop": ["HALF"], "wait": true}', "stop"),
+        ("POST", "LOOM/nodes/0/generate", '{"choices": ["HALF"]}', "choices"),
+        ("POST", "LOOM/nodes/0/generate", '{"regex": "HALF"}', "regex"),
+        ("POST", "LOOM/nodes/0/score", '{"text": "HALF"}', "text"),
+        ("POST", "LOOM/nodes/0/next", '{"candidates": ["HALF"]}', "candidates"),
+        ("POST", "LOOM/runs", '{"strategy": "tot", "stop": "HALF"}', "stop"),
+        ("POST", "/api/v1/tokenize", '{"text": "HALF"}', "text"),
+        ("POST", "/v1/completions", '{"model": "tiny", "prompt": "HALF"}', "prompt"),
+        ("POST", "/v1/chat/completions",
+         '{"model": "tiny", "messages": [{"role": "user", "content": "HALF"}]}', "messages"),
+        ("PATCH", "LOOM/nodes/0", '{"meta": {"x": NaN}}', "meta"),
+        ("PATCH", "LOOM/nodes/0", '{"meta": {"x": [1e999]}}', "meta"),
+        ("PATCH", "LOOM", '{"meta": {"x": NaN}}', "meta"),
+        ("POST", "/api/v1/looms", '{"prompt": "x", "meta": {"x": Infinity}}', "meta"),
+    ],
+)  # fmt: skip
+def test_what_is_no_text_and_no_number_is_refused_by_its_field(
+    desk: Desk, method: str, path: str, body: str, param: str
+) -> None:
+    """And leaves nothing behind that a later change would stumble over."""
+    answer = desk.client.request(
+        method,
+        path.replace("LOOM", desk.base),
+        content=body.replace("HALF", HALF),
+        headers={"Content-Type": "application/json"},
+    )
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert (error["param"] or "").split(".")[0] == param
+    assert "half a character" in error["message"] or "no number of JSON" in error["message"]
+    assert desk.client.patch(f"{desk.base}/nodes/0", json={"score": 1}).status_code == 200
+
+
+def test_notes_may_have_halves_of_characters(desk: Desk) -> None:
+    answer = desk.client.patch(
+        f"{desk.base}/nodes/0",
+        content='{"meta": {"x": "\\ud800"}}',
+        headers={"Content-Type": "application/json"},
+    )
+    assert answer.status_code == 200
+    assert desk.get("/nodes/0", fields="meta")["meta"] == {"x": "\ud800"}
+
+
+def test_an_edit_that_fails_in_the_middle_leaves_nothing(desk: Desk) -> None:
+    (node,) = desk.grow(n=1)
+    before = desk.nodes(fields="tokens")
+    too_long = {"at_token": 2, "text": "word " * 6000}
+    refused = desk.client.post(f"{desk.base}/nodes/{node['node']}/fork", json=too_long)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (
+        400, "context_length_exceeded",
+    )  # fmt: skip
+    desk.client.patch(f"{desk.base}/nodes/0", json={"score": 1})
+    assert desk.nodes(fields="tokens") == [{**before[0], "score": 1.0}, *before[1:]]
+
+
+def test_below_a_full_context_nothing_is_grown() -> None:
+    """Branches without a token would stand there, one for each that was asked for."""
+    with serving(ServerConfig(port=0, n_ctx=12)) as served:
+        desk = Desk(served, "a b c d e f", template=False)
+        body = {**desk.endless(served), "n": 2, "max_tokens": 40, "wait": True}
+        grown = desk.post("/nodes/0/generate", **body)["branches"]
+        assert {each["finish_reason"] for each in grown} == {"context"}
+        error = desk.post(f"/nodes/{grown[0]['node']}/generate", 400, **body)["error"]
+        assert error["code"] == "context_length_exceeded"
+        assert error["message"] == "the path has 12 tokens, and the model holds 12"
+        assert (error["details"]["n_prompt_tokens"], error["details"]["n_ctx"]) == (12, 12)
+        assert len(desk.get("/nodes")["data"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("/api/v1/looms", "GET, POST"),
+        ("/api/v1/looms/x/nodes/1", "GET, PATCH, DELETE"),
+        ("/v1/models", "GET, HEAD"),
+        ("/v1/completions", "POST"),
+    ],
+)
+def test_a_wrong_method_is_told_all_methods(served: Served, path: str, allowed: str) -> None:
+    answer = served.client.put(path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)

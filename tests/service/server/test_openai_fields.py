@@ -1,0 +1,279 @@
+"""Fields of other servers: neutral values are accepted, others honoured or rejected by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from weft.service.server.errors import Refused
+from weft.service.server.openai.chat import ChatRequest
+from weft.service.server.openai.completions import CompletionRequest
+from weft.service.server.openai.embeddings import EmbeddingRequest
+from weft.service.server.openai.known_fields import FIELDS, KnownField
+from weft.service.server.openai.messages import TemplateFields
+from weft.service.server.openai.responses import ResponseRequest
+
+pytestmark = pytest.mark.fluent
+
+if TYPE_CHECKING:
+    from serving import Served
+
+COMPLETION, CHATS = "/v1/completions", "/v1/chat/completions"
+RESPONSES, EMBEDDINGS = "/v1/responses", "/v1/embeddings"
+BASE: dict[str, dict[str, Any]] = {
+    COMPLETION: {"prompt": "Once upon a time", "max_tokens": 4, "seed": 1},
+    CHATS: {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "seed": 1},
+    RESPONSES: {"input": "Hi", "max_output_tokens": 4},
+    EMBEDDINGS: {"input": "Hi"},
+}
+
+
+def post(served: Served, path: str, **fields: Any) -> dict[str, Any]:
+    answer = served.client.post(path, json={**BASE[path], **fields})
+    assert answer.status_code == 200, answer.text
+    made: dict[str, Any] = answer.json()
+    return made
+
+
+def rejected(served: Served, path: str, **fields: Any) -> dict[str, Any]:
+    answer = served.client.post(path, json={**BASE[path], **fields})
+    assert answer.status_code == 400, answer.text
+    error: dict[str, Any] = answer.json()["error"]
+    return error
+
+
+MODELS = {
+    COMPLETION: CompletionRequest,
+    CHATS: ChatRequest,
+    RESPONSES: ResponseRequest,
+    EMBEDDINGS: EmbeddingRequest,
+}
+
+
+def foreign(path: str) -> dict[str, KnownField]:
+    own = MODELS[path].model_fields
+    return {name: field for name, field in FIELDS.items() if name not in own and not field.alias}
+
+
+@pytest.mark.parametrize("path", BASE)
+def test_all_known_fields_at_neutral_values_are_accepted(served: Served, path: str) -> None:
+    neutral = {
+        name: field.neutral[0] if field.neutral else "" for name, field in foreign(path).items()
+    }
+    own, made = post(served, path), post(served, path, **neutral)
+    for key in set(made) & {"choices", "data"}:
+        assert made[key] == own[key]
+
+
+@pytest.mark.parametrize("path", BASE)
+def test_known_fields_at_other_values_are_rejected_by_name(path: str) -> None:
+    for name, field in foreign(path).items():
+        if field.switch or field.is_operational or name == "custom_token_bans":
+            continue
+        with pytest.raises(Refused) as caught:
+            MODELS[path].model_validate({**BASE[path], name: {"unheard": "of"}})
+        assert caught.value.param == name
+
+
+def stream_of(served: Served, path: str, **fields: Any) -> list[dict[str, Any]]:
+    body = {**BASE[path], **fields, "stream": True}
+    lines = served.client.post(path, json=body).text.splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    return [choice for event in events for choice in event["choices"]]
+
+
+def both_ways(served: Served, **fields: Any) -> list[dict[str, Any]]:
+    """The choices of a completion, after a check that its stream has the same."""
+    fields = {"max_tokens": 8, "temperature": 0, "return_token_ids": True, **fields}
+    choices: list[dict[str, Any]] = post(served, COMPLETION, **fields)["choices"]
+    parts = stream_of(served, COMPLETION, **fields)
+    for choice in choices:
+        own = [part for part in parts if part["index"] == choice["index"]]
+        assert "".join(part["text"] for part in own) == choice["text"]
+        ids = [token for part in own for token in part.get("token_ids", ())]
+        assert ids == choice["token_ids"][: len(ids)]
+        assert own[-1]["finish_reason"] == choice["finish_reason"]
+    return choices
+
+
+@pytest.fixture(scope="module")
+def greedy(served: Served) -> dict[str, Any]:
+    return both_ways(served)[0]
+
+
+def test_stop_token_ids_end_a_choice_before_the_token(
+    served: Served, greedy: dict[str, Any]
+) -> None:
+    ids = greedy["token_ids"]
+    for choice in both_ways(served, stop_token_ids=[ids[3]], n=2):
+        assert choice["token_ids"] == ids[:3]
+        assert choice["finish_reason"] == "stop"
+        assert greedy["text"].startswith(choice["text"])
+
+
+def test_include_stop_str_in_output_keeps_the_stop_string_or_token(
+    served: Served, greedy: dict[str, Any]
+) -> None:
+    token = greedy["token_ids"][3]
+    text = served.service.models.lm().text.decode(greedy["token_ids"][:4])
+    included: dict[str, Any] = {"include_stop_str_in_output": True}
+    for logprobs in (None, 1):
+        fields = {"stop_token_ids": [token], "logprobs": logprobs, **included}
+        assert both_ways(served, **fields)[0]["text"] == text
+    stop = greedy["text"][5:9]
+    for field in ("include_stop_str_in_output", "no_stop_trim"):
+        choices = both_ways(served, stop=[stop], n=2, **{field: True})
+        assert {choice["text"] for choice in choices} == {greedy["text"][:9]}
+
+
+def test_min_tokens_delays_end_tokens_and_stops(served: Served, greedy: dict[str, Any]) -> None:
+    token = greedy["token_ids"][1]
+    (choice,) = both_ways(served, min_tokens=5, stop_token_ids=[token], stop=[" "], max_tokens=9)
+    assert len(choice["token_ids"]) >= 5
+    assert token not in choice["token_ids"][:5]
+    ends = served.service.models.lm().text.stop_ids
+    short = {"allowed_token_ids": [min(ends), token], "logit_bias": {str(min(ends)): 100}}
+    assert both_ways(served, **short)[0]["token_ids"] == []
+    assert both_ways(served, **short, min_tokens=3)[0]["token_ids"] == [token] * 3
+
+
+def test_bad_words_are_never_generated(served: Served, greedy: dict[str, Any]) -> None:
+    words = [greedy["text"].split()[1], " ".join(greedy["text"].split()[2:4])]
+    for choice in both_ways(served, bad_words=words, n=2, temperature=1, seed=4):
+        assert not any(word in choice["text"] for word in words)
+
+
+def test_allowed_token_ids_are_the_only_tokens(served: Served, greedy: dict[str, Any]) -> None:
+    allowed = greedy["token_ids"][1:3]
+    for choice in both_ways(served, allowed_token_ids=allowed, n=3, temperature=1, seed=4):
+        assert set(choice["token_ids"]) <= set(allowed)
+        assert choice["finish_reason"] == "length"
+
+
+def test_limits_on_tokens_hold_with_a_schema(served: Served) -> None:
+    lm = served.service.models.lm()
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["a", "b"]}}}
+    made = post(served, CHATS, response_format=schema, bad_words=["a"], max_tokens=20)
+    assert made["choices"][0]["message"]["content"] == '"b"'
+    assert rejected(served, CHATS, response_format=schema, min_tokens=2)["param"] == "min_tokens"
+    wrong = {"stop_token_ids": [lm.info.n_vocab], "allowed_token_ids": [lm.info.n_vocab]}
+    for name, ids in wrong.items():
+        error = rejected(served, COMPLETION, **{name: ids})
+        assert (error["param"], error["code"]) == (name, "tokens_out_of_vocabulary")
+    assert rejected(served, COMPLETION, min_tokens=9)["param"] == "min_tokens"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (COMPLETION, {"max_tokens": -1, "stop": "."}),
+        (COMPLETION, {"max_tokens": None, "n_predict": -1, "stop": "."}),
+        (COMPLETION, {"max_tokens": 5, "auto_max_new_tokens": True, "stop": "."}),
+        (CHATS, {"max_tokens": -1}),
+        (CHATS, {"max_tokens": None, "max_completion_tokens": -1}),
+    ],
+)
+def test_max_tokens_of_minus_one_goes_on_to_the_end(
+    served: Served, path: str, fields: dict[str, Any]
+) -> None:
+    (choice,) = post(served, path, temperature=0, **fields)["choices"]
+    assert choice["finish_reason"] == "stop"
+
+
+def test_fields_by_other_names_are_honoured(served: Served) -> None:
+    own = both_ways(served, logprobs=2)
+    same: list[dict[str, Any]] = [
+        {"n_probs": 2},
+        {"logprobs": 2, "temperature": None, "do_sample": False},
+        {"logprobs": 2, "max_tokens": None, "max_completion_tokens": 8},
+        {"logprobs": 2, "samplers": ["dry", "top_k", "typ_p", "top_p", "min_p", "temperature"]},
+        {"logprobs": 2, "samplers": "edskypmxt"},
+    ]
+    for fields in same:
+        assert both_ways(served, **fields) == own
+    banned = own[0]["token_ids"][0]
+    by_bias = both_ways(served, logit_bias={str(banned): -100})
+    assert both_ways(served, custom_token_bans=str(banned)) == by_bias
+    assert both_ways(served, logit_bias=[[banned, False]]) == by_bias
+    error = rejected(served, COMPLETION, samplers=["temperature", "top_k"])
+    assert error["param"] == "samplers"
+    chat = post(served, CHATS, n_probs=2)["choices"][0]["logprobs"]["content"]
+    assert len(chat[0]["top_logprobs"]) == 2
+
+
+def test_chat_fields_at_neutral_values_are_accepted_or_rejected_by_name(served: Served) -> None:
+    own = post(served, CHATS)["choices"]
+    for fields in (
+        {"reasoning_effort": "none"},
+        {"reasoning_effort": "minimal", "verbosity": "medium"},
+        {"enable_thinking": False, "chat_template_kwargs": {"enable_thinking": False}},
+        {"reasoning": {"effort": "none"}, "stop": [], "tools": [], "logit_bias": {}},
+    ):
+        assert post(served, CHATS, **fields)["choices"] == own
+    for name, value in (("verbosity", "low"), ("enable_thinking", True)):
+        assert rejected(served, CHATS, **{name: value})["param"] == name
+    marked = {
+        "role": "user",
+        "id": "msg_1",
+        "extra_content": {"a": 1},
+        "content": [{"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}],
+    }
+    assert post(served, CHATS, messages=[marked])["choices"] == own
+
+
+def test_template_fields_become_variables_of_templates_that_read_them() -> None:
+    thinks = "{{ messages }}{% if enable_thinking %}{% endif %}"
+    assert TemplateFields({}, reasoning_effort="none").variables(thinks) == {
+        "enable_thinking": False
+    }
+    assert TemplateFields({}, reasoning_effort="low").variables(thinks) == {"enable_thinking": True}
+    assert TemplateFields({}, reasoning_effort="minimal").variables(thinks) == {}
+    grades = "{{ messages }}{{ reasoning_effort }}{{ verbosity }}"
+    asked = TemplateFields({}, reasoning_effort="low", verbosity="high")
+    assert asked.variables(grades) == {"reasoning_effort": "low", "verbosity": "high"}
+    given = TemplateFields({"reasoning_effort": "high"}, reasoning_effort="low")
+    assert given.variables(grades) == {"reasoning_effort": "high"}
+
+
+def test_truncation_auto_drops_the_oldest_turns_and_reports_their_number(served: Served) -> None:
+    turn = [{"role": "user", "content": "a " * 100}, {"role": "assistant", "content": "b " * 100}]
+    given = [{"role": "system", "content": "Be kind."}, *turn * 20, *turn[:1]]
+    fields = {"input": given, "include": ["reasoning.encrypted_content"]}
+    error = rejected(served, RESPONSES, **fields)
+    assert (error["param"], error["code"]) == ("input", "context_length_exceeded")
+    made = post(served, RESPONSES, **fields, truncation="auto", reasoning={"summary": "auto"})
+    n = made["dropped_messages"]
+    assert (made["truncation"], n % 2, made["usage"]["input_tokens"] < 2048) == ("auto", 0, True)
+    one_more = [*given[:1], *given[n - 1 :]]
+    assert rejected(served, RESPONSES, input=one_more)["code"] == "context_length_exceeded"
+    own = post(served, RESPONSES, input=[*given[:1], *given[n + 1 :]], temperature=0)
+    made = post(served, RESPONSES, **fields, truncation="auto", temperature=0)
+    assert made["output"][0]["content"] == own["output"][0]["content"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (COMPLETION, {"prompt": [5] * 3000}, "prompt"),
+        (CHATS, {"messages": [{"role": "user", "content": "a " * 3000}]}, "messages"),
+        (RESPONSES, {"input": "a " * 3000}, "input"),
+    ],
+)
+def test_an_overflow_is_reported_in_the_words_of_openai(
+    served: Served, path: str, fields: dict[str, Any], param: str
+) -> None:
+    error = rejected(served, path, **fields)
+    assert (error["param"], error["code"]) == (param, "context_length_exceeded")
+    n_prompt = error["details"]["n_prompt_tokens"]
+    assert error["message"].startswith(
+        "This model's maximum context length is 2048 tokens. However, you requested"
+        f" {n_prompt + 4} tokens ({n_prompt} in the "
+    )
+
+
+def test_the_page_lists_all_known_fields() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "openai.md").read_text(encoding="utf-8")
+    assert [name for name in FIELDS if f"`{name}`" not in page] == []

@@ -1,0 +1,237 @@
+"""With `loom` in a request its answers are nodes of a kept loom, the same for every surface."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import httpx2 as httpx
+import pytest
+
+import weft
+
+if TYPE_CHECKING:
+    from serving import Served
+    from weft._core.tokens.tokenizer import Tokenizer
+
+PROMPT = "Once upon a time"
+COMPLETION, CHATS = "/v1/completions", "/v1/chat/completions"
+
+
+def post(served: Served, path: str, **body: Any) -> dict[str, Any]:
+    answer = served.client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    made: dict[str, Any] = answer.json()
+    return made
+
+
+def nodes(served: Served, loom: str) -> dict[int, dict[str, Any]]:
+    """All nodes of a loom, as the native surface tells them."""
+    found = served.client.get(f"/api/v1/looms/{loom}/nodes", params={"limit": 1000}).json()["data"]
+    return {each["node"]: each for each in found}
+
+
+def test_the_choices_are_nodes_of_a_new_loom(served: Served) -> None:
+    plain = post(served, COMPLETION, prompt=PROMPT, n=3, seed=3, max_tokens=6)
+    made = post(served, COMPLETION, prompt=PROMPT, n=3, seed=3, max_tokens=6, loom={"save": True})
+    texts = [choice["text"] for choice in made["choices"]]
+    assert texts == [choice["text"] for choice in plain["choices"]]
+    there = nodes(served, made["loom"]["loom"])
+    assert there[0]["text"].endswith(PROMPT)
+    loom = served.client.get(f"/api/v1/looms/{made['loom']['loom']}").json()
+    assert (loom["prompt"], loom["name"]) == (PROMPT, made["loom"]["name"])
+    assert loom["name"].startswith("once-upon-time")
+    assert [there[number]["text"] for number in made["loom"]["nodes"]] == texts
+    assert {there[number]["parent"] for number in made["loom"]["nodes"]} == {0}
+    assert made["loom"]["sampling"]["seed"] == 3
+
+
+def test_a_conversation_grows_into_one_tree(served: Served) -> None:
+    """Also where an answer ended by itself, as one of these two does: its node is gone on from."""
+    chat = [{"role": "user", "content": weft.samples.sum}]
+    asked_for = {"n": 2, "temperature": 0.9, "max_tokens": 40, "seed": 12}
+    first = post(served, CHATS, messages=chat, **asked_for, loom={"save": True})
+    assert "stop" in [choice["finish_reason"] for choice in first["choices"]]
+    loom = first["loom"]["loom"]
+    for choice in first["choices"]:
+        turn = [*chat, choice["message"], {"role": "user", "content": "Hello, who are you?"}]
+        again = post(served, CHATS, messages=turn, max_tokens=8, loom={"loom": loom})
+        there = nodes(served, loom)
+        asked = there[again["loom"]["parent"]]
+        assert asked["said"] == "Hello, who are you?"
+        if choice["finish_reason"] == "stop":
+            assert asked["parent"] in first["loom"]["nodes"]
+            assert there[asked["parent"]]["text"] == choice["message"]["content"]
+    before = len(nodes(served, loom))
+    post(served, CHATS, messages=turn, n=2, max_tokens=8, loom={"loom": loom})
+    assert len(nodes(served, loom)) == before + 2  # the prompt was there
+
+
+def by_letters(text: Tokenizer) -> dict[str, int]:
+    """A bias that bans the tokens that "the" is cut into, so that it is drawn letter by letter."""
+    banned = {str(token): -100 for whole in ("he", "th") for token in text.continuation(whole)}
+    assert len(banned) == 2
+    return banned
+
+
+def spelled(served: Served, **loom: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """An answer of which the tokenizer makes other tokens; how the conversation goes on."""
+    text = weft.load("tiny").text
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["the"]}}}
+    chat = [{"role": "user", "content": weft.samples.sum}]
+    asked = {"logit_bias": by_letters(text), "response_format": schema, "max_tokens": 20}
+    made = post(served, CHATS, messages=chat, return_token_ids=True, **asked, loom=loom)
+    (choice,) = made["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ('"the"', "stop")
+    assert choice["token_ids"][:-1] != text.continuation('"the"')
+    return made, [*chat, choice["message"], {"role": "user", "content": "Why?"}]
+
+
+@pytest.mark.parametrize("is_named", [False, True], ids=["found", "named"])
+def test_an_answer_that_comes_back_as_text_is_the_tokens_that_were_drawn(
+    served: Served, is_named: bool
+) -> None:
+    first, turns = spelled(served, save=True)
+    (node,) = first["loom"]["nodes"]
+    place = {"loom": first["loom"]["loom"]}
+    if is_named:
+        place["parent"] = str(node)
+    before = len(nodes(served, place["loom"]))
+    figures = {"prompt_logprobs": 0, "return_token_ids": True}
+    made = post(served, CHATS, messages=turns, max_tokens=4, loom=place, **figures)
+    there = nodes(served, place["loom"])
+    assert len(there) == before + 2  # the question, the answer
+    assert there[made["loom"]["parent"]]["parent"] == node
+    # What is told of the prompt is of the tokens that the answer goes on from.
+    asked = f"/api/v1/looms/{place['loom']}/nodes/{made['loom']['parent']}/path"
+    path = served.client.get(asked, params={"as": "tokens"}).json()["token_ids"]
+    n_drawn = len(first["choices"][0]["token_ids"])
+    n_prompt = first["usage"]["prompt_tokens"]
+    assert path[n_prompt:][:n_drawn] == first["choices"][0]["token_ids"]
+    assert made["prompt_token_ids"] == path
+    assert len(made["prompt_logprobs"]) == len(path) == made["usage"]["prompt_tokens"]
+
+
+def test_a_text_is_found_where_its_tokens_reach_over_nodes(served: Served) -> None:
+    """An answer is cut short within a word, and a prompt has the whole word."""
+    begun = "Once upon a time ("
+    text = weft.load("tiny").text
+    banned = by_letters(text)
+    force = {"logit_bias": banned | {str(text.continuation("t")[0]): 100}, "temperature": 0}
+    first = post(served, COMPLETION, prompt=begun, max_tokens=1, loom={"save": True}, **force)
+    (cut,) = first["loom"]["nodes"]
+    place = {"loom": first["loom"]["loom"]}
+    force["logit_bias"] = banned | {str(text.continuation("h")[0]): 100}
+    named = {**place, "parent": str(cut)}
+    second = post(served, COMPLETION, max_tokens=1, loom=named, **force)
+    (node,) = second["loom"]["nodes"]
+    whole = first["choices"][0]["text"] + second["choices"][0]["text"]
+    assert (whole, len(text.continuation(whole))) == ("th", 1)
+    made = post(served, COMPLETION, prompt=begun + whole, max_tokens=2, loom=place)
+    assert made["loom"]["parent"] == node
+    # Tokens that are given are those that are meant.
+    ids = text.encode(begun + whole)
+    made = post(served, COMPLETION, prompt=ids, max_tokens=2, loom=place)
+    assert nodes(served, place["loom"])[made["loom"]["parent"]]["parent"] == 0
+
+
+def test_a_text_goes_on_from_a_node(served: Served) -> None:
+    made = post(served, COMPLETION, prompt=PROMPT, max_tokens=4, loom={"save": True})["loom"]
+    (parent,) = made["nodes"]
+    place = {"loom": made["name"], "parent": str(parent)}
+    more = post(served, COMPLETION, max_tokens=4, n=2, loom=place, echo=True)
+    there = nodes(served, made["loom"])
+    assert more["loom"]["parent"] == parent
+    for choice, number in zip(more["choices"], more["loom"]["nodes"], strict=True):
+        assert there[number]["parent"] == parent
+        assert choice["text"].endswith(there[number]["text"])
+        assert PROMPT + there[parent]["text"] in choice["text"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        ({"prompt": "Something else", "loom": {"loom": "KEPT"}}, 400, "loom.loom"),
+        ({"prompt": PROMPT, "loom": {"loom": "KEPT", "parent": "99"}}, 404, "loom.parent"),
+        ({"prompt": PROMPT, "loom": {"loom": "no such loom"}}, 404, None),
+        ({"prompt": PROMPT, "loom": {"parent": "1"}}, 400, "loom.parent"),
+        ({"prompt": PROMPT, "loom": {"save": False, "loom": "KEPT"}}, 400, "loom.save"),
+        ({"prompt": [PROMPT, PROMPT], "loom": {"save": True}}, 400, "loom"),
+        ({"prompt": PROMPT, "loom": {"unknown": 1}}, 400, "loom.unknown"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(
+    served: Served, body: dict[str, Any], status: int, param: str | None
+) -> None:
+    kept = post(served, COMPLETION, prompt=PROMPT, max_tokens=1, loom={"save": True})["loom"]
+    if body["loom"].get("loom") == "KEPT":
+        body = {**body, "loom": {**body["loom"], "loom": kept["loom"]}}
+    before = nodes(served, kept["loom"])
+    answer = served.client.post(COMPLETION, json={**body, "max_tokens": 2})
+    assert answer.status_code == status, answer.text
+    assert answer.json()["error"]["param"] == param
+    assert nodes(served, kept["loom"]) == before
+
+
+def test_what_a_client_left_behind_is_kept(served: Served) -> None:
+    body = {
+        "messages": [{"role": "user", "content": weft.samples.story}],
+        "ignore_eos": True,
+        "max_tokens": 1500,
+        "stream": True,
+        "loom": {"save": True},
+    }
+
+    async def vanish() -> dict[str, Any]:
+        loom: dict[str, Any] = {}
+        async with (
+            httpx.AsyncClient(base_url=served.url, timeout=None) as client,
+            client.stream("POST", CHATS, json=body) as answer,
+        ):
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {"):
+                    chunk = json.loads(line[6:])
+                    loom = chunk.get("loom") or loom
+                    if chunk["choices"][0]["delta"].get("content"):
+                        return loom
+        raise AssertionError("nothing came")
+
+    loom = asyncio.run(vanish())
+    (number,) = loom["nodes"]
+    while (node := nodes(served, loom["loom"])[number])["finish_reason"] is None:
+        time.sleep(0.05)
+    assert node["finish_reason"] == "cancelled"
+    assert 0 < node["n_tokens"] < 1500
+    assert served.service.n_works == 0
+
+
+def test_kept_figures_are_those_of_the_call(served: Served) -> None:
+    asked: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 5, "seed": 8, "logprobs": 2}
+    plain = post(served, COMPLETION, **asked)["choices"][0]["logprobs"]
+    kept = post(served, COMPLETION, **asked, loom={"save": True})["choices"][0]["logprobs"]
+    assert kept["tokens"] == plain["tokens"]
+    assert kept["token_logprobs"] == pytest.approx(plain["token_logprobs"], abs=1e-5)
+
+
+def test_a_stream_ends_when_what_it_goes_on_from_is_removed(served: Served) -> None:
+    made = post(served, COMPLETION, prompt=PROMPT, max_tokens=4, loom={"save": True})["loom"]
+    place = {"loom": made["loom"], "parent": str(made["nodes"][0])}
+    body = {"max_tokens": 1500, "ignore_eos": True, "stream": True, "loom": place, "n": 2}
+    path = f"/api/v1/looms/{made['loom']}/nodes/{made['nodes'][0]}"
+    reasons, is_removed = [], False
+    with served.client.stream("POST", COMPLETION, json=body) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                chunk = json.loads(line[6:])
+                assert "error" not in chunk
+                reasons.append(chunk["choices"][0]["finish_reason"])
+                if not is_removed:
+                    with httpx.Client(base_url=served.url, timeout=None) as other:
+                        assert other.delete(path).status_code == 200
+                    is_removed = True
+    assert line == "" or line == "data: [DONE]"
+    assert len([reason for reason in reasons if reason]) == 2
+    assert set(nodes(served, made["loom"])) == {0}
+    assert served.service.n_works == 0

@@ -1,0 +1,57 @@
+"""The files of the page, as the server gives them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from serving import Served
+from weft.service.server.routes.page import BUILT
+
+
+def test_the_page_is_at_the_root_and_asks_nobody_else(served: Served) -> None:
+    answer = served.client.get("/")
+    assert answer.status_code == 200
+    assert answer.headers["Content-Type"].startswith("text/html")
+    policy = dict(
+        each.strip().split(" ", 1) for each in answer.headers["Content-Security-Policy"].split(";")
+    )
+    assert policy["default-src"] == "'none'"
+    assert policy["script-src"] == policy["connect-src"] == policy["worker-src"] == "'self'"
+    linked = re.findall(r'(?:src|href)="([^"]+)"', answer.text)
+    assert linked
+    for path in linked:
+        assert path.startswith("/assets/"), path
+        assert served.client.get(path).status_code == 200, path
+
+
+def test_what_is_known_is_not_sent_again(served: Served) -> None:
+    first = served.client.get("/")
+    again = served.client.get("/", headers={"If-None-Match": first.headers["ETag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    (script,) = BUILT.glob("assets/index-*.js")
+    answer = served.client.get(f"/assets/{script.name}")
+    assert "immutable" in answer.headers["Cache-Control"]
+    assert answer.headers["Content-Encoding"] == "gzip"
+    assert answer.content == script.read_bytes()
+
+
+@pytest.mark.parametrize("path", ["/assets/nothing.js", "/assets/..%2findex.html", "/assets/"])
+def test_nothing_but_its_files_is_there(served: Served, path: str) -> None:
+    assert served.client.get(path).status_code == 404
+
+
+def test_the_page_of_before_leads_to_this_one(served: Served) -> None:
+    answer = served.client.get("/static/index.html", follow_redirects=False)
+    assert answer.headers["Location"] == "/"
+
+
+def test_the_docs_ask_nobody_else(served: Served) -> None:
+    page = served.client.get("/docs").text
+    linked = re.findall(r'(?:src|href)="([^"]+)"', page)
+    assert len(linked) == 3
+    for path in linked:
+        assert path.startswith("/docs/"), path
+        assert served.client.get(path).status_code == 200, path
+    assert "http" not in page.replace("http-equiv", "")

@@ -1,0 +1,265 @@
+"""KV that is pinned by hand, and moved to the host, through the server; pins follow their nodes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from serving import Served, serving
+from weft import AsyncClient, Client
+from weft.errors import KVFull, Unsupported
+from weft.service.server import ServerConfig
+
+pytestmark = pytest.mark.programs
+
+SLOTS = 160
+SLOT = 8192  # bytes
+LONG = "One more long text that fills the memory. " * 2  # about 40 tokens
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    config = ServerConfig(port=0, kv_budget=SLOTS * SLOT, offload=SLOTS * SLOT)
+    with serving(config) as server:
+        assert server.service.models.lm().info.kv_bytes_per_token == SLOT
+        yield server
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[Client]:
+    with Client(served.url) as client:
+        yield client
+        for row in client.looms(limit=200).data:
+            client.remove_loom(row.id, purge=True)
+        lm = served.service.models.lm()
+        lm.driver.exclusive(lm.scheduler.settle)
+        assert lm.tree.room.must == 0, "a pin was left"
+        lm.clear_cache()
+
+
+def made(client: Client, n: int = 1, prompt: str = "Once upon a time") -> tuple[str, list[int]]:
+    """A loom with branches; their numbers."""
+    loom = client.create_loom(prompt).id
+    done = client.begin(loom, 0, n=n, max_tokens=12, seed=3, wait=True)
+    assert [node.n_tokens for node in done.nodes or ()] == n * [12]
+    return loom, [node.node for node in done.nodes or ()]
+
+
+def kv(client: Client, loom: str, node: int) -> Any:
+    told = client.node(loom, node, fields=["kv"]).kv
+    assert told is not None
+    return told
+
+
+def pinned(client: Client, loom: str) -> list[int]:
+    return [each.node for each in client.loom_kv(loom).pinned]
+
+
+def must(served: Served) -> int:
+    lm = served.service.models.lm()
+    lm.driver.exclusive(lm.scheduler.settle)
+    return int(lm.tree.room.must)
+
+
+def press(client: Client) -> None:
+    for i in range(3):
+        client.handle_kv(client.create_loom(f"{i} {2 * LONG}").id, 0, "warm")
+
+
+def test_a_pinned_node_outlasts_pressure_and_is_told(served: Served, client: Client) -> None:
+    loom, (first, second) = made(client, 2)
+    told = client.handle_kv(loom, first, "pin").kv
+    assert told is not None
+    assert (told.state, told.pinned, told.bytes) == ("hot", True, 12 * SLOT)
+    press(client)
+    assert kv(client, loom, first).state == "hot"
+    assert kv(client, loom, second).state != "hot"
+    assert not kv(client, loom, 0).pinned
+    (each,) = client.loom_kv(loom).pinned
+    assert (each.node, each.bytes) == (first, each.tokens * SLOT)
+    assert must(served) == each.tokens
+    client.handle_kv(loom, first, "pin")  # again
+    assert must(served) == each.tokens
+    assert pinned(client, loom) == [first]
+    assert client.kv(looms=True).looms is not None
+    assert client.forget_kv(loom).hot == 2, "the prompt, and what is pinned"
+    told = client.handle_kv(loom, first, "unpin").kv
+    assert told is not None
+    assert (told.state, told.pinned) == ("hot", False)
+    client.handle_kv(loom, first, "unpin")  # again
+    assert must(served) == 0
+    press(client)
+    assert kv(client, loom, first).state != "hot"
+
+
+@pytest.mark.parametrize("op", ["evict", "offload"])
+def test_what_is_pinned_is_neither_forgotten_nor_moved(client: Client, op: str) -> None:
+    loom, (node,) = made(client)
+    client.handle_kv(loom, node, "pin")
+    for number, which in ((node, "is pinned"), (0, f"on the way to node {node}")):
+        with pytest.raises(Exception, match=which) as raised:
+            client.handle_kv(loom, number, op)
+        assert getattr(raised.value, "code", "kv_pinned") == "kv_pinned"
+    assert kv(client, loom, node).state == "hot"
+
+
+def test_kv_is_moved_to_the_host_and_comes_back(client: Client) -> None:
+    loom, (node,) = made(client)
+    client.handle_kv(loom, node, "warm")
+    told = client.handle_kv(loom, node, "offload").kv
+    assert told is not None
+    assert (told.state, told.bytes, told.pinned) == ("host", 0, False)
+    assert client.loom_kv(loom).offloaded_tokens == 12
+    assert client.kv().data[0].offloaded_bytes >= 12 * SLOT
+    before = client.kv().data[0].prefilled
+    told = client.handle_kv(loom, node, "pin").kv
+    assert told is not None
+    assert (told.state, told.bytes) == ("hot", 12 * SLOT)
+    assert client.kv().data[0].prefilled == before
+
+
+def test_a_pin_follows_its_node_through_every_edit(served: Served, client: Client) -> None:
+    loom, (node, other) = made(client, 2)
+    n = client.node(loom, node).n_tokens
+    depth = n + client.node(loom, 0).n_tokens
+    client.handle_kv(loom, node, "pin")
+
+    lower = client.split(loom, node, at_token=5).added[0].node
+    assert sorted(pinned(client, loom)) == sorted([node, lower])
+    assert must(served) == depth
+    client.handle_kv(loom, node, "unpin")
+    assert pinned(client, loom) == [lower]
+    assert must(served) == depth
+
+    client.merge(loom, lower)  # what takes in a pinned one is pinned
+    assert pinned(client, loom) == [node]
+    assert must(served) == depth
+
+    client.undo(loom)
+    client.undo(loom)
+    assert pinned(client, loom) == [node]
+    client.edit(loom, node, text=" lived a fox", in_place=True)
+    assert pinned(client, loom) == [node]
+    now = client.node(loom, node, fields=["kv"])
+    assert now.kv is not None
+    assert (now.kv.state, now.kv.pinned) == ("partly", True)
+    assert must(served) == depth - n + now.n_tokens
+    client.handle_kv(loom, node, "warm")
+    press(client)
+    assert kv(client, loom, node).state == "hot"
+
+    client.edit(loom, 0, text="Twice upon a time", in_place=True)
+    assert pinned(client, loom) == [node]
+    client.move(loom, node, other)
+    assert pinned(client, loom) == [node]
+    client.clip(loom, other, keep=3, children="drop")
+    assert pinned(client, loom) == [], "what stood below what was clipped is gone"
+    assert must(served) == 0
+    client.undo(loom)
+    assert pinned(client, loom) == [], "Undo brings nodes back, and not their pins"
+
+
+@pytest.mark.parametrize("what", ["node", "loom", "purge", "unload"])
+def test_a_pin_ends_with_what_it_was_of(served: Served, client: Client, what: str) -> None:
+    loom, (node,) = made(client)
+    client.handle_kv(loom, node, "pin")
+    assert must(served) > 0
+    if what == "node":
+        client.remove(loom, node)
+    elif what == "unload":
+        client.unload_model("tiny", force=True)
+        client.load_model("tiny", wait=True)
+        assert pinned(client, loom) == []
+        assert not kv(client, loom, node).pinned
+    else:
+        client.remove_loom(loom, purge=what == "purge")
+    assert must(served) == 0
+
+
+def test_a_memory_full_of_pins_says_so(client: Client) -> None:
+    loom = client.create_loom("Short").id
+    for i in range(8):
+        node = client.add(loom, 0, text=f" {i} {LONG}").added[0].node
+        if client.node(loom, node).n_tokens * (i + 1) > SLOTS:
+            break
+        client.handle_kv(loom, node, "pin")
+    assert len(pinned(client, loom)) == i > 1
+    for op in ("pin", "warm"):
+        with pytest.raises(KVFull, match="pinned by hand") as raised:
+            client.handle_kv(loom, node, op)
+        assert raised.value.hint.startswith("unpin")
+    for each in pinned(client, loom):
+        client.handle_kv(loom, each, "unpin")
+    client.handle_kv(loom, node, "warm")
+
+
+def test_a_loom_that_has_a_pin_stays_open_though_nobody_uses_it(
+    served: Served, client: Client
+) -> None:
+    loom, (node,) = made(client)
+    live = served.service.looms.open_one(loom)
+    assert live is not None
+    assert live.is_idle
+    client.handle_kv(loom, node, "pin")
+    assert not live.is_idle
+    live.is_stale = True  # what was not kept, say: it is opened anew
+    assert pinned(client, loom) == [node]
+    assert served.service.looms.open_one(loom) is not live
+
+
+def test_many_pin_and_unpin_at_once(served: Served, client: Client) -> None:
+    loom, nodes = made(client, 4)
+
+    async def work() -> None:
+        async with AsyncClient(served.url) as many:
+            for _ in range(3):
+                ops = [(node, op) for node in nodes for op in ("pin", "warm", "unpin", "pin")]
+                await asyncio.gather(*(many.handle_kv(loom, node, op) for node, op in ops))
+
+    asyncio.run(work())
+    for node in nodes:
+        client.handle_kv(loom, node, "unpin")
+    assert must(served) == 0
+    assert pinned(client, loom) == []
+
+
+def test_offloading_where_nothing_is_kept_on_the_host_is_refused_by_name() -> None:
+    with serving(ServerConfig(port=0)) as server, Client(server.url) as client:
+        loom, (node,) = made(client)
+        with pytest.raises(Unsupported, match="loaded without offload"):
+            client.handle_kv(loom, node, "offload")
+        answer = server.client.post(f"/api/v1/looms/{loom}/nodes/{node}/kv", json={"op": "drop"})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "op")
+
+
+def test_the_kv_of_several_nodes_is_told_at_once(client: Client) -> None:
+    loom, grown = made(client, n=3)
+    page = client.nodes(loom, nodes=[grown[2], 0, 999, grown[1]], fields=["kv"])
+    assert [node.node for node in page.data] == [0, grown[1], grown[2]]
+    assert all(node.kv is not None for node in page.data)
+    page = client.nodes(loom, nodes=[grown[0], grown[2]], limit=1)
+    assert ([node.node for node in page.data], page.next) == ([grown[0]], str(grown[0]))
+    page = client.nodes(loom, nodes=[grown[0], grown[2]], limit=1, after=page.next)
+    assert ([node.node for node in page.data], page.next) == ([grown[2]], None)
+    assert client.nodes(loom, nodes=[0, grown[2]], under=grown[2]).data[0].node == grown[2]
+    assert client.nodes(loom, nodes=[-1]).data == []
+    with pytest.raises(ValueError, match="nodes"):
+        client.nodes(loom, nodes=range(201))
+
+
+def test_a_pin_follows_where_there_is_no_room_for_both_paths(
+    served: Served, client: Client
+) -> None:
+    loom, (node,) = made(client, prompt=3 * LONG)
+    client.handle_kv(loom, node, "pin")
+    before = must(served)
+    assert SLOTS / 2 < before < SLOTS - 8
+    client.edit(loom, 0, text=f"Now {3 * LONG}", in_place=True)
+    assert pinned(client, loom) == [node]
+    assert SLOTS / 2 < must(served) < SLOTS
+    client.handle_kv(loom, node, "warm")
+    assert kv(client, loom, node).state == "hot"
+    client.handle_kv(loom, node, "unpin")

@@ -1,0 +1,45 @@
+"""The socket that a server listens at."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from weft.errors import ConfigError
+from weft.service.server.run import bound
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_a_short_answer_does_not_wait_for_its_headers_to_be_acknowledged(host: str) -> None:
+    """A body that is written after its headers came 40 ms later, to every client that stays."""
+    if host == "[::1]" and not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+
+    async def accepted() -> int:
+        options = list[int]()
+
+        def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            made = writer.get_extra_info("socket")
+            options.append(made.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        listener = bound(host, 0)
+        async with await asyncio.start_server(take, sock=listener):
+            reader, writer = await asyncio.open_connection(*listener.getsockname()[:2])
+            await reader.read()
+            writer.close()
+        return options[0]
+
+    assert asyncio.run(accepted())
+
+
+def test_a_port_that_is_taken_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} of 127.0.0.1 is taken") as told:
+            bound("127.0.0.1", port)
+    assert "--port 0" in told.value.hint
+    with pytest.raises(ConfigError, match="no address"):
+        bound("no.such.name.invalid", 0)

@@ -1,0 +1,334 @@
+"""Several things in one loom at once: each is one operation, told in order, and undone alone."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving import Event, Served, events, held, serving
+from weft.service.server import ServerConfig
+from weft.service.server.branches import Author
+from weft.service.store.library import Library
+
+Json = dict[str, Any]
+Told = list[Event]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("together") / "weft.db"
+
+
+@pytest.fixture(scope="module")
+def served(file: Path) -> Iterator[Served]:
+    """A server whose database another process may open, too."""
+    with serving(ServerConfig(port=0, db=f"sqlite:///{file}")) as server:
+        yield server
+
+
+class Shared:
+    """A loom with a job that goes on, of whose branches one has ended."""
+
+    def __init__(self, served: Served) -> None:
+        self.client = served.client
+        made = self.client.post("/api/v1/looms", json={"prompt": "Use 1 2 3 4 to make 24."})
+        self.id = made.json()["id"]
+        self.base = f"/api/v1/looms/{self.id}"
+        ends = served.service.models.lm().text.stop_ids
+        self.endless = {"max_tokens": 4000, "logit_bias": {str(each): -1e6 for each in ends}}
+        self.job = ""
+
+    def post(self, path: str, status: int = 200, **body: Any) -> Json:
+        answer = self.client.post(f"{self.base}{path}", json=body)
+        assert answer.status_code == status, answer.text
+        told: Json = answer.json()
+        return told
+
+    def grow(self, at: int = 0) -> list[int]:
+        """Begin to grow two branches of a node, and end the first one."""
+        told = self.post(f"/nodes/{at}/generate", 202, n=2, **self.endless)
+        self.job = told["job"]
+        numbers = [each["node"] for each in told["branches"]]
+        self.until(lambda: self.node(numbers[0])["n_tokens"] > 3)
+        self.client.post(f"/api/v1/jobs/{self.job}/cancel", json={"branches": [0]})
+        self.until(lambda: not self.node(numbers[0])["growing"])
+        return numbers
+
+    def node(self, number: int) -> Json:
+        told: Json = self.client.get(f"{self.base}/nodes/{number}").json()
+        return told
+
+    def end(self) -> None:
+        """End the job."""
+        if not self.job:
+            return
+        self.client.post(f"/api/v1/jobs/{self.job}/cancel")
+        self.until(lambda: self.status(self.job) != "running")
+
+    def status(self, job: str) -> str:
+        return str(self.client.get(f"/api/v1/jobs/{job}").json()["status"])
+
+    def there(self) -> list[int]:
+        page = self.client.get(f"{self.base}/nodes", params={"limit": 1000}).json()
+        return sorted(each["node"] for each in page["data"])
+
+    def log(self) -> list[tuple[str, str, int]]:
+        """The operations, the first one first: kind, state, nodes added."""
+        rows = self.client.get(f"{self.base}/history").json()["data"][::-1]
+        return [(each["kind"], each["state"], each["n_added"]) for each in rows]
+
+    def until(self, is_so: Any) -> None:
+        while not is_so():
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def shared(served: Served) -> Iterator[Shared]:
+    made = Shared(served)
+    yield made
+    made.end()
+
+
+def read(shared: Shared, until: Any, begun: threading.Event | None = None, **query: Any) -> Told:
+    """Return the events of all that happens in a loom, to the first of which something is so.
+
+    begun: set with the first one, from which on nothing is missed.
+    """
+    came: Told = []
+    query = {"tokens": True, **query}
+    path = f"{shared.base}/events"
+    with shared.client.stream("GET", path, params=query, timeout=None) as answer:
+        for event in events(answer.iter_lines()):
+            came.append(event)
+            if begun is not None:
+                begun.set()
+            if until(came):
+                break
+    return came
+
+
+def test_an_edit_while_others_grow_is_undone_alone(shared: Shared) -> None:
+    first, second = shared.grow()
+    (added,) = shared.post("/nodes", 201, text=" there")["added"]
+    assert shared.log() == [("create", "first", 1), ("grow", "done", 1), ("add", "done", 1)]
+    assert shared.post("/undo")["removed"] == [added["node"]]
+    assert shared.there() == [0, first, second]
+    assert [each["node"] for each in shared.post("/redo")["added"]] == [added["node"]]
+    shared.end()
+    assert shared.log()[-1] == ("grow", "done", 1)
+    assert shared.there() == [0, first, second, added["node"]]
+    assert shared.post("/undo")["removed"] == [second]
+
+
+def test_undo_and_redo_leave_alone_what_others_are_growing(shared: Shared) -> None:
+    (added,) = shared.post("/nodes", 201, text=" there")["added"]
+    first, second = shared.grow()
+    assert shared.post("/undo")["removed"] == [added["node"]]
+    assert shared.there() == [0, first, second]
+    assert [each["node"] for each in shared.post("/redo")["added"]] == [added["node"]]
+    shared.end()
+    assert shared.there() == [0, added["node"], first, second]
+    assert sorted(shared.post("/undo")["removed"]) == [first, second]
+    assert shared.there() == [0, added["node"]]
+
+
+def test_what_a_job_that_goes_on_has_done_is_not_undone_under_it(shared: Shared) -> None:
+    shared.grow()
+    (added,) = shared.post("/nodes", 201, text=" there")["added"]
+    shared.post("/undo")
+    told = shared.client.post(f"{shared.base}/undo")
+    assert (told.status_code, told.json()["error"]["code"]) == (409, "revision_mismatch")
+    assert "still going on" in told.json()["error"]["message"]
+    shared.end()
+    assert shared.post("/undo")["removed"]
+
+
+def test_a_search_beside_another_growth_is_undone_alone_from_anywhere(
+    shared: Shared, file: Path
+) -> None:
+    (added,) = shared.post("/nodes", 201, text=" there")["added"]
+    left = [0, added["node"], *shared.grow(added["node"])]
+    shared.post("/runs", strategy="tot", breadth=2, n=3, seed=1, wait=True, budget_tokens=300)
+    whole = shared.there()
+    assert len(whole) > 6
+    kinds = [kind for kind, _, _ in shared.log()]
+    assert kinds[:2] == ["create", "add"]
+    assert set(kinds[2:]) == {"run"}
+    shared.post("/undo")
+    assert shared.there() == left
+    shared.post("/redo")
+    assert shared.there() == whole
+    with Library(f"sqlite:///{file}") as other:
+        kept = other.open(shared.id)
+        kept.undo()
+        shared.until(lambda: shared.there() == left)
+        kept.redo()
+        shared.until(lambda: shared.there() == whole)
+    shared.end()
+    assert sorted(shared.post("/undo")["removed"]) == left[2:]
+
+
+def test_a_search_is_not_undone_while_it_goes_on_and_ends_where_its_nodes_go(
+    shared: Shared,
+) -> None:
+    asked = {"strategy": "beam", "breadth": 2, "seed": 3, "budget_tokens": 6000, "max_tokens": 40}
+    job = shared.post("/runs", 202, **asked)["job"]
+    read(shared, lambda came: came[-1][1] == "score")
+    assert shared.client.post(f"{shared.base}/undo").status_code == 409
+    answer = shared.client.delete(f"{shared.base}/nodes/0", params={"what": "children"})
+    assert answer.status_code == 200
+    shared.until(lambda: shared.status(job) != "running")
+    told = shared.client.get(f"/api/v1/jobs/{job}").json()
+    assert told["status"] == "failed", told
+    assert "was removed" in told["error"]["message"]
+    assert shared.there() == [0]
+
+
+def test_two_jobs_are_told_in_order_and_gone_on_with_in_the_middle_of_both(
+    shared: Shared,
+) -> None:
+    seen: Told = []
+    begun = threading.Event()
+
+    def over(came: Told) -> bool:
+        return sum(name == "done" for _, name, _ in came) == 2
+
+    def breaks_off(came: Told) -> bool:
+        return len(came) >= 4 or over(seen + came)
+
+    with ThreadPoolExecutor(2) as pool:
+        whole = pool.submit(read, shared, over, begun)
+        assert begun.wait()
+        asked = {"n": 2, **shared.endless, "max_tokens": 300}
+        jobs = [shared.post("/nodes/0/generate", 202, **asked)["job"] for _ in range(2)]
+        seen += read(shared, lambda came: sum(n == "tok" for _, n, _ in came) == 3)
+        while not over(seen):
+            seen += read(shared, breaks_off, after=seen[-1][0])
+        came = whole.result()
+    ids = [number for number, _, _ in came]
+    assert ids == list(range(ids[0], ids[0] + len(ids)))
+    by_id = {number: (name, data) for number, name, data in came}
+    resumed = [each for each in seen if each[1] != "snapshot"]
+    assert [number for number, _, _ in resumed] == list(range(resumed[0][0], ids[-1] + 1))
+    assert all(by_id[number] == (name, data) for number, name, data in resumed)
+    for job in jobs:
+        own = [(name, data) for _, name, data in came if data.get("job") == job]
+        names = [name for name, _ in own]
+        assert (names[0], names[-1]) == ("job", "done")
+        for at in range(2):
+            end = next(i for i, (n, d) in enumerate(own) if n == "branch" and d["branch"] == at)
+            told = [i for i, (n, d) in enumerate(own)
+                    if n == "tok" and any(entry[0] == at for entry in d["t"])]  # fmt: skip
+            assert max(told) < end
+    assert sorted(shared.post("/undo")["removed"]) in ([1, 2], [3, 4], [1, 2, 3, 4])
+
+
+def test_a_node_that_ended_and_was_removed_is_not_found_while_its_job_goes_on(
+    shared: Shared,
+) -> None:
+    first, _ = shared.grow()
+    assert shared.client.delete(f"{shared.base}/nodes/{first}").status_code == 200
+    assert shared.client.get(f"{shared.base}/nodes/{first}").status_code == 404
+
+
+def test_who_changed_a_bookmark_is_in_the_log(shared: Shared) -> None:
+    shared.client.patch(
+        f"{shared.base}/nodes/0", json={"bookmark": "x"}, headers={"X-Weft-Actor": "me"}
+    )
+    rows = shared.client.get(f"{shared.base}/history").json()["data"]
+    assert (rows[0]["kind"], rows[0]["actor"]) == ("bookmark", "me")
+
+
+def test_a_character_that_is_not_whole_is_in_no_snapshot(served: Served, shared: Shared) -> None:
+    asked = {"n": 4, "max_tokens": 1500, "choices": ["\N{GRINNING FACE}" * 200]}
+    job = served.service.jobs.get(shared.post("/nodes/0/generate", 202, **asked)["job"])
+
+    async def look() -> list[str]:
+        return [each["text"] for each in job.snapshot()["texts"]]
+
+    texts: list[str] = []
+    while job.ended is None:
+        texts += served.on_loop(look())
+    assert len(texts) > 20
+    assert {text.strip("\N{GRINNING FACE}") for text in texts} == {""}
+
+
+def test_a_long_question_holds_up_nobody_in_its_loom(
+    served: Served, shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        with held(monkeypatch):
+            asked = pool.submit(shared.post, "/nodes/0/next", candidates=[*range(40, 104)], ahead=3)
+            shared.until(lambda: served.service.n_works == 1)
+            (added,) = shared.post("/nodes", 201, text=" there")["added"]
+            assert shared.node(added["node"])["text"] == " there"
+            assert not asked.done()
+        assert len(asked.result()["candidates"]) == 64
+
+
+def test_a_new_name_from_elsewhere_is_told_while_something_grows(
+    shared: Shared, file: Path
+) -> None:
+    shared.grow()
+    with ThreadPoolExecutor(1) as pool, Library(f"sqlite:///{file}") as other:
+        for turn in range(2):
+            begun = threading.Event()
+            came = pool.submit(read, shared, lambda came: came[-1][1] == "renamed", begun)
+            assert begun.wait()
+            other.rename(shared.id, f"{turn}-{shared.id}")
+            assert came.result()[-1][2]["name"] == f"{turn}-{shared.id}"
+
+
+def test_what_is_kept_is_told_though_its_job_is_cancelled_meanwhile(
+    served: Served, shared: Shared
+) -> None:
+    rev = shared.client.get(f"{shared.base}/nodes").json()["rev"]
+    live = served.service.looms.open_one(shared.id)
+    assert live is not None
+
+    async def work() -> None:
+        async with live.lock:
+            live.kept.loom.add(" there")
+            keeping = asyncio.create_task(live.keep(Author("run")))
+            await asyncio.sleep(0)  # it has begun, in a thread
+            keeping.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await keeping
+
+    served.on_loop(work())
+    page = shared.client.get(f"{shared.base}/nodes", params={"since": rev}).json()
+    assert [each["text"] for each in page["data"]][1:] == [" there"]
+
+
+def test_what_is_undone_before_it_begins_to_grow_is_not_grown(
+    served: Served, shared: Shared
+) -> None:
+    (added,) = shared.post("/nodes", 201, text=" there")["added"]
+    live = served.service.looms.open_one(shared.id)
+    assert live is not None
+    served.on_loop(live.lock.acquire())
+    with ThreadPoolExecutor(2) as pool:  # each waits for the lock, and the growth once more
+        path = f"{shared.base}/nodes/{added['node']}/generate"
+        grown = pool.submit(shared.client.post, path, json={"n": 2, "max_tokens": 5})
+        shared.until(lambda: n_waiting(live.lock) == 1)
+        undone = pool.submit(shared.client.post, f"{shared.base}/undo")
+        shared.until(lambda: n_waiting(live.lock) == 2)
+        served.loop.call_soon_threadsafe(live.lock.release)
+        assert undone.result().json()["removed"] == [added["node"]]
+        answer = grown.result()
+    assert (answer.status_code, served.service.n_works) == (409, 0), answer.text
+    assert shared.there() == [0]
+    assert shared.post("/redo")["added"]
+    assert len(shared.post(f"/nodes/{added['node']}/generate", n=2, wait=True)["nodes"]) == 2
+
+
+def n_waiting(lock: asyncio.Lock) -> int:
+    """Return how many wait for a lock."""
+    return len(lock._waiters or ())

@@ -1,0 +1,431 @@
+"""What goes wrong around a database: many processes, kills, locks, full disks, stopped servers."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+import forks
+import library_programs as programs
+from postgres import Cluster
+from weft.errors import ConfigError, StoreError
+from weft.loom import Heddle, Loom
+from weft.service.store import database
+from weft.service.store.database import HEAD, Database
+from weft.service.store.kept import KeptLoom
+from weft.service.store.library import Library
+from weft.service.store.tables import metadata
+from written_looms import open_written
+
+POSIX = pytest.mark.skipif(os.name == "nt", reason="signals and limits of POSIX")
+
+
+def start(code: str, *arguments: str, **more: Any) -> Any:
+    more.setdefault("stderr", subprocess.PIPE)
+    return forks.start(code, *arguments, stdout=subprocess.PIPE, **more)
+
+
+def lines_of(process: Any) -> list[list[str]]:
+    with process.stdout, process.stderr:
+        out, errors = process.communicate()
+    assert process.returncode == 0, errors.decode()
+    return [line.split() for line in out.decode().splitlines()]
+
+
+def fresh(library: Library) -> KeptLoom:
+    return library.create(Loom(None, "Once upon a time"))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "weft.db"
+
+
+# Many at once
+
+
+@pytest.mark.programs
+def test_eight_processes_that_grow_one_loom_lose_nothing(library: Library, url: str) -> None:
+    kept = fresh(library)
+    running = [start(programs.GROW, url, kept.name, str(me), "5") for me in range(8)]
+    told = [line for process in running for line in lines_of(process)]
+    assert len(told) == 40
+    kept.sync()
+    there = {node.id: kept.number(node) for node in kept.loom.walk()}
+    assert sorted(there.values()) == list(range(41))
+    assert {node_id: int(number) for number, node_id in told}.items() <= there.items()
+    assert library.row(kept.name).n_nodes == 41
+    assert sum(each.n_added for each in kept.history()) == 41
+    for _ in range(40):
+        kept.undo()
+    assert kept.loom.children == []
+
+
+def test_a_new_database_may_be_opened_by_many_at_once(url: str) -> None:
+    running = [start(programs.CREATE, url) for _ in range(6)]
+    names = [line[0] for process in running for line in lines_of(process)]
+    assert len(set(names)) == 6
+    with Library(url) as library:
+        assert {row.name for row in library.looms()} == set(names)
+
+
+def test_old_looms_are_taken_over_once_by_many_at_once(url: str, tmp_path: Path) -> None:
+    (tmp_path / "looms").mkdir()
+    for name in ("ant", "bee", "cat"):
+        open_written(tmp_path / f"looms/{name}.loom.json", [None, 0, 0])
+    env = {**forks.base(), "WEFT_HOME": str(tmp_path), "WEFT_DB": url}
+    for process in [start(programs.TAKE_OVER, env=env) for _ in range(4)]:
+        lines_of(process)
+    with Library(url) as library:
+        assert sorted(row.name for row in library.looms()) == ["ant", "bee", "cat"]
+
+
+@POSIX
+def test_a_forked_process_has_connections_of_its_own(library: Library, url: str) -> None:
+    kept = fresh(library)
+    lines_of(start(programs.FORK, url, kept.name))
+    kept.sync()
+    assert sorted(node.text for node in kept.loom.children) == ["before", "child", "parent"]
+
+
+# Kills
+
+
+def killed(url: str, name: str, rng: random.Random) -> dict[str, tuple[int, str]]:
+    """Let a process stream into a loom, kill it somewhere; return what it was told is kept."""
+    process = start(programs.STREAM, url, name, stderr=None)
+    told: dict[str, tuple[int, str]] = {}
+    for _ in range(rng.randint(1, 12)):
+        node_id, n_tokens, state = process.stdout.readline().decode().split()
+        told[node_id] = int(n_tokens), state
+    time.sleep(rng.uniform(0.0, 0.02))
+    process.kill()
+    rest = process.stdout.read().decode().split("\n")[:-1]
+    process.stdout.close()
+    for node_id, n_tokens, state in (line.split() for line in rest):
+        told[node_id] = int(n_tokens), state
+    assert process.wait() == -signal.SIGKILL
+    return told
+
+
+def check(node: Heddle, n_tokens: int, state: str) -> None:
+    assert len(node.tokens) >= n_tokens
+    assert node.tokens == list(range(len(node.tokens)))
+    assert node.logprobs == [-0.5 * each for each in range(len(node.tokens))]
+    assert node.entropies == [0.25] * len(node.tokens)
+    # What was committed, and killed before it could say so, has ended too.
+    assert node.finish_reason in ({"length"} if state == "length" else {"interrupted", "length"})
+
+
+def kill_often(library: Library, url: str, tmp_path: Path, n_kills: int) -> None:
+    rng = random.Random(n_kills)
+    kept = library.create(open_written(tmp_path / "x.json", [None]))
+    told: dict[str, tuple[int, str]] = {}
+    for _ in range(n_kills):
+        told |= killed(url, kept.name, rng)
+        kept = library.open(kept.name)
+        there = {node.id: node for node in kept.loom.children}
+        for node_id, (n_tokens, state) in told.items():
+            check(there[node_id], n_tokens, state)
+        assert len(there) - len(told) <= n_kills  # at most one a kill that it could not tell of
+        numbers = [kept.number(node) for node in there.values()]
+        assert len(set(numbers)) == len(there)
+    if library.database.is_sqlite:
+        with sqlite3.connect(str(library.database.url.database)) as connection:
+            assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        connection.close()
+
+
+@POSIX
+def test_what_was_kept_outlives_kills(library: Library, url: str, tmp_path: Path) -> None:
+    kill_often(library, url, tmp_path, 4)
+
+
+@POSIX
+@pytest.mark.slow
+def test_what_was_kept_outlives_fifty_kills(library: Library, url: str, tmp_path: Path) -> None:
+    kill_often(library, url, tmp_path, 50)
+
+
+@POSIX
+def test_a_node_grows_as_long_as_its_process_lives(
+    library: Library, url: str, tmp_path: Path
+) -> None:
+    kept = library.create(open_written(tmp_path / "x.json", [None]))
+    process = start(programs.HOLD, url, kept.name, stdin=subprocess.PIPE, stderr=None)
+    for _ in range(4):
+        assert process.stdout.readline()
+    again = library.open(kept.name)
+    assert again.loom.children == []
+    (row,) = again.nodes(after=0)
+    assert (row.is_growing, row.n_tokens, row.finish_reason) == (True, 12, None)
+    process.kill()
+    process.wait()
+    process.stdin.close()
+    process.stdout.close()
+    # A list counts it, be it growing or left by the dead.
+    assert [each.n_nodes for each in library.looms()] == [2]
+    assert [each.finish_reason for each in again.sync().added] == ["interrupted"]
+    assert [each.n_nodes for each in library.looms()] == [2]
+    assert [each.kind for each in again.history()] == ["interrupted", "create"]
+    assert not again.nodes(after=0)[0].is_growing
+    again.undo()
+    assert again.loom.children == []
+
+
+# Databases that are busy, away, full, read-only, replaced
+
+
+def test_a_locked_database_is_waited_for_and_then_said_to_be_locked(file: Path) -> None:
+    library = Library(f"sqlite:///{file}")
+    kept = fresh(library)
+    kept.loom.add("a")
+    library.database.patience_s = 0.3
+    library.close()  # connections with that patience
+    other = sqlite3.connect(file, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreError, match="locked by another process"):
+        kept.commit("add")
+    assert [row.n_nodes for row in library.looms()] == [1]  # readers do not wait
+    other.rollback()
+    assert len(kept.commit("add").added) == 1
+    other.close()
+    library.close()
+
+
+def test_a_database_that_is_gone_is_told_and_taken_up_when_it_is_back(file: Path) -> None:
+    library = Library(f"sqlite:///{file}")
+    kept = fresh(library)
+    kept.loom.add("a")
+    library.close()
+    away = file.with_name("away.db")
+    file.rename(away)
+    for _ in range(2):
+        with pytest.raises(StoreError, match="gone"):
+            kept.commit("add")
+        with pytest.raises(StoreError, match="gone"):
+            library.looms()
+        assert not file.exists()
+    away.rename(file)
+    assert len(kept.commit("add").added) == 1
+    library.close()
+
+
+def test_an_older_copy_that_is_put_back_gets_what_is_in_memory(file: Path) -> None:
+    library = Library(f"sqlite:///{file}")
+    kept = fresh(library)
+    kept.loom.add("a").add("b")
+    kept.commit("add")
+    library.close()
+    copy = file.with_name("copy.db")
+    shutil.copy(file, copy)
+    kept.loom.add("c").add("d")
+    kept.commit("add")
+    kept.commit("nothing")
+    library.close()
+    copy.replace(file)
+    kept.loom.add("e")
+    assert [node.text for node in kept.commit("add").added] == ["c", "d", "e"]
+    again = library.open(kept.name)
+    assert [node.text for node in again.loom.walk()] == [node.text for node in kept.loom.walk()]
+    numbers = [kept.number(node) for node in kept.loom.walk()]
+    assert numbers == [again.number(node) for node in again.loom.walk()] == list(range(6))
+    library.close()
+
+
+def test_another_database_in_its_place_does_not_have_the_loom(file: Path) -> None:
+    library = Library(f"sqlite:///{file}")
+    kept = fresh(library)
+    library.close()
+    other = file.with_name("other.db")
+    with Library(f"sqlite:///{other}") as new:
+        fresh(new)
+    other.replace(file)
+    kept.loom.add("a")
+    with pytest.raises(StoreError, match="not in the database any more"):
+        kept.commit("add")
+    assert [node.text for node in library.create(kept.loom).loom.children] == ["a"]
+    library.close()
+
+
+@POSIX
+def test_a_full_disk_is_told_and_nothing_is_lost(file: Path) -> None:
+    url = f"sqlite:///{file}"
+    with Library(url) as library:
+        name = fresh(library).name
+        (hint,), (added,) = (
+            [" ".join(line)] for line in lines_of(start(programs.FULL, url, name, str(file)))
+        )
+        assert "make room" in hint
+        assert added == "2"
+        assert len(library.open(name).loom.children) == 2
+
+
+@POSIX
+def test_a_read_only_database_is_told(tmp_path: Path) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="weft-"))  # pytest's own are closed to others
+    try:
+        told = lines_of(start(programs.READ_ONLY, f"sqlite:///{folder}/weft.db", str(folder)))
+        assert "cannot be used" in " ".join(told[0])
+        assert "WEFT_HOME" in " ".join(told[0])
+    finally:
+        folder.chmod(0o755)
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("content", [b"not a database" * 1000, b""])
+def test_a_file_that_is_no_database_is_told(file: Path, content: bytes) -> None:
+    file.write_bytes(content)
+    if content:
+        with pytest.raises(StoreError, match="not a database"):
+            Library(f"sqlite:///{file}")
+        assert file.read_bytes() == content
+    else:  # an empty file is a new database
+        Library(f"sqlite:///{file}").close()
+
+
+def test_a_folder_without_shared_memory_works_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # As on a network folder: this way of SQLite's to lock files has no WAL.
+    url = f"sqlite:///file:{tmp_path}/weft.db?vfs=unix-dotfile&uri=true"
+    with Library(url) as library:
+        kept = fresh(library)
+        kept.loom.add("a")
+        kept.commit("add")
+        running = [start(programs.GROW, url, kept.name, str(me), "3") for me in range(3)]
+        assert sum(len(lines_of(process)) for process in running) == 9
+        kept.sync()
+        assert kept.loom.count_children() == 11
+    assert "no shared memory" in caplog.text
+
+
+def test_postgresql_that_stops_is_waited_for(postgres: Cluster) -> None:
+    with Library(postgres.url("stops")) as library:
+        kept = fresh(library)
+        kept.loom.add("a")
+        library.database.patience_s = 0.3
+        postgres.stop("immediate")
+        try:
+            with pytest.raises(StoreError, match="cannot be used") as told:
+                kept.commit("add")
+            assert "PostgreSQL runs" in told.value.hint
+            library.database.patience_s = 60.0
+            starts = threading.Timer(0.5, postgres.start)
+            starts.start()
+            assert len(kept.commit("add").added) == 1  # it waited
+            starts.join()
+        except BaseException:
+            postgres.start()
+            raise
+        kept.loom.add("b")
+        assert len(kept.commit("add").added) == 1
+        assert [node.text for node in library.open(kept.name).loom.children] == ["a", "b"]
+
+
+# Tables
+
+
+def test_a_database_of_an_older_weft_is_brought_up_to_date(url: str) -> None:
+    with Library(url) as library:
+        kept = fresh(library)
+        kept.loom.add("a")
+        kept.commit("add")
+        name = kept.name
+
+        def as_it_was(connection: sa.Connection) -> None:
+            connection.exec_driver_sql("ALTER TABLE nodes DROP COLUMN legal_logmass")
+            for column in ("act", "model"):
+                connection.exec_driver_sql(f"ALTER TABLE operations DROP COLUMN {column}")
+            connection.exec_driver_sql("UPDATE weft_version SET version_num = '1'")
+
+        library.database.write(as_it_was)
+    with Library(url) as library:
+        kept = library.open(name)
+        kept.undo()
+        assert kept.loom.children == []
+
+
+def test_a_database_of_a_newer_weft_is_refused(url: str) -> None:
+    with Library(url) as library:
+        fresh(library)
+        library.database.write(
+            lambda connection: connection.exec_driver_sql(
+                "UPDATE weft_version SET version_num = '999'"
+            )
+        )
+    with pytest.raises(StoreError, match="newer Weft") as told:
+        Library(url)
+    assert "pip install -U weft-lm" in told.value.hint
+
+
+def test_the_changes_make_the_tables_as_the_code_has_them(library: Library) -> None:
+    from alembic.autogenerate import compare_metadata
+    from alembic.migration import MigrationContext
+
+    OWN = ("nodes_fts", "'vector'")
+
+    def differences(connection: sa.Connection) -> list[Any]:
+        context = MigrationContext.configure(connection, opts={"version_table": "weft_version"})
+        found = compare_metadata(context, metadata)
+        # What each database has of its own for words is made by its own SQL.
+        return [each for each in found if not any(own in str(each) for own in OWN)]
+
+    assert library.database.read(differences) == []
+    version = library.database.read(
+        lambda connection: connection.exec_driver_sql("SELECT * FROM weft_version").scalar()
+    )
+    assert version == HEAD
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("weft.db", "no database URL"),
+        ("sqlite://", "in memory"),
+        ("sqlite:///:memory:", "in memory"),
+        ("mysql://x/y", "not kept in mysql"),
+        ("", "no database URL"),
+    ],
+)
+def test_what_is_no_database_is_refused(url: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Database(url)
+
+
+def test_passwords_are_in_no_message() -> None:
+    pytest.importorskip("psycopg", reason="the extra postgresql is not installed")
+    with pytest.raises(StoreError) as told:
+        Database("postgresql://me:secret@127.0.0.1:1/x", patience_s=0.0)
+    assert "secret" not in f"{told.value} {told.value.hint}"
+    assert "PostgreSQL runs" in told.value.hint
+
+
+def test_without_its_driver_postgresql_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "psycopg", None)
+    with pytest.raises(StoreError, match=r"weft-lm\[postgresql\]"):
+        Database("postgresql://me@127.0.0.1:1/x", patience_s=0.0)
+
+
+def test_head_is_the_last_migration() -> None:
+    """A database of an earlier version is upgraded only if its version differs from HEAD."""
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+
+    config = Config()
+    config.set_main_option("script_location", str(database._MIGRATIONS))
+    assert ScriptDirectory.from_config(config).get_current_head() == HEAD

@@ -1,0 +1,125 @@
+"""Search over all looms: words, phrases, beginnings; nothing that is asked is a fault."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft import load
+from weft.errors import ConfigError
+from weft.loom import Loom
+from weft.service.store.library import Library
+
+
+def keep(library: Library, prompt: str, *texts: str) -> str:
+    loom = Loom(None, prompt)
+    for text in texts:
+        loom.add(text)
+    return library.create(loom).name
+
+
+def found(library: Library, words: str, **more: object) -> list[tuple[str, int]]:
+    return [(hit.loom, hit.number) for hit in library.find(words, **more)]  # type: ignore[arg-type]
+
+
+def test_words_phrases_and_beginnings_are_found_in_all_looms(library: Library) -> None:
+    one = keep(library, "A fox", "The quick brown fox jumps.", "A lazy dog; quick!")
+    two = keep(library, "Animals", "Foxes and dogs", "brown quick")
+    assert sorted(found(library, "quick brown")) == [(two, 2), (one, 1)]
+    assert found(library, '"quick brown"') == [(one, 1)]
+    assert sorted(found(library, "fox")) == [(one, 0), (one, 1)]
+    assert sorted(found(library, "fox*")) == [(two, 1), (one, 0), (one, 1)]
+    assert found(library, "QUICK", loom=two) == [(two, 2)]
+    assert len(found(library, "fox*", limit=2)) == 2
+
+
+def test_marks_stand_on_what_was_found(library: Library) -> None:
+    keep(library, "x", "und " * 100 + "Große Äpfel, große Birnen" + " und" * 100)
+    (hit,) = library.find('apf* "grosse birnen"')
+    assert [hit.snippet[start:end] for start, end in hit.marks] == ["Äpfel", "große Birnen"]
+    assert hit.snippet.startswith("…")
+    assert hit.snippet.endswith("…")
+    assert len(hit.snippet) < 300
+
+
+def test_case_accents_and_scripts_without_spaces_make_no_difference(library: Library) -> None:
+    name = keep(library, "x", "Élève naïve, Straße, ﬁne", "私は東京に住んでいます", "हिन्दी 한국어")
+    for words in ("eleve", "NAÏVE", "strasse", "STRASSE", "fine"):
+        assert found(library, words) == [(name, 1)], words
+    for words in ("東京", "京に住", "私"):
+        assert found(library, words) == [(name, 2)], words
+    assert found(library, "한국어 हिन्दी") == [(name, 3)]
+    assert found(library, "京東") == []
+
+
+ODD = [
+    'fox"', "fox AND", "NOT fox", "fox OR", "(fox", "fox)", "fox:*", "words:fox", "fox^2",
+    "NEAR(fox, 2)", "fox & !", "fox' --", "{fox}", "-fox", "+fox", "fox\\", "fox\0", "*fox",
+    "fox " * 500, "\ud800fox", "fox|", "'fox'", ";DROP TABLE nodes; fox",
+]  # fmt: skip
+
+
+def test_nothing_that_is_asked_is_a_fault_of_grammar(library: Library) -> None:
+    name = keep(library, "fox", "near fox 2 and not or words fox drop table nodes fox")
+    for words in ODD:
+        assert (name, 1) in found(library, words), words
+    for words in ("", '"', "<->", "\0", "*"):
+        with pytest.raises(ConfigError, match="no word"):
+            library.find(words)
+
+
+def test_a_text_that_an_undo_brings_back_is_found_again(library: Library) -> None:
+    lm = load("tiny")
+    loom = Loom(lm, "x")
+    loom.add("a fox")
+    kept = library.create(loom)
+    kept.loom.children[0].text = "a dog"
+    kept.commit("edit")
+    assert (found(library, "fox"), found(library, "dog")) == ([], [(kept.name, 1)])
+    kept.undo()
+    assert (found(library, "fox"), found(library, "dog")) == ([(kept.name, 1)], [])
+    kept.redo()
+    assert (found(library, "fox"), found(library, "dog")) == ([], [(kept.name, 1)])
+    lm.close()
+
+
+def test_what_is_removed_is_not_found_and_is_again_when_it_is_back(library: Library) -> None:
+    kept = library.create(Loom(None, "x"))
+    kept.loom.add("unicorn")
+    kept.commit("add")
+    assert found(library, "unicorn") == [(kept.name, 1)]
+    kept.loom.children[0].remove()
+    kept.commit("remove")
+    assert found(library, "unicorn") == []
+    kept.undo()
+    assert found(library, "unicorn") == [(kept.name, 1)]
+    library.remove(kept.name)
+    assert found(library, "unicorn") == []
+    library.restore()
+    assert found(library, "unicorn") == [(kept.name, 1)]
+
+
+def test_a_text_too_long_for_any_index_is_kept_and_found_by_its_beginning(
+    library: Library,
+) -> None:
+    text = " ".join(f"w{at}" for at in range(100_000))
+    kept = library.create(Loom(None, "long " + text))
+    assert library.open(kept.name).loom.text == "long " + text
+    assert found(library, "w5000") == [(kept.name, 0)]
+    assert found(library, "w99999") == []
+    one_word = library.create(Loom(None, "y" * 1_500_000))
+    assert library.open(one_word.name).loom.text == "y" * 1_500_000
+
+
+def test_what_a_chat_template_puts_around_a_prompt_is_neither_shown_nor_found(
+    library: Library,
+) -> None:
+    with load("tiny") as tiny:
+        name = library.create(Loom(tiny, "Tell me a story about a fox.")).name
+        library.create(Loom(tiny, "and so on " * 400 + "at last a walrus"))
+    (hit,) = library.find("fox")
+    assert (hit.loom, hit.snippet) == (name, "Tell me a story about a fox.")
+    assert [hit.snippet[start:end] for start, end in hit.marks] == ["fox"]
+    assert found(library, "assistant") == []
+    (hit,) = library.find("walrus")
+    assert hit.snippet.startswith("…")
+    assert "a walrus" in hit.snippet

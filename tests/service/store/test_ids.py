@@ -1,0 +1,18 @@
+"""Token ids are kept as they are, however large; the bytes say by themselves how they are kept."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from weft.service.store.rows import packed_ids, unpacked_ids
+
+
+@pytest.mark.parametrize("bits", [1, 31, 32, 63, 64, 520])
+def test_ids_of_any_size_come_back(bits: int) -> None:
+    rng = random.Random(bits)
+    for n in range(1, 40):
+        ids = [rng.getrandbits(rng.randint(1, bits)) for _ in range(n)]
+        assert unpacked_ids(packed_ids(ids), n) == ids
+    assert unpacked_ids(packed_ids([]), 0) == []

@@ -1,0 +1,643 @@
+"""A live loom and its rows: what any face changes is kept, shared, undone and done again."""
+
+from __future__ import annotations
+
+import gc
+import json
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+import weft
+from shallow import shallow
+from weft._core.sampling.params import SamplingParams
+from weft.constraints import Regex
+from weft.errors import ConfigError, Conflict, StoreError, TreeError
+from weft.lm.results import Delta
+from weft.loom import Heddle, Loom
+from weft.loom.grow import plan
+from weft.loom.node import set_tokens
+from weft.service.store.following import EVERY_S
+from weft.service.store.kept import KeptLoom
+from weft.service.store.library import Library
+from weft.service.store.tables import looms
+from weft.service.store.undoing import turn
+from weft.service.store.writing import mark, touch
+
+
+@pytest.fixture(scope="module")
+def lm() -> weft.LM:
+    return weft.load(str(shallow()), engine="numpy")
+
+
+def texts(loom: Loom) -> list[tuple[str, str, str | None]]:
+    """Return ids, texts and parents, in order."""
+    return [
+        (node.id, node.text, None if node.parent is None else node.parent.id)
+        for node in loom.walk()
+    ]
+
+
+def filed(loom: Loom, folder: Path) -> list[dict[str, object]]:
+    """Return the nodes as a file would have them: complete, to the bit."""
+    loom.save(folder / "x.loom.json")
+    data: list[dict[str, object]] = json.loads((folder / "x.loom.json").read_text())["nodes"]
+    return data
+
+
+def story(library: Library) -> KeptLoom:
+    """Return a kept loom of texts: root, a (with c, d below), b."""
+    loom = Loom(None, "Once upon a time")
+    first = loom.add("a")
+    loom.add("b")
+    first.add("c").add("d")
+    return library.create(loom)
+
+
+def node(kept: KeptLoom, text: str) -> Heddle:
+    return next(each for each in kept.loom.walk() if each.text == text)
+
+
+def test_what_is_opened_is_what_was_kept_to_the_bit(
+    library: Library, lm: weft.LM, tmp_path: Path
+) -> None:
+    loom = Loom(lm, "Once upon a time")
+    made = loom.grow(3, max_tokens=5, seed=1, stop="\n")
+    made[1].grow(2, max_tokens=3, temperature=0.5, seed=2)
+    made[0].add("\0 und Grüße 東京 🙂")
+    made[0].score, made[1].score, made[2].score = 0.1, float("nan"), -1e300
+    made[2].meta["said"] = {"ä\ud800": [1, 2.5, None, True]}
+    loom.meta["model"] = "tiny"
+    made[2].split(2)
+    kept = library.create(loom)
+    want = filed(loom, tmp_path)
+    assert filed(library.open(kept.name, lm).loom, tmp_path) == want
+    alone = library.open(kept.name).loom
+    assert filed(alone, tmp_path) == want
+    assert alone.user_prompt == "Once upon a time"
+    assert library.row(kept.name).model == "tiny"
+
+
+def test_every_change_of_a_face_is_kept_and_undone(
+    library: Library, lm: weft.LM, tmp_path: Path
+) -> None:
+    loom = Loom(lm, "Once upon a time")
+    first, second, third = loom.grow(3, max_tokens=6, seed=1)
+    kept = library.create(loom)
+    changes = {
+        "grow": lambda: node_at(0).grow(2, max_tokens=3, seed=3),
+        "add": lambda: node_at(1).add(" and then"),
+        "split": lambda: node_at(0).split(2),
+        "clip": lambda: node_at(1).clip(2),
+        "trim": lambda: node_at(2).trim(1),
+        "tokens": lambda: setattr(node_at(2), "tokens", [5, 6, 7]),
+        "text": lambda: setattr(node_at(2), "text", "other"),
+        "score": lambda: setattr(node_at(2), "score", 0.25),
+        "meta": lambda: node_at(2).meta.update(a=[1]),
+        "move": lambda: node_at(0).add_child(node_at(2)),
+        "remove": lambda: node_at(1).remove(),
+        "prompt": lambda: setattr(kept.loom, "text", "Twice"),
+    }
+
+    def node_at(at: int) -> Heddle:
+        return kept.loom.children[at]
+
+    states = [filed(kept.loom, tmp_path)]
+    for name, change in changes.items():
+        change()
+        assert kept.commit(name), name
+        states.append(filed(kept.loom, tmp_path))
+        assert filed(library.open(kept.name, lm).loom, tmp_path) == states[-1], name
+    assert [each.kind for each in kept.history()][::-1] == ["create", *changes]
+    other = library.open(kept.name, lm)
+    for want in states[-2::-1]:
+        kept.undo()
+        assert filed(kept.loom, tmp_path) == want
+        other.sync()
+        assert filed(other.loom, tmp_path) == want
+    with pytest.raises(StoreError, match="nothing to undo"):
+        kept.undo()
+    for want in states[1:]:
+        other.redo()
+        assert filed(other.loom, tmp_path) == want
+    kept.sync()
+    assert filed(kept.loom, tmp_path) == states[-1]
+    with pytest.raises(StoreError, match="nothing to redo"):
+        kept.redo()
+
+
+def test_a_new_change_clears_what_could_be_redone(library: Library) -> None:
+    kept = story(library)
+    node(kept, "b").remove()
+    kept.commit("remove")
+    kept.undo()
+    node(kept, "b").add("e")
+    kept.commit("add")
+    with pytest.raises(StoreError, match="nothing to redo"):
+        kept.redo()
+    assert [each.state for each in kept.history()] == ["done", "dropped", "first"]
+
+
+def test_numbers_are_given_once_in_the_order_as_drawn(library: Library) -> None:
+    kept = story(library)
+    assert [kept.number(each) for each in kept.loom.walk()] == [0, 1, 2, 3, 4]
+    node(kept, "a").remove()
+    kept.commit("remove")
+    new = kept.loom.add("e")
+    with pytest.raises(TreeError, match="not kept yet"):
+        kept.number(new)
+    kept.commit("add")
+    assert kept.number(new) == 5
+    assert kept.node("5") is new
+    assert kept.node(new.id) is new
+    again = library.open(kept.id)
+    for given, said in (
+        ("3", "not in the loom any more"),
+        ("6", "0 .the prompt. to 5"),
+        ("x", "x"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            again.node(given)
+    kept.undo()
+    kept.undo()
+    assert kept.number(node(kept, "c")) == 2
+
+
+def test_nothing_is_written_where_nothing_differs(library: Library) -> None:
+    kept = story(library)
+    rev = kept.rev
+    assert not kept.commit("edit")
+    assert kept.rev == rev == library.row(kept.name).rev
+
+
+def test_two_holders_see_each_others_work(library: Library) -> None:
+    one = story(library)
+    two = library.open(one.name)
+    node(one, "b").add("from one")
+    node(two, "b").add("from two")
+    one.commit("add")
+    change = two.commit("add")
+    assert change.others is not None
+    assert [each.text for each in change.others.added] == ["from one"]
+    one.sync()
+    assert texts(one.loom) == texts(two.loom)
+    assert [each.text for each in node(one, "b").children] == ["from one", "from two"]
+
+
+@pytest.mark.parametrize("who_first", ["remover", "grower"])
+def test_growth_outlives_a_removal_that_did_not_see_it(library: Library, who_first: str) -> None:
+    remover = story(library)
+    grower = library.open(remover.name)
+    node(remover, "a").remove()
+    node(grower, "c").add("grown")
+    number = grower.number(node(grower, "a"))
+    for each in (remover, grower) if who_first == "remover" else (grower, remover):
+        each.commit("work")
+    remover.sync()
+    grower.sync()
+    # The way to what was grown, and nothing else that was removed.
+    want = ["Once upon a time", "a", "c", "grown", "b"]
+    assert [each.text for each in remover.loom.walk()] == want
+    assert texts(grower.loom) == texts(remover.loom) == texts(library.open(remover.id).loom)
+    assert grower.number(node(grower, "a")) == number
+
+
+def test_changes_of_different_things_of_a_node_both_stay(library: Library) -> None:
+    one = story(library)
+    two = library.open(one.name)
+    node(one, "b").score = 1.0
+    node(two, "b").meta["x"] = 1
+    one.loom.children[0].add_child(node(one, "b"))
+    one.commit("edit")
+    two.commit("edit")
+    one.sync()
+    for kept in (one, two, library.open(one.name)):
+        found = node(kept, "b")
+        assert (found.score, found.meta, found.parent.text) == (1.0, {"x": 1}, "a")
+
+
+def test_moves_that_would_make_a_circle_leave_a_tree(library: Library) -> None:
+    one = story(library)
+    two = library.open(one.name)
+    node(one, "a").add_child(node(one, "b"))
+    node(two, "b").add_child(node(two, "a"))
+    one.commit("move")
+    two.commit("move")
+    one.sync()
+    assert texts(one.loom) == texts(two.loom) == texts(library.open(one.name).loom)
+    assert len(texts(one.loom)) == 5
+
+
+def test_bookmarks_are_kept_and_undone(library: Library) -> None:
+    kept = story(library)
+    kept.bookmark(node(kept, "c"), "the best")
+    assert library.open(kept.name).bookmarks() == {2: "the best"}
+    kept.undo()
+    assert kept.bookmarks() == {}
+    with pytest.raises(ConfigError, match="bookmark"):
+        kept.bookmark(node(kept, "c"), "\0")
+
+
+def test_the_operations_of_one_act_are_undone_together(library: Library) -> None:
+    kept = library.create(Loom(None, "Once upon a time"))
+
+    def there() -> str:
+        return "".join(node.text for node in kept.loom.children)
+
+    for text, act in (("x", None), ("y", "a1"), ("z", "a1"), ("v", "a2"), ("w", "a1")):
+        kept.loom.add(text)
+        kept.commit("add", act=act)
+    for left in ("xyzv", "xyz", "x", ""):
+        kept.undo()
+        assert there() == left
+    for back in ("x", "xyz", "xyzv", "xyzvw"):
+        kept.redo()
+        assert there() == back
+
+
+def test_a_loom_that_grows_is_followed_token_by_token(
+    library: Library, lm: weft.LM, tmp_path: Path
+) -> None:
+    kept = library.create(Loom(lm, "Once upon a time"))
+    reader = library.open(kept.name, lm)
+    for delta in kept.loom.stream(3, max_tokens=6, seed=1):
+        kept.append([delta.node])
+    assert reader.sync().added == []  # what grows is in nobody else's tree
+    assert kept.commit("grow").added == kept.loom.children
+    reader.sync()
+    assert filed(reader.loom, tmp_path) == filed(kept.loom, tmp_path)
+    assert [kept.number(each) for each in kept.loom.children] == [1, 2, 3]
+    kept.undo()
+    assert kept.loom.children == []
+
+
+def test_a_followed_stream_is_durable_within_a_second_though_it_stalls(
+    library: Library, lm: weft.LM
+) -> None:
+    kept = library.create(Loom(lm, "Once upon a time"))
+
+    def stalling() -> Iterator[Delta]:
+        for at, delta in enumerate(kept.loom.stream(2, max_tokens=8, seed=1)):
+            yield delta
+            if at == 5:
+                want = {each.id: len(each.tokens) for each in seen.values()}
+                while {row.id: row.n_tokens for row in library.nodes(kept.name, after=0)} != want:
+                    time.sleep(0.02)
+                rows = library.nodes(kept.name, after=0)
+                assert all(row.is_growing for row in rows)
+
+    assert EVERY_S <= 0.5
+    seen: dict[str, Heddle] = {}
+    for delta in kept.follow(stalling(), actor="me"):
+        seen[delta.node.id] = delta.node
+        assert kept.number(delta.node) in (1, 2)  # from its first token
+    assert [(each.kind, each.actor) for each in kept.history()][0] == ("grow", "me")
+    assert texts(library.open(kept.name, lm).loom) == texts(kept.loom)
+
+
+def test_a_followed_stream_that_is_left_keeps_what_came(library: Library, lm: weft.LM) -> None:
+    kept = library.create(Loom(lm, "Once upon a time"))
+    for delta in kept.follow(kept.loom.stream(2, max_tokens=200, seed=1)):
+        if len(delta.node.tokens) == 3:
+            break
+    gc.collect()
+    found = library.open(kept.name, lm).loom.children
+    assert [each.finish_reason for each in found] == ["cancelled"] * len(found)
+    assert texts(library.open(kept.name, lm).loom) == texts(kept.loom)
+    assert not any(row.is_growing for row in kept.nodes())
+
+
+def test_lists_count_what_grows_once_it_has_a_token(library: Library, lm: weft.LM) -> None:
+    kept = library.create(Loom(lm, "Once upon a time"))
+    other = library.create(Loom(lm, "Twice"))
+
+    def counted() -> list[int]:
+        listed = {each.id: each.n_nodes for each in library.looms()}
+        assert listed == {each: library.row(each).n_nodes for each in listed}
+        return [listed[kept.id], listed[other.id]]
+
+    params = SamplingParams(n=2, max_tokens=4, seed=1)
+    waiting = plan([other.loom], params, force=False, streamed=True)
+    other.append([each.child for each in waiting.shoots])
+    assert counted() == [1, 1]  # nothing has come
+    for delta in kept.loom.stream(2, max_tokens=6, seed=1):
+        kept.append([delta.node])
+        assert counted()[1] == 1
+    assert counted() == [3, 1]
+    kept.commit("grow")
+    assert counted() == [3, 1]
+    kept.undo()
+    assert counted() == [1, 1]
+    kept.redo()
+    assert counted() == [3, 1]
+
+
+def test_legal_logmass_is_kept_with_its_tokens(library: Library, lm: weft.LM) -> None:
+    kept = library.create(Loom(lm, "Once upon a time"))
+    (made,) = kept.loom.grow(n=1, max_tokens=8, constraint=Regex("[a-z ]{20}"), seed=1)
+    kept.commit("grow")
+    written = list(made.legal_logmass)
+    assert len(written) == len(made.tokens)
+    made.clip(3)
+    kept.commit("edit")
+    assert library.open(kept.name, lm).loom.children[0].legal_logmass == written[:3]
+    kept.undo()
+    assert library.open(kept.name, lm).loom.children[0].legal_logmass == written
+
+
+def test_what_grew_when_the_holder_left_is_interrupted(library: Library, lm: weft.LM) -> None:
+    kept = library.create(Loom(lm, "Once upon a time"))
+    came: dict[str, list[int]] = {}
+    for delta in kept.loom.stream(2, max_tokens=40, seed=1):
+        kept.append([delta.node])
+        came[delta.node.id] = delta.node.tokens
+        if sum(map(len, came.values())) >= 9:
+            break
+    kept.close()
+    again = library.open(kept.name, lm).loom.children
+    assert {each.id: each.tokens for each in again} == came
+    assert all(len(each.logprobs) == len(each.tokens) for each in again)
+    assert {each.finish_reason for each in again} == {"interrupted"}
+    assert [each.text for each in library.open(kept.name).loom.children] == [
+        each.text for each in again
+    ]
+
+
+def test_what_had_ended_when_the_holder_left_is_as_it_ended(library: Library, lm: weft.LM) -> None:
+    """One ends by a stop string, one without a token, one not yet."""
+    kept = library.create(Loom(lm, "Once upon a time"))
+    params = SamplingParams.resolve({"n": 3, "seed": 1}, lm.defaults)
+    growth = plan([kept.loom], params, force=False, streamed=True)
+    stopped, empty, growing = growth.shoots
+    kept.append([each.child for each in growth.shoots])
+    for shoot in (stopped, growing):
+        set_tokens(shoot.child, lm.text.continuation(" there was"))
+    kept.append([stopped.child])
+    stopped.stop = "was"
+    empty.child.terminal = True
+    for shoot in (stopped, empty):
+        shoot.keep("stop")
+    assert not kept.outlasts(stopped.child)
+    kept.append([each.child for each in growth.shoots])
+    assert kept.outlasts(stopped.child)
+    assert kept.outlasts(empty.child)
+    assert not kept.outlasts(growing.child)
+    kept.close()
+    found = library.open(kept.name, lm).loom.children
+    assert [(each.text, each.finish_reason, each.stop_string, each.terminal) for each in found] == [
+        (" there was", "stop", "was", False),
+        ("", "stop", None, True),
+        (" there was", "interrupted", None, False),
+    ]
+
+
+def test_what_begins_at_once_is_numbered_in_order_by_as_few_statements(
+    library: Library, lm: weft.LM
+) -> None:
+    kept = library.create(Loom(lm, "Once upon a time"))
+    first = kept.loom.grow(1, max_tokens=1, seed=1)[0]
+    n_statements = [0]
+
+    def count(*_: object) -> None:
+        n_statements[0] += 1
+
+    def begun(*, n: int) -> list[Heddle]:
+        params = SamplingParams.resolve({"n": n, "seed": n}, lm.defaults)
+        growth = plan([kept.loom, first], params, force=False, streamed=True)
+        return [shoot.child for shoot in growth.shoots]
+
+    few, many = begun(n=1), begun(n=300)
+    costs = []
+    sa.event.listen(sa.Engine, "before_cursor_execute", count)
+    try:
+        for nodes in (few, many[:7], many):
+            before = n_statements[0]
+            kept.append(nodes)
+            kept.append(nodes)  # which have their numbers
+            costs.append(n_statements[0] - before)
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", count)
+    # The first time its parent is kept, and the writer signs; 600 ids are two statements.
+    assert costs[1] + 2 >= costs[2]
+    assert [kept.number(each) for each in (first, *few, *many)] == list(range(1, 604))
+    told = library.nodes(kept.name, limit=1000)
+    below = [row.number for row in told if row.parent == 0]
+    assert below == [1, 2, *range(4, 304)]
+    kept.close()
+
+
+def test_a_removal_while_it_grows_does_not_lose_what_grew(library: Library, lm: weft.LM) -> None:
+    kept = library.create(Loom(lm, "Once upon a time"))
+    top = kept.loom.grow(1, max_tokens=2, seed=1)[0]
+    top.grow(2, max_tokens=2, seed=1)
+    kept.commit("grow")
+    other = library.open(kept.name, lm)
+    for delta in top.stream(1, max_tokens=5, seed=2):
+        if not kept.append([delta.node]) and len(delta.node.tokens) == 2:
+            other.loom.children[0].remove()
+            other.commit("remove")
+            kept.sync()
+            with pytest.raises(Conflict, match="being grown"):
+                kept.undo()
+    kept.commit("grow")
+    other.sync()
+    assert texts(other.loom) == texts(kept.loom)
+    assert [each.text for each in kept.loom.walk()][1:] == [top.text, delta.node.text]
+
+
+def test_what_is_anothers_is_left_to_its_own_commit(library: Library, lm: weft.LM) -> None:
+    kept = library.create(Loom(lm, "Once upon a time"))
+    other = library.open(kept.name)
+    grown = [delta.node for delta in kept.loom.stream(2, max_tokens=3, seed=1)]
+    kept.append(grown)
+    one, two = kept.loom.children
+    written = kept.loom.add(" written")
+    assert kept.commit("add", leave=[one, two]).added == [written]
+    assert [kept.has(each) for each in (one, two, written)] == [False, False, True]
+    assert kept.undo(leave=[one, two]).removed == [written.id]
+    assert kept.redo(leave=[one, two]).added != []
+    other.sync()
+    assert [each.text for each in other.loom.children] == [" written"]
+    assert kept.commit("grow", leave=[two], model="a model").added == [one]
+    # Somebody wrote below what was to be left: it comes along, or that would stand on nothing.
+    below = two.add(" below")
+    assert kept.commit("add", leave=[two]).added == [two, below]
+    other.sync()
+    assert texts(other.loom) == texts(kept.loom)
+    log = kept.history()
+    assert [each.kind for each in log] == ["add", "grow", "add", "create"]
+    assert [each.model for each in log[1:]] == ["a model", None, None]
+    assert log[0].model  # the loom's: something of it was grown
+
+
+def test_an_act_that_goes_on_is_not_undone(library: Library) -> None:
+    kept = story(library)
+    kept.loom.add("x")
+    kept.commit("run", act="a1")
+    with pytest.raises(Conflict, match="still going on"):
+        kept.undo(running={"a1", "a2"})
+    assert kept.undo(running={"a2"}).removed
+
+
+def test_an_act_of_a_process_goes_on_until_it_has_let_go(library: Library) -> None:
+    """For everybody but itself; its name tells whose it is."""
+    name = story(library).name
+    with Library(library.database.name) as elsewhere:
+        theirs = elsewhere.open(name)
+        act = theirs.new_act()
+        for text in "xy":
+            theirs.loom.add(text)
+            theirs.commit("run", act=act)
+        ours = library.open(name)
+        with pytest.raises(Conflict, match="still going on"):
+            ours.undo()
+        assert len(theirs.undo().removed) == 2
+        assert len(theirs.redo().added) == 2
+    assert len(ours.undo().removed) == 2
+
+
+def test_what_an_undo_takes_in_first_is_told(library: Library) -> None:
+    kept, other = (made := story(library)), library.open(made.name)
+    other.loom.add("theirs")
+    other.commit("add")
+    kept.loom.add("mine")
+    change = kept.undo()
+    assert change.others is not None
+    assert [each.text for each in change.others.added] == ["theirs", "mine"]
+    assert len(change.removed) == 1
+
+
+def test_a_prompt_asked_anew_is_shared_and_undone_and_never_put_back_by_others(
+    library: Library, lm: weft.LM
+) -> None:
+    kept = library.create(Loom(lm, "One thing"))
+    other = library.open(kept.name, lm)
+    kept.loom.tokens, kept.loom.user_prompt = Loom(lm, "Another").tokens, "Another"
+    kept.commit("edit")
+    other.loom.add(" x")
+    other.commit("add")
+    assert other.loom.user_prompt == "Another"
+    assert library.row(kept.name).prompt == "Another"
+    kept.undo()
+    kept.undo()
+    assert kept.loom.user_prompt == "One thing"
+    other.sync()
+    assert other.loom.user_prompt == "One thing"
+    assert library.row(kept.name).prompt == "One thing"
+    kept.redo()
+    assert library.open(kept.name).loom.user_prompt == "Another"
+    kept.loom.user_prompt = "wrong"
+    assert kept.is_changed()
+    kept.put_back()
+    assert not kept.is_changed()
+    assert kept.loom.user_prompt == "Another"
+
+
+def test_a_meta_that_cannot_be_kept_is_put_back(library: Library, lm: weft.LM) -> None:
+    kept = library.create(Loom(lm, "One thing"))
+    kept.loom.meta["x"] = float("nan")
+    with pytest.raises(ConfigError, match="meta"):
+        kept.commit("edit")
+    assert kept.is_changed()
+    kept.put_back()
+    assert "x" not in kept.loom.meta
+    assert not kept.commit("edit")
+
+
+def test_the_way_to_what_is_done_again_comes_back(library: Library) -> None:
+    """Its parent was removed by somebody else since it was undone."""
+    kept = story(library)
+    node(kept, "d").add("e")
+    kept.commit("add")
+    other = library.open(kept.name)
+    kept.undo()
+    rows = library.nodes(kept.name)
+    numbers = {row.text: row.number for row in rows}
+
+    def remove_above(connection: sa.Connection) -> None:
+        """As an older Weft's undo of one operation among others left it."""
+        mark(connection, kept._key, [numbers["c"], numbers["d"]], 50, removed=True)
+        touch(connection, kept._key, rev=50)
+
+    library.database.write(remove_above)
+    kept.sync()
+    assert [each.text for each in kept.loom.walk()][1:] == ["a", "b"]
+    assert [each.text for each in kept.redo().added] == ["c", "d", "e"]
+    other.sync()
+    for each in (kept.loom, other.loom, library.open(kept.name).loom):
+        assert [one.text for one in each.walk()][1:] == ["a", "c", "d", "e", "b"]
+    assert library.row(kept.name).n_nodes == 6
+
+
+def test_what_another_has_put_below_in_the_moment_of_an_undo_stays_with_its_way(
+    library: Library,
+) -> None:
+    kept = story(library)
+    key = operation_of(kept, "x")
+    child = node(kept, "x").add("y")
+    kept.commit("add")
+
+    def undo(connection: sa.Connection) -> None:
+        """As one who had looked what is the last before that."""
+        row = connection.execute(sa.select(looms).where(looms.c.id == kept.id)).one()
+        turn(connection, row, key, "done")
+
+    library.database.write(undo)
+    kept.sync()
+    assert child in kept.loom.walk()
+    assert [each.text for each in library.open(kept.name).loom.walk()][1:] == [*"acdbxy"]
+
+
+def operation_of(kept: KeptLoom, text: str) -> int:
+    """Add a node, and return the key of the operation that did."""
+    kept.loom.add(text)
+    kept.commit("add")
+    return kept.history(1)[0].key
+
+
+def test_sampling_parameters_that_are_gone_are_told(tmp_path: Path, lm: weft.LM) -> None:
+    file = tmp_path / "weft.db"
+    with Library(f"sqlite:///{file}") as library:
+        kept = library.create(Loom(lm, "Once upon a time"))
+        kept.loom.grow(1, max_tokens=2, seed=1)
+        kept.commit("grow")
+        with closing(sqlite3.connect(file)) as broken:  # which minds no foreign keys
+            broken.execute("DELETE FROM sampling")
+            broken.commit()
+    with Library(f"sqlite:///{file}") as library:
+        with pytest.raises(StoreError, match="the database is broken"):
+            library.open(kept.name)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "sampling SET data = replace(data, '{', '[')",
+        "sampling SET data = replace(data, 'temperature', 'temperaturf')",
+        "nodes SET lineage = '[0,'",
+        "nodes SET stop_string = 'no JSON'",
+        "nodes SET meta = '{'",
+        "nodes SET score = 'x'",
+        "nodes SET logprobs = x'00ff'",
+        "nodes SET tokens = x'00ff'",
+    ],
+)
+def test_a_column_that_holds_something_else_is_told(
+    tmp_path: Path, lm: weft.LM, change: str
+) -> None:
+    file = tmp_path / "weft.db"
+    with Library(f"sqlite:///{file}") as library:
+        kept = library.create(Loom(lm, "Once upon a time"))
+        kept.loom.grow(1, max_tokens=2, seed=1, temperature=0.5)
+        kept.commit("grow")
+    with closing(sqlite3.connect(file)) as broken:
+        broken.execute(f"UPDATE {change}")
+        broken.commit()
+    with Library(f"sqlite:///{file}") as library:
+        with pytest.raises(StoreError, match="the database is broken"):
+            library.open(kept.name)

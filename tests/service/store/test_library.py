@@ -1,0 +1,214 @@
+"""Looms by name: made, listed, renamed, removed, brought back; and what each terminal drew last."""
+
+from __future__ import annotations
+
+import pytest
+
+from weft.errors import ConfigError, StoreError
+from weft.loom import Loom
+from weft.service.store.library import Library, name_of
+
+
+def keep(library: Library, prompt: str, name: str | None = None) -> str:
+    return library.create(Loom(None, prompt), name=name).name
+
+
+def names(library: Library, **more: object) -> list[str]:
+    return [row.name for row in library.looms(**more)]  # type: ignore[arg-type]
+
+
+def test_a_name_comes_from_the_prompt_and_is_nobody_elses(library: Library) -> None:
+    told = [keep(library, "Tell me a story about a fox.") for _ in range(3)]
+    assert told == ["tell-story-about-fox", "tell-story-about-fox.2", "tell-story-about-fox.3"]
+    assert keep(library, "12") == "loom-12"
+    assert keep(library, "\0\ud800?") == "loom"
+    assert keep(library, "con") == "loom-con"
+    assert keep(library, "x", "My own. Name") == "My own. Name"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "name"),
+    [
+        ("नमस्ते दुनिया", "नमस्ते-दुनिया"),
+        ("สวัสดีชาวโลก", "สวัสดีชาวโลก"),
+        ("a\u0301 cafe\u0301, Straße", "á-café-straße"),
+        ("\U0001f98a\ufe0f fox_trot", "fox-trot"),  # what stands on no letter is no word
+        ("\u0301\u0301", "loom"),
+    ],
+)
+def test_letters_keep_the_marks_on_them_in_a_name(prompt: str, name: str) -> None:
+    assert name_of(prompt) == name
+
+
+@pytest.mark.parametrize("name", ["", " ", "a/b", "..", "-x", "7", "x\n", "a\\b", "x" * 300, "\0"])
+def test_what_is_no_name_is_refused(library: Library, name: str) -> None:
+    with pytest.raises(ConfigError, match="no name"):
+        library.create(Loom(None, "x"), name=name)
+    kept = keep(library, "x")
+    with pytest.raises(ConfigError, match="no name"):
+        library.rename(kept, name)
+
+
+def test_the_list_has_what_was_changed_last_first_and_pages(library: Library) -> None:
+    for prompt in ("ant", "bee", "cat", "100% dog_"):
+        keep(library, prompt)
+    assert names(library) == ["100-dog", "cat", "bee", "ant"]
+    kept = library.open("ant")
+    kept.loom.add("x")
+    kept.commit("add")
+    assert names(library, limit=2) == ["ant", "100-dog"]
+    assert names(library, limit=2, after="100-dog") == ["cat", "bee"]
+    assert names(library, search="A") == ["ant", "cat"]
+    assert names(library, search="0% dog_") == ["100-dog"]
+    keep(library, "ÉTUDE")
+    assert names(library, search="étu") == ["étude"]
+    assert names(library, search="%") == ["100-dog"]
+    row = library.row("ant")
+    assert (row.n_nodes, row.rev, row.prompt, row.model) == (2, 2, "ant", "no model")
+    with pytest.raises(ConfigError, match="no loom 'none'"):
+        library.looms(after="none")
+
+
+def test_an_unknown_name_is_told_with_the_nearest(library: Library) -> None:
+    with pytest.raises(ConfigError, match="there is none yet"):
+        library.open("fox")
+    keep(library, "fox and dog")
+    with pytest.raises(ConfigError, match="near it: fox-dog"):
+        library.open("fox-dig")
+    for odd in ("\0", "\ud800", "x" * 100_000, ""):
+        with pytest.raises(ConfigError, match="there is no loom"):
+            library.open(odd)
+
+
+def test_a_renamed_loom_is_the_same_loom(library: Library) -> None:
+    keep(library, "ant")
+    kept = library.open("ant")
+    keep(library, "bee")
+    assert library.rename("ant", "emmet").id == kept.id
+    kept.sync()
+    assert kept.name == "emmet"
+    assert library.open(kept.id).name == "emmet"
+    with pytest.raises(ConfigError, match="already"):
+        library.rename("emmet", "bee")
+    with pytest.raises(ConfigError, match="already"):
+        keep(library, "x", "bee")
+    assert library.rename("emmet", "emmet").name == "emmet"
+
+
+def test_removed_looms_come_back_together_under_their_own_names(library: Library) -> None:
+    ant, bee, cat = (library.create(Loom(None, each)) for each in ("ant", "bee", "cat"))
+    ant.loom.add("leg")
+    ant.commit("add")
+    library.remove("cat")
+    library.remove(["ant", "bee", "ant"])
+    assert names(library) == []
+    assert [row.name for row in library.removed()] == ["bee", "ant", "cat"]
+    for given in ("ant", ant.id):
+        with pytest.raises(StoreError, match="removed"):
+            library.open(given)
+    keep(library, "another ant", "ant")
+    back = library.restore()
+    assert [(row.name, row.id) for row in back] == [("ant.2", ant.id), ("bee", bee.id)]
+    again = library.open("ant.2")
+    assert [again.number(node) for node in again.loom.walk()] == [0, 1]
+    assert [node.id for node in again.loom.walk()] == [node.id for node in ant.loom.walk()]
+    assert again.undo().removed == [ant.loom.children[0].id]
+    assert [row.id for row in library.restore()] == [cat.id]
+    with pytest.raises(StoreError, match="no loom is removed"):
+        library.restore()
+
+
+def test_all_or_none_are_removed(library: Library) -> None:
+    keep(library, "ant")
+    with pytest.raises(ConfigError, match="no loom 'bee'"):
+        library.remove(["ant", "bee"])
+    assert names(library) == ["ant"]
+
+
+def test_what_is_purged_is_gone_and_its_holder_is_told(library: Library) -> None:
+    kept = library.create(Loom(None, "ant"))
+    keep(library, "bee")
+    library.remove(["ant", "bee"])
+    kept.loom.add("leg")
+    kept.commit("add")  # it may still come back
+    assert library.purge(["bee"]) == 1
+    assert library.purge() == 1
+    assert library.removed() == []
+    kept.loom.add("leg")
+    with pytest.raises(StoreError, match="not in the database any more"):
+        kept.commit("add")
+    again = library.create(kept.loom)
+    assert [node.text for node in library.open(again.name).loom.walk()] == ["ant", "leg", "leg"]
+
+
+def test_each_terminal_has_its_last_loom(library: Library) -> None:
+    keep(library, "ant")
+    assert library.last("one") is None
+    found = library.anybodys()
+    assert found is not None
+    assert found.loom == "ant"
+    library.note("one", "ant", 3)
+    keep(library, "bee")
+    library.note("two", "bee")
+    assert library.last("one") == ("ant", 3)
+    assert library.last("two") == ("bee", 0)
+    assert library.anybodys() == ("bee", 0)
+    library.note("one", "ant", 5)
+    assert library.anybodys() == ("ant", 5)
+    library.rename("ant", "emmet")
+    assert library.last("one") == ("emmet", 5)
+    library.remove("emmet")
+    assert library.last("one") is None
+    assert library.last("") is None
+    library.restore()
+    assert library.last("one") == ("emmet", 5)
+    for at in range(300):
+        library.note(f"tab {at}", "bee", at)
+    assert library.last("one") is None
+    assert library.last("tab 299") == ("bee", 299)
+
+
+def test_nodes_are_read_in_pages_without_the_tree(library: Library) -> None:
+    loom = Loom(None, "root")
+    for name in "abc":
+        child = loom.add(name)
+        for n in range(3):
+            child.add(f"{name}{n}")
+    kept = library.create(loom)
+    kept.bookmark(loom.children[0], "here")
+    everything = library.nodes(kept.name)
+    assert [row.text for row in everything] == [node.text for node in loom.walk()]
+    assert [row.number for row in everything] == list(range(13))
+    assert everything[0]._replace(text="") == everything[0]._replace(text="")
+    assert (everything[1].parent, everything[1].n_children, everything[1].bookmark) == (
+        0,
+        3,
+        "here",
+    )
+    assert [row.number for row in kept.nodes(limit=4, after=2)] == [3, 4, 5, 6]
+    assert [row.text for row in kept.nodes(depth=1)] == ["root", "a", "b", "c"]
+    assert [row.text for row in kept.nodes(under=5)] == ["b", "b0", "b1", "b2"]
+    assert [row.text for row in kept.nodes(under=everything[5].id, depth=0)] == ["b"]
+    rev = kept.rev
+    loom.children[1].remove()
+    loom.add("d")
+    kept.commit("edit")
+    news = kept.nodes(since=rev)
+    assert [(row.text, row.is_removed) for row in news] == [
+        ("b", True), ("b0", True), ("b1", True), ("b2", True), ("d", False)
+    ]  # fmt: skip
+    assert len(kept.nodes()) == 10
+    for wrong in ({"under": 5}, {"under": 99}, {"under": "x"}, {"limit": 0}, {"depth": -1}):
+        with pytest.raises(ConfigError):
+            kept.nodes(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_library_may_be_closed_twice_and_used_by_threads(library: Library) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda n: keep(library, "same prompt"), range(24)))
+    assert len(set(made)) == 24
+    library.close()
+    library.close()
+    assert len(library.looms()) == 24

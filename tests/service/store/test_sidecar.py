@@ -1,0 +1,265 @@
+"""KV beside a saved loom: what is found is right, and what is wrong is only computed again."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import weft
+from fakes import HiddenFake
+from shallow import shallow
+from weft import LM, Loom
+from weft.errors import ConfigError, StoreError, Unsupported
+from weft.service.interchange import read, write
+from weft.service.store import sidecar
+
+FILE = "a.loom.json"
+
+
+@pytest.fixture
+def lm() -> Iterator[LM]:
+    with fresh() as lm:
+        yield lm
+        lm.tree.check()
+
+
+def fresh(**options) -> LM:
+    return weft.load(shallow(), engine="numpy", **options)
+
+
+def grown(lm: LM) -> Loom:
+    """A prompt with 3 branches, each with 2."""
+    loom = Loom(lm, "Once upon a time", template=False)
+    for child in loom.grow(n=3, max_tokens=6, seed=1):
+        child.grow(n=2, max_tokens=4, seed=2)
+    return loom
+
+
+def goes_on(loom: Loom) -> list[list[int]]:
+    return [node.tokens for node in loom.grow(at=loom.leaves, max_tokens=4, temperature=0)]
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> tuple[Path, list[list[int]], int]:
+    """The file of a loom with its KV, how it goes on, and how many tokens it has."""
+    with fresh() as lm:
+        loom = grown(lm)
+        loom.save(tmp_path / FILE, kv=True)
+        n_tokens = sum(len(node.tokens) for node in loom.walk())
+        return tmp_path / FILE, goes_on(loom), n_tokens
+
+
+def test_a_loom_opened_again_with_its_kv_prefills_nothing(saved, lm: LM) -> None:
+    file, expected, n_tokens = saved
+    loom = Loom.open(file, lm)
+    assert not loom.dropped
+    assert lm.stats().kv_tokens == n_tokens
+    assert goes_on(loom) == expected
+    stats = lm.stats()
+    assert stats.prefilled == 0
+    assert stats.recomputed == 6  # each leaf's last token, whose logits no file has
+
+
+@pytest.mark.torch
+def test_bfloat16_of_another_engine_is_kept_bit_by_bit(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    options = {"engine": "torch", "dtype": "bfloat16"}
+    with weft.load(shallow(), **options) as lm:
+        loom = grown(lm)
+        loom.save(tmp_path / FILE, kv=True)
+        expected = goes_on(loom)
+    with weft.load(shallow(), **options) as lm:
+        again = Loom.open(tmp_path / FILE, lm)
+        assert not again.dropped
+        assert goes_on(again) == expected
+        assert lm.stats().prefilled == 0
+    with weft.load(shallow(), engine="torch", dtype="float32") as lm:
+        (notice,) = Loom.open(tmp_path / FILE, lm).dropped
+        assert "bfloat16" in notice
+
+
+def test_without_it_the_same_is_computed(saved, lm: LM) -> None:
+    file, expected, n_tokens = saved
+    loom = Loom.open(file, lm, kv=False)
+    assert lm.stats().kv_tokens == 0
+    assert goes_on(loom) == expected
+    assert lm.stats().prefilled == n_tokens
+
+
+def test_what_was_edited_since_is_computed_and_the_rest_is_there(saved, lm: LM) -> None:
+    file, _, n_tokens = saved
+    with fresh() as other:
+        loom = Loom.open(file, other)
+        first, second, third = loom.children
+        first.clip(2)
+        second.split(3)
+        third.add(" more")
+        loom.save(file)  # the KV beside it is the old one
+        expected = goes_on(loom)
+        loom.save(file)
+    again = Loom.open(file, lm)
+    there = lm.stats().kv_tokens
+    assert there == n_tokens - 6 - 8  # the clipped branch and what stood below it
+    assert "computed again" in again.dropped[0]
+    lm.tree.check()
+    leaves = [node for node in again.walk() if node.finish_reason == "length" and not node.children]
+    assert [node.tokens for node in leaves] == expected
+    plain = [node.next(3) for node in again.leaves]
+    lm.clear_cache()
+    assert [[t.id for t in node.next(3)] for node in again.leaves] == [
+        [t.id for t in each] for each in plain
+    ]
+
+
+def broken(data: bytes, how: str) -> bytes:
+    at = len(data) // 2
+    if how == "torn":
+        return data[:at]
+    if how == "changed":
+        return data[:-9] + bytes([data[-9] ^ 1]) + data[-8:]
+    if how == "empty":
+        return b""
+    head = int.from_bytes(data[:8], "little")
+    table = json.loads(data[8 : 8 + head])
+    changes = {
+        "of another model": {"fingerprint": "f"},
+        "of another adapter": {"namespace": '"x"'},
+        "newer": {"version": "99"},
+        "of a path": {"format": "weft.kv"},
+        "without blocks": {"blocks": "5"},
+        "with wrong blocks": {"blocks": '[["k", 99999]]'},
+        "in another dtype": {"marks": '{"dtype": "bfloat16"}'},
+    }
+    table["__metadata__"] |= changes[how]
+    written = json.dumps(table).encode()
+    return len(written).to_bytes(8, "little") + written + data[8 + head :]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "torn", "changed", "empty", "of another model", "of another adapter", "newer", "of a path",
+        "without blocks", "with wrong blocks", "in another dtype",
+    ],
+)  # fmt: skip
+def test_a_file_that_is_wrong_is_a_notice_and_the_loom_opens(
+    saved, lm: LM, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, expected, _ = saved
+    beside = sidecar.beside(file)
+    beside.write_bytes(broken(beside.read_bytes(), how))
+    with caplog.at_level(logging.WARNING, "weft"):
+        loom = Loom.open(file, lm)
+    (notice,) = loom.dropped
+    assert "computed again" in notice
+    assert str(beside) in notice
+    assert notice in caplog.text
+    assert lm.stats().kv_tokens == 0
+    assert goes_on(loom) == expected
+
+
+def test_any_changed_byte_is_harmless(saved, lm: LM) -> None:
+    file, _, n_tokens = saved
+    beside = sidecar.beside(file)
+    data, random_ = beside.read_bytes(), random.Random(1)
+    loom = Loom.open(file, lm, kv=False)
+    for _ in range(60):
+        made = bytearray(data)
+        made[random_.randrange(min(len(made), 3000))] ^= 1 << random_.randrange(8)
+        beside.write_bytes(bytes(made))
+        found = sidecar.warm(loom, beside)
+        assert found.n_tokens in range(n_tokens + 1)
+    lm.clear_cache()
+
+
+def test_blocks_that_are_longer_than_their_paths_are_computed_again(saved, lm: LM) -> None:
+    file, expected, _ = saved
+    beside = sidecar.beside(file)
+    data = beside.read_bytes()
+    head = int.from_bytes(data[:8], "little")
+    table = json.loads(data[8 : 8 + head])
+    blocks = json.loads(table["__metadata__"]["blocks"])
+    n_all = sum(length for _, length in blocks)
+    blocks = [[blocks[0][0], n_all - 1], [blocks[1][0], 1]]
+    table["__metadata__"]["blocks"] = json.dumps(blocks)
+    written = json.dumps(table).encode()
+    beside.write_bytes(len(written).to_bytes(8, "little") + written + data[8 + head :])
+    found = sidecar.warm(Loom.open(file, lm, kv=False), beside)
+    assert found.n_tokens <= 1
+    assert "computed again" in found.notice
+    lm.clear_cache()
+    assert goes_on(Loom.open(file, lm, kv=False)) == expected
+
+
+def fitting(loom: Loom, n_ctx: int) -> int:
+    """Return the tokens of the nodes whose whole paths fit a context."""
+    paths = [(node, sum(len(each.tokens) for each in node.path)) for node in loom.walk()]
+    return sum(len(node.tokens) for node, depth in paths if depth <= n_ctx)
+
+
+def test_a_small_budget_takes_what_fits_and_evicts_nothing(saved) -> None:
+    file, expected, n_tokens = saved
+    per_token = 2048
+    with fresh() as lm:
+        per_token = lm.info.kv_bytes_per_token
+    with fresh(kv_budget=per_token * (n_tokens - 8)) as lm:
+        loom = Loom.open(file, lm)
+        assert lm.stats().kv_tokens <= n_tokens - 8
+        assert lm.stats().evicted == 0
+        assert "no room" in loom.dropped[0]
+        assert goes_on(loom) == expected
+
+
+def test_a_shorter_context_and_a_hidden_engine_open_the_loom_all_the_same(saved, lm: LM) -> None:
+    file, _, _ = saved
+    with fresh(n_ctx=11) as short:
+        loom = Loom.open(file, short)
+        # The prompt and the branches' beginnings: what follows one that is too long, too.
+        assert short.stats().kv_tokens == fitting(loom, 11) > fitting(loom, 8)
+        assert "computed again" in loom.dropped[0]
+    hidden = LM(HiddenFake(lm.engine), lm.text)
+    loom = Loom.open(file, hidden)
+    assert "keeps its KV to itself" in loom.dropped[0]
+    assert loom.children[0].next(1)
+
+
+def test_a_path_and_a_subtree_are_saved_alone(lm: LM, tmp_path: Path) -> None:
+    loom = grown(lm)
+    node = loom.children[1]
+    n_path = len(loom.tokens) + len(node.tokens)
+    for scope, n_below in (("path", 0), ("subtree", sum(len(c.tokens) for c in node.children))):
+        write(node, tmp_path / f"{scope}.json", scope=scope, kv=True)
+        with fresh() as other:
+            found = read(tmp_path / f"{scope}.json", other)
+            assert not found.dropped
+            assert other.stats().kv_tokens == n_path + n_below
+            assert other.stats().prefilled == 0
+
+
+def test_names_of_files(tmp_path: Path) -> None:
+    for loom, kv in (
+        ("a.loom.json", "a.kv.safetensors"),
+        ("a.json", "a.kv.safetensors"),
+        ("a.b.loom.json", "a.b.kv.safetensors"),
+        ("a", "a.kv.safetensors"),
+    ):
+        assert sidecar.beside(tmp_path / loom) == tmp_path / kv
+
+
+def test_what_cannot_be_saved_is_said_and_the_loom_is_there(lm: LM, tmp_path: Path) -> None:
+    loom = Loom(lm, [300, 301])
+    sidecar.beside(tmp_path / FILE).mkdir()
+    with pytest.raises(StoreError, match="cannot write"):
+        loom.save(tmp_path / FILE, kv=True)
+    assert Loom.open(tmp_path / FILE).tokens == [300, 301]
+    with pytest.raises(ConfigError, match="kv is for json"):
+        write(loom, tmp_path / "a.md", kv=True)
+    hidden = LM(HiddenFake(lm.engine), lm.text)
+    with pytest.raises(Unsupported):
+        Loom(hidden, [30, 31]).save(tmp_path / "b.loom.json", kv=True)
+    assert Loom.open(tmp_path / "b.loom.json").tokens == [30, 31]

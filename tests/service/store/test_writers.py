@@ -1,0 +1,109 @@
+"""Who lives: a process here by its number and its beginning, one elsewhere by when it was seen."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from weft.service.store.library import Library
+from weft.service.store.tables import writers
+from weft.service.store.writers import DEAD_S, Writer, dead
+
+
+def sign(library: Library, writer: Writer) -> str:
+    return library.database.write(writer.sign)
+
+
+def change(library: Library, mark: str, **values: Any) -> None:
+    statement = sa.update(writers).where(writers.c.id == mark).values(**values)
+    library.database.write(lambda connection: connection.execute(statement))
+
+
+def is_dead(library: Library, mark: str) -> bool:
+    return mark in library.database.read(
+        lambda connection: dead(connection, {mark}, library.database)
+    )
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="processes are told by /proc")
+def test_a_process_here_lives_while_it_runs_however_long_it_is_silent(library: Library) -> None:
+    writer = Writer(library.database)
+    mark = sign(library, writer)
+    change(library, mark, beat=0.0)
+    assert not is_dead(library, mark)
+    change(library, mark, began="1")  # its number, given to another one
+    assert is_dead(library, mark)
+    writer.close()
+    writer.close()
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="processes are told by /proc")
+def test_a_process_that_has_ended_and_was_not_collected_is_dead(library: Library) -> None:
+    writer = Writer(library.database)
+    mark = sign(library, writer)
+    child = os.fork()
+    if not child:
+        signal.pause()
+    change(library, mark, pid=child, began=began(child))
+    assert not is_dead(library, mark)
+    os.kill(child, signal.SIGKILL)
+    while not is_dead(library, mark):
+        time.sleep(0.02)
+    os.waitpid(child, 0)
+    writer.close()
+
+
+def began(pid: int) -> str:
+    """Return when a process began, as `Writer` notes it."""
+    told = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    return told.rpartition(")")[2].split()[19]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_forked_process_is_another_writer(library: Library) -> None:
+    writer = Writer(library.database)
+    mark = writer.id
+    reads, writes = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(writes, writer.id.encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    told = os.read(reads, 100).decode()
+    os.close(reads)
+    os.close(writes)
+    assert len(told) == len(mark)
+    assert told != mark
+    assert writer.id == mark
+
+
+def test_a_process_elsewhere_is_dead_after_a_minute_of_silence(library: Library) -> None:
+    writer = Writer(library.database)
+    mark = sign(library, writer)
+    now = library.database.now
+    change(library, mark, host="elsewhere", beat=now - DEAD_S + 20)
+    assert not is_dead(library, mark)
+    change(library, mark, beat=now - DEAD_S - 1)
+    assert is_dead(library, mark)
+    writer.beat()
+    assert not is_dead(library, mark)
+    writer.close()
+
+
+def test_processes_of_former_days_are_forgotten(library: Library) -> None:
+    old, new = Writer(library.database), Writer(library.database)
+    mark = sign(library, old)
+    change(library, mark, beat=0.0)
+    assert sign(library, new) == sign(library, new)
+    assert is_dead(library, mark)
+    query = sa.select(writers.c.id)
+    rows = library.database.read(lambda connection: connection.execute(query).scalars().all())
+    assert rows == [new.id]
+    old.close()
+    new.close()
