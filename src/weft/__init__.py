@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from ._core.doors import lazily
+from ._core.lazy import lazy_getattr
 
 __version__ = "0.1.0"
 # What `pip install` knows: "weft" is another project there.
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 logging.getLogger("weft").addHandler(logging.NullHandler())
 
-__getattr__ = lazily(
+__getattr__ = lazy_getattr(
     __name__,
     {
         "": "samples search",

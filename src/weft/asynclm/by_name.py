@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from .._core import doors
 from ..errors import ConfigError
 from .asynclm import AsyncLM
 
@@ -52,7 +51,9 @@ def load_model_by_name(
     options, engines = dict(llm_opts or {}), engine_names()
     chosen = backend if backend is not None else _best(name, engines, options)
     if chosen in KNOWN:
-        made: AsyncLM | MockAsyncLM = doors.BACKENDS[chosen].from_name(name, **options)
+        from ..compat.genlm import BACKENDS
+
+        made: AsyncLM | MockAsyncLM = BACKENDS[chosen].from_name(name, **options)
         return made
     if chosen not in ("auto", *engines):
         allowed = ", ".join((*KNOWN, "auto", *engines))

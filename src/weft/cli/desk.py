@@ -267,7 +267,7 @@ def with_model(name: str | None, model: str | None, engine: str, kv_budget: str)
 
 def refuse_texts(row: LoomRow) -> None:
     """Raise ConfigError for a loom of texts that are no tokens of any model."""
-    from .._core.doors import NO_MODEL
+    from ..service.store.file import NO_MODEL
 
     if row.model == NO_MODEL.name:
         raise ConfigError(

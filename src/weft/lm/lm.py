@@ -21,7 +21,6 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from .._core import doors
 from .._core.kv.place import Place
 from .._core.kv.tree import TokenTree
 from .._core.nopickle import Uncopied
@@ -141,7 +140,9 @@ class LM(
     @classmethod
     def of(cls, model: Any, tokenizer: Any = None) -> LM:
         """Return the one LM of an already loaded model object; an LM is its own."""
-        return model if isinstance(model, LM) else doors.load(model, tokenizer)
+        from ..loading import load
+
+        return model if isinstance(model, LM) else load(model, tokenizer)
 
     @cached_property
     def constraints(self) -> Compiler:
@@ -297,7 +298,9 @@ class LM(
 
         Raises: as `Loom` and `Heddle.grow`.
         """
-        return doors.generate(self, prompt, n, params, system=system, template=template, **sampling)
+        from ..loom.generate import generate
+
+        return generate(self, prompt, n, params, system=system, template=template, **sampling)
 
     @accepts_params_first
     async def agenerate(
@@ -311,7 +314,9 @@ class LM(
         **sampling: Unpack[BranchOptions],
     ) -> Branches:
         """As `generate`, in a running event loop; concurrent calls share each step."""
-        return await doors.agenerate(
+        from ..loom.generate import agenerate
+
+        return await agenerate(
             self, prompt, n, params, system=system, template=template, **sampling
         )
 

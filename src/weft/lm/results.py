@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .._core import doors
-
 if TYPE_CHECKING:
     from .._core.sched.work import FinishReason
     from ..loom import Heddle
@@ -31,7 +29,9 @@ class TokenProb:
         return f"TokenProb({self.rank}: {self.text!r} p={self.p:.4f} id={self.id})"
 
     def _repr_html_(self) -> str:
-        return doors.token_prob_card(self)
+        from ..viz.notebook import token_prob_card
+
+        return token_prob_card(self)
 
 
 class Distribution(tuple[TokenProb, ...]):
@@ -48,7 +48,9 @@ class Distribution(tuple[TokenProb, ...]):
         return "\n".join([*lines, *_more(len(self))])
 
     def _repr_html_(self) -> str:
-        return doors.distribution_card(self)
+        from ..viz.notebook import distribution_card
+
+        return distribution_card(self)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -92,7 +94,9 @@ class TextScore:
         return "\n".join([head, *lines, *_more(len(self.tokens))])
 
     def _repr_html_(self) -> str:
-        return doors.text_score_card(self)
+        from ..viz.notebook import text_score_card
+
+        return text_score_card(self)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .._core import doors
 from .._core.kv.place import Node
 from .._core.kv.tree import TokenTree
 from .._core.sched.scheduler import Scheduler
@@ -77,7 +76,9 @@ class Stats:
         return f"Stats({self})"
 
     def _repr_html_(self) -> str:
-        return doors.stats_card(self)
+        from ..viz.notebook import stats_card
+
+        return stats_card(self)
 
 
 def format_bytes(n_bytes: int) -> str:

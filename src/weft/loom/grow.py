@@ -14,7 +14,6 @@ from contextlib import aclosing, closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from .._core import doors
 from .._core.remedies import OF_BRANCHES, Listed, remedied
 from .._core.sampling.params import SamplingParams
 from .._core.sampling.rng import fresh_seed, stream_of
@@ -76,7 +75,9 @@ class Branches(Listed, list["Heddle"]):
         return "\n".join(lines) or "no branches"
 
     def _repr_html_(self) -> str:
-        return doors.branches_card(self)
+        from ..viz.notebook import branches_card
+
+        return branches_card(self)
 
 
 _log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO, Unpack, cast, overload
 
 import numpy as np
 
-from .._core import atomic_files, doors
+from .._core import atomic_files
 from .._core.remedies import OF_NODE, Listed, remedied
 from .._core.sampling.metrics import largest, log_softmax
 from .._core.sampling.params import BranchOptions, SamplingParams, accepts_params_first
@@ -62,7 +62,9 @@ class Shown(HeddleState):
             file: instead of standard output.
             limit: lines at most; the rest is counted.
         """
-        doors.show(self._heddle, node=node, edge=edge, file=file, limit=limit)
+        from ..viz.text import show
+
+        show(self._heddle, node=node, edge=edge, file=file, limit=limit)
 
     @overload
     def to_html(
@@ -115,7 +117,9 @@ class Shown(HeddleState):
 
         Raises: ConfigError for `top` without a model, StoreError when the file cannot be written.
         """
-        page = doors.to_html(self._heddle, tint=tint, top=top, limit=limit, node=node, mark=mark)
+        from ..viz.html import to_html
+
+        page = to_html(self._heddle, tint=tint, top=top, limit=limit, node=node, mark=mark)
         if path is None:
             return page
         atomic_files.write(path, page)
@@ -134,7 +138,9 @@ class Shown(HeddleState):
             node, edge: what to write in a box and on the line to it.
             limit: nodes at most, those nearest to here; the rest is counted.
         """
-        return doors.to_dot(self._heddle, node=node, edge=edge, limit=limit)
+        from ..viz.graph import to_dot
+
+        return to_dot(self._heddle, node=node, edge=edge, limit=limit)
 
     def to_mermaid(
         self,
@@ -150,7 +156,9 @@ class Shown(HeddleState):
             limit: nodes at most, those nearest to here; never more than Mermaid takes at its
                 defaults. The rest is counted.
         """
-        return doors.to_mermaid(self._heddle, node=node, edge=edge, limit=limit)
+        from ..viz.graph import to_mermaid
+
+        return to_mermaid(self._heddle, node=node, edge=edge, limit=limit)
 
     @property
     def _heddle(self) -> Heddle:
@@ -158,14 +166,20 @@ class Shown(HeddleState):
         return cast("Heddle", self)
 
     def __str__(self) -> str:
-        return "\n".join(doors.draw(self._heddle))
+        from ..viz.text import draw
+
+        return "\n".join(draw(self._heddle))
 
     def _repr_html_(self) -> str:
-        return doors.tree(self._heddle)
+        from ..viz.notebook import tree
+
+        return tree(self._heddle)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         """Return the drawing as text and as HTML: a notebook keeps both."""
-        return {"text/plain": doors.plain(self._heddle), "text/html": self._repr_html_()}
+        from ..viz.notebook import plain
+
+        return {"text/plain": plain(self._heddle), "text/html": self._repr_html_()}
 
 
 @remedied(OF_NODE)
@@ -225,7 +239,9 @@ class Heddle(Listed, Shown):
             return Branches()
         if not is_shown:
             return growth.run()
-        return growth.run(doors.watch(len(growth.shoots)))
+        from ..viz.live import watch
+
+        return growth.run(watch(len(growth.shoots)))
 
     @accepts_params_first
     async def agrow(

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, overload
 
-from .._core import doors
 from .._core.sampling.params import knows_options
 from .._core.validation import boolean
 from ..errors import ConfigError
@@ -148,12 +147,14 @@ class Loom(Heddle):
         self.created = datetime.now(UTC).isoformat(timespec="seconds")
 
     def _begin_text(self, prompt: object, heddle_class: type[Heddle] | None) -> None:
+        from ..service.store.file import NO_MODEL
+
         if not isinstance(prompt, str):
             raise ConfigError(
                 f"a loom without a model takes a text as its prompt, not {type(prompt).__name__}"
             )
         self._begin(Home(None, is_text=True), Prompt([], prompt, False), heddle_class)
-        self._text, self.saved_by = prompt, doors.NO_MODEL
+        self._text, self.saved_by = prompt, NO_MODEL
 
     @classmethod
     def restored(cls, home: Home, made: Prompt, heddle_class: type[Heddle] | None) -> Self:
@@ -197,7 +198,9 @@ class Loom(Heddle):
         Raises StoreError when it cannot be written, ConfigError for a `meta` that is not JSON,
         Unsupported for `kv` on an engine whose KV no file holds; the loom is saved then.
         """
-        doors.save_loom(self, path, kv=kv)
+        from ..service.store.file import save
+
+        save(self, path, kv=kv)
 
     @classmethod
     def open(
@@ -225,7 +228,9 @@ class Loom(Heddle):
             StoreError: it cannot be read.
             ModelMismatch: another model saved it.
         """
-        return doors.open_loom(
+        from ..service.store.file import load
+
+        return load(
             path,
             lm,
             force=force,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .._core.doors import lazily
+from .._core.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from . import score
@@ -52,7 +52,7 @@ __all__ = [
     "tot",
 ]
 
-_load = lazily(
+_load = lazy_getattr(
     __name__,
     {
         "": "score",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .._core.doors import lazily
+from .._core.lazy import lazy_getattr
 
 __all__ = ["draw", "show", "to_dot", "to_html", "to_mermaid"]
 
@@ -13,6 +13,6 @@ if TYPE_CHECKING:
     from .html import to_html
     from .text import draw, show
 
-__getattr__ = lazily(
+__getattr__ = lazy_getattr(
     __name__, {"graph": "to_dot to_mermaid", "html": "to_html", "text": "draw show"}
 )

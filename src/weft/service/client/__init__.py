@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..._core.doors import lazily
+from ..._core.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from .client import AsyncClient, Client
@@ -12,4 +12,4 @@ if TYPE_CHECKING:
 
 __all__ = ["AsyncClient", "BranchDelta", "Client"]
 
-__getattr__ = lazily(__name__, {"client": "AsyncClient Client", "growth": "BranchDelta"})
+__getattr__ = lazy_getattr(__name__, {"client": "AsyncClient Client", "growth": "BranchDelta"})

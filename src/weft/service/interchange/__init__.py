@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..._core.doors import lazily
+from ..._core.lazy import lazy_getattr
 
 __all__ = [
     "EXPORTERS",
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .sketch import ImportLimits, Knot, Sketch, linked
     from .turns import messages_of
 
-__getattr__ = lazily(
+__getattr__ = lazy_getattr(
     __name__,
     {
         "exporters": "EXPORTERS export write",

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..._core.doors import lazily
+from ..._core.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from .deploy import app as app
 
 __all__ = ["app"]
 
-__getattr__ = lazily(__name__, {"deploy": "app"})
+__getattr__ = lazy_getattr(__name__, {"deploy": "app"})

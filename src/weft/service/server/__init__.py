@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..._core.doors import lazily
+from ..._core.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from .app import create_app as create_app
@@ -12,4 +12,4 @@ if TYPE_CHECKING:
 
 __all__ = ["ServerConfig", "create_app"]
 
-__getattr__ = lazily(__name__, {"app": "create_app", "config": "ServerConfig"})
+__getattr__ = lazy_getattr(__name__, {"app": "create_app", "config": "ServerConfig"})

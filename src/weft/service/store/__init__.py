@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..._core.doors import lazily
+from ..._core.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from .change import Change
@@ -30,7 +30,7 @@ __all__ = [
     "save",
 ]
 
-__getattr__ = lazily(
+__getattr__ = lazy_getattr(
     __name__,
     {
         "file": "VERSION load save",
