@@ -32,14 +32,14 @@ _TEMPLATE = """{{ bos_token }}
 
 
 @cache
-def _home() -> TemporaryDirectory[str]:
+def _binding() -> TemporaryDirectory[str]:
     return TemporaryDirectory(prefix="weft-chatty-")
 
 
 @cache
 def chatty() -> Path:
     """Write the folder, which goes when the tests end; return it."""
-    folder = Path(_home().name) / "chatty"
+    folder = Path(_binding().name) / "chatty"
     shutil.copytree(TINY, folder)
     (folder / "chat_template.jinja").write_text(_TEMPLATE)
     return folder

@@ -18,7 +18,7 @@ SLOT = N_LAYERS * 1024  # bytes of one token's KV
 
 
 @cache
-def _home() -> TemporaryDirectory[str]:
+def _binding() -> TemporaryDirectory[str]:
     return TemporaryDirectory(prefix="weft-shallow-")
 
 
@@ -27,7 +27,7 @@ def shallow_gguf() -> Path:
     """Write the model as a GGUF file beside the folder, in float32."""
     from recipe.export_gguf import export_gguf
 
-    file = Path(_home().name) / "shallow.gguf"
+    file = Path(_binding().name) / "shallow.gguf"
     export_gguf(shallow(), file)
     return file
 
@@ -35,7 +35,7 @@ def shallow_gguf() -> Path:
 @cache
 def shallow() -> Path:
     """Write the model into a folder that goes when the tests end; return the folder."""
-    folder = Path(_home().name) / "shallow"
+    folder = Path(_binding().name) / "shallow"
     shutil.copytree(TINY, folder)
     config = json.loads((folder / "config.json").read_text())
     config["num_hidden_layers"] = N_LAYERS

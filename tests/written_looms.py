@@ -65,7 +65,7 @@ class StubLM:
 
 def with_stub(loom: Loom) -> Loom:
     """Let tokens be edited without a real model."""
-    loom._home.lm = StubLM()
+    loom._binding.lm = StubLM()
     return loom
 
 

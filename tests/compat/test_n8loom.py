@@ -246,7 +246,7 @@ def test_load_for_loom_gives_what_loom_takes() -> None:
 
 def test_bfloat16_arrays_survive_as_float32() -> None:
     """B2: NumPy has no bfloat16."""
-    from weft.loom.kvfrag import _narrowed, _widened
+    from weft.loom.kv_fragments import _narrowed, _widened
 
     bits = np.arange(0, 2**16, 7, dtype=np.uint16)
     bits = bits[(bits & 0x7F80) != 0x7F80]  # no infinities and NaNs

@@ -180,12 +180,12 @@ def test_a_stop_string_ends_the_call_and_not_the_branch(fluent: weft.LM) -> None
 def test_a_stop_string_split_over_tokens_is_found(loom: Loom) -> None:
     whole = loom.grow(max_tokens=20, temperature=0)[0]
     stop = whole.text[2:9]
-    assert len(loom._home.text_lm().tokenize(stop)) > 1
+    assert len(loom._binding.text_lm().tokenize(stop)) > 1
     node = loom.grow(max_tokens=20, temperature=0, stop=stop)[0]
     assert node.stop_string == stop
     assert len(node.tokens) < len(whole.tokens)
     assert node.tokens == whole.tokens[: len(node.tokens)]
-    without_last = loom._home.text_lm().text.decode(node.tokens[:-1])
+    without_last = loom._binding.text_lm().text.decode(node.tokens[:-1])
     assert stop not in without_last
 
 

@@ -308,9 +308,9 @@ def test_a_stream_that_is_left_after_the_last_token_has_the_runs_own_end(
     growth = grow.plan([loom], params, force=False, streamed=True)
     with closing(growth.news()) as steps:
         for news in steps:
-            for shoot, events in news:
-                grow.delta(shoot, [event for event in events if event.token is not None])
-            if len(growth.shoots[0].child.tokens) == len(whole.tokens):
+            for pending, events in news:
+                grow.delta(pending, [event for event in events if event.token is not None])
+            if len(growth.branches[0].child.tokens) == len(whole.tokens):
                 break
     (node,) = growth.children
     assert node.tokens == whole.tokens

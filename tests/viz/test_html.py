@@ -397,9 +397,9 @@ def numbers(page: str) -> dict[str, int]:
 
 
 def test_nodes_have_the_numbers_that_the_command_gives(grown: Loom, tmp_path: Path) -> None:
-    from weft.loom.node import numbered
+    from weft.loom.node import preorder_by_call
 
-    expected = {node.id: number for number, node in enumerate(numbered(grown))}
+    expected = {node.id: number for number, node in enumerate(preorder_by_call(grown))}
     assert numbers(grown.to_html()) == {id: n for id, n in expected.items() if n}
     # Of a part they are those of the whole, and the order is that of the numbers.
     part = numbers(grown.children[0].to_html())

@@ -289,9 +289,9 @@ class KeptHere(Kept):
         """Return number by id."""
         if self.held is not None:
             return self.held.numbers()
-        from ..loom.node import numbered
+        from ..loom.node import preorder_by_call
 
-        for node in numbered(self.loom):
+        for node in preorder_by_call(self.loom):
             self._counted.setdefault(node.id, len(self._counted))
         return self._counted
 
@@ -306,14 +306,14 @@ class KeptHere(Kept):
     def grow(self, node: Heddle, n: int, sampling: dict[str, Any], *, force: bool) -> Sprouts:
         """Begin to grow n branches at a node; what has come is kept while more comes."""
         from .._core.sampling.params import SamplingParams
-        from ..loom.grow import deltas, plan, refuse_terminal
+        from ..loom.grow import check_not_terminal, deltas, plan
 
         lm = self._lm
         params = SamplingParams.resolve({**sampling, "n": n}, node.default_sampling)
         if not force:
-            refuse_terminal(node)
+            check_not_terminal(node)
         growth = plan([node], params, force=force, streamed=True)
-        branches = [shoot.child for shoot in growth.shoots]
+        branches = [pending.child for pending in growth.branches]
         self._try_begin(branches)
         counters = lm.scheduler.counters
         before, length = counters.prefilled, sum(len(each.tokens) for each in node.path)
@@ -378,7 +378,7 @@ class KeptHere(Kept):
         from ..loom.grow import deltas, plan
 
         growth = plan(list(work.rows), work.params(self._lm), force=False, streamed=True)
-        branches = [shoot.child for shoot in growth.shoots]
+        branches = [pending.child for pending in growth.branches]
         self._try_begin(branches)
         made: dict[int, Heddle] = {}
         with closing(self._kept_as_they_come(deltas(growth), branches)) as news:

@@ -194,9 +194,9 @@ def tell_unkept(error: StoreError) -> None:
 
 def best_of(nodes: list[Heddle]) -> Heddle | None:
     """Return the likeliest of some branches: where the reader goes on."""
-    from ..loom.node import by_call
+    from ..loom.node import in_call_order
 
-    return max(by_call(nodes), key=lambda node: node.mean_logprob, default=None)
+    return max(in_call_order(nodes), key=lambda node: node.mean_logprob, default=None)
 
 
 def refuse_special(special: bool) -> None:

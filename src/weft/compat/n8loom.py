@@ -25,13 +25,13 @@ import numpy as np
 from ..errors import ConfigError, EngineUnavailable
 from ..lm.lm import LM
 from ..loom import Heddle as _Heddle
-from ..loom import KVFrag, StreamItem, kvfrag
+from ..loom import KVFrag, StreamItem, kv_fragments
 from ..loom import Loom as _Loom
 from ..loom.grow import Growth, seeded
 from ..loom.heddle import at_end
-from ..loom.known import items
-from ..loom.known import params as known_params
-from ..loom.kvfrag import Exported
+from ..loom.kv_fragments import ExportedKV
+from ..loom.n8loom_names import items
+from ..loom.n8loom_names import params as known_params
 from ..loom.node import lm_of, set_place
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Heddle(_Heddle):
         path. Cost: a copy of the path's KV.
         """
         lm, place = lm_of(self), at_end(self)
-        found = kvfrag.export(lm, place)
+        found = kv_fragments.export(lm, place)
         is_mlx = lm.info.name == "mlx"
         layers = lm.kv.engine_cache(place) if is_mlx else _layers(lm, [found], 0)
         return PromptCache(layers, [place.ids()], 0, found.marks, is_path=True)
@@ -144,8 +144,8 @@ class PromptCache(list[Any]):
         _whole_prefix(self)
         layers = [(_on_host(keys)[0], _on_host(values)[0]) for keys, values in map(_held, self)]
         if min(keys.shape[1] for keys, _ in layers) < len(self.token_ids):  # sliding windows
-            return lm.place(self.token_ids, namespace=self.marks.get(kvfrag.ADAPTER))
-        return kvfrag.load(lm, self.token_ids, layers, self.marks)
+            return lm.place(self.token_ids, namespace=self.marks.get(kv_fragments.ADAPTER))
+        return kv_fragments.load(lm, self.token_ids, layers, self.marks)
 
     def for_model(self, model: Any, tokenizer: Any = None) -> Any:
         """Return it as the cache object of the engine's own library, which its model accepts.
@@ -236,7 +236,7 @@ def prompt_to_cache(
     cache = _known([] if c is None else c)
     known = cache.token_ids
     before = cache.place(lm) if any(layer.offset for layer in cache) else None
-    found = kvfrag.export(lm, lm.place(ids, after=before))
+    found = kv_fragments.export(lm, lm.place(ids, after=before))
     cache[:] = _filled(cache, _layers(lm, [found], 0))
     cache.describe(CachedRows([known + ids], 0, found.marks, cache.is_path))
     if c is not None and c is not cache:
@@ -349,7 +349,7 @@ def generate_batched(
     children = growth.run()
     rows = [child.tokens for child in children]
     lengths = [len(row) for row in rows]
-    start = growth.shoots[0].origin.depth
+    start = growth.branches[0].origin.depth
     cache = _generated(lm, children, start)
     return rows, cache, start, lengths, [child.terminal for child in children]
 
@@ -380,7 +380,7 @@ def generate_batched_stream(
         n=batch_size, temp=temp, max_tokens=max_tokens, min_p=min_p, stop_strings=stop_strings,
         **options,
     )  # fmt: skip
-    start = growth.shoots[0].origin.depth
+    start = growth.branches[0].origin.depth
     for item in items(growth):
         if item["type"] == "final":
             item["prompt_cache"] = _generated(lm, growth.children, start)
@@ -425,12 +425,12 @@ def _path(cache: PromptCache, prompt: list[int]) -> list[int]:
 
 
 def _generated(lm: LM, children: Sequence[_Heddle], start: int) -> PromptCache:
-    found = [kvfrag.export(lm, child.place) for child in children]
+    found = [kv_fragments.export(lm, child.place) for child in children]
     rows = [child.tokens for child in children]
     return PromptCache(_layers(lm, found, start), rows, start, found[0].marks)
 
 
-def _layers(lm: LM, found: Sequence[Exported], start: int) -> list[Any]:
+def _layers(lm: LM, found: Sequence[ExportedKV], start: int) -> list[Any]:
     """Return one cache a layer over all rows, from slot `start`, padded to the longest."""
     given = lm.engine.library_array
     return [

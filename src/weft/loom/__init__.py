@@ -2,8 +2,8 @@
 
 from .grow import Branches
 from .heddle import Heddle
-from .known import StreamItem
-from .kvfrag import KVFrag
+from .kv_fragments import KVFrag
 from .loom import Loom
+from .n8loom_names import StreamItem
 
 __all__ = ["Branches", "Heddle", "KVFrag", "Loom", "StreamItem"]

@@ -22,18 +22,18 @@ from .._core.sched.work import FinishReason, Run, RunState, Ticket
 from .._core.tokens.text import TextStream
 from ..errors import ConfigError, ConstraintError, Terminal
 from ..lm.results import Delta
-from .constrained import constrained_so_far, healed, warn_of_prompt_before
+from .constrained_text import constrained_tokens, healed_constraint, warn_of_prompt_before
 from .node import (
     child_list,
     growing_lists,
-    has_place,
+    is_place_known,
+    is_place_of,
     lm_of,
     new_child,
-    set_batch,
-    set_deferred,
+    set_deferral,
+    set_pending_growth,
     set_place,
     set_run,
-    stands_at,
 )
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class StopStrings:
         return min(found)[2] if found and self._unwatched < 0 else None
 
 
-class Watch:
+class StopWatcher:
     """A run's sink: looks for stop strings, and tells a channel of every token.
 
     It knows no heddle: the scheduler may hold it longer than anybody holds the tree.
@@ -163,13 +163,13 @@ class Watch:
             self._channel.put(event)
         return "stop" if self.stopped is not None else None
 
-    def farewell(self, ticket: Ticket) -> None:
+    def on_end(self, ticket: Ticket) -> None:
         """Tell the channel that the branch is over, in order with its tokens."""
         if self._channel is not None:
             self._channel.put(Event(self.branch, None))
 
 
-class Beside:
+class SiblingOrder:
     """The children that a call's branches of one parent have become: they stand in branch order."""
 
     def __init__(self, parent: Heddle) -> None:
@@ -203,7 +203,7 @@ class Beside:
         return len(children)
 
 
-class Shoot:
+class PendingBranch:
     """One growing branch: its future child node, and the tokens delivered so far.
 
     stop: the stop string in the delivered tokens; the end event follows later.
@@ -215,8 +215,8 @@ class Shoot:
         child: Heddle,
         parent: Heddle,
         origin: Place,
-        watch: Watch | None,
-        beside: Beside,
+        watch: StopWatcher | None,
+        siblings: SiblingOrder,
     ) -> None:
         """beside: one for all of its call's branches of this parent."""
         self.index = index
@@ -225,7 +225,7 @@ class Shoot:
         self.parent = parent
         self.origin = origin
         self.watch = watch
-        self.beside = beside
+        self.siblings = siblings
         self.ticket: Ticket | None = None
         self.text: TextStream | None = None
         self.stop: str | None = None
@@ -260,7 +260,7 @@ class Shoot:
         return new, "stop" if stopped else self.ticket.value.finish_reason
 
     @property
-    def certain(self) -> str:
+    def complete_text(self) -> str:
         """The text so far, as it was told: a character that is not whole yet waits."""
         waits = self.text is not None and self.text.waits
         return self.child.text.removesuffix("\ufffd") if waits else self.child.text
@@ -287,12 +287,12 @@ class Shoot:
         if not child.tokens and child.finish_reason in ("cancelled", "interrupted"):
             return
         # The parent may have changed meanwhile: the child's place is then made anew when used.
-        set_place(child, end if stands_at(self.parent, self.origin) else None)
-        self.beside.insert(self.index, child)
+        set_place(child, end if is_place_of(self.parent, self.origin) else None)
+        self.siblings.insert(self.index, child)
         self.attached = True
 
 
-News = tuple[Shoot, list[Event]]
+BranchEvents = tuple[PendingBranch, list[Event]]
 
 
 class Growth:
@@ -300,7 +300,7 @@ class Growth:
 
     def __init__(self, lm: LM, *, streamed: bool = False) -> None:
         self.lm = lm
-        self.shoots: list[Shoot] = []
+        self.branches: list[PendingBranch] = []
         self.skipped: list[Heddle] = []
         self._runs: list[Run] = []
         self._tickets: list[Ticket] = []
@@ -309,7 +309,7 @@ class Growth:
         self._over: asyncio.Future[None] | None = None
         self.reason: FinishReason = "cancelled"  # of what is left when it ends early
 
-    def add(self, node: Heddle, params: SamplingParams, *, first: int = 0) -> list[Shoot]:
+    def add(self, node: Heddle, params: SamplingParams, *, first: int = 0) -> list[PendingBranch]:
         """Plan `params.n` branches of a node, numbered from `first` in their call. Runs nothing."""
         if lm_of(node) is not self.lm:
             raise ConfigError(
@@ -322,59 +322,60 @@ class Growth:
             )
         if params.constraint is not None:
             warn_of_prompt_before(node, params.constraint)
-        beside = Beside(node)
+        siblings = SiblingOrder(node)
         for branch in range(params.n):
             child = new_child(node)
             child.params, child.lineage = params, (first + branch,)
             # No sink where nobody needs each token: the host then does nothing for it.
             watched = params.stop or self._channel is not None
-            index = len(self.shoots)
-            watch = Watch(index, self.lm, params, self._channel) if watched else None
-            shoot = Shoot(index, child, node, origin, watch, beside)
+            index = len(self.branches)
+            watch = StopWatcher(index, self.lm, params, self._channel) if watched else None
+            pending = PendingBranch(index, child, node, origin, watch, siblings)
             if self._channel is not None:
-                shoot.text = self.lm.text.stream()
-            self._runs.append(self._run(child, shoot))
-            self.shoots.append(shoot)
-        return self.shoots[-params.n :]
+                pending.text = self.lm.text.stream()
+            self._runs.append(self._run(child, pending))
+            self.branches.append(pending)
+        return self.branches[-params.n :]
 
-    def _run(self, child: Heddle, shoot: Shoot) -> Run:
+    def _run(self, child: Heddle, pending: PendingBranch) -> Run:
         params = child.params
         assert params is not None
         assert params.seed is not None
         compiled = params
         if params.constraint is not None:
-            shoot.stop_ids = params.constraint.stop_ids
-            compiled = replace(params, constraint=healed(shoot.parent, params.constraint))
+            pending.stop_ids = params.constraint.stop_ids
+            constraint = healed_constraint(pending.parent, params.constraint)
+            compiled = replace(params, constraint=constraint)
         sampler = self.lm.sampler(compiled, stream_of(params.seed, child.lineage))
         if sampler.matcher is not None:
-            for token in constrained_so_far(shoot.parent, params.constraint):
+            for token in constrained_tokens(pending.parent, params.constraint):
                 sampler.matcher.accept(token)
                 sampler.resumed = True
         return Run(
-            shoot.origin,
+            pending.origin,
             sampler,
-            stop_ids=self.lm.text.stop_ids | shoot.stop_ids,
+            stop_ids=self.lm.text.stop_ids | pending.stop_ids,
             max_tokens=params.max_tokens,
-            sink=shoot.watch,
+            sink=pending.watch,
         )
 
     @property
     def children(self) -> Branches:
         """The children made, in branch order: those that are in the tree."""
-        made = (shoot.child for shoot in self.shoots if shoot.attached)
+        made = (pending.child for pending in self.branches if pending.attached)
         return Branches(made, skipped=self.skipped, failed=self._failed)
 
     # All at once
 
-    def run(self, watcher: Watcher | None = None) -> Branches:
+    def run(self, display: GrowthDisplay | None = None) -> Branches:
         """Grow to the end and attach the children; on an error none of them. See `Branches.failed`.
 
         A watcher needs a streamed growth.
         """
         try:
             self._submit()
-            if watcher is not None:
-                self._show(watcher)
+            if display is not None:
+                self._show(display)
             self.lm.drive(self._tickets)
             return self._finish_all()
         except KeyboardInterrupt:
@@ -385,15 +386,15 @@ class Growth:
                 self._finish_kept()
             raise
 
-    def _show(self, watcher: Watcher) -> None:
+    def _show(self, display: GrowthDisplay) -> None:
         assert self._channel is not None
         try:
-            watcher.open()
+            display.open()
             for events in self.lm.pump(self._channel, self._tickets):
-                for shoot, of_one in self._sorted(events):
-                    watcher.push(shoot.index, *shoot.told(of_one))
+                for pending, of_one in self._sorted(events):
+                    display.push(pending.index, *pending.told(of_one))
         finally:
-            watcher.close()
+            display.close()
 
     async def arun(self) -> Branches:
         """As `run`, beside a running loop. A cancelled task keeps what was made, as "cancelled"."""
@@ -418,10 +419,10 @@ class Growth:
 
     def _take(self, tickets: list[Ticket]) -> None:
         self._tickets = tickets
-        for shoot, ticket in zip(self.shoots, self._tickets, strict=True):
-            shoot.ticket = ticket
-            if shoot.watch is not None:
-                ticket.on_done(shoot.watch.farewell)
+        for pending, ticket in zip(self.branches, self._tickets, strict=True):
+            pending.ticket = ticket
+            if pending.watch is not None:
+                ticket.on_done(pending.watch.on_end)
 
     @deferred_interrupt()
     def _finish_all(self) -> Branches:
@@ -431,9 +432,9 @@ class Growth:
 
     @deferred_interrupt()
     def _finish_kept(self) -> None:
-        for shoot in self.shoots:
-            if shoot.ticket is not None and shoot.ticket.done and shoot.ticket.error is None:
-                shoot.finish()
+        for pending in self.branches:
+            if pending.ticket is not None and pending.ticket.done and pending.ticket.error is None:
+                pending.finish()
 
     def _cancel(self, reason: FinishReason) -> None:
         for ticket in self._tickets:
@@ -441,7 +442,7 @@ class Growth:
 
     # Step by step
 
-    def news(self) -> Generator[list[News], None, None]:
+    def news(self) -> Generator[list[BranchEvents], None, None]:
         """Yield what each step brought, for `delta`. Closing it keeps what `delta` told."""
         assert self._channel is not None
         try:
@@ -456,7 +457,7 @@ class Growth:
             self.abandon("cancelled")
         self._raise_errors()
 
-    async def anews(self) -> AsyncGenerator[list[News], None]:
+    async def anews(self) -> AsyncGenerator[list[BranchEvents], None]:
         """As `news`, beside a running loop."""
         assert self._channel is not None
         try:
@@ -483,19 +484,19 @@ class Growth:
         # No waiting here: a generator may be closed by the garbage collector, anywhere. The
         # scheduler drops cancelled runs in its next step.
         self._cancel(reason)
-        for shoot in self.shoots:
-            if not shoot.over:
-                shoot.keep(reason)
+        for pending in self.branches:
+            if not pending.over:
+                pending.keep(reason)
 
     def _missed(self) -> list[Event]:
-        return [Event(shoot.index, None) for shoot in self.shoots if not shoot.over]
+        return [Event(pending.index, None) for pending in self.branches if not pending.over]
 
-    def _sorted(self, events: Iterable[Event]) -> list[News]:
+    def _sorted(self, events: Iterable[Event]) -> list[BranchEvents]:
         came: dict[int, list[Event]] = {}
         for event in events:
-            if not self.shoots[event.branch].over:
+            if not self.branches[event.branch].over:
                 came.setdefault(event.branch, []).append(event)
-        return [(self.shoots[index], of_one) for index, of_one in came.items()]
+        return [(self.branches[index], of_one) for index, of_one in came.items()]
 
     def _raise_errors(self) -> None:
         """Raise the first error, unless it is of branches' own constraints and others are left."""
@@ -506,7 +507,7 @@ class Growth:
                 raise error
         self._failed = failed
         if failed:
-            _log.warning("%d of %d branches failed: %s", len(failed), len(self.shoots), failed[0])
+            _log.warning("%d of %d branches failed: %s", len(failed), len(self.branches), failed[0])
 
 
 def deltas(growth: Growth | None) -> Generator[Delta, None, Branches]:
@@ -516,8 +517,8 @@ def deltas(growth: Growth | None) -> Generator[Delta, None, Branches]:
     with closing(growth.news()) as steps:
         try:
             for news in steps:
-                for shoot, events in news:
-                    yield delta(shoot, events)
+                for pending, events in news:
+                    yield delta(pending, events)
         except KeyboardInterrupt:
             growth.abandon("interrupted")
             raise
@@ -530,15 +531,15 @@ async def adeltas(growth: Growth | None) -> AsyncGenerator[Delta, None]:
         return
     async with aclosing(growth.anews()) as steps:
         async for news in steps:
-            for shoot, events in news:
-                yield delta(shoot, events)
+            for pending, events in news:
+                yield delta(pending, events)
 
 
-def delta(shoot: Shoot, events: list[Event]) -> Delta:
+def delta(pending: PendingBranch, events: list[Event]) -> Delta:
     """Move a branch on by its new events, whole or not at all, and tell what they were."""
-    child, text = shoot.child, shoot.text
+    child, text = pending.child, pending.text
     assert text is not None
-    assert shoot.ticket is not None
+    assert pending.ticket is not None
     new = [event for event in events if event.token is not None]
     tokens = tuple([event.token for event in new if event.token is not None])
     logprobs = tuple([event.logprob for event in new if event.logprob is not None])
@@ -550,19 +551,19 @@ def delta(shoot: Shoot, events: list[Event]) -> Delta:
     lists: tuple[list[Any], ...] = growing_lists(child)
     _at_once(map(_extend, lists, (tokens, logprobs, entropies, legal)))
     if new:
-        shoot.stop = new[-1].stop
+        pending.stop = new[-1].stop
     if is_over:
-        _end(shoot)
+        _end(pending)
     reason = child.finish_reason
-    return Delta(shoot.index, child, tokens, piece, logprobs, reason, entropies, texts)
+    return Delta(pending.index, child, tokens, piece, logprobs, reason, entropies, texts)
 
 
 @deferred_interrupt()
-def _end(shoot: Shoot) -> None:
-    if shoot.ticket is not None and shoot.ticket.error is not None:
-        shoot.over, shoot.child.finish_reason = True, "error"
+def _end(pending: PendingBranch) -> None:
+    if pending.ticket is not None and pending.ticket.error is not None:
+        pending.over, pending.child.finish_reason = True, "error"
     else:
-        shoot.finish()
+        pending.finish()
 
 
 def plan(
@@ -587,7 +588,7 @@ def plan(
 def is_quick(nodes: list[Heddle], params: SamplingParams) -> bool:
     """Whether `plan` has little to do: a few branches of known places, nothing to compile."""
     is_few = params.n * len(nodes) <= _FEW and params.constraint is None
-    return is_few and all(map(has_place, nodes))
+    return is_few and all(map(is_place_known, nodes))
 
 
 def seeded(params: SamplingParams) -> SamplingParams:
@@ -595,7 +596,7 @@ def seeded(params: SamplingParams) -> SamplingParams:
     return params if params.seed is not None else replace(params, seed=fresh_seed())
 
 
-def refuse_terminal(node: Heddle, how: str = "force=True") -> None:
+def check_not_terminal(node: Heddle, how: str = "force=True") -> None:
     """Raise Terminal for a node that ended with an end token; `how` it is grown all the same."""
     if node.terminal:
         raise Terminal(
@@ -605,7 +606,7 @@ def refuse_terminal(node: Heddle, how: str = "force=True") -> None:
         )
 
 
-class Batch:
+class DeferredGrowth:
     """Growing calls that `apply_at_leaves` puts off.
 
     All of them run when children of any are looked at, at the latest after the last leaf's turn.
@@ -614,15 +615,15 @@ class Batch:
     """
 
     def __init__(self) -> None:
-        self._calls: list[tuple[Heddle, SamplingParams, int, Promised]] = []
+        self._calls: list[tuple[Heddle, SamplingParams, int, LazyChildren]] = []
         self._numbers: Counter[tuple[tuple[int, ...], int | None]] = Counter()
 
-    def put_off(self, node: Heddle, params: SamplingParams) -> Promised:
+    def defer(self, node: Heddle, params: SamplingParams) -> LazyChildren:
         """Take a growing call over; return the list that its children will be in."""
-        promised = Promised(self)
-        self._calls.append((node, params, self.number(node, params), promised))
-        set_deferred(node, self)
-        return promised
+        children = LazyChildren(self)
+        self._calls.append((node, params, self.number(node, params), children))
+        set_pending_growth(node, self)
+        return children
 
     def number(self, node: Heddle, params: SamplingParams) -> int:
         """Return the number of a call's first branch, among those of equal leaves and one seed."""
@@ -634,55 +635,55 @@ class Batch:
     def flush(self) -> None:
         """Grow everything put off so far, in one batch. On an error nothing of it is there."""
         calls, self._calls = self._calls, []
-        for node, _, _, promised in calls:
-            set_deferred(node, None)
-            promised.batch = None
+        for node, _, _, children in calls:
+            set_pending_growth(node, None)
+            children.deferred = None
         if not calls:
             return
         growth = Growth(lm_of(calls[0][0]))
-        planned: list[list[Shoot]] = [
+        planned: list[list[PendingBranch]] = [
             growth.add(node, params, first=first) for node, params, first, _ in calls
         ]
         growth.run()
-        for (*_, promised), shoots in zip(calls, planned, strict=True):
-            promised.made = [shoot.child for shoot in shoots if shoot.attached]
+        for (*_, children), branches in zip(calls, planned, strict=True):
+            children.made = [pending.child for pending in branches if pending.attached]
 
 
-class Promised(UserList["Heddle"]):
+class LazyChildren(UserList["Heddle"]):
     """A list of children that are made when it is first looked at."""
 
-    def __init__(self, batch: Batch) -> None:
-        self.batch: Batch | None = batch
+    def __init__(self, deferred: DeferredGrowth) -> None:
+        self.deferred: DeferredGrowth | None = deferred
         self.made: list[Heddle] = []
 
     @property
     def data(self) -> list[Heddle]:  # type: ignore[override]
         """The children."""
-        if self.batch is not None:
-            self.batch.flush()
+        if self.deferred is not None:
+            self.deferred.flush()
         return self.made
 
 
-def at_each(nodes: list[Heddle], func: Callable[[Heddle], Any]) -> list[Any]:
+def call_on_each(nodes: list[Heddle], func: Callable[[Heddle], Any]) -> list[Any]:
     """Call `func` on each node; growing calls that it makes on that node run as one batch."""
-    batch = Batch()
+    deferred = DeferredGrowth()
     results = []
     try:
         for node in nodes:
-            set_batch(node, batch)
+            set_deferral(node, deferred)
             try:
                 results.append(func(node))
             finally:
-                set_batch(node, None)
+                set_deferral(node, None)
     except Exception:
         # The calls before the one that failed were made: their children are there.
-        batch.flush()
+        deferred.flush()
         raise
-    batch.flush()
-    return [result.made if isinstance(result, Promised) else result for result in results]
+    deferred.flush()
+    return [result.made if isinstance(result, LazyChildren) else result for result in results]
 
 
-class Watcher(Protocol):
+class GrowthDisplay(Protocol):
     """Shows the branches of a call while they grow."""
 
     def open(self) -> None:

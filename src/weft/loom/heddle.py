@@ -18,15 +18,15 @@ from .._core.sched.work import Extend, Logits, Scores, Ticket
 from .._core.validation import boolean, whole_number
 from ..errors import ConfigError
 from ..lm.results import Delta, Distribution, TextScore, TokenProb
-from . import known
-from .grow import Branches, Growth, adeltas, at_each, deltas, plan, refuse_terminal, seeded
-from .kvfrag import KVFrag, fragments
+from . import n8loom_names
+from .grow import Branches, Growth, adeltas, call_on_each, check_not_terminal, deltas, plan, seeded
+from .kv_fragments import KVFrag, fragments
 from .node import (
     HeddleState,
     add_text,
     add_tokens,
     checked_ids,
-    encoded,
+    encode_after,
     leaves_below,
     lm_of,
 )
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     Texts = list[str] | list[list[int]] | list[str | list[int]] | tuple[str | Sequence[int], ...]
 
 
-class Shown(HeddleState):
+class RenderMixin(HeddleState):
     """A node as text, HTML, Graphviz and Mermaid. Nothing here changes the tree."""
 
     def show(
@@ -183,7 +183,7 @@ class Shown(HeddleState):
 
 
 @remedied(OF_NODE)
-class Heddle(Listed, Shown):
+class Heddle(Listed, RenderMixin):
     """A node: some tokens that continue its parent's. Equal siblings are two nodes over one KV.
 
     May be subclassed: children are of their parent's class, made by its constructor.
@@ -194,8 +194,8 @@ class Heddle(Listed, Shown):
     @property
     def default_sampling(self) -> SamplingParams:
         """The default sampling parameters of growing calls on this node."""
-        lm = self._home.live_lm()
-        return lm.chat_defaults if self._home.is_chat else lm.defaults
+        lm = self._binding.live_lm()
+        return lm.chat_defaults if self._binding.is_chat else lm.defaults
 
     @accepts_params_first
     def grow(
@@ -241,7 +241,7 @@ class Heddle(Listed, Shown):
             return growth.run()
         from ..viz.live import watch
 
-        return growth.run(watch(len(growth.shoots)))
+        return growth.run(watch(len(growth.branches)))
 
     @accepts_params_first
     async def agrow(
@@ -313,7 +313,7 @@ class Heddle(Listed, Shown):
             nodes = [self if at is None else at]
             first = nodes[0]._first_number(params)
             if not force:
-                refuse_terminal(nodes[0])
+                check_not_terminal(nodes[0])
         elif isinstance(at, Iterable):
             nodes = list(at)
         else:
@@ -341,14 +341,14 @@ class Heddle(Listed, Shown):
 
     def next(self, top: int = 10) -> Distribution:
         """Return the `top` likeliest next tokens; raw probabilities, no filter."""
-        lm, item = self._home.live_lm(), next_item(self, top)
+        lm, item = self._binding.live_lm(), next_item(self, top)
         tickets = lm.submit([item])
         lm.drive(tickets)
         return distribution(lm, tickets[0].result()[0], top)
 
     async def anext(self, top: int = 10) -> Distribution:
         """As `next`, beside a running loop."""
-        lm, item = self._home.live_lm(), next_item(self, top)
+        lm, item = self._binding.live_lm(), next_item(self, top)
         tickets = await lm.asubmit([item])
         await lm.adrive(tickets)
         return distribution(lm, tickets[0].result()[0], top)
@@ -372,7 +372,7 @@ class Heddle(Listed, Shown):
         Returns: a TextScore, or a list of them in the order of the texts.
         Cost: a list of 50 short texts takes a third to a sixth of the time of 50 calls.
         """
-        lm, items = self._home.live_lm(), measure_items(self, text, special)
+        lm, items = self._binding.live_lm(), measure_items(self, text, special)
         tickets = lm.submit(items)
         lm.drive(tickets)
         scores = [text_score(lm, *each) for each in zip(items, _scores_of(tickets), strict=True)]
@@ -390,7 +390,7 @@ class Heddle(Listed, Shown):
         self, text: str | Sequence[int] | Texts, *, special: bool | None = None
     ) -> TextScore | list[TextScore]:
         """As `measure`, beside a running loop."""
-        lm, items = self._home.live_lm(), measure_items(self, text, special)
+        lm, items = self._binding.live_lm(), measure_items(self, text, special)
         tickets = await lm.asubmit(items)
         await lm.adrive(tickets)
         scores = [text_score(lm, *each) for each in zip(items, _scores_of(tickets), strict=True)]
@@ -411,7 +411,7 @@ class Heddle(Listed, Shown):
 
         Raises Unsupported on engines whose library has none.
         """
-        return self._home.live_lm().kv.engine_cache(at_end(self))
+        return self._binding.live_lm().kv.engine_cache(at_end(self))
 
     # The known names
 
@@ -434,13 +434,13 @@ class Heddle(Listed, Shown):
         batch.
         """
         own = {"n": n, "max_tokens": max_tokens, "min_p": min_p, **kwargs}
-        params = known.params(temp=temp, stop_strings=stop_strings, **own)
+        params = n8loom_names.params(temp=temp, stop_strings=stop_strings, **own)
         if self.terminal:
             return Branches()
-        if self._batch is not None:
+        if self._defers_to is not None:
             _ = self.place  # which says what is wrong, if something is
             # A UserList: it reads and behaves like the list it becomes.
-            return self._batch.put_off(self, seeded(params))  # type: ignore[return-value]
+            return self._defers_to.defer(self, seeded(params))  # type: ignore[return-value]
         return plan([self], params, force=False, streamed=False).run()
 
     def make_child_stream(
@@ -451,12 +451,12 @@ class Heddle(Listed, Shown):
         min_p: float = 0.05,
         stop_strings: str | Sequence[str] = (),
         **kwargs: Any,
-    ) -> Generator[known.StreamItem, None, Branches]:
+    ) -> Generator[n8loom_names.StreamItem, None, Branches]:
         """As `make_children`, yielding the known items; `deltas` in each holds what is new."""
         own = {"n": n, "max_tokens": max_tokens, "min_p": min_p, **kwargs}
-        params = known.params(temp=temp, stop_strings=stop_strings, **own)
+        params = n8loom_names.params(temp=temp, stop_strings=stop_strings, **own)
         first = self._first_number(params)
-        return known.items(plan([self], params, force=False, streamed=True, first=first))
+        return n8loom_names.items(plan([self], params, force=False, streamed=True, first=first))
 
     def ramify(self, arg: str | list[str] | None = None, **kwargs: Any) -> Any:
         """Add a text child (a text), text children (a list of texts), or generate (nothing).
@@ -466,9 +466,9 @@ class Heddle(Listed, Shown):
         `add`.
         """
         streamed = kwargs.pop("stream", False)
-        if isinstance(arg, str) or known.ramify_texts(arg) is not None:
+        if isinstance(arg, str) or n8loom_names.ramify_texts(arg) is not None:
             special = kwargs.pop("special", None)
-            known.params(**kwargs)
+            n8loom_names.params(**kwargs)
             # A subclass may define add_text_child(text) without further parameters.
             options = {} if special is None else {"special": special}
             made = [
@@ -480,7 +480,7 @@ class Heddle(Listed, Shown):
 
     def at_all_leaves(self, func: Callable[[Heddle], Any]) -> list[Any]:
         """Call `func` on every leaf and return the results, as `apply_at_leaves` does."""
-        return at_each(leaves_below(self), func)
+        return call_on_each(leaves_below(self), func)
 
     def apply_at_leaves(self, *funcs: Callable[[Heddle], Any]) -> list[Any]:
         """Call each function on every leaf that there is then; return the results of the last one.
@@ -490,14 +490,14 @@ class Heddle(Listed, Shown):
         """
         results: list[Any] = []
         for func in funcs:
-            results = at_each(leaves_below(self), func)
+            results = call_on_each(leaves_below(self), func)
         return results
 
     # Making
 
     def _first_number(self, params: SamplingParams) -> int:
         """Return the number of a call's first branch: more than 0 for equal leaves in a batch."""
-        return 0 if self._batch is None else self._batch.number(self, params)
+        return 0 if self._defers_to is None else self._defers_to.number(self, params)
 
 
 def params_of(
@@ -557,7 +557,7 @@ def distribution(lm: LM, logits: NDArray[np.float32], top: int) -> Distribution:
 def ids_of(node: HeddleState, text: str | Sequence[int], special: bool | None) -> Sequence[int]:
     """Return a text's token ids as what goes on after the node; token ids as they are."""
     if isinstance(text, str):
-        return encoded(node, text, special)
+        return encode_after(node, text, special)
     if isinstance(text, bytes | bytearray | Mapping) or not isinstance(text, Iterable):
         raise ConfigError(f"the text is {text!r:.80}; allowed is a text, or a list of token ids")
     if special is not None:

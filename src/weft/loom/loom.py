@@ -11,10 +11,10 @@ from .._core.sampling.params import knows_options
 from .._core.validation import boolean
 from ..errors import ConfigError
 from ..lm.chat import ChatPrompt
-from .constrained import HEAL, healed_ids
+from .constrained_text import HEAL, strip_end_spaces
 from .heddle import Heddle
-from .home import Home, is_lm
-from .node import checked_ids, forget_places, imported_display
+from .model_binding import ModelBinding, is_lm
+from .node import checked_ids, clear_places, imported_display
 
 if TYPE_CHECKING:
     from .._core.tokens.tokenizer import Tokenizer
@@ -110,8 +110,8 @@ class Loom(Heddle):
                     raise ConfigError(f"{name} has no meaning for a loom without a model")
             self._begin_text(prompt, heddle_class)
             return
-        home = Home.of(model, tokenizer)
-        lm = home.text_lm()
+        binding = ModelBinding.of(model, tokenizer)
+        lm = binding.text_lm()
         made = read_prompt(
             lm.text,
             prompt,
@@ -128,20 +128,22 @@ class Loom(Heddle):
                     "heal=True is for a text that is taken as it is: give it with template=False."
                     " A chat template's spaces, and token ids, are what they are"
                 )
-            ids, left = healed_ids(lm.text, made.ids)
+            ids, left = strip_end_spaces(lm.text, made.ids)
             made = made._replace(ids=ids)
-        self._begin(home, made, heddle_class)
+        self._begin(binding, made, heddle_class)
         if left:
             self.meta[HEAL] = left
         if len(made.messages) > 1:
             self.meta[MESSAGES] = list(made.messages)
-        home.adapter = adapter
+        binding.adapter = adapter
         self._place = lm.place(made.ids, namespace=adapter)
 
-    def _begin(self, home: Home, made: Prompt, heddle_class: type[Heddle] | None) -> None:
-        super().__init__(home, None, made.ids)
-        self.user_prompt = made.user_prompt
-        self.chat_template_used = made.chat_template_used
+    def _begin(
+        self, binding: ModelBinding, prompt: Prompt, heddle_class: type[Heddle] | None
+    ) -> None:
+        super().__init__(binding, None, prompt.ids)
+        self.user_prompt = prompt.user_prompt
+        self.chat_template_used = prompt.chat_template_used
         if heddle_class is not None:
             self.heddle_class = heddle_class
         self.created = datetime.now(UTC).isoformat(timespec="seconds")
@@ -153,33 +155,35 @@ class Loom(Heddle):
             raise ConfigError(
                 f"a loom without a model takes a text as its prompt, not {type(prompt).__name__}"
             )
-        self._begin(Home(None, is_text=True), Prompt([], prompt, False), heddle_class)
+        self._begin(ModelBinding(None, is_text=True), Prompt([], prompt, False), heddle_class)
         self._text, self.saved_by = prompt, NO_MODEL
 
     @classmethod
-    def restored(cls, home: Home, made: Prompt, heddle_class: type[Heddle] | None) -> Self:
+    def restored(
+        cls, binding: ModelBinding, prompt: Prompt, heddle_class: type[Heddle] | None
+    ) -> Self:
         """Make a loom from a file's content: nothing is tokenised or templated again."""
         loom = cls.__new__(cls)
-        loom._begin(home, made, heddle_class)
+        loom._begin(binding, prompt, heddle_class)
         return loom
 
     def _encode_own(self, text: str) -> list[int]:
         # A root is a whole text, in which special tokens are rendered: they are read back as such.
-        return self._home.text_lm().text.encode(text, special=True, add_bos=False)
+        return self._binding.text_lm().text.encode(text, special=True, add_bos=False)
 
     @property
     def adapter(self) -> str | None:
         """The name of the LoRA adapter that its nodes run with; None: the model alone."""
-        return self._home.adapter
+        return self._binding.adapter
 
     @property
     def chat_template_used(self) -> bool:
         """True if the prompt went through a chat template; nodes then grow by `chat_defaults`."""
-        return self._home.is_chat
+        return self._binding.is_chat
 
     @chat_template_used.setter
     def chat_template_used(self, is_used: bool) -> None:
-        self._home.is_chat = is_used
+        self._binding.is_chat = is_used
 
     def display_text(self) -> str:
         """Return the prompt to show: without the chat template, if one was used.
@@ -241,8 +245,8 @@ class Loom(Heddle):
 
     def close(self) -> None:
         """Let go of all places in the token tree; idempotent. Reading and saving still work."""
-        self._home.closed = True
-        forget_places(self)
+        self._binding.closed = True
+        clear_places(self)
 
     def __enter__(self) -> Self:
         return self

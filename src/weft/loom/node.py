@@ -15,15 +15,15 @@ from .._core.nopickle import Uncopied
 from .._core.sched.driver import deferred_interrupt
 from .._core.validation import whole_number
 from ..errors import ConfigError, NotAChild, TreeError
-from .constrained import HEAL, parsed_text
-from .home import Home
+from .constrained_text import HEAL, parsed_text
+from .model_binding import ModelBinding
 
 if TYPE_CHECKING:
     from .._core.kv.place import Place
     from .._core.sampling.params import SamplingParams
     from .._core.sched.work import FinishReason, RunResult
     from ..lm.lm import LM
-    from .grow import Batch
+    from .grow import DeferredGrowth
     from .heddle import Heddle
 
 
@@ -68,12 +68,12 @@ class HeddleState(
             frags, trim_toks: accepted for known callers and not needed: KV is found by tokens, and
                 what to trim from an encoding follows from the tokenizer.
         """
-        self._home = Home.of(model, tokenizer)
+        self._binding = ModelBinding.of(model, tokenizer)
         self._tokens = self._encode(text) if isinstance(text, str) else checked_ids(text)
         self._text: str | None = None
         self._place: Place | None = None
-        self._batch: Batch | None = None
-        self._deferred: Batch | None = None
+        self._defers_to: DeferredGrowth | None = None
+        self._pending_growth: DeferredGrowth | None = None
         self._children: list[Heddle] = []
         self.id = secrets.token_hex(6)
         self._parent = parent
@@ -100,23 +100,23 @@ class HeddleState(
     @property
     def lm(self) -> LM | None:
         """The LM that grows this node; None in a loom opened without a model."""
-        return self._home.lm
+        return self._binding.lm
 
     @property
     def model(self) -> Any:
         """The model object that the loom was made with (an LM, or the loaded model)."""
-        return self._home.model
+        return self._binding.model
 
     @property
     def tokenizer(self) -> Any:
         """The tokenizer object that the loom was made with."""
-        return self._home.tokenizer
+        return self._binding.tokenizer
 
     @property
     def children(self) -> list[Heddle]:
         """The children, oldest first; the node's own list: change it through the methods only."""
-        if self._deferred is not None:
-            self._deferred.flush()
+        if self._pending_growth is not None:
+            self._pending_growth.flush()
         return self._children
 
     @property
@@ -136,7 +136,7 @@ class HeddleState(
         says.
         """
         if self._text is None:
-            lm = self._home.text_lm()
+            lm = self._binding.text_lm()
             self._text = lm.text.decode(self._tokens, first=self._is_root)
         return self._text
 
@@ -144,7 +144,7 @@ class HeddleState(
     def text(self, text: str) -> None:
         if not isinstance(text, str):
             raise ConfigError(f"text is {text!r:.80}; allowed is a text. `tokens` takes token ids")
-        self._home.text_lm().check_length(text)
+        self._binding.text_lm().check_length(text)
         replace_tokens(self, self._encode_own(text))
 
     @property
@@ -180,12 +180,12 @@ class HeddleState(
     def _child(self, token_ids: Sequence[int]) -> Heddle:
         """Make a child that is in no list yet."""
         made: Any = getattr(self, "heddle_class", type(self))  # a root says what stands below it
-        child: Heddle = made(self._home, None, list(token_ids), None, None, self)
+        child: Heddle = made(self._binding, None, list(token_ids), None, None, self)
         return child
 
     def _encode(self, text: str, special: bool | None = None) -> list[int]:
         special = self.reads_special if special is None else special
-        return self._home.text_lm().text.continuation(text, special=special) if text else []
+        return self._binding.text_lm().text.continuation(text, special=special) if text else []
 
     def _encode_own(self, text: str) -> list[int]:
         return self._encode(text)
@@ -246,7 +246,7 @@ class HeddleState(
     def place(self) -> Place:
         """Where the node ends in the token tree; `lm.kv` takes it."""
         # Made from the nearest ancestor that has one.
-        lm = self._home.live_lm()
+        lm = self._binding.live_lm()
         if self._place is None:
             parts: list[list[int]] = []
             at: Heddle | None = cast("Heddle", self)
@@ -255,7 +255,7 @@ class HeddleState(
                 at = at.parent
             ids = [token for part in reversed(parts) for token in part]
             after = None if at is None else at._place
-            self._place = lm.place(ids, after=after, namespace=self._home.adapter)
+            self._place = lm.place(ids, after=after, namespace=self._binding.adapter)
         return self._place
 
     # What stands before it
@@ -267,10 +267,10 @@ class HeddleState(
     def get_prefix_text(self, exclude: int = 0) -> str:
         """Return the text from the root to here; a character split over nodes is whole in it."""
         nodes = self._from(exclude)
-        if self._home.lm is None:
+        if self._binding.lm is None:
             return "".join(node.text for node in nodes)
         ids = [token for node in nodes for token in node._tokens]
-        return self._home.lm.text.decode(ids, first=bool(nodes) and nodes[0]._is_root)
+        return self._binding.lm.text.decode(ids, first=bool(nodes) and nodes[0]._is_root)
 
     def get_display_text(self, exclude: int = 0) -> str:
         """Return the `display_text()` of all nodes from the root to here, joined."""
@@ -376,18 +376,18 @@ class HeddleState(
 
 def lm_of(node: HeddleState) -> LM:
     """Return the LM that runs a node. Raises: ConfigError without one, StaleHandle when closed."""
-    return node._home.live_lm()
+    return node._binding.live_lm()
 
 
-def home_again(node: HeddleState) -> Home:
+def rebind(node: HeddleState) -> ModelBinding:
     """Return another home over the same LM, for a copy of the loom."""
-    home = node._home
-    again = Home(home.lm, home.model, home.tokenizer, is_text=home.is_text)
-    again.closed, again.adapter, again.is_chat = home.closed, home.adapter, home.is_chat
-    return again
+    binding = node._binding
+    copy = ModelBinding(binding.lm, binding.model, binding.tokenizer, is_text=binding.is_text)
+    copy.closed, copy.adapter, copy.is_chat = binding.closed, binding.adapter, binding.is_chat
+    return copy
 
 
-def encoded(node: HeddleState, text: str, special: bool | None) -> list[int]:
+def encode_after(node: HeddleState, text: str, special: bool | None) -> list[int]:
     """Return a text's token ids as what goes on after the node."""
     return node._encode(text, special)
 
@@ -404,13 +404,13 @@ def child_list(parent: HeddleState) -> list[Heddle]:
 
 def add_text(parent: HeddleState, text: str, special: bool | None = None) -> Heddle:
     """Append a child with this text; in a loom without a model it has no tokens."""
-    if parent._home.is_text:
+    if parent._binding.is_text:
         child = new_child(parent)
         set_text(child, text)
         parent.children.append(child)
         return child
-    parent._home.text_lm().check_length(text)
-    return add_tokens(parent, encoded(parent, text, special))
+    parent._binding.text_lm().check_length(text)
+    return add_tokens(parent, encode_after(parent, text, special))
 
 
 def add_tokens(parent: HeddleState, token_ids: Sequence[int]) -> Heddle:
@@ -449,24 +449,24 @@ def set_place(node: HeddleState, place: Place | None) -> None:
     node._place = place
 
 
-def has_place(node: HeddleState) -> bool:
+def is_place_known(node: HeddleState) -> bool:
     """Whether a node's place is made already: asking for it costs nothing then."""
     return node._place is not None
 
 
-def stands_at(node: HeddleState, place: Place) -> bool:
+def is_place_of(node: HeddleState, place: Place) -> bool:
     """Whether this very place still is the node's: nothing before it has changed."""
     return node._place is place
 
 
-def set_batch(node: HeddleState, batch: Batch | None) -> None:
+def set_deferral(node: HeddleState, deferred: DeferredGrowth | None) -> None:
     """Let the growing calls that are made on a node be put off, into a batch."""
-    node._batch = batch
+    node._defers_to = deferred
 
 
-def set_deferred(node: HeddleState, batch: Batch | None) -> None:
+def set_pending_growth(node: HeddleState, deferred: DeferredGrowth | None) -> None:
     """Say which batch a node's children are in until it is grown."""
-    node._deferred = batch
+    node._pending_growth = deferred
 
 
 def _number(name: str, value: float) -> float:
@@ -486,7 +486,7 @@ def checked_ids(given: Sequence[int]) -> list[int]:
         raise ConfigError(f"token ids are whole numbers; {error}") from error
 
 
-def forget_places(top: HeddleState) -> None:
+def clear_places(top: HeddleState) -> None:
     """Reset the places from here down: the context before them has changed. Cost: O(nodes)."""
     for node in preorder(top):
         node._place = None
@@ -498,7 +498,7 @@ def imported_display(node: HeddleState) -> str | None:
     return shown if isinstance(shown, str) else None
 
 
-def forget_end(node: HeddleState) -> None:
+def clear_end(node: HeddleState) -> None:
     """The node no longer ends where it ended: what was said of its end goes."""
     node.meta.pop(DISPLAY, None)
     node.finish_reason = None
@@ -511,15 +511,15 @@ def forget_end(node: HeddleState) -> None:
 @deferred_interrupt()
 def replace_tokens(node: HeddleState, given: Sequence[int]) -> None:
     """Give the node other tokens. Nothing has changed if they are refused."""
-    lm, new = node._home.live_lm(), checked_ids(given)
+    lm, new = node._binding.live_lm(), checked_ids(given)
     # Refuses what is no token or does not fit, before anything changes.
     lm.place(new, after=None if node.parent is None else node.parent.place)
     node._tokens = new
     node._text = None
     node.logprobs, node.entropies, node.legal_logmass = [], [], []
     node.params, node.lineage = None, ()
-    forget_end(node)
-    forget_places(node)
+    clear_end(node)
+    clear_places(node)
 
 
 @deferred_interrupt()
@@ -531,12 +531,12 @@ def clip_tokens(node: HeddleState, limit: int) -> None:
     if length <= keep:
         return
     if keep:
-        node._home.text_lm()
+        node._binding.text_lm()
     drop_children(node)
     _cut(node, keep)
     if not keep:
         node._text = ""
-    forget_end(node)
+    clear_end(node)
 
 
 def _cut(node: HeddleState, keep: int) -> None:
@@ -561,7 +561,7 @@ def detach_node(node: HeddleState) -> None:
         siblings = node.parent.children
         del siblings[next(i for i, each in enumerate(siblings) if each is node)]
     node._parent = None
-    forget_places(node)
+    clear_places(node)
 
 
 @deferred_interrupt()
@@ -571,12 +571,12 @@ def adopt_node(parent: HeddleState, child: Heddle) -> None:
         raise TreeError("a node cannot become a child of itself or of a node below it")
     if child._is_root:
         raise TreeError("a loom is a root and cannot become a child; add its children, or its text")
-    if child._home.lm is not parent._home.lm:
+    if child._binding.lm is not parent._binding.lm:
         raise TreeError("the node belongs to another model; add its text instead: add(node.text)")
     if child.parent is not None and any(each is child for each in child.parent.children):
         detach_node(child)
     for node in preorder(child):
-        node._home, node._place = parent._home, None
+        node._binding, node._place = parent._binding, None
     child._parent = cast("Heddle", parent)
     parent.children.append(child)
 
@@ -589,7 +589,7 @@ def split_node(node: HeddleState, at: int) -> Heddle:
     if not 0 < cut < length:
         allowed = f"1 to {length - 1}, or negative from the end" if length > 1 else "no split"
         raise ConfigError(f"cannot split before token {at!r} of {length}; allowed is {allowed}")
-    node._home.text_lm()
+    node._binding.text_lm()
     lower = new_child(node, node._tokens[cut:])
     lower.logprobs, lower.entropies = node.logprobs[cut:], node.entropies[cut:]
     lower.legal_logmass = node.legal_logmass[cut:]
@@ -602,7 +602,7 @@ def split_node(node: HeddleState, at: int) -> Heddle:
         child._parent = lower
     node._children = [lower]
     _cut(node, cut)
-    forget_end(node)
+    clear_end(node)
     return lower
 
 
@@ -667,16 +667,16 @@ def is_below(node: HeddleState, top: HeddleState) -> bool:
     return False
 
 
-def numbered(node: HeddleState) -> Iterator[Heddle]:
-    """Yield as `preorder`, children `by_call`: the order in which nodes get their numbers."""
+def preorder_by_call(node: HeddleState) -> Iterator[Heddle]:
+    """Yield as `preorder`, children `in_call_order`: the order in which nodes get their numbers."""
     stack = [cast("Heddle", node)]
     while stack:
         top = stack.pop()
         yield top
-        stack.extend(reversed(by_call(top.children)))
+        stack.extend(reversed(in_call_order(top.children)))
 
 
-def by_call(children: Iterable[Heddle]) -> list[Heddle]:
+def in_call_order(children: Iterable[Heddle]) -> list[Heddle]:
     """Return children as they were asked for, call by call, whichever ended first."""
     kept = list(children)
     first: dict[object, int] = {}

@@ -10,7 +10,7 @@ from .._core.sampling.params import SamplingParams
 from ..constraints import EachLine, Matcher, as_constraint
 from ..lm.lm import LM
 from ..loom import Heddle
-from ..loom.constrained import constrained_so_far, healed
+from ..loom.constrained_text import constrained_tokens, healed_constraint
 
 
 class ConstrainedTexts:
@@ -48,13 +48,13 @@ class ConstrainedTexts:
 
     def must_end(self, node: Heddle) -> bool:
         """Return True if the constraint allows no further text after the node."""
-        tokens = constrained_so_far(node, self.constraint)
+        tokens = constrained_tokens(node, self.constraint)
         return bool(tokens) and self._matcher(node).must_end
 
     def _matcher(self, node: Heddle) -> Matcher:
         """Return the matcher after a node's text."""
-        matcher = self.lm.constraints.matcher(healed(node, self.constraint))
-        return _accept(matcher, constrained_so_far(node, self.constraint))
+        matcher = self.lm.constraints.matcher(healed_constraint(node, self.constraint))
+        return _accept(matcher, constrained_tokens(node, self.constraint))
 
     def _tokenizations(self, text: str) -> Iterator[list[int]]:
         """Yield the usual tokenization, then one in which no token joins line ends and text."""

@@ -16,7 +16,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..loom import Loom
-from ..loom.node import numbered
+from ..loom.node import preorder_by_call
 from .out import as_html, cut, one_line
 from .outline import (
     NOTHING,
@@ -92,7 +92,7 @@ def to_html(
     """
     chosen = check(tint)
     if numbers is None:
-        numbers = {each.id: at for at, each in enumerate(numbered(root.path[0]))}
+        numbers = {each.id: at for at, each in enumerate(preorder_by_call(root.path[0]))}
     told = list(outline(root, limit, lambda node: by_number(node, numbers)))
     shown = {node.id: node for item in told if isinstance(item, Item) for node in item.nodes}
     is_large = sum(not isinstance(each, Loom) for each in shown.values()) > LARGE

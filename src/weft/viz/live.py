@@ -21,7 +21,7 @@ from .tokens import p_of
 
 if TYPE_CHECKING:
     from .._core.sched.work import FinishReason
-    from ..loom.grow import Watcher
+    from ..loom.grow import GrowthDisplay
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ _NUMBER = f"flex:none;width:1.8em;text-align:right;{SOFT}"
 _TEXT = "flex:1;min-width:0;white-space:pre-wrap;overflow-wrap:anywhere"
 
 
-def watch(n: int) -> Watcher | None:
+def watch(n: int) -> GrowthDisplay | None:
     """Return what shows `n` branches growing; None where nothing is to be shown."""
     shell = _shell()
     if shell is None or not n or threading.current_thread() is not threading.main_thread():

@@ -28,8 +28,8 @@ def lm() -> Iterator[LM]:
 
 def choice(lm: LM, stops: list[str]) -> ChoiceRun:
     node = SimpleNamespace(params=SamplingParams(stop=stops), stop_string=None, finish_reason=None)
-    shoot: Any = SimpleNamespace(child=node, ticket=None)
-    return ChoiceRun(lm, shoot, prompt=0, index=0, mute=frozenset())
+    pending: Any = SimpleNamespace(child=node, ticket=None)
+    return ChoiceRun(lm, pending, prompt=0, index=0, mute=frozenset())
 
 
 def run_of(lm: LM, text: str, stops: list[str]) -> tuple[list[int], str | None]:

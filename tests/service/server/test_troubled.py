@@ -184,7 +184,7 @@ def test_branches_that_no_model_takes_are_over() -> None:
         lm.close()
         with pytest.raises(StaleHandle):
             await anext(growth.anews())
-        assert [each.over for each in growth.shoots] == [True, True]
+        assert [each.over for each in growth.branches] == [True, True]
 
     asyncio.run(work())
 

@@ -323,7 +323,7 @@ def test_lists_count_what_grows_once_it_has_a_token(library: Library, lm: weft.L
 
     params = SamplingParams(n=2, max_tokens=4, seed=1)
     waiting = plan([other.loom], params, force=False, streamed=True)
-    other.append([each.child for each in waiting.shoots])
+    other.append([each.child for each in waiting.branches])
     assert counted() == [1, 1]  # nothing has come
     for delta in kept.loom.stream(2, max_tokens=6, seed=1):
         kept.append([delta.node])
@@ -373,17 +373,17 @@ def test_what_had_ended_when_the_holder_left_is_as_it_ended(library: Library, lm
     kept = library.create(Loom(lm, "Once upon a time"))
     params = SamplingParams.resolve({"n": 3, "seed": 1}, lm.defaults)
     growth = plan([kept.loom], params, force=False, streamed=True)
-    stopped, empty, growing = growth.shoots
-    kept.append([each.child for each in growth.shoots])
-    for shoot in (stopped, growing):
-        set_tokens(shoot.child, lm.text.continuation(" there was"))
+    stopped, empty, growing = growth.branches
+    kept.append([each.child for each in growth.branches])
+    for pending in (stopped, growing):
+        set_tokens(pending.child, lm.text.continuation(" there was"))
     kept.append([stopped.child])
     stopped.stop = "was"
     empty.child.terminal = True
-    for shoot in (stopped, empty):
-        shoot.keep("stop")
+    for pending in (stopped, empty):
+        pending.keep("stop")
     assert not kept.outlasts(stopped.child)
-    kept.append([each.child for each in growth.shoots])
+    kept.append([each.child for each in growth.branches])
     assert kept.outlasts(stopped.child)
     assert kept.outlasts(empty.child)
     assert not kept.outlasts(growing.child)
@@ -409,7 +409,7 @@ def test_what_begins_at_once_is_numbered_in_order_by_as_few_statements(
     def begun(*, n: int) -> list[Heddle]:
         params = SamplingParams.resolve({"n": n, "seed": n}, lm.defaults)
         growth = plan([kept.loom, first], params, force=False, streamed=True)
-        return [shoot.child for shoot in growth.shoots]
+        return [pending.child for pending in growth.branches]
 
     few, many = begun(n=1), begun(n=300)
     costs = []

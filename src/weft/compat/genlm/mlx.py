@@ -15,7 +15,7 @@ from ...asynclm.asynclm import whole_numbers
 from ...engines.hub import resolve
 from ...errors import ConfigError
 from ...lm.lm import LM
-from ...loom import kvfrag
+from ...loom import kv_fragments
 from .cache import CachedContext
 from .models import KnownLM, with_engine
 
@@ -125,7 +125,7 @@ class AsyncMlxLM(KnownLM):
         return node, n_matched, self._past(place), before, base
 
     def _past(self, place: Place) -> Any:
-        layers = kvfrag.export(self.lm, place).layers
+        layers = kv_fragments.export(self.lm, place).layers
         keys, values = (np.stack([layer[kind] for layer in layers]) for kind in (0, 1))
         return self.lm.engine.library_array(np.stack([keys, values]))
 
@@ -147,9 +147,9 @@ class AsyncMlxLM(KnownLM):
             place = self.lm.place(ids, namespace=name)
             if prompt_cache is not None and self.kv_cachable:
                 marks = {"dtype": np.array(self.lm.info.dtype)}
-                marks |= {} if name is None else {kvfrag.ADAPTER: name}
+                marks |= {} if name is None else {kv_fragments.ADAPTER: name}
                 layers = [_row(cache, number, len(ids)) for cache in prompt_cache]
-                place = kvfrag.load(self.lm, ids, layers, marks)
+                place = kv_fragments.load(self.lm, ids, layers, marks)
             if logprobs is not None:
                 self._keep(place, np.asarray(logprobs[number], dtype=np.float32))
 

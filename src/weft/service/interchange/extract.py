@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...errors import ConfigError
 from ...loom import Heddle, Loom
 from ...loom.loom import Prompt
-from ...loom.node import child_list, home_again, new_child, numbered, set_text
+from ...loom.node import child_list, new_child, preorder_by_call, rebind, set_text
 from .scope import Scope
 
 
@@ -42,7 +42,7 @@ def extract_of(node: Heddle, scope: Scope, numbers: Mapping[str, int] | None = N
     if not isinstance(loom, Loom):
         raise ConfigError("this node was taken out of its loom; export what is in one")
     if numbers is None:
-        numbers = {each.id: at for at, each in enumerate(numbered(loom))}
+        numbers = {each.id: at for at, each in enumerate(preorder_by_call(loom))}
     node = loom if scope is Scope.TREE else node
     kept = {above.id: below for above, below in zip(path, path[1:], strict=False)}
     copied = _root(loom)
@@ -69,7 +69,7 @@ def _in_order(node: Heddle, numbers: Mapping[str, int]) -> list[Heddle]:
 
 def _root(loom: Loom) -> Loom:
     made = Prompt(loom.tokens, loom.user_prompt, loom.chat_template_used)
-    copied = type(loom).restored(home_again(loom), made, loom.heddle_class)
+    copied = type(loom).restored(rebind(loom), made, loom.heddle_class)
     copied.created = loom.created
     if loom.lm is None:
         copied.saved_by = loom.saved_by

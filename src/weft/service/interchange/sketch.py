@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from ..._core.atomic_files import shown
 from ...errors import FormatError
 from ...loom import Heddle, Loom
-from ...loom.home import Home
 from ...loom.loom import Prompt, read_prompt
-from ...loom.node import DISPLAY, child_list, encoded, new_child, set_text
+from ...loom.model_binding import ModelBinding
+from ...loom.node import DISPLAY, child_list, encode_after, new_child, set_text
 from ..store.file import NO_MODEL
 from .pairs import BOOKMARK
 from .turns import ROLE
@@ -171,11 +171,11 @@ def planted(
     The prompt is taken as it is, never templated; the texts below as what goes on after it.
     """
     root = sketch.knots[0]
-    home = Home(lm, lm, None if lm is None else lm.tokenizer, is_text=lm is None)
+    binding = ModelBinding(lm, lm, None if lm is None else lm.tokenizer, is_text=lm is None)
     is_templated = sketch.user_prompt is not None
     asked = root.text if sketch.user_prompt is None else sketch.user_prompt
     made = Prompt([] if lm is None else _prompt_ids(sketch, lm), asked, is_templated)
-    loom = loom_class.restored(home, made, heddle_class)
+    loom = loom_class.restored(binding, made, heddle_class)
     loom.saved_by = NO_MODEL
     nodes: list[Heddle] = [loom]
     for knot in sketch.knots[1:]:
@@ -200,7 +200,7 @@ def _child(parent: Heddle, text: str, sketch: Sketch, lm: LM | None) -> Heddle:
         node = new_child(parent)
         set_text(node, text)
     else:
-        node = new_child(parent, encoded(parent, text, sketch.special) if text else [])
+        node = new_child(parent, encode_after(parent, text, sketch.special) if text else [])
         if node.text != text:
             sketch.notes["texts read otherwise in this model's tokens"] += 1
     child_list(parent).append(node)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..._core.atomic_files import json_number
 from ...lm.results import Delta
 from ...loom import Heddle
-from ...loom.grow import Growth, Shoot, delta
+from ...loom.grow import Growth, PendingBranch, delta
 from ...loom.node import is_below
 from .pulse import TICK_S
 
@@ -64,35 +64,35 @@ class JobBranches:
     @property
     def nodes(self) -> list[Heddle]:
         """The nodes that grow still, or have ended and are not in the tree."""
-        return [shoot.child for shoot in self.growth.shoots if not shoot.over]
+        return [pending.child for pending in self.growth.branches if not pending.over]
 
     @property
     def uncommitted(self) -> list[Heddle]:
         """The nodes that grow still, and those in the tree whose operation is yet to come."""
-        return [each.child for each in self.growth.shoots if not each.over or each.attached]
+        return [each.child for each in self.growth.branches if not each.over or each.attached]
 
     @property
     def ended(self) -> list[Heddle]:
         """The nodes that have grown, and are in the tree."""
-        return [shoot.child for shoot in self.growth.shoots if shoot.attached]
+        return [pending.child for pending in self.growth.branches if pending.attached]
 
     @property
     def parents(self) -> list[Heddle]:
         """The nodes below which something grows still."""
-        return [shoot.parent for shoot in self.growth.shoots if not shoot.over]
+        return [pending.parent for pending in self.growth.branches if not pending.over]
 
     def put_among(self, node: Heddle, children: list[Heddle]) -> None:
         """Put the nodes that grow from this one among its children, where they will stand."""
         later: Heddle | None = None  # of the same call, and in the tree already
-        for shoot in reversed(self.growth.shoots):
-            if shoot.parent is not node:
+        for pending in reversed(self.growth.branches):
+            if pending.parent is not node:
                 continue
-            if shoot.attached:
-                later = shoot.child
-            elif not shoot.over:
+            if pending.attached:
+                later = pending.child
+            elif not pending.over:
                 at = next((i for i, each in enumerate(children) if each is later), len(children))
-                children.insert(at, shoot.child)
-                later = shoot.child
+                children.insert(at, pending.child)
+                later = pending.child
 
     def count_below(self, node: Heddle) -> int:
         """Return how many nodes grow below this one."""
@@ -103,21 +103,21 @@ class JobBranches:
         number = self.live.number
         return [
             {
-                "branch": self.first + shoot.index,
-                "node": number(shoot.child),
-                "id": shoot.child.id,
-                "parent": number(shoot.parent),
-                "n_tokens": len(shoot.child.tokens),
-                "finish_reason": shoot.child.finish_reason,
+                "branch": self.first + pending.index,
+                "node": number(pending.child),
+                "id": pending.child.id,
+                "parent": number(pending.parent),
+                "n_tokens": len(pending.child.tokens),
+                "finish_reason": pending.child.finish_reason,
             }
-            for shoot in self.growth.shoots
+            for pending in self.growth.branches
         ]
 
     def texts(self) -> list[Json]:
         """Return the branches with all of their text so far: for who has missed events."""
         return [
-            {**told, "text": shoot.certain}
-            for told, shoot in zip(self.told(), self.growth.shoots, strict=True)
+            {**told, "text": pending.complete_text}
+            for told, pending in zip(self.told(), self.growth.branches, strict=True)
         ]
 
     # Growing
@@ -137,7 +137,7 @@ class JobBranches:
                     if self.first_token_s is None:
                         self.first_token_s = time.perf_counter() - began
                     async with self.live.lock:
-                        self._take([delta(shoot, events) for shoot, events in news])
+                        self._take([delta(pending, events) for pending, events in news])
                     await self._end_those_over()
                     if is_over is not None and is_over():
                         self.cancel()
@@ -147,7 +147,7 @@ class JobBranches:
             try:
                 await self._end_those_over()
             finally:
-                self._tell_ends(self.growth.shoots)
+                self._tell_ends(self.growth.branches)
 
     def _take(self, news: Sequence[Delta]) -> None:
         entries: list[list[Any]] = []
@@ -170,32 +170,32 @@ class JobBranches:
 
         Each is tried once; where that cannot be written, whoever keeps the loom tries again.
         """
-        over = [each for each in self.growth.shoots if each.over and each.index not in self._told]
+        over = [each for each in self.growth.branches if each.over and each.index not in self._told]
         new = [each for each in over if each.attached and each.index not in self._tried]
         self._tried.update(each.index for each in new)
         await self.live.outlast([each.child for each in new])
         self._tell_ends(each for each in over if not each.attached or self._outlasts(each))
 
-    def _outlasts(self, shoot: Shoot) -> bool:
-        return shoot.attached and self.live.kept.outlasts(shoot.child)
+    def _outlasts(self, pending: PendingBranch) -> bool:
+        return pending.attached and self.live.kept.outlasts(pending.child)
 
-    def _tell_ends(self, shoots: Iterable[Shoot]) -> None:
-        for shoot in shoots:
-            if not shoot.over or shoot.index in self._told:
+    def _tell_ends(self, branches: Iterable[PendingBranch]) -> None:
+        for pending in branches:
+            if not pending.over or pending.index in self._told:
                 continue
-            self._told.add(shoot.index)
-            child = shoot.child
+            self._told.add(pending.index)
+            child = pending.child
             self.log.put(
                 "branch",
                 {
-                    "branch": self.first + shoot.index,
+                    "branch": self.first + pending.index,
                     "node": self.live.number(child),
                     "finish_reason": child.finish_reason,
                     "stop_string": child.stop_string,
                     "ended": child.terminal,
                     "n_tokens": len(child.tokens),
                     "mean_logprob": json_number(child.mean_logprob) if child.logprobs else None,
-                    "kept": self._outlasts(shoot),
+                    "kept": self._outlasts(pending),
                 },
             )
 
@@ -207,25 +207,25 @@ class JobBranches:
         """End branches, by their index in the job; None: all. What they have is kept."""
         self.growth.reason = reason
         wanted = None if branches is None else {index - self.first for index in branches}
-        for shoot in self.growth.shoots:
-            if (wanted is None or shoot.index in wanted) and not shoot.over:
-                self._end(shoot, reason)
+        for pending in self.growth.branches:
+            if (wanted is None or pending.index in wanted) and not pending.over:
+                self._end(pending, reason)
 
-    def _end(self, shoot: Shoot, reason: FinishReason) -> None:
-        if shoot.ticket is not None:
-            shoot.ticket.cancel(reason)
+    def _end(self, pending: PendingBranch, reason: FinishReason) -> None:
+        if pending.ticket is not None:
+            pending.ticket.cancel(reason)
         elif not self.is_over:  # about to be submitted
-            asyncio.get_running_loop().call_later(TICK_S, self._end, shoot, reason)
+            asyncio.get_running_loop().call_later(TICK_S, self._end, pending, reason)
 
     def drop_below(self, top: Heddle) -> None:
         """End what grows below a node that is about to go; nothing of it is kept."""
-        self.drop([each.child for each in self.growth.shoots if is_below(each.parent, top)])
+        self.drop([each.child for each in self.growth.branches if is_below(each.parent, top)])
 
     def drop(self, nodes: Sequence[Heddle]) -> None:
         """End some of the nodes that grow here; nothing of them is kept."""
-        for shoot in self.growth.shoots:
-            if not shoot.over and any(shoot.child is node for node in nodes):
-                shoot.over = True
-                shoot.child.finish_reason = "cancelled"
-                self._end(shoot, "cancelled")
-                self._tell_ends([shoot])
+        for pending in self.growth.branches:
+            if not pending.over and any(pending.child is node for node in nodes):
+                pending.over = True
+                pending.child.finish_reason = "cancelled"
+                self._end(pending, "cancelled")
+                self._tell_ends([pending])

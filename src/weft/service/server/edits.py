@@ -9,10 +9,10 @@ from ...loom.node import (
     add_text,
     add_tokens,
     child_list,
-    home_again,
     lm_of,
     new_child,
     preorder,
+    rebind,
     set_text,
 )
 from ..store.file import mark_of
@@ -163,7 +163,7 @@ def loom_below(node: Heddle) -> Loom:
     root = node.path[0]
     assert isinstance(root, Loom)
     prompt = Prompt(node.get_prefix_tokens(), root.user_prompt, root.chat_template_used)
-    loom = Loom.restored(home_again(root), prompt, None)
+    loom = Loom.restored(rebind(root), prompt, None)
     loom.saved_by = mark_of(root)
     if root.lm is None:
         set_text(loom, node.get_prefix_text())

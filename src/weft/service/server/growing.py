@@ -14,7 +14,7 @@ from ...constraints import from_dict
 from ...errors import ConfigError, Conflict, ContextOverflow, Terminal
 from ...lm.lm import LM
 from ...loom import Heddle, Loom
-from ...loom.grow import is_quick, plan, refuse_terminal
+from ...loom.grow import check_not_terminal, is_quick, plan
 from ...search.core import Cost, Grow, Level, SearchResult
 from ...search.strategies import STRATEGIES
 from ..api.jobs import StartRun, TokenUsage
@@ -71,7 +71,7 @@ async def start_growth(
             if not all(map(live.kept.has, nodes)):  # it has ended in a job that goes on
                 await live.settle()
             if len(nodes) == 1 and not asked.force:
-                refuse_terminal(nodes[0], '"force": true')
+                check_not_terminal(nodes[0], '"force": true')
             refuse_full(lm, nodes)
             branches = await planned(
                 live, job, nodes, params, actor, force=asked.force, first=asked.first_branch
@@ -82,7 +82,7 @@ async def start_growth(
         live.jobs.append(job)
         job.tell_begun(branches)
         skipped = [live.number(node) for node in branches.growth.skipped]
-        job.seed = branches.growth.shoots[0].child.params.seed  # type: ignore[union-attr]
+        job.seed = branches.growth.branches[0].child.params.seed  # type: ignore[union-attr]
         service.jobs.add(job)
         job.start(_grow_to_end(service, live, job, branches), ending_by(stack.pop_all()))
     return job, skipped
@@ -126,7 +126,7 @@ async def planned(
     begin = partial(plan, nodes, params, force=force, streamed=True, first=first)
     # A thread's turn comes after the model's: where others grow, that takes longer than a few.
     growth = begin() if is_quick(nodes, params) else await live.call(begin)
-    if not growth.shoots:
+    if not growth.branches:
         raise _all_ended()
     author = Author(job.kind, actor, job.id, job.model)
     branches = JobBranches(live, growth, job.events, author, job.first_branch)
@@ -157,11 +157,11 @@ def usage_of(job: ServerJob) -> TokenUsage:
     prompts: dict[str, int] = {}
     cached: dict[str, int] = {}
     for branches in job.branches:
-        for shoot in branches.growth.shoots:
-            prompts[shoot.parent.id] = shoot.origin.depth
-            reused = None if shoot.ticket is None else shoot.ticket.reused
+        for pending in branches.growth.branches:
+            prompts[pending.parent.id] = pending.origin.depth
+            reused = None if pending.ticket is None else pending.ticket.reused
             if reused is not None:  # the first of a prompt's branches computes it for all
-                cached[shoot.parent.id] = min(reused, cached.get(shoot.parent.id, reused))
+                cached[pending.parent.id] = min(reused, cached.get(pending.parent.id, reused))
     written = sum(each.n_tokens for each in job.branches)
     return TokenUsage(
         prompt_tokens=sum(prompts.values()),
@@ -317,7 +317,7 @@ class Searched:
         await live.number_new(branches)
         self.job.tell_begun(branches)
         await branches.run(work.is_over)
-        return [shoot.child for shoot in branches.growth.shoots if shoot.attached]
+        return [pending.child for pending in branches.growth.branches if pending.attached]
 
     def _refuse_gone(self, nodes: Sequence[Heddle]) -> None:
         """Raise Conflict for nodes that somebody has removed: nothing below them would be kept."""

@@ -66,7 +66,7 @@ class ServerJob:
     @property
     def first_branch(self) -> int:
         """The index of the next call's first branch."""
-        return sum(len(each.growth.shoots) for each in self.branches)
+        return sum(len(each.growth.branches) for each in self.branches)
 
     def tell_begun(self, branches: JobBranches) -> None:
         """Take branches in, and tell of their nodes."""

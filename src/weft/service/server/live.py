@@ -241,7 +241,8 @@ class LiveLoom:
             # Those that are over by now come along, and find nothing to do.
             over = [each for each in self.growing if each in those or not each.nodes]
             own = [each for each in over if each.author.alone == author]
-            if not all(self.kept.has(shoot.child) for each in own for shoot in each.growth.shoots):
+            pending = [branch for each in own for branch in each.growth.branches]
+            if not all(self.kept.has(branch.child) for branch in pending):
                 await self.keep(own[0].author if len(own) == 1 else author, own)
 
     async def settle(self) -> None:

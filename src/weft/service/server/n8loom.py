@@ -363,7 +363,7 @@ async def ramify(asked: RamifiedBy, service: Here) -> Response | Json:
         job, _ = await start_growth(
             service, loom, asked.grow_fields(), lambda live: [live.node(number)], ACTOR
         )
-        children = [shoot.child for each in job.branches for shoot in each.growth.shoots]
+        children = [pending.child for each in job.branches for pending in each.growth.branches]
     if asked.stream:
         lines = _lines(service, job, loom, children, n_prompt)
         return StreamingResponse(lines, media_type="application/json")

@@ -24,8 +24,8 @@ from ..._core.sampling.params import SamplingParams
 from ..._core.sched.work import FinishReason
 from ...errors import ConfigError, FormatError, ModelMismatch, StoreError, WeftError
 from ...loom import Heddle, Loom
-from ...loom.home import Home
 from ...loom.loom import Prompt
+from ...loom.model_binding import ModelBinding
 from ...loom.node import child_list, new_child, set_text
 from . import sidecar
 
@@ -354,9 +354,9 @@ def bare_loom(
     heddle_class: type[Heddle],
 ) -> L:
     """Return the root of a loom that was saved before; nothing is tokenised again."""
-    home = Home(lm, lm, None if lm is None else lm.tokenizer, is_text=mark == NO_MODEL)
-    loom = loom_class.restored(home, made, heddle_class)
-    loom.created, home.adapter, loom.saved_by = created, adapter, mark
+    binding = ModelBinding(lm, lm, None if lm is None else lm.tokenizer, is_text=mark == NO_MODEL)
+    loom = loom_class.restored(binding, made, heddle_class)
+    loom.created, binding.adapter, loom.saved_by = created, adapter, mark
     return loom
 
 

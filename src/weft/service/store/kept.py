@@ -23,7 +23,7 @@ from ..._core.sched.driver import deferred_interrupt
 from ...errors import ConfigError, Conflict, LeaseLost, StoreError, TreeError
 from ...lm.results import Delta
 from ...loom import Heddle, Loom
-from ...loom.node import by_call
+from ...loom.node import in_call_order
 from . import tables
 from .change import Change
 from .database import Database
@@ -412,7 +412,7 @@ class KeptLoom:
         Cost: what is new in them.
         """
         wanted = {node.id: node for node in nodes if node.id not in self._snapshot.known}
-        new = [node for node in by_call(wanted.values()) if node.id not in self._growing]
+        new = [node for node in in_call_order(wanted.values()) if node.id not in self._growing]
         for node in new:
             parent = node.parent
             if parent is None or parent.id not in self._snapshot.known:

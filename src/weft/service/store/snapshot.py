@@ -14,11 +14,11 @@ from ...loom import Heddle, Loom
 from ...loom.node import (
     adopt_node,
     child_list,
+    clear_places,
     detach_node,
-    forget_places,
     is_below,
     new_child,
-    numbered,
+    preorder_by_call,
 )
 from .rows import (
     Content,
@@ -126,7 +126,7 @@ class Snapshot:
             found.removed = [each for each in self.known if each not in seen]
         if len(found.added) > 1:
             new = {node.id for node in found.added}
-            found.added = [node for node in numbered(self.loom) if node.id in new]
+            found.added = [node for node in preorder_by_call(self.loom) if node.id in new]
         return found
 
     def _recognise(self, node: Heddle, seen: set[str]) -> None:
@@ -203,7 +203,7 @@ class Snapshot:
             child_list(node)[:] = [child.node for child in wanted] + grown
             self._put_back(known)
             stack.extend(wanted)
-        forget_places(loom)
+        clear_places(loom)
 
     def _put_back(self, known: Known) -> None:
         node = known.node
@@ -341,7 +341,7 @@ class Snapshot:
         if theirs != known.content:
             if not known.content.differs(node):
                 set_content(node, theirs, text_of(row))
-                forget_places(node)
+                clear_places(node)
                 changed = True
             known.content = theirs
         if row.score != known.score:

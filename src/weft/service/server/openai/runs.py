@@ -16,7 +16,7 @@ from ....loom.grow import Growth, StopStrings, delta
 if TYPE_CHECKING:
     from ....lm.lm import LM
     from ....loom import Heddle
-    from ....loom.grow import Event, Shoot
+    from ....loom.grow import Event, PendingBranch
     from ..pulse import Pulse
     from .kept import KeptAnswer
 
@@ -40,7 +40,7 @@ class ChoiceRun:
     def __init__(
         self,
         lm: LM,
-        shoot: Shoot,
+        pending: PendingBranch,
         *,
         prompt: int,
         index: int,
@@ -50,7 +50,7 @@ class ChoiceRun:
         """mute: tokens that are no text. keeps_stop: the text includes the stop that ended it."""
         self.prompt = prompt
         self.index = index
-        self.node: Heddle = shoot.child
+        self.node: Heddle = pending.child
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.text = ""
@@ -59,7 +59,7 @@ class ChoiceRun:
         self.is_cut = False
         self.told = 0
         self.n_told = 0
-        self._shoot = shoot
+        self._branch = pending
         self._stream = lm.text.stream()
         self._mute = mute
         assert self.node.params is not None
@@ -76,18 +76,18 @@ class ChoiceRun:
     @property
     def n_prompt(self) -> int:
         """Tokens before it."""
-        return self._shoot.origin.depth
+        return self._branch.origin.depth
 
     @property
     def reused(self) -> int:
         """How many of these had their KV when it began, as far as the engine tells."""
-        ticket = self._shoot.ticket
+        ticket = self._branch.ticket
         return (ticket.reused or 0) if ticket is not None else 0
 
     @property
     def ended_by(self) -> int | None:
         """The end token that ended it; it is none of `tokens`."""
-        ticket = self._shoot.ticket
+        ticket = self._branch.ticket
         if ticket is None or ticket.value is None:
             return None
         ended_by: int | None = ticket.value.ended_by
@@ -222,10 +222,10 @@ class Runs:
         for prompt, node in enumerate(nodes):
             for i in range(n):
                 own = replace(params, n=1, seed=(self.seed + i) % _SEEDS)
-                (shoot,) = self._growth.add(node, own)
+                (pending,) = self._growth.add(node, own)
                 index = len(self.replies)
                 reply = ChoiceRun(
-                    lm, shoot, prompt=prompt, index=index, mute=mute, keeps_stop=keeps_stop
+                    lm, pending, prompt=prompt, index=index, mute=mute, keeps_stop=keeps_stop
                 )
                 self.replies.append(reply)
 
@@ -255,7 +255,7 @@ class Runs:
                     if news and self.first_token_s is None:
                         self.first_token_s = time.perf_counter() - self._began
                     async with lock:
-                        moved = [self._moved(shoot, events) for shoot, events in news]
+                        moved = [self._moved(pending, events) for pending, events in news]
                     if moved:
                         yield moved
                     # What comes meanwhile waits in the channel, and is taken at once.
@@ -272,8 +272,8 @@ class Runs:
         if rest:
             yield rest
 
-    def _moved(self, shoot: Shoot, events: list[Event]) -> ChoiceRun:
-        reply, new = self.replies[shoot.index], delta(shoot, events)
+    def _moved(self, pending: PendingBranch, events: list[Event]) -> ChoiceRun:
+        reply, new = self.replies[pending.index], delta(pending, events)
         reply.grow(new.token_ids, new.logprobs)
         if new.finish_reason is not None and new.finish_reason != "error":
             reply.end()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 HEAL = "heal"
 
 
-def constrained(node: HeddleState | None, constraint: Any) -> list[HeddleState]:
+def constrained_nodes(node: HeddleState | None, constraint: Any) -> list[HeddleState]:
     """Return the nodes of one constrained text, from its first node down to `node`.
 
     All have an equal constraint: if a call ended before the text was complete, growing the node
@@ -30,11 +30,11 @@ def constrained(node: HeddleState | None, constraint: Any) -> list[HeddleState]:
     return found[::-1]
 
 
-def constrained_so_far(node: HeddleState, constraint: Any) -> list[int]:
+def constrained_tokens(node: HeddleState, constraint: Any) -> list[int]:
     """Return the tokens of the constrained text before a branch of `node`."""
     if not constraint.is_resumed:
         return []
-    return [token for each in constrained(node, constraint) for token in each.tokens]
+    return [token for each in constrained_nodes(node, constraint) for token in each.tokens]
 
 
 def parsed_text(node: HeddleState) -> Any:
@@ -42,11 +42,11 @@ def parsed_text(node: HeddleState) -> Any:
     constraint = node.params.constraint if node.params is not None else None
     if constraint is None:
         raise ConfigError("this node was grown without a constraint; its text is all there is")
-    text = "".join(each.text for each in constrained(node, constraint))
+    text = "".join(each.text for each in constrained_nodes(node, constraint))
     return constraint.parse(text.removeprefix(_prefix(node, constraint)))
 
 
-def healed(node: HeddleState, constraint: Constraint) -> Constraint:
+def healed_constraint(node: HeddleState, constraint: Constraint) -> Constraint:
     """Return the constraint of a node's branches, with the spaces moved from the prompt first."""
     prefix = _prefix(node, constraint)
     return after(prefix, constraint) if prefix else constraint
@@ -54,7 +54,7 @@ def healed(node: HeddleState, constraint: Constraint) -> Constraint:
 
 def _prefix(node: HeddleState, constraint: Constraint) -> str:
     """Return the spaces moved from the prompt into a constrained text; "" if there are none."""
-    nodes = constrained(node, constraint)
+    nodes = constrained_nodes(node, constraint)
     prompt = nodes[0].parent if nodes else node
     prefix = "" if prompt is None else prompt.meta.get(HEAL)
     return prefix if isinstance(prefix, str) and can_begin_after(constraint) else ""
@@ -67,7 +67,7 @@ def warn_of_prompt_before(node: HeddleState, constraint: Constraint) -> None:
         node.lm.text.warn_of_end_space(node.tokens)
 
 
-def healed_ids(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[list[int], str]:
+def strip_end_spaces(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[list[int], str]:
     """Return a prompt's tokens without the spaces at its end, and these spaces."""
     n = len(ids)
     while n > 1 and tokenizer.is_spaces(ids[n - 1]):

@@ -31,14 +31,14 @@ StreamItem = dict[str, Any]
 
 def items(growth: Growth) -> Generator[StreamItem, None, Branches]:
     """Yield the known items: an "update" a step, then "final"; return the children."""
-    tokens: list[list[int]] = [[] for _ in growth.shoots]
+    tokens: list[list[int]] = [[] for _ in growth.branches]
     texts = [""] * len(tokens)
     ended = [False] * len(tokens)
-    n_prompt = growth.shoots[0].origin.depth if growth.shoots else 0
+    n_prompt = growth.branches[0].origin.depth if growth.branches else 0
     with closing(growth.news()) as steps:
         try:
             for news in steps:
-                deltas = [delta(shoot, events) for shoot, events in news]
+                deltas = [delta(pending, events) for pending, events in news]
                 for new in deltas:
                     branch = new.branch
                     tokens[branch].extend(new.token_ids)
@@ -61,7 +61,7 @@ def items(growth: Growth) -> Generator[StreamItem, None, Branches]:
         "decoded_texts": texts,
         "generated_lengths": [len(ids) for ids in tokens],
         "total_prompt_len": n_prompt,
-        "ended": [shoot.child.terminal for shoot in growth.shoots],
+        "ended": [pending.child.terminal for pending in growth.branches],
         "prompt_cache": None,
         "children": growth.children,
         "deltas": [],

@@ -17,7 +17,7 @@ def is_lm(model: object) -> bool:
     return isinstance(model, LM)
 
 
-class Home:
+class ModelBinding:
     """The LM behind a loom. `model` and `tokenizer` are the objects that the caller handed in.
 
     is_text: the loom was made without a model; its nodes are texts without token ids.
@@ -39,9 +39,9 @@ class Home:
         self.adapter: str | None = None
 
     @classmethod
-    def of(cls, model: Any, tokenizer: Any = None) -> Home:
+    def of(cls, model: Any, tokenizer: Any = None) -> ModelBinding:
         """Return a home over an LM, or over the one LM of an already loaded model."""
-        if isinstance(model, Home):
+        if isinstance(model, ModelBinding):
             return model
         from ..lm.lm import LM
 

@@ -60,14 +60,14 @@ class KVFrag(tuple[Any, Any]):
         return f"KVFrag(keys {self[0].shape}, values {self[1].shape}, start {self.start})"
 
 
-class Exported(NamedTuple):
+class ExportedKV(NamedTuple):
     """A whole path's KV: one pair (keys, values) of arrays [n_kv_heads, T, head_dim] a layer."""
 
     layers: list[tuple[NDArray[Any], NDArray[Any]]]
     marks: dict[str, Any]
 
 
-def export(lm: LM, place: Place) -> Exported:
+def export(lm: LM, place: Place) -> ExportedKV:
     """Return the KV of the path to `place`; bfloat16, which NumPy does not have, as float32."""
     arrays = lm.kv.export(place)
     names: list[tuple[str, str]] = []
@@ -81,7 +81,7 @@ def export(lm: LM, place: Place) -> Exported:
         (_widened(arrays[key], marks, key), _widened(arrays[value], marks, value))
         for key, value in names
     ]
-    return Exported(layers, marks)
+    return ExportedKV(layers, marks)
 
 
 def load(

@@ -9,7 +9,7 @@ import pytest
 
 import weft
 from shallow import shallow
-from weft.loom.grow import Beside
+from weft.loom.grow import SiblingOrder
 
 
 @pytest.fixture(scope="module")
@@ -25,14 +25,14 @@ def test_children_of_a_call_stand_where_a_look_at_all_of_them_puts_them(
     rng = random.Random(seed)
     node = weft.Loom(lm, "x")
     others = [node.add_text_child(f" {i}") for i in range(rng.randrange(4))]
-    beside, there = Beside(node), dict[int, object]()
+    siblings, there = SiblingOrder(node), dict[int, object]()
     expected = list(node.children)
     for number in rng.sample(range(60), 60):
         child = node._child([number])
         later = [there[each] for each in sorted(there) if each > number]
         places = [i for i, each in enumerate(expected) if any(each is one for one in later)]
         expected.insert(min(places, default=len(expected)), child)
-        beside.insert(number, child)
+        siblings.insert(number, child)
         there[number] = child
         if rng.random() < 0.2 and others:  # somebody clips a node, another adds one
             gone = others.pop()
