@@ -338,26 +338,6 @@ def test_postgresql_that_stops_is_waited_for(postgres: Cluster) -> None:
 # Tables
 
 
-def test_a_database_of_an_older_weft_is_brought_up_to_date(url: str) -> None:
-    with Library(url) as library:
-        kept = fresh(library)
-        kept.loom.add("a")
-        kept.commit("add")
-        name = kept.name
-
-        def as_it_was(connection: sa.Connection) -> None:
-            connection.exec_driver_sql("ALTER TABLE nodes DROP COLUMN legal_logmass")
-            for column in ("act", "model"):
-                connection.exec_driver_sql(f"ALTER TABLE operations DROP COLUMN {column}")
-            connection.exec_driver_sql("UPDATE weft_version SET version_num = '1'")
-
-        library.database.write(as_it_was)
-    with Library(url) as library:
-        kept = library.open(name)
-        kept.undo()
-        assert kept.loom.children == []
-
-
 def test_a_database_of_a_newer_weft_is_refused(url: str) -> None:
     with Library(url) as library:
         fresh(library)
@@ -371,7 +351,7 @@ def test_a_database_of_a_newer_weft_is_refused(url: str) -> None:
     assert "pip install -U weft-lm" in told.value.hint
 
 
-def test_the_changes_make_the_tables_as_the_code_has_them(library: Library) -> None:
+def test_tables_of_new_database_match_definitions(library: Library) -> None:
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
 

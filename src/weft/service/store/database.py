@@ -27,7 +27,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from ...errors import ConfigError, StoreError, StoreUnavailable
 
-HEAD = "4"  # the last change in migrations/versions
+HEAD = "4"  # revision of the newest file in migrations/versions
 _VERSION_TABLE = "weft_version"
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _ADVISORY = 0x77656674  # "weft": whose turn it is to make the tables, in PostgreSQL

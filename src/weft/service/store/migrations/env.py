@@ -1,13 +1,13 @@
-"""Runs the changes over the connection that `Database` hands in, inside its transaction."""
+"""Run the migrations on the connection and in the transaction of `Database`."""
 
 from __future__ import annotations
 
 from alembic import context
 
-_given = context.config.attributes
+_attributes = context.config.attributes
 context.configure(
-    connection=_given["connection"],
-    version_table=_given["version_table"],
-    transactional_ddl=False,  # `Database` begins and ends it
+    connection=_attributes["connection"],
+    version_table=_attributes["version_table"],
+    transactional_ddl=False,  # `Database` starts and ends the transaction
 )
 context.run_migrations()

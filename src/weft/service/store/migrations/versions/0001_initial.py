@@ -1,16 +1,17 @@
-"""The first tables: looms, their nodes, the log, what is around them, and the full-text index."""
+"""Create the tables of looms, nodes and their log, and the full-text index."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "1"
+# Databases made before the first release went through three more migrations; they match this one.
+revision = "4"
 down_revision = None
 
 _KEY = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 
-# The index holds words alone; the triggers keep it in step with the rows, in their transactions.
+# The index stores only words. Triggers update it in the transaction that changes the rows.
 _SQLITE = (
     """
     CREATE VIRTUAL TABLE nodes_fts USING fts5(
@@ -34,21 +35,21 @@ _SQLITE = (
     END
     """,
 )
-# Kept beside the words: or each change of a row, its removal too, would make it anew.
+# A stored column: an expression index would recompute the vector whenever a row changes.
 _POSTGRESQL = (
     """
     ALTER TABLE nodes ADD COLUMN vector tsvector
       GENERATED ALWAYS AS (to_tsvector('simple'::regconfig, words)) STORED
     """,
     "CREATE INDEX nodes_fts ON nodes USING gin (vector)",
-    # Room on each page to mark its rows where they stand.
+    # Leave space on each page, so that rows can be marked as removed in place.
     "ALTER TABLE nodes SET (fillfactor = 70)",
 )
 
 
 def upgrade() -> None:
-    """Make all tables and the index."""
-    for make in (
+    """Create all tables and the index."""
+    for create in (
         _looms,
         _sampling,
         _nodes,
@@ -59,7 +60,7 @@ def upgrade() -> None:
         _terminals,
         _taken,
     ):
-        make()
+        create()
     bind = op.get_bind()
     for statement in _SQLITE if bind.dialect.name == "sqlite" else _POSTGRESQL:
         bind.exec_driver_sql(statement)
@@ -131,6 +132,7 @@ def _nodes() -> None:
         sa.Column("score", sa.Text(), nullable=True),
         sa.Column("meta", sa.Text(), nullable=False),
         sa.Column("bookmark", sa.Text(), nullable=True),
+        sa.Column("legal_logmass", sa.LargeBinary(), nullable=True),
         sa.ForeignKeyConstraint(["loom"], ["looms.key"], name="fk_nodes_loom", ondelete="CASCADE"),
         sa.ForeignKeyConstraint(["params"], ["sampling.key"], name="fk_nodes_params"),
         sa.PrimaryKeyConstraint("key", name="pk_nodes"),
@@ -178,6 +180,8 @@ def _operations() -> None:
         sa.Column("n_removed", sa.Integer(), nullable=False),
         sa.Column("n_changed", sa.Integer(), nullable=False),
         sa.Column("data", sa.Text(), nullable=False),
+        sa.Column("act", sa.Text(), nullable=True),
+        sa.Column("model", sa.Text(), nullable=True),
         sa.ForeignKeyConstraint(
             ["loom"], ["looms.key"], name="fk_operations_loom", ondelete="CASCADE"
         ),
