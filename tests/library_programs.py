@@ -24,12 +24,6 @@ with Library(sys.argv[1]) as library:
     print(library.create(Loom(None, "the same prompt")).name)
 """
 
-TAKE_OVER = """
-from weft.service.store.library import Library
-with Library() as library:
-    print(sorted(row.name for row in library.looms()))
-"""
-
 # A node at a time, three tokens at once; what is printed was kept before.
 STREAM = """
 import sys

@@ -8,7 +8,6 @@ what is read all the same is used.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 import traceback
@@ -245,43 +244,6 @@ class SchemaFile(Reader):
         Loom(self.lm, samples.greeting).grow(1, max_tokens=2, seed=1, **made)
 
 
-class ShelfFiles(Reader):
-    """Looms of earlier versions, and their index, as the database takes them over.
-
-    A broken one is named and left where it is; the others come.
-    """
-
-    def make(self) -> None:
-        self.names = ["index.json", "looms/x.loom.json"]
-        (self.folder / "looms").mkdir()
-        loom = Loom(self.lm, [1, 2, 3])
-        loom.add([4])
-        loom.save(self.folder / "looms" / "x.loom.json")
-        loom.save(self.folder / "looms" / "y.loom.json")
-        seen = {"at": loom.id, "numbers": [each.id for each in loom.walk()]}
-        terminal = {"loom": "x", "at": loom.id}
-        index = {"looms": {"x": seen, "y": seen}, "terminals": {"a": terminal}}
-        (self.folder / "index.json").write_text(json.dumps(index))
-
-    def read(self) -> None:
-        for file in self.folder.glob("weft.db*"):
-            file.unlink()
-        before = os.environ.get("WEFT_HOME")
-        os.environ["WEFT_HOME"] = str(self.folder)
-        try:
-            with closing(Library()) as library:
-                came = {row.name for row in library.looms()}
-                for name in came:
-                    library.open(name, self.lm, force=True)
-                assert "y" in came
-                is_there = os.path.lexists(self.folder / "looms" / "x.loom.json")
-                assert "x" in came or library.left() or not is_there
-        finally:
-            del os.environ["WEFT_HOME"]
-            if before is not None:
-                os.environ["WEFT_HOME"] = before
-
-
 class DatabaseFile(Reader):
     """The loom database itself, broken on the disk."""
 
@@ -434,7 +396,6 @@ READERS: dict[str, type[Reader]] = {
     "kv": KVFile,
     "resume": ResumeFile,
     "schema": SchemaFile,
-    "shelf": ShelfFiles,
     "database": DatabaseFile,
     "model": ModelFolder,
     "sharded": ShardedFolder,

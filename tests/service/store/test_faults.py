@@ -81,17 +81,6 @@ def test_a_new_database_may_be_opened_by_many_at_once(url: str) -> None:
         assert {row.name for row in library.looms()} == set(names)
 
 
-def test_old_looms_are_taken_over_once_by_many_at_once(url: str, tmp_path: Path) -> None:
-    (tmp_path / "looms").mkdir()
-    for name in ("ant", "bee", "cat"):
-        open_written(tmp_path / f"looms/{name}.loom.json", [None, 0, 0])
-    env = {**forks.base(), "WEFT_HOME": str(tmp_path), "WEFT_DB": url}
-    for process in [start(programs.TAKE_OVER, env=env) for _ in range(4)]:
-        lines_of(process)
-    with Library(url) as library:
-        assert sorted(row.name for row in library.looms()) == ["ant", "bee", "cat"]
-
-
 @POSIX
 def test_a_forked_process_has_connections_of_its_own(library: Library, url: str) -> None:
     kept = fresh(library)

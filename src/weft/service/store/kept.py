@@ -677,14 +677,11 @@ class KeptLoom:
         return not self._database.read(lambda connection: dead(connection, {mark}, self._database))
 
 
-def begin(kept: KeptLoom, connection: Connection, numbers: Mapping[str, int]) -> Draft:
+def begin(kept: KeptLoom, connection: Connection) -> Draft:
     """Write a new loom's nodes, in the transaction that makes its row; see `settle`.
 
     A label that an import has put into a node's meta is its bookmark from now on.
-    numbers: those that nodes have already, by id.
     """
-    for node_id, number in numbers.items():
-        kept._snapshot.name(node_id, number)
     marks: dict[str, str | None] = {
         node.id: label
         for node in kept.loom.walk()

@@ -8,7 +8,6 @@ import re
 import secrets
 import unicodedata
 from collections.abc import Iterable, Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 
 import sqlalchemy as sa
@@ -26,7 +25,6 @@ from .kept import KeptLoom, begin, settle
 from .records import NodeRow, PageOptions, page
 from .rows import is_plain, plain
 from .tables import looms, nodes, sampling, terminals
-from .takeover import OldLoom, OldShelf, numbers_of
 from .writers import Writer
 from .writing import Draft, touch
 
@@ -61,14 +59,10 @@ class Library:
                 and is another's when that one has not been heard of for so many seconds. None:
                 whoever wants grows it at any time.
 
-        Without a URL, looms that earlier versions kept as files in WEFT_HOME are taken in first.
         Raises: ConfigError for another URL, StoreError where it cannot be opened.
         """
         self.database = Database(url or os.environ.get("WEFT_DB") or default_url())
         self._writer = Writer(self.database, lease_s=lease_s)
-        self._old = OldShelf(home(), self.database)
-        if url is None:
-            self._take_over()
 
     # Looms
 
@@ -105,60 +99,14 @@ class Library:
         if name is not None and _named(connection, name) is not None:
             raise ConfigError(f"there is a loom {name!r} already", hint="weft ls lists them all")
         name = name or _fresh(connection, name_of(title or loom.user_prompt))
-        return self._first(connection, loom, name, mark, {})
-
-    def _first(
-        self, connection: Connection, loom: Loom, name: str, mark: str, numbers: dict[str, int]
-    ) -> tuple[KeptLoom, Draft]:
-        values = {"turn": 0, "changed": 0.0, "rev": 0, "n_nodes": 0, "next_number": len(numbers)}
+        values = {"turn": 0, "changed": 0.0, "rev": 0, "n_nodes": 0, "next_number": 0}
         row = connection.execute(
             sa.insert(looms)
             .values(id=mark, name=name, **values, **LoomHead.of(loom).columns())
             .returning(looms)
         ).one()
         kept = KeptLoom(self.database, self._writer, row, loom)
-        return kept, begin(kept, connection, numbers)
-
-    # What earlier versions kept
-
-    def _take_over(self) -> None:
-        waiting = self._old.waiting()
-        for old in waiting:
-            loom = self._old.opened(old)
-            if loom is not None:
-                self.database.write(partial(self._take, old=old, loom=loom, mark=new_mark()))
-        if waiting:
-            self.database.write(self._take_stands)
-
-    def _take(self, connection: Connection, *, old: OldLoom, loom: Loom, mark: str) -> None:
-        lock(connection, is_sqlite=self.database.is_sqlite)
-        if self._old.is_noted(connection, old):
-            return
-        name = plain(old.name)
-        if _named(connection, name) is not None:
-            name = _fresh(connection, name)
-        self._first(connection, loom, name, mark, numbers_of(loom, old.ids))
-        changed = int(old.stamp.split()[0]) / 1e9
-        # What was removed comes back together, as it went.
-        removed = {"removed": 0} if old.is_removed else {}
-        values = {"changed": changed, **removed}
-        connection.execute(sa.update(looms).where(looms.c.id == mark).values(**values))
-        self._old.note(connection, old, None)
-
-    def _take_stands(self, connection: Connection) -> None:
-        for stand in self._old.stands():
-            row = _named(connection, plain(stand.loom))
-            there = sa.select(terminals.c.mark).where(terminals.c.mark == stand.mark)
-            if row is not None and connection.execute(there).first() is None:
-                at = sa.select(nodes.c.number).where(
-                    nodes.c.loom == row.key, nodes.c.id == stand.at
-                )
-                number = connection.execute(at).scalar() or 0
-                self._note(connection, stand.mark, row.name, number)
-
-    def left(self) -> list[str]:
-        """Return why looms of earlier versions could not be taken in; they are where they were."""
-        return self._old.faults()
+        return kept, begin(kept, connection)
 
     def open(
         self,

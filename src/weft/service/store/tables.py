@@ -183,12 +183,3 @@ terminals = Table(
     Column("number", Integer, nullable=False),
     Column("turn", BigInteger, nullable=False),
 )
-
-# Files of earlier versions: those taken over, and those that could not be (fault says why).
-taken = Table(
-    "taken",
-    metadata,
-    Column("path", Text, primary_key=True),
-    Column("stamp", Text, nullable=False),
-    Column("fault", Text),
-)

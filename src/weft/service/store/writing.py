@@ -84,11 +84,9 @@ class _Writing:
     def add(self, bookmarks: dict[str, str | None]) -> None:
         """Put in the rows of new nodes; those that have rows are brought back."""
         draft, there = self._draft, self._rows_there()
-        # A loom that comes with numbers keeps them.
-        told = self._snapshot.numbers if draft.rev == 1 else there
         numbers: dict[str, int] = {}
         for node in self._difference.added:
-            number = told.get(node.id)
+            number = there.get(node.id)
             if number is None:
                 number, draft.next_number = draft.next_number, draft.next_number + 1
             numbers[node.id] = number

@@ -58,7 +58,6 @@ def upgrade() -> None:
         _writers,
         _leases,
         _terminals,
-        _taken,
     ):
         create()
     bind = op.get_bind()
@@ -224,14 +223,4 @@ def _terminals() -> None:
             ["loom"], ["looms.key"], name="fk_terminals_loom", ondelete="CASCADE"
         ),
         sa.PrimaryKeyConstraint("mark", name="pk_terminals"),
-    )
-
-
-def _taken() -> None:
-    op.create_table(
-        "taken",
-        sa.Column("path", sa.Text(), nullable=False),
-        sa.Column("stamp", sa.Text(), nullable=False),
-        sa.Column("fault", sa.Text(), nullable=True),
-        sa.PrimaryKeyConstraint("path", name="pk_taken"),
     )
