@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,12 @@ from serving import KEY, Served, serving
 from weft import samples
 from weft.cli.there import KeptThere
 from weft.errors import CapacityError
-from weft.service.api import proof
+from weft.service.api import runtime_file
 from weft.service.server import ServerConfig
 
 FEW = ("--max-tokens", "6", "--seed", "1")
 NAME = "tell-story-about-fox"
+TOKEN = "a-token-of-enough-characters"
 pytestmark = pytest.mark.programs  # a command, a server and a database at once
 posix = pytest.mark.skipif(sys.platform == "win32", reason="POSIX only")
 
@@ -294,6 +296,12 @@ def test_a_server_that_is_named_and_does_not_answer_is_told(
 # A server that nobody named
 
 
+def published(server: Served) -> AbstractContextManager[None]:
+    """Write the runtime file that `weft serve` writes."""
+    port = int(server.url.rpartition(":")[2])
+    return runtime_file.runtime_file(server.url, port, server.service.token)
+
+
 def looked_for_at(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     from weft.service.api import address
 
@@ -306,12 +314,12 @@ def looked_for_at(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setattr(address, "address", find)
 
 
-def test_a_server_of_ones_own_is_taken_unasked_and_no_other(
+def test_server_with_runtime_file_is_used_without_weft_host(
     weft: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proof, "_ANSWER_S", 60.0)  # however busy this machine is
+    monkeypatch.setattr(runtime_file, "_READ_TIMEOUT_S", 60.0)  # even on a busy machine
     weft("run", samples.sum, "-n", "1")
-    with serving(own()) as server:
+    with serving(own()) as server, published(server):
         looked_for_at(monkeypatch, server.url)
         assert told(weft("ls", "--json"))["where"] == server.url
         warm = told(weft("grow", "0", "-n", "1", "--json", *FEW))["stats"]
@@ -322,21 +330,20 @@ def test_a_server_of_ones_own_is_taken_unasked_and_no_other(
         here = told(weft("run", "Hi", *numpy, "-n", "1", "--json", *FEW))
         assert here["model"] == folder
         assert here["loom"] in names()
-        # Somebody else's: other looms, or another secret.
+        # Not used: a server of other looms, or one without a runtime file in WEFT_HOME.
         monkeypatch.setenv("WEFT_DB", f"sqlite:///{home.parent}/other.db")
         assert told(weft("ls", "--json"))["looms"] == []
         monkeypatch.delenv("WEFT_DB")
         monkeypatch.setenv("WEFT_HOME", str(home.parent / "other"))
-        proof.make_secret()
         assert "other" in told(weft("ls", "--json"))["where"]
 
 
 def test_a_search_goes_on_from_its_file_beside_a_server_that_nobody_named(
     weft: Any, home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(proof, "_ANSWER_S", 60.0)  # however busy this machine is
+    monkeypatch.setattr(runtime_file, "_READ_TIMEOUT_S", 60.0)  # even on a busy machine
     asked = ("solve", samples.sum, "--strategy", "greedy", "--resume", str(tmp_path / "search"))
-    with serving(own()) as server:
+    with serving(own()) as server, published(server):
         looked_for_at(monkeypatch, server.url)
         first, again = (told(weft(*asked, "--json")) for _ in range(2))
         assert (again["answer"], again["stats"]["decoded"]) == (first["answer"], 0)
@@ -344,7 +351,24 @@ def test_a_search_goes_on_from_its_file_beside_a_server_that_nobody_named(
     assert looms == {first["loom"], again["loom"]}
 
 
-def test_nothing_is_asked_where_no_server_was_ever_started(
+def test_server_with_api_key_is_used_by_token(
+    weft: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime_file, "_READ_TIMEOUT_S", 60.0)
+    with serving(own(api_key=KEY)) as server, published(server):
+        looked_for_at(monkeypatch, server.url)
+        assert told(weft("ls", "--json"))["where"] == server.url
+
+
+def test_runtime_file_is_private_and_removed_at_exit(home: Path) -> None:
+    with runtime_file.runtime_file("http://127.0.0.1:1", 1, TOKEN):
+        (file,) = home.glob("server-*")
+        assert file.name == "server-1.json"
+        assert sys.platform == "win32" or file.stat().st_mode & 0o777 == 0o600
+    assert list(home.glob("server-*")) == []
+
+
+def test_no_request_is_sent_without_runtime_file(
     weft: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.socket() as listener:
@@ -357,11 +381,10 @@ def test_nothing_is_asked_where_no_server_was_ever_started(
             listener.accept()
 
 
-def test_who_answers_and_is_no_server_of_ours_is_told_no_key_and_left_alone(
+def test_stale_runtime_file_sends_no_api_key_to_another_server(
     weft: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[bytes] = []
-    proof.make_secret()
     monkeypatch.setenv("WEFT_API_KEY", KEY)
 
     def answer(listener: socket.socket, said: bytes) -> None:
@@ -370,18 +393,22 @@ def test_who_answers_and_is_no_server_of_ours_is_told_no_key_and_left_alone(
             heard.append(connection.recv(4096))
             connection.sendall(said)
 
-    for body in (b"{}", b'{"proof": "0"}', b'{"proof": 3}', b"[", b"\xff"):
+    bodies = (b"{}", b'{"token_accepted": false}', b'{"token_accepted": 3}', b"[", b"\xff")
+    for body in bodies:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             listener.listen()
             said = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
             thread = threading.Thread(target=answer, args=(listener, said))
             thread.start()
-            looked_for_at(monkeypatch, f"http://127.0.0.1:{listener.getsockname()[1]}")
-            assert "weft.db" in told(weft("ls", "--json"))["where"]
+            port = listener.getsockname()[1]
+            url = f"http://127.0.0.1:{port}"
+            looked_for_at(monkeypatch, url)
+            with runtime_file.runtime_file(url, port, TOKEN):
+                assert "weft.db" in told(weft("ls", "--json"))["where"]
             thread.join()
     assert len(heard) == 5
-    assert all(b"nonce=" in each and KEY.encode() not in each for each in heard)
+    assert all(TOKEN.encode() in request and KEY.encode() not in request for request in heard)
 
 
 # A server that dies

@@ -905,8 +905,11 @@ export interface components {
                 [key: string]: number;
             };
             models: components["schemas"]["ModelObject"][];
-            /** @description With a nonce: what only who has the same WEFT_HOME can tell. */
-            proof?: string | null;
+            /**
+             * @description Whether the request carried the token from the server's runtime file.
+             * @default false
+             */
+            token_accepted?: boolean;
             version: string;
         };
         /** @description Where to cut a node in two. */

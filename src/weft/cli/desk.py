@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..lm.stats import Stats
     from ..search import Level, SearchResult
     from ..search.strategies import Strategy
+    from ..service.api.runtime_file import RunningServer
     from ..service.store import Hit, LoomRow
 
 
@@ -222,19 +223,19 @@ def desk() -> LoomDesk:
     if os.environ.get("WEFT_HOST") or os.environ.get("WEFT_PORT"):
         return _there()
     from ..service.api.address import address
-    from ..service.api.proof import is_ours
+    from ..service.api.runtime_file import find_server
 
-    at = address()
-    return _there(at.url, DeskHere()) if is_ours(at) else DeskHere()
+    server = find_server(address().port)
+    return DeskHere() if server is None else _there(server, DeskHere())
 
 
-def _there(url: str | None = None, here: LoomDesk | None = None) -> LoomDesk:
+def _there(server: RunningServer | None = None, here: LoomDesk | None = None) -> LoomDesk:
     from ..service.client import Client
     from .there import DeskThere
 
-    # A server that was found and not named gets no key: whoever answers there need not know it.
-    client = Client(url, None if url is None else "")
-    client.line.is_met = url is not None  # who it is was asked to find it
+    # WEFT_API_KEY is sent only to a server that the user named.
+    client = Client() if server is None else Client(server.url, server.token)
+    client.line.is_met = server is not None  # `find_server` has checked that it is Weft
     return DeskThere(client, here)
 
 

@@ -83,8 +83,9 @@ class ServerObject(Reply):
     formats: dict[str, list[str]] = Field(description="import and export: by name.")
     jobs: int = Field(description="That run now.")
     is_public: bool
-    proof: str | None = Field(
-        default=None, description="With a nonce: what only who has the same WEFT_HOME can tell."
+    token_accepted: bool = Field(
+        default=False,
+        description="Whether the request carried the token from the server's runtime file.",
     )
 
 

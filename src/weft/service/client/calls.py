@@ -32,9 +32,9 @@ _ROOT = "/api/v1"
 # The server and its models
 
 
-def server(*, nonce: str | None = None) -> ApiCall[_models.ServerObject]:
-    """Return what the server is, can do, and takes. nonce: its `proof` answers it."""
-    return _get("/server", _models.ServerObject, nonce=nonce)
+def server() -> ApiCall[_models.ServerObject]:
+    """Return what the server is, can do, and takes."""
+    return _get("/server", _models.ServerObject)
 
 
 def models() -> ApiCall[_models.ModelList]:

@@ -97,7 +97,7 @@ def create_app(config: ServerConfig | None = None) -> FastAPI:
     # The last one added is the outermost.
     app.add_middleware(Repeats)
     app.add_middleware(BodyLimit, limits=config.limits)
-    app.add_middleware(Door, config=config, observe=service.metrics.observe)
+    app.add_middleware(Door, config=config, observe=service.metrics.observe, token=service.token)
     if config.origins:
         app.add_middleware(
             CORSMiddleware,

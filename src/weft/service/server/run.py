@@ -16,6 +16,8 @@ from types import FrameType
 import uvicorn
 
 from ...errors import ConfigError, WeftError
+from ..api.address import ServerAddress
+from ..api.runtime_file import runtime_file
 from .app import create_app
 from .config import ServerConfig
 from .service import Service
@@ -55,7 +57,9 @@ def serve(config: ServerConfig, announce: Callable[[str, list[str]], None]) -> N
         host = f"[{config.host}]" if ":" in config.host else config.host
         service.when_loaded = partial(announce, f"http://{host}:{port}")
         server = Stoppable(settings, service)
-        server.run(sockets=[listener])
+        url = ServerAddress(config.host.strip("[]"), port).url
+        with runtime_file(url, port, service.token, config.db):
+            server.run(sockets=[listener])
     if server.error is not None:
         raise server.error
 

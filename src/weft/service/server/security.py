@@ -38,9 +38,11 @@ class Door:
     A refused request's body is never read.
     """
 
-    def __init__(self, app: App, config: ServerConfig, observe: Observe) -> None:
+    def __init__(
+        self, app: App, config: ServerConfig, observe: Observe, *, token: str | None = None
+    ) -> None:
         self.app = app
-        self.keys = Keys(config.api_key)
+        self.keys = Keys(config.api_key, token)
         self.hosts = allowed_hosts(config)
         self.origins = frozenset(origin.lower() for origin in config.origins)
         self.observe = observe
@@ -93,7 +95,7 @@ class Door:
         host = the_one(headers, b"host")
         self._check_host(host)
         self._check_origin(headers, host)
-        self.keys.check(headers)
+        scope["weft.token_accepted"] = self.keys.check(headers)
 
     def _check_host(self, host: str | None) -> None:
         if self.hosts is None:
@@ -126,20 +128,29 @@ class Door:
 
 
 class Keys:
-    """The API key, compared in constant time; it is kept as a hash."""
+    """The API key and the runtime file's token, compared in constant time and stored as hashes."""
 
-    def __init__(self, key: str | None) -> None:
+    def __init__(self, key: str | None, token: str | None = None) -> None:
         self._hash = None if key is None else _hash(key.encode())
+        self._token_hash = None if token is None else _hash(token.encode())
 
-    def check(self, headers: list[tuple[bytes, bytes]]) -> None:
-        """Refuse a request without the key. Raises: Refused."""
-        if self._hash is None:
-            return
+    def check(self, headers: list[tuple[bytes, bytes]]) -> bool:
+        """Return True if a request carries the token, False if it carries the key or none is set.
+
+        Raises: Refused for a request with neither, if a key is set.
+        """
         given = key_of(headers)
-        if given is None:
+        digest = None if given is None else _hash(given)
+        if digest is not None and self._token_hash is not None:
+            if hmac.compare_digest(digest, self._token_hash):
+                return True
+        if self._hash is None:
+            return False
+        if digest is None:
             raise self._refusal("missing_api_key", "an API key is needed")
-        if not hmac.compare_digest(_hash(given), self._hash):
+        if not hmac.compare_digest(digest, self._hash):
             raise self._refusal("invalid_api_key", "the API key is wrong")
+        return False
 
     @staticmethod
     def _refusal(code: str, message: str) -> Refused:

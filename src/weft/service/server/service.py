@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -13,7 +14,6 @@ from fastapi import Depends, Request
 
 from ...errors import Cancelled, QueueFull, WeftError
 from ...lm.lm import LM
-from ..api.proof import make_secret
 from ..store.library import Library
 from .config import ServerConfig
 from .ending import Ending, Stopped
@@ -32,7 +32,8 @@ class Service:
 
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
-        self.secret: bytes | None = None  # by which commands of its user know it
+        # Accepted in place of the API key; commands of the same user read it from a file.
+        self.token = secrets.token_urlsafe(32)
         self.models = ModelShelf(config, self.spawn)
         self.metrics = ServerMetrics(self.models)
         self.pulse = Pulse()
@@ -57,7 +58,6 @@ class Service:
         """
         wishes = [ModelWish(source) for source in self.config.models]
         self._begun = [self.models.begin(wish, by_request=False) for wish in wishes]
-        self.secret = make_secret()
         library = Library(self.config.db, lease_s=LEASE_S)
         self._looms = LiveLooms(library, self.models, self.pulse)
 

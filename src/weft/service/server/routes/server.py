@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Request, Response
 
 from .... import __version__
 from ....engines import engine_names
@@ -12,7 +10,6 @@ from ....engines.abilities import OWN
 from ....search.strategies import STRATEGIES
 from ...api.jobs import StrategyList, StrategyObject
 from ...api.models import ServerObject
-from ...api.proof import proof
 from ...interchange import EXPORTERS
 from ...interchange.importers import formats as import_formats
 from ..asked import ERRORS
@@ -23,13 +20,7 @@ router = APIRouter(prefix="/api/v1", tags=["server"], responses=ERRORS)
 
 
 @router.get("/server", response_model=ServerObject)
-async def read_server(
-    service: Here,
-    nonce: Annotated[
-        str | None,
-        Query(max_length=64, description="Answered by `proof`: the server is of the same user."),
-    ] = None,
-) -> Response:
+async def read_server(request: Request, service: Here) -> Response:
     """Say what this server is, what it can do, and what one may ask of it."""
     shelf, limits = service.models, service.config.limits
     return answer(
@@ -42,9 +33,7 @@ async def read_server(
             formats=formats(),
             jobs=service.n_works,
             is_public=service.config.is_public,
-            proof=None
-            if nonce is None or service.secret is None
-            else proof(nonce, service.secret, service.config.db),
+            token_accepted=request.scope.get("weft.token_accepted", False),
         )
     )
 
