@@ -186,7 +186,7 @@ class HiddenFake(Wrapped):
 
 @dataclass(eq=False)
 class Sibling:
-    """One sibling on its way in an OwnLoop."""
+    """One sibling on its way in an BackgroundLoop."""
 
     run: GenerationRequest
     number: int
@@ -196,7 +196,7 @@ class Sibling:
     cancelled: bool = False
 
 
-class OwnLoop(EngineGenerator):
+class BackgroundLoop(EngineGenerator):
     """Generates on a thread of its own, a few tokens of some sibling at a time, in random order.
 
     figures: whether it tells of logprobs and entropies. fail_on: the events (from 0) that are a
@@ -290,7 +290,7 @@ class OwnLoop(EngineGenerator):
 
 
 class OwnLoopFake(HiddenFake):
-    """Hidden KV, and whole runs are its own: see OwnLoop. steps: it runs rows, too."""
+    """Hidden KV, and whole runs are its own: see BackgroundLoop. steps: it runs rows, too."""
 
     def __init__(
         self,
@@ -305,7 +305,9 @@ class OwnLoopFake(HiddenFake):
         abilities = replace(self.info.abilities, steps=steps, native_runs=True)
         self.info = replace(self.info, name="ownloop", abilities=abilities)
         self.running = threading.Lock()
-        self.native: OwnLoop = OwnLoop(self, most=most, figures=figures, fail_on=fail_on)
+        self.native: BackgroundLoop = BackgroundLoop(
+            self, most=most, figures=figures, fail_on=fail_on
+        )
 
     def forward(self, rows: Sequence[Row]) -> Output:
         with self.running:

@@ -10,11 +10,11 @@ import pytest
 import weft
 from weft import Loom, samples, search
 from weft.errors import ConfigError
+from weft.search._adaptive import TRUST, Thompson, beta, descend
 from weft.search.core import Settings
 from weft.search.driver import Search
 from weft.search.judge import Frontier, Judge
 from weft.search.propose import Proposer
-from weft.search.thompson import TRUST, Thompson, beta, descent
 
 
 def test_posterior_mean_is_that_of_the_beta() -> None:
@@ -42,14 +42,14 @@ def test_a_good_family_is_followed_and_a_bad_one_gets_new_members(
     judge = Judge(found, as_share=True)
     frontier = Frontier(found, judge, 3)
     open_ids, rng = frontier.open(widens=True), Random(2)
-    ends = [descent(loom, frontier, open_ids, rng) for _ in range(200)]
+    ends = [descend(loom, frontier, open_ids, rng) for _ in range(200)]
     deeper = sum(step in node.path for node in ends)
     assert deeper > 110 if goes_deeper else deeper < 60
     for node in list(loom.walk()):  # all of them have been completed
         ended = node.add("no")
         ended.terminal, ended.meta["answer"] = True, "likeliest"
     proposer = Proposer(found, n_continue=1, n_suggest=1)
-    wanted = Thompson(judge, proposer, 3, 4, 10, 2).ask(found)
+    wanted = Thompson(judge, proposer, 3, 4, 10, 2).next_work(found)
     assert sum(want.n or 0 for want in wanted) == 20
 
 
@@ -89,7 +89,7 @@ def test_lines_that_were_there_already_speak_against_drawing_more(lm: weft.LM) -
     def wider() -> int:
         frontier, rng = Frontier(found, Judge(found, as_share=True), 3), Random(5)
         open_ids = frontier.open(widens=True)
-        return sum(descent(loom, frontier, open_ids, rng) is loom for _ in range(200))
+        return sum(descend(loom, frontier, open_ids, rng) is loom for _ in range(200))
 
     fresh = wider()
     loom.meta["drawn"] = 12

@@ -9,7 +9,7 @@ import weft
 from weft import Loom, samples
 from weft.errors import ConfigError
 from weft.search import Game24, answer_number, best_of_n, greedy
-from weft.search.answers import count_votes
+from weft.search._best_of_n import count_votes
 
 
 @pytest.mark.parametrize(

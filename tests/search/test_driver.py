@@ -130,7 +130,7 @@ def test_told_in_any_order_and_twice_the_awaited_search_is_the_plain_one(
     name: str, lm: weft.LM, found: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for algorithm in algorithms():
-        monkeypatch.setattr(algorithm, "tell", _twice_shuffled(algorithm.tell))
+        monkeypatch.setattr(algorithm, "record", _twice_shuffled(algorithm.record))
 
     async def both() -> SearchResult:
         acall = call(name, "a")
@@ -143,19 +143,19 @@ def test_told_in_any_order_and_twice_the_awaited_search_is_the_plain_one(
 
 
 def algorithms() -> list[Any]:
-    """Return every class of the searches with a `tell` of its own."""
+    """Return every class of the searches with a `record` of its own."""
     modules = [import_module(f"weft.search.{each.name}") for each in iter_modules(search.__path__)]
     classes = {each for module in modules for each in vars(module).values() if isclass(each)}
-    return [each for each in classes if "tell" in vars(each) and each is not Algorithm]
+    return [each for each in classes if "record" in vars(each) and each is not Algorithm]
 
 
-def _twice_shuffled(tell: Any) -> Any:
+def _twice_shuffled(record: Any) -> Any:
     def told(self: Any, search: Search, nodes: Sequence[Heddle]) -> Sequence[Heddle]:
         mixed = list(nodes)
         Random(7).shuffle(mixed)
-        first = list(tell(self, search, mixed))
+        first = list(record(self, search, mixed))
         state = copy.deepcopy(search.state)
-        assert list(tell(self, search, nodes)) == first
+        assert list(record(self, search, nodes)) == first
         assert search.state == state
         assert json.loads(json.dumps(state)) == state
         return first

@@ -11,10 +11,10 @@ import weft
 from searches import FEW
 from weft import Heddle, Loom, samples, search
 from weft.search import Game24
+from weft.search._mcts import UCT, uct
 from weft.search.core import Settings
 from weft.search.driver import Search
 from weft.search.judge import Frontier, Judge
-from weft.search.uct import UCT, uct
 
 PUZZLE = Game24((4, 9, 10, 13))
 
@@ -63,13 +63,13 @@ def test_uct_picks_like_a_naive_twin(scored: Search, exploration: float) -> None
         "9 - 3 = 6 (left: 4 6)\n"
     ]
     twin.children[1].children[0].remove()
-    picked = UCT(judge, 3, 8, 1, exploration, 0).ask(scored)
+    picked = UCT(judge, 3, 8, 1, exploration, 0).next_work(scored)
     assert [want.node for want in picked] == [naive(twin, exploration)]
 
 
 def test_a_batch_opens_different_nodes(scored: Search) -> None:
     judge = Judge(scored, as_share=True)
-    wanted = [want.node.id for want in UCT(judge, 3, 8, 9, 0.5, 0).ask(scored)]
+    wanted = [want.node.id for want in UCT(judge, 3, 8, 9, 0.5, 0).next_work(scored)]
     # Of four leaves one is a state that is followed elsewhere.
     assert len(wanted) == len(set(wanted)) == 2
 

@@ -16,7 +16,7 @@ import weft
 from weft import Heddle, Loom, samples, search
 from weft.constraints import Allow, Choice, Regex
 from weft.errors import ConfigError
-from weft.search.particles import effective_size, log_mean_exp, systematic
+from weft.search._smc import effective_size, log_mean_exp, systematic
 
 # Two tokens a path, two choices each: four paths, which can be listed.
 TWO = {"max_tokens": 1, "stop": None, "depth": 2, "top_k": 2, "temperature": 1.0}

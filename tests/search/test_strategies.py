@@ -16,7 +16,7 @@ import weft
 from weft import samples, search
 from weft.errors import ConfigError
 from weft.search import STRATEGIES, Strategy, strategies
-from weft.search.foreign import options_for
+from weft.search.other_libraries import options_for
 from weft.search.strategies import (
     DEFAULT,
     FOR_TASKS,

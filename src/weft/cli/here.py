@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..lm.stats import Stats
     from ..loom import Heddle, Loom
     from ..search import Level, SearchResult
-    from ..search.core import Grow, OwnLoop, Work
+    from ..search.core import BackgroundLoop, Grow, Work
     from ..search.strategies import Strategy
     from ..service.store import Change, Hit, KeptLoom, Library, LoomRow
 
@@ -364,7 +364,7 @@ class KeptHere(Kept):
         if not goes_on:
             self._try_begin(())
 
-    def work(self, work: Work, loop: OwnLoop) -> Any:
+    def work(self, work: Work, loop: BackgroundLoop) -> Any:
         """Do a piece of the search's work; what grows here is kept while it grows."""
         from ..search.core import Grow
 

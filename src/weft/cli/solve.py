@@ -20,7 +20,7 @@ from ..search.strategies import (
     DEFAULT,
     FOR_TASKS,
     STRATEGIES,
-    UNASKED,
+    WITHOUT_VERDICTS,
     Strategy,
     default_for,
     defaults,
@@ -326,7 +326,7 @@ def _again(grower: Grower, model: str, strategy: Strategy, result: SearchResult)
     if usual == DEFAULT:  # steps of an unknown task are not judged
         more = ["-n", "32"] if strategy.name == usual else []
         return [["weft", "solve", asked, *more, *same]]
-    can = list(STRATEGIES) if grower.has_next else list(UNASKED)
+    can = list(STRATEGIES) if grower.has_next else list(WITHOUT_VERDICTS)
     if result.solved is False and "adaptive" in can:
         surest = ["--strategy", "adaptive"] if strategy.name != "adaptive" else ["-b", "8"]
         return [["weft", "solve", asked, *surest, *same]]

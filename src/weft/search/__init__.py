@@ -12,15 +12,15 @@ from .._core.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from . import score
-    from .answers import abest_of_n, agreedy, answer_number, answer_text, best_of_n, greedy
-    from .beams import abeam, beam
+    from ._adaptive import aadaptive, adaptive
+    from ._beam import abeam, beam
+    from ._best_of_n import abest_of_n, agreedy, answer_number, answer_text, best_of_n, greedy
+    from ._mcts import amcts, mcts
+    from ._smc import asmc, smc
+    from ._tot import atot, tot
     from .core import Cost, Level, Particle, SearchOptions, SearchResult, Vote
-    from .particles import asmc, smc
     from .strategies import STRATEGIES, Strategy
     from .task import Game24, Task
-    from .thompson import aadaptive, adaptive
-    from .thoughts import atot, tot
-    from .uct import amcts, mcts
 
 __all__ = [
     "STRATEGIES",
@@ -56,15 +56,15 @@ _load = lazy_getattr(
     __name__,
     {
         "": "score",
-        "answers": "abest_of_n agreedy answer_number answer_text best_of_n greedy",
-        "beams": "abeam beam",
+        "_best_of_n": "abest_of_n agreedy answer_number answer_text best_of_n greedy",
+        "_beam": "abeam beam",
         "core": "Cost Level Particle SearchOptions SearchResult Vote",
-        "particles": "asmc smc",
+        "_smc": "asmc smc",
         "strategies": "STRATEGIES Strategy",
         "task": "Game24 Task",
-        "thompson": "aadaptive adaptive",
-        "thoughts": "atot tot",
-        "uct": "amcts mcts",
+        "_adaptive": "aadaptive adaptive",
+        "_tot": "atot tot",
+        "_mcts": "amcts mcts",
     },
 )
 
@@ -74,7 +74,7 @@ if not TYPE_CHECKING:  # type checkers report unknown names themselves
     def __getattr__(name: str) -> Any:
         if name in __all__:
             return _load(name)
-        from .foreign import function_for
+        from .other_libraries import function_for
 
         here = function_for(name)
         said = f"; it is {here}" if here else f"; it has {', '.join(__all__)}"

@@ -11,7 +11,7 @@ from typing import Any, Literal, cast, get_args
 from .._core.validation import takes_one
 from ..errors import ConfigError
 from ..loom import Heddle
-from .core import Steps, Together, text_of
+from .core import Gather, Steps, text_of
 from .score import Scorer
 
 Takes = Literal["node", "nodes", "text", "texts", "state", "states"]
@@ -32,9 +32,9 @@ class Callback:
         function: Callable[..., Any],
         default: Takes,
         *,
-        may_be_worst: bool = True,
+        allows_minus_inf: bool = True,
     ) -> None:
-        """may_be_worst: of numbers, -inf is one, too; not where means are made of them."""
+        """allows_minus_inf: of numbers, -inf is one, too; not where means are made of them."""
         self.name = name
         self.function = function
         if not callable(function):
@@ -44,14 +44,14 @@ class Callback:
         self.takes: Takes = cast("Takes", named) if named in get_args(Takes) else default
         self.one = self.takes.removesuffix("s")
         # A log of nothing: of a path without tokens, as `mean_logprob` has it.
-        self.may_be_worst = may_be_worst or isinstance(function, Scorer)
+        self.allows_minus_inf = allows_minus_inf or isinstance(function, Scorer)
 
     @property
     def over_states(self) -> bool:
         """Whether it is handed states of the caller's own."""
         return self.one == "state"
 
-    def ask(self, nodes: Sequence[Heddle], state_of: StateOf) -> Steps[list[Any]]:
+    def call_on(self, nodes: Sequence[Heddle], state_of: StateOf) -> Steps[list[Any]]:
         """Return what it says of each node."""
         if not nodes:
             return []
@@ -60,8 +60,8 @@ class Callback:
         view = {"node": lambda node: node, "text": text_of, "state": state_of}[self.one]
         seen = [view(node) for node in nodes]
         if self.takes == self.one:
-            return (yield from _settled(self._each(seen)))
-        (found,) = yield from _settled([self.function(seen)])
+            return (yield from _await_all(self._each(seen)))
+        (found,) = yield from _await_all([self.function(seen)])
         try:
             answers = None if isinstance(found, str | bytes) else list(found)
         except TypeError:
@@ -72,40 +72,40 @@ class Callback:
                 f"`{self.one}`, to be asked for one at a time"
             )
         if len(answers) != len(nodes):
-            raise ConfigError(self._says(found, f"{len(nodes)} {self.takes}"))
+            raise ConfigError(self._message(found, f"{len(nodes)} {self.takes}"))
         return answers
 
     def numbers(self, nodes: Sequence[Heddle], state_of: StateOf) -> Steps[list[float]]:
         """Return a finite number for each node, or -inf where it may be, or refuse what came."""
-        found = yield from self.ask(nodes, state_of)
+        found = yield from self.call_on(nodes, state_of)
         values = [_number(each) for each in found]
         for value, each in zip(values, found, strict=True):
-            if not (math.isfinite(value) or (value == -math.inf and self.may_be_worst)):
-                raise self.refused(each)
+            if not (math.isfinite(value) or (value == -math.inf and self.allows_minus_inf)):
+                raise self.error_for(each)
         return values
 
     def verdicts(self, nodes: Sequence[Heddle], state_of: StateOf) -> Steps[list[bool]]:
         """Return yes or no for each node, or refuse what came."""
-        found = yield from self.ask(nodes, state_of)
+        found = yield from self.call_on(nodes, state_of)
         for each in found:
             if _number(each) not in (0, 1):
-                raise self.refused(each)
+                raise self.error_for(each)
         return [bool(_number(each)) for each in found]
 
-    def refused(self, found: object) -> ConfigError:
+    def error_for(self, found: object) -> ConfigError:
         """Return the error for what was returned for one of them."""
-        said = self._says(found, f"one {self.one}")
+        said = self._message(found, f"one {self.one}")
         if self.takes == self.one and isinstance(found, list):
             said += f"; or name its parameter `{self.one}s`, to be asked for all at once"
         return ConfigError(said)
 
-    def _says(self, found: object, what: str) -> str:
+    def _message(self, found: object, what: str) -> str:
         wanted = {
             "propose": "a list of (text, state) pairs for each state"
             if self.over_states
             else f"a list of texts for each {self.one}",
             "verifier": f"True or False for each {self.one}",
-        }.get(self.name, f"one finite number a {self.one}{', or -inf' * self.may_be_worst}")
+        }.get(self.name, f"one finite number a {self.one}{', or -inf' * self.allows_minus_inf}")
         return f"{self.name} returned {reprlib.repr(found)} for {what}; it has to return {wanted}"
 
     def _each(self, seen: Sequence[Any]) -> list[Any]:
@@ -137,11 +137,11 @@ def _number(found: object) -> float:
         return math.nan
 
 
-def _settled(answers: list[Any]) -> Steps[list[Any]]:
+def _await_all(answers: list[Any]) -> Steps[list[Any]]:
     """Return the answers; those that have to be awaited are awaited together."""
     late = [at for at, answer in enumerate(answers) if isawaitable(answer)]
     if late:
-        waited = yield Together([cast("Awaitable[Any]", answers[at]) for at in late])
+        waited = yield Gather([cast("Awaitable[Any]", answers[at]) for at in late])
         for at, answer in zip(late, waited, strict=True):
             answers[at] = answer
     return answers

@@ -139,7 +139,7 @@ class SearchResult:
     if not TYPE_CHECKING:  # type checkers report unknown attributes themselves
 
         def __getattr__(self, name: str) -> Any:
-            from .foreign import attribute_for
+            from .other_libraries import attribute_for
 
             here = attribute_for(name)
             said = f"; it is result.{here}" if here else ""
@@ -333,12 +333,12 @@ class Meter:
     """Counts what a search spends and grows nodes within its budget."""
 
     def __init__(
-        self, budget: Budget, seed: int | None, held: Callable[[], int] = lambda: 0
+        self, budget: Budget, seed: int | None, tree_bytes: Callable[[], int] = lambda: 0
     ) -> None:
         """held: how many bytes the KV of the whole tree takes now; `slot_bytes` is a token's."""
         self.budget = budget
         self.seed = fresh_seed() if seed is None else whole_number("seed", seed, 0)
-        self.held = held
+        self.tree_bytes = tree_bytes
         self.slot_bytes = 1
         self.tokens = 0
         self.candidates = 0
@@ -382,36 +382,36 @@ class Meter:
             self.stopped = "seconds"
         return self.stopped == "seconds"
 
-    def room(self) -> float:
+    def tokens_left(self) -> float:
         """Return how many tokens may still be generated."""
         return math.inf if self.budget.tokens is None else self.budget.tokens - self.tokens
 
-    def free(self) -> float:
+    def kv_tokens_left(self) -> float:
         """Return how many tokens the tree may still take in."""
         if self.budget.kv_bytes is None:
             return math.inf
-        return max(self.budget.kv_bytes - self.held(), 0) // self.slot_bytes
+        return max(self.budget.kv_bytes - self.tree_bytes(), 0) // self.slot_bytes
 
-    def longest(self) -> float:
+    def max_row_tokens(self) -> float:
         """Return how many tokens one more row may have; note the budget that says 0."""
-        most = min(self.room(), self.free())
+        most = min(self.tokens_left(), self.kv_tokens_left())
         if most < 1:
-            self.stopped = "tokens" if self.room() < 1 else "kv"
+            self.stopped = "tokens" if self.tokens_left() < 1 else "kv"
         return most
 
-    def takes(self, n_tokens: int) -> bool:
+    def fits(self, n_tokens: int) -> bool:
         """Say whether the tree may take in a text of so many tokens; note it where it may not."""
-        if self.free() >= n_tokens:
+        if self.kv_tokens_left() >= n_tokens:
             return True
         self.stopped = "kv"
         return False
 
-    def rows(self, n: int, max_tokens: int, reserve: int = 0) -> int:
+    def max_rows(self, n: int, max_tokens: int, reserve: int = 0) -> int:
         """Return how many of `n` rows of full length may be begun; note the budget that says 0."""
-        paid, held = max(self.room() - reserve, 0), self.free()
-        if min(paid, held) < max_tokens:
+        paid, tree_bytes = max(self.tokens_left() - reserve, 0), self.kv_tokens_left()
+        if min(paid, tree_bytes) < max_tokens:
             self.stopped = "tokens" if paid < max_tokens else "kv"
-        return int(min(n * max_tokens, paid, held)) // max_tokens
+        return int(min(n * max_tokens, paid, tree_bytes)) // max_tokens
 
     def grow(
         self, at: Sequence[Heddle], *, max_tokens: int, reserve: int = 0, **sampling: Any
@@ -421,11 +421,11 @@ class Meter:
         Never begins more rows than the tokens left, less `reserve`, pay for at full length; what
         shorter rows leave over goes to the rows that had to wait, in order.
         """
-        made: list[Heddle] = []
+        nodes: list[Heddle] = []
         waiting = list(at)
         is_over = None if self.budget.seconds is None else self.out_of_time
         while waiting and not self.out_of_time():
-            n_rows = self.rows(len(waiting), max_tokens, reserve)
+            n_rows = self.max_rows(len(waiting), max_tokens, reserve)
             if not n_rows:
                 break
             rows, waiting = waiting[:n_rows], waiting[n_rows:]
@@ -434,8 +434,8 @@ class Meter:
             new = yield Grow(rows, options, is_over)
             # An end token was generated too, though no node holds it.
             self.tokens += sum(len(node.tokens) + node.terminal for node in new)
-            made += new
-        return made
+            nodes += new
+        return nodes
 
     def _next_seed(self) -> int:
         self.draws += 1
@@ -456,12 +456,12 @@ def _check_names(
     taken = [name for name in (*own, *SearchOptions.__annotations__) if name not in without]
     for name in options:
         if name not in taken and name not in without:
-            from .foreign import options_for
+            from .other_libraries import options_for
 
             raise unknown(name, taken, call.__name__, options_for(taken))
 
 
-def begin(lm: LM | None, prompt: Prompt) -> tuple[Heddle, Loom]:
+def resolve_start(lm: LM | None, prompt: Prompt) -> tuple[Heddle, Loom]:
     """Return the node to search below, and its loom."""
     if isinstance(prompt, LM):
         raise ConfigError("the prompt is a model; the model comes first: tot(lm, prompt)")
@@ -499,7 +499,7 @@ def lines_of(node: Heddle) -> Lines:
     return tuple(text.split("\n")) if text else ()
 
 
-def branches(name: str, value: int, *, low: int = 1) -> int:
+def check_branches(name: str, value: int, *, low: int = 1) -> int:
     """Return how many branches one node shall have, or refuse it."""
     return whole_number(name, value, low, MAX_N)
 
@@ -519,7 +519,7 @@ class Grow:
     def _params(self) -> SamplingParams:
         return self.params(lm_of(self.rows[0]))
 
-    def run(self, loop: OwnLoop) -> list[Heddle]:
+    def run(self, loop: BackgroundLoop) -> list[Heddle]:
         """Return the children made, in row order."""
         if self.is_over is None:
             return self.rows[0].grow(self._params(), at=self.rows, show=False)
@@ -551,7 +551,7 @@ class Read:
     lm: LM
     items: Sequence[Extend]
 
-    def run(self, loop: OwnLoop) -> list[Any]:
+    def run(self, loop: BackgroundLoop) -> list[Any]:
         """Return the first output of each item."""
         tickets = self.lm.submit(self.items)
         self.lm.drive(tickets)
@@ -565,12 +565,12 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
+class Gather:
     """What the caller's async functions returned; all of it is awaited at once."""
 
     items: Sequence[Awaitable[Any]]
 
-    def run(self, loop: OwnLoop) -> list[Any]:
+    def run(self, loop: BackgroundLoop) -> list[Any]:
         """Return the answers, in order; the first error is raised and the others are cancelled."""
         return loop.wait(self.arun())
 
@@ -585,11 +585,11 @@ class Together:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-Work = Grow | Read | Together
+Work = Grow | Read | Gather
 Steps = Generator[Work, Any, R]
 
 
-class OwnLoop:
+class BackgroundLoop:
     """The event loop of a plain call, in a thread of its own from the first thing to await.
 
     One for the whole search: a client that was opened in one round works in the next. A thread, for
@@ -619,13 +619,13 @@ class OwnLoop:
         """End the loop, if there is one, when it has let go of what was cancelled."""
         if self._loop is None or self._thread is None:
             return
-        asyncio.run_coroutine_threadsafe(_emptied(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(_cancel_pending(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
 
-async def _emptied() -> None:
+async def _cancel_pending() -> None:
     """Cancel all that still runs in this loop, and wait for its end."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
@@ -634,9 +634,9 @@ async def _emptied() -> None:
     await asyncio.get_running_loop().shutdown_asyncgens()
 
 
-def run(steps: Steps[R], do: Callable[[Work, OwnLoop], Any] | None = None) -> R:
+def run(steps: Steps[R], do: Callable[[Work, BackgroundLoop], Any] | None = None) -> R:
     """Run all work of a search and return its result. do: has a piece of work done its own way."""
-    with closing(steps), closing(OwnLoop()) as loop:
+    with closing(steps), closing(BackgroundLoop()) as loop:
         answer: Any = None
         while True:
             try:
@@ -660,19 +660,19 @@ async def arun(steps: Steps[R]) -> R:
             answer = await work.arun()
 
 
-def plain(search: Callable[P, Steps[R]]) -> Callable[P, R]:
+def blocking(search: Callable[P, Steps[R]]) -> Callable[P, R]:
     """Return the call that blocks, inside a running loop too, until the search is over."""
 
     @wraps(search)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         return run(search(*args, **kwargs))
 
-    call.__signature__ = _shown(search)  # type: ignore[attr-defined]
+    call.__signature__ = _public_signature(search)  # type: ignore[attr-defined]
     return call
 
 
 def awaitable(call: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
-    """Return the twin of a `plain` call that is awaited and never blocks the loop."""
+    """Return the twin of a `blocking` call that is awaited and never blocks the loop."""
     search: Callable[P, Steps[R]] = call.__wrapped__  # type: ignore[attr-defined]
 
     async def acall(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -684,11 +684,11 @@ def awaitable(call: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
     acall.__doc__ = f"As `{search.__name__}`, beside a running loop. A cancelled task leaves the "
     acall.__doc__ += "tree whole."
     acall.__wrapped__ = search  # type: ignore[attr-defined]
-    acall.__signature__ = _shown(search)  # type: ignore[attr-defined]
+    acall.__signature__ = _public_signature(search)  # type: ignore[attr-defined]
     return acall
 
 
-def _shown(search: Callable[..., Any]) -> Signature:
+def _public_signature(search: Callable[..., Any]) -> Signature:
     """Return what callers see: the result, not the work that leads to it."""
     shown = signature(search)
     result = str(shown.return_annotation).removeprefix("Steps[").removesuffix("]")

@@ -24,9 +24,9 @@ from .core import (
     SearchResult,
     Settings,
     Steps,
-    begin,
     lines_of,
     read_task,
+    resolve_start,
     text_of,
 )
 from .task import Lines, overrides
@@ -48,7 +48,7 @@ _PLAIN = (int, float, str, list, tuple)
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class WorkItem:
     """Work on a node: new next steps, or `n` whole answers drawn from here.
 
     n: of lines, None takes as many as the proposer's numbers for the node's level say.
@@ -65,11 +65,11 @@ class Want:
 class Algorithm(Protocol):
     """What a search does next. It holds numbers only: all it learns is in the search's tree."""
 
-    def ask(self, search: Search) -> Sequence[Want]:
+    def next_work(self, search: Search) -> Sequence[WorkItem]:
         """Return the work of this round; none ends the search. Changes nothing."""
         ...
 
-    def tell(self, search: Search, told: Sequence[Heddle]) -> Sequence[Heddle]:
+    def record(self, search: Search, candidates: Sequence[Heddle]) -> Sequence[Heddle]:
         """Take in a round's scored nodes and return those kept, best first.
 
         In any order and as often as you like: the outcome is the same.
@@ -100,7 +100,7 @@ class Search:
         self.done = False
         self.state: dict[str, Any] = {}
         self.states: dict[str, Any] = {}
-        fresh, loom = begin(lm, prompt)
+        fresh, loom = resolve_start(lm, prompt)
         path = settings.resume
         saved = Loom.open(path, lm) if path is not None and os.path.exists(path) else None
         if path is not None:
@@ -119,12 +119,12 @@ class Search:
         sampling = {k: v for k, v in settings.sampling.items() if isinstance(v, _PLAIN)}
         shown = {**numbers, "sampling": sorted(sampling.items())}
         self._shape = {"name": name, **{key: repr(value) for key, value in shown.items()}}
-        self.meter = Meter(settings.budget, settings.seed, self._held)
+        self.meter = Meter(settings.budget, settings.seed, self._tree_bytes)
         self.meter.slot_bytes = 1 if lm is None else lm.info.kv_bytes_per_token
         if saved is not None:
             self._restore(saved, loom)
         if self.over_states:
-            self._begin_states()
+            self._set_first_state()
 
     def _read_functions(self) -> None:
         given = self.settings
@@ -146,16 +146,16 @@ class Search:
         self.verifier: Callback | None = None
         if given.value is not None:
             may = self._name not in _AVERAGED
-            self.value = Callback("value", given.value, "nodes", may_be_worst=may)
+            self.value = Callback("value", given.value, "nodes", allows_minus_inf=may)
         elif given.score is not None:
             may = self._name not in _AVERAGED
-            self.value = Callback("score", given.score, "states", may_be_worst=may)
+            self.value = Callback("score", given.score, "states", allows_minus_inf=may)
         if given.verifier is not None:
             self.verifier = Callback("verifier", given.verifier, "text")
         elif self.task is not None and overrides(self.task, "is_solved"):
             self.verifier = Callback("verifier", self.task.is_solved, "text")
         self.checks = self.verifier is not None
-        if not self.over_states and (given.state is not None or self._asks_states()):
+        if not self.over_states and (given.state is not None or self._needs_states()):
             raise ConfigError(
                 "state= and score= need a propose= that goes over states: "
                 "propose(state) -> [(text, state), …]; or a task with a state() of its own"
@@ -170,7 +170,7 @@ class Search:
             why = "there is no model" if self.lm is None else "answer_tokens is 0"
             raise ConfigError(f"complete=True, but {why}; leave complete out")
 
-    def _asks_states(self) -> bool:
+    def _needs_states(self) -> bool:
         asked = any(each is not None and each.over_states for each in (self.value, self.verifier))
         return asked and not overrides(self.task, "state")
 
@@ -188,33 +188,34 @@ class Search:
         tries: how many of the best paths are completed at most, until a checker says yes. depth:
         how many lines a path may have at most.
         """
-        judge.refuse()
+        judge.check_engine()
         if not self.round:
             # The first state may be an answer; and in a tree that was there before, answers may
             # have been seen by another checker.
             nodes = self.start.walk()
             yield from judge.verify([n for n in nodes if self.over_states or n is not self.start])
         while not self.done:
-            wants = list(algorithm.ask(self))
-            if not wants or self.meter.out_of_time():
+            items = list(algorithm.next_work(self))
+            if not items or self.meter.out_of_time():
                 break
             n_closed = proposer.n_closed
-            told = yield from self._work(wants, judge, proposer)
-            if not told and proposer.n_closed == n_closed:
+            candidates = yield from self._work(items, judge, proposer)
+            if not candidates and proposer.n_closed == n_closed:
                 break
-            kept = tuple(algorithm.tell(self, told))
+            kept = tuple(algorithm.record(self, candidates))
             self.round += 1
             self.save()
             if self.settings.progress is not None:
-                self.settings.progress(Level(self.round, tuple(told), kept, self.meter.cost()))
+                level = Level(self.round, tuple(candidates), kept, self.meter.cost())
+                self.settings.progress(level)
             if self.meter.stopped is not None:
                 break
         result = yield from self._answer(list(algorithm.best(self))[:tries], judge, proposer)
-        if result.cost.stopped is None and self._is_used_up(depth):
+        if result.cost.stopped is None and self._is_exhausted(depth):
             return replace(result, cost=replace(result.cost, stopped="constraint"))
         return result
 
-    def _is_used_up(self, depth: int) -> bool:
+    def _is_exhausted(self, depth: int) -> bool:
         """Return True if all paths have ended, some before `depth` lines by the constraint."""
         texts = self.constrained_texts
         if texts is None:
@@ -242,7 +243,7 @@ class Search:
         wanted = {node.id for node in nodes}
         return [node for node in self.start.walk() if node.id in wanted]
 
-    def found(self, ids: Sequence[str]) -> list[Heddle]:
+    def nodes_by_id(self, ids: Sequence[str]) -> list[Heddle]:
         """Return the nodes with these ids. Raises: TreeError where somebody removed one."""
         by_id = {node.id: node for node in self.start.walk()}
         if not all(each in by_id for each in ids):
@@ -263,7 +264,7 @@ class Search:
         by_lines = self.task is not None and not self.over_states
         return len(lines_of(node)) if by_lines else len(node.path) - 1
 
-    def know(self, node: Heddle, state: Any) -> None:
+    def set_state(self, node: Heddle, state: Any) -> None:
         """Take the state that a node stands for; the first one is kept."""
         if node.id in self.states:
             return
@@ -278,7 +279,7 @@ class Search:
             return next(self.states[n.id] for n in reversed(node.path) if n.id in self.states)
         return None if self.task is None else self.task.state(lines_of(node))
 
-    def place_of(self, node: Heddle) -> Hashable | None:
+    def merge_key(self, node: Heddle) -> Hashable | None:
         """Return what counts of a node's path: nodes of one state need not both be followed.
 
         None: nothing is known of it, and it is not followed.
@@ -295,7 +296,7 @@ class Search:
         is_full = self.task.steps is not None and len(lines) >= self.task.steps
         return node.id if state is not None and is_full else state
 
-    def is_whole(self, node: Heddle) -> bool:
+    def is_complete(self, node: Heddle) -> bool:
         """Say whether the node may be an answer, for a checker to see."""
         if self.over_states and not self.completes:
             return node.id in self.states
@@ -343,9 +344,9 @@ class Search:
                 "or another file"
             )
         if found["shape"] != self._shape:
-            was = _differences(found["shape"], self._shape)
+            previous = _differences(found["shape"], self._shape)
             raise ConfigError(
-                f"{path} holds another search: {was}. Give the same strategy and numbers, or "
+                f"{path} holds another search: {previous}. Give the same strategy and numbers, or "
                 "another file"
             )
         if seed is not None and seed != found["meter"]["seed"]:
@@ -360,43 +361,45 @@ class Search:
                 if "state" in node.meta:
                     self.states[node.id] = _from_literal(node.meta["state"], str(path))
 
-    def _begin_states(self) -> None:
+    def _set_first_state(self) -> None:
         first = self.prompt if self.settings.state is None else self.settings.state
         if isinstance(first, Heddle):
             raise ConfigError("below a node the search needs its state: give state=")
-        self.know(self.start, first)
+        self.set_state(self.start, first)
         if not _is_same(self.states[self.start.id], first):
             raise ConfigError(
                 f"{self.settings.resume} holds another search: it began with the state "
                 f"{self.states[self.start.id]!r:.80}. Give the same, or another file"
             )
 
-    def _held(self) -> int:
+    def _tree_bytes(self) -> int:
         return sum(len(node.tokens) for node in self.loom.walk()) * self.meter.slot_bytes
 
     # Its rounds
 
-    def _work(self, wants: Sequence[Want], judge: Judge, proposer: Proposer) -> Steps[list[Heddle]]:
+    def _work(
+        self, items: Sequence[WorkItem], judge: Judge, proposer: Proposer
+    ) -> Steps[list[Heddle]]:
         """Do all of a round's work; return the new nodes, scored."""
-        lines = [want for want in wants if want.kind == "lines"]
-        told = (yield from proposer.below(lines)) if lines else []
+        lines = [item for item in items if item.kind == "lines"]
+        candidates = (yield from proposer.below(lines)) if lines else []
         ends: dict[float | None, list[Heddle]] = {}
-        for want in wants:
-            if want.kind == "answers":
-                ends.setdefault(want.temperature, []).extend([want.node] * (want.n or 1))
+        for item in items:
+            if item.kind == "answers":
+                ends.setdefault(item.temperature, []).extend([item.node] * (item.n or 1))
         for temperature, rows in ends.items():
-            made = yield from proposer.answers(rows, temperature)
-            for node in made:
+            nodes = yield from proposer.answers(rows, temperature)
+            for node in nodes:
                 node.meta["answer"] = LIKELIEST if temperature == 0.0 else "drawn"
-            told += made
-        yield from judge.score(told)
-        return told
+            candidates += nodes
+        yield from judge.score(candidates)
+        return candidates
 
     def _answer(self, paths: list[Heddle], judge: Judge, proposer: Proposer) -> Steps[SearchResult]:
         """Complete the best path, and the next ones as long as a checker says no."""
         best: Heddle | None = None
         if self.done:
-            (best,) = self.found([self.state["best"]])
+            (best,) = self.nodes_by_id([self.state["best"]])
         elif not self.completes:
             best = paths[0] if paths else self.start
         else:
@@ -435,11 +438,11 @@ def _key(state: tuple[Any], node: Heddle) -> Hashable:
     return state
 
 
-def _differences(was: Mapping[str, str], now: Mapping[str, str]) -> str:
-    names = [name for name in now if was.get(name) != now[name]]
+def _differences(previous: Mapping[str, str], current: Mapping[str, str]) -> str:
+    names = [name for name in current if previous.get(name) != current[name]]
     if "name" in names:
-        return f"the strategy was {was.get('name')}"
-    return ", ".join(f"{name} was {was.get(name)}" for name in names)
+        return f"the strategy was {previous.get('name')}"
+    return ", ".join(f"{name} was {previous.get(name)}" for name in names)
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -11,7 +11,7 @@ from ..loom import Heddle
 from .core import Steps
 from .driver import LIKELIEST, Search
 from .score import likelihood, mean_logprob, verdict_steps
-from .strategies import UNASKED
+from .strategies import WITHOUT_VERDICTS
 from .task import Task, overrides
 
 # Below this verdict a candidate is not followed: the model rules it out.
@@ -35,7 +35,7 @@ class Judge:
             self.task = search.task if overrides(search.task, "question") else None
         self._known: dict[str, float] = {}
 
-    def refuse(self) -> None:
+    def check_engine(self) -> None:
         """Raise Unsupported where the scores are the model's, and its engine gives none."""
         lm = self.search.lm
         if lm is None or self.search.value is not None or lm.info.abilities.steps:
@@ -44,8 +44,8 @@ class Judge:
             raise Unsupported(
                 "the model's verdicts on lines are read from its next-token distributions, which"
                 f" {lm.info.model} on the {lm.info.name} engine does not give: give value= or"
-                f" score=, or take a search without verdicts: {', '.join(UNASKED)}",
-                hint=f"--strategy {UNASKED[0]}",
+                f" score=, or take a search without verdicts: {', '.join(WITHOUT_VERDICTS)}",
+                hint=f"--strategy {WITHOUT_VERDICTS[0]}",
             )
         if not lm.info.abilities.scoring and any(map(callable, self.search.proposers.values())):
             raise Unsupported(
@@ -68,7 +68,7 @@ class Judge:
         """
         search = self.search
         if search.verifier is not None:
-            whole = [node for node in nodes if cut or search.is_whole(node)]
+            whole = [node for node in nodes if cut or search.is_complete(node)]
             found = yield from search.verifier.verdicts(whole, search.state_of)
             for node, is_right in zip(whole, found, strict=True):
                 node.meta["solved"] = is_right
@@ -109,16 +109,16 @@ class Judge:
 
 
 # Levels of a search that knows neither a task nor a depth.
-DEEPEST = 16
+DEFAULT_DEPTH = 16
 # A path is completed when the model gives it at least this.
 LIKELY = 0.5
 
 
-def worth_following(search: Search, judge: Judge, told: Sequence[Heddle]) -> list[Heddle]:
+def worth_following(search: Search, judge: Judge, candidates: Sequence[Heddle]) -> list[Heddle]:
     """Return the candidates worth following, best first, the first of each state."""
     kept: dict[object, Heddle] = {}
-    for node in ranked(search.in_order(told)):
-        place = search.place_of(node)
+    for node in ranked(search.in_order(candidates)):
+        place = search.merge_key(node)
         if place is not None and not judge.is_hopeless(node):
             kept.setdefault(place, node)
     return list(kept.values())
@@ -129,16 +129,16 @@ def ranked(nodes: Sequence[Heddle]) -> list[Heddle]:
     return sorted(nodes, key=lambda node: math.inf if node.score is None else -node.score)
 
 
-def deepest(depth: int | None, search: Search) -> int:
+def max_depth(depth: int | None, search: Search) -> int:
     """Return how many levels there are to search below the start."""
-    given = DEEPEST if depth is None else whole_number("depth", depth, 1)
+    given = DEFAULT_DEPTH if depth is None else whole_number("depth", depth, 1)
     if search.over_states or search.task is None or search.task.steps is None:
         return given
     missing = max(search.task.steps - len(search.lines_of(search.start)), 0)
     return missing if depth is None else min(given, missing)
 
 
-def most_rounds(rounds: int | None, search: Search, *, checked: int, blind: int) -> int:
+def max_rounds(rounds: int | None, search: Search, *, checked: int, blind: int) -> int:
     """Return how many rounds a search has: many only where a checker can end it."""
     if rounds is not None:
         return whole_number("rounds", rounds, 1)
@@ -217,7 +217,7 @@ class Frontier:
         self.repeats: dict[str, int] = {}
         self.steps = {node.id: list(filter(is_step, node.children)) for node in self.nodes}
         self._count()
-        self.closed = self._without_hope(judge)
+        self.closed = self._closed_ids(judge)
 
     def promising(self, *, anywhere: bool = False) -> list[Heddle]:
         """Return the paths to complete now, best first: likely full ones without an answer.
@@ -266,13 +266,13 @@ class Frontier:
             known = max(node.meta.get("drawn", 0) - len(self.steps[node.id]), 0)
             self.repeats[node.id] = known + sum(self.repeats[child.id] for child in below)
 
-    def _without_hope(self, judge: Judge) -> set[str]:
+    def _closed_ids(self, judge: Judge) -> set[str]:
         """Return what need not be followed: ends, the hopeless, and all but one of each state."""
         search, closed, seen = self.search, set[str](), set[object]()
         for node in self.nodes:
             if node is search.start:
                 continue
-            place = search.place_of(node)
+            place = search.merge_key(node)
             ended = search.is_end(node) or (self.is_full(node) and is_answer_known(node))
             if not is_step(node) or ended or place is None or place in seen:
                 closed.add(node.id)

@@ -15,8 +15,8 @@ from ..errors import ConfigError
 from ..lm.lm import LM
 from ..loom import Heddle, Loom
 from .callbacks import Callback
-from .core import Kind, Steps, branches, lines_of
-from .driver import FORBIDDEN, Search, Want
+from .core import Kind, Steps, check_branches, lines_of
+from .driver import FORBIDDEN, Search, WorkItem
 
 # One number for all levels, or one a level, the last for all further ones.
 Counts = int | Sequence[int] | None
@@ -73,7 +73,7 @@ class Proposer:
         self.full_answers = full_answers
         self.n_closed = 0
         # Replaces the sources if the distribution of their texts is known exactly.
-        self.draw_exactly: Callable[[Sequence[Want]], Steps[list[Heddle]]] | None = None
+        self.draw_exactly: Callable[[Sequence[WorkItem]], Steps[list[Heddle]]] | None = None
         self.sources = [
             self._source(by, default if kind is None else kind, n_continue, n_suggest)
             for by, kind in search.proposers.items()
@@ -87,25 +87,25 @@ class Proposer:
         self._empty: set[tuple[str, str]] = set()
         # Ids of nodes below which the constraint forbade a proposal.
         self._forbidden: set[str] = set()
-        self._refuse_unused()
+        self._check_sampling_used()
 
-    def writers(self, node: Heddle) -> list[str]:
+    def open_sources(self, node: Heddle) -> list[str]:
         """Return the names of those who may still write below a node."""
         return [each.by for each in self.sources if (each.by, node.id) not in self._empty]
 
-    def below(self, wanted: Sequence[Want]) -> Steps[list[Heddle]]:
+    def below(self, items: Sequence[WorkItem]) -> Steps[list[Heddle]]:
         """Return the candidates below nodes, each once; those of one model grow in one batch."""
         if self.draw_exactly is not None:
-            return (yield from self.draw_exactly(wanted))
+            return (yield from self.draw_exactly(items))
         found: list[Heddle] = []
         for source in self.sources:
-            own = [want for want in wanted if want.by in (None, source.by)]
+            own = [item for item in items if item.by in (None, source.by)]
             if not own:
                 continue
             made = (
-                (yield from self._called(source, own))
+                (yield from self._call_function(source, own))
                 if source.call
-                else (yield from self._written(source, own))
+                else (yield from self._generate(source, own))
             )
             if source.by:
                 for node in made:
@@ -117,15 +117,15 @@ class Proposer:
 
     def answers(self, nodes: Sequence[Heddle], temperature: float | None) -> Steps[list[Heddle]]:
         """Return whole answers, one below each node listed, as long as the budget lets them be."""
-        room = int(min(self.reserve, self.meter.longest()))
-        made = (yield from self._whole(nodes, room, temperature)) if room >= 1 else []
+        room = int(min(self.reserve, self.meter.max_row_tokens()))
+        made = (yield from self._full_answers(nodes, room, temperature)) if room >= 1 else []
         self.meter.candidates += len(made)
         return made
 
     def completed(self, path: Heddle) -> Steps[Heddle | None]:
         """Return the end of a path by its likeliest tokens, as long as the budget lets it be."""
-        room = int(min(self.reserve, self.meter.longest()))
-        made = (yield from self._whole([path], room, 0.0)) if room >= 1 else []
+        room = int(min(self.reserve, self.meter.max_row_tokens()))
+        made = (yield from self._full_answers([path], room, 0.0)) if room >= 1 else []
         for end in made:
             end.score = path.score
         return made[0] if made else None
@@ -158,7 +158,7 @@ class Proposer:
             raise ConfigError("there is nothing to propose: n_continue and n_suggest are 0")
         return Source(by, lm, continues, suggests)
 
-    def _refuse_unused(self) -> None:
+    def _check_sampling_used(self) -> None:
         chosen = self.search.settings.chosen
         samples = self.search.completes or any(each.lm is not None for each in self.sources)
         if chosen and not samples:
@@ -169,22 +169,22 @@ class Proposer:
 
     # What a model writes
 
-    def _written(self, source: Source, wanted: Sequence[Want]) -> Steps[list[Heddle]]:
+    def _generate(self, source: Source, items: Sequence[WorkItem]) -> Steps[list[Heddle]]:
         with ExitStack() as stack:
-            desk = _Desk(self.search, source, stack)
-            rows = desk.rows([(want, self.search.level(want.node)) for want in wanted])
+            context = _PromptContext(self.search, source, stack)
+            rows = context.rows([(item, self.search.level(item.node)) for item in items])
             made = (yield from self._lines(rows)) if rows else []
             lines = [child for child in made if not is_cut(child)]
             found: list[Heddle] = []
             for line in lines:
-                if (node := desk.copied.get(id(line.parent))) is not None:
+                if (node := context.originals.get(id(line.parent))) is not None:
                     found.append(self._child(node, line.text, line))
-                elif id(line.parent) not in desk.asked_ids:
+                elif id(line.parent) not in context.prompt_loom_ids:
                     found.append(merged(line) if self.merges else line)
                 else:
                     continue
                 _count_drawn(found[-1])
-            for node, loom in desk.asked:
+            for node, loom in context.prompted:
                 suggested = [line for line in loom.children if not is_cut(line)]
                 texts = self._allowed_suggestions(node, suggested)
                 for text in texts:
@@ -195,11 +195,11 @@ class Proposer:
         return _distinct(found)
 
     def _lines(self, rows: list[Heddle]) -> Steps[list[Heddle]]:
-        room = self.meter.room()
+        room = self.meter.tokens_left()
         reserve = 0 if room == math.inf else int(min(self.reserve, room // 4))
         return (yield from self.meter.grow(rows, reserve=reserve, **self.sampling))
 
-    def _whole(
+    def _full_answers(
         self, nodes: Sequence[Heddle], max_tokens: int, temperature: float | None
     ) -> Steps[list[Heddle]]:
         """Grow to the end; what bounds a line's tokens bounds an answer's, but not its length."""
@@ -215,63 +215,63 @@ class Proposer:
 
     # What the caller's function writes
 
-    def _called(self, source: Source, wanted: Sequence[Want]) -> Steps[list[Heddle]]:
+    def _call_function(self, source: Source, items: Sequence[WorkItem]) -> Steps[list[Heddle]]:
         """Put what the function returns below the nodes: all of it, or as much as is wanted.
 
         A node for which nothing (new) comes is closed.
         """
         call, by = source.call, source.by
         assert call is not None
-        wanted = [want for want in wanted if (by, want.node.id) not in self._empty]
-        asked = [node for want in wanted for node in self._askings(by, want)]
-        answers = yield from call.ask(asked, self.search.state_of)
-        for node, answer in zip(asked, answers, strict=True):
+        items = [item for item in items if (by, item.node.id) not in self._empty]
+        prompted = [node for item in items for node in self._nodes_to_call(by, item)]
+        answers = yield from call.call_on(prompted, self.search.state_of)
+        for node, answer in zip(prompted, answers, strict=True):
             pairs = self._allowed_pairs(node, _pairs(call, answer))
             self._brings[by] = max(len(pairs), 1)
             self._left.setdefault((by, node.id), []).extend(pairs)
         rng, found = self.search.rng("propose"), list[Heddle]()
-        for want in wanted:
-            pairs = self._taken(want, self._left.pop((by, want.node.id), []), by, rng)
+        for item in items:
+            pairs = self._take_wanted(item, self._left.pop((by, item.node.id), []), by, rng)
             if not pairs:
-                self._close(source, want.node)
+                self._close(source, item.node)
             for text, state in pairs:
                 if not self._fits(text):
                     break
-                child = self._child(want.node, text)
+                child = self._child(item.node, text)
                 if call.over_states:
-                    self.search.know(child, state)
+                    self.search.set_state(child, state)
                 found.append(child)
         return _distinct(found)
 
-    def _askings(self, by: str, want: Want) -> list[Heddle]:
+    def _nodes_to_call(self, by: str, item: WorkItem) -> list[Heddle]:
         """Return the node as often as the function is to be asked for it now."""
-        if self._left.get((by, want.node.id)):
+        if self._left.get((by, item.node.id)):
             return []
-        if want.n is None or self.merges or self.draws:
-            return [want.node]
+        if item.n is None or self.merges or self.draws:
+            return [item.node]
         # Whole answers, equal ones counted apart: as many calls at once as will bring them all.
-        return [want.node] * -(-want.n // self._brings.get(by, want.n))
+        return [item.node] * -(-item.n // self._brings.get(by, item.n))
 
-    def _taken(
-        self, want: Want, pairs: list[tuple[str, Any]], by: str, rng: Random
+    def _take_wanted(
+        self, item: WorkItem, pairs: list[tuple[str, Any]], by: str, rng: Random
     ) -> list[tuple[str, Any]]:
         """Return what becomes children; what is new beyond that waits until more is wanted."""
-        if want.n is None:
+        if item.n is None:
             return pairs
         if self.draws:
-            return [rng.choice(pairs) for _ in range(want.n)] if pairs else []
+            return [rng.choice(pairs) for _ in range(item.n)] if pairs else []
         if self.merges:
-            there = {child.text.strip() for child in want.node.children if not is_cut(child)}
+            there = {child.text.strip() for child in item.node.children if not is_cut(child)}
             pairs = list({p[0].strip(): p for p in pairs if p[0].strip() not in there}.values())
-        self._left[by, want.node.id] = pairs[want.n :]
-        return pairs[: want.n]
+        self._left[by, item.node.id] = pairs[item.n :]
+        return pairs[: item.n]
 
     def _fits(self, text: str) -> bool:
-        return self.lm is None or self.meter.takes(len(self.lm.text.continuation(text)))
+        return self.lm is None or self.meter.fits(len(self.lm.text.continuation(text)))
 
     def _close(self, source: Source, node: Heddle) -> None:
         self._empty.add((source.by, node.id))
-        if not self.writers(node):
+        if not self.open_sources(node):
             is_forbidden = node.id in self._forbidden and not _proposals(node)
             node.meta["closed"] = FORBIDDEN if is_forbidden else True
             self.n_closed += 1
@@ -328,7 +328,7 @@ class Proposer:
         return child
 
 
-class _Desk:
+class _PromptContext:
     """What one model writes on: the tree itself, copies of paths for others, and what it is asked.
 
     copied: by id of the copy, whose it is. asked: nodes with the looms of their propose prompts.
@@ -338,26 +338,26 @@ class _Desk:
         self.search = search
         self.source = source
         self.stack = stack
-        self.copied: dict[int, Heddle] = {}
-        self.asked: list[tuple[Heddle, Loom]] = []
-        self.asked_ids: set[int] = set()
+        self.originals: dict[int, Heddle] = {}
+        self.prompted: list[tuple[Heddle, Loom]] = []
+        self.prompt_loom_ids: set[int] = set()
         self._mirror: Loom | None = None
 
-    def rows(self, wanted: Sequence[tuple[Want, int]]) -> list[Heddle]:
+    def rows(self, items: Sequence[tuple[WorkItem, int]]) -> list[Heddle]:
         """Return the nodes to grow one line at, each as often as lines are wanted there.
 
         Proposal by proposal, not node by node: where a budget cuts, it cuts all nodes alike.
         """
         source, looms, most = self.source, dict[str, Loom](), dict[str, int]()
         continued: list[tuple[Heddle, int]] = []
-        for want, level in wanted:
+        for item, level in items:
             n_continue, n_suggest = (
-                _at(counts, level) if want.n is None else want.n * any(counts)
+                _at(counts, level) if item.n is None else item.n * any(counts)
                 for counts in (source.n_continue, source.n_suggest)
             )
             if n_continue:
-                continued.append((self._own(want.node), n_continue))
-            if n_suggest and (prompt := self._prompt(want.node)) is not None:
+                continued.append((self._own(item.node), n_continue))
+            if n_suggest and (prompt := self._prompt(item.node)) is not None:
                 # Nodes with the same prompt share one loom.
                 if prompt not in looms:
                     assert source.lm is not None
@@ -365,11 +365,11 @@ class _Desk:
                     adapter = self.search.loom.adapter if own else None
                     loom = Loom(source.lm, prompt, adapter=adapter)
                     looms[prompt] = self.stack.enter_context(loom)
-                    self.asked_ids.add(id(looms[prompt]))
+                    self.prompt_loom_ids.add(id(looms[prompt]))
                 most[prompt] = max(most.get(prompt, 0), n_suggest)
-                self.asked.append((want.node, looms[prompt]))
-        asked = [(loom, most[prompt]) for prompt, loom in looms.items()]
-        return [*_in_turn(continued), *_in_turn(asked)]
+                self.prompted.append((item.node, looms[prompt]))
+        prompted = [(loom, most[prompt]) for prompt, loom in looms.items()]
+        return [*_round_robin(continued), *_round_robin(prompted)]
 
     def _prompt(self, node: Heddle) -> str | None:
         task = self.search.task
@@ -389,7 +389,7 @@ class _Desk:
         if text and constraint is not None and not isinstance(constraint, EachLine):
             # The constraint of the line continues after the path's tokens.
             copy.params = SamplingParams.resolve({"constraint": constraint}, SamplingParams())
-        self.copied[id(copy)] = node
+        self.originals[id(copy)] = node
         return copy
 
 
@@ -440,14 +440,14 @@ def _pairs(call: Callback, answer: Any) -> list[tuple[str, Any]]:
     except TypeError:
         items = None
     if items is None:
-        raise call.refused(answer)
+        raise call.error_for(answer)
     if not call.over_states:
         if not all(isinstance(each, str) for each in items):
-            raise call.refused(answer)
+            raise call.error_for(answer)
         return [(text, None) for text in items]
     for each in items:
         if not isinstance(each, tuple | list) or len(each) != 2 or not isinstance(each[0], str):
-            raise call.refused(answer)
+            raise call.error_for(answer)
     return [(text, state) for text, state in items]
 
 
@@ -466,7 +466,7 @@ def _distinct(nodes: Iterable[Heddle]) -> list[Heddle]:
     return list({node.id: node for node in nodes}.values())
 
 
-def _in_turn(counted: Iterable[tuple[Heddle, int]]) -> Iterator[Heddle]:
+def _round_robin(counted: Iterable[tuple[Heddle, int]]) -> Iterator[Heddle]:
     """Yield each node as often as its count says, one of each in turn."""
     pairs = list(counted)
     most = max((count for _, count in pairs), default=0)
@@ -479,7 +479,7 @@ def _counts(name: str, given: Counts, advised: int | Sequence[int]) -> list[int]
     counts = [chosen] if is_one else list(chosen)
     if not counts:
         raise ConfigError(f"{name} is empty; allowed is a whole number, or one a level")
-    return [branches(name, count, low=0) for count in counts]
+    return [check_branches(name, count, low=0) for count in counts]
 
 
 def _at(counts: Sequence[int], level: int) -> int:

@@ -17,7 +17,7 @@ from ..errors import ConfigError, Unsupported
 from ..lm.lm import LM
 from ..loom import Heddle, Loom
 from ..loom.heddle import measure_item
-from .core import Read, Steps, Value, awaitable, plain, run, text_of
+from .core import Read, Steps, Value, awaitable, blocking, run, text_of
 
 if TYPE_CHECKING:
     from .._core.kv.place import Place
@@ -42,7 +42,7 @@ class Verdicts(NamedTuple):
     n_tokens: int
 
 
-@plain
+@blocking
 def verdicts(
     lm: LM, questions: Sequence[str], words: tuple[str, str], adapter: str | None = None
 ) -> Steps[Verdicts]:
@@ -65,7 +65,7 @@ def verdict_steps(
     shared = commonprefix([good, bad])
     if len(shared) in (len(good), len(bad)):
         raise ConfigError(f"one of the verdicts {words!r} begins with the other; take others")
-    places = [_asked(lm, question, shared, adapter) for question in questions]
+    places = [_question_place(lm, question, shared, adapter) for question in questions]
     answers = yield Read(lm, [Extend(place, (), (Logits(place.depth),)) for place in places])
     at_good, at_bad = good[len(shared)], bad[len(shared)]
     values = [_odds(float(logits[at_good]) - float(logits[at_bad])) for logits in answers]
@@ -177,7 +177,7 @@ def _measured(node: Heddle) -> float:
     return float(node.meta["measured"])
 
 
-def _asked(lm: LM, question: str, shared: Sequence[int], adapter: str | None) -> Place:
+def _question_place(lm: LM, question: str, shared: Sequence[int], adapter: str | None) -> Place:
     with Loom(lm, question, adapter=adapter) as loom:
         return lm.place([*loom.tokens, *shared], namespace=adapter)
 

@@ -194,7 +194,7 @@ def default_for(prompt: str) -> str:
     return DEFAULT if Game24.read(prompt) is None else FOR_TASKS
 
 
-UNASKED = tuple(name for name, row in STRATEGIES.items() if not row.asks)
+WITHOUT_VERDICTS = tuple(name for name, row in STRATEGIES.items() if not row.asks)
 
 
 def meanings(number: Literal["breadth", "n"]) -> str:
@@ -205,8 +205,8 @@ def meanings(number: Literal["breadth", "n"]) -> str:
             found.setdefault(count.counts, []).append(row.name)
     ranked = sorted(found.items(), key=lambda each: (-len(each[1]), min(each[1])))
     *parts, last = (f"{counts} ({', '.join(names)})" for counts, names in ranked)
-    told = ", ".join([*parts, f"or {last}" if parts else last])
-    return f"{told[0].upper()}{told[1:]}."
+    sentence = ", ".join([*parts, f"or {last}" if parts else last])
+    return f"{sentence[0].upper()}{sentence[1:]}."
 
 
 def defaults(number: Literal["breadth", "n"]) -> str:

@@ -11,16 +11,16 @@ from .._core.validation import whole_number
 from ..errors import ConfigError
 from ..lm.lm import LM
 from ..loom import Heddle
-from .core import Prompt, SearchOptions, SearchResult, Settings, Steps, awaitable, plain
-from .driver import Search, Want
-from .judge import Frontier, Judge, deepest, is_answered, most_rounds, paths, ranked
+from .core import Prompt, SearchOptions, SearchResult, Settings, Steps, awaitable, blocking
+from .driver import Search, WorkItem
+from .judge import Frontier, Judge, is_answered, max_depth, max_rounds, paths, ranked
 from .propose import Proposer
 
 # A score counts as so many throws of a coin: it is a probability, and no throw.
 TRUST = 6.0
 
 
-@plain
+@blocking
 def adaptive(
     lm: LM | None,
     prompt: Prompt,
@@ -58,8 +58,8 @@ def adaptive(
     search = Search(lm, prompt, settings, "adaptive", **counts, numbers=numbers)
     proposer = Proposer(search, n_continue=1, n_suggest=1)
     judge = Judge(search, as_share=True)
-    limit = most_rounds(rounds, search, checked=1000, blind=32)
-    levels = deepest(depth, search)
+    limit = max_rounds(rounds, search, checked=1000, blind=32)
+    levels = max_depth(depth, search)
     algorithm = Thompson(judge, proposer, levels, limit, batch, widen)
     return (yield from search.run(algorithm, judge, proposer, tries=5, depth=levels))
 
@@ -80,26 +80,26 @@ class Thompson:
         self.batch = batch
         self.widen = widen
 
-    def ask(self, search: Search) -> Sequence[Want]:
+    def next_work(self, search: Search) -> Sequence[WorkItem]:
         """Ask for the answer of the likeliest path, else for lines below the nodes drawn."""
         if search.round >= self.rounds or is_answered(search):
             return []
         frontier, rng = Frontier(search, self.judge, self.depth), search.rng()
         check_shares(frontier.nodes[1:], "a node below the start has the score {}")
         if likely := frontier.promising(anywhere=search.checks):
-            return [Want(likely[0], "answers", 1, 0.0)]
+            return [WorkItem(likely[0], "answers", 1, 0.0)]
         drawn = Counter[tuple[Heddle, str | None]]()
         open_ids = frontier.open(widens=True)
         if search.start.id in open_ids:
             for _ in range(self.batch):
-                node = descent(search.start, frontier, open_ids, rng)
+                node = descend(search.start, frontier, open_ids, rng)
                 drawn[node, self._writer(node, frontier, rng)] += 1
-        return [Want(node, n=times * self.widen, by=by) for (node, by), times in drawn.items()]
+        return [WorkItem(node, n=times * self.widen, by=by) for (node, by), times in drawn.items()]
 
-    def tell(self, search: Search, told: Sequence[Heddle]) -> Sequence[Heddle]:
+    def record(self, search: Search, candidates: Sequence[Heddle]) -> Sequence[Heddle]:
         """Check the scores; nothing else to note, for they are in the tree."""
-        check_shares(told, "value returned {} for a node")
-        return ranked(search.in_order(told))
+        check_shares(candidates, "value returned {} for a node")
+        return ranked(search.in_order(candidates))
 
     def best(self, search: Search) -> Sequence[Heddle]:
         """Return the paths to answer with."""
@@ -107,7 +107,7 @@ class Thompson:
 
     def _writer(self, node: Heddle, frontier: Frontier, rng: Random) -> str | None:
         """Draw who writes below the node; None where there is one only."""
-        names = self.proposer.writers(node)
+        names = self.proposer.open_sources(node)
         if len(self.proposer.sources) == 1:
             return None
         scores: dict[str, list[float]] = {name: [] for name in names}
@@ -127,7 +127,7 @@ def check_shares(nodes: Iterable[Heddle], what: str) -> None:
             )
 
 
-def descent(start: Heddle, frontier: Frontier, open_ids: set[str], rng: Random) -> Heddle:
+def descend(start: Heddle, frontier: Frontier, open_ids: set[str], rng: Random) -> Heddle:
     """Go down from the start by draws, to the node that is to get wider."""
     node = start
     while True:

@@ -11,13 +11,13 @@ from .._core.validation import number, whole_number
 from ..errors import ConfigError
 from ..lm.lm import LM
 from ..loom import Heddle
-from .core import Prompt, SearchOptions, SearchResult, Settings, Steps, awaitable, plain
-from .driver import Search, Want
-from .judge import Frontier, Judge, deepest, is_answered, most_rounds, paths, ranked
+from .core import Prompt, SearchOptions, SearchResult, Settings, Steps, awaitable, blocking
+from .driver import Search, WorkItem
+from .judge import Frontier, Judge, is_answered, max_depth, max_rounds, paths, ranked
 from .propose import Counts, Proposer
 
 
-@plain
+@blocking
 def mcts(
     lm: LM | None,
     prompt: Prompt,
@@ -59,8 +59,8 @@ def mcts(
     judge = Judge(search, as_share=True)
     if rollouts and not search.completes:
         raise ConfigError("rollouts are answers of the model, and here it completes none: give 0")
-    limit = most_rounds(rounds, search, checked=32, blind=8)
-    levels = deepest(depth, search)
+    limit = max_rounds(rounds, search, checked=32, blind=8)
+    levels = max_depth(depth, search)
     algorithm = UCT(judge, levels, limit, batch, exploration, rollouts)
     return (yield from search.run(algorithm, judge, proposer, tries=5, depth=levels))
 
@@ -81,20 +81,20 @@ class UCT:
         self.exploration = exploration
         self.rollouts = whole_number("rollouts", rollouts, 0)
 
-    def ask(self, search: Search) -> Sequence[Want]:
+    def next_work(self, search: Search) -> Sequence[WorkItem]:
         """Ask for answers of likely full paths, else for steps below the nodes that UCT picks."""
         if search.round >= self.rounds or is_answered(search):
             return []
         frontier = Frontier(search, self.judge, self.depth)
         if likely := frontier.promising():
-            return [Want(node, "answers", 1, 0.0) for node in likely[: self.batch]]
+            return [WorkItem(node, "answers", 1, 0.0) for node in likely[: self.batch]]
         picked = self._picked(search.start, frontier)
-        drawn = [Want(node, "answers", self.rollouts) for node in picked if self.rollouts]
-        return [*map(Want, picked), *drawn]
+        drawn = [WorkItem(node, "answers", self.rollouts) for node in picked if self.rollouts]
+        return [*map(WorkItem, picked), *drawn]
 
-    def tell(self, search: Search, told: Sequence[Heddle]) -> Sequence[Heddle]:
+    def record(self, search: Search, candidates: Sequence[Heddle]) -> Sequence[Heddle]:
         """Nothing to note: the scores are in the tree."""
-        return ranked(search.in_order(told))
+        return ranked(search.in_order(candidates))
 
     def best(self, search: Search) -> Sequence[Heddle]:
         """Return the paths to answer with."""

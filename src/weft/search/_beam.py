@@ -8,21 +8,30 @@ from typing import Unpack
 from .._core.validation import whole_number
 from ..lm.lm import LM
 from ..loom import Heddle
-from .core import Prompt, SearchOptions, SearchResult, Settings, Steps, awaitable, branches, plain
-from .driver import Search, Want
-from .judge import DEEPEST, Judge, ranked
+from ._tot import BreadthFirst
+from .core import (
+    Prompt,
+    SearchOptions,
+    SearchResult,
+    Settings,
+    Steps,
+    awaitable,
+    blocking,
+    check_branches,
+)
+from .driver import Search, WorkItem
+from .judge import DEFAULT_DEPTH, Judge, ranked
 from .propose import Proposer
-from .thoughts import BreadthFirst
 
 
-@plain
+@blocking
 def beam(
     lm: LM | None,
     prompt: Prompt,
     *,
     width: int = 8,
     n: int = 8,
-    depth: int = DEEPEST,
+    depth: int = DEFAULT_DEPTH,
     **options: Unpack[SearchOptions],
 ) -> Steps[SearchResult]:
     """Keep the `width` likeliest paths at every line until all have ended; return the best.
@@ -41,7 +50,7 @@ def beam(
         ConfigError: an argument is outside what is allowed.
     """
     settings = Settings.read(beam, options, temperature=0.8, max_tokens=40)
-    counts = {"width": whole_number("width", width, 1), "n": branches("n", n)}
+    counts = {"width": whole_number("width", width, 1), "n": check_branches("n", n)}
     numbers = (depth, settings.answer_tokens)
     search = Search(lm, prompt, settings, "beam", **counts, numbers=numbers)
     proposer = Proposer(search, n_continue=n, n_suggest=0, default="continue")
@@ -56,16 +65,17 @@ abeam = awaitable(beam)
 class Beam(BreadthFirst):
     """Breadth first, by score alone, where ends compete with what goes on."""
 
-    def ask(self, search: Search) -> Sequence[Want]:
+    def next_work(self, search: Search) -> Sequence[WorkItem]:
         """Ask for lines below all of the beam that has not ended."""
         if search.round >= self.depth:
             return []
-        return [Want(node) for node in self.kept(search, search.round) if not search.is_end(node)]
+        kept = self.kept(search, search.round)
+        return [WorkItem(node) for node in kept if not search.is_end(node)]
 
-    def tell(self, search: Search, told: Sequence[Heddle]) -> Sequence[Heddle]:
+    def record(self, search: Search, candidates: Sequence[Heddle]) -> Sequence[Heddle]:
         """Keep the best of the new paths and of those that had ended."""
         ended = [node for node in self.kept(search, search.round) if search.is_end(node)]
-        kept = ranked(search.in_order([*ended, *told]))[: self.breadth]
+        kept = ranked(search.in_order([*ended, *candidates]))[: self.breadth]
         search.state.setdefault("kept", {})[str(search.round + 1)] = [node.id for node in kept]
         return kept
 

@@ -23,11 +23,11 @@ from .core import (
     Settings,
     Steps,
     awaitable,
-    branches,
-    plain,
+    blocking,
+    check_branches,
     text_of,
 )
-from .driver import Search, Want
+from .driver import Search, WorkItem
 from .judge import Judge
 from .propose import Proposer
 
@@ -35,7 +35,7 @@ from .propose import Proposer
 FLOOR = 1e-6
 
 
-@plain
+@blocking
 def smc(
     lm: LM | None,
     prompt: Prompt,
@@ -76,13 +76,13 @@ def smc(
     """
     settings = Settings.read(smc, options, temperature=1.0, max_tokens=40)
     ess = number("ess", ess, low=0, high=1)
-    n = branches("n", n)
+    n = check_branches("n", n)
     numbers = (ess, depth, settings.answer_tokens)
     search = Search(lm, prompt, settings, "smc", n=n, numbers=numbers)
     proposer = Proposer(
         search, n_continue=1, n_suggest=0, merges=False, draws=True, default="continue"
     )
-    from .choices import exact_choice
+    from .exact_choice import exact_choice
 
     if (choice := exact_choice(search, proposer.sources)) is not None:
         proposer.draw_exactly = choice.below
@@ -116,7 +116,7 @@ class Potential(Judge):
             return [0.0] * len(nodes)
         if search.value is None and self.task is None:
             # Nobody knows what a part is worth; what the checker sees counts.
-            found = [float(search.is_solved(n)) if search.is_whole(n) else 1.0 for n in nodes]
+            found = [float(search.is_solved(n)) if search.is_complete(n) else 1.0 for n in nodes]
         else:
             found = yield from super()._scores(nodes)
         return found if self.is_given else [math.log(max(each, FLOOR)) for each in found]
@@ -130,24 +130,25 @@ class Particles:
         self.ess = ess
         self.depth = depth
 
-    def ask(self, search: Search) -> Sequence[Want]:
+    def next_work(self, search: Search) -> Sequence[WorkItem]:
         """Ask for one line for each particle that goes on and can still count."""
         if search.round >= self.depth:
             return []
-        rows = Counter(node for node, weight in self._now(search) if weight > -math.inf)
-        return [Want(node, n=times) for node, times in rows.items() if not search.is_end(node)]
+        rows = Counter(node for node, weight in self._current(search) if weight > -math.inf)
+        return [WorkItem(node, n=times) for node, times in rows.items() if not search.is_end(node)]
 
-    def tell(self, search: Search, told: Sequence[Heddle]) -> Sequence[Heddle]:
+    def record(self, search: Search, candidates: Sequence[Heddle]) -> Sequence[Heddle]:
         """Move the particles to their new nodes, weigh them, and resample where it is needed."""
         new = defaultdict[str, list[Heddle]](list)
-        for node in reversed(search.in_order(told)):
+        for node in reversed(search.in_order(candidates)):
             assert node.parent is not None
             new[node.parent.id].append(node)
         moved: list[tuple[Heddle, float]] = []
-        for node, weight in self._now(search):
+        for node, weight in self._current(search):
             child = new[node.id].pop() if new[node.id] else node
-            rise = 0.0 if weight == -math.inf or child is node else _rise(node, child, search)
-            moved.append((child, weight + rise))
+            is_final = weight == -math.inf or child is node
+            change = 0.0 if is_final else _weight_change(node, child, search)
+            moved.append((child, weight + change))
         log_z = self._log_z(search)
         weights = [weight for _, weight in moved]
         if max(weights) > -math.inf and effective_size(weights) < self.ess * self.n:
@@ -163,28 +164,28 @@ class Particles:
 
     def best(self, search: Search) -> Sequence[Heddle]:
         """Return the particles' nodes: right answers first, then ends, the heaviest first."""
-        nodes = self._by_weight(self._now(search)) if search.round else []
+        nodes = self._by_weight(self._current(search)) if search.round else []
         return sorted(nodes, key=lambda node: (not search.is_solved(node), not node.terminal))
 
     def log_evidence(self, search: Search) -> float:
         """Return the log of the estimated mean of exp(potential); nats."""
-        return self._log_z(search) + log_mean_exp([weight for _, weight in self._now(search)])
+        return self._log_z(search) + log_mean_exp([weight for _, weight in self._current(search)])
 
     def particles(self, search: Search) -> tuple[Particle, ...]:
         """Return the particles with their shares of the weight, the heaviest first."""
-        now = self._now(search)
-        top = max(weight for _, weight in now)
-        weights = [math.exp(weight - top) if top > -math.inf else 0.0 for _, weight in now]
+        current = self._current(search)
+        top = max(weight for _, weight in current)
+        weights = [math.exp(weight - top) if top > -math.inf else 0.0 for _, weight in current]
         total = math.fsum(weights) or 1.0
-        pairs = zip(now, weights, strict=True)
+        pairs = zip(current, weights, strict=True)
         particles = [Particle(node, weight / total) for (node, _), weight in pairs]
         return tuple(sorted(particles, key=lambda each: -each.weight))
 
-    def _now(self, search: Search) -> list[tuple[Heddle, float]]:
+    def _current(self, search: Search) -> list[tuple[Heddle, float]]:
         if not search.round:
             return [(search.start, 0.0)] * self.n
         found = search.state["at"][str(search.round)]["particles"]
-        nodes = search.found([node_id for node_id, _ in found])
+        nodes = search.nodes_by_id([node_id for node_id, _ in found])
         return [(node, float(w)) for node, (_, w) in zip(nodes, found, strict=True)]
 
     def _log_z(self, search: Search) -> float:
@@ -200,7 +201,7 @@ class Particles:
         return sorted(texts, key=lambda node: -mass[texts[node]])
 
 
-def _rise(node: Heddle, child: Heddle, search: Search) -> float:
+def _weight_change(node: Heddle, child: Heddle, search: Search) -> float:
     """Return the change of the log weight: that of the potential, plus `legal_logmass`."""
     before = 0.0 if node is search.start else (node.score or 0.0)
     by_another: float = child.meta.get("legal_logmass", 0.0)

@@ -9,13 +9,13 @@ from .._core.validation import whole_number
 from ..errors import ConfigError
 from ..lm.lm import LM
 from ..loom import Heddle
-from .core import Prompt, SearchOptions, SearchResult, Settings, Steps, awaitable, plain
-from .driver import Algorithm, Search, Want
-from .judge import Judge, deepest, is_answered, paths, ranked, worth_following
+from .core import Prompt, SearchOptions, SearchResult, Settings, Steps, awaitable, blocking
+from .driver import Algorithm, Search, WorkItem
+from .judge import Judge, is_answered, max_depth, paths, ranked, worth_following
 from .propose import Counts, Proposer
 
 
-@plain
+@blocking
 def tot(
     lm: LM | None,
     prompt: Prompt,
@@ -59,7 +59,7 @@ def tot(
     proposer = Proposer(search, n_continue=n_continue, n_suggest=n_suggest)
     judge = Judge(search)
     made = BreadthFirst if order == "bfs" else DepthFirst
-    levels = deepest(depth, search)
+    levels = max_depth(depth, search)
     algorithm: Algorithm = made(judge, whole_number("breadth", breadth, 1), levels)
     return (yield from search.run(algorithm, judge, proposer, tries=breadth, depth=levels))
 
@@ -75,18 +75,19 @@ class BreadthFirst:
         self.breadth = breadth
         self.depth = depth
 
-    def ask(self, search: Search) -> Sequence[Want]:
+    def next_work(self, search: Search) -> Sequence[WorkItem]:
         """Ask for lines below all that was kept last; a right answer ends it."""
         if search.round >= self.depth or is_answered(search):
             return []
-        return [Want(node) for node in self.kept(search, search.round) if not search.is_end(node)]
+        kept = self.kept(search, search.round)
+        return [WorkItem(node) for node in kept if not search.is_end(node)]
 
-    def tell(self, search: Search, told: Sequence[Heddle]) -> Sequence[Heddle]:
+    def record(self, search: Search, candidates: Sequence[Heddle]) -> Sequence[Heddle]:
         """Keep the best of the round."""
         earlier = [each for ids in self._ids(search, search.round) for each in ids]
-        before = {search.place_of(node) for node in [search.start, *search.found(earlier)]}
-        new = worth_following(search, self.judge, told)
-        kept = [node for node in new if search.place_of(node) not in before][: self.breadth]
+        before = {search.merge_key(node) for node in [search.start, *search.nodes_by_id(earlier)]}
+        new = worth_following(search, self.judge, candidates)
+        kept = [node for node in new if search.merge_key(node) not in before][: self.breadth]
         search.state.setdefault("kept", {})[str(search.round + 1)] = [node.id for node in kept]
         return kept
 
@@ -95,12 +96,12 @@ class BreadthFirst:
         if not search.completes or is_answered(search):
             return paths(search)
         earlier = [each for ids in self._ids(search, search.round - 1) for each in ids]
-        ended = [node for node in search.found(earlier) if node.terminal]
+        ended = [node for node in search.nodes_by_id(earlier) if node.terminal]
         return ranked([*ended, *self.kept(search, search.round)]) if search.round else []
 
     def kept(self, search: Search, number: int) -> list[Heddle]:
         """Return what a round kept; before the first, the start."""
-        return search.found(search.state["kept"][str(number)]) if number else [search.start]
+        return search.nodes_by_id(search.state["kept"][str(number)]) if number else [search.start]
 
     def _ids(self, search: Search, rounds: int) -> list[list[str]]:
         """Return the ids that each of the first rounds kept."""
@@ -115,7 +116,7 @@ class DepthFirst:
         self.breadth = breadth
         self.depth = depth
 
-    def ask(self, search: Search) -> Sequence[Want]:
+    def next_work(self, search: Search) -> Sequence[WorkItem]:
         """Ask for lines below the next node, or for the answer of a path that is full."""
         if self._ended(search):
             return []
@@ -123,17 +124,17 @@ class DepthFirst:
             if node.meta.get("opened") or search.is_end(node):
                 continue
             if not self._is_full(search, node):
-                return [Want(node)]
+                return [WorkItem(node)]
             if search.completes:
-                return [Want(node, "answers", 1, 0.0)]
+                return [WorkItem(node, "answers", 1, 0.0)]
         return []
 
-    def tell(self, search: Search, told: Sequence[Heddle]) -> Sequence[Heddle]:
+    def record(self, search: Search, candidates: Sequence[Heddle]) -> Sequence[Heddle]:
         """Mark the node as opened, so that the next round goes on elsewhere."""
-        for node in told:
+        for node in candidates:
             if node.parent is not None:
                 node.parent.meta["opened"] = True
-        return ranked(search.in_order(told))
+        return ranked(search.in_order(candidates))
 
     def best(self, search: Search) -> Sequence[Heddle]:
         """Return a right answer if there is one, then full paths, ends, and the deepest."""
@@ -157,7 +158,7 @@ class DepthFirst:
         seen: set[object] = set()
         while stack:
             node = stack.pop()
-            if (place := search.place_of(node)) in seen and node is not search.start:
+            if (place := search.merge_key(node)) in seen and node is not search.start:
                 continue
             seen.add(place)
             order.append(node)

@@ -14,12 +14,12 @@ from ..constraints import Choice, as_constraint
 from ..loom import Heddle
 from ..loom.heddle import measure_item
 from ..loom.node import add_tokens
+from ._smc import log_mean_exp, systematic
 from .core import Read, Steps
-from .driver import Search, Want
-from .particles import log_mean_exp, systematic
+from .driver import Search, WorkItem
 from .propose import Source
 
-MOST_TEXTS = 512
+MAX_TEXTS = 512
 
 
 class ExactChoice:
@@ -33,27 +33,27 @@ class ExactChoice:
         self.params = params
         self.cuts = cuts
 
-    def below(self, wanted: Sequence[Want]) -> Steps[list[Heddle]]:
+    def below(self, items: Sequence[WorkItem]) -> Steps[list[Heddle]]:
         """Draw the given number of texts, and return each as its own node.
 
         `meta["legal_logmass"]` of each node is the log of the summed probability of all texts.
         """
-        search, (want,) = self.search, wanted
+        search, (item,) = self.search, items
         assert search.lm is not None
-        items = [measure_item(want.node, cut) for cut in self.cuts]
-        scores = yield Read(search.lm, items)
+        requests = [measure_item(item.node, cut) for cut in self.cuts]
+        scores = yield Read(search.lm, requests)
         search.meter.prompt_tokens += sum(map(len, self.cuts))
         logprobs = [math.fsum(score.logprobs.tolist()) for score in scores]
         evidence = log_mean_exp(logprobs) + math.log(len(logprobs))
-        made = []
-        for number in systematic(logprobs, search.rng("choice"), want.n):
-            node = add_tokens(want.node, self.cuts[number])
+        nodes = []
+        for number in systematic(logprobs, search.rng("choice"), item.n):
+            node = add_tokens(item.node, self.cuts[number])
             node.logprobs = scores[number].logprobs.tolist()
             node.params, node.terminal, node.finish_reason = self.params, True, "stop"
             node.meta["legal_logmass"] = evidence
-            made.append(node)
-        search.meter.candidates += len(made)
-        return made
+            nodes.append(node)
+        search.meter.candidates += len(nodes)
+        return nodes
 
 
 def exact_choice(search: Search, sources: Sequence[Source]) -> ExactChoice | None:
@@ -68,7 +68,7 @@ def exact_choice(search: Search, sources: Sequence[Source]) -> ExactChoice | Non
     is_own = len(sources) == 1 and sources[0].lm is lm and sources[0].call is None
     if lm is None or not is_own or not lm.info.abilities.steps:
         return None
-    if not isinstance(constraint, Choice) or len(constraint.texts) > MOST_TEXTS:
+    if not isinstance(constraint, Choice) or len(constraint.texts) > MAX_TEXTS:
         return None
     params = SamplingParams.resolve({"stop": "\n", **sampling}, SamplingParams())
     neutral = SamplingParams(max_tokens=params.max_tokens, stop=params.stop, constraint=constraint)

@@ -20,11 +20,11 @@ from .core import (
     Steps,
     Vote,
     awaitable,
-    branches,
-    plain,
+    blocking,
+    check_branches,
     text_of,
 )
-from .driver import Search, Want
+from .driver import Search, WorkItem
 from .judge import Judge, ranked
 from .propose import Proposer, is_cut
 from .score import own_mean_logprob
@@ -58,7 +58,7 @@ def answer_text(text: str) -> str | None:
     return last if 0 < len(last) <= _SHORT else None
 
 
-@plain
+@blocking
 def best_of_n(
     lm: LM | None,
     prompt: Prompt,
@@ -86,7 +86,7 @@ def best_of_n(
         ConfigError: an argument is outside what is allowed.
     """
     settings = answers_only(best_of_n, options, temperature=0.8)
-    count = branches("n", n)
+    count = check_branches("n", n)
     if not callable(extract):
         raise ConfigError(
             f"extract is {extract!r:.80}; allowed is a function from a text to its answer, or None"
@@ -101,7 +101,7 @@ def best_of_n(
 abest_of_n = awaitable(best_of_n)
 
 
-@plain
+@blocking
 def greedy(lm: LM, prompt: Prompt, **options: Unpack[SearchOptions]) -> Steps[SearchResult]:
     """Return the answer that takes the likeliest token each time.
 
@@ -157,7 +157,7 @@ class Votes(Judge):
             return [0.0] * len(nodes)
         return (yield from super()._scores(nodes))
 
-    def refuse(self) -> None:
+    def check_engine(self) -> None:
         """Refuse nothing: where there are no likelihoods the answers do without."""
 
 
@@ -190,71 +190,71 @@ class Answers:
             full_answers=True,
             default="continue",
         )
-        if (room := search.meter.longest()) < proposer.sampling["max_tokens"]:
+        if (room := search.meter.max_row_tokens()) < proposer.sampling["max_tokens"]:
             proposer.sampling["max_tokens"] = max(int(room), 1)
         self._writers = [source.by for source in proposer.sources]
         return proposer
 
-    def ask(self, search: Search) -> Sequence[Want]:
+    def next_work(self, search: Search) -> Sequence[WorkItem]:
         """Ask for what is missing, a share of each that writes."""
-        missing = self.n - len(self._made(search))
+        missing = self.n - len(self._answers(search))
         if missing <= 0 or search.start.meta.get("closed"):
             return []
         if len(self._writers) == 1:
-            return [Want(search.start, n=missing)]
+            return [WorkItem(search.start, n=missing)]
         shares = Counter(self._writers[at % len(self._writers)] for at in range(missing))
-        return [Want(search.start, n=share, by=by) for by, share in shares.items()]
+        return [WorkItem(search.start, n=share, by=by) for by, share in shares.items()]
 
-    def tell(self, search: Search, told: Sequence[Heddle]) -> Sequence[Heddle]:
+    def record(self, search: Search, candidates: Sequence[Heddle]) -> Sequence[Heddle]:
         """Count the votes; without a value of the caller's they are the scores."""
-        if any(node.finish_reason == "length" for node in told):
-            search.meter.longest()  # notes the budget, where that cut it
-        ids = [node.id for node in search.in_order(told)]
+        if any(node.finish_reason == "length" for node in candidates):
+            search.meter.max_row_tokens()  # notes the budget, where that cut it
+        ids = [node.id for node in search.in_order(candidates)]
         search.state.setdefault("answers", {})[str(search.round + 1)] = ids
-        made = search.in_order([*self._made(search), *told])
+        answers = search.in_order([*self._answers(search), *candidates])
         if self.extract is not None and search.value is None:
-            votes = self._counted(search, made)
-            for node in made:
+            votes = self._counted(search, answers)
+            for node in answers:
                 share = next((vote.count for vote in votes if node in vote.nodes), 0)
-                node.score = share / len(made)
-        return self._best(search, made)
+                node.score = share / len(answers)
+        return self._best(search, answers)
 
     def best(self, search: Search) -> Sequence[Heddle]:
         """Return the answers, best first; where a budget left none whole, what there is of them."""
-        made = self._made(search)
-        return self._best(search, made or list(filter(is_cut, search.start.children)))
+        answers = self._answers(search)
+        return self._best(search, answers or list(filter(is_cut, search.start.children)))
 
     def votes(self, search: Search) -> list[Vote]:
         """Return the answers with their branches, most votes first."""
-        return self._counted(search, self._made(search))
+        return self._counted(search, self._answers(search))
 
-    def _counted(self, search: Search, made: Sequence[Heddle]) -> list[Vote]:
+    def _counted(self, search: Search, answers: Sequence[Heddle]) -> list[Vote]:
         if self.extract is None:
             return []
         if not search.checks or not self.is_checked:
-            return count_votes(made, self.extract)
+            return count_votes(answers, self.extract)
         # Where all are refused nothing is voted on: the most named would look like a winner.
-        return count_votes([node for node in made if search.is_solved(node)], self.extract)
+        return count_votes([node for node in answers if search.is_solved(node)], self.extract)
 
-    def _best(self, search: Search, made: Sequence[Heddle]) -> list[Heddle]:
+    def _best(self, search: Search, answers: Sequence[Heddle]) -> list[Heddle]:
         if search.value is not None:
             return sorted(
-                ranked(made), key=lambda node: self.is_checked and not search.is_solved(node)
+                ranked(answers), key=lambda node: self.is_checked and not search.is_solved(node)
             )
-        votes = self._counted(search, made)
+        votes = self._counted(search, answers)
         first = votes[0].nodes if votes else ()
 
         def rank(node: Heddle) -> tuple[bool, bool, bool, float]:
             is_wrong = self.is_checked and not search.is_solved(node)
-            return (node not in first, is_wrong, not is_whole(node), -own_mean_logprob(node))
+            return (node not in first, is_wrong, not is_complete(node), -own_mean_logprob(node))
 
-        return sorted(made, key=rank)
+        return sorted(answers, key=rank)
 
-    def _made(self, search: Search) -> list[Heddle]:
+    def _answers(self, search: Search) -> list[Heddle]:
         """Return the answers of the rounds that are over."""
         answers = search.state.get("answers", {})
         rounds = [str(number) for number in range(1, search.round + 1)]
-        return search.found([each for number in rounds for each in answers.get(number, ())])
+        return search.nodes_by_id([each for number in rounds for each in answers.get(number, ())])
 
 
 def count_votes(nodes: Sequence[Heddle], extract: Extract) -> list[Vote]:
@@ -263,7 +263,7 @@ def count_votes(nodes: Sequence[Heddle], extract: Extract) -> list[Vote]:
     Cut branches vote only if none is whole.
     """
     by_answer: dict[Hashable, list[Heddle]] = {}
-    for node in list(filter(is_whole, nodes)) or nodes:
+    for node in list(filter(is_complete, nodes)) or nodes:
         answer = extract(text_of(node))
         if answer is not None:
             by_answer.setdefault(answer, []).append(node)
@@ -274,6 +274,6 @@ def count_votes(nodes: Sequence[Heddle], extract: Extract) -> list[Vote]:
     return sorted(votes, key=lambda vote: (-vote.count, -vote.mean_logprob))
 
 
-def is_whole(node: Heddle) -> bool:
+def is_complete(node: Heddle) -> bool:
     """Say whether an answer came to its own end; one that a function wrote has no other."""
     return node.finish_reason in (None, "stop")
