@@ -162,8 +162,8 @@ class Tree:
     def softmax(self, row: Row, query: Tensor) -> Tensor:
         """What a row of one token is to give: float32 [H, Dv]. query: its heads, [H, D]."""
         spec = self.spec
-        assert row.dest is not None
-        lists = [*row.path, (row.dest, row.dest.length + 1)]
+        assert row.kv_out is not None
+        lists = [*row.prefix, (row.kv_out, row.kv_out.length + 1)]
         slots = np.concatenate([own(kv).slots[:n] for kv, n in lists])
         if spec.window is not None:
             slots = slots[-spec.window :]
@@ -268,13 +268,13 @@ def read_on(case: Case, before: int, n: int, *, has_broad: bool) -> dict[str, An
         tiling.BROAD_FROM = was
     fresh = tree.fresh(n)
     out = step.attend(0, *fresh, tree.spec)[0].float()
-    assert row.dest is not None
+    assert row.kv_out is not None
     worst = 0.0
     for at in range(0, n, max(1, n // 4)):
-        row.dest.length = at  # the slots before it are there
+        row.kv_out.length = at  # the slots before it are there
         want = tree.softmax(row, fresh[0][0, :, at])
         worst = float(np.maximum(worst, (out[at] - want).abs().max().item()))
-    row.dest.length = 0
+    row.kv_out.length = 0
     if not worst < NEAR[case.dtype]:
         raise AssertionError(f"an output is {worst:.3g} off")
     took = tree.seconds(step, fresh, 0.1)
@@ -331,7 +331,7 @@ def to_host_and_back(case: Case, n_slots: int) -> dict[str, Any]:
     """How fast KV leaves for the host and comes back; it must be what it was."""
     tree = Tree(case, Shape((1, 1), (n_slots, 0)), n_layers=COLD)
     memory, (row,) = tree.memory, tree.rows
-    fragment, n_bytes = row.path[0].fragment, n_slots * memory.layout.slot_bytes
+    fragment, n_bytes = row.prefix[0].fragment, n_slots * memory.layout.slot_bytes
     figures: dict[str, Any] = {"bytes": n_bytes}
     for _ in range(3):  # pinned memory is made the first time, and kept
         synchronise()

@@ -90,7 +90,7 @@ class Ready:
 
     def _rewind(self) -> None:
         for row in self._rows:
-            self._memory.trim(row.dest, self._shape.lengths[-1])
+            self._memory.trim(row.kv_out, self._shape.lengths[-1])
             row.position = self._shape.depth
 
     def close(self) -> None:

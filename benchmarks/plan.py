@@ -62,7 +62,7 @@ class Leaves:
         shape = Shape((1,) * below + counts, (SHORT,) * below + lengths)
         self.rows, _ = tree_rows(shape, self.memory)
         for number, row in enumerate(self.rows):  # they need slots at different steps
-            kv, n = own(row.dest), number % GROW_BY
+            kv, n = own(row.kv_out), number % GROW_BY
             self.memory.reserve(kv, n)
             self.memory.grew(kv, n)
             row.position += n
@@ -80,7 +80,7 @@ class Leaves:
 
     def end(self) -> Row:
         row = self.rows.pop(self.random.randrange(len(self.rows)))
-        self.memory.free(own(row.dest))
+        self.memory.free(own(row.kv_out))
         return row
 
     def join(self, beside: Row) -> None:

@@ -119,7 +119,7 @@ def _add(writer: Any, key: str, value: Any) -> None:
 
 def _add_shape(writer: Any, config: LlamaConfig) -> None:
     writer.add_vocab_size(config.n_vocab)
-    writer.add_context_length(config.n_positions)
+    writer.add_context_length(config.context_length)
     writer.add_embedding_length(config.n_hidden)
     writer.add_block_count(config.n_layers)
     writer.add_feed_forward_length(config.n_intermediate)

@@ -27,9 +27,9 @@ from weft.engines.base import (
     Fragment,
     Fragments,
     FutureTokens,
-    KeptRow,
-    KeptRows,
     Output,
+    RetainedLogits,
+    RetainedRow,
     Row,
     Score,
     Usage,
@@ -60,11 +60,11 @@ class Wrapped(Engine):
         self.calls.append(list(rows))
         return self.inner.forward(rows)
 
-    def n_to_run(self, tokens: Sequence[int], first: int, adapter: str | None) -> int:
-        return self.inner.n_to_run(tokens, first, adapter)
+    def n_tokens_to_run(self, tokens: Sequence[int], first: int, adapter: str | None) -> int:
+        return self.inner.n_tokens_to_run(tokens, first, adapter)
 
-    def forget(self) -> None:
-        self.inner.forget()
+    def clear_caches(self) -> None:
+        self.inner.clear_caches()
 
     def close(self) -> None:
         """The inner engine is the test's."""
@@ -156,10 +156,10 @@ class SequenceFake(Wrapped):
         self.tags.check()
         for row in rows:
             above = None
-            for span in row.path:
+            for span in row.prefix:
                 assert self.tags.parents[span.fragment] is above, "a row's path jumps"
                 above = span.fragment
-            assert row.dest is None or self.tags.parents[row.dest] is above
+            assert row.kv_out is None or self.tags.parents[row.kv_out] is above
         return super().forward(rows)
 
 
@@ -170,13 +170,15 @@ class HiddenFake(Wrapped):
     """No fragments: each row is a whole path."""
 
     def __init__(self, inner: Engine) -> None:
-        super().__init__(inner, name="hidden", kv="hidden", kv_bytes_per_token=0, recomputes=True)
+        super().__init__(
+            inner, name="hidden", kv="hidden", kv_bytes_per_token=0, no_prefix_cache=True
+        )
         self.fragments = None
 
     def forward(self, rows: Sequence[Row]) -> Output:
         for row in rows:
-            assert row.path == ()
-            assert row.dest is None
+            assert row.prefix == ()
+            assert row.kv_out is None
             assert row.position == 0
         return super().forward(rows)
 
@@ -219,7 +221,7 @@ class BackgroundLoop(EngineGenerator):
         self.news = threading.Condition()
         self.thread: threading.Thread | None = None
 
-    def refusal(self, params: SamplingParams) -> str | None:
+    def unsupported_params(self, params: SamplingParams) -> str | None:
         return None if params.constraint is None else "a constraint"
 
     def start(self, run: GenerationRequest, tell: EventCallback) -> list[Sibling]:
@@ -302,8 +304,8 @@ class OwnLoopFake(HiddenFake):
         fail_on: set[int] | None = None,
     ) -> None:
         super().__init__(inner)
-        abilities = replace(self.info.abilities, steps=steps, native_runs=True)
-        self.info = replace(self.info, name="ownloop", abilities=abilities)
+        capabilities = replace(self.info.capabilities, steps=steps, native_runs=True)
+        self.info = replace(self.info, name="ownloop", capabilities=capabilities)
         self.running = threading.Lock()
         self.native: BackgroundLoop = BackgroundLoop(
             self, most=most, figures=figures, fail_on=fail_on
@@ -325,14 +327,14 @@ class LateDraws:
         self.secret = secret
 
     def result(self) -> DrawResult:
-        self.output.wait()
+        self.output.synchronize()
         return self.secret.result()
 
 
-class LateRows(KeptRows):
+class LateLogits(RetainedLogits):
     """Rows on the device. The engine counts those that come to the host."""
 
-    def __init__(self, engine: LateFake, inner: KeptRows) -> None:
+    def __init__(self, engine: LateFake, inner: RetainedLogits) -> None:
         self.engine = engine
         self.inner = inner
         self.n_bytes = inner.n_bytes
@@ -352,25 +354,25 @@ class LateOutput(Output):
         self.error: Exception | None = None
         self.landed = False
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         if not self.landed:
             self.landed = True
             self.engine.outstanding.remove(self)
         if self.error is not None:
             raise self.error
-        self.inner.wait()
+        self.inner.synchronize()
 
     def logits(self, index: int) -> np.ndarray:
-        self.wait()
+        self.synchronize()
         self.engine.n_fetched += 1
         return self.inner.logits(index)
 
-    def keep(self, indices: Sequence[int]) -> LateRows:
+    def retain(self, indices: Sequence[int]) -> LateLogits:
         assert self.landed
-        return LateRows(self.engine, self.inner.keep(indices))
+        return LateLogits(self.engine, self.inner.retain(indices))
 
     def scores(self) -> list[list[Score]]:
-        self.wait()
+        self.synchronize()
         return self.inner.scores()
 
     def draw(self, batch: DrawBatch) -> Draws:
@@ -442,7 +444,7 @@ class LateFake(Wrapped):
     def __init__(
         self, inner: Engine, fail_on: set[int] | None = None, *, per_step: int = 1
     ) -> None:
-        super().__init__(inner, name="late", overlap=True)
+        super().__init__(inner, name="late", async_scheduling=True)
         assert inner.fragments is not None
         self.fragments = GuardedFragments(inner.fragments, self)
         self.fail_on = fail_on or set()
@@ -452,11 +454,11 @@ class LateFake(Wrapped):
         self.n_fetched = 0
         self.n_drawn_kept = 0
 
-    def draw(self, rows: Sequence[KeptRow], batch: DrawBatch) -> Draws:
+    def draw(self, rows: Sequence[RetainedRow], batch: DrawBatch) -> Draws:
         assert len(set(rows)) == len(rows)
         self.n_drawn_kept += len(batch.rows)
         here = [
-            KeptRow(row.rows.inner, row.number) if isinstance(row.rows, LateRows) else row
+            RetainedRow(row.rows.inner, row.number) if isinstance(row.rows, LateLogits) else row
             for row in rows
         ]
         return self.inner.draw(here, batch)
@@ -468,8 +470,8 @@ class LateFake(Wrapped):
         most = 2 * self.per_step - 1
         assert len(self.outstanding) <= most, "at most one step in flight when the next is launched"
         real = [self._on_device(row) for row in rows]
-        uses = {span.fragment for row in rows for span in row.path}
-        uses |= {row.dest for row in rows if row.dest is not None}
+        uses = {span.fragment for row in rows for span in row.prefix}
+        uses |= {row.kv_out for row in rows if row.kv_out is not None}
         output = LateOutput(self, self.inner.forward(real), uses)
         if number in self.fail_on:
             output.error = Boom(f"step {number}")
@@ -482,7 +484,9 @@ class LateFake(Wrapped):
         if isinstance(tokens, FutureTokens):
             assert isinstance(tokens.draws, LateDraws)
             tokens = (max(int(tokens.draws.secret.result().ids[tokens.number]), 0),)
-        return Row(row.path, tokens, row.position, row.dest, row.logits_at, row.scores, row.adapter)
+        return Row(
+            row.prefix, tokens, row.position, row.kv_out, row.logits_at, row.scores, row.adapter
+        )
 
 
 # Memory that is short -------------------------------------------------------------------------
@@ -536,7 +540,7 @@ class Tight(Wrapped):
         output = super().forward(rows)
         return output if is_lucky else TightOutput(output, self)
 
-    def draw(self, rows: Sequence[KeptRow], batch: DrawBatch) -> Draws:
+    def draw(self, rows: Sequence[RetainedRow], batch: DrawBatch) -> Draws:
         if self.where == "rows":
             self.refuse()
         return self.inner.draw(rows, batch)
@@ -554,18 +558,18 @@ class TightOutput(Output):
         self.inner = inner
         self.engine = engine
 
-    def wait(self) -> None:
-        self.inner.wait()
+    def synchronize(self) -> None:
+        self.inner.synchronize()
         if self.engine.where == "wait":
             self.engine.refuse()
 
     def logits(self, index: int) -> np.ndarray:
         return self.inner.logits(index)
 
-    def keep(self, indices: Sequence[int]) -> KeptRows:
+    def retain(self, indices: Sequence[int]) -> RetainedLogits:
         if self.engine.where == "keep":
             self.engine.refuse()
-        return self.inner.keep(indices)
+        return self.inner.retain(indices)
 
     def scores(self) -> list[list[Score]]:
         return self.inner.scores()
@@ -671,10 +675,10 @@ class FlakyDraws:
         return self.inner.result()
 
 
-class FlakyRows(KeptRows):
+class FlakyLogits(RetainedLogits):
     """Kept rows that may be lost on their way to the host."""
 
-    def __init__(self, inner: KeptRows, odds: Odds) -> None:
+    def __init__(self, inner: RetainedLogits, odds: Odds) -> None:
         self.inner = inner
         self.odds = odds
         self.n_bytes = inner.n_bytes
@@ -691,17 +695,17 @@ class FlakyOutput(Output):
         self.inner = inner
         self.odds = odds
 
-    def wait(self) -> None:
-        self.inner.wait()  # what fails has landed all the same
+    def synchronize(self) -> None:
+        self.inner.synchronize()  # what fails has landed all the same
         self.odds.meet("wait")
 
     def logits(self, index: int) -> np.ndarray:
         self.odds.meet("logits")
         return self.inner.logits(index)
 
-    def keep(self, indices: Sequence[int]) -> KeptRows:
+    def retain(self, indices: Sequence[int]) -> RetainedLogits:
         self.odds.meet("keep")
-        return FlakyRows(self.inner.keep(indices), self.odds)
+        return FlakyLogits(self.inner.retain(indices), self.odds)
 
     def scores(self) -> list[list[Score]]:
         self.odds.meet("scores")
@@ -727,10 +731,10 @@ class FlakyEngine(Wrapped):
         if inner.fragments is not None:
             self.fragments = FlakyFragments(inner.fragments, odds)
 
-    def draw(self, rows: Sequence[KeptRow], batch: DrawBatch) -> Draws:
+    def draw(self, rows: Sequence[RetainedRow], batch: DrawBatch) -> Draws:
         self.odds.meet("draw")
         here = [
-            KeptRow(row.rows.inner, row.number) if isinstance(row.rows, FlakyRows) else row
+            RetainedRow(row.rows.inner, row.number) if isinstance(row.rows, FlakyLogits) else row
             for row in rows
         ]
         return FlakyDraws(self.inner.draw(here, batch), self.odds)
@@ -746,4 +750,4 @@ def _unwrapped(row: Row) -> Row:
     if not (isinstance(tokens, FutureTokens) and isinstance(tokens.draws, FlakyDraws)):
         return row
     tokens = FutureTokens(tokens.draws.inner, tokens.number)
-    return Row(row.path, tokens, row.position, row.dest, row.logits_at, row.scores, row.adapter)
+    return Row(row.prefix, tokens, row.position, row.kv_out, row.logits_at, row.scores, row.adapter)

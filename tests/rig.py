@@ -78,19 +78,19 @@ class MemoryEngine(Engine):
     """See the module. `sizes` and `adapters`: the tokens of every forward, and whose they are."""
 
     def __init__(
-        self, *, hidden: bool = False, owner_thread: bool = False, idle_slots: int | None = None
+        self, *, hidden: bool = False, same_thread_only: bool = False, idle_slots: int | None = None
     ) -> None:
         self.info = EngineInfo(
             name="memory",
             model="memory",
             n_layers=1,
             n_vocab=N_VOCAB,
-            n_positions=1 << 20,
+            context_length=1 << 20,
             kv_bytes_per_token=0 if hidden else 1,
             dtype="float32",
             fingerprint="memory",
             kv="hidden" if hidden else "addressable",
-            owner_thread=owner_thread,
+            same_thread_only=same_thread_only,
             idle_slots=idle_slots,
         )
         self.kv = ListFragments()
@@ -101,7 +101,7 @@ class MemoryEngine(Engine):
     def forward(self, rows: Sequence[Row]) -> Output:
         self.sizes.append(sum(row.n_tokens for row in rows))
         self.adapters.append({row.adapter for row in rows})
-        dests = [row.dest for row in rows if row.dest is not None]
+        dests = [row.kv_out for row in rows if row.kv_out is not None]
         assert len(set(dests)) == len(dests), "two rows write one fragment"
         logits, scores = [], []
         for row in rows:
@@ -111,8 +111,8 @@ class MemoryEngine(Engine):
                 [self._score(path[: row.position + span.start + 1], span) for span in row.scores]
             )
         for row in rows:
-            if row.dest is not None:
-                self.kv.write(row.dest, list(self._tokens(row)), row.position)
+            if row.kv_out is not None:
+                self.kv.write(row.kv_out, list(self._tokens(row)), row.position)
         return HostOutput(np.array(logits, np.float32).reshape(-1, N_VOCAB), scores)
 
     def _score(self, before: list[int], span: ScoreSpan) -> Score:
@@ -120,9 +120,9 @@ class MemoryEngine(Engine):
         return score_of(path, len(before), len(path), span.top)
 
     def _path(self, row: Row) -> list[int]:
-        fragments = [(span.fragment, span.length) for span in row.path]
-        if row.dest is not None:
-            fragments.append((row.dest, row.dest.length))
+        fragments = [(span.fragment, span.length) for span in row.prefix]
+        if row.kv_out is not None:
+            fragments.append((row.kv_out, row.kv_out.length))
         slots = [slot for part, length in fragments for slot in self.kv._use(part).slots[:length]]
         assert [at for _, at in slots] == list(range(row.position)), "slots out of place"
         return [token for token, _ in slots] + list(self._tokens(row))

@@ -141,7 +141,7 @@ class Plain(StubEngine):
 
     @classmethod
     def load(cls, folder: Path) -> Plain:  # type: ignore[override]
-        return cls(n_vocab=2048, n_positions=100)
+        return cls(n_vocab=2048, context_length=100)
 
 
 class Taking(StubEngine):

@@ -100,13 +100,13 @@ def errors_page() -> str:
 
 def engines_page() -> str:
     """Return the page of engines: what each can do, from what they say of themselves."""
-    from weft.engines import abilities, install_hint
+    from weft.engines import capabilities, install_hint
 
-    own = abilities.OWN
+    own = capabilities.OWN
     lines = [
         "# Engines",
         "",
-        "<!-- Written by `make pages` from weft.engines.abilities. Changes here are lost. -->",
+        "<!-- Written by `make pages` from weft.engines.capabilities. Changes here are lost. -->",
         "",
         "An engine runs the model; trees, branches, search and constraints are the same on all.",
         "`weft.load` and `-m` choose it by what they are given, `engine=` and `--engine` by name.",
@@ -120,13 +120,13 @@ def engines_page() -> str:
         "| --- | --- | --- |",
     ]
     for name, each in own.items():
-        needs = f"`{install_hint(name)}`" if name not in abilities.BASE else "nothing more"
+        needs = f"`{install_hint(name)}`" if name not in capabilities.BASE else "nothing more"
         page = f" ([more]({name}.md))" if (DOCS / f"{name}.md").exists() else ""
         lines.append(f"| `{name}` | {each.takes}{page} | {needs} |")
     heads = [f"`{name}`" for name in own]
     lines += ["", f"| what | {' | '.join(heads)} |", f"| --- |{' --- |' * len(own)}"]
-    for title, field in abilities.ROWS:
-        lines.append(f"| {title} | {' | '.join(abilities.cells(field, own))} |")
+    for title, field in capabilities.ROWS:
+        lines.append(f"| {title} | {' | '.join(capabilities.cells(field, own))} |")
     return "\n".join(lines) + "\n"
 
 

@@ -19,4 +19,4 @@ class CountedEngine(NgramEngine):
         told = text.encode("Once upon a time a fox met an owl. " * 9)
         # Texts must be able to end, and a law asks for paths that differ two tokens back.
         told += [*sorted(text.stop_ids), 30, 40, 5, 31, 40, 6]
-        return cls(told, text.n_vocab, n_positions=2048)
+        return cls(told, text.n_vocab, context_length=2048)

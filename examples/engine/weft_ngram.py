@@ -17,7 +17,7 @@ import numpy as np
 
 from weft._core.sampling.metrics import score_span
 from weft._core.tokens.tokenizer import Tokenizer
-from weft.engines.base import Abilities, Engine, EngineInfo, HostOutput, Row, ScoreSpan
+from weft.engines.base import Capabilities, Engine, EngineInfo, HostOutput, Row, ScoreSpan
 from weft.errors import ConfigError, ForwardError, ModelLoadError, Unsupported
 
 
@@ -27,7 +27,7 @@ class NgramEngine(Engine):
     fragments = None
 
     def __init__(
-        self, tokens: Sequence[int], n_vocab: int, *, n: int = 3, n_positions: int = 1 << 20
+        self, tokens: Sequence[int], n_vocab: int, *, n: int = 3, context_length: int = 1 << 20
     ) -> None:
         self.n = n
         self.follows: defaultdict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
@@ -41,12 +41,12 @@ class NgramEngine(Engine):
             model="ngram",
             n_layers=1,
             n_vocab=n_vocab,
-            n_positions=n_positions,
+            context_length=context_length,
             kv_bytes_per_token=0,
             dtype="float32",
             fingerprint=hashlib.sha256(json.dumps([n, n_vocab, list(tokens)]).encode()).hexdigest(),
             kv="hidden",
-            abilities=Abilities(families="n-grams", takes="a folder with corpus.txt"),
+            capabilities=Capabilities(families="n-grams", takes="a folder with corpus.txt"),
         )
 
     @classmethod

@@ -23,8 +23,8 @@ from ._core.tokens.chat import read_chat_template
 from ._core.tokens.tokenizer import Tokenizer
 from ._core.validation import whole_number
 from .engines import engine_class, install_hint
-from .engines.abilities import OWN
 from .engines.base import Engine, EngineInfo
+from .engines.capabilities import OWN
 from .engines.checkpoint import check_tokenizer, is_of_mlx, read_config
 from .engines.gguf import read_gguf
 from .engines.gguf.families import packages_for_torch, runs_on_torch
@@ -506,7 +506,7 @@ def choose_engine(model: Any, folder: Path) -> str:
     if find_spec("torch") is not None and find_spec("transformers") is not None:
         return "torch"
     try:
-        engine_class("numpy").refuse(folder)
+        engine_class("numpy").check_supported(folder)
     except Unsupported as error:
         if has_mlx:
             return "mlx"
@@ -529,7 +529,7 @@ def refuse_early(model: Any, engine: str, folder: Path, *, own_code: bool = Fals
     """
     chosen = engine_class(engine if engine != "auto" else choose_engine(model, folder))
     if not own_code:
-        chosen.refuse(folder)
+        chosen.check_supported(folder)
 
 
 def display_name(model: str | os.PathLike[str]) -> str:
@@ -608,7 +608,7 @@ def gguf_engine(source: str | os.PathLike[str], engine: str = "auto", device: st
     file = gguf_file(source)
     if engine == "auto" and device in ("auto", "cpu"):
         with suppress(Unsupported):
-            engine_class("numpy").refuse(file)
+            engine_class("numpy").check_supported(file)
             return "numpy"
     header = read_gguf(file)
     names = ["torch", "llamacpp"] if runs_on_torch(header) else ["llamacpp"]

@@ -38,7 +38,7 @@ FAKES = {
 }
 # MLX takes ten times NumPy's time on a CPU, whole paths and an own loop twice that of "hidden":
 # these laws are shown on them by default, the others by `-m slow`.
-CORE = ("laws", "protocol", "abilities", "heddles", "runs", "faults", "three_faces")
+CORE = ("laws", "protocol", "capabilities", "heddles", "runs", "faults", "three_faces")
 IN_CORE = ("mlx", "whole", "ownloop")
 # Triton's interpreter takes seconds for what a card does in microseconds: these laws are shown on
 # paged KV by default, the others by `-m slow`.

@@ -43,9 +43,9 @@ def test_n_ctx_is_the_longest_path(kind: str, make: Make) -> None:
     tickets[0].result()
     with pytest.raises(ContextOverflow, match="the context is 20"):
         lm.place(list(range(300, 321)))
-    n_positions = lm.info.n_positions
-    with pytest.raises(ConfigError, match=f"has {n_positions} positions"):
-        make(kind, n_ctx=n_positions + 1)
+    context_length = lm.info.context_length
+    with pytest.raises(ConfigError, match=f"has {context_length} positions"):
+        make(kind, n_ctx=context_length + 1)
 
 
 def test_n_batch_is_the_most_tokens_of_a_forward(kv_kind: str, make: Make) -> None:

@@ -44,9 +44,9 @@ def plain(engine: Engine, ids: Sequence[int]) -> NDArray[np.float32]:
 def grown(engine: Engine, first: int, n_single: int = 0) -> Fragment:
     """A fragment that holds the beginning of IDS: `first` tokens at once, then single ones."""
     fragment = store_of(engine).new(None)
-    engine.forward([Row((), IDS[:first], 0, fragment)]).wait()
+    engine.forward([Row((), IDS[:first], 0, fragment)]).synchronize()
     for at in range(first, first + n_single):
-        engine.forward([Row((), IDS[at : at + 1], at, fragment)]).wait()
+        engine.forward([Row((), IDS[at : at + 1], at, fragment)]).synchronize()
     return fragment
 
 
@@ -91,7 +91,7 @@ def test_a_half_that_grows_leaves_the_other_as_it_was(engine: Engine) -> None:
     store, lower = store_of(engine), grown(engine, 7)
     upper = store.split(lower, 3)
     before = store.export(lower)
-    engine.forward([Row((), [91, 92], 3, upper)]).wait()
+    engine.forward([Row((), [91, 92], 3, upper)]).synchronize()
     for name, array in store.export(lower).items():
         np.testing.assert_array_equal(array, before[name])
     found = engine.forward([Row((Span(upper, 5),), [93], 5, None, (0,))]).logits(0)
@@ -108,7 +108,7 @@ def test_exported_arrays_are_copies_of_the_slots_that_are_held(engine: Engine) -
     assert {array.shape[1] for array in kv.values()} == {6}
     assert sum(array.nbytes for array in kv.values()) == 6 * engine.info.kv_bytes_per_token
     store.trim(fragment, 0)
-    engine.forward([Row((), [1, 2, 3, 4, 1, 2], 0, fragment)]).wait()
+    engine.forward([Row((), [1, 2, 3, 4, 1, 2], 0, fragment)]).synchronize()
     store.free(fragment)
     cut = {name: array[:, :4] if name in kv else array for name, array in data.items()}
     back = store.load(cut, None)
@@ -165,7 +165,7 @@ def test_spare_room_is_at_most_growth_and_settle_gives_it_back(engine: Engine) -
     fragments = [store.new(None) for _ in range(4)]
     for at in range(5):
         rows = [Row((), IDS[at : at + 1], at, fragment) for fragment in fragments]
-        engine.forward(rows).wait()
+        engine.forward(rows).synchronize()
     assert 4 * 5 * slot <= store.usage().bytes <= 4 * (5 + store.growth) * slot
     for fragment in fragments:
         store.settle(fragment)
@@ -213,14 +213,14 @@ WRONG: dict[str, dict[str, Any]] = {
 def test_a_forward_that_raises_has_changed_nothing(engine: Engine, what: str) -> None:
     store = store_of(engine)
     good, bad = grown(engine, 4), grown(engine, 4)
-    row: dict[str, Any] = {"path": (), "tokens": [1], "position": 4, "dest": bad, **WRONG[what]}
+    row: dict[str, Any] = {"prefix": (), "tokens": [1], "position": 4, "kv_out": bad, **WRONG[what]}
     if what == "more slots than there are":
-        row |= {"path": (Span(good, 5),), "position": 5, "dest": None}
-    right: dict[str, Any] = {"path": (), "tokens": [9] * 4, "position": 4, "dest": good}
+        row |= {"prefix": (Span(good, 5),), "position": 5, "kv_out": None}
+    right: dict[str, Any] = {"prefix": (), "tokens": [9] * 4, "position": 4, "kv_out": good}
     right["adapter"] = row.get("adapter")  # one for all rows of a call
     for order in ([right, row], [row, right]):
         with pytest.raises((WeftError, IndexError)):
-            engine.forward([Row(**each) for each in order]).wait()
+            engine.forward([Row(**each) for each in order]).synchronize()
     assert (good.length, bad.length, store.usage().slots) == (4, 4, 8)
     check_slots(engine, good)
     check_slots(engine, bad)
@@ -244,7 +244,7 @@ def test_what_cannot_be_cut_raises_and_stays(engine: Engine) -> None:
 def test_a_closed_engine_runs_nothing_and_may_be_closed_again(new_engine: NewEngine) -> None:
     engine = new_engine()
     if engine.fragments is not None:
-        engine.forward([Row((), IDS, 0, engine.fragments.new(None))]).wait()
+        engine.forward([Row((), IDS, 0, engine.fragments.new(None))]).synchronize()
     engine.close()
     engine.close()
     if engine.fragments is not None:

@@ -97,14 +97,14 @@ def test_a_seed_gives_the_same_tokens_alone_in_company_and_on_every_engine(
     for kind in ours if beside == "none" else ("numpy", beside):
         lm = make(kind)
         prompt = prompt_ids(lm, "Tell me a story about a fox.")
-        if want is None or lm.info.abilities.native_runs:
+        if want is None or lm.info.capabilities.native_runs:
             want = alone(lm, prompt, seeds, n_tokens)
         # A hidden engine runs whole paths every step, and Triton's interpreter is slow: dear, and
         # their batches are like others'.
         is_dear = lm.info.kv == "hidden" or kind == "paged"
         for n_beside in COMPANIES[:1] if is_dear else COMPANIES:
             found = texts(lm, prompt, seeds, n_beside, n_tokens)
-            if lm.info.abilities.native_runs:
+            if lm.info.capabilities.native_runs:
                 assert found == want, (kind, n_beside)
             else:
                 assert_same(lm, prompt, seeds, found, want, (kind, n_beside))

@@ -59,7 +59,7 @@ def test_what_is_kept_of_a_small_number_counts_as_far_as_others() -> None:
     budget = Budget(tokens=small, kv_bytes=small)
     assert (type(budget.tokens), type(budget.kv_bytes)) == (int, int)
     with weft.load("tiny", n_ctx=small) as lm:
-        assert type(lm.n_ctx) is type(lm.info.n_positions) is int
+        assert type(lm.n_ctx) is type(lm.info.context_length) is int
         node = weft.Loom(lm, "Once upon a time").grow(n=1, max_tokens=6, seed=1)[0]
         before = node.tokens
         assert node.trim(np.uint8(2)).tokens == before[:-2]

@@ -209,7 +209,7 @@ def test_file_and_folder_give_the_same_engine(family: str, dtype: str, tmp_path:
         model.save_pretrained(folder := tmp_path / "folder")
     found, wanted = (TorchEngine.load(path, dtype=dtype) for path in (file, folder))
     assert type(found) is type(wanted)
-    for name in ("dtype", "kv", "n_positions", "kv_bytes_per_token", "abilities"):
+    for name in ("dtype", "kv", "context_length", "kv_bytes_per_token", "capabilities"):
         assert getattr(found.info, name) == getattr(wanted.info, name), name
     kinds = [
         [(name, type(module)) for name, module in engine.model.named_modules()]

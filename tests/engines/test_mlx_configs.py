@@ -86,7 +86,7 @@ def test_windows_that_mlx_lm_lacks_limit_the_context(
     with caplog.at_level(logging.WARNING, "weft.engines.mlx"):
         engine = MlxEngine.load(tmp_path, dtype="float32")
     assert f"limited to the window of {WINDOW}" in caplog.text
-    assert engine.info.n_positions == WINDOW
+    assert engine.info.context_length == WINDOW
     want = log_softmax(plain_logits(model, IDS[:WINDOW]).numpy())
     np.testing.assert_allclose(log_softmax(stepped(engine, IDS[:WINDOW])), want, atol=1e-3)
     with pytest.raises(ConfigError, match="n_ctx"):

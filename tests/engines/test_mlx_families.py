@@ -99,7 +99,7 @@ def test_a_tree_of_many_short_nodes_decodes_as_its_paths(bench: Bench) -> None:
         extra = [Row(trunk, IDS[30 : 30 + n], 11, None, (n - 1,)) for n in (1, 3, 2)]
         output = bench.engine.forward([*rows, *extra] if step % 3 else rows)
         for number, row in enumerate(rows):
-            i = next(i for i, tail in enumerate(tails) if tail is row.dest)
+            i = next(i for i, tail in enumerate(tails) if tail is row.kv_out)
             begun = (i + 1) // 2
             known = [*paths[i][1], *(IDS[i + s] for s in range(begun, step + 1))]
             bench.near(output.logits(number), plain_logits(bench.model, known)[-1])

@@ -222,7 +222,7 @@ def test_options_out_of_range_are_refused() -> None:
 
 def test_rows_beyond_the_model_are_refused() -> None:
     engine = MlxEngine.adopt(build("llama"), n_ctx=8)
-    assert engine.info.n_positions == 8
+    assert engine.info.context_length == 8
     with pytest.raises(ContextOverflow):
         engine.forward([Row((), [1] * 9, 0)])
     for wrong in (-1, N_VOCAB):

@@ -40,10 +40,10 @@ def test_it_says_once_that_nothing_is_kept(model: Any, caplog: pytest.LogCapture
         if "prefix caching disabled for mamba" in r.msg % r.args
     ]
     assert len(caplog.records) == 1
-    assert (engine.info.kv, engine.info.recomputes) == ("hidden", True)
+    assert (engine.info.kv, engine.info.no_prefix_cache) == ("hidden", True)
     assert engine.fragments is None
     assert "ArraysCache" in engine.info.extra["no_prefix_caching"]
-    assert not engine.info.abilities.save_kv
+    assert not engine.info.capabilities.save_kv
 
 
 def test_rows_of_any_length_are_their_own_plain_forward(model: Any) -> None:

@@ -63,8 +63,8 @@ def test_a_bad_row_fails_the_call_and_changes_no_length(engine: NumpyEngine, kin
     with pytest.raises(ForwardError):
         engine.forward([Row((), [4], 0, good[0]), bad, Row((), [4, 5], 0, good[1])])
     assert engine.fragments.usage().slots == n_slots
-    assert [fragment.length for fragment in (*good, bad.dest) if fragment] == [0, 0, 0]
-    for fragment in (*good, bad.dest, bad.path[0].fragment):
+    assert [fragment.length for fragment in (*good, bad.kv_out) if fragment] == [0, 0, 0]
+    for fragment in (*good, bad.kv_out, bad.prefix[0].fragment):
         assert fragment is not None
         engine.fragments.free(fragment)
     assert engine.fragments.usage() == (0, 0)
@@ -118,7 +118,7 @@ def test_a_closed_engine_says_so(engine: NumpyEngine) -> None:
 
 
 def test_n_ctx_shortens_the_context(plain: PlainLlama, tmp_path: Path) -> None:
-    assert NumpyEngine.load(tmp_path, n_ctx=64).info.n_positions == 64
+    assert NumpyEngine.load(tmp_path, n_ctx=64).info.context_length == 64
     for n_ctx in (0, 513):
         with pytest.raises(ConfigError, match="1 to 512"):
             NumpyEngine.load(tmp_path, n_ctx=n_ctx)

@@ -138,8 +138,8 @@ def test_companions_and_their_order_do_not_matter(rig: Rig) -> None:
                 before = [*IDS[:22]][: sum(span.length for span in path)]
                 assert_close(output.logits(index), rig.plain([*before, *ids])[-1])
             for row in rows:
-                if row.dest is not None:
-                    rig.engine.fragments.free(row.dest)
+                if row.kv_out is not None:
+                    rig.engine.fragments.free(row.kv_out)
 
 
 def test_equal_suffixes_under_different_prefixes_differ(rig: Rig) -> None:
@@ -170,8 +170,8 @@ def test_rows_that_decode_together_agree_with_the_twin_at_every_step(rig: Rig) -
         if step % 9 == 8:
             gone = step % len(rows)
             row, text = rows.pop(gone), texts.pop(gone)
-            rig.engine.fragments.settle(row.dest)
-            rig.check((*path, *full(row.dest)), text)
+            rig.engine.fragments.settle(row.kv_out)
+            rig.check((*path, *full(row.kv_out)), text)
 
 
 @pytest.mark.parametrize("most", [9, 4096])

@@ -176,6 +176,6 @@ def test_info_says_what_the_embedded_model_is(tiny: Path) -> None:
     calls: list[tuple[str, int, int, str]] = []
     info = NumpyEngine.load(tiny, progress=lambda *call: calls.append(call)).info
     assert (info.name, info.dtype, info.kv) == ("numpy", "float32", "addressable")
-    assert (info.n_layers, info.n_vocab, info.n_positions) == (8, 2048, 2048)
+    assert (info.n_layers, info.n_vocab, info.context_length) == (8, 2048, 2048)
     assert info.kv_bytes_per_token == 8 * 2 * 2 * 64 * 4
     assert calls[-1] == ("load", 8, 8, "")

@@ -18,7 +18,7 @@ import weft.engines as registry
 from weft._core.sampling.params import SamplingParams
 from weft._core.sampling.sampler import Chain, Sampler, draw_at, draw_rows
 from weft.cli.engines import plugin_problems
-from weft.engines.base import HostOutput, KeptRow, Output
+from weft.engines.base import HostOutput, Output, RetainedRow
 from weft.engines.stub import StubEngine
 from weft.errors import ConfigError, EngineUnavailable
 
@@ -113,7 +113,7 @@ def test_importing_the_registry_imports_no_engine() -> None:
 class Bare(HostOutput):
     """An output that says nothing of its own about keeping."""
 
-    keep = Output.keep
+    retain = Output.retain
 
 
 @pytest.mark.parametrize("kind", [HostOutput, Bare])
@@ -122,7 +122,7 @@ def test_kept_rows_are_those_that_were_named_and_nobodys_else(
     kind: type[HostOutput], indices: Sequence[int]
 ) -> None:
     logits = np.arange(12, dtype=np.float32).reshape(4, 3)
-    kept = kind(logits, []).keep(indices)
+    kept = kind(logits, []).retain(indices)
     for number, index in enumerate(indices):
         assert kept.logits(number).tolist() == logits[index].tolist()
         assert not np.shares_memory(kept.logits(number), logits)
@@ -133,8 +133,11 @@ def test_kept_rows_are_those_that_were_named_and_nobodys_else(
 def test_an_engine_draws_from_kept_rows_of_any_output() -> None:
     engine = StubEngine(n_vocab=90)
     logits = np.random.default_rng(3).standard_normal((6, 90)).astype(np.float32)
-    first, second = HostOutput(logits[:4], []).keep([1, 3]), HostOutput(logits[4:], []).keep([0])
-    rows = [KeptRow(second, 0), KeptRow(first, 1)]
+    first, second = (
+        HostOutput(logits[:4], []).retain([1, 3]),
+        HostOutput(logits[4:], []).retain([0]),
+    )
+    rows = [RetainedRow(second, 0), RetainedRow(first, 1)]
     samplers = [Sampler(SamplingParams(), stream) for stream in range(5)]
     batch = draw_at(Chain(samplers), [0, 1, 1, 0, 1], [9] * 5)
     got = engine.draw(rows, batch).result()
@@ -152,5 +155,5 @@ def test_host_output_hands_out_copies_and_draws_at_once() -> None:
     batch: Any = SimpleNamespace(on_host=lambda given: seen.append(given) or "drawn")
     assert output.draw(batch).result() == "drawn"
     assert seen[0] is logits
-    output.wait()
+    output.synchronize()
     assert output.scores() == [[], []]

@@ -106,7 +106,7 @@ def body(
     """What a run of three tokens after three is in a dialect."""
     asked = SamplingParams(**params)
     wording = RequestBuilder("m", DIALECTS[dialect], capabilities, text)
-    assert wording.refusal(asked) is None
+    assert wording.unsupported_params(asked) is None
     run = GenerationRequest((1, 300, 301), asked, (5, 6), 3, frozenset({5}))
     return wording.body(run, run.tokens, [5 << 40 | 7], 3)
 
@@ -131,7 +131,7 @@ def test_every_parameter_that_is_not_refused_is_said(text: Tokenizer) -> None:
         for name, value in values.items():
             first = dialect.order != "last"
             asked = SamplingParams(temperature_first=first, **{name: value})  # type: ignore[arg-type]
-            refused = wording.refusal(asked)
+            refused = wording.unsupported_params(asked)
             if name in dialect.params:
                 said = body(dialect.name, text, temperature_first=first, **{name: value})
                 assert refused is None
@@ -176,7 +176,7 @@ def test_constraints_are_said_in_the_form_of_each(text: Tokenizer) -> None:
     assert body("vllm", text, constraint=Regex("a+"))["structured_outputs"] == {"regex": "a+"}
     assert body("llama-cpp-python", text, constraint=GBNF('root ::= "a"'))["grammar"]
     for dialect in ("openai", "sglang"):
-        refused = RequestBuilder("m", DIALECTS[dialect], ALL, text).refusal(
+        refused = RequestBuilder("m", DIALECTS[dialect], ALL, text).unsupported_params(
             SamplingParams(constraint=choice)
         )
         assert refused is not None

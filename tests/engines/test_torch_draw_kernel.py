@@ -23,7 +23,7 @@ from drawing import (  # noqa: E402
 from families import N_VOCAB, build  # noqa: E402
 from weft._core.sampling.params import SamplingParams  # noqa: E402
 from weft._core.sampling.sampler import BROKEN, NOTHING, Chain, DrawBatch, Sampler  # noqa: E402
-from weft.engines.base import KeptRow, Row  # noqa: E402
+from weft.engines.base import RetainedRow, Row  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
 from weft.engines.torch.paged import kernel  # noqa: E402
 from weft.engines.torch.sampling import check  # noqa: E402
@@ -304,7 +304,7 @@ def test_an_engine_draws_from_steps_and_kept_rows_as_the_reference(
     batch = DrawBatch(rows, Chain(samplers), at)
     want = batch.on_host(logits)
     assert_draws_agree(samplers, logits, rows, at, output.draw(batch).result(), want, LEVEL)
-    kept = [KeptRow(output.keep([i]), 0) for i in range(4)]
+    kept = [RetainedRow(output.retain([i]), 0) for i in range(4)]
     assert np.array_equal(engine.draw(kept, batch).result().ids, want.ids)
     assert len(on_the_device) == 2
 

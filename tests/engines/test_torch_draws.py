@@ -26,7 +26,7 @@ torch = pytest.importorskip("torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from families import N_VOCAB, build  # noqa: E402
-from weft.engines.base import HostRows, KeptRow, Row  # noqa: E402
+from weft.engines.base import HostLogits, RetainedRow, Row  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
 from weft.engines.torch.sampling import filters, noise  # noqa: E402
 from weft.engines.torch.sampling.drawer import TorchSampler, draw  # noqa: E402
@@ -369,8 +369,8 @@ def test_an_engine_draws_from_steps_and_kept_rows_as_the_reference(
     batch = DrawBatch(rows, Chain(samplers), at)
     want = batch.on_host(logits)
     assert_draws_agree(samplers, logits, rows, at, output.draw(batch).result(), want)
-    kept = [KeptRow(output.keep([0, 2]), 0), KeptRow(output.keep([1]), 0)]
-    kept += [KeptRow(HostRows([logits[2]]), 0), KeptRow(output.keep([2, 3]), 1)]
+    kept = [RetainedRow(output.retain([0, 2]), 0), RetainedRow(output.retain([1]), 0)]
+    kept += [RetainedRow(HostLogits([logits[2]]), 0), RetainedRow(output.retain([2, 3]), 1)]
     again = engine.draw(kept, batch).result()
     assert np.array_equal(again.ids, want.ids)
     assert len(on_the_device) == 2

@@ -122,7 +122,7 @@ def test_logits_depend_on_no_companion_and_no_order(bench: Bench) -> None:
 def test_a_mixed_step_continues_as_decodes_of_uneven_length(bench: Bench) -> None:
     rows, paths = _mixed_rows(bench)
     bench.engine.forward(rows)
-    kept = [(r, p) for r, p in zip(rows, paths, strict=True) if r.dest is not None]
+    kept = [(r, p) for r, p in zip(rows, paths, strict=True) if r.kv_out is not None]
     for step in range(3):
         for row, ids in kept:
             row.tokens, row.position, row.logits_at = [30 + step], len(ids), (0,)
@@ -241,7 +241,7 @@ def test_the_owners_model_stays_as_it_was(bench: Bench) -> None:
     call = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
     fresh = bench.model.generate(ids, attention_mask=torch.ones_like(ids), **call)
     before = bench.oracle(IDS[:40])
-    engine = TorchEngine.adopt(bench.model, n_ctx=bench.engine.info.n_positions)
+    engine = TorchEngine.adopt(bench.model, n_ctx=bench.engine.info.context_length)
     engine.forward([Row((), IDS[:30], 0, None, (29,))])
     assert torch.equal(bench.oracle(IDS[:40]), before)
     assert torch.equal(

@@ -75,11 +75,11 @@ def test_a_played_step_is_the_step(name: str, monkeypatch: pytest.MonkeyPatch) -
     ours, theirs = Leaves(played, 5), Leaves(plain, 5)
     for n in [5] * 4 + [4, 3, 3, 2] + [5] * 6:
         torch.testing.assert_close(ours.step(n), theirs.step(n), rtol=1e-4, atol=1e-4)
-    told = played.told()
+    told = played.stats()
     assert told["why_eager"] == ""
     assert told["played"] >= 10
     assert told["captured"] <= 3
-    assert plain.told() == {}
+    assert plain.stats() == {}
 
 
 def test_a_frame_serves_smaller_steps_and_forgets_them() -> None:
@@ -88,8 +88,8 @@ def test_a_frame_serves_smaller_steps_and_forgets_them() -> None:
     ours, theirs = Leaves(played, 8), Leaves(plain, 8)
     for n in [8] * 4 + [5, 8, 4, 7, 8]:
         torch.testing.assert_close(ours.step(n), theirs.step(n), rtol=1e-4, atol=1e-4)
-    assert played.told()["captured"] == 1
-    assert played.told()["played"] == 7  # all but two
+    assert played.stats()["captured"] == 1
+    assert played.stats()["played"] == 7  # all but two
     ours.step(5), theirs.step(5)
     ((frame, _),) = played._graphs._frames.values()
     work = frame.work(2)
@@ -98,7 +98,7 @@ def test_a_frame_serves_smaller_steps_and_forgets_them() -> None:
     assert n_rows == [len(items) for items in now.by_tile]
     assert frame.slots[5:].tolist() == [played.fragments.nobodys] * 3
     for mine, other in zip(ours.rows, theirs.rows, strict=True):
-        one, two = (e.fragments.export(r.dest) for e, r in ((played, mine), (plain, other)))
+        one, two = (e.fragments.export(r.kv_out) for e, r in ((played, mine), (plain, other)))
         for name in one:
             if name != "dtype":
                 torch.testing.assert_close(*(torch.from_numpy(k[name]) for k in (one, two)))
@@ -117,7 +117,7 @@ def test_frames_of_single_parts_and_of_merged_ones_do_not_serve_each_other() -> 
         mine, other = ours[number].step(), theirs[number].step()
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-4)
         assert played.fragments._plan.work(2).is_single == (number == 0)
-    assert played.told()["played"] >= 5
+    assert played.stats()["played"] >= 5
 
 
 def test_a_frame_serves_as_leaves_end_and_others_join() -> None:
@@ -127,12 +127,12 @@ def test_a_frame_serves_as_leaves_end_and_others_join() -> None:
     for number in range(8):
         for leaves in (ours, theirs) if number > 3 else ():
             gone = leaves.rows.pop(number % 5)
-            leaves.engine.fragments.free(gone.dest)
+            leaves.engine.fragments.free(gone.kv_out)
             fresh = leaves.engine.fragments.new(None)
             leaves.rows.insert(number % 3, Row(gone.path, [number], 9, fresh, (0,)))
         torch.testing.assert_close(ours.step(), theirs.step(), rtol=1e-4, atol=1e-4)
-    assert played.told()["captured"] == 1
-    assert played.told()["played"] == 6
+    assert played.stats()["captured"] == 1
+    assert played.stats()["played"] == 6
 
 
 def test_prompts_are_played_too() -> None:
@@ -145,7 +145,7 @@ def test_prompts_are_played_too() -> None:
         for at in (0, 1):
             got, want = (torch.from_numpy(o.logits(at)) for o in (one, two))
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
-    assert played.told()["played"] >= 3
+    assert played.stats()["played"] >= 3
     assert held.trunk.length == 9
 
 
@@ -154,7 +154,7 @@ def test_a_pool_that_moves_takes_what_was_captured_with_it() -> None:
     ours, theirs = Leaves(played, 4), Leaves(plain, 4)
     for _ in range(5):
         ours.step(), theirs.step()
-    captured = played.told()["captured"]
+    captured = played.stats()["captured"]
     more = [e.fragments.new(None) for e in (played, plain)]
     for engine, fragment in zip((played, plain), more, strict=True):
         moves = engine.fragments.n_moves
@@ -162,7 +162,7 @@ def test_a_pool_that_moves_takes_what_was_captured_with_it() -> None:
         assert engine.fragments.n_moves > moves
     for _ in range(4):
         torch.testing.assert_close(ours.step(), theirs.step(), rtol=1e-4, atol=1e-4)
-    assert played.told()["captured"] == captured + 1
+    assert played.stats()["captured"] == captured + 1
 
 
 def test_what_was_captured_goes_before_a_pool_asks_for_more(
@@ -193,11 +193,11 @@ def test_weights_that_are_forgotten_take_it_with_them() -> None:
     leaves = Leaves(engine, 3)
     for _ in range(4):
         leaves.step()
-    captured = engine.told()["captured"]
-    engine.forget()
+    captured = engine.stats()["captured"]
+    engine.clear_caches()
     for _ in range(3):
         leaves.step()
-    assert engine.told()["captured"] == captured + 1
+    assert engine.stats()["captured"] == captured + 1
 
 
 def test_weights_that_are_written_in_place_leave_what_was_captured() -> None:
@@ -206,13 +206,13 @@ def test_weights_that_are_written_in_place_leave_what_was_captured() -> None:
     ours, theirs = Leaves(played, 3), Leaves(plain, 3)
     for _ in range(5):
         ours.step(), theirs.step()
-    captured, moves = played.told()["captured"], played.fragments.n_moves
+    captured, moves = played.stats()["captured"], played.fragments.n_moves
     for engine in (played, plain):
         engine.model.get_parameter("model.layers.1.mlp.down_proj.weight").data.mul_(1.5)
-        engine.renew()
+        engine.refresh_weights()
     for _ in range(4):
         torch.testing.assert_close(ours.step(), theirs.step(), rtol=1e-4, atol=1e-4)
-    assert (played.told()["captured"], played.fragments.n_moves) == (captured, moves)
+    assert (played.stats()["captured"], played.fragments.n_moves) == (captured, moves)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])
@@ -222,15 +222,15 @@ def test_who_listens_to_a_module_is_called_at_every_step(name: str) -> None:
     leaves = Leaves(engine, 3)
     for _ in range(4):
         leaves.step()
-    played, heard = engine.told()["played"], []
+    played, heard = engine.stats()["played"], []
     layer = engine.model.get_submodule("model.layers.1.mlp")
     hook = layer.register_forward_hook(lambda *_: heard.append(1))
     for _ in range(3):
         leaves.step()
-    assert (len(heard), engine.told()["played"]) == (3, played)
+    assert (len(heard), engine.stats()["played"]) == (3, played)
     hook.remove()
     leaves.step()
-    assert (len(heard), engine.told()["played"]) == (3, played + 1)
+    assert (len(heard), engine.stats()["played"]) == (3, played + 1)
 
 
 def test_weights_that_are_put_elsewhere_are_read_there() -> None:
@@ -239,13 +239,13 @@ def test_weights_that_are_put_elsewhere_are_read_there() -> None:
     ours, theirs = Leaves(played, 3), Leaves(plain, 3)
     for _ in range(5):
         ours.step(), theirs.step()
-    captured = played.told()["captured"]
+    captured = played.stats()["captured"]
     for engine in (played, plain):
         weight = engine.model.get_parameter("model.layers.1.mlp.down_proj.weight")
         weight.data = weight.data * 1.5
     for _ in range(4):
         torch.testing.assert_close(ours.step(), theirs.step(), rtol=1e-4, atol=1e-4)
-    assert played.told()["captured"] == captured + 1
+    assert played.stats()["captured"] == captured + 1
 
 
 def test_buffers_that_are_put_elsewhere_are_noticed() -> None:
@@ -279,7 +279,7 @@ def test_a_capture_that_fails_by_others_is_tried_again_but_not_for_ever(
     ours, theirs = Leaves(engine, 3), Leaves(plain, 3)
     for _ in range(14):
         torch.testing.assert_close(ours.step(), theirs.step(), rtol=1e-4, atol=1e-4)
-    told = engine.told()
+    told = engine.stats()
     if n_short == 1:
         assert (len(tries), told["why_eager"]) == (2, "")
         assert int(str(told["played"])) > 4
@@ -304,8 +304,8 @@ def test_what_cannot_be_captured_is_run_as_it_is_and_logged_once(
             torch.testing.assert_close(ours.step(), theirs.step(), rtol=1e-4, atol=1e-4)
     assert len(caplog.records) == 1
     assert "not permitted when stream is capturing" in caplog.text
-    assert "not permitted" in str(engine.told()["why_eager"])
-    assert engine.told()["played"] == 0
+    assert "not permitted" in str(engine.stats()["why_eager"])
+    assert engine.stats()["played"] == 0
 
 
 def test_a_step_that_fails_leaves_the_engine_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,7 +322,7 @@ def test_a_step_that_fails_leaves_the_engine_as_it_was(monkeypatch: pytest.Monke
         patch.setattr(FusedDecoder, "hidden", lambda *_: breaks(None))
         with pytest.raises(weft.errors.ForwardError, match="fell off"):
             engine.forward(ours.rows)
-    assert [row.dest.length for row in ours.rows] == [4] * 3
+    assert [row.kv_out.length for row in ours.rows] == [4] * 3
     torch.testing.assert_close(ours.step(), theirs.step(), rtol=1e-4, atol=1e-4)
 
 
@@ -344,12 +344,12 @@ def test_a_step_that_cannot_be_played_is_run_as_it_is(
     monkeypatch.setattr(capture._Eager, "play", plays_at_times)
     for _ in range(16):
         torch.testing.assert_close(ours.step(), theirs.step(), rtol=1e-4, atol=1e-4)
-    told = engine.told()
+    told = engine.stats()
     assert told["played"] == 5
     assert not caplog.records
     for _ in range(12):  # for good, now: it is not tried for ever
         torch.testing.assert_close(ours.step(), theirs.step(), rtol=1e-4, atol=1e-4)
-    assert "Offset increment" in str(engine.told()["why_eager"])
+    assert "Offset increment" in str(engine.stats()["why_eager"])
     assert n_asked == 12
     assert len(caplog.records) == 1
 
@@ -361,7 +361,7 @@ def test_many_frames_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         leaves = Leaves(engine, n)
         for _ in range(4):
             leaves.step()
-    assert engine.told()["captured"] >= 2
+    assert engine.stats()["captured"] >= 2
     assert len(engine._graphs._frames) == 1
 
 
@@ -373,7 +373,7 @@ def test_a_loom_grows_the_same_from_frames() -> None:
             loom = weft.Loom(lm, "Use 4 9 10 13 to make 24.")
             grown = loom.grow(n=3, max_tokens=8, seed=4)
             texts[graphs] = [node.text for node in grown]
-            assert bool(lm.engine.told()) == graphs
+            assert bool(lm.engine.stats()) == graphs
     assert texts[True] == texts[False]
 
 
@@ -396,9 +396,9 @@ def test_a_step_of_many_tokens_gets_a_frame_of_its_own_size(
     for n in [24] * 4 + [13] * 4:
         leaves.step(n)
     assert {key.n_tokens for key in engine._graphs._frames} == {24, 16}
-    played = engine.told()["played"]
+    played = engine.stats()["played"]
     leaves.step(14)
-    assert engine.told()["played"] == played + 1
+    assert engine.stats()["played"] == played + 1
 
 
 def test_graphs_are_chosen_by_name() -> None:

@@ -118,12 +118,12 @@ def test_a_model_that_its_owner_converts_says_so_until_it_is_turned_back(name: s
     """One with rotary frequencies has rounded those: see test_torch_owner."""
     model = build(name)
     engine = TorchEngine.adopt(model)
-    mark = engine.weights_mark()
+    mark = engine.weights_version()
     model.half()
     with pytest.raises(ForwardError, match=r"torch\.float32 on cpu .* torch\.float16 on cpu now"):
         engine.forward([Row((), [3, 4], 0, None, (1,))])
     model.float()
-    assert engine.weights_mark() != mark  # of numbers with fewer digits
+    assert engine.weights_version() != mark  # of numbers with fewer digits
     got = engine.forward([Row((), [3, 4], 0, None, (1,))]).logits(0)
     want = plain_logits(model, [3, 4])[-1]
     assert float((torch.from_numpy(got) - want).abs().max()) < 1e-4
@@ -154,9 +154,9 @@ def test_a_handed_over_models_weights_lie_where_they_lay() -> None:
 def test_info_says_what_was_loaded(folder: Path) -> None:
     info = TorchEngine.load(folder).info
     assert (info.name, info.model, info.dtype, info.device) == ("torch", "model", "float32", "cpu")
-    assert (info.n_layers, info.n_vocab, info.n_positions) == (3, N_VOCAB, 256)
+    assert (info.n_layers, info.n_vocab, info.context_length) == (3, N_VOCAB, 256)
     assert info.kv_bytes_per_token == 3 * 2 * 2 * 8 * 4  # layers, K and V, heads, head size, bytes
-    assert (info.kv, info.overlap) == ("addressable", False)
+    assert (info.kv, info.async_scheduling) == ("addressable", False)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
@@ -199,7 +199,7 @@ def test_a_model_read_from_its_folder_has_that_folders_fingerprint(
 
 
 def test_n_ctx_bounds_the_path(folder: Path) -> None:
-    assert TorchEngine.load(folder, n_ctx=40).info.n_positions == 40
+    assert TorchEngine.load(folder, n_ctx=40).info.context_length == 40
     for wrong in (0, 257):
         with pytest.raises(ConfigError, match="1 to 256"):
             TorchEngine.load(folder, n_ctx=wrong)
@@ -210,7 +210,7 @@ def test_n_ctx_bounds_the_path(folder: Path) -> None:
 def test_a_context_may_be_shorter_than_the_paths_of_the_load_check(name: str, n_ctx: int) -> None:
     model = build(name)
     engine = TorchEngine.adopt(model, n_ctx=n_ctx)
-    assert engine.info.n_positions == n_ctx
+    assert engine.info.context_length == n_ctx
     ids = [5, 9, 40, 7][:n_ctx]
     got = engine.forward([Row((), ids, 0, None, (n_ctx - 1,))]).logits(0)
     assert float((torch.from_numpy(got) - plain_logits(model, ids)[-1]).abs().max()) < 1e-4
@@ -342,7 +342,7 @@ def test_a_context_is_as_long_as_the_table_of_positions() -> None:
     roberta = _causal("roberta", max_position_embeddings=26, pad_token_id=1, **padded)
     for model in (whisper, roberta):
         engine = TorchEngine.adopt(model)
-        assert engine.info.n_positions == 24
+        assert engine.info.context_length == 24
         ids = [5 + i % 90 for i in range(25)]
         got = engine.forward([Row((), ids[:24], 0, None, (23,))]).logits(0)
         want = plain_logits(model, ids[:24])[-1]

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 import weft  # noqa: E402
 from shallow import shallow  # noqa: E402
 from weft._core.sampling.metrics import log_softmax  # noqa: E402
-from weft.engines.torch.output import TorchOutput, TorchRows, _Made  # noqa: E402
+from weft.engines.torch.output import DeviceLogits, TorchOutput, _Made  # noqa: E402
 from weft.errors import ForwardError  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -29,7 +29,7 @@ def test_kept_rows_keep_their_dtype_and_only_what_is_wanted(
     with torch.inference_mode():
         logits = torch.randn(6, 50).to(dtype)
     output = TorchOutput(logits, [])
-    kept = output.keep(indices)
+    kept = output.retain(indices)
     assert kept.tensor.dtype == dtype
     n_held = len(indices) if len(indices) < 3 else 6
     assert kept.n_bytes == n_held * 50 * dtype.itemsize
@@ -45,7 +45,7 @@ def test_kept_rows_keep_their_dtype_and_only_what_is_wanted(
 
 def test_log_probabilities_are_found_where_the_rows_are() -> None:
     with torch.inference_mode():
-        kept = TorchOutput(torch.randn(5, 300).bfloat16(), []).keep([1, 4, 2])
+        kept = TorchOutput(torch.randn(5, 300).bfloat16(), []).retain([1, 4, 2])
     for number in range(3):
         want = log_softmax(kept.logits(number))
         array, tensor = (kept.logprobs(number, on_host=on_host) for on_host in (True, False))
@@ -62,7 +62,7 @@ def test_neighbours_are_found_together_and_one_keeps_what_it_found(
     on_host: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("weft.engines.torch.output._MADE_BYTES", 4 * 300 * 3)  # three rows
-    first, other = (TorchOutput(torch.randn(8, 300), []).keep(range(8)) for _ in range(2))
+    first, other = (TorchOutput(torch.randn(8, 300), []).retain(range(8)) for _ in range(2))
     wanted = first.tensor.log_softmax(-1).numpy()
     made = list[int]()
     real = _Made.of.__func__  # type: ignore[attr-defined]
@@ -95,10 +95,12 @@ def test_callers_get_far_rows_without_their_logits_on_the_host(
         near = weft.AsyncLM(lm)
         want = [row.numpy() for row in near.batch_next_token_logprobs_sync(contexts)]
         near.clear_cache()
-        lm.engine.info = replace(lm.engine.info, far_rows=True)
+        lm.engine.info = replace(lm.engine.info, logits_on_device=True)
         model = weft.AsyncLM(lm, on_device=on_device)
         with monkeypatch.context() as patch:
-            patch.setattr(TorchRows, "logits", lambda self, number: pytest.fail("it was fetched"))
+            patch.setattr(
+                DeviceLogits, "logits", lambda self, number: pytest.fail("it was fetched")
+            )
 
             async def ask() -> list[torch.Tensor]:
                 return await asyncio.gather(*map(model.next_token_logprobs, contexts))
@@ -128,7 +130,7 @@ def test_a_row_that_is_no_distribution_is_refused_on_the_host(
     """Alone or made with its neighbours, which are fine."""
     logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(1))
     logits[2] = value
-    kept = TorchRows(logits)
+    kept = DeviceLogits(logits)
     for number in (2,) if is_first else (0, 1, 3):
         if number != 2:
             row = kept.logprobs(number, on_host=True)

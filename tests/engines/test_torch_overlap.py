@@ -1,6 +1,6 @@
 """Steps launched from draws that nobody has seen: on the device, over paged KV.
 
-A card's engine says `overlap`, and draws on its device. Here a CPU plays the card.
+A card's engine says `async_scheduling`, and draws on its device. Here a CPU plays the card.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _draws_on_the_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def as_a_card(engine: Any) -> Any:
-    engine.info = replace(engine.info, overlap=True)
+    engine.info = replace(engine.info, async_scheduling=True)
     return engine
 
 
@@ -77,7 +77,7 @@ def test_late_tokens_are_run_as_those_they_are(monkeypatch: pytest.MonkeyPatch) 
         for at in range(4):
             near = torch.from_numpy(got.logits(at)), torch.from_numpy(want.logits(at))
             torch.testing.assert_close(*near, rtol=1e-4, atol=1e-4)
-    row = Row((), FutureTokens(late, 0), engine.info.n_positions, None, (0,))
+    row = Row((), FutureTokens(late, 0), engine.info.context_length, None, (0,))
     monkeypatch.setattr("weft.engines.torch.engine.check_rows", lambda rows: None)
     with pytest.raises(ContextOverflow):
         engine.forward([row])
@@ -306,7 +306,7 @@ def test_a_played_step_launches_little(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = TorchEngine.adopt(build("llama").to(DEVICE), kv="paged", graphs=True)
     monkeypatch.setattr("weft.engines.torch.paged.capture._Eager.play", lambda self: None)
     counting, uploads = steady(engine, 3, monkeypatch)
-    assert engine.told()["played"] > 3
+    assert engine.stats()["played"] > 3
     assert counting.waits() == {}
     assert uploads == []
     assert counting.counts["tree_attention_kernel"] == 0

@@ -68,9 +68,9 @@ def test_a_step_of_an_optimizer_is_noticed(text: Tokenizer, kind: str, how: dict
 def test_an_optimizer_of_another_model_is_none_of_its_business() -> None:
     one, other = build("llama"), build("llama")
     engine = TorchEngine.adopt(one)
-    mark = engine.weights_mark()
+    mark = engine.weights_version()
     train(other, torch.optim.AdamW(other.parameters(), fused=True))
-    assert engine.weights_mark() == mark
+    assert engine.weights_version() == mark
 
 
 def test_a_count_of_steps_ends_with_its_engine() -> None:

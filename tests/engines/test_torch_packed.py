@@ -231,9 +231,9 @@ def test_what_is_loaded_into_packed_layers_counts(name: str, tmp_path: Path) -> 
     engine = TorchEngine.load(tmp_path, packed_weights=True)
     other = build(name, seed=1)
     twin = copy.deepcopy(engine.model)
-    mark = engine.weights_mark()
+    mark = engine.weights_version()
     assert not any(engine.model.load_state_dict(other.state_dict()))
-    assert engine.weights_mark() != mark
+    assert engine.weights_version() != mark
     np.testing.assert_allclose(stepped(engine), plain_logits(other, IDS).numpy(), atol=2e-4)
     want = plain_logits(build(name), IDS).numpy()
     np.testing.assert_allclose(plain_logits(twin, IDS).numpy(), want, atol=2e-4)
@@ -279,7 +279,7 @@ def test_what_an_owner_writes_counts(name: str) -> None:
     np.testing.assert_allclose(stepped(engine), plain_logits(model, IDS).numpy(), atol=2e-4)
     for weight in model.parameters():
         weight.data.mul_(1.5)  # PyTorch does not count it
-    engine.forget()
+    engine.clear_caches()
     np.testing.assert_allclose(stepped(engine), plain_logits(model, IDS).numpy(), atol=2e-4)
     other = build(name, seed=1)
     for weight, new in zip(model.parameters(), other.parameters(), strict=True):
@@ -433,7 +433,7 @@ def test_what_is_written_into_an_owners_experts_counts() -> None:
         experts.down_proj.mul_(1.5)
     np.testing.assert_allclose(stepped(engine), plain_logits(model, IDS).numpy(), atol=2e-4)
     experts.gate_up_proj.data.mul_(0.5)  # PyTorch does not count it
-    engine.forget()
+    engine.clear_caches()
     np.testing.assert_allclose(stepped(engine), plain_logits(model, IDS).numpy(), atol=2e-4)
 
 

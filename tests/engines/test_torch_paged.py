@@ -472,8 +472,8 @@ def assert_met_once(twin: Twin, rows: list[Row], group: int) -> paged_step.Paged
     n_met = 0
     assert sorted(step.order) == list(range(len(rows)))
     for row, kv, start in zip(rows, step._plan.lists, step.starts, strict=True):
-        path = [slot for span in row.path for slot in span.fragment.slots[: span.length]]
-        held = 0 if row.dest is None else row.dest.length
+        path = [slot for span in row.prefix for slot in span.fragment.slots[: span.length]]
+        held = 0 if row.kv_out is None else row.kv_out.length
         for token in range(start, start + row.n_tokens):
             want = [*path, *kv.slots[: held + token - start + 1]]
             assert positions[token] == row.position + token - start
@@ -811,7 +811,7 @@ def test_leaves_that_grow_keep_their_plan(monkeypatch: pytest.MonkeyPatch) -> No
     for _ in range(600):
         step = twin.memory.begin(rows)
         assert step.positions.tolist() == [row.position for row in rows]
-        assert step.slots.tolist() == [row.dest.slots[row.dest.length] for row in rows]
+        assert step.slots.tolist() == [row.kv_out.slots[row.kv_out.length] for row in rows]
         step.commit()
         for row in rows:
             row.position += 1

@@ -182,7 +182,9 @@ def test_texts_are_the_same_where_steps_overlap() -> None:
     texts = []
     for overlap in (False, True):
         engine = TorchEngine.load(shallow(), dtype="float32")
-        engine.info = replace(engine.info, overlap=overlap, step_tokens=64 if overlap else None)
+        engine.info = replace(
+            engine.info, async_scheduling=overlap, max_num_batched_tokens=64 if overlap else None
+        )
         with LM(engine, Tokenizer.from_folder(shallow())) as lm:
             loom = Loom(lm, "Once upon a time")
             made = loom.grow(n=4, max_tokens=12, seed=3, show=False)
@@ -253,7 +255,7 @@ def test_what_draws_are_is_asked_once_a_step(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(input_tensors, "DeviceTokens", There)
     ids, drawn = InputIds(CPU), Drawn(range(40))
-    info: Any = SimpleNamespace(n_positions=50, n_vocab=90)
+    info: Any = SimpleNamespace(context_length=50, n_vocab=90)
     rows = [Row((), FutureTokens(drawn, number), 3, None, (0,)) for number in range(40)]
     assert ids.packed(ids.checked(rows, info), range(40)).tolist() == list(range(40))
     assert len(asked) == 2

@@ -73,7 +73,7 @@ def test_a_card_has_paged_kv_where_the_model_passes(
 ) -> None:
     engine = trial.load()
     assert isinstance(engine.fragments, PagedMemory)
-    assert engine.told()["captured"] == engine.told()["played"] == 0  # its check is not counted
+    assert engine.stats()["captured"] == engine.stats()["played"] == 0  # its check is not counted
     assert engine.fragments.usage() == (0, 0)
     assert "padded" not in caplog.text
 
@@ -121,7 +121,7 @@ def test_a_card_whose_kernels_fail_has_padded_kv(
     dtype = torch.float16 if is_tile else torch.float32
     engine = trial.load(dtype, far=256 if broken == "broad" else 160)
     assert isinstance(engine.fragments, select_backend.PaddedMemory)
-    assert engine.told() == {}
+    assert engine.stats() == {}
     assert "KV of LlamaForCausalLM lies in padded rows: " in caplog.text
 
 

@@ -217,7 +217,7 @@ def test_many_long_paths_run_in_calls_of_bounded_size(
 def test_paths_that_go_on_fork_and_end_equal_the_plain_forward(pair: Any, seed: int) -> None:
     """Random work: each step some paths get tokens, are forked, forgotten, or scored."""
     model, engine = pair
-    engine.forget()
+    engine.clear_caches()
     rng = random.Random(seed)
     paths = [IDS[:12], IDS[:12], IDS[5:19]]
     for _ in range(12):
@@ -237,12 +237,12 @@ def test_paths_that_go_on_fork_and_end_equal_the_plain_forward(pair: Any, seed: 
         if len(paths) > 5:
             del paths[rng.randrange(len(paths))]
         if rng.random() < 0.1:
-            engine.forget()
+            engine.clear_caches()
 
 
 def test_siblings_go_on_in_one_call_of_a_token_each(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = TorchEngine.adopt(build("mamba"))
-    assert engine.info.keeps_ends
+    assert engine.info.caches_state
     prompt = IDS[:20]
     engine.forward([whole(prompt)])
     shapes = watched(engine, monkeypatch)
@@ -252,7 +252,7 @@ def test_siblings_go_on_in_one_call_of_a_token_each(monkeypatch: pytest.MonkeyPa
     engine.forward([whole([*ids, 9, 8]) for ids in paths[2:5]])
     engine.forward([whole([*prompt, 77])])  # the prompt's own state is there still
     assert shapes == [(6, 1), (6, 1), (3, 1), (1, 1)]
-    engine.forget()
+    engine.clear_caches()
     engine.forward([whole([*prompt, 77])])
     assert shapes[4:] == [(1, 21)]
 
@@ -282,7 +282,7 @@ def test_an_end_that_was_kept_twice_is_forgotten_once() -> None:
     engine = TorchEngine.adopt(model)
     for _ in range(2):  # the second time for its first position, so it is run whole again
         engine.forward([whole(IDS[:20], 0, 19)])
-    engine.forget()
+    engine.clear_caches()
     assert len(engine._runner.ends) == engine._runner.ends._used_bytes == 0
     _near(engine.forward([whole(IDS[:21])]).logits(0), plain_logits(model, IDS[:21])[-1])
 
@@ -338,7 +338,7 @@ def test_a_failed_forward_is_said_and_the_next_one_works(monkeypatch: pytest.Mon
     def full(*_: Any, **given: Any) -> Any:
         raise MemoryError("no room")
 
-    engine.forget()
+    engine.clear_caches()
     with monkeypatch.context() as patched:
         patched.setattr(engine._head, "run", full)
         with pytest.raises(ForwardError, match="no room"):

@@ -531,7 +531,7 @@ STEPPED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("params", NATIVE, ids=str)
 def test_what_vllm_honours_exactly_goes_there(lm: LM, params: dict[str, Any]) -> None:
     assert lm.engine.native is not None
-    assert lm.engine.native.refusal(SamplingParams(**params)) is None
+    assert lm.engine.native.unsupported_params(SamplingParams(**params)) is None
     steps = lm.stats().steps
     made = Loom(lm, PROMPT).grow(n=2, max_tokens=12, seed=1, show=False, **params)
     assert made
@@ -541,7 +541,7 @@ def test_what_vllm_honours_exactly_goes_there(lm: LM, params: dict[str, Any]) ->
 @pytest.mark.parametrize("why", STEPPED)
 def test_what_vllm_does_otherwise_runs_by_steps(lm: LM, why: str) -> None:
     assert lm.engine.native is not None
-    refusal = lm.engine.native.refusal(SamplingParams(**STEPPED[why]))
+    refusal = lm.engine.native.unsupported_params(SamplingParams(**STEPPED[why]))
     assert refusal is not None
     assert why in refusal
     steps = lm.stats().steps

@@ -150,7 +150,7 @@ class Owned(Wrapped):
     """Notes who calls it."""
 
     def __init__(self, inner: Engine) -> None:
-        super().__init__(inner, owner_thread=True)
+        super().__init__(inner, same_thread_only=True)
         self.threads: set[int] = set()
 
     def hidden_states(self, rows: Sequence[Row]) -> list[np.ndarray]:

@@ -25,7 +25,7 @@ from .._core.tokens.codec import Token, tokens_of
 from .._core.tokens.text import token_texts
 from .._core.tokens.tokenizer import Tokenizer
 from .._core.validation import whole_number
-from ..engines.base import HostRows, KeptRow
+from ..engines.base import HostLogits, RetainedRow
 from ..errors import BatchAbandoned, Cancelled, ConfigError, ContextOverflow, ForwardError
 from ..lm.lm import LM
 from .cached import CacheNode, ExactRows, walk
@@ -385,7 +385,7 @@ class AsyncLM(AbstractAsyncLM):
         lm = self.lm
         lm.check_path(ids)
         root = self._root if lora_name is None else lm.root(lora_name)
-        is_far = lm.info.far_rows
+        is_far = lm.info.logits_on_device
         wants = [Logits(depth, False, is_far) for depth in depths or (len(ids),)]
         return Extend(root, ids, tuple(wants))
 
@@ -400,9 +400,9 @@ class AsyncLM(AbstractAsyncLM):
         """Return those of raw logits [V], or of a row where an engine keeps it: on its device
         where they are wanted there.
         """
-        if not isinstance(answer, KeptRow):
+        if not isinstance(answer, RetainedRow):
             return log_softmax(answer)
-        if isinstance(answer.rows, HostRows):
+        if isinstance(answer.rows, HostLogits):
             return log_softmax(answer.logits())
         return answer.rows.logprobs(answer.number, on_host=self._device is None)
 

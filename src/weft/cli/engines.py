@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from ..engines import engine_class, install_hint, plugins
-from ..engines.abilities import OWN, ROWS, cells
+from ..engines.capabilities import OWN, ROWS, cells
 from ..errors import EngineUnavailable
 from ..viz.out import Out
 from . import screen
@@ -44,9 +44,9 @@ def engines_object() -> dict[str, Any]:
         name: {
             "packages": versions(name),
             "backends": backends(name) or None,
-            **{field: getattr(abilities, field) for _, field in ROWS},
+            **{field: getattr(capabilities, field) for _, field in ROWS},
         }
-        for name, abilities in OWN.items()
+        for name, capabilities in OWN.items()
     }
 
 
@@ -65,14 +65,14 @@ def plugin_problems() -> dict[str, str | None]:
 def show(out: Out) -> None:
     """Write a line an engine, and the table of what they can do."""
     title = "engines"
-    for name, abilities in OWN.items():
+    for name, capabilities in OWN.items():
         there = versions(name)
         if there is None:
             need = install_hint(name)
-            _line(out, title, ("- ", "yellow"), f"{name}: {abilities.takes}; {need}")
+            _line(out, title, ("- ", "yellow"), f"{name}: {capabilities.takes}; {need}")
         else:
             which = ", ".join(f"{package} {version}" for package, version in there.items())
-            _line(out, title, ("✓ ", "green"), f"{name}: {abilities.takes} ({which})")
+            _line(out, title, ("✓ ", "green"), f"{name}: {capabilities.takes} ({which})")
             if found := backends(name):
                 _line(out, "", f"  its back ends: {found}")
         title = ""
@@ -82,9 +82,9 @@ def show(out: Out) -> None:
     for at, line in enumerate(table()):
         _line(out, "can" if not at else "", line)
     width = max(map(len, OWN))
-    for name, abilities in OWN.items():
+    for name, capabilities in OWN.items():
         said = [f"{title}: {words}" for title, field in ROWS if field in _IN_WORDS
-                if (words := cells(field, {name: abilities})[0])]  # fmt: skip
+                if (words := cells(field, {name: capabilities})[0])]  # fmt: skip
         out.block(f"{'':<9}{name:<{width}}", " · ".join(said))
 
 

@@ -182,8 +182,8 @@ class GrowerHere:
         self.asked = asked
         self.engine = lm.info.name
         self.has_template = lm.text.chat_template is not None
-        self.has_next = lm.info.abilities.steps
-        self.continues = bool(lm.info.abilities.continues)
+        self.has_next = lm.info.capabilities.steps
+        self.continues = bool(lm.info.capabilities.continues)
         self.resumes = True
 
     def stats(self) -> Stats:

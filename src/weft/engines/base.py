@@ -5,7 +5,7 @@ scheduler is the only caller, from one thread at a time; an engine needs no lock
 
 What a row sees::
 
-    path spans (root → tip)          dest (present slots)        row.tokens
+    path spans (root → tip)          kv_out (present slots)        row.tokens
     ├──────── shared, read-only ─────┤├── own tail, if any ──────┤├── new, causal ──┤
     0                                                            row.position
 
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
 
 from .._core.nopickle import Uncopied
 from ..errors import ConfigError, ContextOverflow, ForwardError, Unsupported
-from .abilities import Abilities as Abilities
+from .capabilities import Capabilities as Capabilities
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,45 +56,48 @@ class EngineInfo:
     in any dtype and on any device, which are no part of it. Exported KV is interchangeable, and
     logits are as good as equal, where the dtype is the same, too: a file of KV says both.
     n_vocab: ids are 0 to n_vocab - 1; 0, of engines without steps alone: they are of no table, and
-    the tokenizer knows which there are. n_positions: the context length in tokens;
+    the tokenizer knows which there are. context_length: the context length in tokens;
     UNKNOWN_CONTEXT_LENGTH if nothing states it; the engine then rejects paths that are too long.
     kv: "addressable" (fragments, any number), "sequence" (fragments, at most `max_paths` resident
     leaves) or "hidden" (no fragments: rows carry whole paths in `tokens`).
     kv_bytes_per_token: bytes of one slot over all layers; 0 when hidden. kv_slots: how many were
     allocated at load, of engines that cannot allocate more later; None: as many as the budget has.
-    recomputes: hidden only: no prefixes are kept between forwards, so a row costs its whole path
+    no_prefix_cache: hidden only: no prefixes are kept between forwards, so a row costs its whole
+    path
     and is counted so in a step's budget. A row of another hidden engine counts as its new tokens.
-    keeps_ends: it recomputes, but a run or a branch that goes on counts as its new tokens, and of
-    other paths the engine says how much it would run (`n_to_run`).
-    overlap: `forward` returns before the result is there, and accepts `FutureTokens` of the step
+    caches_state: it recomputes, but a run or a branch that goes on counts as its new tokens, and of
+    other paths the engine says how much it would run (`n_tokens_to_run`).
+    async_scheduling: `forward` returns before the result is there, and accepts `FutureTokens` of
+    the step
     before. The scheduler then calls forward(k + 1), lands step k, and draws of step k + 1 last, so
     what it draws with knows every token before.
     idle_slots: slots of unpinned KV that stay on the device; the scheduler moves the rest to the
     host. For engines whose forwards take time for every slot in use. None: all stay.
-    step_tokens: tokens that a forward may run at most, where the next tokens of runs and commits do
+    max_num_batched_tokens: tokens that a forward may run at most, where the next tokens of runs
+    and commits do
     not count against the `n_batch` of an LM: as many of them as this step in each forward, and up
     to `n_batch` others beside them. None: an LM's `n_batch` is the bound of all.
-    owner_thread: every call must come from the thread that made the first one.
-    far_rows: rows that `Output.keep` gives lie on a device of their own, where their
-    log-probabilities are found sooner than on the host: see `KeptRows.logprobs`.
+    same_thread_only: every call must come from the thread that made the first one.
+    logits_on_device: rows that `Output.retain` gives lie on a device of their own, where their
+    log-probabilities are found sooner than on the host: see `RetainedLogits.logprobs`.
     n_embd: numbers in a hidden state; 0 where the engine gives none. pooling: how the model's own
     files say that they become a text's vector ("mean", "cls", "last"); None: they do not say.
-    abilities: what it can do with this model. temperature_first: its native runs divide by the
+    capabilities: what it can do with this model. temperature_first: its native runs divide by the
     temperature before they filter; the LM's own defaults then say so, too. own_random: they draw by
     random numbers of the library's: a seed gives the same text again there, and not the one that
     Weft's samplers draw by it.
     extra: whatever else there is to say. Weft reads "free_bytes" alone, the device memory that is
     free after loading: a KV budget of "auto" is a part of it.
 
-    Raises: ConfigError for a `kv` that is none of these, for `recomputes` with another, and for
-    `step_tokens` of none.
+    Raises: ConfigError for a `kv` that is none of these, for `no_prefix_cache` with another, and
+    for `max_num_batched_tokens` of none.
     """
 
     name: str
     model: str
     n_layers: int  # that have KV of their own, where there are fragments
     n_vocab: int
-    n_positions: int
+    context_length: int
     kv_bytes_per_token: int
     dtype: str
     fingerprint: str
@@ -103,15 +106,15 @@ class EngineInfo:
     max_paths: int | None = None
     kv_slots: int | None = None
     idle_slots: int | None = None
-    recomputes: bool = False
-    keeps_ends: bool = False
-    overlap: bool = False
-    step_tokens: int | None = None
-    owner_thread: bool = False
-    far_rows: bool = False
+    no_prefix_cache: bool = False
+    caches_state: bool = False
+    async_scheduling: bool = False
+    max_num_batched_tokens: int | None = None
+    same_thread_only: bool = False
+    logits_on_device: bool = False
     n_embd: int = 0
     pooling: Pooling | None = None
-    abilities: Abilities = Abilities()
+    capabilities: Capabilities = Capabilities()
     temperature_first: bool = False
     own_random: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
@@ -121,12 +124,19 @@ class EngineInfo:
             raise ConfigError(
                 f"kv is {self.kv!r}; allowed are {', '.join(map(repr, get_args(KVKind)))}"
             )
-        if self.step_tokens is not None and self.step_tokens < 1:
-            raise ConfigError(f"step_tokens is {self.step_tokens}; allowed are None and 1 or more")
-        if self.recomputes and self.kv != "hidden":
-            raise ConfigError(f'recomputes is True with kv "{self.kv}"; it is for "hidden" alone')
-        if self.keeps_ends and not self.recomputes:
-            raise ConfigError("keeps_ends is True without recomputes; it says what is spared then")
+        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < 1:
+            raise ConfigError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens};"
+                " allowed are None and 1 or more"
+            )
+        if self.no_prefix_cache and self.kv != "hidden":
+            raise ConfigError(
+                f'no_prefix_cache is True with kv "{self.kv}"; it is for "hidden" alone'
+            )
+        if self.caches_state and not self.no_prefix_cache:
+            raise ConfigError(
+                "caches_state is True without no_prefix_cache; it says what is spared then"
+            )
 
 
 class Fragment:
@@ -189,32 +199,32 @@ class Score:
 class Row:
     """One cursor's share of a step. The scheduler may reuse the object for its next step.
 
-    path: spans from the root, `length` slots of each, in order. Rows from one place share the same
-    tuple object, so an engine may group by identity.
+    prefix: spans from the root, `length` slots of each, in order. Rows from one place share the
+    same tuple object, so an engine may group by identity.
     tokens: ids to run, at least one; FutureTokens (exactly one token) only for engines that say
-    `overlap`. Hidden engines: the whole path.
+    `async_scheduling`. Hidden engines: the whole path.
     position: absolute position of tokens[0] (0 for hidden engines).
-    dest: receives the new slots; may already hold some, which the row sees after its path. None:
+    kv_out: receives the new slots; may already hold some, which the row sees after its path. None:
     nothing is written, the slots live for this call only.
     logits_at: row-local indices, ascending, whose logits are wanted.
     """
 
-    __slots__ = ("adapter", "dest", "logits_at", "path", "position", "scores", "tokens")
+    __slots__ = ("adapter", "kv_out", "logits_at", "position", "prefix", "scores", "tokens")
 
     def __init__(
         self,
-        path: tuple[Span, ...],
+        prefix: tuple[Span, ...],
         tokens: Sequence[int] | FutureTokens,
         position: int,
-        dest: Fragment | None = None,
+        kv_out: Fragment | None = None,
         logits_at: tuple[int, ...] = (),
         scores: tuple[ScoreSpan, ...] = (),
         adapter: str | None = None,
     ) -> None:
-        self.path = path
+        self.prefix = prefix
         self.tokens = tokens
         self.position = position
-        self.dest = dest
+        self.kv_out = kv_out
         self.logits_at = logits_at
         self.scores = scores
         self.adapter = adapter
@@ -234,15 +244,15 @@ def check_rows(rows: Sequence[Row]) -> None:
     """
     lengths: dict[int, int] = {}  # by the identity of the path
     for row in rows:
-        if id(row.path) not in lengths:
-            lengths[id(row.path)] = sum([span.length for span in row.path])
-            for fragment, length in row.path:
+        if id(row.prefix) not in lengths:
+            lengths[id(row.prefix)] = sum([span.length for span in row.prefix])
+            for fragment, length in row.prefix:
                 if length > fragment.length:
                     raise ForwardError(
                         f"a path wants {length} slots of a fragment of {fragment.length}"
                     )
         n_tokens = row.n_tokens
-        n_before = lengths[id(row.path)] + (0 if row.dest is None else row.dest.length)
+        n_before = lengths[id(row.prefix)] + (0 if row.kv_out is None else row.kv_out.length)
         if n_tokens < 1:
             raise ForwardError("a row has no tokens; it needs at least one")
         if row.position != n_before:
@@ -262,11 +272,11 @@ def row_tokens(row: Row, info: EngineInfo) -> Sequence[int]:
     Raises: ContextOverflow beyond the context, ConfigError for an id outside of the vocabulary.
     """
     end, n_vocab = row.position + row.n_tokens, info.n_vocab
-    if end > info.n_positions:
+    if end > info.context_length:
         raise ContextOverflow(
-            f"a path of {end} tokens is longer than the context of {info.n_positions}",
+            f"a path of {end} tokens is longer than the context of {info.context_length}",
             n_tokens=end,
-            n_ctx=info.n_positions,
+            n_ctx=info.context_length,
         )
     if isinstance(row.tokens, FutureTokens):
         return [max(int(row.tokens.draws.result().ids[row.tokens.number]), 0)]
@@ -284,8 +294,8 @@ class Draws(Protocol):
         ...
 
 
-class KeptRows(ABC):
-    """Logits rows that outlive their step, where they were computed. See `Output.keep`.
+class RetainedLogits(ABC):
+    """Logits rows that outlive their step, where they were computed. See `Output.retain`.
 
     n_bytes: what they hold there.
     """
@@ -302,16 +312,16 @@ class KeptRows(ABC):
     def logprobs(self, number: int, *, on_host: bool) -> Any:
         """Log-probabilities of entry `number`: float32 [V], nats, the caller's own.
 
-        Of engines with `far_rows` alone. on_host: an array; else a tensor of the engine's library,
-        left on its device. Waits for what comes to the host. Any thread may call.
+        Of engines with `logits_on_device` alone. on_host: an array; else a tensor of the engine's
+        library, left on its device. Waits for what comes to the host. Any thread may call.
         """
         raise Unsupported("rows of this engine have their log-probabilities found on the host")
 
 
-class KeptRow(NamedTuple):
+class RetainedRow(NamedTuple):
     """One of some kept rows."""
 
-    rows: KeptRows
+    rows: RetainedLogits
     number: int
 
     def logits(self) -> NDArray[np.float32]:
@@ -323,21 +333,21 @@ class Output(ABC):
     """What one forward gives. Logits rows are numbered in row order, then `logits_at` order."""
 
     @abstractmethod
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         """Block until the step is done. Raises whatever made it fail."""
 
     @abstractmethod
     def logits(self, index: int) -> NDArray[np.float32]:
         """Raw logits row `index` on the host: float32 [V], the caller's own copy. Waits."""
 
-    def keep(self, indices: Sequence[int]) -> KeptRows:
+    def retain(self, indices: Sequence[int]) -> RetainedLogits:
         """Keep logits rows `indices` for later, without this output.
 
         Where they lie on a device they stay there, and come to the host one by one, when somebody
         reads. The scheduler asks once a step, after it has landed. Copies them to the host, unless
         the engine says otherwise: right for every engine, and dear where rows are large.
         """
-        return HostRows([self.logits(index) for index in indices])
+        return HostLogits([self.logits(index) for index in indices])
 
     @abstractmethod
     def scores(self) -> list[list[Score]]:
@@ -466,7 +476,7 @@ class Engine(Uncopied, ABC, instead="load it again where it is to run"):
         )
 
     @classmethod
-    def refuse(cls, folder: Path) -> None:
+    def check_supported(cls, folder: Path) -> None:
         """Raise Unsupported for a model that this engine cannot run, as far as config.json shows.
 
         Asked before the weights are fetched: the folder may hold nothing else. Changes nothing.
@@ -514,22 +524,23 @@ class Engine(Uncopied, ABC, instead="load it again where it is to run"):
 
     @abstractmethod
     def forward(self, rows: Sequence[Row]) -> Output:
-        """Run all rows in one model call and append their slots to their `dest`.
+        """Run all rows in one model call and append their slots to their `kv_out`.
 
         Rows of one call never depend on each other, all have the same adapter, and no two share a
-        `dest`. On return every `dest.length` has grown by the row's tokens; on an exception none
-        has, so compute all rows before writing one. One that overlaps may raise from `Output.wait`.
+        `kv_out`. On return every `kv_out.length` has grown by the row's tokens; on an exception
+        none has, so compute all rows before writing one. One that overlaps may raise from
+        `Output.synchronize`.
 
         Raises: ForwardError, or another WeftError, for a token id outside the vocabulary, a row
-        that ends beyond `n_positions` or does not fit its slots (`check_rows`), and once closed;
+        that ends beyond `context_length` or does not fit its slots (`check_rows`), and once closed;
         Unsupported for an unknown adapter. KVFull where there is no memory for KV, with the slots
         that there are and lack; one that `errors.is_out_of_memory` knows for other memory.
         """
 
-    def draw(self, rows: Sequence[KeptRow], batch: DrawBatch) -> Draws:
+    def draw(self, rows: Sequence[RetainedRow], batch: DrawBatch) -> Draws:
         """Draw from rows that were kept, numbered as in `batch.rows`; else as `Output.draw`.
 
-        They may be of any outputs, or be host arrays (`HostRows`). Draws on the host, unless the
+        They may be of any outputs, or be host arrays (`HostLogits`). Draws on the host, unless the
         engine says otherwise.
         """
         return HostDraws(batch.on_host([row.logits() for row in rows]))
@@ -563,7 +574,7 @@ class Engine(Uncopied, ABC, instead="load it again where it is to run"):
         """Give an adapter's memory back; no row names it any more."""
         raise Unsupported(f"the {self.info.name} engine runs no LoRA adapters")
 
-    def n_to_run(self, tokens: Sequence[int], first: int, adapter: str | None) -> int:
+    def n_tokens_to_run(self, tokens: Sequence[int], first: int, adapter: str | None) -> int:
         """Return how many tokens of a whole path a forward would run: what it counts in a step.
 
         first: index of the first token whose logits or scores are asked for. Asked of engines that
@@ -571,17 +582,17 @@ class Engine(Uncopied, ABC, instead="load it again where it is to run"):
         """
         return len(tokens)
 
-    def forget(self) -> None:
+    def clear_caches(self) -> None:
         """Forget what is kept of paths beside fragments: somebody knows that it is stale."""
 
-    def renew(self) -> None:
+    def refresh_weights(self) -> None:
         """Make anew what was made of weights, as they were changed in place; no KV is held now.
 
         Memory that is kept for more KV may stay, as the next call is near.
         """
-        self.forget()
+        self.clear_caches()
 
-    def weights_mark(self) -> object:
+    def weights_version(self) -> object:
         """Return what is another value once somebody has changed the weights in place.
 
         Asked before each burst of steps: cheap. Engines with weights of their own say None.
@@ -612,7 +623,7 @@ class HostDraws:
         return self._result
 
 
-class HostRows(KeptRows):
+class HostLogits(RetainedLogits):
     """Kept rows in host memory: arrays, float32 [V] each, not to be written to any more."""
 
     __slots__ = ("_rows", "n_bytes")
@@ -626,7 +637,7 @@ class HostRows(KeptRows):
         return self._rows[number]
 
 
-class OutputRows(KeptRows):
+class OutputLogits(RetainedLogits):
     """Kept rows in the output of their step, all of which they hold."""
 
     __slots__ = ("_indices", "_output", "n_bytes")
@@ -655,18 +666,18 @@ class HostOutput(Output):
         self._logits = logits
         self._scores = scores
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         """Return at once: the step was done before this object was made."""
 
     def logits(self, index: int) -> NDArray[np.float32]:
         """Return a copy of logits row `index`: float32 [V]."""
         return self._logits[index].copy()
 
-    def keep(self, indices: Sequence[int]) -> KeptRows:
+    def retain(self, indices: Sequence[int]) -> RetainedLogits:
         """Keep all of it, or copies where most of it would be kept for a few."""
         if 2 * len(indices) < len(self._logits):
-            return HostRows([self.logits(index) for index in indices])
-        return OutputRows(self, indices, self._logits.nbytes)
+            return HostLogits([self.logits(index) for index in indices])
+        return OutputLogits(self, indices, self._logits.nbytes)
 
     def scores(self) -> list[list[Score]]:
         """Return one list a row, one Score a ScoreSpan."""

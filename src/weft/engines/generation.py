@@ -79,7 +79,7 @@ class EngineGenerator(ABC):
     most: int = 256
 
     @abstractmethod
-    def refusal(self, params: SamplingParams) -> str | None:
+    def unsupported_params(self, params: SamplingParams) -> str | None:
         """Say which of the parameters it would not honour exactly, with its value; None: all.
 
         What is refused is run step by step, where the engine has steps. `params.constraint` is

@@ -156,7 +156,7 @@ class Packing(Generic[F, B]):
         if self.chunks or len(rows) != len(self.rows):
             return False
         for row, (path, dest) in zip(rows, self.rows, strict=True):
-            if row.path is not path or row.dest is not dest or row.n_tokens != 1:
+            if row.prefix is not path or row.kv_out is not dest or row.n_tokens != 1:
                 return False
         for lane in self.banks:
             longest = max([tail.length for tail in lane.tails]) + 1
@@ -193,10 +193,10 @@ class Packing(Generic[F, B]):
 
 def seen(row: Row, *, is_banked: bool) -> list[Span]:
     """Return the spans that a row's tokens see; a tail in a bank is met there."""
-    tail = row.dest
+    tail = row.kv_out
     if tail is None or is_banked:
-        return list(row.path)
-    return [*row.path, Span(tail, tail.length)]
+        return list(row.prefix)
+    return [*row.prefix, Span(tail, tail.length)]
 
 
 def depth_first(rows: Sequence[Row]) -> list[tuple[int, ...]]:
@@ -204,12 +204,12 @@ def depth_first(rows: Sequence[Row]) -> list[tuple[int, ...]]:
     numbers: dict[tuple[int, int], int] = {}
     keys: dict[int, tuple[int, ...]] = {}
     for row in rows:
-        if id(row.path) not in keys:
-            keys[id(row.path)] = tuple(
+        if id(row.prefix) not in keys:
+            keys[id(row.prefix)] = tuple(
                 numbers.setdefault((id(span.fragment), span.length), len(numbers))
-                for span in row.path
+                for span in row.prefix
             )
-    return [keys[id(row.path)] for row in rows]
+    return [keys[id(row.prefix)] for row in rows]
 
 
 def lanes_of(

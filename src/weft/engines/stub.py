@@ -23,7 +23,7 @@ from .base import (
     Fragments,
     HostDraws,
     Output,
-    OutputRows,
+    OutputLogits,
     Row,
     Score,
     Usage,
@@ -91,7 +91,7 @@ class StubOutput(Output):
     def __init__(self, n_vocab: int) -> None:
         self.n_vocab = n_vocab
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         """Return at once: there is nothing to compute."""
 
     def logits(self, index: int) -> NDArray[np.float32]:
@@ -99,8 +99,8 @@ class StubOutput(Output):
         row[TOKEN] = 50.0
         return row
 
-    def keep(self, indices: Sequence[int]) -> OutputRows:
-        return OutputRows(self, indices, 4 * self.n_vocab * len(indices))
+    def retain(self, indices: Sequence[int]) -> OutputLogits:
+        return OutputLogits(self, indices, 4 * self.n_vocab * len(indices))
 
     def scores(self) -> list[list[Score]]:
         raise NotImplementedError("the stub engine scores nothing")
@@ -114,13 +114,13 @@ class StubOutput(Output):
 class StubEngine(Engine):
     """Answers every forward at once with the same logits. `n_rows` counts the rows seen."""
 
-    def __init__(self, *, n_vocab: int = 64, n_positions: int = 1 << 20) -> None:
+    def __init__(self, *, n_vocab: int = 64, context_length: int = 1 << 20) -> None:
         self.info = EngineInfo(
             name="stub",
             model="stub",
             n_layers=1,
             n_vocab=n_vocab,
-            n_positions=n_positions,
+            context_length=context_length,
             kv_bytes_per_token=1,
             dtype="float32",
             fingerprint="stub",
@@ -133,8 +133,8 @@ class StubEngine(Engine):
     def forward(self, rows: Sequence[Row]) -> Output:
         self.n_rows += len(rows)
         for row in rows:
-            if row.dest is not None:
-                self.store.write(row.dest, row.n_tokens)
+            if row.kv_out is not None:
+                self.store.write(row.kv_out, row.n_tokens)
         return self._output
 
     def close(self) -> None:

@@ -108,7 +108,7 @@ def _in_parts(engine: Engine, ids: list[int], n_batch: int) -> NDArray[np.float3
     kept = fragments.new(None)
     try:
         parts = [
-            engine.hidden_states([Row((), ids[at : at + n_batch], at, dest=kept)])[0]
+            engine.hidden_states([Row((), ids[at : at + n_batch], at, kv_out=kept)])[0]
             for at in range(0, len(ids), n_batch)
         ]
     finally:

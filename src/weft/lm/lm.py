@@ -598,11 +598,12 @@ def adopted(model: Any, make: Callable[[], LM]) -> tuple[LM, bool]:
 def check_n_ctx(n_ctx: int | None, info: EngineInfo) -> int:
     """Return the context length to use."""
     if n_ctx is None:
-        return info.n_positions
+        return info.context_length
     n_ctx = whole_number("n_ctx", n_ctx, 1)
-    if n_ctx > info.n_positions:
+    if n_ctx > info.context_length:
         raise ConfigError(
-            f"n_ctx is {n_ctx}, but {info.model} has {info.n_positions} positions; use at most that"
+            f"n_ctx is {n_ctx}, but {info.model} has {info.context_length} positions;"
+            " use at most that"
         )
     return n_ctx
 

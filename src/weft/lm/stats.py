@@ -121,8 +121,8 @@ def gather_stats(scheduler: Scheduler) -> Stats:
             plan_s=counters.plan_s,
             forward_s=counters.forward_s,
             deliver_s=counters.deliver_s,
-            prefix_caching=not scheduler.engine.info.recomputes,
-            knows_prefill=scheduler.engine.info.abilities.steps,
+            prefix_caching=not scheduler.engine.info.no_prefix_cache,
+            knows_prefill=scheduler.engine.info.capabilities.steps,
             knows_kv=tree.fragments is not None,
         )
 

@@ -163,7 +163,7 @@ class Votes(Judge):
 
 def _can_score(lm: LM, nodes: Sequence[Heddle]) -> bool:
     """Whether the likelihood of each path is known, or can be asked for."""
-    can = lm.info.abilities
+    can = lm.info.capabilities
     known = (bool(each.logprobs) for node in nodes for each in node.path[1:])
     return can.steps or bool(can.scoring) or all(known)
 

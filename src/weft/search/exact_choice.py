@@ -66,7 +66,7 @@ def exact_choice(search: Search, sources: Sequence[Source]) -> ExactChoice | Non
     constraint = sampling.get("constraint")
     constraint = None if constraint is None else as_constraint(constraint)
     is_own = len(sources) == 1 and sources[0].lm is lm and sources[0].call is None
-    if lm is None or not is_own or not lm.info.abilities.steps:
+    if lm is None or not is_own or not lm.info.capabilities.steps:
         return None
     if not isinstance(constraint, Choice) or len(constraint.texts) > MAX_TEXTS:
         return None

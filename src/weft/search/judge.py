@@ -38,7 +38,7 @@ class Judge:
     def check_engine(self) -> None:
         """Raise Unsupported where the scores are the model's, and its engine gives none."""
         lm = self.search.lm
-        if lm is None or self.search.value is not None or lm.info.abilities.steps:
+        if lm is None or self.search.value is not None or lm.info.capabilities.steps:
             return
         if self.task is not None:
             raise Unsupported(
@@ -47,7 +47,7 @@ class Judge:
                 f" score=, or take a search without verdicts: {', '.join(WITHOUT_VERDICTS)}",
                 hint=f"--strategy {WITHOUT_VERDICTS[0]}",
             )
-        if not lm.info.abilities.scoring and any(map(callable, self.search.proposers.values())):
+        if not lm.info.capabilities.scoring and any(map(callable, self.search.proposers.values())):
             raise Unsupported(
                 f"lines of the caller's are scored by their likelihood, which {lm.info.model} on"
                 f" the {lm.info.name} engine does not measure: give value= or score="

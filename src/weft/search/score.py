@@ -92,7 +92,7 @@ def mean_logprob(nodes: Sequence[Heddle]) -> Steps[list[float]]:
             raise ConfigError(
                 "without a model there is no likelihood to score by: give value= or score="
             )
-        if not (lm.info.abilities.steps or lm.info.abilities.scoring):
+        if not (lm.info.capabilities.steps or lm.info.capabilities.scoring):
             raise Unsupported(
                 f"{lm.info.model} on the {lm.info.name} engine neither tells the log-probabilities"
                 " of this text nor measures it, so there is no likelihood to score by: give"

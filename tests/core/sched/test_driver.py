@@ -29,8 +29,8 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 class Threads(MemoryEngine):
     """Notes which threads it is called from."""
 
-    def __init__(self, *, owner_thread: bool = False) -> None:
-        super().__init__(owner_thread=owner_thread)
+    def __init__(self, *, same_thread_only: bool = False) -> None:
+        super().__init__(same_thread_only=same_thread_only)
         self.threads: set[int] = set()
         self.during: Callable[[], None] = lambda: None
 
@@ -218,7 +218,7 @@ def test_a_second_thread_hands_the_work_to_the_driver_for_good(make: MakeRig) ->
 
 
 def test_an_engine_that_wants_its_own_thread_is_called_from_one_only(make: MakeRig) -> None:
-    engine = Threads(owner_thread=True)
+    engine = Threads(same_thread_only=True)
     rig = make(engine)
     join(*(beside(lambda i=i: rig.drive(logits_item(rig, [i]))) for i in range(3)))
     rig.drive(logits_item(rig, [7]))
@@ -230,7 +230,7 @@ def test_an_engine_that_wants_its_own_thread_is_called_from_one_only(make: MakeR
 def test_exclusive_work_of_an_engine_with_its_own_thread_fails_as_it_would_here(
     make: MakeRig,
 ) -> None:
-    rig = make(MemoryEngine(owner_thread=True))
+    rig = make(MemoryEngine(same_thread_only=True))
     with pytest.raises(ZeroDivisionError):
         rig.driver.exclusive(lambda: 1 / 0)
     rig.driver.close()
@@ -240,7 +240,7 @@ def test_exclusive_work_of_an_engine_with_its_own_thread_fails_as_it_would_here(
 
 def test_two_who_close_an_lm_with_its_own_thread_both_return(make: MakeRig) -> None:
     """The second one's errand comes when the thread has gone."""
-    engine = Threads(owner_thread=True)
+    engine = Threads(same_thread_only=True)
     rig = make(engine)
     last: list[int] = []
     start = rig.driver.start
@@ -331,7 +331,7 @@ def test_work_submitted_while_the_thread_sleeps_wakes_it(make: MakeRig) -> None:
 @pytest.mark.parametrize("what", ["drive", "exclusive", "close"])
 def test_a_sink_that_waits_for_its_own_lm_is_refused(make: MakeRig, what: str, who: str) -> None:
     """It would wait for ever for the step that it is part of."""
-    rig = make(MemoryEngine(owner_thread=who == "owner"))
+    rig = make(MemoryEngine(same_thread_only=who == "owner"))
     if who == "thread":
         rig.driver.start()
 

@@ -73,14 +73,14 @@ def test_a_step_that_does_for_all_takes_the_oldest_first(make: MakeRig) -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("step_tokens", [2048, 700, None])
+@pytest.mark.parametrize("max_num_batched_tokens", [2048, 700, None])
 def test_512_runs_ride_each_step_of_an_engine_that_takes_so_many(
-    make: MakeRig, late: bool, step_tokens: int | None
+    make: MakeRig, late: bool, max_num_batched_tokens: int | None
 ) -> None:
-    """While a book is read. Without `step_tokens` they would take turns, 384 of them at a time."""
+    """While a book is read. Without `max_num_batched_tokens` 384 run at a time."""
     inner = MemoryEngine()
     engine: Engine = LateFake(inner) if late else inner
-    engine.info = replace(engine.info, step_tokens=step_tokens, device="cuda")
+    engine.info = replace(engine.info, max_num_batched_tokens=max_num_batched_tokens, device="cuda")
     rig = make(engine, n_batch=512, n_ctx=8192)
     items = [run(rig.place([1, 2, 3]), i, max_tokens=7) for i in range(512)]
     tickets = rig.submit(*items)
@@ -88,11 +88,11 @@ def test_512_runs_ride_each_step_of_an_engine_that_takes_so_many(
     assert inner.sizes == [3]
     (book,) = rig.submit(Extend(rig.place([at % 16 for at in range(6000)]), (), (Logits(6000),)))
     rig.driver.drive(tickets)
-    if step_tokens is None:
+    if max_num_batched_tokens is None:
         assert set(inner.sizes[1:7]) <= {384, 512}
         assert len(inner.sizes) > 8
     else:
-        beside = min(512, step_tokens - 512)
+        beside = min(512, max_num_batched_tokens - 512)
         # A chunk of the book goes on where the one before has landed: late, each second step.
         assert inner.sizes[1:7:2] == [512 + beside] * 3
         assert inner.sizes[2:7:2] == [512 + (0 if late else beside)] * 3
@@ -103,7 +103,7 @@ def test_512_runs_ride_each_step_of_an_engine_that_takes_so_many(
 
 def test_more_runs_than_a_step_takes_run_the_oldest_first(make: MakeRig) -> None:
     engine = MemoryEngine()
-    engine.info = replace(engine.info, step_tokens=12)
+    engine.info = replace(engine.info, max_num_batched_tokens=12)
     rig = make(engine, n_batch=4)
     items = [run(rig.place([1, 2, 3]), i, max_tokens=5) for i in range(20)]
     for item, result in zip(items, rig.drive(*items), strict=True):
@@ -112,5 +112,7 @@ def test_more_runs_than_a_step_takes_run_the_oldest_first(make: MakeRig) -> None
 
 
 def test_a_step_takes_a_token_at_least() -> None:
-    with pytest.raises(ConfigError, match=r"step_tokens is 0; allowed are None and 1 or more"):
-        replace(SequenceFake(MemoryEngine()).info, step_tokens=0)
+    with pytest.raises(
+        ConfigError, match=r"max_num_batched_tokens is 0; allowed are None and 1 or more"
+    ):
+        replace(SequenceFake(MemoryEngine()).info, max_num_batched_tokens=0)

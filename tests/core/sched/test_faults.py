@@ -516,7 +516,7 @@ def test_weights_that_are_changed_are_seen_before_the_next_work(make: MakeRig) -
     class Changing(MemoryEngine):
         mark = 1
 
-        def weights_mark(self) -> object:
+        def weights_version(self) -> object:
             return self.mark
 
     engine = Changing()
@@ -537,7 +537,7 @@ def test_work_that_comes_after_weights_were_changed_waits_for_what_runs_with_oth
     class Changing(MemoryEngine):
         mark = 1
 
-        def weights_mark(self) -> object:
+        def weights_version(self) -> object:
             return self.mark
 
     engine = Changing()

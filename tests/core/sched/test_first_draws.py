@@ -16,7 +16,7 @@ from weft.engines.base import Engine, HostOutput
 
 KINDS: dict[str, Callable[[], Engine]] = {
     "plain": MemoryEngine,
-    "owner": lambda: MemoryEngine(owner_thread=True),
+    "owner": lambda: MemoryEngine(same_thread_only=True),
     "sequence": lambda: SequenceFake(MemoryEngine(), 40),
     "hidden": lambda: HiddenFake(MemoryEngine()),
     "late": lambda: LateFake(MemoryEngine()),

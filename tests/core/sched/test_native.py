@@ -204,7 +204,7 @@ def test_the_context_ends_a_run() -> None:
 
 def test_what_the_engine_would_not_honour_is_run_by_steps() -> None:
     engine = fake()
-    engine.native.refusal = lambda params: (  # type: ignore[method-assign]
+    engine.native.unsupported_params = lambda params: (  # type: ignore[method-assign]
         "typical_p" if params.typical_p < 1 else None
     )
     rig = Rig(engine)
@@ -217,7 +217,7 @@ def test_what_the_engine_would_not_honour_is_run_by_steps() -> None:
 
 def test_without_steps_everything_else_is_refused_by_name() -> None:
     engine = fake(steps=False)
-    engine.native.refusal = lambda params: (  # type: ignore[method-assign]
+    engine.native.unsupported_params = lambda params: (  # type: ignore[method-assign]
         "typical_p=0.9" if params.typical_p < 1 else None
     )
     rig = Rig(engine)
@@ -406,8 +406,10 @@ def test_a_run_whose_sampler_cannot_see_the_prompt_fails_alone() -> None:
 
 def test_rows_of_log_probabilities_do_not_take_what_asks_for_raw_logits() -> None:
     engine = fake()
-    engine.info = replace(engine.info, abilities=replace(engine.info.abilities, raw_logits=False))
-    engine.native.refusal = lambda params: (  # type: ignore[method-assign]
+    engine.info = replace(
+        engine.info, capabilities=replace(engine.info.capabilities, raw_logits=False)
+    )
+    engine.native.unsupported_params = lambda params: (  # type: ignore[method-assign]
         "typical_p" if params.typical_p < 1 else None
     )
     rig = Rig(engine)
@@ -423,7 +425,7 @@ def test_rows_of_log_probabilities_do_not_take_what_asks_for_raw_logits() -> Non
 
 def test_scores_alone_are_taken_without_steps_where_the_engine_scores() -> None:
     engine = fake(steps=False)
-    engine.info = replace(engine.info, abilities=replace(engine.info.abilities, scoring=True))
+    engine.info = replace(engine.info, capabilities=replace(engine.info.capabilities, scoring=True))
     rig = Rig(engine)
     place = rig.place(PROMPT)
     rig.drive(Extend(place, (), (Scores(1, 5),)))
@@ -496,7 +498,7 @@ def test_no_more_is_asked_for_than_the_context_has_room_for() -> None:
 def test_runs_with_constraints_go_one_by_one() -> None:
     """Each has a matcher of its own here, and is given to the engine with it."""
     engine = fake()
-    engine.native.refusal = lambda params: None  # type: ignore[method-assign]
+    engine.native.unsupported_params = lambda params: None  # type: ignore[method-assign]
     rig = Rig(engine)
     items = [constrained(run(rig.place(PROMPT), i), AtMost(16, may_end=True)) for i in range(3)]
     rig.drive(*items)

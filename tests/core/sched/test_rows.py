@@ -36,7 +36,7 @@ def keep(
     store: RowStore, output: HostOutput, indices: list[int], *, hung: bool = False
 ) -> list[LogitsRow]:
     """Keep these rows of an output, and no others."""
-    rows = store.keep(output.keep(indices), range(len(indices)), len(indices), hung=hung)
+    rows = store.keep(output.retain(indices), range(len(indices)), len(indices), hung=hung)
     store.shrink()
     return rows
 

@@ -347,9 +347,9 @@ class Spoilt(TightOutput):
 
     def __init__(self, inner: Output, engine: Spoiling, rows: Sequence[Row]) -> None:
         super().__init__(inner, engine)
-        self.wrote = [(row.dest, row.dest.length) for row in rows if row.dest is not None]
+        self.wrote = [(row.kv_out, row.kv_out.length) for row in rows if row.kv_out is not None]
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         for fragment, n in self.wrote:
             slots = self.engine.inner.kv._use(fragment).slots
             slots[n - 1] = (2, slots[n - 1][1])

@@ -117,7 +117,7 @@ def test_an_engine_that_knows_its_prefixes_counts_the_tokens_that_are_new(make: 
 
 def test_paths_that_go_on_count_their_new_tokens_where_ends_are_kept(make: MakeRig) -> None:
     engine = HiddenFake(MemoryEngine())
-    engine.info = replace(engine.info, keeps_ends=True)
+    engine.info = replace(engine.info, caches_state=True)
     rig = make(engine, n_batch=20)
     items = [run(rig.place([i, *PATH]), i) for i in range(4)]
     for item, result in zip(items, rig.drive(*items), strict=True):
@@ -127,13 +127,13 @@ def test_paths_that_go_on_count_their_new_tokens_where_ends_are_kept(make: MakeR
     assert max(n_rows for n_rows, _ in shapes(engine)) == 4  # the runs, though of 44 tokens
     _commit(rig, 12)
     assert shapes(engine)[-1] == (12, 120)
-    with pytest.raises(ConfigError, match="keeps_ends"):
-        replace(engine.info, recomputes=False)
+    with pytest.raises(ConfigError, match="caches_state"):
+        replace(engine.info, no_prefix_cache=False)
 
 
 def test_a_path_counts_as_much_as_the_engine_says_it_would_run(make: MakeRig) -> None:
     class Knowing(HiddenFake):
-        def n_to_run(self, tokens, first: int, adapter: str | None) -> int:
+        def n_tokens_to_run(self, tokens, first: int, adapter: str | None) -> int:
             assert (first, adapter) == (len(tokens) - 1, None)
             return 2 if tokens[0] % 2 else len(tokens)
 
@@ -145,10 +145,10 @@ def test_a_path_counts_as_much_as_the_engine_says_it_would_run(make: MakeRig) ->
 
 
 def test_only_hidden_engines_may_say_that_they_recompute() -> None:
-    given = {"name": "x", "model": "x", "n_layers": 1, "n_vocab": 4, "n_positions": 8}
+    given = {"name": "x", "model": "x", "n_layers": 1, "n_vocab": 4, "context_length": 8}
     more = {"kv_bytes_per_token": 1, "dtype": "float32", "fingerprint": "x"}
-    with pytest.raises(ConfigError, match="recomputes"):
-        EngineInfo(**given, **more, recomputes=True)
+    with pytest.raises(ConfigError, match="no_prefix_cache"):
+        EngineInfo(**given, **more, no_prefix_cache=True)
 
 
 def test_a_row_that_somebody_else_asked_for_meanwhile_is_not_run_again(make: MakeRig) -> None:

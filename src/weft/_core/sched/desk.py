@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
-from ...engines.base import Engine, KeptRow
+from ...engines.base import Engine, RetainedRow
 from ...errors import WeftError, is_out_of_memory
 from ..kv.place import Place
 from ..kv.tree import TokenTree
@@ -59,10 +59,12 @@ class Desk:
         self.counters = counters
         self.n_ctx = n_ctx
         # Hidden engines are given whole paths, of which most may be known to them.
-        self.runs_whole_paths = info.recomputes and not info.keeps_ends
+        self.runs_whole_paths = info.no_prefix_cache and not info.caches_state
         self.counts_rows_whole = self.runs_whole_paths or tree.fragments is not None
         self.rows = rows
-        self.reader = Reader(tree, rows, n_to_run=engine.n_to_run if info.recomputes else None)
+        self.reader = Reader(
+            tree, rows, n_to_run=engine.n_tokens_to_run if info.no_prefix_cache else None
+        )
         self.to_join: list[Place] = []
         self.lines = Lines(tree, self.to_join.append)
         self.queue: list[tuple[int, Job]] = []
@@ -280,12 +282,12 @@ class Desk:
             if run.first_drawn is not None:
                 self.guard(run, run.begin, run.first_drawn, self)
         runs = [run for run in runs if not (run.done or run.n_drawn)]
-        if self.info.overlap:
+        if self.info.async_scheduling:
             self.late_firsts += [run for run in runs if not run.draws_alone]
             runs = [run for run in runs if run.draws_alone]
         if not runs:
             return
-        numbers: dict[KeptRow, int] = {}
+        numbers: dict[RetainedRow, int] = {}
         at = [numbers.setdefault(run.first_row(), len(numbers)) for run in runs]
         try:
             chain, ends = Chain([run.sampler for run in runs]), [run.line.depth for run in runs]
@@ -300,7 +302,7 @@ class Desk:
         for run, drawn in zip(runs, result.drawn(), strict=True):
             self.guard(run, run.begin, drawn, self)
 
-    def _drawn(self, rows: Sequence[KeptRow], batch: DrawBatch) -> DrawResult:
+    def _drawn(self, rows: Sequence[RetainedRow], batch: DrawBatch) -> DrawResult:
         try:
             return self.engine.draw(rows, batch).result()
         except Exception as error:

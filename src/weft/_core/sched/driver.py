@@ -157,7 +157,7 @@ class Driver:
         An engine that wants its own thread is touched by the driver thread alone.
         """
         self._refuse_forked()
-        if self.scheduler.engine.info.owner_thread:
+        if self.scheduler.engine.info.same_thread_only:
             return self._on_thread(lambda: self._between_steps(work))
         return self._between_steps(work)
 
@@ -174,7 +174,9 @@ class Driver:
         """Let go of what nobody holds any more, unless a step is running: that will do it."""
         if self._is_torn:
             return
-        if not self.scheduler.engine.info.owner_thread and self._stepping.acquire(blocking=False):
+        if not self.scheduler.engine.info.same_thread_only and self._stepping.acquire(
+            blocking=False
+        ):
             try:
                 with self.scheduler.lock:
                     self.scheduler.lines.drain()
@@ -225,7 +227,7 @@ class Driver:
 
     def _goes_on(self) -> bool:
         """Whether the program goes on, or this is the thread that does what is last in it."""
-        if _last_thread is None or self.scheduler.engine.info.owner_thread:
+        if _last_thread is None or self.scheduler.engine.info.same_thread_only:
             return True
         return _last_thread == threading.get_ident()
 
@@ -254,10 +256,10 @@ class Driver:
         if self._thread is not None:
             return False
         me = threading.get_ident()
-        if _last_thread is not None and not self.scheduler.engine.info.owner_thread:
+        if _last_thread is not None and not self.scheduler.engine.info.same_thread_only:
             return True  # to one; all others stay in their turn
         with deferred_interrupt(), self._news:
-            if self._caller is None and not self.scheduler.engine.info.owner_thread:
+            if self._caller is None and not self.scheduler.engine.info.same_thread_only:
                 self._caller = me
         if self._caller == me:
             return True
@@ -308,7 +310,11 @@ class Driver:
         keeps it.
         """
         thread = self._thread
-        if thread is None or self._home != os.getpid() or self.scheduler.engine.info.owner_thread:
+        if (
+            thread is None
+            or self._home != os.getpid()
+            or self.scheduler.engine.info.same_thread_only
+        ):
             return
         self._ends_with_program = True
         self._wake()
@@ -395,7 +401,7 @@ class Driver:
             self.closed = True
             return
         self._refuse_nested()
-        owned = self.scheduler.engine.info.owner_thread
+        owned = self.scheduler.engine.info.same_thread_only
         if owned:
             with suppress(StaleHandle):  # somebody else closed it meanwhile
                 self._on_thread(lambda: self._shut(last))

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...engines.base import FutureTokens, KeptRow, Row, ScoreSpan
+from ...engines.base import FutureTokens, RetainedRow, Row, ScoreSpan
 from ...errors import Cancelled, ConstraintError, DeadEnd, WeftError
 from ..kv.place import Place
 from ..sampling.metrics import broken_logits, join_scores
@@ -262,7 +262,7 @@ class RunJob(Job):
         else:
             desk.first.append(self)
 
-    def first_row(self) -> KeptRow:
+    def first_row(self) -> RetainedRow:
         """Return the logits that the first token is drawn from."""
         lent: LentRow = self.claims[0].needs[0].answers()[0]
         return lent.at

@@ -264,7 +264,7 @@ def _prime(job: NativeJob, desk: Desk) -> None:
 
 def refuse(items: Iterable[Item], engine: Engine) -> None:
     """Raise Unsupported for work that an engine without steps cannot do."""
-    name, scores = engine.info.name, engine.info.abilities.scoring
+    name, scores = engine.info.name, engine.info.capabilities.scoring
     for item in items:
         if scores and isinstance(item, Extend) and _is_scoring(item):
             continue
@@ -281,7 +281,7 @@ def refuse(items: Iterable[Item], engine: Engine) -> None:
 def without_steps(engine: Engine) -> Unsupported:
     """Return what is raised for work that needs the steps an engine does not have."""
     info = engine.info
-    measuring = "" if info.abilities.scoring else ", no measuring"
+    measuring = "" if info.capabilities.scoring else ", no measuring"
     return Unsupported(
         f"{info.model} on the {info.name} engine generates whole runs only: no next-token"
         f" distributions{measuring}, no branches that are committed token by token",
@@ -291,7 +291,7 @@ def without_steps(engine: Engine) -> Unsupported:
 
 def check_steps(params: SamplingParams, engine: Engine) -> None:
     """Raise Unsupported for an engine without steps, and for what its rows do not carry."""
-    if not engine.info.abilities.steps:
+    if not engine.info.capabilities.steps:
         raise without_steps(engine)
     check_rows_suffice(params, engine)
 
@@ -305,7 +305,7 @@ def refuse_scaled(items: Iterable[Item], engine: Engine) -> None:
 
 def check_rows_suffice(params: SamplingParams, engine: Engine) -> None:
     """Raise Unsupported for parameters that cannot be honoured by the engine's rows."""
-    if params.repetition_penalty != 1 and not engine.info.abilities.raw_logits:
+    if params.repetition_penalty != 1 and not engine.info.capabilities.raw_logits:
         raise Unsupported(
             f"{engine.info.model} gives log-probabilities and no raw logits, whose signs a"
             " repetition_penalty asks for: it works in whole runs only. Take presence_penalty or"
@@ -326,4 +326,4 @@ def why_not_native(sampler: Sampler, native: EngineGenerator | None) -> str | No
         return "anything but steps"
     if sampler.resumed:
         return "a constraint that has begun before this node"
-    return native.refusal(sampler.params)
+    return native.unsupported_params(sampler.params)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from ...engines.base import Fragment, KeptRow, Row, ScoreSpan, Span
+from ...engines.base import Fragment, RetainedRow, Row, ScoreSpan, Span
 from ...errors import KVFull, is_out_of_memory
 from ..kv.place import Cursor, Node, Place, node_at, resolve
 from ..kv.tree import TokenTree
@@ -244,7 +244,7 @@ class PathPart(Part):
             at = self.start + offset
             place = self.pin if at + 1 == self.pin.depth else Cursor(self.pin.node, at + 1)
             desk.rows.put(place, row)
-            lent[at] = LentRow(row, KeptRow(self.kept_in, number))
+            lent[at] = LentRow(row, RetainedRow(self.kept_in, number))
             number += 1
         for need, first, _ in self.takes:
             if need.top is None:
@@ -277,7 +277,7 @@ class Reader:
     def __init__(
         self, tree: TokenTree, rows: RowStore, *, n_to_run: Callable[..., int] | None = None
     ) -> None:
-        """n_to_run: what a whole path counts in a step, by `Engine.n_to_run`; None: one."""
+        """n_to_run: what a whole path counts in a step, by `Engine.n_tokens_to_run`; None: one."""
         self.tree = tree
         self.rows = rows
         self._n_to_run = n_to_run

@@ -8,7 +8,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ...engines.base import HostRows, KeptRow, KeptRows
+from ...engines.base import HostLogits, RetainedLogits, RetainedRow
 from ...errors import ForwardError, WeftError
 from ..kv.place import Cursor, Node, node_at
 
@@ -24,7 +24,7 @@ class LogitsRow:
 
     def __init__(self) -> None:
         self._array: Any = None
-        self._shared: HostRows | None = None  # the same, as it is lent
+        self._shared: HostLogits | None = None  # the same, as it is lent
         self._held: _Held | None = None
         self._index = 0
         self._ref: _Entry | None = None
@@ -36,7 +36,7 @@ class LentRow(NamedTuple):
     """A row for work that needs it: its numbers stay, whatever the store forgets meanwhile."""
 
     row: LogitsRow
-    at: KeptRow
+    at: RetainedRow
 
 
 class _Held:
@@ -44,8 +44,8 @@ class _Held:
 
     __slots__ = ("__weakref__", "_ref", "kept")
 
-    def __init__(self, kept: KeptRows) -> None:
-        self.kept: KeptRows | None = kept
+    def __init__(self, kept: RetainedLogits) -> None:
+        self.kept: RetainedLogits | None = kept
         self._ref: _Entry | None = None
 
 
@@ -82,7 +82,7 @@ class RowStore:
         self._go = self._gone.append
 
     def keep(
-        self, kept: KeptRows, numbers: Sequence[int], n_kept: int, *, hung: bool
+        self, kept: RetainedLogits, numbers: Sequence[int], n_kept: int, *, hung: bool
     ) -> list[LogitsRow]:
         """Return rows `numbers` of what a step keeps; `shrink` is called after all of them.
 
@@ -128,7 +128,7 @@ class RowStore:
                 self._order.move_to_end(id(row._ref))
             return row._array
 
-    def _fetched(self, row: LogitsRow, kept: KeptRows) -> Any:
+    def _fetched(self, row: LogitsRow, kept: RetainedLogits) -> Any:
         try:
             return _frozen(kept.logits(row._index))
         except Exception as error:
@@ -147,12 +147,12 @@ class RowStore:
                 if array is None:
                     return None
                 if row._shared is None:
-                    row._shared = HostRows([array])
-                return LentRow(row, KeptRow(row._shared, 0))
+                    row._shared = HostLogits([array])
+                return LentRow(row, RetainedRow(row._shared, 0))
             entry = row._ref or held._ref
             assert entry is not None  # what is kept is counted, until it has to go
             self._order.move_to_end(id(entry))
-            return LentRow(row, KeptRow(held.kept, row._index))
+            return LentRow(row, RetainedRow(held.kept, row._index))
 
     def read_lent(self, lent: LentRow) -> Any:
         """Return the numbers of a lent row: float32 [V], read-only; the same to all who read it."""

@@ -39,17 +39,17 @@ class Scheduler:
         self, engine: Engine, tree: TokenTree, *, n_ctx: int, n_batch: int, row_cache_bytes: int
     ) -> None:
         """n_ctx: tokens a path may have. n_batch: tokens a step may run; where the engine says how
-        many it takes (`step_tokens`), so many beside the next ones of runs and commits.
+        many it takes (`max_num_batched_tokens`), so many beside the next ones of runs and commits.
         """
         self.engine = engine
         self.tree = tree
         self.n_ctx = n_ctx
         self.n_batch = n_batch
-        self.n_step = max(n_batch, engine.info.step_tokens or 0)
+        self.n_step = max(n_batch, engine.info.max_num_batched_tokens or 0)
         self.lock = tree.holds.lock
         self.counters = Counters()
         info = engine.info
-        self._overlaps = info.overlap
+        self._overlaps = info.async_scheduling
         self.rows = RowStore(row_cache_bytes, info.n_vocab, tree.forget, self.lock)
         self.desk = Desk(tree, engine, self.counters, self.rows, n_ctx)
         self.lines = self.desk.lines
@@ -57,7 +57,7 @@ class Scheduler:
         self.abroad = None if engine.native is None else Abroad(engine.native)
         self.flight: Step | None = None
         self.retired: dict[str, str] = {}  # namespaces that are gone, and what to say of them
-        self._weights = engine.weights_mark()
+        self._weights = engine.weights_version()
         self._inbox: deque[list[Job] | Ticket] = deque()
         self._ages = itertools.count(1)
         self._forward_s = 0.0
@@ -79,10 +79,10 @@ class Scheduler:
             raise ConfigError("an atomic call takes extends only; submit runs on their own")
         if self.retired:
             self._refuse_retired(items)
-        abilities = self.engine.info.abilities
-        if not abilities.steps:
+        capabilities = self.engine.info.capabilities
+        if not capabilities.steps:
             refuse(items, self.engine)
-        elif not abilities.raw_logits:
+        elif not capabilities.raw_logits:
             refuse_scaled(items, self.engine)
         tickets = [Ticket(item, self._inbox) for item in items]
         groups = [tickets] if atomic else [[ticket] for ticket in tickets]
@@ -205,9 +205,9 @@ class Scheduler:
         """
         if self.flight is None and not self.desk.admitted and self.has_other_weights():
             _log.info("the model's weights were changed: KV and logits are forgotten")
-            self._weights = self.engine.weights_mark()
+            self._weights = self.engine.weights_version()
             self._forget_paths()
-            self.engine.renew()
+            self.engine.refresh_weights()
 
     def _awaits_weights(self) -> bool:
         """Whether work waits for what runs with other weights: it begins when all of that is gone,
@@ -218,13 +218,13 @@ class Scheduler:
 
     def has_other_weights(self) -> bool:
         """Whether somebody has changed the model's weights in place since the last look."""
-        return self.engine.weights_mark() != self._weights
+        return self.engine.weights_version() != self._weights
 
     def clear(self) -> None:
         """Forget all KV and logits that no running work needs; between steps, under the lock."""
         self.admission.shortage.forget()
         self._forget_paths()
-        self.engine.forget()
+        self.engine.clear_caches()
 
     def _forget_paths(self) -> None:
         self.settle()
@@ -258,7 +258,7 @@ class Scheduler:
         parts: list[Part] = [*goers]
         if desk.waiting:
             n_left = min(n_batch, n_step - sum([part.n_tokens() for part in goers]))
-            if self.engine.info.recomputes:  # a long path may have been more than its share
+            if self.engine.info.no_prefix_cache:  # a long path may have been more than its share
                 n_left = max(n_left, spared)
             if runs and self.engine.info.device == "cpu":
                 # There a token costs as much beside others as alone: those that are live would
@@ -497,9 +497,9 @@ class Scheduler:
         if self.flight is None:
             return set()
         rows = [row for part in self.flight.parts for row in part.rows()]
-        paths = {id(row.path): row.path for row in rows}
+        paths = {id(row.prefix): row.prefix for row in rows}
         busy = {span.fragment for path in paths.values() for span in path}
-        busy.update([row.dest for row in rows if row.dest is not None])
+        busy.update([row.kv_out for row in rows if row.kv_out is not None])
         return busy
 
     def land_flight(self) -> None:

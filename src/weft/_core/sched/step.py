@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ...engines.base import Engine, KeptRow, KeptRows, Output, Row
+from ...engines.base import Engine, Output, RetainedLogits, RetainedRow, Row
 from ...errors import ForwardError, WeftError, is_out_of_memory
 from ..sampling.sampler import Chain, DrawnToken, draw_at, draw_batch
 from .lines import LAST
@@ -40,7 +40,7 @@ class Part(ABC):
         self.first_row = 0
         self.first_logit = 0
         self.kept: list[LogitsRow] = []
-        self.kept_in: KeptRows | None = None
+        self.kept_in: RetainedLogits | None = None
         self.first_kept = 0
 
     @abstractmethod
@@ -102,7 +102,7 @@ class RunsPart(LinesPart):
         self._forced: dict[int, list[int]] = {}  # by number of the run
         self._told: set[int] = set()  # those whose next token is forced, too: not drawn
         self._desk = desk
-        self._overlap = desk.info.overlap
+        self._overlap = desk.info.async_scheduling
         self._chain: Chain | None = None
         if not self._overlap:
             self._chain = desk.run_chains.of([run.sampler for run in runs])
@@ -256,7 +256,7 @@ class FirstsPart(Part):
             at = [part.first_logit + part.logits_at.index(token) for part, token in self._places]
             self._draws = self.output.draw(draw_at(self._chain, at, ends, kept=False))
         else:
-            numbers: dict[KeptRow, int] = {}
+            numbers: dict[RetainedRow, int] = {}
             at = [numbers.setdefault(run.first_row(), len(numbers)) for run in self._runs]
             batch = draw_at(self._chain, at, ends, kept=False)
             self._draws = self._desk.engine.draw(list(numbers), batch)
@@ -307,7 +307,7 @@ class Call:
     def land(self) -> None:
         """Wait for the model, and for the draws. Raises what made the model fail."""
         if self.output is not None:
-            self.output.wait()
+            self.output.synchronize()
         for part in self.parts:
             part.attempt(part.land)
 
@@ -320,7 +320,7 @@ class Call:
         indices: Sequence[int] = range(n_kept)
         if n_kept < self.n_logits:
             indices = [part.first_logit + i for part in self.parts for i in range(part.n_kept())]
-        kept, first = self.output.keep(indices), 0
+        kept, first = self.output.retain(indices), 0
         hung: list[tuple[Part, int]] = []
         numbers: list[int] = []  # of the rows that are hung: there may be very many parts of one
         for part in self.parts:
@@ -370,7 +370,7 @@ class Step:
         for call in self.calls:
             if call.output is not None:
                 with suppress(Exception):
-                    call.output.wait()
+                    call.output.synchronize()
 
 
 def as_forward_error(error: BaseException) -> WeftError:

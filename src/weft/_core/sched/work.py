@@ -22,7 +22,8 @@ class Logits(NamedTuple):
     """Want the raw logits after the path's first `depth` tokens.
 
     Answered by float32 [V], read-only: other callers get the same array. kept: answered by the
-    store's LogitsRow, wherever the engine has its numbers. lent: answered by a KeptRow, where the
+    store's LogitsRow, wherever the engine has its numbers. lent: answered by a RetainedRow, where
+    the
     row is now: it stays there for as long as that is held.
     """
 

@@ -16,8 +16,8 @@ from ..._core.system_resources import usable_cores
 from ..._core.tokens.tokenizer import Tokenizer
 from ..._core.validation import one_of, whole_number
 from ...errors import ForwardError, ModelLoadError, Unsupported
-from ..abilities import OWN
 from ..base import Engine, EngineInfo, FutureTokens, Pooling, Row, check_rows
+from ..capabilities import OWN
 from ..gguf import GGUF, read_gguf
 from ..gguf.sampling import sampling_of
 from . import settings as made
@@ -282,10 +282,10 @@ class LlamaCppEngine(Engine):
                 f"a token id is outside the model's vocabulary of {self._n_vocab};"
                 f" ids are 0 to {self._n_vocab - 1}"
             )
-        if row.position + len(ids) > self.info.n_positions:
+        if row.position + len(ids) > self.info.context_length:
             raise ForwardError(
                 f"a row ends at position {row.position + len(ids)}; the model has"
-                f" {self.info.n_positions}"
+                f" {self.info.context_length}"
             )
 
     def _try(self) -> None:
@@ -311,7 +311,7 @@ class LlamaCppEngine(Engine):
             model=header.file.name,
             n_layers=len(layers) or int(C.llama_model_n_layer(self._model.pointer)),
             n_vocab=self._n_vocab,
-            n_positions=settings.n_ctx,
+            context_length=settings.n_ctx,
             kv_bytes_per_token=slot_bytes,
             dtype=kv_dtype(settings.type_k, settings.type_v),
             fingerprint=header.fingerprint(),
@@ -322,7 +322,7 @@ class LlamaCppEngine(Engine):
             idle_slots=_IDLE_SLOTS if can_export and not settings.gpus else None,
             n_embd=int(C.llama_model_n_embd_out(self._model.pointer)),
             pooling=_POOLING.get(header.of_model("pooling_type", 0)),
-            abilities=replace(OWN["llamacpp"], offload=can_export, save_kv=can_export),
+            capabilities=replace(OWN["llamacpp"], offload=can_export, save_kv=can_export),
             extra={
                 "kv_types": [settings.type_k, settings.type_v],
                 "weight_types": kinds,

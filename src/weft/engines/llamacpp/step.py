@@ -49,7 +49,7 @@ class ViewOutput(HostOutput):
 class Batches:
     """The rows of one forward, placed in sequences; use it once.
 
-    Rows with a `dest` run in their fragment's sequence. The others borrow one for the call; where
+    Rows with a `kv_out` run in their fragment's sequence. The others borrow one for the call; where
     there are not enough, or the cache has no room for all, they run some after the others.
     """
 
@@ -73,8 +73,8 @@ class Batches:
         wanted: ascending, which tokens of each row `collect` is told of; at most `most` at once.
         hidden: it is told of hidden states, else of logits.
         """
-        new = sum([row.n_tokens for row in self._rows if row.dest is not None])
-        spare = sum([row.n_tokens for row in self._rows if row.dest is None])
+        new = sum([row.n_tokens for row in self._rows if row.kv_out is not None])
+        spare = sum([row.n_tokens for row in self._rows if row.kv_out is None])
         self._context.reserve(self._fragments.slots + new + spare, 0)
         self._leases.reserve(len(self._rows))
         room = self._context.n_cells - self._fragments.slots - new
@@ -90,13 +90,13 @@ class Batches:
             self._undo()
             raise
         for row in self._rows:
-            if row.dest is not None:
-                row.dest.length += row.n_tokens
+            if row.kv_out is not None:
+                row.kv_out.length += row.n_tokens
         self._fragments.slots += new
 
     def _place(self) -> None:
         """Give a lease to every fragment that is written."""
-        growing = [(row, row.dest) for row in self._rows if isinstance(row.dest, PathFragment)]
+        growing = [(row, row.kv_out) for row in self._rows if isinstance(row.kv_out, PathFragment)]
         busy = {id(fragment) for _, fragment in growing}
         if len(busy) != len(growing):
             raise ForwardError("two rows write into one fragment")
@@ -114,17 +114,21 @@ class Batches:
         for fragment in self._fresh:
             self._leases.drop(fragment)
         for row in self._rows:
-            dest = row.dest
-            if isinstance(dest, PathFragment) and dest.strand is not None and not dest.children:
-                self._context.remove(dest.lease, row.position, END)
-                self._leases.cut(dest, dest.length)
+            kv_out = row.kv_out
+            if (
+                isinstance(kv_out, PathFragment)
+                and kv_out.strand is not None
+                and not kv_out.children
+            ):
+                self._context.remove(kv_out.lease, row.position, END)
+                self._leases.cut(kv_out, kv_out.length)
 
     def _waves(self, room: int) -> list[list[int]]:
         """Return which rows run together."""
         waves: list[list[int]] = [[]]
         leases, cells = self._leases.n_free, room
         for number, row in enumerate(self._rows):
-            if row.dest is not None:
+            if row.kv_out is not None:
                 waves[0].append(number)
                 continue
             if row.n_tokens > room or not self._leases.n_free:
@@ -153,8 +157,8 @@ class Batches:
             leases = []
             for number in wave:
                 row = self._rows[number]
-                if isinstance(row.dest, PathFragment):
-                    leases.append(row.dest.lease)
+                if isinstance(row.kv_out, PathFragment):
+                    leases.append(row.kv_out.lease)
                 else:
                     borrowed.append(self._leases.borrow(_tip(row), row.position))
                     leases.append(borrowed[-1])
@@ -249,7 +253,7 @@ def _ids(row: Row) -> Sequence[int]:
 
 def _tip(row: Row) -> PathFragment | None:
     """Return the last fragment of a row's path that has slots."""
-    for span in reversed(row.path):
+    for span in reversed(row.prefix):
         if span.length:
             assert isinstance(span.fragment, PathFragment)
             return span.fragment

@@ -22,8 +22,8 @@ from ...errors import (
     Unsupported,
     WeftError,
 )
-from ..abilities import OWN
 from ..base import Engine, EngineInfo, HostOutput, Row, Score, Span, check_rows, row_tokens
+from ..capabilities import OWN
 from ..checkpoint import read_config
 from ..config_check import OTHER_ENGINE
 from .check import check_paths, check_tree
@@ -87,8 +87,8 @@ class MlxEngine(Engine):
         self._on_owner(lambda: self._start(n_ctx, fingerprint))
 
     @classmethod
-    def refuse(cls, folder: Path) -> None:
-        """Refuse what mlx-lm has no model for; see `Engine.refuse`."""
+    def check_supported(cls, folder: Path) -> None:
+        """Refuse what mlx-lm has no model for; see `Engine.check_supported`."""
         refuse_config(read_config(folder))
 
     @classmethod
@@ -251,7 +251,7 @@ class MlxEngine(Engine):
         """Find how the model attends, and hold a small tree against its own forward."""
         model, config = self.model, config_of(self.model)
         name = str(config.get("model_type") or type(model).__name__)
-        n_positions = context_of(config, n_ctx, self._windows.limit)
+        context_length = context_of(config, n_ctx, self._windows.limit)
         paths = check_paths(config.get("vocab_size") or 64)
         try:
             mx.eval(arrays_in(model))
@@ -280,7 +280,7 @@ class MlxEngine(Engine):
                     raise
                 why = str(error)
                 _log.info("%s does not run as a %s: %s", name, attention, error)
-        self.info = replace(self.info, n_positions=n_positions)
+        self.info = replace(self.info, context_length=context_length)
         if attention == "whole":
             self.info.extra["no_prefix_caching"] = why
             _log.warning(
@@ -323,15 +323,15 @@ class MlxEngine(Engine):
             model=name,
             n_layers=len(self._make_cache()) if slot is None else slot.n_layers,
             n_vocab=int(logits.shape[-1]),
-            n_positions=_CHECKED,
+            context_length=_CHECKED,
             kv_bytes_per_token=0 if slot is None else slot.n_bytes,
             kv="hidden" if slot is None else "addressable",
-            recomputes=slot is None,
+            no_prefix_cache=slot is None,
             dtype=dtype_name(logits.dtype if slot is None else slot[0].dtype),
             fingerprint=fingerprint,
             device=str(self._device.type).rpartition(".")[2],
             n_embd=self._head.n_embd,
-            abilities=replace(
+            capabilities=replace(
                 OWN["mlx"],
                 embed=bool(self._head.n_embd),
                 shared_attention=attention == "tree",

@@ -71,8 +71,8 @@ def plan_step(rows: Sequence[Row], memory: MlxMemory) -> StepPlan:
 
 
 def _pack(rows: Sequence[Row], memory: MlxMemory) -> StepPlan:
-    dests = [None if row.dest is None else own(row.dest, MlxFragment) for row in rows]
-    paths = [(row.path, dest) for row, dest in zip(rows, dests, strict=True)]
+    dests = [None if row.kv_out is None else own(row.kv_out, MlxFragment) for row in rows]
+    paths = [(row.prefix, dest) for row, dest in zip(rows, dests, strict=True)]
     plan = StepPlan(paths, [], [0] * len(rows))
     stop = 0
     for (kind, size), members in lanes_of(rows, dests, memory, long_row=LONG_ROW).items():

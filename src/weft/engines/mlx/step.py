@@ -68,9 +68,9 @@ class PackedStep(ABC):
         written: Arrays = []
         grown = []
         for row, start in zip(self.rows, self.starts, strict=True):
-            if row.dest is None:
+            if row.kv_out is None:
                 continue
-            kv = own(row.dest, MlxFragment)
+            kv = own(row.kv_out, MlxFragment)
             grown.append((kv, row.n_tokens))
             if start >= self.n_written:
                 span = slice(start, start + row.n_tokens)
@@ -295,8 +295,8 @@ class PathStep(PackedStep):
         hidden: list[mx.array] = []
         fresh: list[list[tuple[mx.array, mx.array]]] = []
         for row, ids in zip(self.rows, tokens, strict=True):
-            tail = [] if row.dest is None else [Span(row.dest, row.dest.length)]
-            spans = [*row.path, *tail]
+            tail = [] if row.kv_out is None else [Span(row.kv_out, row.kv_out.length)]
+            spans = [*row.prefix, *tail]
             caches = [Recorder(cache) for cache in self.memory.cache(spans, self.make_cache)]
             hidden.append(head.hidden(mx.array([ids]), caches)[0][:, None])
             fresh.append([cache.taken() for cache in caches])
@@ -315,7 +315,7 @@ class WholeStep(PackedStep):
 
     def __init__(self, rows: Sequence[Row], memory: MlxMemory, make_cache: MakeCache) -> None:
         super().__init__(rows, memory)
-        if any(row.path or row.dest is not None for row in rows):
+        if any(row.prefix or row.kv_out is not None for row in rows):
             raise ForwardError("this model has no KV that fragments could hold: rows carry paths")
         self.make_cache = make_cache
         self.starts = [0, *accumulate(row.n_tokens for row in rows)][: len(rows)]

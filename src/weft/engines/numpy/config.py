@@ -32,8 +32,8 @@ ELSEWHERE = 'try engine="torch"'
 class LlamaConfig:
     """What the NumPy engine needs to know of a model.
 
-    n_positions: how long a path may be. rope: the parameters of the rotary embedding, `rope_theta`
-    and `rope_type` among them.
+    context_length: how long a path may be. rope: the parameters of the rotary embedding,
+    `rope_theta` and `rope_type` among them.
     """
 
     model_type: str
@@ -44,7 +44,7 @@ class LlamaConfig:
     n_hidden: int
     n_intermediate: int
     n_vocab: int
-    n_positions: int
+    context_length: int
     norm_eps: float
     tied: bool
     attention_bias: bool
@@ -76,7 +76,7 @@ def parse_config(raw: Mapping[str, Any], *, n_ctx: int | None = None) -> LlamaCo
         n_hidden=n_hidden,
         n_intermediate=_integer(raw, "intermediate_size"),
         n_vocab=_integer(raw, "vocab_size"),
-        n_positions=_n_positions(_integer(raw, "max_position_embeddings"), n_ctx),
+        context_length=_n_positions(_integer(raw, "max_position_embeddings"), n_ctx),
         norm_eps=_number(raw, "rms_norm_eps", 1e-6),
         tied=bool(raw.get("tie_word_embeddings", False)),
         attention_bias=bool(raw.get("attention_bias", False)),
@@ -148,7 +148,7 @@ def _check(raw: Mapping[str, Any], config: LlamaConfig, architecture: str) -> No
         asks_for = "a partial rotary embedding"
     elif config.head_dim % 2:
         asks_for = f"an odd head dimension ({config.head_dim})"
-    elif (window := _window(raw, architecture)) is not None and window < config.n_positions:
+    elif (window := _window(raw, architecture)) is not None and window < config.context_length:
         asks_for = f"sliding-window attention (window {window})"
     if asks_for:
         raise Unsupported(

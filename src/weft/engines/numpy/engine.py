@@ -17,8 +17,8 @@ from ..._core.system_resources import bytes_left
 from ..._core.tokens.tokenizer import Tokenizer
 from ..._core.validation import one_of
 from ...errors import ForwardError, Unsupported
-from ..abilities import OWN
 from ..base import Engine, EngineInfo, HostOutput, Row, Score, ScoreSpan
+from ..capabilities import OWN
 from ..checkpoint import Checkpoint, open_checkpoint, read_config
 from ..gguf import read_gguf
 from ..gguf.checkpoint import GGUFCheckpoint
@@ -67,18 +67,18 @@ class NumpyEngine(Engine):
             model=str(checkpoint.folder),
             n_layers=config.n_layers,
             n_vocab=config.n_vocab,
-            n_positions=config.n_positions,
+            context_length=config.context_length,
             kv_bytes_per_token=config.kv_bytes_per_token,
             dtype="float32",
             fingerprint=checkpoint.fingerprint() + ("" if dtype == "float32" else f"-{dtype}"),
             n_embd=config.n_hidden,
-            abilities=OWN["numpy"],
+            capabilities=OWN["numpy"],
             extra={"max_threads": self._threads.max_threads, "weights": dtype},
         )
 
     @classmethod
-    def refuse(cls, folder: Path) -> None:
-        """Check that a folder or GGUF file is of the Llama family; see `Engine.refuse`."""
+    def check_supported(cls, folder: Path) -> None:
+        """Check that a folder or GGUF file is of the Llama family; see `Engine.check_supported`."""
         is_gguf = folder.suffix.lower() == ".gguf"
         config = parse_config(_open(folder).config if is_gguf else read_config(folder))
         frequencies(config.rope, config.head_dim)

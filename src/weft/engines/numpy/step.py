@@ -44,8 +44,8 @@ class Packed(NamedTuple):
     row: int
     lo: int
     hi: int
-    path: tuple[Span, ...]
-    dest: NumpyFragment | None
+    prefix: tuple[Span, ...]
+    kv_out: NumpyFragment | None
     position: int
     logits_at: tuple[int, ...]
 
@@ -82,10 +82,10 @@ class Plan:
         self._fragments = fragments
         # Bodies first: making room for one may take its tail out of the bank.
         chunks = [self._chunk(row) for row in rows if not _is_tail(row)]
-        fragments.reserve_tails([cast(NumpyFragment, row.dest) for row in rows if _is_tail(row)])
+        fragments.reserve_tails([cast(NumpyFragment, row.kv_out) for row in rows if _is_tail(row)])
         self._packed = _pack(rows)
         self._lo = {packed.row: packed.lo for packed in self._packed}
-        dests = [packed.dest for packed in self._packed if _is_tail(packed)]
+        dests = [packed.kv_out for packed in self._packed if _is_tail(packed)]
         self._chunks = list(zip(self._packed[len(dests) :], chunks, strict=True))
         self._tails = Tails(cast("list[NumpyFragment]", dests), fragments.bank)
         self._version = fragments.version
@@ -139,10 +139,10 @@ class Plan:
         """Count the written slots, and make ready for the same rows' next step."""
         n_tails = self._tails.n
         for packed in self._packed[:n_tails]:
-            self._fragments.appended(cast(NumpyFragment, packed.dest), 1, to_body=False)
+            self._fragments.appended(cast(NumpyFragment, packed.kv_out), 1, to_body=False)
         for packed, _ in self._chunks:
-            if packed.dest is not None:
-                self._fragments.appended(packed.dest, packed.n_tokens, to_body=True)
+            if packed.kv_out is not None:
+                self._fragments.appended(packed.kv_out, packed.n_tokens, to_body=True)
         self._tails.commit()
         self.positions += 1
         self._age += 1
@@ -151,9 +151,9 @@ class Plan:
 
     def _continues(self, row: Row, packed: Packed) -> bool:
         return (
-            row.path is packed.path
-            and row.dest is packed.dest
-            and row.position == packed.position + self._age < self._config.n_positions
+            row.prefix is packed.prefix
+            and row.kv_out is packed.kv_out
+            and row.position == packed.position + self._age < self._config.context_length
             and row.n_tokens == 1
             and row.logits_at == packed.logits_at
             and not row.scores
@@ -161,9 +161,9 @@ class Plan:
 
     def _chunk(self, row: Row) -> Chunk:
         n_tokens, config = row.n_tokens, self._config
-        if row.dest is not None:
-            dest = cast(NumpyFragment, row.dest)
-            return Chunk(self._fragments.reserve_body(dest, n_tokens), n_tokens)
+        if row.kv_out is not None:
+            kv_out = cast(NumpyFragment, row.kv_out)
+            return Chunk(self._fragments.reserve_body(kv_out, n_tokens), n_tokens)
         # Nothing is kept, so all layers may write to the same place.
         room = np.empty((2, config.n_kv_heads, n_tokens, config.head_dim), np.float32)
         strides = (0, *room.strides)
@@ -196,9 +196,9 @@ class Plan:
             if first >= last:
                 continue
             where = (first - lo, last - lo)
-            paths.setdefault(id(packed.path), (packed.path, []))[1].append(where)
-            if _is_tail(packed) and packed.dest is not None and packed.dest.body:
-                spans.setdefault(Span(packed.dest, packed.dest.body), []).append(where)
+            paths.setdefault(id(packed.prefix), (packed.prefix, []))[1].append(where)
+            if _is_tail(packed) and packed.kv_out is not None and packed.kv_out.body:
+                spans.setdefault(Span(packed.kv_out, packed.kv_out.body), []).append(where)
         for path, ranges in paths.values():
             for span in path:
                 if span.length:
@@ -238,7 +238,7 @@ def token_ids(row: Row) -> Sequence[int]:
 
 
 def _is_tail(row: Row | Packed) -> bool:
-    return row.n_tokens == 1 and row.dest is not None
+    return row.n_tokens == 1 and row.kv_out is not None
 
 
 def _pack(rows: Sequence[Row]) -> list[Packed]:
@@ -247,14 +247,14 @@ def _pack(rows: Sequence[Row]) -> list[Packed]:
     for index in order:
         row = rows[index]
         hi = lo + row.n_tokens
-        dest = cast("NumpyFragment | None", row.dest)
-        packed.append(Packed(index, lo, hi, row.path, dest, row.position, row.logits_at))
+        kv_out = cast("NumpyFragment | None", row.kv_out)
+        packed.append(Packed(index, lo, hi, row.prefix, kv_out, row.position, row.logits_at))
         lo = hi
     return packed
 
 
 def _bank_row(row: Row) -> float:
-    return cast(NumpyFragment, row.dest).row if _is_tail(row) else np.inf
+    return cast(NumpyFragment, row.kv_out).row if _is_tail(row) else np.inf
 
 
 def _merged(ranges: list[_Range]) -> tuple[_Range, ...]:
@@ -278,8 +278,8 @@ def _check(row: Row, config: LlamaConfig) -> None:
     end = row.position + row.n_tokens
     if row.adapter is not None:
         raise Unsupported(f"the NumPy engine has no adapters; row asks for {row.adapter!r}")
-    if end > config.n_positions:
-        raise ForwardError(f"a row ends at position {end}; the model has {config.n_positions}")
+    if end > config.context_length:
+        raise ForwardError(f"a row ends at position {end}; the model has {config.context_length}")
 
 
 class Tails:
@@ -291,7 +291,7 @@ class Tails:
         self.n = len(dests)
         self._bank = bank
         self._first = dests[0].row if dests else 0
-        self._lengths = np.array([dest.tail for dest in dests], np.int64)
+        self._lengths = np.array([kv_out.tail for kv_out in dests], np.int64)
         self._width = int(self._lengths.max(initial=-1)) + 1
 
     @property

@@ -13,16 +13,16 @@ from ..._core.sampling.params import CHAT_SAMPLING, SERVER_SAMPLING, ModelDefaul
 from ..._core.tokens.tokenizer import Tokenizer
 from ..._core.validation import number, whole_number
 from ...errors import ConfigError, ForwardError, Unsupported
-from ..abilities import OWN
 from ..base import (
     UNKNOWN_CONTEXT_LENGTH,
-    Abilities,
+    Capabilities,
     Engine,
     EngineInfo,
     FutureTokens,
     HostOutput,
     Row,
 )
+from ..capabilities import OWN
 from ..hub import EMBEDDED, SMOLLM2, tokenizer_of
 from .address import Address
 from .dialect import ServerCapabilities
@@ -67,13 +67,13 @@ class RemoteEngine(Engine):
             model=transport.address.short_name(found.model),
             n_layers=0,
             n_vocab=n_vocab,
-            n_positions=found.n_ctx or n_ctx or UNKNOWN_CONTEXT_LENGTH,
+            context_length=found.n_ctx or n_ctx or UNKNOWN_CONTEXT_LENGTH,
             kv_bytes_per_token=0,
             dtype="the server's",
             fingerprint=_fingerprint(found, text),
             device=transport.address.host,
             kv="hidden",
-            abilities=_abilities(found, steps=steps),
+            capabilities=_capabilities_of(found, steps=steps),
             temperature_first=found.dialect.order == "first",
             own_random=True,
             extra={
@@ -181,13 +181,13 @@ class RemoteEngine(Engine):
         that the server applies in another way.
         """
         first = self.info.temperature_first
-        if not self.info.abilities.steps:
+        if not self.info.capabilities.steps:
             chat = SamplingParams(temperature_first=first, unset=SERVER_SAMPLING)
             return ModelDefaults(SamplingParams(), chat)
         chat = SamplingParams(temperature=CHAT_SAMPLING["temperature"], temperature_first=first)
         for name in ("top_p", "top_k", "min_p"):
             tried = replace(chat, **{name: CHAT_SAMPLING[name]})
-            if self._builder.refusal(tried) is None:
+            if self._builder.unsupported_params(tried) is None:
                 chat = tried
         return ModelDefaults(SamplingParams(), chat)
 
@@ -201,9 +201,9 @@ class RemoteEngine(Engine):
         if any(row.adapter is not None for row in rows):
             raise Unsupported(f"{self.info.model} has no adapters")
         self._check(rows)
-        if self.info.abilities.steps:
+        if self.info.capabilities.steps:
             return self._transport.run(self._rows.whole(rows))
-        if not self.info.abilities.scoring or any(row.logits_at for row in rows):
+        if not self.info.capabilities.scoring or any(row.logits_at for row in rows):
             raise Unsupported(f"{self.info.model} gives no logits rows")
         return self._transport.run(self._rows.scored(rows))
 
@@ -216,9 +216,9 @@ class RemoteEngine(Engine):
                 raise ForwardError(
                     f"a row has ids {ids[:8]}; allowed are 0 to {n_vocab - 1}, at least one"
                 )
-            if len(ids) > self.info.n_positions:
+            if len(ids) > self.info.context_length:
                 raise ForwardError(
-                    f"a row of {len(ids)} tokens; the context is {self.info.n_positions}"
+                    f"a row of {len(ids)} tokens; the context is {self.info.context_length}"
                 )
 
     def close(self) -> None:
@@ -249,7 +249,7 @@ async def _width(rows: RemoteLogprobs, text: Tokenizer, base: str) -> int:
     return len(found)
 
 
-def _abilities(found: ServerInfo, *, steps: bool) -> Abilities:
+def _capabilities_of(found: ServerInfo, *, steps: bool) -> Capabilities:
     capabilities = found.capabilities
     return replace(
         OWN["remote"],

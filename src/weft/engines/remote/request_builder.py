@@ -49,7 +49,7 @@ class RequestBuilder:
 
     # What cannot be said
 
-    def refusal(self, params: SamplingParams) -> str | None:
+    def unsupported_params(self, params: SamplingParams) -> str | None:
         """Say which of the parameters the server would not honour exactly; None: all."""
         is_greedy = params.temperature == 0
         asked = [

@@ -92,8 +92,8 @@ class RemoteRuns(EngineGenerator):
         self.most = most
         self.together = together
 
-    def refusal(self, params: SamplingParams) -> str | None:
-        return self.builder.refusal(params)
+    def unsupported_params(self, params: SamplingParams) -> str | None:
+        return self.builder.unsupported_params(params)
 
     def start(self, run: GenerationRequest, tell: EventCallback) -> RemoteRun:
         builder = self.builder.of(run.tokens)

@@ -43,7 +43,7 @@ def check_rows_alone(engine: TorchEngine) -> None:
     Raises: Unsupported if a logit differs.
     """
     n_vocab = engine.info.n_vocab
-    n = min(_PROMPT + _STEPS, engine.info.n_positions)
+    n = min(_PROMPT + _STEPS, engine.info.context_length)
     ids = [(i * i * 7 + 13 * i + 5) % n_vocab for i in range(n)]
     wanted = None
     for size, n_others in _COMPANIES:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from ..._core.sampling import metrics
 from ...errors import ForwardError, ModelLoadError, is_out_of_memory
-from ..base import Draws, Engine, EngineInfo, KeptRow, Row, Score
+from ..base import Draws, Engine, EngineInfo, RetainedRow, Row, Score
 from .check import LONGEST, quantised
 from .compatibility import check_model
 from .copied import lasting_buffers, shares_weights
@@ -20,7 +20,7 @@ from .cuda import free_bytes
 from .execution import on_engine_stream
 from .lora import LoraAdapters
 from .model import context_of, fingerprint_of, freeze_rope
-from .output import TorchRows
+from .output import DeviceLogits
 from .owned import Owned
 from .sampling.check import difference_of_draws
 from .sampling.drawer import TorchSampler
@@ -84,7 +84,7 @@ class TransformersEngine(Engine):
         named = {"rope": rope, "quantised": quantised(model)}
         self._extra: dict[str, Any] = {name: value for name, value in named.items() if value}
 
-    def draw(self, rows: Sequence[KeptRow], batch: DrawBatch) -> Draws:
+    def draw(self, rows: Sequence[RetainedRow], batch: DrawBatch) -> Draws:
         """Draw from kept rows where steps draw, too; see Engine.draw."""
         if not self._drawer.can(batch):
             return self._drawer.on_host(np.stack([row.logits() for row in rows]), batch)
@@ -92,9 +92,9 @@ class TransformersEngine(Engine):
             logits = torch.stack([self._here(row) for row in rows])
         return self._drawer.draw(logits, batch)
 
-    def _here(self, row: KeptRow) -> Tensor:
+    def _here(self, row: RetainedRow) -> Tensor:
         """Return a kept row on the device: float32 [V]."""
-        if isinstance(row.rows, TorchRows):
+        if isinstance(row.rows, DeviceLogits):
             return row.rows.tensor[row.rows.place(row.number)].float()
         return upload(row.logits(), self._device)
 
@@ -136,7 +136,7 @@ class TransformersEngine(Engine):
         self._name_at_first = self._own_name()
         self._note_name()
 
-    def weights_mark(self) -> tuple[int, int, str]:
+    def weights_version(self) -> tuple[int, int, str]:
         """Count the changes that PyTorch has seen of the parameters, and of buffers that an owner
         saves with them, 0.05 µs each, and the steps of their optimizers. With it, where the first
         one lies: a model that was converted and turned back has lost digits; and what the owner has
@@ -155,7 +155,7 @@ class TransformersEngine(Engine):
         some 5 ms, once a change.
         """
         before, name = self._named
-        if self._closed or (now := self.weights_mark()) == before:
+        if self._closed or (now := self.weights_version()) == before:
             return name
         name = self._own_name()
         if name == self._name_at_first:
@@ -164,7 +164,7 @@ class TransformersEngine(Engine):
         return name
 
     def _note_name(self) -> None:
-        self._named = self.weights_mark(), self.info.fingerprint
+        self._named = self.weights_version(), self.info.fingerprint
 
     def _own_name(self) -> str:
         with on_engine_stream(self._device):

@@ -73,13 +73,13 @@ class Own(NamedTuple):
     far_logits: Tensor | None = None
 
     @classmethod
-    def of(cls, model: PreTrainedModel, n_positions: int, *, has_kernels: bool = False) -> Own:
+    def of(cls, model: PreTrainedModel, context_length: int, *, has_kernels: bool = False) -> Own:
         """Run the model. Raises: ModelLoadError where it fails, or its logits are not finite."""
         paths = check_paths(model)
         tree = _plain_logits(model, paths)
         if not has_kernels:
             return cls(paths, tree)
-        far = _some_ids(min(far_of(model.config.get_text_config()), n_positions), model)
+        far = _some_ids(min(far_of(model.config.get_text_config()), context_length), model)
         return cls(paths, tree, far, _plain_logits(model, far[None], every=_EVERY)[0])
 
 

@@ -14,8 +14,8 @@ from transformers import DynamicCache, PreTrainedModel
 
 from ..._core.validation import one_of
 from ...errors import ConfigError, EngineError, ForwardError, Unsupported, WeftError
-from ..abilities import OWN
 from ..base import EngineInfo, FutureTokens, Row, Score, Span, check_rows
+from ..capabilities import OWN
 from .alone import check_rows_alone, fix_row_counts
 from .attention_hook import NAME, PROBE, attach_context, attention_of, number_layers, probing
 from .base import TransformersEngine
@@ -127,12 +127,12 @@ class TorchEngine(TransformersEngine):
             self._extra["free_bytes"] = free
         elif self._device.type == "cpu":
             self._extra["max_threads"] = torch.get_num_threads()
-        self.info = replace(self.info, n_positions=self._n_asked)
+        self.info = replace(self.info, context_length=self._n_asked)
         self._note_name()
 
     @classmethod
-    def refuse(cls, folder: Path) -> None:
-        """Refuse what Transformers does not know and what has no KV; see `Engine.refuse`."""
+    def check_supported(cls, folder: Path) -> None:
+        """Reject models that Transformers does not know; see `Engine.check_supported`."""
         config_of(folder, trust_remote_code=False)
 
     @classmethod
@@ -302,14 +302,14 @@ class TorchEngine(TransformersEngine):
 
         return self._run(rows, states)
 
-    def forget(self) -> None:
+    def clear_caches(self) -> None:
         """Pack anew what an owner may have written to, and give back what is kept for later."""
-        self.renew()
+        self.refresh_weights()
         if self._graphs is not None:
             self._graphs.forget()
         self.fragments.give_back()
 
-    def renew(self) -> None:
+    def refresh_weights(self) -> None:
         """Pack weights anew. Captured steps read weights where they lie, and stay with the pool:
         between the steps of an optimizer both would be made again and again. Whoever wrote them may
         have done so on a stream of another thread's, so what comes next waits for the device.
@@ -322,7 +322,7 @@ class TorchEngine(TransformersEngine):
             if isinstance(module, PackedLinear | PackedExperts):
                 module.forget()
 
-    def told(self) -> dict[str, object]:
+    def stats(self) -> dict[str, object]:
         """Return how steps were run so far, captured or not; empty where none is captured."""
         return {} if self._graphs is None else self._graphs.told()
 
@@ -385,10 +385,10 @@ class TorchEngine(TransformersEngine):
     @torch.inference_mode()
     def _start(self, fingerprint: str, kv: KVChoice, graphs: bool | None) -> None:
         """Learn the KV layout from a plain forward, then hold a small tree against the model."""
-        model, n_positions = self.model, self._n_positions
+        model, context_length = self.model, self._n_positions
         makers = [CanonicalMemory] if self._reproducible else kv_backends(kv, self._device)
         with self._threads.limited(1, "plain"):
-            own = Own.of(model, n_positions, has_kernels=has_kernels(makers, self._device))
+            own = Own.of(model, context_length, has_kernels=has_kernels(makers, self._device))
         try:
             model.set_attn_implementation(PROBE)
             self._head = self._now = Head(model)
@@ -403,7 +403,7 @@ class TorchEngine(TransformersEngine):
             raise PrefixCachingUnsupported(
                 f"it fails with an attention that is not its own ({type(error).__name__}: {error})"
             ) from error
-        check_probe(model, probe, n_positions)
+        check_probe(model, probe, context_length)
         number_layers(probe)
         self._keepers = probe.keepers
         layout = Layout.of(probe.shapes, self._device)
@@ -412,16 +412,16 @@ class TorchEngine(TransformersEngine):
             model=Path(model.config.name_or_path).name or model.config.model_type,
             n_layers=layout.n_layers,
             n_vocab=logits.shape[-1],
-            n_positions=n_positions,
+            context_length=context_length,
             kv_bytes_per_token=layout.slot_bytes,
             dtype=layout.dtype,
             fingerprint=fingerprint,
             device=str(self._device),
-            overlap=self._device.type == "cuda",
-            step_tokens=_STEP_TOKENS if self._device.type == "cuda" else None,
-            far_rows=self._device.type == "cuda",
+            async_scheduling=self._device.type == "cuda",
+            max_num_batched_tokens=_STEP_TOKENS if self._device.type == "cuda" else None,
+            logits_on_device=self._device.type == "cuda",
             n_embd=hidden.shape[-1],
-            abilities=OWN["torch"],
+            capabilities=OWN["torch"],
             extra=self._extra,
         )
         self._ids = InputIds(self._device)
@@ -498,7 +498,7 @@ class TorchEngine(TransformersEngine):
         check_rows(rows)
         tokens = self._ids.checked(rows, self.info)
         # A row without KV, before or after, is to be the same to the last bit each time.
-        is_plain = len(rows) == 1 and rows[0].dest is None and not rows[0].path
+        is_plain = len(rows) == 1 and rows[0].kv_out is None and not rows[0].prefix
         is_limited = self._threads.can_limit and not is_plain
         n_tokens = sum([row.n_tokens for row in rows]) if is_limited else 0
 

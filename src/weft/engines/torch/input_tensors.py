@@ -86,12 +86,12 @@ class InputIds:
         for row in rows:
             tokens = row.tokens
             if is_there and isinstance(tokens, FutureTokens) and tokens.draws is there:
-                if row.position >= info.n_positions:
+                if row.position >= info.context_length:
                     raise ContextOverflow(
                         f"a path of {row.position + 1} tokens is longer than the context of"
-                        f" {info.n_positions}",
+                        f" {info.context_length}",
                         n_tokens=row.position + 1,
-                        n_ctx=info.n_positions,
+                        n_ctx=info.context_length,
                     )
                 found.append(tokens)
             else:
@@ -136,7 +136,7 @@ def _are_within(rows: Sequence[Row], tokens: Sequence[Any], info: EngineInfo) ->
     """
     ids = _flat(tokens)
     ends = [row.position + len(of_row) for row, of_row in zip(rows, tokens, strict=True)]
-    is_short = max(ends, default=0) <= info.n_positions
+    is_short = max(ends, default=0) <= info.context_length
     return is_short and 0 <= min(ids, default=0) <= max(ids, default=0) < info.n_vocab
 
 

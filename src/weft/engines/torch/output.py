@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..._core.sampling.metrics import broken_logits
-from ..base import Draws, KeptRows, Output, Score
+from ..base import Draws, Output, RetainedLogits, Score
 from .execution import on_default_stream, on_engine_stream
 from .sampling.drawer import TorchSampler
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _MADE_BYTES = 1 << 27  # of log-probabilities that are made together
 
 
-class TorchRows(KeptRows):
+class DeviceLogits(RetainedLogits):
     """Kept rows on the engine's device and in its dtype. tensor: [N, V], not to be written to.
 
     Who asks for the log-probabilities of a second row is mostly one of many: those of its
@@ -33,7 +33,7 @@ class TorchRows(KeptRows):
 
     __slots__ = ("_asked", "_at", "_made", "n_bytes", "tensor")
 
-    _last: ClassVar[ReferenceType[TorchRows] | None] = None  # one holds what it has made
+    _last: ClassVar[ReferenceType[DeviceLogits] | None] = None  # one holds what it has made
 
     def __init__(self, tensor: Tensor, at: Sequence[int] | None = None) -> None:
         """at: the places of those that are kept; None: all, in turn."""
@@ -81,11 +81,11 @@ class TorchRows(KeptRows):
         first = place // n_rows * n_rows
         made = _Made.of(self.tensor[first : first + n_rows], first, on_host=on_host)
         if made.n > 1:
-            last = TorchRows._last
+            last = DeviceLogits._last
             before = None if last is None else last()
             if before is not None:
                 before._made = None
-            TorchRows._last, self._made = ref(self), made
+            DeviceLogits._last, self._made = ref(self), made
         return made
 
 
@@ -137,7 +137,7 @@ class TorchOutput(Output):
         """Of the logits on the device."""
         return self._device_logits.dtype
 
-    def wait(self) -> None:
+    def synchronize(self) -> None:
         if self._done is not None:
             self._done.synchronize()
 
@@ -146,13 +146,13 @@ class TorchOutput(Output):
             return self._host_logits[index].copy()
         return _on_host(self._device_logits[index]).copy()
 
-    def keep(self, indices: Sequence[int]) -> TorchRows:
+    def retain(self, indices: Sequence[int]) -> DeviceLogits:
         """Keep the whole tensor, or copies where most of it would be kept for a few."""
         logits = self._device_logits
         if 2 * len(indices) < len(logits):
             with on_engine_stream(logits.device):
-                return TorchRows(torch.stack([logits[index] for index in indices]))
-        return TorchRows(logits, indices)
+                return DeviceLogits(torch.stack([logits[index] for index in indices]))
+        return DeviceLogits(logits, indices)
 
     def scores(self) -> list[list[Score]]:
         return self._scores

@@ -27,8 +27,8 @@ from ...errors import (
     Unsupported,
     WeftError,
 )
-from ..abilities import OWN
 from ..base import Engine, EngineInfo, FutureTokens, HostOutput, Row, Score
+from ..capabilities import OWN
 from ..checkpoint import open_checkpoint, refuse_packed_by_mlx
 from ..config_check import check_config
 from .loop import EngineLoop
@@ -64,13 +64,13 @@ class VllmEngine(Engine):
             n_layers=model.hf_text_config.num_hidden_layers,
             n_vocab=model.get_vocab_size(),
             # One place of vLLM's context is for the token that it draws after a path.
-            n_positions=model.max_model_len - 1,
+            context_length=model.max_model_len - 1,
             kv_bytes_per_token=0,
             dtype=str(model.dtype).removeprefix("torch."),
             fingerprint=fingerprint,
             device=config.device_config.device_type,
             kv="hidden",
-            abilities=replace(
+            capabilities=replace(
                 OWN["vllm"],
                 steps=reader is not None,
                 scoring=reader is not None,
@@ -285,7 +285,7 @@ class VllmEngine(Engine):
             raise ForwardError("the engine is closed; load the model again")
 
     def _check_row(self, row: Row) -> None:
-        n, limit, n_vocab = row.n_tokens, self.info.n_positions, self.info.n_vocab
+        n, limit, n_vocab = row.n_tokens, self.info.context_length, self.info.n_vocab
         if not 0 < n <= limit:
             raise ContextOverflow(
                 f"a path of {n} tokens is longer than the context of {limit}",

@@ -58,8 +58,8 @@ class VllmRuns(EngineGenerator):
         self._by_guidance = by_guidance
         self._numbers = itertools.count()
 
-    def refusal(self, params: SamplingParams) -> str | None:
-        """See `EngineGenerator.refusal`."""
+    def unsupported_params(self, params: SamplingParams) -> str | None:
+        """See `EngineGenerator.unsupported_params`."""
         for name, is_refused in _REFUSED.items():
             if is_refused(params):
                 return f"{name}={getattr(params, name)!r}"

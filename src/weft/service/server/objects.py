@@ -232,5 +232,5 @@ def abilities_of(lm: Any) -> Json:
     """Return what a model's engine can do."""
     from dataclasses import asdict
 
-    told: Json = {"kv": lm.info.kv, "overlap": lm.info.overlap}
-    return {**told, **asdict(lm.info.abilities)}
+    told: Json = {"kv": lm.info.kv, "overlap": lm.info.async_scheduling}
+    return {**told, **asdict(lm.info.capabilities)}

@@ -57,9 +57,9 @@ class CanonicalStep(PaddedStep):
         n, n_kv = row.n_tokens, k.shape[0]
         length = row.position + n
         filling = -length % _KEYS
-        spans = [(span.fragment, span.length) for span in row.path if span.length]
-        if row.dest is not None and row.dest.length:
-            spans.append((row.dest, row.dest.length))
+        spans = [(span.fragment, span.length) for span in row.prefix if span.length]
+        if row.kv_out is not None and row.kv_out.length:
+            spans.append((row.kv_out, row.kv_out.length))
         views = [self.store.views(*span) for span in spans]
         more_k, more_v = (t.new_zeros(n_kv, filling, t.shape[-1]) for t in (k, v))
         keys = torch.cat([*(view[0][layer][0] for view in views), k, more_k], 1)

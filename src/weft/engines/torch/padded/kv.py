@@ -217,9 +217,9 @@ class PaddedKVPool(PaddedPool[KV, DeviceBank], KVBackend):
             self.alone = None
             return None
         (row,) = rows
-        self._last = row.path, row.dest, row.position
+        self._last = row.prefix, row.kv_out, row.position
         if self.alone is None or not self.alone.fits(row):
-            follows = last is not None and last[0] is row.path and last[1] is row.dest
+            follows = last is not None and last[0] is row.prefix and last[1] is row.kv_out
             is_next = follows and last is not None and last[2] + 1 == row.position
             self.alone = Alone(row, self) if is_next else None
         return self.alone
@@ -364,20 +364,20 @@ class Alone:
     __slots__ = ("_keys", "_row", "_values", "n", "n_bytes", "room")
 
     def __init__(self, row: Row, store: PaddedKVPool) -> None:
-        spans = [(span.fragment, span.length) for span in row.path if span.length]
-        if row.dest is not None and row.dest.length:
-            spans.append((row.dest, row.dest.length))
+        spans = [(span.fragment, span.length) for span in row.prefix if span.length]
+        if row.kv_out is not None and row.kv_out.length:
+            spans.append((row.kv_out, row.kv_out.length))
         self.n = row.position
         self.room = self.n + ROOM
         self.n_bytes = self.room * store.layout.slot_bytes
-        self._row = row.path, row.dest
+        self._row = row.prefix, row.kv_out
         self._keys, self._values = store.one_piece(spans, self.room)
 
     def fits(self, row: Row) -> bool:
         """Whether it is this row's, all of its path is there, and there is room for one slot."""
         path, dest = self._row
         is_whole = row.position == self.n < self.room
-        return is_whole and row.path is path and row.dest is dest
+        return is_whole and row.prefix is path and row.kv_out is dest
 
     def is_of(self, fragment: Fragment) -> bool:
         """Whether its new slots are this fragment's."""
@@ -400,4 +400,4 @@ def is_alone(rows: Sequence[Row], store: PaddedKVPool) -> bool:
         return False
     (row,) = rows
     n_bytes = (row.position + ROOM) * store.layout.slot_bytes
-    return row.n_tokens == 1 and row.dest is not None and n_bytes <= MOST_BYTES
+    return row.n_tokens == 1 and row.kv_out is not None and n_bytes <= MOST_BYTES

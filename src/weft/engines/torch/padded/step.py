@@ -111,8 +111,8 @@ class PaddedStep(AttentionStep):
         if self.plan.chunks:
             self._keep_chunks()
         for row in self.rows:
-            if isinstance(row.dest, KV):
-                self.store.grew(row.dest, row.n_tokens)
+            if isinstance(row.kv_out, KV):
+                self.store.grew(row.kv_out, row.n_tokens)
         if self.alone is not None:
             self.alone.n += 1
 
@@ -123,8 +123,8 @@ class PaddedStep(AttentionStep):
         )
         n_banked = self.plan.n_banked
         for row, start in zip(self.rows, self.starts, strict=True):
-            if isinstance(row.dest, KV) and start >= n_banked:
-                self.store.append(row.dest, keys, values, start, start + row.n_tokens)
+            if isinstance(row.kv_out, KV) and start >= n_banked:
+                self.store.append(row.kv_out, keys, values, start, start + row.n_tokens)
 
     # Tokens among themselves, and with their live tails
 
@@ -324,8 +324,8 @@ def plan_step(rows: Sequence[Row], store: PaddedKVPool) -> LanePlan:
 
 
 def _build(rows: Sequence[Row], store: PaddedKVPool) -> LanePlan:
-    dests = [None if row.dest is None else own(row.dest, KV) for row in rows]
-    plan = LanePlan([(r.path, d) for r, d in zip(rows, dests, strict=True)], [], [0] * len(rows))
+    dests = [None if row.kv_out is None else own(row.kv_out, KV) for row in rows]
+    plan = LanePlan([(r.prefix, d) for r, d in zip(rows, dests, strict=True)], [], [0] * len(rows))
     for (kind, size), members in lanes_of(rows, dests, store).items():
         start = stop = sum(rows[i].n_tokens for i in plan.order)
         for i in members:

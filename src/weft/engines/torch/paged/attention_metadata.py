@@ -86,11 +86,11 @@ class TreeAttentionMetadata:
         """sizes: the rows' tokens. largest: rows of the largest tiles."""
         pool.table.tidy()  # what is met is placed anew below
         self._pool, self._age = pool, pool.table.age
-        self.lists, self._paths = list(lists), [row.path for row in rows]
+        self.lists, self._paths = list(lists), [row.prefix for row in rows]
         self._held = set[Fragment | None](lists)
         self._n_planned, self._now = len(rows), _positions(rows)
         self._above = PrefixIndex(pool)
-        self.is_steady = max(sizes, default=0) == 1 and None not in [row.dest for row in rows]
+        self.is_steady = max(sizes, default=0) == 1 and None not in [row.kv_out for row in rows]
         self._largest = largest
         self._groups: list[int] = []
         self._cuts: dict[int, TiledWork] = {}  # by group, of what lies above rows alone
@@ -120,7 +120,7 @@ class TreeAttentionMetadata:
             return False
         if not self._n_planned <= 2 * n <= 4 * self._n_planned:
             return False
-        paths, now = [row.path for row in rows], _positions(rows)
+        paths, now = [row.prefix for row in rows], _positions(rows)
         is_same = not table.lost and dests == self.lists and paths == self._paths
         was = np.arange(n) if is_same else self._numbers_before(dests, paths)
         lines = self._lines.take(was, 0)

@@ -77,7 +77,7 @@ class PagedMemory(SlotPool):
     def begin(self, rows: Sequence[Row]) -> PagedStep:
         self.forget_passing()
         self._copies.let_go()
-        dests, sizes = [row.dest for row in rows], _sizes(rows)
+        dests, sizes = [row.kv_out for row in rows], _sizes(rows)
         if max(sizes, default=0) != 1 or None in dests:
             plan = self._planned(rows, sizes)
             plan.drop()
@@ -106,8 +106,8 @@ class PagedMemory(SlotPool):
         self.table.lost.clear()
 
     def _planned(self, rows: Sequence[Row], sizes: list[int]) -> TreeAttentionMetadata:
-        lists = [SlotList() if row.dest is None else own(row.dest) for row in rows]
-        self._passing = [kv for row, kv in zip(rows, lists, strict=True) if row.dest is None]
+        lists = [SlotList() if row.kv_out is None else own(row.kv_out) for row in rows]
+        self._passing = [kv for row, kv in zip(rows, lists, strict=True) if row.kv_out is None]
         for kv, n in zip(lists, sizes, strict=True):
             if kv.length + n > len(kv.slots):
                 self.reserve(kv, n)
@@ -247,7 +247,7 @@ class PagedStep(AttentionStep):
             self._memory.grew_all(self._plan.lists)
             return
         for row, kv in zip(self.rows, self._plan.lists, strict=True):
-            if row.dest is not None:
+            if row.kv_out is not None:
                 self._memory.grew(kv, row.n_tokens)
         self._memory.forget_passing()
 

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from ...._core.validation import whole_number
 from ....errors import ForwardError, Unsupported, WeftError
-from ...abilities import OWN
 from ...base import EngineInfo, Row, Score, check_rows, row_tokens
+from ...capabilities import OWN
 from ..base import TransformersEngine
 from ..check import Own, difference
 from ..execution import on_engine_stream, run_in_worker
@@ -68,16 +68,16 @@ class RecomputeEngine(TransformersEngine):
         if state_bytes is None:
             free = self._free_bytes()
             state_bytes = _END_BYTES if free is None else int(free * _END_SHARE)
-        self._seen = self.weights_mark()
+        self._seen = self.weights_version()
         self._start(fingerprint, why, whole_number("state_bytes", state_bytes, 0))
-        self.info = replace(self.info, n_positions=self._n_asked)
+        self.info = replace(self.info, context_length=self._n_asked)
         self._note_name()
         _log.warning(
             "prefix caching disabled for %s: %s; %s",
             type(model).__name__,
             why,
             "a path runs whole unless it goes on from a recent one"
-            if self.info.keeps_ends
+            if self.info.caches_state
             else "every step runs whole paths",
         )
 
@@ -120,13 +120,13 @@ class RecomputeEngine(TransformersEngine):
         needed = [0] * len(rows)
         return self._run(rows, needed, pick, lambda: [found[n] for n in range(len(rows))])
 
-    def n_to_run(self, tokens: Sequence[int], first: int, adapter: str | None) -> int:
-        """Return how many tokens follow those whose state is kept; see Engine.n_to_run."""
+    def n_tokens_to_run(self, tokens: Sequence[int], first: int, adapter: str | None) -> int:
+        """Return how many tokens follow those whose state is kept; see Engine.n_tokens_to_run."""
         ends = self._runner.ends
         end = None if ends is None else ends.find(adapter, tuple(tokens), first)
         return len(tokens) - (0 if end is None else end.length)
 
-    def forget(self) -> None:
+    def clear_caches(self) -> None:
         """Forget the states at the ends of paths."""
         self._may_be_others()
         if self._runner.ends is not None:
@@ -135,7 +135,7 @@ class RecomputeEngine(TransformersEngine):
     def remove_adapter(self, name: str) -> None:
         """Forget an adapter, and what was computed with it; rows that still name it are refused."""
         super().remove_adapter(name)
-        self.forget()
+        self.clear_caches()
 
     def close(self) -> None:
         if not self._closed:
@@ -161,16 +161,16 @@ class RecomputeEngine(TransformersEngine):
             model=Path(model.config.name_or_path).name or model.config.model_type,
             n_layers=int(getattr(model.config.get_text_config(), "num_hidden_layers", 0)),
             n_vocab=own.shape[-1],
-            n_positions=self._n_positions,
+            context_length=self._n_positions,
             kv_bytes_per_token=0,
             dtype=str(model.dtype).removeprefix("torch."),
             fingerprint=fingerprint,
             device=str(self._device),
             kv="hidden",
-            recomputes=True,
-            keeps_ends=self._runner.ends is not None,
+            no_prefix_cache=True,
+            caches_state=self._runner.ends is not None,
             n_embd=n_embd,
-            abilities=replace(
+            capabilities=replace(
                 OWN["torch"],
                 shared_attention=False,
                 fork="its path runs again",
@@ -231,14 +231,14 @@ class RecomputeEngine(TransformersEngine):
         """Run rows; `pick` is told each one's states [T, E], and `answer` is what is given."""
         self._refuse_changed()
         check_rows(rows)
-        if any(row.path or row.dest is not None for row in rows):
+        if any(row.prefix or row.kv_out is not None for row in rows):
             raise ForwardError(
                 f"{self.info.model} has no KV that fragments could hold: rows carry whole paths"
             )
         tokens = [tuple(row_tokens(row, self.info)) for row in rows]
-        if self.weights_mark() != self._seen:
-            self.forget()
-            self._seen = self.weights_mark()
+        if self.weights_version() != self._seen:
+            self.clear_caches()
+            self._seen = self.weights_version()
         adapter = rows[0].adapter if rows else None
         self._lora.use(adapter)
 

@@ -74,7 +74,7 @@ async def embed(body: EmbeddingRequest, request: Request, service: Here) -> Resp
     await service.models.available(body.model)
     with service.work("embedding", body.model) as lm:
         n_embd = lm.info.n_embd
-        if body.dimensions not in (None, n_embd) and lm.info.abilities.embed:
+        if body.dimensions not in (None, n_embd) and lm.info.capabilities.embed:
             raise unsupported(
                 "dimensions", f"is {body.dimensions}; this model's vectors have {n_embd}"
             )

@@ -210,8 +210,8 @@ def _by_name(lm: LM, figures: TokenFigures) -> dict[str, float] | None:
 
 def refuse_untold(lm: LM, top: int, *, given: bool) -> None:
     """Raise Unsupported where the engine does not tell what is asked for."""
-    abilities = lm.info.abilities
-    if (top or given) and not (abilities.steps or (abilities.scoring is True and not top)):
+    capabilities = lm.info.capabilities
+    if (top or given) and not (capabilities.steps or (capabilities.scoring is True and not top)):
         raise Unsupported(
             f"{lm.info.model} on the {lm.info.name} engine tells no logprobs of "
             + ("alternatives" if top else "given text")

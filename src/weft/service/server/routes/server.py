@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from .... import __version__
 from ....engines import engine_names
-from ....engines.abilities import OWN
+from ....engines.capabilities import OWN
 from ....search.strategies import STRATEGIES
 from ...api.jobs import StrategyList, StrategyObject
 from ...api.models import ServerObject

@@ -45,7 +45,7 @@ class OwnedEngine(Wrapped):
     """Notes which threads call it."""
 
     def __init__(self, inner: Engine) -> None:
-        super().__init__(inner, owner_thread=True)
+        super().__init__(inner, same_thread_only=True)
         self.threads: set[int] = set()
         self.fragments = OwnedFragments(self)
 

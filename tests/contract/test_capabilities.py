@@ -9,8 +9,8 @@ import pytest
 
 from contract.conftest import NewEngine
 from weft.engines import engine_names, plugins
-from weft.engines.abilities import BASE, OWN, ROWS
-from weft.engines.base import Abilities, Row
+from weft.engines.base import Capabilities, Row
+from weft.engines.capabilities import BASE, OWN, ROWS
 from weft.errors import Unsupported
 
 
@@ -21,19 +21,19 @@ def test_every_engine_of_weft_has_its_row() -> None:
 
 
 def test_every_field_is_a_row_of_the_table() -> None:
-    fields = set(Abilities.__slots__) - {"takes", "packages"}
+    fields = set(Capabilities.__slots__) - {"takes", "packages"}
     assert {field for _, field in ROWS} == fields
 
 
 def test_an_engine_says_what_the_table_says(new_engine: NewEngine) -> None:
     engine = new_engine()
-    said = engine.info.abilities
+    said = engine.info.capabilities
     assert said == replace(OWN.get(engine.info.name, said))
 
 
 def test_what_is_said_is_so(new_engine: NewEngine) -> None:
     engine = new_engine()
-    said = engine.info.abilities
+    said = engine.info.capabilities
     assert said.native_runs == (engine.native is not None)
     assert said.steps or engine.native is not None
     row = Row((), [1, 2, 3], 0, None, (2,))
@@ -57,7 +57,7 @@ def test_what_is_said_is_so(new_engine: NewEngine) -> None:
 
 def test_kv_that_is_said_to_be_saved_comes_back(new_engine: NewEngine) -> None:
     engine = new_engine()
-    said = engine.info.abilities
+    said = engine.info.capabilities
     assert said.offload <= said.save_kv
     if engine.fragments is None:
         assert not said.save_kv

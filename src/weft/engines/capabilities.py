@@ -8,7 +8,7 @@ _FREE = "free"
 
 
 @dataclass(frozen=True, slots=True)
-class Abilities:
+class Capabilities:
     """What an engine can do, with the model that it has loaded.
 
     steps: it runs rows that the host chose, a token at a time, and gives full logits rows of them:
@@ -51,8 +51,8 @@ class Abilities:
 
 
 # Weft's own engines, as they are with the models they run best.
-OWN: dict[str, Abilities] = {
-    "numpy": Abilities(
+OWN: dict[str, Capabilities] = {
+    "numpy": Capabilities(
         shared_attention=True,
         fork=_FREE,
         embed=True,
@@ -63,7 +63,7 @@ OWN: dict[str, Abilities] = {
         takes="the embedded model, folders and GGUF files of the Llama family",
         packages=("numpy",),
     ),
-    "torch": Abilities(
+    "torch": Capabilities(
         shared_attention=True,
         fork=_FREE,
         lora=True,
@@ -76,7 +76,7 @@ OWN: dict[str, Abilities] = {
         takes="most models of the Hub",
         packages=("torch", "transformers"),
     ),
-    "mlx": Abilities(
+    "mlx": Capabilities(
         shared_attention=True,
         fork=_FREE,
         lora=True,
@@ -89,7 +89,7 @@ OWN: dict[str, Abilities] = {
         takes="models of mlx-lm",
         packages=("mlx", "mlx_lm"),
     ),
-    "llamacpp": Abilities(
+    "llamacpp": Capabilities(
         shared_attention=True,
         fork=_FREE,
         embed=True,
@@ -102,7 +102,7 @@ OWN: dict[str, Abilities] = {
         takes="GGUF files",
         packages=("llama_cpp",),
     ),
-    "vllm": Abilities(
+    "vllm": Capabilities(
         native_runs=True,
         entropy=False,
         shared_attention=False,
@@ -116,7 +116,7 @@ OWN: dict[str, Abilities] = {
         takes="most models of the Hub, on several GPUs and nodes",
         packages=("vllm",),
     ),
-    "remote": Abilities(
+    "remote": Capabilities(
         steps=False,
         raw_logits=False,
         native_runs=True,
@@ -159,7 +159,7 @@ ROWS: tuple[tuple[str, str], ...] = (
 )
 
 
-def cells(field: str, engines: dict[str, Abilities]) -> list[str]:
+def cells(field: str, engines: dict[str, Capabilities]) -> list[str]:
     """Return one row of the table: "yes", "" for no, or the words, an engine each."""
-    found = [getattr(abilities, field) for abilities in engines.values()]
+    found = [getattr(capabilities, field) for capabilities in engines.values()]
     return ["yes" if value is True else value or "" for value in found]
