@@ -63,61 +63,6 @@ LOOMSIDIAN = {
     "openaiApiKey": "sk-not-to-be-kept",
     "state": {"notes/fox.md": {"current": "u-4", "hoisted": ["u-2"], "nodes": _sidian_nodes()}},
 }
-EXOLOOM = {
-    "loomType": "Exoloom",
-    "schemaVersion": 1,
-    "tree": {
-        "title": "Fox",
-        "rootNodeId": "r",
-        "nodes": {
-            "b": {"content": " more", "authorType": "human", "parentId": "r", "childrenIds": []},
-            "r": {"content": "Once", "parentId": None, "childrenIds": ["a", "b"]},
-            "a": {
-                "content": " upon",
-                "authorType": "model",
-                "authorName": "base",
-                "parentId": "r",
-                "childrenIds": ["aa"],
-            },
-            "aa": {"content": " a time", "parentId": "a", "childrenIds": []},
-        },
-    },
-    "lens": {"bookmarks": ["a"], "prunedNodes": ["b"]},
-}
-MINIHF = {
-    "loomTree": {
-        "nodeStore": {
-            "1": {"id": "1", "parent": None, "type": "root", "patch": None, "timestamp": 1},
-            "2": {"id": "2", "parent": "1", "type": "user", "patch": [{"diffs": [[1, "Once"]]}]},
-            "3": {
-                "id": "3",
-                "parent": "2",
-                "type": "base",
-                "patch": [{"diffs": [[0, "Once"], [1, " upon"]], "start1": 0}],
-                "rating": 1,
-            },
-            "4": {"id": "4", "parent": "3", "patch": [{"diffs": [[0, "upon"], [1, " a time"]]}]},
-            "5": {"id": "5", "parent": "2", "patch": [{"diffs": [[0, "Once"], [1, " more"]]}]},
-        }
-    }
-}
-TINYLOOM = {
-    "root": 1,
-    "nodes": {
-        "1": {"id": 1, "parent": None, "type": "root", "text": "Once", "children": [2, 4]},
-        "2": {"id": 2, "parent": 1, "patches": [{"diffs": [[0, "Once"], [1, " upon"]]}]},
-        "3": {"id": 3, "parent": 2, "patches": [{"diffs": [[1, " a time"]]}], "bookmarked": True},
-        "4": {"id": 4, "parent": 1, "patches": [{"diffs": [[1, " more"]]}], "hidden": False},
-    },
-}
-BONSAI = {
-    "nodes": [
-        {"id": "r", "parentIds": [], "text": "Once", "createdAt": "now"},
-        {"id": "a", "parentIds": ["r"], "text": "Once upon", "model": "base"},
-        {"id": "aa", "parentIds": ["a"], "text": "Once upon a time"},
-        {"id": "b", "parentIds": ["r", "a"], "text": "Once more"},
-    ]
-}
 BASEMODE = {
     "version": 1,
     "nodes": [
@@ -132,21 +77,6 @@ BASEMODE = {
         },
         {"id": "aa", "parent_id": "a", "root_id": "r", "text": " a time", "metadata": {}},
         {"id": "b", "parent_id": "r", "root_id": "r", "text": " more", "metadata": {}},
-    ],
-}
-LOGITLOOM = {
-    "isLogitLoomTreeVersion": "logit-loom-tree-v1",
-    "modelName": "base",
-    "modelSettings": {"apiKey": "sk-not-to-be-kept", "baseUrl": "http://localhost"},
-    "roots": [
-        {
-            "text": "Once",
-            "logprob": -0.5,
-            "children": [
-                {"text": " upon", "logprob": -0.1, "children": [{"text": " a time"}]},
-                {"text": " more", "logprob": -2.5, "children": []},
-            ],
-        }
     ],
 }
 
@@ -185,12 +115,7 @@ FILES: dict[str, Any] = {
     "nested": NESTED,
     "python-loom": PYTHON_LOOM,
     "loomsidian": LOOMSIDIAN,
-    "exoloom": EXOLOOM,
-    "minihf": MINIHF,
-    "tinyloom": TINYLOOM,
-    "bonsai": BONSAI,
     "basemode": BASEMODE,
-    "logitloom": LOGITLOOM,
     "conversations": CONVERSATION,
     "chat": CHAT,
 }

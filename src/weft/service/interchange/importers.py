@@ -15,7 +15,7 @@ from ...errors import ConfigError, FormatError, WeftError
 from ...loom import Heddle, Loom
 from ..store import file as native
 from ..store import sidecar
-from . import chats, flat, logit, nested
+from . import chats, flat, nested
 from .sketch import ImportLimits, Planted, Sketch, check_limits, planted
 
 if TYPE_CHECKING:
@@ -40,9 +40,6 @@ class Importer(NamedTuple):
 IMPORTERS: Mapping[str, Importer] = {
     each.name: each
     for each in (
-        Importer("logitloom", "Logitloom's token trees", logit.is_logitloom, logit.logitloom),
-        Importer("exoloom", "Exoloom's export", flat.is_exoloom, flat.exoloom),
-        Importer("minihf", "MiniHF's loom", flat.is_minihf, flat.minihf),
         Importer("loomsidian", "the plugin's data.json", flat.is_loomsidian, flat.loomsidian),
         Importer(
             "conversations",
@@ -52,8 +49,6 @@ IMPORTERS: Mapping[str, Importer] = {
         ),
         Importer("chat", "chat messages, JSON or JSON lines", chats.is_chat, chats.chats),
         Importer("basemode", "basemode-loom's export", flat.is_basemode, flat.basemode),
-        Importer("bonsai", "bonsai's export", flat.is_bonsai, flat.bonsai),
-        Importer("tinyloom", "tinyloom's file", flat.is_tinyloom, flat.tinyloom),
         Importer(
             "python-loom", "the Python loom's file", nested.is_python_loom, nested.python_loom
         ),
