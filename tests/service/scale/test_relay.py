@@ -10,7 +10,7 @@ import pytest
 
 from weft.service.scale import relay
 from weft.service.scale.relay import answer, plain
-from weft.service.server.messages import body_of
+from weft.service.server.asgi import read_body
 
 SCOPE: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": []}
 
@@ -19,7 +19,7 @@ def test_what_an_app_sends_comes_in_pieces() -> None:
     came = asyncio.Event()
 
     async def echo(scope: Any, receive: Any, send: Any) -> None:
-        body = await body_of(receive)
+        body = await read_body(receive)
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": body, "more_body": True})
         await came.wait()
@@ -56,7 +56,7 @@ def test_an_app_learns_that_its_client_is_gone() -> None:
     seen: list[str] = []
 
     async def patient(scope: Any, receive: Any, send: Any) -> None:
-        await body_of(receive)
+        await read_body(receive)
         await send({"type": "http.response.start", "status": 200, "headers": []})
         seen.append((await receive())["type"])
 
@@ -94,7 +94,7 @@ def test_a_body_that_is_cut_off_is_none() -> None:
     async def receive() -> Any:
         return next(parts)
 
-    assert asyncio.run(body_of(receive)) is None
+    assert asyncio.run(read_body(receive)) is None
 
 
 def test_a_scope_leaves_the_server_s_objects_behind() -> None:

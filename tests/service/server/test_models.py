@@ -130,7 +130,7 @@ def test_a_model_beyond_the_memory_budget_evicts_nothing(folder: Path) -> None:
 def test_more_models_than_max_models_are_rejected() -> None:
     with pytest.raises(ConfigError, match="max_models is 2, .* started with 3 models"):
         ServerConfig(models=("tiny", "a", "b"), max_models=2)
-    assert ServerConfig(models=tuple("abcde")).most_models == 8
+    assert ServerConfig(models=tuple("abcde")).model_limit == 8
 
 
 @pytest.mark.parametrize("is_open", [True, False], ids=["unloaded", "never loaded"])

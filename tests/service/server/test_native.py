@@ -443,7 +443,7 @@ def test_what_is_told_of_a_loom_is_no_older_than_what_was_done_here(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The database is asked for names a moment apart; a short growth is over within it."""
-    monkeypatch.setattr("weft.service.server.looms.FRESH_S", 600.0)
+    monkeypatch.setattr("weft.service.server.loom_manager.FRESH_S", 600.0)
     assert desk.get()["n_nodes"] == 1
     began = desk.loom["changed"]
     desk.grow(n=2)

@@ -8,7 +8,7 @@ import pytest
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 
-from weft.service.server.errors import told_of
+from weft.service.server.errors import serialize_error
 from weft.service.server.openai.chat import ChatRequest
 from weft.service.server.openai.completions import CompletionRequest
 from weft.service.server.openai.responses import ResponseRequest
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def error_of(model: type[BaseModel], body: dict[str, Any]) -> dict[str, Any]:
     with pytest.raises(ValidationError) as caught:
         model.model_validate(body)
-    error: dict[str, Any] = told_of(RequestValidationError(caught.value.errors()))[1]
+    error: dict[str, Any] = serialize_error(RequestValidationError(caught.value.errors()))[1]
     return error
 
 

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from serving import Served, serving
 from weft.service.server import ServerConfig
-from weft.service.server.live import LiveLoom
+from weft.service.server.open_loom import OpenLoom
 from weft.service.store.library import Library
 from weft.service.store.tables import leases, pieces
 
@@ -157,15 +157,15 @@ def test_what_another_server_changes_before_an_edit_is_kept_refuses_it(
     one, other = servers
     node = f"{made(one)}/nodes/0"
     seen = {"If-Match": one.client.get(node).headers["etag"]}
-    settle = LiveLoom.settle
+    settle = OpenLoom.settle
 
-    async def overtaken(live: LiveLoom) -> None:
+    async def overtaken(live: OpenLoom) -> None:
         await settle(live)
         monkeypatch.undo()
         done = await asyncio.to_thread(other.client.patch, node, json={"score": 1})
         assert done.status_code == 200, done.text
 
-    monkeypatch.setattr(LiveLoom, "settle", overtaken)
+    monkeypatch.setattr(OpenLoom, "commit_finished", overtaken)
     refused = one.client.patch(node, json={"score": 2}, headers=seen)
     assert refused.status_code == 409, refused.text
     assert refused.json()["error"]["code"] == "revision_mismatch"

@@ -16,8 +16,8 @@ from ray.serve.handle import DeploymentHandle
 from ...errors import ConfigError
 from ..server.app import create_app
 from ..server.config import ServerConfig, ServerLimits, key_from_environment
-from ..server.limits import BodyLimit
-from ..server.security import Door
+from ..server.limits import MaxBodySizeMiddleware
+from ..server.security import SecurityMiddleware
 from ..store.library import Library
 from .entrance import Entrance
 from .relay import answer
@@ -110,10 +110,12 @@ class EntranceReplica:
         self._library = Library(self._config.db)
         self._replicas = replicas
 
-    def __serve_build_asgi_app__(self) -> Door:
+    def __serve_build_asgi_app__(self) -> SecurityMiddleware:
         entrance = Entrance(self._replicas, self._library)
-        inner = BodyLimit(entrance, self._config.limits)
-        return Door(inner, self._config, observe=lambda *_: None)  # Ray counts requests itself
+        inner = MaxBodySizeMiddleware(entrance, self._config.limits)
+        return SecurityMiddleware(
+            inner, self._config, observe=lambda *_: None
+        )  # Ray counts requests itself
 
     def __del__(self) -> None:
         self._library.close()

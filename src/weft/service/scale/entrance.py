@@ -11,14 +11,14 @@ from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from ...errors import ConfigError, StoreError
-from ..server.errors import Refused
-from ..server.messages import body_of
+from ..server.asgi import read_body
+from ..server.errors import RequestError
 from ..store.library import Library
 from .relay import plain, until_gone
 from .route import PromptRouter, RoutingKey, repeated_key, routing_key
 
 if TYPE_CHECKING:
-    from ..server.messages import Message, Receive, Scope, Send
+    from ..server.asgi import Message, Receive, Scope, Send
 
 READS = ("GET", "HEAD", "OPTIONS")
 TRIES = 3
@@ -40,7 +40,7 @@ class Entrance:
         self._prompts = PromptRouter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or (body := await body_of(receive)) is None:
+        if scope["type"] != "http" or (body := await read_body(receive)) is None:
             return
         call = asyncio.create_task(self._send_on(scope, body, send))
         gone = asyncio.create_task(until_gone(receive))
@@ -63,7 +63,7 @@ class Entrance:
                 if scope.get("weft.began"):
                     raise
                 if not left:
-                    raise Refused(
+                    raise RequestError(
                         503,
                         "replica_lost",
                         "the replica that had this request is gone, another takes its place",

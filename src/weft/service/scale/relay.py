@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..server.messages import App, Message, Receive, Scope
+    from ..server.asgi import App, Message, Receive, Scope
 
 GONE_S = 5.0  # what an app gets to end when its client is gone
 _PLAIN = (

@@ -13,18 +13,18 @@ from ... import __version__
 from . import n8loom, ollama
 from .anthropic import ROUTERS as ANTHROPIC
 from .anthropic.replies import EVENTS as MESSAGE_EVENTS
-from .asked import refuse_unknown_query
 from .config import ServerConfig
+from .dependencies import check_query_names
 from .errors import handle_errors
-from .limits import BodyLimit
+from .idempotency import IdempotencyMiddleware, add_idempotency_header
+from .limits import MaxBodySizeMiddleware
 from .openai import ROUTERS as OPENAI
 from .openai.replies import EVENTS as OPENAI_EVENTS
 from .openai.replies import add_stream_events
-from .repeats import Repeats, tell_of_keys
 from .routes import (
     docs,
     edits,
-    growing,
+    growth,
     health,
     interchange,
     jobs,
@@ -37,13 +37,13 @@ from .routes import (
     terminals,
     texts,
 )
-from .security import Door
+from .security import SecurityMiddleware
 from .service import Service
 
 # A surface is its routers here: an APIRouter of a file in `routes/`, `openai/` or
 # `anthropic/`.
 NATIVE = (
-    *(server, models, texts, looms, nodes, growing),
+    *(server, models, texts, looms, nodes, growth),
     *(edits, jobs, kv, interchange, terminals),
 )
 ROUTERS = (
@@ -60,7 +60,7 @@ class Api(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """Return the OpenAPI schema; made once."""
         if self.openapi_schema is None:
-            tell_of_keys(super().openapi())
+            add_idempotency_header(super().openapi())
             add_stream_events(super().openapi(), (*OPENAI_EVENTS, *MESSAGE_EVENTS))
         assert self.openapi_schema is not None
         return self.openapi_schema
@@ -92,12 +92,14 @@ def create_app(config: ServerConfig | None = None) -> FastAPI:
     handle_errors(app)
     native = [each.router for each in NATIVE]
     for router in (*ROUTERS, *((docs.router,) if config.has_docs else ())):
-        checks = [Depends(refuse_unknown_query)] if router in native else []
+        checks = [Depends(check_query_names)] if router in native else []
         app.include_router(router, dependencies=checks)
     # The last one added is the outermost.
-    app.add_middleware(Repeats)
-    app.add_middleware(BodyLimit, limits=config.limits)
-    app.add_middleware(Door, config=config, observe=service.metrics.observe, token=service.token)
+    app.add_middleware(IdempotencyMiddleware)
+    app.add_middleware(MaxBodySizeMiddleware, limits=config.limits)
+    app.add_middleware(
+        SecurityMiddleware, config=config, observe=service.metrics.observe, token=service.token
+    )
     if config.origins:
         app.add_middleware(
             CORSMiddleware,

@@ -86,7 +86,7 @@ class ServerConfig:
         if not 0 <= whole_number("port", self.port) <= 65_535:
             raise ConfigError(f"port is {self.port}; allowed are 0 (any free one) to 65535")
         number("grace_s", self.grace_s, low=0)
-        if whole_number("max_models", self.most_models, 1) < len(self.models):
+        if whole_number("max_models", self.model_limit, 1) < len(self.models):
             raise ConfigError(
                 f"max_models is {self.max_models}, but the server is started with"
                 f" {len(self.models)} models; allowed are {len(self.models)} or more",
@@ -116,7 +116,7 @@ class ServerConfig:
                 )
 
     @property
-    def most_models(self) -> int:
+    def model_limit(self) -> int:
         """The maximum number of models loaded at once."""
         return len(self.models) + 3 if self.max_models is None else self.max_models
 

@@ -51,7 +51,7 @@ def fork(node: Heddle, at: int, instead: int | str | None) -> Heddle:
     return made
 
 
-def say(parent: Heddle, message: str) -> Heddle:
+def add_message(parent: Heddle, message: str) -> Heddle:
     """Add what the user says next, in the form of the model's chat template."""
     ids = lm_of(parent).turn_delta([{"role": "user", "content": message}])
     made = parent.add(ids)
@@ -59,7 +59,7 @@ def say(parent: Heddle, message: str) -> Heddle:
     return made
 
 
-def say_instead(node: Heddle, message: str, *, in_place: bool) -> Heddle:
+def edit_message(node: Heddle, message: str, *, in_place: bool) -> Heddle:
     """Let the user have said something else: beside a node, or in its place; return what says it.
 
     Of the root it is the prompt, in its place, and in the form that it was made with.
@@ -68,19 +68,19 @@ def say_instead(node: Heddle, message: str, *, in_place: bool) -> Heddle:
     if isinstance(node, Loom):
         if not in_place:
             raise ConfigError("the root has no siblings; give in_place to change the prompt")
-        _prompt_again(node, message)
+        _replace_prompt(node, message)
         return node
     if "said" not in node.meta:
         raise ConfigError("the node is no message of a chat; give text")
     if not in_place:
         assert node.parent is not None
-        return say(node.parent, message)
+        return add_message(node.parent, message)
     node.tokens = lm_of(node).turn_delta([{"role": "user", "content": message}])
     node.meta = {**node.meta, "said": message}
     return node
 
 
-def _prompt_again(loom: Loom, message: str) -> None:
+def _replace_prompt(loom: Loom, message: str) -> None:
     template, lm = loom.chat_template_used, lm_of(loom)
     text = lm.text
     if read_prompt(text, loom.user_prompt or " ", template=template).ids != loom.tokens:

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 Json = dict[str, Any]
 
 
-class Refused(WeftError):
+class RequestError(WeftError):
     """A request that is refused for what HTTP alone knows: its key, its body, its parameters."""
 
     def __init__(
@@ -73,7 +73,7 @@ def error_response(
     path: of the request; it decides the form. names: of the request's parameters, one of which
     the library's words may be about.
     """
-    status, told, headers = told_of(error, request_id)
+    status, told, headers = serialize_error(error, request_id)
     if told["param"] is None and isinstance(error, errors.ConfigError):
         told["param"] = _about(told["message"], names)
     if status >= 500 and not isinstance(error, WeftError):
@@ -81,7 +81,7 @@ def error_response(
     return JSONResponse(error_body(path, status, told), status, headers)
 
 
-def told_of(error: BaseException, request_id: str = "") -> tuple[int, Json, dict[str, str]]:
+def serialize_error(error: BaseException, request_id: str = "") -> tuple[int, Json, dict[str, str]]:
     """Return the status, the error object and the headers that tell of an error."""
     if isinstance(error, RequestValidationError):
         error = _of_validation(error)
@@ -90,7 +90,7 @@ def told_of(error: BaseException, request_id: str = "") -> tuple[int, Json, dict
     headers: dict[str, str] = {}
     param: str | None = getattr(error, "param", None)
     details: Json = {}
-    if isinstance(error, Refused):
+    if isinstance(error, RequestError):
         status, code, headers, details = error.status, error.code, error.headers, error.details
         kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
     elif isinstance(error, WeftError) or errors.is_out_of_memory(error):
@@ -138,7 +138,7 @@ def _details(error: BaseException) -> Json:
     return {}
 
 
-def _of_validation(error: RequestValidationError) -> Refused:
+def _of_validation(error: RequestValidationError) -> RequestError:
     """Tell of the first field that is wrong, by its name."""
     all_of_them = _causes(error.errors())
     first, param = all_of_them[0], _field(all_of_them[0])
@@ -158,7 +158,9 @@ def _of_validation(error: RequestValidationError) -> Refused:
         why = [each["msg"].removeprefix("Value error, ") for each in all_of_them]
         why = [said for said, each in zip(why, all_of_them, strict=True) if _field(each) == param]
         message = f"{param or 'the body'}{shown}: {', or '.join(dict.fromkeys(why))}"
-    return Refused(400, code, re.sub(r"[\ud800-\udfff]", "\ufffd", message), param=param or None)
+    return RequestError(
+        400, code, re.sub(r"[\ud800-\udfff]", "\ufffd", message), param=param or None
+    )
 
 
 def _causes(found: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
@@ -197,7 +199,7 @@ _APIS = (
 )
 
 
-def _of_http(error: HTTPException) -> Refused:
+def _of_http(error: HTTPException) -> RequestError:
     codes = {404: "no_such_route", 405: "method_not_allowed", 413: "body_too_large"}
     code = codes.get(error.status_code, "invalid_request")
     message = {
@@ -205,7 +207,7 @@ def _of_http(error: HTTPException) -> Refused:
         405: "this address does not take this method",
     }.get(error.status_code, _of_body(error.__cause__) or str(error.detail))
     hint = _APIS if error.status_code == 404 else ""
-    return Refused(error.status_code, code, message, headers=error.headers, hint=hint)
+    return RequestError(error.status_code, code, message, headers=error.headers, hint=hint)
 
 
 def _of_body(cause: BaseException | None) -> str:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import Cancelled, NotFound, WeftError
 from ..api.jobs import BranchObject, JobObject, Status, TokenUsage
-from .errors import Refused, told_of
+from .errors import RequestError, serialize_error
 from .events import EventLog
-from .objects import moment
+from .serializers import iso_timestamp
 
 if TYPE_CHECKING:
     from ..._core.sched.work import FinishReason
-    from .branches import JobBranches
+    from .growth import GrowthTask
 
 _log = logging.getLogger(__name__)
 Json = dict[str, Any]
@@ -48,7 +48,7 @@ class ServerJob:
         self.created = time.time()
         self.ended: float | None = None
         self.status: Status = "running"
-        self.branches: list[JobBranches] = []
+        self.branches: list[GrowthTask] = []
         self.progress: Json = {}
         self.usage: TokenUsage | None = None
         self.result: Json | None = None
@@ -68,7 +68,7 @@ class ServerJob:
         """The index of the next call's first branch."""
         return sum(len(each.growth.branches) for each in self.branches)
 
-    def tell_begun(self, branches: JobBranches) -> None:
+    def add_growth(self, branches: GrowthTask) -> None:
         """Take branches in, and tell of their nodes."""
         self.branches.append(branches)
         told = {"job": self.id, "loom": self.loom, "model": self.model}
@@ -88,7 +88,7 @@ class ServerJob:
                 self.error = error
                 if not isinstance(error, WeftError):
                     _log.error("job %s failed", self.id, exc_info=error)
-                self.events.put("error", self.told_error() or {})
+                self.events.put("error", self.error_object() or {})
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
         finally:
@@ -138,9 +138,9 @@ class ServerJob:
     def _branches(self) -> list[Json]:
         return [told for each in self.branches for told in each.told()] or self._told
 
-    def told_error(self) -> Json | None:
+    def error_object(self) -> Json | None:
         """Return what went wrong; None where nothing did."""
-        return None if self.error is None else told_of(self.error)[1]
+        return None if self.error is None else serialize_error(self.error)[1]
 
     def snapshot(self) -> Json:
         """Return the job with the whole texts of what grows in it."""
@@ -155,8 +155,8 @@ class ServerJob:
                 "id": self.id,
                 "kind": self.kind,
                 "status": self.status,
-                "created": moment(self.created),
-                "ended": moment(self.ended) or None,
+                "created": iso_timestamp(self.created),
+                "ended": iso_timestamp(self.ended) or None,
                 "loom": self.loom,
                 "model": self.model,
                 "seed": self.seed,
@@ -166,17 +166,17 @@ class ServerJob:
                 "result": self.result,
                 "asked": self.asked,
                 "rounds": self.rounds if whole and self.kind == "run" else None,
-                "error": self.told_error(),
+                "error": self.error_object(),
                 "last_event": self.events.last,
             }
         )
 
 
-class JobBook:
+class JobRegistry:
     """The jobs of a server: those that run, and the last ones that have ended."""
 
-    def __init__(self, most_ended: int) -> None:
-        self._most_ended = most_ended
+    def __init__(self, max_ended: int) -> None:
+        self._max_ended = max_ended
         self._jobs: dict[str, ServerJob] = {}
 
     def __iter__(self) -> Iterator[ServerJob]:
@@ -186,7 +186,7 @@ class JobBook:
         """Note a job that begins; the oldest of those that have ended are forgotten."""
         self._jobs[job.id] = job
         ended = [each for each in self if each.ended is not None]
-        for old in ended[: max(len(ended) - self._most_ended, 0)]:
+        for old in ended[: max(len(ended) - self._max_ended, 0)]:
             if not old.events.n_readers:
                 del self._jobs[old.id]
         return job
@@ -207,7 +207,7 @@ class JobBook:
         """Forget a job that has ended. Raises: NotFound; Refused while it runs."""
         job = self.get(job_id)
         if job.ended is None:
-            raise Refused(409, "job_running", f"job {job_id} runs; cancel it first")
+            raise RequestError(409, "job_running", f"job {job_id} runs; cancel it first")
         del self._jobs[job_id]
 
     def running(self) -> list[ServerJob]:

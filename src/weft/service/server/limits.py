@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from starlette.exceptions import HTTPException
 
-from .errors import Refused
+from .errors import RequestError
 
 if TYPE_CHECKING:
+    from .asgi import App, Message, Receive, Scope, Send
     from .config import ServerLimits
-    from .messages import App, Message, Receive, Scope, Send
 
 # Where a request brings a whole loom.
 IMPORTS = ("/api/v1/import", "/looms/import")
@@ -22,7 +22,7 @@ _LINGER_BYTES = 1 << 20
 _LINGER_S = 2.0
 
 
-class BodyLimit:
+class MaxBodySizeMiddleware:
     """Refuses a body that is too large: by what it says of itself, at the latest while it comes."""
 
     def __init__(self, app: App, limits: ServerLimits) -> None:
@@ -38,7 +38,7 @@ class BodyLimit:
         for name, value in scope["headers"]:
             if name == b"content-length" and (not value.isdigit() or int(value[:20]) > limit):
                 if value.isdigit() and int(value[:20]) <= limit + _LINGER_BYTES:
-                    await _let_come(receive, int(value))
+                    await _drain_body(receive, int(value))
                 raise _too_large(limit)
         n_came = 0
 
@@ -49,14 +49,14 @@ class BodyLimit:
                 n_came += len(message.get("body", b""))
                 if n_came > limit:
                     if message.get("more_body"):
-                        await _let_come(receive, 2 * _LINGER_BYTES)
+                        await _drain_body(receive, 2 * _LINGER_BYTES)
                     raise _too_large(limit)
             return message
 
         await self.app(scope, count, send)
 
 
-async def _let_come(receive: Receive, n_bytes: int) -> None:
+async def _drain_body(receive: Receive, n_bytes: int) -> None:
     """Read on in a refused body, to its end or so many bytes."""
     with suppress(TimeoutError):
         while n_bytes > 0:
@@ -73,7 +73,9 @@ def _too_large(limit: int) -> HTTPException:
     return HTTPException(413, detail, {"Connection": "close"})
 
 
-def check_most(name: str, value: int, most: int, code: str = "invalid_parameter") -> None:
+def check_limit(name: str, value: int, most: int, code: str = "invalid_parameter") -> None:
     """Refuse a number above the server's limit. Raises: Refused."""
     if value > most:
-        raise Refused(400, code, f"{name} is {value}; this server takes at most {most}", param=name)
+        raise RequestError(
+            400, code, f"{name} is {value}; this server takes at most {most}", param=name
+        )

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from ...lm.stats import Stats
-from .models import ModelShelf
+from .models import ModelRegistry
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
@@ -20,7 +20,7 @@ class ServerMetrics:
     Labels are few: routes by their template, models by their names.
     """
 
-    def __init__(self, models: ModelShelf) -> None:
+    def __init__(self, models: ModelRegistry) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "weft_http_requests", "Requests by route template.", ("method", "route", "status"),
@@ -82,7 +82,7 @@ _GAUGES = {
 class OfModels(Collector):
     """Reads the models' counters when the metrics are asked for."""
 
-    def __init__(self, models: ModelShelf) -> None:
+    def __init__(self, models: ModelRegistry) -> None:
         self.models = models
 
     def describe(self) -> Iterator[Metric]:

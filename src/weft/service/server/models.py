@@ -29,7 +29,7 @@ from ...loading import (
     refuse_unfit,
 )
 from .config import ServerConfig
-from .errors import Refused
+from .errors import RequestError
 
 _log = logging.getLogger(__name__)
 State = Literal["loading", "ready", "evicted", "failed"]
@@ -39,7 +39,7 @@ Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class ModelWish:
+class ModelRequest:
     """What `load` is asked for; None and "auto" as the server was started."""
 
     source: str
@@ -57,7 +57,7 @@ class ServedModel:
     """A model on the shelf."""
 
     name: str
-    wish: ModelWish
+    wish: ModelRequest
     at_start: bool = False  # given when the server was started: it is never evicted
     state: State = "loading"
     lm: LM | None = None  # None unless `state` is ready
@@ -104,7 +104,7 @@ class ServedModel:
                 hint="GET /api/v1/models has the reason; POST /api/v1/models loads it",
             )
         phase, done, total = self.progress
-        raise Refused(
+        raise RequestError(
             503,
             "model_loading",
             f"model {self.name!r} is being loaded: {phase} {100 * done // max(total, 1)} %",
@@ -112,7 +112,7 @@ class ServedModel:
         )
 
 
-class ModelShelf:
+class ModelRegistry:
     """The models by their names; used from the event loop only.
 
     A request loads only what the configuration allows. Where models exceed the maximum number or
@@ -177,7 +177,7 @@ class ModelShelf:
             await asyncio.shield(model.reloading)
         return model
 
-    def begin(self, wish: ModelWish, *, by_request: bool = True) -> ServedModel:
+    def begin(self, wish: ModelRequest, *, by_request: bool = True) -> ServedModel:
         """Put a model on the shelf that is yet to be loaded; `finish` loads it.
 
         Raises: Refused for a source that is not allowed, Conflict for a name that is taken.
@@ -240,19 +240,19 @@ class ModelShelf:
         if isinstance(error, Exception):
             raise _as_ours(error) from error.__cause__
 
-    def _weights_bytes(self, wish: ModelWish, tell: Progress) -> int:
+    def _weights_bytes(self, wish: ModelRequest, tell: Progress) -> int:
         """Read the header of a model; return the size of its weights. Raises: as `weft.load`."""
         files = checked_files(wish.source, wish.engine or self.config.engine, wish.device, tell)
         return 0 if files is None else weights_bytes(files)
 
-    def _budget_bytes(self, wish: ModelWish) -> int:
+    def _budget_bytes(self, wish: ModelRequest) -> int:
         """Return the KV that a model may take on device and host; 0 for "auto", which adapts."""
         budget = self.config.kv_budget if wish.kv_budget is None else wish.kv_budget
         offload = self.config.offload if wish.offload is None else wish.offload
         n_host = 0 if offload is None else parse_bytes(offload, "offload", auto=False) or 0
         return (parse_bytes(budget) or 0) + n_host
 
-    def _load(self, wish: ModelWish, tell: Progress) -> LM:
+    def _load(self, wish: ModelRequest, tell: Progress) -> LM:
         own = self.config
         options = own.engine_options if wish.source in own.models else {}
         return load(
@@ -296,7 +296,7 @@ class ModelShelf:
         new.n_bytes = await asyncio.to_thread(self._weights_bytes, new.wish, tell)
         n_bytes = new.n_bytes + self._budget_bytes(new.wish)
         evicted = self._to_evict(new, n_bytes)
-        if evicted and not self._fits_beside(n_bytes):
+        if evicted and not self._fits_now(n_bytes):
             if not _fits_machine(evicted, n_bytes):
                 raise self._no_room(new, n_bytes)
             await self._evict(evicted, new)
@@ -327,7 +327,7 @@ class ModelShelf:
         for lm in lms:
             await asyncio.to_thread(lm.close)
 
-    def _fits_beside(self, n_bytes: int) -> bool:
+    def _fits_now(self, n_bytes: int) -> bool:
         """Return True if a model of `n_bytes` is known to fit before any eviction."""
         loaded = [model for model in self if model.lm is not None]
         budget, left = self.config.memory_budget, bytes_left()
@@ -342,10 +342,10 @@ class ModelShelf:
         left = [model for model in loaded if model not in evicted]
         budget = self.config.memory_budget
         is_in_budget = budget is None or sum(each.n_bytes for each in left) + n_bytes <= budget
-        return is_in_budget and len(left) < self.config.most_models
+        return is_in_budget and len(left) < self.config.model_limit
 
-    def _no_room(self, new: ServedModel, n_bytes: int) -> Refused:
-        return Refused(
+    def _no_room(self, new: ServedModel, n_bytes: int) -> RequestError:
+        return RequestError(
             503,
             "out_of_memory",
             f"there is no room for model {new.name!r} of {n_bytes >> 20} MiB, even without the idle"
@@ -356,7 +356,7 @@ class ModelShelf:
                 "needed_bytes": n_bytes,
                 "taken_bytes": sum(model.n_bytes for model in self if model.lm is not None),
                 "budget_bytes": self.config.memory_budget,
-                "max_models": self.config.most_models,
+                "max_models": self.config.model_limit,
             },
         )
 
@@ -383,8 +383,8 @@ class ModelShelf:
                 await asyncio.to_thread(model.lm.close)
 
 
-def _not_allowed(why: str) -> Refused:
-    return Refused(403, "model_not_allowed", f"this model may not be loaded here: {why}")
+def _not_allowed(why: str) -> RequestError:
+    return RequestError(403, "model_not_allowed", f"this model may not be loaded here: {why}")
 
 
 def is_path(source: str) -> bool:

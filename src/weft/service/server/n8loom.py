@@ -28,15 +28,15 @@ from ...loom.node import preorder
 from ..api.base import whole
 from ..api.nodes import GrowFields
 from ..store.facts import LoomRow
-from .asked import ERRORS
-from .errors import Refused, told_of
-from .growing import start_growth
+from .dependencies import ERRORS
+from .errors import RequestError, serialize_error
 from .jobs import ServerJob
-from .limits import check_most
-from .live import LiveLoom
-from .models import ModelWish, ServedModel
-from .pulse import TICK_S
-from .service import Here, Service
+from .limits import check_limit
+from .models import ModelRequest, ServedModel
+from .open_loom import OpenLoom
+from .service import Service, ServiceDep
+from .start_jobs import start_growth
+from .ticker import TICK_S
 
 Json = dict[str, Any]
 ACTOR = "n8loom"
@@ -68,7 +68,9 @@ class DetailRoute(APIRoute):
                 detail = [{key: fault[key] for key in keys} for fault in error.errors()]
                 return JSONResponse({"detail": detail}, 422)
             except (WeftError, HTTPException, MemoryError) as error:
-                status, told, headers = told_of(error, request.scope.get("weft.request_id", ""))
+                status, told, headers = serialize_error(
+                    error, request.scope.get("weft.request_id", "")
+                )
                 return JSONResponse({"detail": told["message"]}, status, headers)
 
         return handle_errors
@@ -99,33 +101,33 @@ class N8Request(BaseModel):
         return value if info.field_name == "loom_data" else whole(value)  # a file says what it says
 
 
-class LoadedBy(N8Request):
+class LoadModelRequest(N8Request):
     """Which model to load."""
 
     model_path: str = Field(min_length=1, description="A source, as `weft serve` takes it.")
 
 
-class PromptedBy(N8Request):
+class CreateLoomRequest(N8Request):
     """Which loom to make."""
 
     model_id: str
     prompt: str = Field(description="Goes through the model's chat template, if it has one.")
 
 
-class RenamedTo(N8Request):
+class RenameLoomRequest(N8Request):
     """A loom's new id."""
 
     new_id: str = Field(min_length=1)
 
 
-class ImportedFrom(N8Request):
+class ImportLoomRequest(N8Request):
     """An exported loom."""
 
     model_id: str
     loom_data: dict[str, Any]
 
 
-class RamifiedBy(N8Request):
+class RamifyRequest(N8Request):
     """Text for children, or how to generate some."""
 
     node_id: str
@@ -153,14 +155,14 @@ class RamifiedBy(N8Request):
         )
 
 
-class ClippedTo(N8Request):
+class ClipRequest(N8Request):
     """How much of a node to keep."""
 
     node_id: str
     token_limit: int = Field(description="Tokens to keep; negative: to drop.")
 
 
-class TrimmedBy(N8Request):
+class TrimRequest(N8Request):
     """How much of a node to drop."""
 
     node_id: str
@@ -171,10 +173,10 @@ class TrimmedBy(N8Request):
 
 
 @router.post("/load_model")
-async def load_model(asked: LoadedBy, service: Here) -> Json:
+async def load_model(asked: LoadModelRequest, service: ServiceDep) -> Json:
     """Load a model, if it is not there yet; its id is its path."""
     if _model(service, asked.model_path) is None:
-        model = service.models.begin(ModelWish(asked.model_path))
+        model = service.models.begin(ModelRequest(asked.model_path))
         await asyncio.shield(service.spawn(service.models.finish(model)))
     await _ready(service, asked.model_path)
     return {"model_id": asked.model_path}
@@ -188,12 +190,12 @@ def _model(service: Service, given: str) -> ServedModel | None:
 async def _ready(service: Service, given: str) -> tuple[ServedModel, LM]:
     model = _model(service, given)
     if model is None:
-        raise Refused(400, "model_not_found", f"Model path not found: {given!r:.200}")
+        raise RequestError(400, "model_not_found", f"Model path not found: {given!r:.200}")
     return model, (await service.models.available(model.name)).ready()
 
 
 @router.post("/create_loom")
-async def create_loom(asked: PromptedBy, service: Here) -> Json:
+async def create_loom(asked: CreateLoomRequest, service: ServiceDep) -> Json:
     """Make a loom of a prompt."""
     model, lm = await _ready(service, asked.model_id)
     return await _kept(service, model, lambda: Loom(lm, asked.prompt))
@@ -211,21 +213,21 @@ async def _kept(service: Service, model: ServedModel, make: Callable[[], Loom]) 
 
 
 @router.get("/loom/{loom_id}")
-async def read_loom(loom_id: str, service: Here) -> Response:
+async def read_loom(loom_id: str, service: ServiceDep) -> Response:
     """Return a loom as nested nodes."""
     async with _loom(service, loom_id) as live:
         return await _nested(live, live.kept.loom)
 
 
 @router.get("/loom/{loom_id}/export")
-async def export_loom(loom_id: str, service: Here) -> Response:
+async def export_loom(loom_id: str, service: ServiceDep) -> Response:
     """Return a loom as nested nodes, with their tokens: `/looms/import` reads them."""
     async with _loom(service, loom_id) as live:
         return await _nested(live, live.kept.loom, whole=True)
 
 
 @router.get("/looms")
-async def list_looms(service: Here) -> list[Json]:
+async def list_looms(service: ServiceDep) -> list[Json]:
     """List all looms."""
     rows = await asyncio.to_thread(service.looms.library.looms)
     return [
@@ -234,14 +236,14 @@ async def list_looms(service: Here) -> list[Json]:
 
 
 @router.post("/looms/import")
-async def import_loom(asked: ImportedFrom, service: Here) -> Json:
+async def import_loom(asked: ImportLoomRequest, service: ServiceDep) -> Json:
     """Make a loom of an exported one. Nothing is put through a template again."""
     model, lm = await _ready(service, asked.model_id)
     return await _kept(service, model, lambda: _imported(lm, asked.loom_data))
 
 
 @router.post("/looms/{loom_id}/rename")
-async def rename_loom(loom_id: str, asked: RenamedTo, service: Here) -> Json:
+async def rename_loom(loom_id: str, asked: RenameLoomRequest, service: ServiceDep) -> Json:
     """Give a loom another id; its nodes keep theirs."""
     row = await _row(service, loom_id)
     await asyncio.to_thread(service.looms.library.rename, row.name, asked.new_id)
@@ -250,7 +252,7 @@ async def rename_loom(loom_id: str, asked: RenamedTo, service: Here) -> Json:
 
 
 @router.delete("/looms/{loom_id}")
-async def delete_loom(loom_id: str, service: Here) -> Json:
+async def delete_loom(loom_id: str, service: ServiceDep) -> Json:
     """Remove a loom, with all its nodes. `weft rm --undo` brings it back."""
     row = await _row(service, loom_id)
     await asyncio.to_thread(service.looms.library.remove, [row.id])
@@ -266,9 +268,9 @@ async def _row(service: Service, loom_id: str) -> LoomRow:
 
 
 @asynccontextmanager
-async def _loom(service: Service, loom_id: str) -> AsyncIterator[LiveLoom]:
+async def _loom(service: Service, loom_id: str) -> AsyncIterator[OpenLoom]:
     row = await _row(service, loom_id)
-    async with service.looms.held(row.id) as live:
+    async with service.looms.open_locked(row.id) as live:
         yield live
 
 
@@ -278,13 +280,13 @@ async def _loom(service: Service, loom_id: str) -> AsyncIterator[LiveLoom]:
 @asynccontextmanager
 async def _node(
     service: Service, node_id: str, *, grows: bool = False
-) -> AsyncIterator[tuple[LiveLoom, Heddle]]:
+) -> AsyncIterator[tuple[OpenLoom, Heddle]]:
     """Open the loom of a node and hold its lock. Raises: NotFound."""
     match = _NODE.fullmatch(node_id)
     if match is None:
         raise NotFound("Node not found", what="node")
     try:
-        async with service.looms.held(match[1], grows=grows) as live:
+        async with service.looms.open_locked(match[1], grows=grows) as live:
             yield live, live.node(match[2])
     except NotFound as error:
         if error.what == "model":
@@ -292,21 +294,21 @@ async def _node(
         raise NotFound("Node not found", what="node") from error
 
 
-def _id(live: LiveLoom, node: Heddle) -> str:
+def _id(live: OpenLoom, node: Heddle) -> str:
     return f"{live.kept.id}-{live.number(node)}"
 
 
-def _ids(live: LiveLoom, nodes: Sequence[Heddle]) -> list[str]:
+def _ids(live: OpenLoom, nodes: Sequence[Heddle]) -> list[str]:
     return [_id(live, node) for node in nodes]
 
 
-async def _nested(live: LiveLoom, top: Heddle, *, whole: bool = False) -> Response:
+async def _nested(live: OpenLoom, top: Heddle, *, whole: bool = False) -> Response:
     """Return nested nodes as an answer. They may be nested deeper than a JSON library goes."""
     text = await live.call(lambda: "".join(_written(live, top, whole=whole)))
     return Response(text, media_type="application/json")
 
 
-def _written(live: LiveLoom, top: Heddle, *, whole: bool) -> list[str]:
+def _written(live: OpenLoom, top: Heddle, *, whole: bool) -> list[str]:
     out: list[str] = []
     stack: list[Heddle | str] = [top]
     while stack:
@@ -330,7 +332,7 @@ def _written(live: LiveLoom, top: Heddle, *, whole: bool) -> list[str]:
 
 
 @router.get("/node/{node_id}")
-async def read_node(node_id: str, service: Here) -> Json:
+async def read_node(node_id: str, service: ServiceDep) -> Json:
     """Return what there is to know of a node."""
     async with _node(service, node_id) as (live, node):
         return {
@@ -343,14 +345,14 @@ async def read_node(node_id: str, service: Here) -> Json:
 
 
 @router.get("/node/{node_id}/subtree")
-async def read_subtree(node_id: str, service: Here) -> Response:
+async def read_subtree(node_id: str, service: ServiceDep) -> Response:
     """Return a node and all below it, nested."""
     async with _node(service, node_id) as (live, node):
         return await _nested(live, node)
 
 
 @router.post("/node/ramify", response_model=None)
-async def ramify(asked: RamifiedBy, service: Here) -> Response | Json:
+async def ramify(asked: RamifyRequest, service: ServiceDep) -> Response | Json:
     """Add children of given texts, or generate some; streamed, a line a JSON object."""
     if asked.text is not None:
         return await _add(asked, service)
@@ -375,13 +377,13 @@ async def ramify(asked: RamifiedBy, service: Here) -> Response | Json:
     return {"node_id": asked.node_id, "created_children": ids}
 
 
-async def _add(asked: RamifiedBy, service: Service) -> Json:
+async def _add(asked: RamifyRequest, service: Service) -> Json:
     texts = [asked.text] if isinstance(asked.text, str) else asked.text or []
-    check_most("text", len(texts), service.config.limits.texts)
+    check_limit("text", len(texts), service.config.limits.texts)
     if asked.stream:
-        raise Refused(400, "invalid_parameter", "texts are added at once; leave stream out")
+        raise RequestError(400, "invalid_parameter", "texts are added at once; leave stream out")
     async with _node(service, asked.node_id, grows=True) as (live, node):
-        live.refuse_growing_end(node)
+        live.check_not_growing(node)
 
         def add() -> None:
             made: list[Heddle] = []
@@ -399,7 +401,7 @@ async def _add(asked: RamifiedBy, service: Service) -> Json:
 
 async def _there(service: Service, loom: str, children: Sequence[Heddle]) -> list[str]:
     """Return the ids of those children that are in the tree."""
-    async with service.looms.held(loom) as live:
+    async with service.looms.open_locked(loom) as live:
         return _ids(live, [child for child in children if live.number(child) > 0 and _is_in(child)])
 
 
@@ -424,7 +426,7 @@ async def _lines(
             yield _line({"type": "update", **_told(children)})
     final: Json = {"type": "final", **_told(children)}
     if job is not None and job.error is not None:
-        final = {"type": "error", "detail": told_of(job.error)[1]["message"]}
+        final = {"type": "error", "detail": serialize_error(job.error)[1]["message"]}
     ids = await _there(service, loom, children)
     yield _line(
         {
@@ -451,14 +453,14 @@ def _line(told: Json) -> bytes:
 
 
 @router.post("/node/clip")
-async def clip_node(asked: ClippedTo, service: Here) -> Json:
+async def clip_node(asked: ClipRequest, service: ServiceDep) -> Json:
     """Keep a node's first tokens; its children go."""
     await _cut(service, asked.node_id, "clip", lambda node: node.clip(asked.token_limit))
     return {"node_id": asked.node_id, "clipped_to": asked.token_limit}
 
 
 @router.post("/node/trim")
-async def trim_node(asked: TrimmedBy, service: Here) -> Json:
+async def trim_node(asked: TrimRequest, service: ServiceDep) -> Json:
     """Drop a node's last tokens; its children go."""
     await _cut(service, asked.node_id, "clip", lambda node: node.trim(asked.token_trim))
     return {"node_id": asked.node_id, "trimmed_tokens": asked.token_trim}
@@ -466,19 +468,19 @@ async def trim_node(asked: TrimmedBy, service: Here) -> Json:
 
 async def _cut(service: Service, node_id: str, kind: str, cut: Callable[[Heddle], Any]) -> None:
     async with _node(service, node_id, grows=True) as (live, node):
-        live.refuse_growing(node)
+        live.check_nothing_grows(node)
         live.drop_growing(node)
         await live.change(kind, lambda: cut(node), ACTOR)
 
 
 @router.delete("/node/{node_id}")
-async def delete_node(node_id: str, service: Here) -> Json:
+async def delete_node(node_id: str, service: ServiceDep) -> Json:
     """Remove a node and all below it."""
     async with _node(service, node_id) as (live, node):
         if node.parent is None:
-            raise Refused(400, "root_not_deletable", "Cannot delete root node")
+            raise RequestError(400, "root_not_deletable", "Cannot delete root node")
         if live.is_growing(node):
-            live.refuse_growing(node)
+            live.check_nothing_grows(node)
         below = [_id(live, each) for each in preorder(node) if each is not node]
         live.drop_growing(node)
         await live.change("remove", node.remove, ACTOR)

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from ... import __version__
 from ...lm.lm import LM
-from .asked import ERRORS
+from .dependencies import ERRORS
 from .events import json_of
 from .models import ServedModel
 from .openai.chat import ChatCall, ChatRequest
@@ -29,7 +29,7 @@ from .openai.runs import Runs
 from .openai.stream import StreamFormat, answered
 from .openai.turns import Delivered
 from .openai.usage import CallUsage
-from .service import Here, Service
+from .service import Service, ServiceDep
 
 Json = dict[str, Any]
 
@@ -252,7 +252,7 @@ def _known(model: str | None) -> str | None:
 
 
 @router.post("/chat", response_model=None, responses=_LINES)
-async def chat(body: OllamaChat, request: Request, service: Here) -> Response | Json:
+async def chat(body: OllamaChat, request: Request, service: ServiceDep) -> Response | Json:
     """Answer a chat."""
 
     async def plan(lm: LM, name: str) -> OllamaCall:
@@ -265,7 +265,7 @@ async def chat(body: OllamaChat, request: Request, service: Here) -> Response | 
 
 
 @router.post("/generate", response_model=None, responses=_LINES)
-async def generate(body: OllamaGenerate, request: Request, service: Here) -> Response | Json:
+async def generate(body: OllamaGenerate, request: Request, service: ServiceDep) -> Response | Json:
     """Continue a prompt."""
 
     async def plan(lm: LM, name: str) -> OllamaCall:
@@ -325,9 +325,9 @@ class OllamaCall:
         """The one choice."""
         return self._call.runs
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """End what has not ended; the call is over."""
-        self._call.let_go()
+        self._call.release()
 
     async def answer(self) -> Json:
         """Run it and return the answer."""
@@ -385,13 +385,13 @@ async def version() -> dict[str, str]:
 
 @router.get("/ps")
 @router.get("/tags")
-async def tags(service: Here) -> dict[str, list[Json]]:
+async def tags(service: ServiceDep) -> dict[str, list[Json]]:
     """List the models that are loaded."""
     return {"models": [_listed(model) for model in service.models if model.lm is not None]}
 
 
 @router.post("/show")
-async def show(body: ShowRequest, service: Here) -> Json:
+async def show(body: ShowRequest, service: ServiceDep) -> Json:
     """Describe a model."""
     model = service.models.get(_known(body.model))
     lm = model.ready()

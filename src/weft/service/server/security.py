@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from .error_bodies import is_anthropic
-from .errors import Refused, error_response
+from .errors import RequestError, error_response
 
 if TYPE_CHECKING:
+    from .asgi import App, Message, Receive, Scope, Send
     from .config import ServerConfig
-    from .messages import App, Message, Receive, Scope, Send
 
 # Called with (method, route template, status, seconds).
 Observe = Callable[[str, str, int, float], None]
@@ -32,7 +32,7 @@ _REQUEST_ID = re.compile(rb"[\w.:-]{1,64}")
 _HOST = re.compile(r"(?:\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<name>[^:\[\]/@?#\s]+))(?::\d{1,5})?")
 
 
-class Door:
+class SecurityMiddleware:
     """The outermost layer: a request id, the checks, a line in the log, and no exception beyond.
 
     A refused request's body is never read.
@@ -42,7 +42,7 @@ class Door:
         self, app: App, config: ServerConfig, observe: Observe, *, token: str | None = None
     ) -> None:
         self.app = app
-        self.keys = Keys(config.api_key, token)
+        self.keys = APIKeyAuth(config.api_key, token)
         self.hosts = allowed_hosts(config)
         self.origins = frozenset(origin.lower() for origin in config.origins)
         self.observe = observe
@@ -53,7 +53,7 @@ class Door:
                 await self.app(scope, receive, send)
             return
         headers: list[tuple[bytes, bytes]] = scope["headers"]
-        request_id = scope["weft.request_id"] = request_id_of(headers)
+        request_id = scope["weft.request_id"] = request_id_from_headers(headers)
         id_headers = [(b"request-id", request_id.encode())] if is_anthropic(scope["path"]) else []
         began, status = time.perf_counter(), 0
 
@@ -92,7 +92,7 @@ class Door:
 
     def check(self, scope: Scope, headers: list[tuple[bytes, bytes]]) -> None:
         """Refuse a request by its headers. Raises: Refused."""
-        host = the_one(headers, b"host")
+        host = single_header(headers, b"host")
         self._check_host(host)
         self._check_origin(headers, host)
         scope["weft.token_accepted"] = self.keys.check(headers)
@@ -103,7 +103,7 @@ class Door:
         match = _HOST.fullmatch(host or "")
         name = "" if match is None else (match["six"] or match["name"])
         if name.lower().rstrip(".") not in self.hosts:
-            raise Refused(
+            raise RequestError(
                 403,
                 "host_not_allowed",
                 "this server is not meant by that Host header",
@@ -111,15 +111,18 @@ class Door:
             )
 
     def _check_origin(self, headers: list[tuple[bytes, bytes]], host: str | None) -> None:
-        origin = the_one(headers, b"origin")
+        origin = single_header(headers, b"origin")
         if origin is None:
-            site, mode = the_one(headers, b"sec-fetch-site"), the_one(headers, b"sec-fetch-mode")
+            site, mode = (
+                single_header(headers, b"sec-fetch-site"),
+                single_header(headers, b"sec-fetch-mode"),
+            )
             is_foreign = site == "cross-site" and mode != "navigate"
         else:
             is_own = host is not None and origin in (f"http://{host}", f"https://{host}")
             is_foreign = not is_own and origin.lower() not in self.origins
         if is_foreign:
-            raise Refused(
+            raise RequestError(
                 403,
                 "origin_not_allowed",
                 "pages of that origin may not use this server",
@@ -127,7 +130,7 @@ class Door:
             )
 
 
-class Keys:
+class APIKeyAuth:
     """The API key and the runtime file's token, compared in constant time and stored as hashes."""
 
     def __init__(self, key: str | None, token: str | None = None) -> None:
@@ -153,8 +156,8 @@ class Keys:
         return False
 
     @staticmethod
-    def _refusal(code: str, message: str) -> Refused:
-        return Refused(
+    def _refusal(code: str, message: str) -> RequestError:
+        return RequestError(
             401,
             code,
             message,
@@ -190,7 +193,7 @@ def key_of(headers: list[tuple[bytes, bytes]]) -> bytes | None:
     return None
 
 
-def the_one(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
+def single_header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
     """Return a header's value; of several that differ an impossible one, so that none is taken."""
     found = {value for key, value in headers if key == name}
     if len(found) > 1:
@@ -198,7 +201,7 @@ def the_one(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
     return next(iter(found)).decode("latin-1").strip() if found else None
 
 
-def request_id_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
+def request_id_from_headers(headers: Iterable[tuple[bytes, bytes]]) -> str:
     """Return the id that the client gave its request, or a new one."""
     for name, value in headers:
         if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):

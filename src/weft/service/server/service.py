@@ -16,12 +16,12 @@ from ...errors import Cancelled, QueueFull, WeftError
 from ...lm.lm import LM
 from ..store.library import Library
 from .config import ServerConfig
-from .ending import Ending, Stopped
-from .jobs import JobBook
-from .looms import LEASE_S, LiveLooms
+from .jobs import JobRegistry
+from .loom_manager import LEASE_S, LoomManager
 from .metrics import ServerMetrics
-from .models import ModelShelf, ModelWish, ServedModel
-from .pulse import Pulse
+from .models import ModelRegistry, ModelRequest, ServedModel
+from .shutdown import CancelScope, ServerStopping
+from .ticker import Ticker
 
 _log = logging.getLogger(__name__)
 _LAST_S = 3.0  # for jobs that were told to end
@@ -34,20 +34,20 @@ class Service:
         self.config = config
         # Accepted in place of the API key; commands of the same user read it from a file.
         self.token = secrets.token_urlsafe(32)
-        self.models = ModelShelf(config, self.spawn)
+        self.models = ModelRegistry(config, self.spawn)
         self.metrics = ServerMetrics(self.models)
-        self.pulse = Pulse()
+        self.ticker = Ticker()
         self.is_draining = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._works: dict[object, Callable[[], object]] = {}
-        self.jobs = JobBook(config.limits.kept_jobs)
+        self.jobs = JobRegistry(config.limits.kept_jobs)
         # Called with why, once all models of the start have failed and no other one is there.
         self.when_hopeless: Callable[[WeftError], None] | None = None
         # Called with the names of the loaded models, once every model of the start has ended
         # loading and at least one of them is ready.
         self.when_loaded: Callable[[list[str]], None] | None = None
         self._begun: list[ServedModel] = []
-        self._looms: LiveLooms | None = None
+        self._looms: LoomManager | None = None
 
     def open(self) -> None:
         """Open the looms, and put the models on the shelf that are to be loaded. Blocks.
@@ -56,10 +56,10 @@ class Service:
         that is none, Conflict for two models of one name, StoreError where the looms cannot be
         opened.
         """
-        wishes = [ModelWish(source) for source in self.config.models]
+        wishes = [ModelRequest(source) for source in self.config.models]
         self._begun = [self.models.begin(wish, by_request=False) for wish in wishes]
         library = Library(self.config.db, lease_s=LEASE_S)
-        self._looms = LiveLooms(library, self.models, self.pulse)
+        self._looms = LoomManager(library, self.models, self.ticker)
 
     async def start(self) -> None:
         """Begin to load the models; requests are answered meanwhile. Raises: as `open`."""
@@ -104,7 +104,7 @@ class Service:
         return len(self._tasks)
 
     @property
-    def looms(self) -> LiveLooms:
+    def looms(self) -> LoomManager:
         """The looms; there once the server has started."""
         assert self._looms is not None
         return self._looms
@@ -120,20 +120,20 @@ class Service:
         kind: for the metrics. end: ends it early, where the server stops; None cancels the task,
         for which Refused is raised. Raises: QueueFull; NotFound or Refused for the model.
         """
-        self.refuse_new()
+        self.check_accepting()
         most = self.config.limits.jobs
         if len(self._works) >= most:
             raise QueueFull(f"{most} jobs are running here; try again in a moment")
         with self.models.get(model).in_use() as lm:
             token = object()
-            ending = Ending()
+            ending = CancelScope()
             self._works[token] = end or ending
             self.metrics.running.set(len(self._works))
             status = "ok"
             try:
-                with nullcontext() if end else ending.held():
+                with nullcontext() if end else ending.scope():
                     yield lm
-            except (asyncio.CancelledError, GeneratorExit, Cancelled, Stopped):
+            except (asyncio.CancelledError, GeneratorExit, Cancelled, ServerStopping):
                 status = "cancelled"
                 raise
             except BaseException:
@@ -149,10 +149,10 @@ class Service:
         """How many jobs run."""
         return len(self._works)
 
-    def refuse_new(self) -> None:
+    def check_accepting(self) -> None:
         """Raise Refused where no new work is taken: the server is about to stop."""
         if self.is_draining:
-            raise Stopped()
+            raise ServerStopping()
 
     async def drain(self) -> None:
         """Take no new work; give what runs its time, then end it. Idempotent."""
@@ -180,7 +180,7 @@ class Service:
         await self.models.close()
 
 
-def ending_by(stack: ExitStack) -> Callable[[BaseException | None], None]:
+def exit_callback(stack: ExitStack) -> Callable[[BaseException | None], None]:
     """Return what closes a stack, telling its contexts why; nothing is raised again."""
 
     def end(error: BaseException | None) -> None:
@@ -196,4 +196,4 @@ async def service_of(request: Request) -> Service:
 
 
 # As an argument of a route: `service: Here`.
-Here = Annotated[Service, Depends(service_of)]
+ServiceDep = Annotated[Service, Depends(service_of)]

@@ -13,8 +13,8 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ....lm.lm import LM
-from ..asked import ERRORS
-from ..errors import Refused
+from ..dependencies import ERRORS
+from ..errors import RequestError
 from ..openai.chat import ChatCall, ChatRequest
 from ..openai.fields import Finite, LoomOptions, OpenAIModel
 from ..openai.messages import reads_variable
@@ -23,7 +23,7 @@ from ..openai.replies import ok
 from ..openai.runs import Runs
 from ..openai.stream import SSE, answered, sse_line
 from ..openai.usage import CallUsage
-from ..service import Here
+from ..service import ServiceDep
 from .blocks import BlockMessage, TextBlocks, chat_messages
 from .events import BlockWriter
 from .replies import EVENTS, MessageError, MessageReply
@@ -237,7 +237,7 @@ class MessagesRequest(CountRequest):
     def _without_thread(cls, value: Any) -> None:
         if value is not None:
             # The details by which Anthropic's SDK sends the whole conversation instead.
-            raise Refused(
+            raise RequestError(
                 400,
                 "unsupported_parameter",
                 "thread: conversations are not stored here; send all messages",
@@ -266,7 +266,7 @@ class MessagesRequest(CountRequest):
     response_model=None,
     responses=ok(MessageReply, *EVENTS),
 )
-async def create(body: MessagesRequest, request: Request, service: Here) -> Response | Json:
+async def create(body: MessagesRequest, request: Request, service: ServiceDep) -> Response | Json:
     """Answer a conversation with the assistant's next message."""
 
     async def plan(lm: LM, name: str) -> MessagesCall:
@@ -274,7 +274,7 @@ async def create(body: MessagesRequest, request: Request, service: Here) -> Resp
             asked = body.completion(lm)
             asked.check(service)
             call = await ChatCall.begin(asked, lm, name, service, fits_context=True)
-        except Refused as error:
+        except RequestError as error:
             error.param = _renamed(error.param)
             raise
         return MessagesCall(body, call, name)
@@ -297,12 +297,12 @@ class TokenCount(BaseModel):
 
 
 @router.post("/count_tokens")
-async def count_tokens(body: CountRequest, service: Here) -> TokenCount:
+async def count_tokens(body: CountRequest, service: ServiceDep) -> TokenCount:
     """Count the tokens of the prompt that a message would have."""
     with service.models.get(body.model).in_use() as lm:
         try:
             prompt = await asyncio.to_thread(body.chat(lm).prompt, lm)
-        except Refused as error:
+        except RequestError as error:
             error.param = _renamed(error.param)
             raise
     return TokenCount(input_tokens=len(prompt.ids))
@@ -322,9 +322,9 @@ class MessagesCall:
         self._id = f"msg_{secrets.token_hex(12)}"
         self._writer = BlockWriter()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """End what has not ended; the call is over."""
-        self._call.let_go()
+        self._call.release()
 
     @property
     def runs(self) -> Runs:

@@ -17,10 +17,10 @@ from ....errors import ContextOverflow
 from ....lm.chat import ChatPrompt
 from ....lm.lm import LM
 from ....loom import Heddle, Loom
-from ..asked import ERRORS
-from ..limits import check_most
-from ..pulse import Pulse
-from ..service import Here, Service
+from ..dependencies import ERRORS
+from ..limits import check_limit
+from ..service import Service, ServiceDep
+from ..ticker import Ticker
 from . import logprobs
 from .constraints import ConstraintFields
 from .fields import GeneratingRequest
@@ -98,10 +98,10 @@ class ChatRequest(ConstraintFields, GeneratingRequest):
                 "add_generation_prompt: a turn that goes on has none; leave it out, or false",
             )
         limits = service.config.limits
-        check_most("n", self.n_choices, min(limits.n, limits.branches), "n_too_large")
-        check_most("top_logprobs", self.top_logprobs or 0, limits.top)
-        check_most("prompt_logprobs", self.prompt_logprobs or 0, limits.top)
-        check_most("max_tokens", self.n_asked or 0, limits.tokens)
+        check_limit("n", self.n_choices, min(limits.n, limits.branches), "n_too_large")
+        check_limit("top_logprobs", self.top_logprobs or 0, limits.top)
+        check_limit("prompt_logprobs", self.prompt_logprobs or 0, limits.top)
+        check_limit("max_tokens", self.n_asked or 0, limits.tokens)
 
     @property
     def n_asked(self) -> int | None:
@@ -161,7 +161,7 @@ class ChatRequest(ConstraintFields, GeneratingRequest):
     response_model=None,
     responses=ok(ChatCompletion, ChatCompletionChunk, StreamError),
 )
-async def chat(body: ChatRequest, request: Request, service: Here) -> Response | Json:
+async def chat(body: ChatRequest, request: Request, service: ServiceDep) -> Response | Json:
     """Answer a chat."""
     body.check(service)
 
@@ -179,7 +179,7 @@ class ChatCall:
 
     body: ChatRequest
     lm: LM
-    pulse: Pulse
+    ticker: Ticker
     prompt: ChatPrompt
     root: Loom
     start: Heddle  # what the choices go on from
@@ -220,7 +220,7 @@ class ChatCall:
         call = cls()
         call.body, call.lm, call.prompt, call.reads_calls = body, lm, prompt, choice is not None
         call.has_format = form is not None
-        call.pulse = service.pulse
+        call.ticker = service.ticker
         call.root = named("messages", lambda: Loom(lm, prompt))
         room = max(lm.n_ctx - len(prompt.ids), 1)
         most = min(room, service.config.limits.tokens) if body.n_asked is None else body.n_asked
@@ -262,7 +262,7 @@ class ChatCall:
             [self.start],
             self.params,
             self.body.n_choices,
-            pulse=self.pulse,
+            ticker=self.ticker,
             is_streamed=bool(self.body.stream),
             skips_special=bool(self.body.skip_special_tokens),
             keeps_stop=bool(self.body.include_stop_str_in_output),
@@ -273,9 +273,9 @@ class ChatCall:
             for reply in self.runs.replies
         ]
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """End what has not ended; the call is over."""
-        self.runs.let_go()
+        self.runs.release()
 
     # All at once
 

@@ -16,9 +16,9 @@ from pydantic import Field, field_validator
 from ...._core.sampling.params import SamplingParams
 from ....constraints import Constraint
 from ....lm.lm import LM
-from ..asked import ERRORS
-from ..limits import check_most
-from ..service import Here, Service
+from ..dependencies import ERRORS
+from ..limits import check_limit
+from ..service import Service, ServiceDep
 from . import logprobs
 from .constraints import ConstraintFields
 from .fields import GeneratingRequest, TokenId, of_one_kind
@@ -83,10 +83,10 @@ class CompletionRequest(ConstraintFields, GeneratingRequest):
         if self.stream and self.n_run > self.n_choices:
             raise invalid("best_of", "best_of cannot be streamed: the best are known at the end")
         limits = service.config.limits
-        check_most("n" if self.best_of is None else "best_of", self.n_run, limits.n, "n_too_large")
-        check_most("max_tokens", self.n_new, limits.tokens)
-        check_most("logprobs", self.logprobs or 0, limits.top)
-        check_most("prompt_logprobs", self.prompt_logprobs or 0, limits.top)
+        check_limit("n" if self.best_of is None else "best_of", self.n_run, limits.n, "n_too_large")
+        check_limit("max_tokens", self.n_new, limits.tokens)
+        check_limit("logprobs", self.logprobs or 0, limits.top)
+        check_limit("prompt_logprobs", self.prompt_logprobs or 0, limits.top)
 
 
 @router.post(
@@ -94,7 +94,9 @@ class CompletionRequest(ConstraintFields, GeneratingRequest):
     response_model=None,
     responses=ok(TextCompletion, TextCompletionChunk, StreamError),
 )
-async def complete(body: CompletionRequest, request: Request, service: Here) -> Response | Json:
+async def complete(
+    body: CompletionRequest, request: Request, service: ServiceDep
+) -> Response | Json:
     """Continue prompts."""
     body.check(service)
 
@@ -151,7 +153,7 @@ class Completion:
         """Check what is asked for; `planned` plans it."""
         self.body = body
         self.lm = lm
-        self.pulse = service.pulse
+        self.ticker = service.ticker
         self.prompts = prompts
         longest = max(len(prompt.ids) for prompt in self.prompts)
         if body.truncation_length is not None and longest > body.truncation_length:
@@ -161,7 +163,7 @@ class Completion:
                 f" {body.truncation_length}; nothing is cut off here: shorten the prompt",
             )
         n = body.n_run * len(self.prompts)
-        check_most("n", n, service.config.limits.branches, "n_too_large")
+        check_limit("n", n, service.config.limits.branches, "n_too_large")
         self._head = {
             "id": f"cmpl-{secrets.token_hex(12)}",
             "object": "text_completion",
@@ -188,16 +190,16 @@ class Completion:
             [prompt.node for prompt in self.prompts],
             self.params,
             self.body.n_run if self.body.n_new else 0,
-            pulse=self.pulse,
+            ticker=self.ticker,
             is_streamed=bool(self.body.stream),
             skips_special=bool(self.body.skip_special_tokens),
             keeps_stop=bool(self.body.include_stop_str_in_output),
             kept=kept,
         )
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """End what has not ended; the call is over."""
-        self.runs.let_go()
+        self.runs.release()
 
     @property
     def reads_prompt(self) -> bool:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import Field, field_validator, model_validator
 
-from ..asked import ERRORS
+from ..dependencies import ERRORS
 from ..events import until_gone
-from ..limits import check_most
-from ..service import Here, Service
+from ..limits import check_limit
+from ..service import Service, ServiceDep
 from .fields import OpenAIModel, TokenId, of_one_kind
 from .known_fields import apply_rule
 from .refusals import named, unsupported
@@ -67,7 +67,7 @@ class EmbeddingRequest(OpenAIModel):
 
 
 @router.post("/embeddings", response_model=None, responses=ok(EmbeddingList))
-async def embed(body: EmbeddingRequest, request: Request, service: Here) -> Response | Json:
+async def embed(body: EmbeddingRequest, request: Request, service: ServiceDep) -> Response | Json:
     """Return a vector of length 1 for each text."""
     texts = body.texts
     _check(texts, service)
@@ -90,8 +90,8 @@ async def embed(body: EmbeddingRequest, request: Request, service: Here) -> Resp
 
 
 def _check(texts: Texts, service: Service) -> None:
-    service.refuse_new()
-    check_most("input", len(texts), max(service.config.limits.texts, 2048))
+    service.check_accepting()
+    check_limit("input", len(texts), max(service.config.limits.texts, 2048))
 
 
 async def _embed(lm: LM, texts: Texts) -> list[NDArray[np.float32]]:

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from ....errors import NotFound
 from ....loom import Heddle, Loom
-from ..branches import Author, JobBranches
 from ..events import EventLog
+from ..growth import Attribution, GrowthTask
 from .refusals import invalid
 
 if TYPE_CHECKING:
     from ...._core.tokens.tokenizer import Tokenizer
     from ....loom.grow import Growth
-    from ..live import LiveLoom
+    from ..open_loom import OpenLoom
     from ..service import Service
     from .fields import LoomOptions
 
@@ -32,15 +32,15 @@ ACTOR = "openai"
 class KeptAnswer:
     """Where a call's choices are kept. node: what they go on from."""
 
-    def __init__(self, service: Service, live: LiveLoom, node: Heddle) -> None:
+    def __init__(self, service: Service, live: OpenLoom, node: Heddle) -> None:
         self.live = live
         self.node = node
         self._service = service
-        self._branches: JobBranches | None = None
+        self._branches: GrowthTask | None = None
 
     async def begin(self, growth: Growth) -> None:
         """Give the choices their numbers, before they grow. The loom's lock is held."""
-        branches = JobBranches(self.live, growth, EventLog(dict), Author("grow", ACTOR))
+        branches = GrowthTask(self.live, growth, EventLog(dict), Attribution("grow", ACTOR))
         self.live.begin(branches)
         self._branches = branches
         try:
@@ -52,16 +52,16 @@ class KeptAnswer:
 
     async def end(self) -> None:
         """Keep what has grown, as one operation; also where the caller is cancelled meanwhile."""
-        ending = self.let_go()
+        ending = self.release()
         if ending is not None:
             await asyncio.shield(ending)
 
-    def let_go(self) -> asyncio.Task[None] | None:
+    def release(self) -> asyncio.Task[None] | None:
         """Begin to keep what has grown; None where that has begun, or there is nothing."""
         branches, self._branches = self._branches, None
         return None if branches is None else self._service.spawn(self._commit(branches))
 
-    async def _commit(self, branches: JobBranches) -> None:
+    async def _commit(self, branches: GrowthTask) -> None:
         live = self.live
         async with live.lock:
             branches.growth.abandon("cancelled")
@@ -111,7 +111,7 @@ async def keeping(
 
         made = await asyncio.to_thread(kept)
         given = service.looms.put(made, served.ready()).kept.id
-    async with service.looms.held(given, model=model, grows=True) as live:
+    async with service.looms.open_locked(given, model=model, grows=True) as live:
         start = _start(live, asked.parent)
         before = start.get_prefix_tokens()
         prompt = _Prompt(before if ids is None else ids, None if is_exact else served.ready().text)
@@ -123,7 +123,7 @@ async def keeping(
                 f"{which}: the prompt does not begin with the {len(before)} tokens that are there",
             )
         node, n = prompt.deepest(start, n)
-        live.refuse_growing_end(node)
+        live.check_not_growing(node)
         if rest := prompt.ids[n:]:
             parent = node
 
@@ -134,11 +134,11 @@ async def keeping(
 
             node = (await live.change("add", add, ACTOR)).added[-1]
         if not live.kept.has(node):  # it has ended in a job that goes on
-            await live.settle()
+            await live.commit_finished()
         yield KeptAnswer(service, live, node)
 
 
-def _start(live: LiveLoom, parent: str | None) -> Heddle:
+def _start(live: OpenLoom, parent: str | None) -> Heddle:
     if parent is None:
         return live.kept.loom
     try:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import Refused
+from ..errors import RequestError
 from .refusals import invalid, unsupported
 
 
@@ -363,12 +363,12 @@ def _is_neutral(value: Any, field: KnownField) -> bool:
     return any(value == each and kind is isinstance(each, bool) for each in field.neutral)
 
 
-def _differ(foreign: set[str], own_name: str) -> Refused:
+def _differ(foreign: set[str], own_name: str) -> RequestError:
     name = min(foreign)
     return invalid(name, f"{name} and {own_name} are the same parameter, but their values differ")
 
 
-def _rejected(name: str, value: Any, field: KnownField) -> Refused:
+def _rejected(name: str, value: Any, field: KnownField) -> RequestError:
     allowed = f", or send {' or '.join(map(repr, field.neutral))}" if field.neutral else ""
     return unsupported(
         name,

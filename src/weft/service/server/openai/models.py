@@ -9,9 +9,9 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from ....engines.base import UNKNOWN_CONTEXT_LENGTH
-from ..asked import ERRORS
+from ..dependencies import ERRORS
 from ..models import ServedModel
-from ..service import Here
+from ..service import ServiceDep
 
 router = APIRouter(prefix="/v1", tags=["openai"], responses=ERRORS)
 
@@ -42,7 +42,7 @@ class ListedModels(BaseModel):
 @router.head("/models", include_in_schema=False)
 @router.get("/models")
 @router.get("/models/", include_in_schema=False)
-async def models(service: Here) -> ListedModels:
+async def models(service: ServiceDep) -> ListedModels:
     """List the models that are loaded or evicted; the first one answers requests without a name."""
     ready = [model for model in service.models if model.state in ("ready", "evicted")]
     ready.sort(key=lambda model: model.name != service.models.default)
@@ -53,7 +53,7 @@ async def models(service: Here) -> ListedModels:
 
 @router.head("/models/{model:path}", include_in_schema=False)
 @router.get("/models/{model:path}")
-async def one_model(model: str, service: Here) -> ListedModel:
+async def one_model(model: str, service: ServiceDep) -> ListedModel:
     """Return one of them."""
     return _object(service.models.get(model))
 

@@ -7,19 +7,19 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from ....errors import ConfigError, ConstraintError, ContextOverflow, GrammarError
-from ..errors import Refused
+from ..errors import RequestError
 
 Value = TypeVar("Value")
 
 
 def invalid(
     param: str, message: str, *, code: str = "invalid_parameter", hint: str = ""
-) -> Refused:
+) -> RequestError:
     """Return the refusal of a field's value."""
-    return Refused(400, code, message, param=param, hint=hint)
+    return RequestError(400, code, message, param=param, hint=hint)
 
 
-def unsupported(param: str, why: str, hint: str = "") -> Refused:
+def unsupported(param: str, why: str, hint: str = "") -> RequestError:
     """Return the refusal of a field that would change the answer and is not honoured here."""
     return invalid(param, f"{param}: {why}", code="unsupported_parameter", hint=hint)
 
@@ -52,7 +52,7 @@ def overflow_named(param: str, n_new: int) -> Iterator[None]:
         if not error.n_ctx:
             raise
         at_least = "at least " if "at least" in str(error) else ""  # it was not tokenised
-        raise Refused(
+        raise RequestError(
             400,
             "context_length_exceeded",
             f"This model's maximum context length is {error.n_ctx} tokens. However, you requested"

@@ -15,9 +15,9 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 from ....errors import WeftError
 from ....lm.lm import LM
 from ....loom import Heddle
-from ..asked import ERRORS, refuse_unknown_query
-from ..errors import Refused, told_of
-from ..service import Here, Service
+from ..dependencies import ERRORS, check_query_names
+from ..errors import RequestError, serialize_error
+from ..service import Service, ServiceDep
 from . import logprobs
 from .chat import ChatCall, ChatRequest
 from .constraints import ConstraintFields, ResponseFormat, Schema, TextConstraint
@@ -225,13 +225,13 @@ def _choice(choice: Any) -> Any:
 @router.post(
     "/responses", response_model=None, responses=ok(ResponseObject, ResponseEvent, StreamError)
 )
-async def respond(body: ResponseRequest, request: Request, service: Here) -> Response | Json:
+async def respond(body: ResponseRequest, request: Request, service: ServiceDep) -> Response | Json:
     """Answer an input."""
 
     async def plan(lm: LM, name: str) -> ResponseCall:
         try:
             return await ResponseCall.begin(body, lm, name, service)
-        except Refused as error:
+        except RequestError as error:
             is_own = (error.param or "").startswith("response_format")
             if not is_own or body.response_format is None:
                 error.param = _renamed(error.param)
@@ -252,11 +252,11 @@ def _renamed(param: str | None) -> str | None:
     "/responses/{response_id}",
     response_model=None,
     responses=ok(ResponseObject),
-    dependencies=[Depends(refuse_unknown_query)],
+    dependencies=[Depends(check_query_names)],
 )
 async def read_response(
     response_id: str,
-    service: Here,
+    service: ServiceDep,
     include: Annotated[list[str] | None, Query()] = None,
     include_: Annotated[list[str] | None, Query(alias="include[]")] = None,
     stream: bool | None = None,
@@ -270,7 +270,7 @@ async def read_response(
 
 
 @router.delete("/responses/{response_id}", response_model=None, responses=ok(DeletedResponse))
-async def delete_response(response_id: str, service: Here) -> Json:
+async def delete_response(response_id: str, service: ServiceDep) -> Json:
     """Delete a stored response."""
     response_id = await delete(service, response_id)
     return {"id": response_id, "object": "response", "deleted": True}
@@ -280,11 +280,11 @@ async def delete_response(response_id: str, service: Here) -> Json:
     "/responses/{response_id}/input_items",
     response_model=None,
     responses=ok(InputItemPage),
-    dependencies=[Depends(refuse_unknown_query)],
+    dependencies=[Depends(check_query_names)],
 )
 async def list_input_items(
     response_id: str,
-    service: Here,
+    service: ServiceDep,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
     order: Literal["asc", "desc"] = "desc",
     after: Annotated[str | None, Query(description="The id of the item before the page.")] = None,
@@ -338,7 +338,7 @@ class ResponseCall:
                 with overflow_named("messages", asked.n_asked or 0):
                     call = await ChatCall.begin(asked, lm, name, service)
                 return cls(body, call, name, context)
-            except Refused as error:
+            except RequestError as error:
                 # Other instructions, or a template that shortens earlier turns: another prefix.
                 if error.param not in ("loom.loom", "loom.parent") or place is places[-1]:
                     raise
@@ -368,9 +368,9 @@ class ResponseCall:
         if self._key is not None:
             store(self._key, self._node, self._context, self._object(status))
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """End what has not ended; the call is over."""
-        self.call.let_go()
+        self.call.release()
 
     @property
     def runs(self) -> Runs:
@@ -406,7 +406,7 @@ class ResponseCall:
             status = self._status()
             yield event(f"response.{status}", {"response": self._object(status)})
         except WeftError as error:
-            told = told_of(error)[1]
+            told = serialize_error(error)[1]
             failed = {
                 **self._object("failed"),
                 "error": {"code": "server_error", "message": told["message"]},

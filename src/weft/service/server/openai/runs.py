@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ....lm.lm import LM
     from ....loom import Heddle
     from ....loom.grow import Event, PendingBranch
-    from ..pulse import Pulse
+    from ..ticker import Ticker
     from .kept import KeptAnswer
 
 _SEEDS = 1 << 64
@@ -143,8 +143,8 @@ class ChoiceRun:
         if self.is_over or self.is_cut:
             return len(self.text)
         stops = () if self._keeps_stop else self._stops
-        held = max((_begun(self.text, stop) for stop in stops), default=0)
-        n = bisect_right(self.ends, len(self.text) - held)
+        open_locked = max((_begun(self.text, stop) for stop in stops), default=0)
+        n = bisect_right(self.ends, len(self.text) - open_locked)
         return self.ends[n - 1] if n else 0
 
     def piece(self) -> str:
@@ -199,7 +199,7 @@ class Runs:
         params: SamplingParams,
         n: int,
         *,
-        pulse: Pulse,
+        ticker: Ticker,
         is_streamed: bool = False,
         skips_special: bool = False,
         keeps_stop: bool = False,
@@ -212,7 +212,7 @@ class Runs:
         mute = lm.text.special_ids if skips_special else frozenset()
         self.lm = lm
         self.kept = kept
-        self._pulse = pulse
+        self._pulse = ticker
         self._began = time.perf_counter()
         self.first_token_s: float | None = None
         self.seed = fresh_seed() if params.seed is None else params.seed
@@ -259,7 +259,7 @@ class Runs:
                     if moved:
                         yield moved
                     # What comes meanwhile waits in the channel, and is taken at once.
-                    await self._pulse.beat(self._growth.over())
+                    await self._pulse.wait(self._growth.over())
         finally:
             if self.kept is not None:
                 await self.kept.end()
@@ -286,10 +286,10 @@ class Runs:
             made.update(self.kept.told([reply.node for reply in self.replies]))
         return made
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """End what has not ended; what is kept is kept."""
         if self.kept is not None:
-            self.kept.let_go()
+            self.kept.release()
 
     async def keep(self) -> None:
         """Give the choices their nodes, before they run. The loom's lock is held."""

@@ -26,7 +26,7 @@ from .kept import ACTOR
 from .refusals import invalid
 
 if TYPE_CHECKING:
-    from ..live import LiveLoom
+    from ..open_loom import OpenLoom
     from ..service import Service
 
 Json = dict[str, Any]
@@ -68,7 +68,7 @@ class StoredResponse(NamedTuple):
     """A stored response and its node, whose loom's lock is held."""
 
     key: ResponseKey
-    live: LiveLoom
+    live: OpenLoom
     node: Heddle
     record: Json
 
@@ -108,7 +108,7 @@ async def stored(service: Service, given: str) -> AsyncIterator[StoredResponse]:
         await service.looms.row(key.loom)
     except NotFound:
         raise _not_found(given) from None
-    async with service.looms.held(key.loom) as live:
+    async with service.looms.open_locked(key.loom) as live:
         try:
             node = live.node(key.number)
         except NotFound:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from starlette.responses import Response
 
 from ....errors import Cancelled, WeftError
-from ..ending import Ending
 from ..error_bodies import error_body
-from ..errors import told_of
+from ..errors import serialize_error
 from ..events import PING, EventStream, json_of, until_gone
-from ..service import ending_by
+from ..service import exit_callback
+from ..shutdown import CancelScope
 
 if TYPE_CHECKING:
     from fastapi import Request
@@ -41,7 +41,7 @@ class Answering(Protocol):
         """Run it and yield the answer in pieces; closing the generator ends the runs."""
         ...
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """End what has not ended: the call is over, however it went."""
         ...
 
@@ -86,18 +86,18 @@ async def answered(
     refuses; and the call's own errors, if it is not streamed; Stopped where the server stops.
     """
     await service.models.available(model)
-    ending = Ending()
+    ending = CancelScope()
     with ExitStack() as stack:
         lm = stack.enter_context(service.work(kind, model, ending))
-        with ending.held():
+        with ending.scope():
             name = service.models.get(model).name
             call = await plan(lm, name)
-            stack.callback(call.let_go)
+            stack.callback(call.release)
             stack.callback(lambda: service.metrics.observe_first(name, call.runs.first_token_s))
             if not is_streamed:
                 return await until_gone(request, call.answer())
         told = ToldCall(call.chunks(), ending, request, written)
-        end = ending_by(stack.pop_all())
+        end = exit_callback(stack.pop_all())
         return EventStream(
             told.lines(),
             media_type=written.media_type,
@@ -112,7 +112,7 @@ class ToldCall:
     def __init__(
         self,
         chunks: AsyncGenerator[Json, None],
-        ending: Ending,
+        ending: CancelScope,
         request: Request,
         written: StreamFormat,
     ) -> None:
@@ -127,7 +127,7 @@ class ToldCall:
         """Yield what is sent. An error ends it with a chunk that tells it, as the SDKs read it."""
         is_named = False
         try:
-            with self._ending.held():  # by the task that sends, which is not that of the route
+            with self._ending.scope():  # by the task that sends, which is not that of the route
                 async with aclosing(self._chunks) as chunks:
                     async for chunk in chunks:
                         is_named = "type" in chunk
@@ -137,7 +137,7 @@ class ToldCall:
             self.error = error
             if not isinstance(error, WeftError):
                 _log.error("request %s failed in its stream", self._request_id, exc_info=error)
-            status, told, _ = told_of(error, self._request_id)
+            status, told, _ = serialize_error(error, self._request_id)
             body = error_body(self._path, status, told)
             is_named = is_named or "type" in body
             yield self._written.line(body)

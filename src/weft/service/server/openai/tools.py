@@ -12,7 +12,7 @@ from pydantic import Field
 
 from ....constraints import AnyOf
 from ....constraints.calls import call_constraint, loose_tool
-from ..errors import Refused
+from ..errors import RequestError
 from .constraints import TextConstraint
 from .fields import OpenAIModel
 from .refusals import invalid, named
@@ -124,7 +124,7 @@ async def answer_constraint(
 
     try:
         made = await compiled_calls(prompt.tools, wanted)
-    except Refused as error:
+    except RequestError as error:
         if error.code != "invalid_json_schema":
             raise
         usable = []
@@ -132,7 +132,7 @@ async def answer_constraint(
             name = tool["function"]["name"]
             try:
                 await compiled_calls([tool], name)
-            except Refused as fault:
+            except RequestError as fault:
                 if name in strict:
                     raise
                 _warn_of_loose(name, str(fault))

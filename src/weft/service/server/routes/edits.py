@@ -22,25 +22,25 @@ from ...api.nodes import (
     SplitNode,
 )
 from ...store.file import mark_of
-from ..asked import ERRORS, Actor, IfMatch, LoomName, NodeName
-from ..edits import copy_below, fork, loom_below, move, say, say_instead, token_before_char
-from ..errors import Refused
-from ..limits import check_most
-from ..live import LiveLoom, Seen
-from ..objects import answer, loom_reply
-from ..service import Here, Service
+from ..dependencies import ERRORS, Actor, IfMatch, LoomName, NodeName
+from ..edits import add_message, copy_below, edit_message, fork, loom_below, move, token_before_char
+from ..errors import RequestError
+from ..limits import check_limit
+from ..open_loom import ExpectedRevision, OpenLoom
+from ..serializers import answer, to_loom_object
+from ..service import Service, ServiceDep
 from .looms import changed_reply
 
 router = APIRouter(prefix="/api/v1/looms/{loom}", tags=["edits"], responses=ERRORS)
 
 
 async def changed(
-    live: LiveLoom,
+    live: OpenLoom,
     kind: str,
     edit: Callable[[], Any],
     actor: str,
     *,
-    seen: Seen | None = None,
+    seen: ExpectedRevision | None = None,
     status: int = 200,
 ) -> Response:
     """Edit a tree as one operation, and answer with what it did."""
@@ -49,20 +49,20 @@ async def changed(
 
 
 @router.post("/nodes", status_code=201, response_model=Changed)
-async def add_node(loom: LoomName, asked: AddNode, service: Here, actor: Actor) -> Response:
+async def add_node(loom: LoomName, asked: AddNode, service: ServiceDep, actor: Actor) -> Response:
     """Add what somebody wrote below a node: one child, or several."""
     if asked.texts is not None:
-        check_most("texts", len(asked.texts), service.config.limits.texts)
-    async with service.looms.held(loom, grows=True) as live:
+        check_limit("texts", len(asked.texts), service.config.limits.texts)
+    async with service.looms.open_locked(loom, grows=True) as live:
         parent = live.node(asked.parent)
-        live.refuse_growing_end(parent)
+        live.check_not_growing(parent)
         return await changed(live, "add", lambda: _add(live, parent, asked), actor, status=201)
 
 
-def _add(live: LiveLoom, parent: Heddle, asked: AddNode) -> None:
+def _add(live: OpenLoom, parent: Heddle, asked: AddNode) -> None:
     special = asked.special or None
     if asked.message is not None:
-        say(parent, asked.message)
+        add_message(parent, asked.message)
     elif asked.token_ids is not None:
         parent.add(asked.token_ids)
     else:
@@ -81,20 +81,20 @@ async def edit_node(
     loom: LoomName,
     node: NodeName,
     asked: EditNode,
-    service: Here,
+    service: ServiceDep,
     actor: Actor,
     if_match: IfMatch,
 ) -> Response:
     """Change a node. A new text makes a sibling of it; with `in_place` it stands in its place."""
     needs_model = asked.text is not None or asked.message is not None
-    async with service.looms.held(loom, grows=needs_model) as live:
+    async with service.looms.open_locked(loom, grows=needs_model) as live:
         found, _ = seen = await _seen(live, node, if_match)
-        live.refuse_growing_end(found)
+        live.check_not_growing(found)
         if needs_model and asked.in_place:
-            live.refuse_growing(found)
-            _refuse_growing_below(live, found)
+            live.check_nothing_grows(found)
+            _check_nothing_grows_below(live, found)
         if "bookmark" in asked.model_fields_set:
-            await live.settle()
+            await live.commit_finished()
             label = asked.bookmark
             same = live.unchanged(seen)
             change = await live.told(
@@ -103,7 +103,7 @@ async def edit_node(
             if asked.model_fields_set <= {"bookmark", "in_place"}:
                 return answer(changed_reply(live, change), rev=live.kept.rev)
             if if_match is not None:
-                seen = Seen(found, live.kept.rev)  # it was changed by this very call
+                seen = ExpectedRevision(found, live.kept.rev)  # it was changed by this very call
         return await changed(live, "edit", lambda: _edit(found, asked), actor, seen=seen)
 
 
@@ -118,18 +118,18 @@ def _edit(node: Heddle, asked: EditNode) -> None:
         else:
             node = node.parent.add(asked.text)
     elif asked.message is not None:
-        node = say_instead(node, asked.message, in_place=asked.in_place)
+        node = edit_message(node, asked.message, in_place=asked.in_place)
     if "score" in asked.model_fields_set:
         node.score = asked.score
     if "meta" in asked.model_fields_set:
         node.meta = dict(asked.meta or {})
 
 
-def _refuse_growing_below(live: LiveLoom, top: Heddle) -> None:
+def _check_nothing_grows_below(live: OpenLoom, top: Heddle) -> None:
     for branches in live.growing:
         for parent in branches.parents:
             if is_below(parent, top):
-                live.refuse_growing(parent)
+                live.check_nothing_grows(parent)
 
 
 What = Literal["node", "children", "siblings", "others"]
@@ -139,7 +139,7 @@ What = Literal["node", "children", "siblings", "others"]
 async def remove_node(
     loom: LoomName,
     node: NodeName,
-    service: Here,
+    service: ServiceDep,
     actor: Actor,
     if_match: IfMatch,
     what: Annotated[
@@ -155,11 +155,11 @@ async def remove_node(
     ] = None,
 ) -> Response:
     """Remove nodes. What grows below them is cancelled, and nothing of it is kept."""
-    async with service.looms.held(loom) as live:
+    async with service.looms.open_locked(loom) as live:
         found, _ = seen = await _seen(live, node, if_match)
-        await live.settle()
+        await live.commit_finished()
         if live.is_growing(found):
-            live.drop_one(found)
+            live.cancel_node(found)
             return await changed(live, "remove", lambda: None, actor, seen=seen)
         going = _going(found, what)
         for other in map(live.node, also or ()):
@@ -184,7 +184,7 @@ def _going(node: Heddle, what: What) -> list[Heddle]:
         return list(node.children)
     if node.parent is None:
         if what == "node":
-            raise Refused(
+            raise RequestError(
                 409, "root_not_deletable", "the root cannot be removed; delete the loom instead"
             )
         return []
@@ -203,12 +203,12 @@ def _going(node: Heddle, what: What) -> list[Heddle]:
 
 @router.post("/nodes/{node}/fork", status_code=201, response_model=Changed)
 async def fork_node(
-    loom: LoomName, node: NodeName, asked: ForkNode, service: Here, actor: Actor
+    loom: LoomName, node: NodeName, asked: ForkNode, service: ServiceDep, actor: Actor
 ) -> Response:
     """Add a sibling that shares a node's first tokens; nothing of these is computed again."""
-    async with service.looms.held(loom, grows=True) as live:
+    async with service.looms.open_locked(loom, grows=True) as live:
         found = live.node(node)
-        live.refuse_growing_end(found)
+        live.check_not_growing(found)
         instead = asked.token_id if asked.text is None else asked.text
         return await changed(
             live, "fork", lambda: fork(found, asked.at_token, instead), actor, status=201
@@ -217,10 +217,15 @@ async def fork_node(
 
 @router.post("/nodes/{node}/split", response_model=Changed)
 async def split_node(
-    loom: LoomName, node: NodeName, asked: SplitNode, service: Here, actor: Actor, if_match: IfMatch
+    loom: LoomName,
+    node: NodeName,
+    asked: SplitNode,
+    service: ServiceDep,
+    actor: Actor,
+    if_match: IfMatch,
 ) -> Response:
     """Cut a node in two; the lower one takes the children."""
-    async with service.looms.held(loom, grows=True) as live:
+    async with service.looms.open_locked(loom, grows=True) as live:
         found, _ = seen = await _free(live, node, if_match)
 
         def edit() -> None:
@@ -228,35 +233,40 @@ async def split_node(
             try:
                 found.split(token_before_char(found, asked.at_char or 0) if at is None else at)
             except ConfigError as error:
-                raise Refused(400, "invalid_parameter", str(error), param=name) from error
+                raise RequestError(400, "invalid_parameter", str(error), param=name) from error
 
         return await changed(live, "split", edit, actor, seen=seen)
 
 
 @router.post("/nodes/{node}/merge", response_model=Changed)
 async def merge_node(
-    loom: LoomName, node: NodeName, service: Here, actor: Actor, if_match: IfMatch
+    loom: LoomName, node: NodeName, service: ServiceDep, actor: Actor, if_match: IfMatch
 ) -> Response:
     """Join a node with its parent, whose only child it is: what a split did, taken back."""
-    async with service.looms.held(loom) as live:
+    async with service.looms.open_locked(loom) as live:
         found, _ = seen = await _free(live, node, if_match)
         parent = found.parent
         if parent is None:
             raise TreeError("the root has no parent to be joined with")
-        live.refuse_growing(parent)
+        live.check_nothing_grows(parent)
         return await changed(live, "merge", parent.merge, actor, seen=seen)
 
 
 @router.post("/nodes/{node}/clip", response_model=Changed)
 async def clip_node(
-    loom: LoomName, node: NodeName, asked: ClipNode, service: Here, actor: Actor, if_match: IfMatch
+    loom: LoomName,
+    node: NodeName,
+    asked: ClipNode,
+    service: ServiceDep,
+    actor: Actor,
+    if_match: IfMatch,
 ) -> Response:
     """Cut a node short. What is cut off becomes a child, unless it is to be dropped."""
-    async with service.looms.held(loom) as live:
+    async with service.looms.open_locked(loom) as live:
         found = live.node(node)
         # The text of some of its tokens; that of none or all of them is known.
         needs_tokenizer = found.lm is None and 0 < _kept(found, asked) < len(found.tokens)
-    async with service.looms.held(loom, grows=needs_tokenizer) as live:
+    async with service.looms.open_locked(loom, grows=needs_tokenizer) as live:
         found, _ = seen = await _free(live, node, if_match)
         n, keep = len(found.tokens), _kept(found, asked)
         if asked.children == "drop":
@@ -283,7 +293,7 @@ def _kept(node: Heddle, asked: ClipNode) -> int:
     return keep
 
 
-async def _seen(live: LiveLoom, given: str, if_match: int | None) -> Seen:
+async def _seen(live: OpenLoom, given: str, if_match: int | None) -> ExpectedRevision:
     """Return a node that is as its author saw it, as far as any server knows.
 
     Raises: NotFound; Conflict.
@@ -292,26 +302,31 @@ async def _seen(live: LiveLoom, given: str, if_match: int | None) -> Seen:
     if if_match is not None:
         await live.sync(now=True)
         live.check_rev(found, if_match)
-    return Seen(found, if_match)
+    return ExpectedRevision(found, if_match)
 
 
-async def _free(live: LiveLoom, given: str, if_match: int | None) -> Seen:
+async def _free(live: OpenLoom, given: str, if_match: int | None) -> ExpectedRevision:
     """Return a node that may be cut. Raises: NotFound; Conflict."""
     seen = await _seen(live, given, if_match)
-    live.refuse_growing(seen.node)
+    live.check_nothing_grows(seen.node)
     return seen
 
 
 @router.post("/nodes/{node}/move", response_model=Changed)
 async def move_node(
-    loom: LoomName, node: NodeName, asked: MoveNode, service: Here, actor: Actor, if_match: IfMatch
+    loom: LoomName,
+    node: NodeName,
+    asked: MoveNode,
+    service: ServiceDep,
+    actor: Actor,
+    if_match: IfMatch,
 ) -> Response:
     """Put a node and all below it elsewhere; it continues its new parent from now on."""
-    async with service.looms.held(loom) as live:
+    async with service.looms.open_locked(loom) as live:
         found, _ = seen = await _free(live, node, if_match)
-        _refuse_growing_below(live, found)
+        _check_nothing_grows_below(live, found)
         parent = live.node(asked.parent)
-        live.refuse_growing_end(parent)
+        live.check_not_growing(parent)
         return await changed(
             live, "move", lambda: move(found, parent, asked.index), actor, seen=seen
         )
@@ -319,37 +334,37 @@ async def move_node(
 
 @router.post("/nodes/{node}/copy", status_code=201, response_model=Changed | LoomObject)
 async def copy_node(
-    loom: LoomName, node: NodeName, asked: CopyNode, service: Here, actor: Actor
+    loom: LoomName, node: NodeName, asked: CopyNode, service: ServiceDep, actor: Actor
 ) -> Response:
     """Copy a node and all below it: to elsewhere here, into another loom, or as a new loom.
 
     Only a copy into a loom of another model needs that model.
     """
-    async with service.looms.held(loom) as live:
+    async with service.looms.open_locked(loom) as live:
         found = live.node(node)
-        live.refuse_growing_end(found)
+        live.check_not_growing(found)
         if asked.new_loom is not None:
-            return await _copied_anew(service, live, found, asked.new_loom)
+            return await _copy_to_new_loom(service, live, found, asked.new_loom)
         row = None if asked.to_loom is None else await service.looms.row(asked.to_loom)
         if row is None or row.id == live.kept.id:
             target = live.node(asked.parent)
-            live.refuse_growing_end(target)
+            live.check_not_growing(target)
             return await changed(live, "copy", lambda: copy_below(target, found), actor, status=201)
         # NOTE: a loom of its own, so that nobody holds one lock and waits for another.
         source = await live.call(lambda: service.looms.library.open(live.kept.id))
         number = live.number(found)
     with source.loom:
-        async with service.looms.held(row.id) as other:
+        async with service.looms.open_locked(row.id) as other:
             whole = mark_of(source.loom) == mark_of(other.kept.loom)
-        async with service.looms.held(row.id, grows=not whole) as other:
+        async with service.looms.open_locked(row.id, grows=not whole) as other:
             target, top = other.node(asked.parent), source.node(number)
-            other.refuse_growing_end(target)
+            other.check_not_growing(target)
             return await changed(
                 other, "copy", lambda: copy_below(target, top, whole=whole), actor, status=201
             )
 
 
-async def _copied_anew(service: Service, live: LiveLoom, node: Heddle, name: str) -> Response:
+async def _copy_to_new_loom(service: Service, live: OpenLoom, node: Heddle, name: str) -> Response:
     def make() -> Any:
         loom = loom_below(node)
         loom.meta["model"] = live.kept.loom.meta.get("model", "")
@@ -357,4 +372,4 @@ async def _copied_anew(service: Service, live: LiveLoom, node: Heddle, name: str
 
     made = service.looms.put(await live.call(make), live.lm)
     row = await service.looms.row(made.kept.id)
-    return answer(loom_reply(row, made), rev=made.kept.rev, status=201)
+    return answer(to_loom_object(row, made), rev=made.kept.rev, status=201)

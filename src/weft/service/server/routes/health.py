@@ -7,8 +7,8 @@ import asyncio
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field
 
-from ..errors import Refused
-from ..service import Here
+from ..errors import RequestError
+from ..service import ServiceDep
 
 router = APIRouter(tags=["health"])  # load balancers probe with HEAD, some of them
 
@@ -30,20 +30,20 @@ async def healthz() -> Health:
 @router.head("/health", include_in_schema=False)
 @router.get("/readyz")
 @router.get("/health", include_in_schema=False)  # llama-server's name
-async def readyz(service: Here) -> Health:
+async def readyz(service: ServiceDep) -> Health:
     """Say whether looms can be grown: 503 while no model or no database is there, or it stops."""
-    service.refuse_new()
+    service.check_accepting()
     await asyncio.to_thread(service.looms.library.looms, limit=1)
     if not service.models.is_ready:
         for model in service.models:
             if model.at_start:
                 model.ready()
-        raise Refused(503, "no_model", "no model is loaded")
+        raise RequestError(503, "no_model", "no model is loaded")
     return Health(status="ok")
 
 
 @router.get("/metrics", response_class=Response)
-async def metrics(service: Here) -> Response:
+async def metrics(service: ServiceDep) -> Response:
     """Return the figures of requests, jobs and models in Prometheus' text form."""
     page = await asyncio.to_thread(service.metrics.page)
     return Response(page, media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -14,9 +14,9 @@ from ....lm.lm import LM
 from ...api.looms import Imported
 from ...interchange import EXPORTERS, ImportLimits, export, read
 from ...interchange.importers import ImportReport
-from ..asked import ERRORS, LoomName
-from ..objects import answer, loom_of_row
-from ..service import Here
+from ..dependencies import ERRORS, LoomName
+from ..serializers import answer, to_loom_entry
+from ..service import ServiceDep
 
 router = APIRouter(prefix="/api/v1", tags=["interchange"], responses=ERRORS)
 _MODELS = "Of what comes as texts; null: the default one."
@@ -32,7 +32,7 @@ _ANY_BODY = {
 @router.get("/looms/{loom}/export", response_class=Response)
 async def export_loom(
     loom: LoomName,
-    service: Here,
+    service: ServiceDep,
     format: Annotated[
         str, Query(max_length=40, description=f"One of {', '.join(EXPORTERS)}.")
     ] = "json",
@@ -47,9 +47,9 @@ async def export_loom(
     """Return a loom, or a part of it, as a file of another program."""
     options: dict[str, Any] = {"limit": limit, "tint": tint}
     options = {name: value for name, value in options.items() if value is not None}
-    async with service.looms.held(loom) as live:
+    async with service.looms.open_locked(loom) as live:
         top, numbers = live.node(node), live.kept.numbers()
-        live.refuse_growing_end(top)
+        live.check_not_growing(top)
         if format in EXPORTERS and "bookmark" in EXPORTERS[format].options:
             marks = live.kept.bookmarks()
             options["bookmark"] = lambda each: marks.get(numbers.get(each.id, -1))
@@ -78,7 +78,7 @@ def suffix_of(format: str) -> str:
 @router.post("/import", status_code=201, response_model=Imported, openapi_extra=_ANY_BODY)
 async def import_looms(
     request: Request,
-    service: Here,
+    service: ServiceDep,
     format: Annotated[
         str, Query(max_length=40, description="auto, or a name of GET /server's formats.")
     ] = "auto",
@@ -109,7 +109,7 @@ async def import_looms(
             service.looms.put(kept, used)
             rows.append(await service.looms.row(kept.id))
     told = Imported(
-        looms=[loom_of_row(row, None) for row in rows],
+        looms=[to_loom_entry(row, None) for row in rows],
         recognised_as=report.recognised_as,
         nodes=report.n_nodes,
         dropped=list(report.dropped),

@@ -16,18 +16,18 @@ from ....loom.heddle import next_item
 from ....loom.node import is_below, preorder
 from ...api.models import KvList, KvObject, LoomKv, PinnedNode
 from ...api.nodes import ForgetKv, KvRequest, NodeObject
-from ..asked import ERRORS, LoomName, NodeName
-from ..errors import Refused
-from ..live import LiveLoom
-from ..objects import answer, kv_sizes, kv_state, node_told, sent
-from ..service import Here, Service
+from ..dependencies import ERRORS, LoomName, NodeName
+from ..errors import RequestError
+from ..open_loom import OpenLoom
+from ..serializers import answer, kv_sizes, kv_state, sent, serialize_node
+from ..service import Service, ServiceDep
 
 router = APIRouter(prefix="/api/v1", tags=["memory"], responses=ERRORS)
 
 
 @router.get("/kv", response_model=KvList)
 async def read_kv(
-    service: Here,
+    service: ServiceDep,
     looms: Annotated[bool, Query(description="Tell of the looms that are open, too.")] = False,
 ) -> Response:
     """Say what the models' KV takes, and what sharing it has saved."""
@@ -54,13 +54,13 @@ def kv_of(name: str, lm: LM) -> KvObject:
 
 
 @router.get("/looms/{loom}/kv", response_model=LoomKv)
-async def read_loom_kv(loom: LoomName, service: Here) -> Response:
+async def read_loom_kv(loom: LoomName, service: ServiceDep) -> Response:
     """Say how many of a loom's nodes have their KV."""
-    async with service.looms.held(loom) as live:
+    async with service.looms.open_locked(loom) as live:
         return answer(await live.call(partial(loom_kv, service, live)), rev=live.kept.rev)
 
 
-def loom_kv(service: Service, live: LiveLoom) -> LoomKv:
+def loom_kv(service: Service, live: OpenLoom) -> LoomKv:
     """Count the nodes whose KV is there. The caller holds the lock. Cost: O(nodes)."""
     lm = None if live.lm is None or live.lm.closed else live.lm
     told = LoomKv(
@@ -94,7 +94,7 @@ def loom_kv(service: Service, live: LiveLoom) -> LoomKv:
 
 
 @router.post("/looms/{loom}/kv", response_model=LoomKv)
-async def forget_kv(loom: LoomName, asked: ForgetKv, service: Here) -> Response:
+async def forget_kv(loom: LoomName, asked: ForgetKv, service: ServiceDep) -> Response:
     """Forget the KV of a loom, but for one path, what is pinned and what grows; tokens stay."""
 
     def forget(lm: LM) -> LoomKv:
@@ -106,7 +106,7 @@ async def forget_kv(loom: LoomName, asked: ForgetKv, service: Here) -> Response:
                 lm.kv.trim(node, 0 if node.parent is None else node.parent.place.depth)
         return loom_kv(service, live)
 
-    async with service.looms.held(loom, grows=True) as live:
+    async with service.looms.open_locked(loom, grows=True) as live:
         assert live.lm is not None
         if live.lm.info.kv == "hidden":
             raise Unsupported(f"the {live.lm.info.name} engine keeps its KV to itself")
@@ -116,18 +116,20 @@ async def forget_kv(loom: LoomName, asked: ForgetKv, service: Here) -> Response:
 
 
 @router.post("/looms/{loom}/nodes/{node}/kv", response_model=NodeObject)
-async def handle_kv(loom: LoomName, node: NodeName, asked: KvRequest, service: Here) -> Response:
+async def handle_kv(
+    loom: LoomName, node: NodeName, asked: KvRequest, service: ServiceDep
+) -> Response:
     """Compute, pin, move or forget the KV of a node: of its path, or of its own tokens."""
-    async with service.looms.held(loom, grows=True) as live:
+    async with service.looms.open_locked(loom, grows=True) as live:
         assert live.lm is not None
         found = live.node(node)
-        live.refuse_growing_end(found)
+        live.check_not_growing(found)
         if live.lm.info.kv == "hidden":
             raise Unsupported(f"the {live.lm.info.name} engine keeps its KV to itself")
         with service.work("kv", service.models.name_of(live.lm)) as lm:
             if asked.op == "warm":
                 item = next_item(found, 1)
-                async with live.unlocked():
+                async with live.released_lock():
                     await lm.adrive(tickets := await lm.asubmit([item]))
                 tickets[0].result()  # it may have failed
             elif asked.op == "pin":
@@ -135,22 +137,22 @@ async def handle_kv(loom: LoomName, node: NodeName, asked: KvRequest, service: H
             elif asked.op == "unpin":
                 await live.call(lambda: live.pins.drop(found.id))
             else:
-                _refuse_pinned(live, found)
+                _check_not_pinned(live, found)
                 before = 0 if found.parent is None else found.parent.place.depth
                 kv = lm.kv
                 if asked.op == "offload":
                     await live.call(lambda: kv.offload(found, start=before))
                 else:
                     await live.call(lambda: kv.trim(found, before))
-        told = await live.call(lambda: node_told(live, found, fields=("kv",)))
+        told = await live.call(lambda: serialize_node(live, found, fields=("kv",)))
         return sent(told, rev=live.kept.rev)
 
 
-async def _pin(live: LiveLoom, lm: LM, node: Heddle) -> None:
+async def _pin(live: OpenLoom, lm: LM, node: Heddle) -> None:
     """Pin a node, which others may change while its path is computed. Raises: KVFull; Conflict."""
     if node.id in live.pins:
         return
-    async with live.unlocked():
+    async with live.released_lock():
         pin = await lm.kv.apin(node)
 
     def note() -> None:
@@ -166,7 +168,7 @@ async def _pin(live: LiveLoom, lm: LM, node: Heddle) -> None:
         )
 
 
-def _refuse_pinned(live: LiveLoom, node: Heddle) -> None:
+def _check_not_pinned(live: OpenLoom, node: Heddle) -> None:
     """Raise Refused for a node whose KV stays, as it is pinned, or one below it is."""
     for pinned in map(live.kept.node, live.pins):
         if is_below(pinned, node):
@@ -174,4 +176,4 @@ def _refuse_pinned(live: LiveLoom, node: Heddle) -> None:
             which = (
                 "is pinned" if number == of else f"is on the way to node {number}, which is pinned"
             )
-            raise Refused(409, "kv_pinned", f"node {of} {which}", hint="unpin it first")
+            raise RequestError(409, "kv_pinned", f"node {of} {which}", hint="unpin it first")

@@ -27,12 +27,12 @@ from ...api.looms import (
 from ...api.nodes import Changed
 from ...store.change import Change
 from ...store.find import Hit
-from ..asked import ERRORS, EVENTS, Actor, LastEvent, LoomName
-from ..errors import Refused
+from ..dependencies import ERRORS, EVENTS, Actor, LastEvent, LoomName
+from ..errors import RequestError
 from ..events import EventStream
-from ..live import LiveLoom
-from ..objects import answer, loom_of_row, loom_reply, moment, nodes_told
-from ..service import Here, Service
+from ..open_loom import OpenLoom
+from ..serializers import answer, iso_timestamp, serialize_nodes, to_loom_entry, to_loom_object
+from ..service import Service, ServiceDep
 
 router = APIRouter(prefix="/api/v1", tags=["looms"], responses=ERRORS)
 _PATTERN_S = 2.0  # that a search by pattern may take
@@ -41,7 +41,7 @@ Limit = Annotated[int, Query(ge=1, le=1000, description="At most so many.")]
 
 @router.get("/looms", response_model=LoomPage)
 async def list_looms(
-    service: Here,
+    service: ServiceDep,
     search: Annotated[
         str | None, Query(max_length=500, description="Only those whose name or prompt has it.")
     ] = None,
@@ -53,12 +53,12 @@ async def list_looms(
     rows = await asyncio.to_thread(
         lambda: looms.library.looms(search=search, limit=limit + 1, after=after)
     )
-    data = [loom_of_row(row, looms.open_one(row.id)) for row in rows[:limit]]
+    data = [to_loom_entry(row, looms.open_one(row.id)) for row in rows[:limit]]
     return answer(LoomPage(data=data, next=rows[limit - 1].name if len(rows) > limit else None))
 
 
 @router.post("/looms", status_code=201, response_model=LoomObject)
-async def create_loom(asked: CreateLoom, service: Here) -> Response:
+async def create_loom(asked: CreateLoom, service: ServiceDep) -> Response:
     """Make a loom of a prompt. Nothing is computed yet."""
     model = await service.models.available(asked.model)
     with model.in_use() as lm:
@@ -78,16 +78,16 @@ async def create_loom(asked: CreateLoom, service: Here) -> Response:
             kept = await asyncio.to_thread(library.create, loom, name=asked.name)
         except ConfigError as error:
             if asked.name is not None and "already" in str(error):
-                raise Refused(409, "name_taken", str(error), param="name") from error
+                raise RequestError(409, "name_taken", str(error), param="name") from error
             raise
         live = service.looms.put(kept, lm)
     row = await service.looms.row(live.kept.id)
-    return answer(loom_reply(row, live), rev=live.kept.rev, status=201)
+    return answer(to_loom_object(row, live), rev=live.kept.rev, status=201)
 
 
 @router.post("/looms/restore", response_model=RestoredLooms)
 async def restore_looms(
-    service: Here,
+    service: ServiceDep,
     nodes_of: Annotated[
         str | None,
         Query(max_length=300, description="Also nodes of this loom, if they were removed last."),
@@ -100,31 +100,31 @@ async def restore_looms(
         nodes_of = (await service.looms.row(nodes_of)).id
     elif only_nodes:
         message = "only_nodes needs nodes_of: it says of which loom"
-        raise Refused(400, "invalid_parameter", message, param="only_nodes")
+        raise RequestError(400, "invalid_parameter", message, param="only_nodes")
     try:
         names = await asyncio.to_thread(lambda: library.bring_back(nodes_of, only_nodes=only_nodes))
         service.looms.forget_rows()
     except StoreUnavailable:
         raise
     except StoreError as error:
-        raise Refused(409, "nothing_to_restore", str(error)) from error
+        raise RequestError(409, "nothing_to_restore", str(error)) from error
     rows = [await service.looms.row(name) for _, name in names]
-    data = [loom_of_row(row, service.looms.open_one(row.id)) for row in rows]
+    data = [to_loom_entry(row, service.looms.open_one(row.id)) for row in rows]
     return answer(RestoredLooms(data=data, names=[before for before, _ in names]))
 
 
 @router.get("/looms/{loom}", response_model=LoomObject)
-async def read_loom(loom: LoomName, service: Here) -> Response:
+async def read_loom(loom: LoomName, service: ServiceDep) -> Response:
     """Say what a loom is."""
-    async with service.looms.held(loom) as live:
+    async with service.looms.open_locked(loom) as live:
         row = await service.looms.row_now(live.kept.id)
-        return answer(loom_reply(row, live), rev=live.kept.rev)
+        return answer(to_loom_object(row, live), rev=live.kept.rev)
 
 
 @router.patch("/looms/{loom}", response_model=LoomObject)
-async def edit_loom(loom: LoomName, asked: EditLoom, service: Here, actor: Actor) -> Response:
+async def edit_loom(loom: LoomName, asked: EditLoom, service: ServiceDep, actor: Actor) -> Response:
     """Rename a loom, or change its notes."""
-    async with service.looms.held(loom) as live:
+    async with service.looms.open_locked(loom) as live:
         if "meta" in asked.model_fields_set:
             meta = asked.meta or {}
             own = {name: value for name, value in live.kept.loom.meta.items() if name in _OURS}
@@ -139,11 +139,11 @@ async def edit_loom(loom: LoomName, asked: EditLoom, service: Here, actor: Actor
             except ConfigError as error:
                 status = 409 if "already" in str(error) else 400
                 code = "name_taken" if status == 409 else "invalid_parameter"
-                raise Refused(status, code, str(error), param="name") from error
+                raise RequestError(status, code, str(error), param="name") from error
             service.looms.forget_rows()
             await live.sync(now=True)
         row = await service.looms.row_now(live.kept.id)
-        return answer(loom_reply(row, live), rev=live.kept.rev)
+        return answer(to_loom_object(row, live), rev=live.kept.rev)
 
 
 _OURS = ("model", "engine")
@@ -152,7 +152,7 @@ _OURS = ("model", "engine")
 @router.delete("/looms/{loom}", response_model=LoomObject)
 async def remove_loom(
     loom: LoomName,
-    service: Here,
+    service: ServiceDep,
     purge: Annotated[bool, Query(description="For good: it cannot be brought back.")] = False,
 ) -> Response:
     """Remove a loom. What grows in it is cancelled. POST /looms/restore brings it back."""
@@ -162,26 +162,26 @@ async def remove_loom(
     looms.removed(row.id)
     if purge:
         await asyncio.to_thread(looms.library.purge, [row.id])
-    return answer(loom_of_row(row, None))
+    return answer(to_loom_entry(row, None))
 
 
 # The log --------------------------------------------------------------------------------------
 
 
 @router.post("/looms/{loom}/undo", response_model=Changed)
-async def undo(loom: LoomName, service: Here) -> Response:
+async def undo(loom: LoomName, service: ServiceDep) -> Response:
     """Take back the loom's last operation, whoever did it."""
     return await _turn(service, loom, "undo")
 
 
 @router.post("/looms/{loom}/redo", response_model=Changed)
-async def redo(loom: LoomName, service: Here) -> Response:
+async def redo(loom: LoomName, service: ServiceDep) -> Response:
     """Do again what was undone last."""
     return await _turn(service, loom, "redo")
 
 
 async def _turn(service: Service, loom: str, kind: Literal["undo", "redo"]) -> Response:
-    async with service.looms.held(loom) as live:
+    async with service.looms.open_locked(loom) as live:
         leave, running = live.ended(), {job.id for job in live.jobs}
         try:
             if kind == "undo":
@@ -191,34 +191,34 @@ async def _turn(service: Service, loom: str, kind: Literal["undo", "redo"]) -> R
         except StoreUnavailable:
             raise
         except StoreError as error:
-            raise Refused(409, f"cannot_{kind}", str(error), hint=error.hint) from error
+            raise RequestError(409, f"cannot_{kind}", str(error), hint=error.hint) from error
         return answer(changed_reply(live, change), rev=live.kept.rev)
 
 
-def changed_reply(live: LiveLoom, change: Change) -> Changed:
+def changed_reply(live: OpenLoom, change: Change) -> Changed:
     """Return what a change did."""
     numbers = live.kept.numbers()
     return Changed.model_validate(
         {
             "rev": change.rev,
             "kind": change.kind,
-            "added": nodes_told(live, change.added),
-            "changed": nodes_told(live, change.changed),
+            "added": serialize_nodes(live, change.added),
+            "changed": serialize_nodes(live, change.changed),
             "removed": [numbers.get(each, -1) for each in change.removed],
         }
     )
 
 
 @router.get("/looms/{loom}/history", response_model=OperationList)
-async def read_history(loom: LoomName, service: Here, limit: Limit = 50) -> Response:
+async def read_history(loom: LoomName, service: ServiceDep, limit: Limit = 50) -> Response:
     """List the loom's operations, the last one first."""
-    async with service.looms.held(loom) as live:
+    async with service.looms.open_locked(loom) as live:
         operations = await live.call(lambda: live.kept.history(limit))
     rows = [
         OperationObject(
             kind=each.kind,
             actor=each.actor,
-            at=moment(each.at),
+            at=iso_timestamp(each.at),
             rev=each.rev,
             state=each.state,
             n_added=each.n_added,
@@ -234,14 +234,14 @@ async def read_history(loom: LoomName, service: Here, limit: Limit = 50) -> Resp
 @router.get("/looms/{loom}/events", response_class=Response, responses=EVENTS)
 async def read_loom_events(
     loom: LoomName,
-    service: Here,
+    service: ServiceDep,
     after: LastEvent,
     tokens: Annotated[
         bool, Query(description="What its jobs tell, too, after a snapshot of all that grows.")
     ] = False,
 ) -> EventStream:
     """Follow a loom: every change of it, from now on, or after the last event that came."""
-    async with service.looms.held(loom) as live:
+    async with service.looms.open_locked(loom) as live:
         if tokens:
             return EventStream(live.feed.frames(after))
         at = live.events.last if after is None else after
@@ -253,7 +253,7 @@ async def read_loom_events(
 
 @router.get("/search", response_model=HitList)
 async def search_all(
-    service: Here,
+    service: ServiceDep,
     q: Annotated[str, Query(min_length=1, max_length=500, description="Words.")],
     loom: Annotated[
         str | None, Query(max_length=300, description="A loom's name or id: in this one only.")
@@ -265,10 +265,12 @@ async def search_all(
     own = None if loom is None else (await service.looms.row(loom)).id
     most = min(limit + 1, 1000)
     hits = await asyncio.to_thread(lambda: library.find(q, loom=own, limit=most))
-    return answer(HitList(data=[hit_told(hit) for hit in hits[:limit]], more=len(hits) > limit))
+    return answer(
+        HitList(data=[serialize_hit(hit) for hit in hits[:limit]], more=len(hits) > limit)
+    )
 
 
-def hit_told(hit: Hit) -> HitObject:
+def serialize_hit(hit: Hit) -> HitObject:
     """Return what is told of a hit of the library."""
     return HitObject(
         loom=hit.loom_id, name=hit.loom, node=hit.number, text=hit.snippet, spans=hit.marks
@@ -278,7 +280,7 @@ def hit_told(hit: Hit) -> HitObject:
 @router.get("/looms/{loom}/search", response_model=HitList)
 async def search_loom(
     loom: LoomName,
-    service: Here,
+    service: ServiceDep,
     q: Annotated[str, Query(max_length=500, description="A text, or with regex a pattern.")] = "",
     is_pattern: Annotated[
         bool, Query(alias="regex", description="q is a regular expression.")
@@ -292,7 +294,7 @@ async def search_loom(
 ) -> Response:
     """Search in the texts of one loom's nodes, each by itself; also by pattern and by kind."""
     pattern = pattern_of(q, is_pattern=is_pattern, case=case)
-    async with service.looms.held(loom) as live:
+    async with service.looms.open_locked(loom) as live:
         hits = await live.call(lambda: found_in(live, pattern, filter or [], limit + 1))
     return answer(HitList(data=hits[:limit], more=len(hits) > limit))
 
@@ -302,13 +304,13 @@ def pattern_of(text: str, *, is_pattern: bool, case: bool) -> regex.Pattern[str]
     try:
         return regex.compile(text if is_pattern else regex.escape(text), 0 if case else regex.I)
     except (regex.error, RecursionError, OverflowError) as error:
-        raise Refused(
+        raise RequestError(
             400, "invalid_parameter", f"q is no regular expression: {error}", param="q"
         ) from error
 
 
 def found_in(
-    live: LiveLoom, pattern: regex.Pattern[str], kinds: Sequence[str], most: int
+    live: OpenLoom, pattern: regex.Pattern[str], kinds: Sequence[str], most: int
 ) -> list[HitObject]:
     """Return the nodes whose text matches, in the order of the tree. Cost: O(text).
 
@@ -326,7 +328,7 @@ def found_in(
             found = pattern.finditer(node.text, timeout=left, concurrent=True)
             spans = [match.span() for match in found]
         except TimeoutError as error:
-            raise Refused(
+            raise RequestError(
                 400, "pattern_too_slow", f"this pattern takes longer than {_PATTERN_S:.0f} s",
                 hint="repetitions within repetitions, as (a+)+, take for ever; write it simpler",
                 param="q",
@@ -347,7 +349,7 @@ def found_in(
     return hits
 
 
-def _is(live: LiveLoom, node: Heddle, kind: str, marks: dict[int, str]) -> bool:
+def _is(live: OpenLoom, node: Heddle, kind: str, marks: dict[int, str]) -> bool:
     if kind == "bookmarked":
         return live.number(node) in marks
     if kind == "ended":

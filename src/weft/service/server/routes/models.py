@@ -9,29 +9,29 @@ from fastapi import APIRouter, Path, Query, Request, Response
 
 from ...api.jobs import JobReply
 from ...api.models import LoadModel, ModelList, ModelObject
-from ..asked import ERRORS
+from ..dependencies import ERRORS
 from ..events import until_gone
 from ..jobs import ServerJob
-from ..models import ModelWish, ServedModel
-from ..objects import answer, model_reply
-from ..service import Here, Service
+from ..models import ModelRequest, ServedModel
+from ..serializers import answer, to_model_object
+from ..service import Service, ServiceDep
 
 router = APIRouter(prefix="/api/v1", tags=["models"], responses=ERRORS)
 ModelName = Annotated[str, Path(max_length=4096, description="A model's id; it may have slashes.")]
 
 
 @router.get("/models", response_model=ModelList)
-async def list_models(service: Here) -> Response:
+async def list_models(service: ServiceDep) -> Response:
     """List the models that are loaded, being loaded, or evicted."""
     shelf = service.models
-    return answer(ModelList(data=[model_reply(shelf, model) for model in shelf]))
+    return answer(ModelList(data=[to_model_object(shelf, model) for model in shelf]))
 
 
 @router.post("/models", status_code=202, response_model=JobReply)
-async def load_model(asked: LoadModel, service: Here, request: Request) -> Response:
+async def load_model(asked: LoadModel, service: ServiceDep, request: Request) -> Response:
     """Begin to load a model; the job's events tell how far it is."""
-    service.refuse_new()
-    wish = ModelWish(
+    service.check_accepting()
+    wish = ModelRequest(
         asked.source,
         asked.id,
         asked.engine,
@@ -62,18 +62,18 @@ async def _load(service: Service, job: ServerJob, model: ServedModel) -> None:
 
 
 @router.get("/models/{model:path}", response_model=ModelObject)
-async def read_model(model: ModelName, service: Here) -> Response:
+async def read_model(model: ModelName, service: ServiceDep) -> Response:
     """Say what a model is, and how far it is loaded."""
-    return answer(model_reply(service.models, service.models.get(model)))
+    return answer(to_model_object(service.models, service.models.get(model)))
 
 
 @router.delete("/models/{model:path}", response_model=ModelList)
 async def unload_model(
     model: ModelName,
-    service: Here,
+    service: ServiceDep,
     force: Annotated[bool, Query(description="Also while jobs use it: they fail.")] = False,
 ) -> Response:
     """Close a model and forget its KV; looms stay, and grow again when it is loaded."""
     await service.models.unload(model, force=force)
     shelf = service.models
-    return answer(ModelList(data=[model_reply(shelf, each) for each in shelf]))
+    return answer(ModelList(data=[to_model_object(shelf, each) for each in shelf]))

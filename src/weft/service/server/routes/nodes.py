@@ -19,13 +19,13 @@ from ...api.nodes import (
     PathReply,
     TokenList,
 )
-from ..asked import ERRORS, LoomName, NodeName
-from ..asking import measured, next_told, tokens_told
-from ..errors import Refused
-from ..limits import check_most
-from ..live import LiveLoom
-from ..objects import node_told, nodes_told, sent, sizes_of
-from ..service import Here
+from ..dependencies import ERRORS, LoomName, NodeName
+from ..errors import RequestError
+from ..limits import check_limit
+from ..open_loom import OpenLoom
+from ..queries import measure_text, predict_next, read_node_tokens
+from ..serializers import sent, serialize_node, serialize_nodes, subtree_sizes
+from ..service import ServiceDep
 
 router = APIRouter(prefix="/api/v1/looms/{loom}", tags=["nodes"], responses=ERRORS)
 Under = Annotated[str, Query(max_length=64, description="A node's number or id: from there down.")]
@@ -41,7 +41,7 @@ WantedOfOne = Annotated[
 ]
 
 
-def within(live: LiveLoom, top: Heddle, depth: int | None, most: int | None = None) -> list[Heddle]:
+def within(live: OpenLoom, top: Heddle, depth: int | None, most: int | None = None) -> list[Heddle]:
     """Return a node and those below it, parents first, so many levels down, so many at most."""
     found: list[Heddle] = []
     stack = [(top, 0)]
@@ -56,7 +56,7 @@ def within(live: LiveLoom, top: Heddle, depth: int | None, most: int | None = No
 @router.get("/nodes", response_model=NodePage)
 async def list_nodes(
     loom: LoomName,
-    service: Here,
+    service: ServiceDep,
     under: Under = "0",
     depth: Depth = None,
     fields: Wanted = None,
@@ -79,11 +79,11 @@ async def list_nodes(
     """
     is_of_changes = after is not None and after.endswith(_CHANGES)
     if is_of_changes and since is None:
-        raise Refused(
+        raise RequestError(
             400, "invalid_parameter", "after is of a page of what has changed: give its since, too",
             param="since",
         )  # fmt: skip
-    async with service.looms.held(loom) as live:
+    async with service.looms.open_locked(loom) as live:
         is_asked = since is not None and (after is None or is_of_changes)
         found = live.since(since) if since is not None and is_asked else None
         if is_of_changes and found is None:
@@ -97,12 +97,12 @@ async def list_nodes(
 _CHANGES = "~"  # ends the `next` of a page of what has changed
 
 
-def _page_gone(why: str) -> Refused:
-    return Refused(409, "page_gone", why, hint="begin anew, without after")
+def _page_gone(why: str) -> RequestError:
+    return RequestError(409, "page_gone", why, hint="begin anew, without after")
 
 
 def _page(
-    live: LiveLoom,
+    live: OpenLoom,
     top: Heddle,
     depth: int | None,
     fields: list[Field],
@@ -129,7 +129,7 @@ def _page(
     if only is not None:
         asked = set(only)
         nodes = [node for node in nodes if live.number(node) in asked]
-    told = nodes_told(live, nodes[:limit], sizes=sizes_of(live), fields=fields)
+    told = serialize_nodes(live, nodes[:limit], sizes=subtree_sizes(live), fields=fields)
     is_more = len(nodes) > limit
     mark = "" if found is None else _CHANGES
     return {
@@ -144,13 +144,13 @@ def _page(
 @router.get("/tree", response_model=LoomTree)
 async def read_tree(
     loom: LoomName,
-    service: Here,
+    service: ServiceDep,
     under: Under = "0",
     depth: Depth = None,
     fields: Wanted = None,
 ) -> Response:
     """Return the tree as nested objects, for small ones: 2,000 nodes at most."""
-    async with service.looms.held(loom) as live:
+    async with service.looms.open_locked(loom) as live:
         tree = await live.call(lambda: _nested(live, live.node(under), depth, fields or []))
         told = {"loom": live.kept.id, "rev": live.kept.rev, "tree": tree}
         return sent(told, rev=live.kept.rev)
@@ -159,17 +159,19 @@ async def read_tree(
 _NESTED, _DEEP = 2000, 400
 
 
-def _nested(live: LiveLoom, top: Heddle, depth: int | None, fields: list[Field]) -> dict[str, Any]:
+def _nested(live: OpenLoom, top: Heddle, depth: int | None, fields: list[Field]) -> dict[str, Any]:
     nodes = within(live, top, depth)
     if len(nodes) > _NESTED:
-        raise Refused(
+        raise RequestError(
             400, "tree_too_large", f"{len(nodes)} nodes are too many for a nested tree",
             hint="ask for /nodes, page by page, or for less depth", param="depth",
         )  # fmt: skip
     told = {
         node.id: {**each, "nodes": []}
         for node, each in zip(
-            nodes, nodes_told(live, nodes, sizes=sizes_of(live), fields=fields), strict=True
+            nodes,
+            serialize_nodes(live, nodes, sizes=subtree_sizes(live), fields=fields),
+            strict=True,
         )
     }
     levels = {top.id: 0}
@@ -177,7 +179,7 @@ def _nested(live: LiveLoom, top: Heddle, depth: int | None, fields: list[Field])
         assert node.parent is not None
         levels[node.id] = levels[node.parent.id] + 1
         if levels[node.id] > _DEEP:
-            raise Refused(
+            raise RequestError(
                 400, "tree_too_deep", f"more than {_DEEP} levels are too many for a nested tree",
                 hint="ask for /nodes, page by page, or for less depth", param="depth",
             )  # fmt: skip
@@ -187,12 +189,12 @@ def _nested(live: LiveLoom, top: Heddle, depth: int | None, fields: list[Field])
 
 @router.get("/nodes/{node}", response_model=NodeObject)
 async def read_node(
-    loom: LoomName, node: NodeName, service: Here, fields: WantedOfOne = None
+    loom: LoomName, node: NodeName, service: ServiceDep, fields: WantedOfOne = None
 ) -> Response:
     """Say what a node is. A node that grows is told as far as it is."""
-    async with service.looms.held(loom) as live:
+    async with service.looms.open_locked(loom) as live:
         found = live.node(node)
-        told = await live.call(lambda: node_told(live, found, fields=fields or []))
+        told = await live.call(lambda: serialize_node(live, found, fields=fields or []))
         return sent(told, rev=live.kept.rev)
 
 
@@ -200,7 +202,7 @@ async def read_node(
 async def read_path(
     loom: LoomName,
     node: NodeName,
-    service: Here,
+    service: ServiceDep,
     as_: Annotated[
         Literal["text", "tokens", "messages", "nodes"],
         Query(alias="as", description="How it is told."),
@@ -208,12 +210,12 @@ async def read_path(
     below_root: Annotated[bool, Query(description="Without the prompt.")] = False,
 ) -> Response:
     """Return what leads to a node, the root first."""
-    async with service.looms.held(loom) as live:
+    async with service.looms.open_locked(loom) as live:
         found = live.node(node)
         return sent(await live.call(lambda: _path(live, found, as_, below_root)))
 
 
-def _path(live: LiveLoom, node: Heddle, how: str, below_root: bool) -> dict[str, Any]:
+def _path(live: OpenLoom, node: Heddle, how: str, below_root: bool) -> dict[str, Any]:
     path, first = node.path, int(below_root)
     told: dict[str, Any] = {
         "node": live.number(node),
@@ -225,7 +227,7 @@ def _path(live: LiveLoom, node: Heddle, how: str, below_root: bool) -> dict[str,
     elif how == "tokens":
         told["token_ids"] = node.get_prefix_tokens(first)
     elif how == "nodes":
-        told["nodes"] = nodes_told(live, path[first:])
+        told["nodes"] = serialize_nodes(live, path[first:])
     else:
         told["messages"] = messages_of(path)
     return told
@@ -250,7 +252,7 @@ def messages_of(path: list[Heddle]) -> list[dict[str, str]]:
 async def read_tokens(
     loom: LoomName,
     node: NodeName,
-    service: Here,
+    service: ServiceDep,
     top: Annotated[
         int, Query(ge=0, description="Alternatives of each token; from 1 on the model is asked.")
     ] = 0,
@@ -266,28 +268,30 @@ async def read_tokens(
 
     Before the first token of a prompt stands nothing: the model says nothing of it.
     """
-    check_most("top", top, service.config.limits.top)
-    async with service.looms.held(loom, grows=top > 0) as live:
+    check_limit("top", top, service.config.limits.top)
+    async with service.looms.open_locked(loom, grows=top > 0) as live:
         found = live.node(node)
-        return sent(await tokens_told(service, live, found, top, (first, last), sampled=sampled))
+        return sent(
+            await read_node_tokens(service, live, found, top, (first, last), sampled=sampled)
+        )
 
 
 @router.post("/nodes/{node}/next", response_model=NextReply)
 async def read_next(
-    loom: LoomName, node: NodeName, service: Here, asked: NextTokens | None = None
+    loom: LoomName, node: NodeName, service: ServiceDep, asked: NextTokens | None = None
 ) -> Response:
     """Return the likeliest next tokens, and any candidates; nothing is sampled."""
     asked = asked or NextTokens()
-    check_most("top", asked.top, service.config.limits.top)
-    check_most("candidates", len(asked.candidates), service.config.limits.texts)
-    async with service.looms.held(loom, grows=True) as live:
-        return sent(await next_told(service, live, live.node(node), asked))
+    check_limit("top", asked.top, service.config.limits.top)
+    check_limit("candidates", len(asked.candidates), service.config.limits.texts)
+    async with service.looms.open_locked(loom, grows=True) as live:
+        return sent(await predict_next(service, live, live.node(node), asked))
 
 
 @router.post("/nodes/{node}/score", response_model=MeasureReply)
 async def measure(
-    loom: LoomName, node: NodeName, service: Here, asked: MeasureText | None = None
+    loom: LoomName, node: NodeName, service: ServiceDep, asked: MeasureText | None = None
 ) -> Response:
     """Measure a text after a node, or without one the node's own; nothing is added."""
-    async with service.looms.held(loom, grows=True) as live:
-        return sent(await measured(service, live, live.node(node), asked or MeasureText()))
+    async with service.looms.open_locked(loom, grows=True) as live:
+        return sent(await measure_text(service, live, live.node(node), asked or MeasureText()))

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Response
 
-from ..errors import Refused
+from ..errors import RequestError
 
 router = APIRouter(include_in_schema=False)
 BUILT = Path(__file__).parents[1] / "static"
@@ -62,7 +62,7 @@ async def read_asset(
 def _file(name: str, known: str | None, encodings: str) -> Response:
     found = _read().get(name)
     if found is None:
-        raise Refused(404, "no_such_route", "there is no such file of the page")
+        raise RequestError(404, "no_such_route", "there is no such file of the page")
     plain, packed, tag, kind = found
     headers = {
         "ETag": tag,

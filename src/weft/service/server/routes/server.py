@@ -12,21 +12,21 @@ from ...api.jobs import StrategyList, StrategyObject
 from ...api.models import ServerObject
 from ...interchange import EXPORTERS
 from ...interchange.importers import formats as import_formats
-from ..asked import ERRORS
-from ..objects import answer, model_reply
-from ..service import Here
+from ..dependencies import ERRORS
+from ..serializers import answer, to_model_object
+from ..service import ServiceDep
 
 router = APIRouter(prefix="/api/v1", tags=["server"], responses=ERRORS)
 
 
 @router.get("/server", response_model=ServerObject)
-async def read_server(request: Request, service: Here) -> Response:
+async def read_server(request: Request, service: ServiceDep) -> Response:
     """Say what this server is, what it can do, and what one may ask of it."""
     shelf, limits = service.models, service.config.limits
     return answer(
         ServerObject(
             version=__version__,
-            models=[model_reply(shelf, model) for model in shelf],
+            models=[to_model_object(shelf, model) for model in shelf],
             default_model=shelf.default,
             engines={name: {"is_own": name in OWN} for name in engine_names()},
             limits={name: getattr(limits, name) for name in limits.__dataclass_fields__},

@@ -8,22 +8,22 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Response
 
 from ...api.terminals import DrawnLast, NoteDrawn
-from ..asked import ERRORS
-from ..objects import answer
-from ..service import Here, Service
+from ..dependencies import ERRORS
+from ..serializers import answer
+from ..service import Service, ServiceDep
 
 router = APIRouter(prefix="/api/v1", tags=["terminals"], responses=ERRORS)
 Mark = Annotated[str, Path(min_length=1, max_length=64, description="A terminal's own mark.")]
 
 
 @router.get("/terminals/{mark}", response_model=DrawnLast)
-async def read_drawn(mark: Mark, service: Here) -> Response:
+async def read_drawn(mark: Mark, service: ServiceDep) -> Response:
     """Say which loom was drawn last in a terminal."""
     return answer(await asyncio.to_thread(_drawn, service, mark))
 
 
 @router.put("/terminals/{mark}", response_model=DrawnLast)
-async def note_drawn(mark: Mark, asked: NoteDrawn, service: Here) -> Response:
+async def note_drawn(mark: Mark, asked: NoteDrawn, service: ServiceDep) -> Response:
     """Remember that a loom was drawn in a terminal."""
     row = await service.looms.row(asked.loom)
     await asyncio.to_thread(service.looms.library.note, mark, row.id, asked.node)

@@ -16,15 +16,15 @@ from ...api.models import (
     TokenizeText,
     TokenPiece,
 )
-from ..asked import ERRORS
-from ..objects import answer
-from ..service import Here
+from ..dependencies import ERRORS
+from ..serializers import answer
+from ..service import ServiceDep
 
 router = APIRouter(prefix="/api/v1", tags=["texts"], responses=ERRORS)
 
 
 @router.post("/tokenize", response_model=TokenizeReply)
-async def tokenize(asked: TokenizeText, service: Here) -> Response:
+async def tokenize(asked: TokenizeText, service: ServiceDep) -> Response:
     """Return a text's tokens."""
     lm = (await service.models.available(asked.model)).ready()
     ids = await asyncio.to_thread(
@@ -44,14 +44,14 @@ def piece_of(lm: LM, token: int) -> TokenPiece:
 
 
 @router.post("/detokenize", response_model=DetokenizeReply)
-async def detokenize(asked: DetokenizeIds, service: Here) -> Response:
+async def detokenize(asked: DetokenizeIds, service: ServiceDep) -> Response:
     """Return the text of tokens."""
     lm = (await service.models.available(asked.model)).ready()
     return answer(DetokenizeReply(text=await asyncio.to_thread(lm.detokenize, asked.token_ids)))
 
 
 @router.post("/apply_template", response_model=ApplyTemplateReply)
-async def apply_template(asked: ApplyTemplate, service: Here) -> Response:
+async def apply_template(asked: ApplyTemplate, service: ServiceDep) -> Response:
     """Return the prompt of a chat by the model's template."""
     lm = (await service.models.available(asked.model)).ready()
     prompt = await asyncio.to_thread(

@@ -10,23 +10,23 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 
 
-class JointWork(Generic[Item]):
+class Coalescer(Generic[Item]):
     """Does something for whoever waits for a lock at the same time, in one go."""
 
     def __init__(self, lock: asyncio.Lock, work: Callable[[list[Item]], Awaitable[None]]) -> None:
         """work: called with the lock held."""
         self._lock = lock
         self._work = work
-        self._waiting: list[_Wish[Item]] = []
+        self._waiting: list[_Pending[Item]] = []
 
     async def do(self, item: Item) -> None:
         """Have it done for an item; the caller does not hold the lock. Raises: what it raised."""
-        wish = _Wish(item)
+        wish = _Pending(item)
         self._waiting.append(wish)
         try:
             async with self._lock:
                 if not wish.is_done:
-                    await self._do_all(wish)
+                    await self._run_all(wish)
         except asyncio.CancelledError:
             if not wish.is_done and wish in self._waiting:
                 self._waiting.remove(wish)
@@ -34,7 +34,7 @@ class JointWork(Generic[Item]):
         if wish.error is not None:
             raise wish.error
 
-    async def _do_all(self, own: _Wish[Item]) -> None:
+    async def _run_all(self, own: _Pending[Item]) -> None:
         wishes, self._waiting = self._waiting, []
         error: Exception | None = None
         try:
@@ -49,7 +49,7 @@ class JointWork(Generic[Item]):
 
 
 @dataclass(eq=False, slots=True)
-class _Wish(Generic[Item]):
+class _Pending(Generic[Item]):
     item: Item
     is_done: bool = False
     error: Exception | None = None

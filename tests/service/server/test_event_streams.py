@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from serving import Served, held
-from weft.service.server import live as live_module
-from weft.service.server import pulse
+from weft.service.server import open_loom as live_module
+from weft.service.server import ticker
+from weft.service.server.coalesce import Coalescer
 from weft.service.server.events import EventLog, EventStream
-from weft.service.server.joint import JointWork
 from weft.service.server.openai.runs import ChoiceRun
-from weft.service.server.pulse import TICK_S, Pulse
+from weft.service.server.ticker import TICK_S, Ticker
 from weft.service.store.kept import KeptLoom
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
@@ -61,13 +61,13 @@ def timeless() -> asyncio.AbstractEventLoop:
 
 def test_all_who_wait_go_on_at_once() -> None:
     async def work() -> None:
-        loop, beat = asyncio.get_running_loop(), Pulse()
+        loop, wait = asyncio.get_running_loop(), Ticker()
         never: asyncio.Future[None] = loop.create_future()
         came: list[tuple[int, float]] = []
 
         async def one() -> None:
             for turn in range(3):
-                await beat.beat(never)
+                await wait.wait(never)
                 came.append((turn, loop.time()))
 
         began = loop.time()
@@ -80,12 +80,12 @@ def test_all_who_wait_go_on_at_once() -> None:
 
 def test_who_has_just_told_waits_for_half_a_tick_at_least() -> None:
     async def work() -> None:
-        loop, beat = asyncio.get_running_loop(), Pulse()
+        loop, wait = asyncio.get_running_loop(), Ticker()
         never: asyncio.Future[None] = loop.create_future()
-        first = asyncio.ensure_future(beat.beat(never))
+        first = asyncio.ensure_future(wait.wait(never))
         await asyncio.sleep(0.8 * TICK_S)
         began = loop.time()
-        await beat.beat(never)
+        await wait.wait(never)
         assert first.done()
         assert loop.time() - began >= TICK_S / 2
 
@@ -93,38 +93,38 @@ def test_who_has_just_told_waits_for_half_a_tick_at_least() -> None:
 
 
 def test_nobody_waits_for_a_beat_when_all_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulse, "TICK_S", 20.0)
+    monkeypatch.setattr(ticker, "TICK_S", 20.0)
 
     async def work() -> None:
-        loop, beat = asyncio.get_running_loop(), Pulse()
+        loop, wait = asyncio.get_running_loop(), Ticker()
         over: asyncio.Future[None] = loop.create_future()
-        waiting = [asyncio.ensure_future(beat.beat(over)) for _ in range(3)]
+        waiting = [asyncio.ensure_future(wait.wait(over)) for _ in range(3)]
         await asyncio.sleep(0)
         waiting[0].cancel()  # one of them has gone: the others go on
         loop.call_later(0.05, over.set_result, None)
         told = await asyncio.gather(*waiting, return_exceptions=True)
         assert [type(each) for each in told] == [asyncio.CancelledError, type(None), type(None)]
-        await beat.beat(over)
+        await wait.wait(over)
 
     run(work)
 
 
 def test_what_is_dear_to_tell_is_told_less_often_and_soon_as_often_again() -> None:
     async def work() -> None:
-        loop, beat = asyncio.get_running_loop(), Pulse()
+        loop, wait = asyncio.get_running_loop(), Ticker()
         never: asyncio.Future[None] = loop.create_future()
         for _ in range(8):
-            await beat.beat(never)
+            await wait.wait(never)
             until = time.thread_time() + 0.02
             while time.thread_time() < until:
                 pass
-        assert 2 * TICK_S < beat.tick_s < 0.26
+        assert 2 * TICK_S < wait.tick_s < 0.26
         until = time.thread_time() + 0.2  # other work, between two calls
         while time.thread_time() < until:
             pass
         for _ in range(8):
-            await beat.beat(never)
-        assert beat.tick_s == TICK_S
+            await wait.wait(never)
+        assert wait.tick_s == TICK_S
 
     run(work)
 
@@ -142,7 +142,7 @@ def test_what_waits_for_a_lock_is_done_in_one_go() -> None:
             if 7 in items:
                 raise ValueError("seven")
 
-        joint = JointWork(asyncio.Lock(), write)
+        joint = Coalescer(asyncio.Lock(), write)
         told = await asyncio.gather(*map(joint.do, range(10)), return_exceptions=True)
         assert done == [[0, *range(1, 10)]] or done == [[0], list(range(1, 10))]
         assert [isinstance(each, ValueError) for each in told[1:]] == [True] * 9
@@ -163,7 +163,7 @@ def test_who_is_cancelled_takes_nobody_along() -> None:
             await asyncio.sleep(0.05)
 
         lock = asyncio.Lock()
-        joint = JointWork(lock, write)
+        joint = Coalescer(lock, write)
         async with lock:
             tasks = [asyncio.ensure_future(joint.do(at)) for at in range(4)]
             await asyncio.sleep(0)

@@ -12,7 +12,7 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-async def body_of(receive: Receive) -> bytes | None:
+async def read_body(receive: Receive) -> bytes | None:
     """Return a request's whole body; None if the client went before it was sent."""
     parts = []
     while True:

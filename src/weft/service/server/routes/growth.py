@@ -9,12 +9,12 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from ....errors import NotFound
 from ...api.jobs import JobList, JobReply, StartRun
 from ...api.nodes import GrowFields, GrowNode, GrowNodes, NodeObject
-from ..asked import ERRORS, Actor, LoomName, NodeName
+from ..dependencies import ERRORS, Actor, LoomName, NodeName
 from ..events import EventStream, until_gone
-from ..growing import Pick, start_growth, start_run
 from ..jobs import ServerJob
-from ..objects import answer, nodes_told
-from ..service import Here, Service
+from ..serializers import answer, serialize_nodes
+from ..service import Service, ServiceDep
+from ..start_jobs import Pick, start_growth, start_run
 
 router = APIRouter(prefix="/api/v1/looms/{loom}", tags=["growing"], responses=ERRORS)
 _ANSWERS: dict[int | str, dict[str, Any]] = {
@@ -34,7 +34,7 @@ Accept = Annotated[
 async def grow_node(
     loom: LoomName,
     node: NodeName,
-    service: Here,
+    service: ServiceDep,
     request: Request,
     actor: Actor,
     asked: GrowNode | None = None,
@@ -48,7 +48,7 @@ async def grow_node(
 @router.post("/generate", status_code=202, response_model=JobReply, responses=_ANSWERS)
 async def grow_nodes(
     loom: LoomName,
-    service: Here,
+    service: ServiceDep,
     request: Request,
     actor: Actor,
     asked: GrowNodes | None = None,
@@ -83,7 +83,7 @@ async def _grow(
 async def start_search(
     loom: LoomName,
     asked: StartRun,
-    service: Here,
+    service: ServiceDep,
     request: Request,
     actor: Actor,
     accept: Accept = None,
@@ -96,7 +96,7 @@ async def start_search(
 @router.get("/runs", response_model=JobList)
 async def list_runs(
     loom: LoomName,
-    service: Here,
+    service: ServiceDep,
     limit: Annotated[int, Query(ge=1, le=1000, description="At most so many.")] = 20,
 ) -> Response:
     """List a loom's searches with their rounds, those that run and the last ended; newest first."""
@@ -140,7 +140,7 @@ async def _answered(
     )
     rev = None
     if asked.wait and job.loom is not None and job.status == "ok":
-        async with service.looms.held(job.loom) as live:
+        async with service.looms.open_locked(job.loom) as live:
             rev = live.kept.rev
             nodes = []
             for branch in told.branches:
@@ -148,6 +148,6 @@ async def _answered(
                     nodes.append(live.node(branch.id))
                 except NotFound:  # it came to nothing, or was removed at once
                     continue
-            told_nodes = nodes_told(live, nodes, fields=("tokens",))
+            told_nodes = serialize_nodes(live, nodes, fields=("tokens",))
             reply.nodes = [NodeObject.model_validate(each) for each in told_nodes]
     return answer(reply, rev=rev, status=200 if asked.wait else 202)

@@ -21,17 +21,17 @@ from ..api.jobs import StartRun, TokenUsage
 from ..api.nodes import GrowFields
 from ..api.sampling import SamplingFields
 from ..store.wire import search_object
-from .branches import Author, JobBranches
 from .config import ServerLimits
+from .growth import Attribution, GrowthTask
 from .jobs import ServerJob
-from .limits import check_most
-from .live import LiveLoom
-from .service import Service, ending_by
+from .limits import check_limit
+from .open_loom import OpenLoom
+from .service import Service, exit_callback
 
-Pick = Callable[[LiveLoom], Sequence[Heddle]]
+Pick = Callable[[OpenLoom], Sequence[Heddle]]
 
 
-def params_of(
+def resolve_params(
     fields: SamplingFields, n: int, defaults: SamplingParams, limits: ServerLimits
 ) -> SamplingParams:
     """Return sampling parameters as a request asks for them, within the server's limits.
@@ -39,8 +39,8 @@ def params_of(
     Raises: Refused, ConfigError, GrammarError.
     """
     given = fields.sampling()
-    check_most("max_tokens", given.get("max_tokens", 1), limits.tokens, "max_tokens_too_large")
-    check_most("n", n, limits.n, "n_too_large")
+    check_limit("max_tokens", given.get("max_tokens", 1), limits.tokens, "max_tokens_too_large")
+    check_limit("n", n, limits.n, "n_too_large")
     if (asked := fields.constraint()) is not None:
         given["constraint"] = from_dict(asked)
     if "max_tokens" not in given:
@@ -55,40 +55,40 @@ async def start_growth(
 
     pick: which nodes. Raises: what the call would, and nothing has begun.
     """
-    service.refuse_new()
+    service.check_accepting()
     with ExitStack() as stack:
-        async with service.looms.held(loom, model=asked.model, grows=True) as live:
+        async with service.looms.open_locked(loom, model=asked.model, grows=True) as live:
             assert live.lm is not None
             model = service.models.name_of(live.lm)
             job = ServerJob("grow", live.kept.id, model, tell=live.tell)
             lm = stack.enter_context(service.work("grow", job.model, lambda: interrupt(job)))
             defaults = live.kept.loom.default_sampling
-            params = params_of(asked, asked.n, defaults, service.config.limits)
+            params = resolve_params(asked, asked.n, defaults, service.config.limits)
             nodes = list(pick(live))
-            check_most("branches", asked.n * len(nodes), service.config.limits.branches)
+            check_limit("branches", asked.n * len(nodes), service.config.limits.branches)
             for node in nodes:
-                live.refuse_growing_end(node)
+                live.check_not_growing(node)
             if not all(map(live.kept.has, nodes)):  # it has ended in a job that goes on
-                await live.settle()
+                await live.commit_finished()
             if len(nodes) == 1 and not asked.force:
                 check_not_terminal(nodes[0], '"force": true')
-            refuse_full(lm, nodes)
-            branches = await planned(
+            check_context_room(lm, nodes)
+            branches = await plan_growth(
                 live, job, nodes, params, actor, force=asked.force, first=asked.first_branch
             )
         stack.callback(live.end, branches)
         await live.number_new(branches)
         stack.callback(live.jobs.remove, job)
         live.jobs.append(job)
-        job.tell_begun(branches)
+        job.add_growth(branches)
         skipped = [live.number(node) for node in branches.growth.skipped]
         job.seed = branches.growth.branches[0].child.params.seed  # type: ignore[union-attr]
         service.jobs.add(job)
-        job.start(_grow_to_end(service, live, job, branches), ending_by(stack.pop_all()))
+        job.start(_grow_to_end(service, live, job, branches), exit_callback(stack.pop_all()))
     return job, skipped
 
 
-def refuse_full(lm: LM, nodes: Sequence[Heddle]) -> None:
+def check_context_room(lm: LM, nodes: Sequence[Heddle]) -> None:
     """Raise ContextOverflow where no node has room for a token: its branches would be empty."""
     depths = [node.place.depth for node in nodes]
     if depths and min(depths) >= lm.n_ctx:
@@ -105,8 +105,8 @@ def interrupt(job: ServerJob) -> None:
     job.cancel(reason="interrupted")
 
 
-async def planned(
-    live: LiveLoom,
+async def plan_growth(
+    live: OpenLoom,
     job: ServerJob,
     nodes: Sequence[Heddle],
     params: SamplingParams,
@@ -114,7 +114,7 @@ async def planned(
     *,
     force: bool = False,
     first: int = 0,
-) -> JobBranches:
+) -> GrowthTask:
     """Plan branches, which are noted as growing from now on. The caller holds the lock.
 
     first: the number of the first one in the call, which its random numbers depend on.
@@ -128,8 +128,8 @@ async def planned(
     growth = begin() if is_quick(nodes, params) else await live.call(begin)
     if not growth.branches:
         raise _all_ended()
-    author = Author(job.kind, actor, job.id, job.model)
-    branches = JobBranches(live, growth, job.events, author, job.first_branch)
+    author = Attribution(job.kind, actor, job.id, job.model)
+    branches = GrowthTask(live, growth, job.events, author, job.first_branch)
     live.begin(branches)
     return branches
 
@@ -142,13 +142,13 @@ def _all_ended() -> Terminal:
 
 
 async def _grow_to_end(
-    service: Service, live: LiveLoom, job: ServerJob, branches: JobBranches
+    service: Service, live: OpenLoom, job: ServerJob, branches: GrowthTask
 ) -> None:
     try:
         await branches.run()
     finally:
         job.usage = usage_of(job)
-        await live.keep_grown(branches)
+        await live.commit_growth(branches)
         service.metrics.observe_first(job.model, branches.first_token_s)
 
 
@@ -175,13 +175,13 @@ def usage_of(job: ServerJob) -> TokenUsage:
 
 async def start_run(service: Service, loom: str, asked: StartRun, actor: str) -> ServerJob:
     """Begin to search below a node. Raises: ConfigError for a wrong strategy or number."""
-    service.refuse_new()
+    service.check_accepting()
     if asked.strategy not in STRATEGIES:
         raise ConfigError(
             f"strategy is {asked.strategy!r:.80}; allowed are {', '.join(STRATEGIES)}"
         )
     with ExitStack() as stack:
-        async with service.looms.held(loom, model=asked.model, grows=True) as live:
+        async with service.looms.open_locked(loom, model=asked.model, grows=True) as live:
             assert live.lm is not None
             model = service.models.name_of(live.lm)
             job = ServerJob("run", live.kept.id, model, tell=live.tell)
@@ -189,10 +189,10 @@ async def start_run(service: Service, loom: str, asked: StartRun, actor: str) ->
             lm = stack.enter_context(service.work("run", job.model, lambda: interrupt(job)))
             limits = service.config.limits
             for name in ("breadth", "n"):
-                check_most(name, getattr(asked, name) or 1, limits.n)
+                check_limit(name, getattr(asked, name) or 1, limits.n)
             node = live.node(asked.node)
-            live.refuse_growing(node)
-            run = Searched(service, live, job, asked)
+            live.check_nothing_grows(node)
+            run = SearchTask(service, live, job, asked)
             await run.begin(lm, node, actor)
             service.jobs.add(job)
             told = {"job": job.id, "loom": live.kept.id, "model": job.model}
@@ -201,17 +201,17 @@ async def start_run(service: Service, loom: str, asked: StartRun, actor: str) ->
             job.events.put(
                 "job", {**told, "strategy": asked.strategy, "asked": job.asked, "branches": []}
             )
-            job.start(run.to_end(lm, actor), ending_by(stack.pop_all()))
+            job.start(run.run(lm, actor), exit_callback(stack.pop_all()))
     return job
 
 
 _HOW = {"stream", "wait", "on_disconnect"}  # it is answered, not searched
 
 
-class Searched:
+class SearchTask:
     """A search in a live loom: its branches are told as those of any growth, its rounds, too."""
 
-    def __init__(self, service: Service, live: LiveLoom, job: ServerJob, asked: StartRun) -> None:
+    def __init__(self, service: Service, live: OpenLoom, job: ServerJob, asked: StartRun) -> None:
         self.service = service
         self.live = live
         self.job = job
@@ -220,13 +220,13 @@ class Searched:
         self._levels: list[Level] = []  # yet to be told
         self._cost: Cost | None = None  # told last
         self._has_asked = False  # of the model, beside what is grown here
-        self._grown: list[JobBranches] = []  # yet to be kept
+        self._grown: list[GrowthTask] = []  # yet to be kept
 
     async def begin(self, lm: LM, node: Heddle, actor: str) -> None:
         """Check what was asked. The caller holds the lock. Raises: ConfigError, Refused."""
         asked = self.asked
         given = asked.sampling()
-        check_most("max_tokens", given.get("max_tokens", 1), self.service.config.limits.tokens)
+        check_limit("max_tokens", given.get("max_tokens", 1), self.service.config.limits.tokens)
         for name in ("answer_tokens", "budget_tokens", "budget_s", "budget_kv_bytes"):
             if (value := getattr(asked, name)) is not None:
                 given[name] = value
@@ -245,7 +245,7 @@ class Searched:
         except StopIteration as end:
             return end.value
 
-    async def to_end(self, lm: LM, actor: str) -> None:
+    async def run(self, lm: LM, actor: str) -> None:
         """Search; what was made is kept, however it ends."""
         work = self._work
         try:
@@ -257,11 +257,11 @@ class Searched:
                         found = await self._ask(work)
                     async with self.live.lock:
                         if isinstance(work, Grow):
-                            self._refuse_gone([*work.rows, *found])
+                            self._check_not_removed([*work.rows, *found])
                         work = self._next(found)
                         # What it has added by itself has no number yet, and is nobody else's.
                         await self._keep(actor)
-                        self._tell_rounds()
+                        self._publish_rounds()
             self._cost = work.cost
             name = self.live.kept.name
             answer = work.text.strip().rpartition("\n")[2]
@@ -281,17 +281,17 @@ class Searched:
                 try:
                     await self._keep(actor)
                 finally:
-                    self._let_go()
+                    self._release_growth()
                 if self.job.result is not None:
                     self.job.result["best"] = self.live.number(work.best)
 
     async def _keep(self, actor: str) -> None:
         """Keep what the search has made, and that only. The caller holds the lock."""
-        author = Author("run", actor, self.job.id, self.job.model)
+        author = Attribution("run", actor, self.job.id, self.job.model)
         await self.live.keep(author, self._grown)
-        self._let_go()
+        self._release_growth()
 
-    def _let_go(self) -> None:
+    def _release_growth(self) -> None:
         for branches in self._grown:
             self.live.end(branches)
         self._grown = []
@@ -304,7 +304,7 @@ class Searched:
     async def _grow(self, lm: LM, work: Grow, actor: str) -> list[Heddle]:
         """Grow a round's rows, told as they grow; as `Heddle.grow` would."""
         live, rows = self.live, list(work.rows)
-        self._refuse_gone(rows)
+        self._check_not_removed(rows)
         if any(row.path[0] is not live.kept.loom for row in rows):  # questions, in their own looms
             result: list[Heddle] = await self._ask(work)
             return result
@@ -312,14 +312,14 @@ class Searched:
         async with live.lock:
             if all(node.terminal for node in rows):
                 return []
-            branches = await planned(live, self.job, rows, params, actor)
+            branches = await plan_growth(live, self.job, rows, params, actor)
             self._grown.append(branches)
         await live.number_new(branches)
-        self.job.tell_begun(branches)
+        self.job.add_growth(branches)
         await branches.run(work.is_over)
         return [pending.child for pending in branches.growth.branches if pending.attached]
 
-    def _refuse_gone(self, nodes: Sequence[Heddle]) -> None:
+    def _check_not_removed(self, nodes: Sequence[Heddle]) -> None:
         """Raise Conflict for nodes that somebody has removed: nothing below them would be kept."""
         if not all(isinstance(node.path[0], Loom) for node in nodes):
             raise Conflict(
@@ -339,7 +339,7 @@ class Searched:
             usage.cached_tokens = None
         return usage
 
-    def _tell_rounds(self) -> None:
+    def _publish_rounds(self) -> None:
         """Tell of the rounds that are over: their nodes are kept. The caller holds the lock."""
         levels, self._levels[:] = list(self._levels), []
         number = self.live.number

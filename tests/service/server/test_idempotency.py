@@ -15,7 +15,7 @@ import pytest
 from serving import KEY, Served, serving
 from weft import AsyncClient, Client
 from weft.service.server import ServerConfig
-from weft.service.server.repeats import ANSWER_BYTES, MOST, FirstAnswers
+from weft.service.server.idempotency import ANSWER_BYTES, MAX_RESPONSES, IdempotencyStore
 
 Json = dict[str, Any]
 
@@ -165,7 +165,7 @@ def test_the_keys_of_callers_are_apart() -> None:
 
 def test_answers_are_bounded_in_number_size_and_time() -> None:
     now = [1000.0]
-    answers = FirstAnswers(lambda: now[0])
+    answers = IdempotencyStore(lambda: now[0])
 
     def do(i: int, n_bytes: int = 10) -> None:
         first, is_new = answers.begin(b"%d" % i, b"")
@@ -174,10 +174,10 @@ def test_answers_are_bounded_in_number_size_and_time() -> None:
         answers.end(b"%d" % i, first, [start, {"type": "x", "body": b" " * n_bytes}])
 
     running, _ = answers.begin(b"runs", b"")
-    for i in range(MOST + 50):
+    for i in range(MAX_RESPONSES + 50):
         do(i)
-    assert len(answers) == MOST
-    assert answers.begin(b"%d" % (MOST + 49), b"")[1] is False
+    assert len(answers) == MAX_RESPONSES
+    assert answers.begin(b"%d" % (MAX_RESPONSES + 49), b"")[1] is False
     do(0)  # it was forgotten
     for i in range(10_000, 10_040):
         do(i, ANSWER_BYTES)

@@ -13,17 +13,17 @@ from ...lm.results import Delta
 from ...loom import Heddle
 from ...loom.grow import Growth, PendingBranch, delta
 from ...loom.node import is_below
-from .pulse import TICK_S
+from .ticker import TICK_S
 
 if TYPE_CHECKING:
     from ..._core.sched.work import FinishReason
     from .events import EventLog
-    from .live import LiveLoom
+    from .open_loom import OpenLoom
 
 Json = dict[str, Any]
 
 
-class Author(NamedTuple):
+class Attribution(NamedTuple):
     """Whose an operation is, as the loom's log has it."""
 
     kind: str
@@ -32,12 +32,12 @@ class Author(NamedTuple):
     model: str | None = None
 
     @property
-    def alone(self) -> Author:
+    def alone(self) -> Attribution:
         """The same without the act: equal for all that may be one operation."""
         return self._replace(act=None)
 
 
-class JobBranches:
+class GrowthTask:
     """A growth in a live loom: its nodes are there, with their numbers, from the beginning.
 
     author: of the operation that keeps it. first: the index of its first branch in the job.
@@ -45,7 +45,7 @@ class JobBranches:
     """
 
     def __init__(
-        self, live: LiveLoom, growth: Growth, log: EventLog, author: Author, first: int = 0
+        self, live: OpenLoom, growth: Growth, log: EventLog, author: Attribution, first: int = 0
     ) -> None:
         self.live = live
         self.growth = growth
@@ -81,7 +81,7 @@ class JobBranches:
         """The nodes below which something grows still."""
         return [pending.parent for pending in self.growth.branches if not pending.over]
 
-    def put_among(self, node: Heddle, children: list[Heddle]) -> None:
+    def insert_growing(self, node: Heddle, children: list[Heddle]) -> None:
         """Put the nodes that grow from this one among its children, where they will stand."""
         later: Heddle | None = None  # of the same call, and in the tree already
         for pending in reversed(self.growth.branches):
@@ -141,13 +141,13 @@ class JobBranches:
                     await self._end_those_over()
                     if is_over is not None and is_over():
                         self.cancel()
-                    await self.live.pulse.beat(self.growth.over())
+                    await self.live.ticker.wait(self.growth.over())
         finally:
             self._tried.clear()  # once more, for what could not be written
             try:
                 await self._end_those_over()
             finally:
-                self._tell_ends(self.growth.branches)
+                self._announce_ends(self.growth.branches)
 
     def _take(self, news: Sequence[Delta]) -> None:
         entries: list[list[Any]] = []
@@ -173,13 +173,13 @@ class JobBranches:
         over = [each for each in self.growth.branches if each.over and each.index not in self._told]
         new = [each for each in over if each.attached and each.index not in self._tried]
         self._tried.update(each.index for each in new)
-        await self.live.outlast([each.child for each in new])
-        self._tell_ends(each for each in over if not each.attached or self._outlasts(each))
+        await self.live.make_durable([each.child for each in new])
+        self._announce_ends(each for each in over if not each.attached or self._outlasts(each))
 
     def _outlasts(self, pending: PendingBranch) -> bool:
         return pending.attached and self.live.kept.outlasts(pending.child)
 
-    def _tell_ends(self, branches: Iterable[PendingBranch]) -> None:
+    def _announce_ends(self, branches: Iterable[PendingBranch]) -> None:
         for pending in branches:
             if not pending.over or pending.index in self._told:
                 continue
@@ -228,4 +228,4 @@ class JobBranches:
                 pending.over = True
                 pending.child.finish_reason = "cancelled"
                 self._end(pending, "cancelled")
-                self._tell_ends([pending])
+                self._announce_ends([pending])

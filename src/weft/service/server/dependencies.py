@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import Depends, Header, Path, Query, Request
 
 from ..api.base import ErrorReply
-from .errors import Refused
+from .errors import RequestError
 
 if TYPE_CHECKING:
     from fastapi.dependencies.models import Dependant
@@ -53,7 +53,7 @@ async def _if_match(
         return None
     found = _REV.fullmatch(if_match.strip())
     if found is None:
-        raise Refused(
+        raise RequestError(
             400, "invalid_parameter", "If-Match is a revision, as the ETag has it", param="If-Match"
         )
     return int(found[1])
@@ -70,7 +70,7 @@ async def _last_event(
     if last_event_id is None:
         return after
     if not (last_event_id.isascii() and last_event_id.isdecimal() and len(last_event_id) < 16):
-        raise Refused(
+        raise RequestError(
             400,
             "invalid_parameter",
             "Last-Event-ID is the id of an event",
@@ -79,7 +79,7 @@ async def _last_event(
     return int(last_event_id)
 
 
-async def refuse_unknown_query(request: Request) -> None:
+async def check_query_names(request: Request) -> None:
     """Refuse a query parameter that the route does not take: a typo would be as good as nothing.
 
     A dependency of every native route. Raises: Refused.
@@ -99,11 +99,11 @@ def _queries(dependant: Dependant) -> list[str]:
     return list(dict.fromkeys([*own, *below]))
 
 
-def _unknown_query(name: str, allowed: list[str]) -> Refused:
+def _unknown_query(name: str, allowed: list[str]) -> RequestError:
     near = difflib.get_close_matches(name, allowed, n=1)
     meant = f"Did you mean {near[0]}? " if near else ""
     takes = f"Allowed are: {', '.join(allowed)}" if allowed else "It takes none"
-    return Refused(
+    return RequestError(
         400,
         "unsupported_parameter",
         f"{name:.80} is not a query parameter of this call. {meant}{takes}",

@@ -21,8 +21,8 @@ from ...lm.lm import LM
 from ...loom import Heddle
 from ...loom.heddle import at_end, measure_item, next_item, text_score
 from ..api.nodes import MeasureText, NextTokens
-from .errors import Refused
-from .live import LiveLoom
+from .errors import RequestError
+from .open_loom import OpenLoom
 from .service import Service
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _ROWS = 256  # logits rows that are asked for at once: each is 4 bytes a token o
 _FILTERS = ("temperature", "top_p", "top_k", "min_p", "typical_p")
 
 
-def chance(lm: LM, token: int, logprobs: Any, rank: int, sampled: Any = None) -> Json:
+def token_candidate(lm: LM, token: int, logprobs: Any, rank: int, sampled: Any = None) -> Json:
     """Return what is told of a token that may stand at a place, in TokenChance's words."""
     logprob = float(logprobs[token])
     told: Json = {
@@ -49,39 +49,43 @@ def chance(lm: LM, token: int, logprobs: Any, rank: int, sampled: Any = None) ->
     return told
 
 
-async def next_told(service: Service, live: LiveLoom, node: Heddle, asked: NextTokens) -> Json:
+async def predict_next(service: Service, live: OpenLoom, node: Heddle, asked: NextTokens) -> Json:
     """Return the likeliest next tokens and the candidates, in NextReply's words."""
     assert live.lm is not None
-    live.refuse_growing_end(node)
+    live.check_not_growing(node)
     with service.work("next", service.models.name_of(live.lm)) as lm:
-        ids = [candidate_id(lm, each) for each in asked.candidates]
+        ids = [candidate_token_id(lm, each) for each in asked.candidates]
         item = next_item(node, asked.top)
-        async with live.unlocked():
+        async with live.released_lock():
             tickets = await lm.asubmit([item])
             await lm.adrive(tickets)
             logits = tickets[0].result()[0]
-            ahead = await ahead_of(lm, item.place, ids, asked.ahead) if asked.ahead else []
+            ahead = (
+                await greedy_continuations(lm, item.place, ids, asked.ahead) if asked.ahead else []
+            )
     logprobs = log_softmax(logits)
     order = largest(logprobs[None], asked.top)[0].tolist()
     given = {name: getattr(asked, name) for name in _FILTERS if getattr(asked, name) is not None}
-    sampled = sampled_p(lm, logits, given) if given else None
+    sampled = sampling_probabilities(lm, logits, given) if given else None
     rest = max(0.0, 1.0 - float(np.exp(logprobs[order].astype(np.float64)).sum()))
     candidates = [
-        chance(lm, token, logprobs, int((logprobs > logprobs[token]).sum()), sampled)
+        token_candidate(lm, token, logprobs, int((logprobs > logprobs[token]).sum()), sampled)
         for token in ids
     ]
     for told, text in zip(candidates, ahead, strict=False):
         told["ahead"] = text
     return {
         "node": live.number(node),
-        "next": [chance(lm, token, logprobs, at, sampled) for at, token in enumerate(order)],
+        "next": [
+            token_candidate(lm, token, logprobs, at, sampled) for at, token in enumerate(order)
+        ],
         "candidates": candidates,
         "rest": rest,
         "entropy": json_number(entropy_of(logprobs)),
     }
 
 
-async def ahead_of(lm: LM, place: Place, ids: list[int], n: int) -> list[str]:
+async def greedy_continuations(lm: LM, place: Place, ids: list[int], n: int) -> list[str]:
     """Return how greedy decoding goes on after each of these tokens, n tokens at most; in text."""
     paths = [[token] for token in ids]
     open_ones = [path for path in paths if path[0] not in lm.text.stop_ids]
@@ -98,11 +102,11 @@ async def ahead_of(lm: LM, place: Place, ids: list[int], n: int) -> list[str]:
     return [lm.text.decode([each for each in path[1:] if each not in ends]) for path in paths]
 
 
-def candidate_id(lm: LM, given: int | str) -> int:
+def candidate_token_id(lm: LM, given: int | str) -> int:
     """Return a candidate's token id. Raises: Refused for a text that is not one token."""
     if isinstance(given, int):
         if not 0 <= given < lm.info.n_vocab:
-            raise Refused(
+            raise RequestError(
                 422,
                 "tokens_out_of_vocabulary",
                 f"token id {given} is outside the vocabulary of {lm.info.n_vocab}",
@@ -111,7 +115,7 @@ def candidate_id(lm: LM, given: int | str) -> int:
         return given
     ids = lm.text.continuation(given) if given else []
     if len(ids) != 1:
-        raise Refused(
+        raise RequestError(
             400,
             "invalid_parameter",
             f"{given!r:.60} is {len(ids)} tokens; a candidate is one",
@@ -120,16 +124,16 @@ def candidate_id(lm: LM, given: int | str) -> int:
     return ids[0]
 
 
-def sampled_p(lm: LM, logits: Any, given: Json) -> Any:
+def sampling_probabilities(lm: LM, logits: Any, given: Json) -> Any:
     """Return each token's probability after temperature and filters: float64 [V]."""
     params = SamplingParams.resolve({**given}, SamplingParams())
     return probabilities(logits, params)
 
 
-async def measured(service: Service, live: LiveLoom, node: Heddle, asked: MeasureText) -> Json:
+async def measure_text(service: Service, live: OpenLoom, node: Heddle, asked: MeasureText) -> Json:
     """Return how likely a text is after a node, in MeasureReply's words."""
     assert live.lm is not None
-    live.refuse_growing_end(node)
+    live.check_not_growing(node)
     at, text = node, asked.token_ids if asked.text is None else asked.text
     if text is None:
         if node.parent is None:
@@ -138,7 +142,7 @@ async def measured(service: Service, live: LiveLoom, node: Heddle, asked: Measur
     special = asked.special if isinstance(text, str) and asked.special else None
     with service.work("measure", service.models.name_of(live.lm)) as lm:
         item = measure_item(at, text, special)
-        async with live.unlocked():
+        async with live.released_lock():
             tickets = await lm.asubmit([item])
             await lm.adrive(tickets)
         score = text_score(lm, item, tickets[0].result()[0])
@@ -153,9 +157,9 @@ async def measured(service: Service, live: LiveLoom, node: Heddle, asked: Measur
     }
 
 
-async def tokens_told(
+async def read_node_tokens(
     service: Service,
-    live: LiveLoom,
+    live: OpenLoom,
     node: Heddle,
     top: int,
     span: tuple[int, int | None] = (0, None),
@@ -170,7 +174,7 @@ async def tokens_told(
     at_all = range(len(ids))[span[0] : span[1]]
     seen: dict[int, Json]
     if top and at_all:
-        seen = await _seen(service, live, node, top, at_all, sampled)
+        seen = await _score_tokens(service, live, node, top, at_all, sampled)
     else:
         has = len(node.logprobs) == len(ids), len(node.entropies) == len(ids)
         seen = {
@@ -194,12 +198,12 @@ async def tokens_told(
     return {"node": live.number(node), "measured": bool(top and at_all), "data": rows}
 
 
-async def _seen(
-    service: Service, live: LiveLoom, node: Heddle, top: int, at_all: range, sampled: bool
+async def _score_tokens(
+    service: Service, live: OpenLoom, node: Heddle, top: int, at_all: range, sampled: bool
 ) -> dict[int, Json]:
     """Return what the model sees at some of a node's tokens; of a path's first it sees nothing."""
     assert live.lm is not None
-    live.refuse_growing_end(node)
+    live.check_not_growing(node)
     ids, params = node.tokens, node.params if sampled else None
     if node.parent is None:
         place, before = live.lm.place(ids[:1]), 0
@@ -210,18 +214,18 @@ async def _seen(
     seen: dict[int, Json] = {}
     wanted = at_all[1:] if at_all.start < first else at_all
     with service.work("tokens", service.models.name_of(live.lm)) as lm:
-        async with live.unlocked():
+        async with live.released_lock():
             for low in range(wanted.start, wanted.stop, _ROWS):
                 chunk = range(low, min(low + _ROWS, wanted.stop))
                 wants = tuple(Logits(before + at) for at in chunk)
                 tickets = await lm.asubmit([Extend(place, rest[: chunk.stop - 1 - first], wants)])
                 await lm.adrive(tickets)
                 for at, logits in zip(chunk, tickets[0].result(), strict=True):
-                    seen[at] = _one_seen(lm, logits, ids[at], top, params)
+                    seen[at] = _token_scores(lm, logits, ids[at], top, params)
     return seen
 
 
-def _one_seen(lm: LM, logits: Any, token: int, top: int, params: SamplingParams | None) -> Json:
+def _token_scores(lm: LM, logits: Any, token: int, top: int, params: SamplingParams | None) -> Json:
     logprobs = log_softmax(logits)
     order = largest(logprobs[None], top)[0].tolist()
     drawn = None if params is None else probabilities(logits, params)
@@ -229,7 +233,7 @@ def _one_seen(lm: LM, logits: Any, token: int, top: int, params: SamplingParams 
         "logprob": json_number(float(logprobs[token])),
         "entropy": json_number(entropy_of(logprobs)),
         "rank": int((logprobs > logprobs[token]).sum()),
-        "top": [chance(lm, each, logprobs, i, drawn) for i, each in enumerate(order)],
+        "top": [token_candidate(lm, each, logprobs, i, drawn) for i, each in enumerate(order)],
     }
     if drawn is not None:
         told["p_sampled"] = float(drawn[token])

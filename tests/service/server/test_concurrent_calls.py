@@ -14,7 +14,7 @@ import pytest
 
 from serving import Event, Served, events, held, serving
 from weft.service.server import ServerConfig
-from weft.service.server.branches import Author
+from weft.service.server.growth import Attribution
 from weft.service.store.library import Library
 
 Json = dict[str, Any]
@@ -296,7 +296,7 @@ def test_what_is_kept_is_told_though_its_job_is_cancelled_meanwhile(
     async def work() -> None:
         async with live.lock:
             live.kept.loom.add(" there")
-            keeping = asyncio.create_task(live.keep(Author("run")))
+            keeping = asyncio.create_task(live.keep(Attribution("run")))
             await asyncio.sleep(0)  # it has begun, in a thread
             keeping.cancel()
             with pytest.raises(asyncio.CancelledError):

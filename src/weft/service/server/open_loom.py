@@ -30,15 +30,15 @@ from ...loom import Heddle
 from ...loom.node import is_below
 from ..store.change import Change
 from ..store.kept import KeptLoom
-from .branches import Author
+from .coalesce import Coalescer
 from .events import EventLog
-from .joint import JointWork
-from .objects import nodes_told
+from .growth import Attribution
 from .pins import NodePins
-from .pulse import Pulse
+from .serializers import serialize_nodes
+from .ticker import Ticker
 
 if TYPE_CHECKING:
-    from .branches import JobBranches
+    from .growth import GrowthTask
     from .jobs import ServerJob
 
 _log = logging.getLogger(__name__)
@@ -53,38 +53,38 @@ _KEPT_LATER = (
 _IN_PLACE = ("edit", "grow")  # what these change stays where it is
 
 
-class Seen(NamedTuple):
+class ExpectedRevision(NamedTuple):
     """A node as the author of a change saw it: at which revision; None where nobody says."""
 
     node: Heddle
     rev: int | None
 
 
-class LiveLoom:
+class OpenLoom:
     """An open loom. `lock` is held by whoever touches its tree.
 
     growing: what grows in it now; jobs: whose it is. events: its changes, and where to read on;
     feed: these and what its jobs tell, each with its `job`. pins: the nodes whose KV is pinned.
     """
 
-    def __init__(self, kept: KeptLoom, lm: LM | None, pulse: Pulse) -> None:
+    def __init__(self, kept: KeptLoom, lm: LM | None, ticker: Ticker) -> None:
         self.kept = kept
         self.lm = lm
-        self.pulse = pulse
+        self.ticker = ticker
         self.lock = asyncio.Lock()
         begin = int(1000 * time.time())  # no log has had so many events: those before had less
         self.events = EventLog(self._snapshot, most=1024, also=self.tell, begin=begin)
         self.feed = EventLog(self._whole, begin=begin)
         self.jobs: list[ServerJob] = []
-        self.growing: list[JobBranches] = []
+        self.growing: list[GrowthTask] = []
         self.pins = NodePins()
         self.used = time.monotonic()
         self.n_users = 0
         self.first_rev = kept.rev
         self.is_stale = False  # what is in it was not kept: it is to be opened anew
-        self._numbering = JointWork(self.lock, self._number)
-        self._lasting = JointWork(self.lock, self._make_all_durable)
-        self._keeping = JointWork(self.lock, self._keep_grown)
+        self._numbering = Coalescer(self.lock, self._number)
+        self._lasting = Coalescer(self.lock, self._make_all_durable)
+        self._keeping = Coalescer(self.lock, self._commit_growth)
         self._synced = 0.0
         self._name = kept.name  # as it was told; what is written takes in a new one, too
         self._marks: dict[str, int] = {}  # the revision that changed a node last, by id
@@ -92,7 +92,7 @@ class LiveLoom:
         self._gone: dict[int, int] = {}  # number to revision of what was removed, and is out still
         self._flusher: asyncio.Task[None] | None = None
         # Whose is to be kept still.
-        self._unkept: Author | None = None
+        self._unkept: Attribution | None = None
 
     def _snapshot(self) -> dict[str, Any]:
         return {"loom": self.kept.id, "rev": self.kept.rev}
@@ -140,7 +140,7 @@ class LiveLoom:
                 self.publish(change)
 
     @asynccontextmanager
-    async def unlocked(self) -> AsyncIterator[None]:
+    async def released_lock(self) -> AsyncIterator[None]:
         """Let others have the tree, while the model works for who holds the lock."""
         self.lock.release()
         try:
@@ -169,14 +169,14 @@ class LiveLoom:
             self._synced = time.monotonic()
 
     async def change(
-        self, kind: str, edit: Callable[[], Any], actor: str, seen: Seen | None = None
+        self, kind: str, edit: Callable[[], Any], actor: str, seen: ExpectedRevision | None = None
     ) -> Change:
         """Edit the tree and keep it, as one operation. The caller holds the lock.
 
         Raises: what `edit` does, and nothing has changed; StoreError where it was not kept;
         Conflict where another server has changed what was `seen`, until it was kept.
         """
-        await self.settle()
+        await self.commit_finished()
         unchanged = self.unchanged(seen)
 
         def work() -> Change:
@@ -199,11 +199,11 @@ class LiveLoom:
             else:  # what has grown here, and could not be kept either, is in no other place
                 await self.call(self.kept.put_back)
 
-    def ended(self, but: Sequence[JobBranches] = ()) -> list[Heddle]:
+    def ended(self, but: Sequence[GrowthTask] = ()) -> list[Heddle]:
         """Return what has ended, and is for its own job to keep. but: not of these."""
         return [node for each in self.growing if each not in but for node in each.ended]
 
-    async def keep(self, author: Author, of: Sequence[JobBranches] = ()) -> None:
+    async def keep(self, author: Attribution, of: Sequence[GrowthTask] = ()) -> None:
         """Keep what has grown, as one operation. The caller holds the lock. Raises: StoreError.
 
         of: whose it is; what has ended of others waits for theirs.
@@ -229,14 +229,14 @@ class LiveLoom:
             raise
         self._unkept = None
 
-    async def keep_grown(self, branches: JobBranches) -> None:
+    async def commit_growth(self, branches: GrowthTask) -> None:
         """Keep what has grown, with that of an actor's other calls in one operation.
 
         The caller does not hold the lock. Raises: StoreError.
         """
         await self._keeping.do(branches)
 
-    async def _keep_grown(self, those: list[JobBranches]) -> None:
+    async def _commit_growth(self, those: list[GrowthTask]) -> None:
         for author in dict.fromkeys(each.author.alone for each in those):
             # Those that are over by now come along, and find nothing to do.
             over = [each for each in self.growing if each in those or not each.nodes]
@@ -245,7 +245,7 @@ class LiveLoom:
             if not all(self.kept.has(branch.child) for branch in pending):
                 await self.keep(own[0].author if len(own) == 1 else author, own)
 
-    async def settle(self) -> None:
+    async def commit_finished(self) -> None:
         """Keep what has ended, each job's as its own: an edit is no more than that.
 
         The caller holds the lock. Raises: StoreError.
@@ -296,8 +296,8 @@ class LiveLoom:
             {
                 "rev": rev,
                 "kind": kind,
-                "added": nodes_told(self, added) if told else [],
-                "changed": nodes_told(self, changed) if told else [],
+                "added": serialize_nodes(self, added) if told else [],
+                "changed": serialize_nodes(self, changed) if told else [],
                 "removed": [numbers.get(node_id, -1) for node_id in removed],
                 "children": {
                     str(self.number(parent)): list(map(self.number, self.children_of(parent)))
@@ -328,7 +328,7 @@ class LiveLoom:
                 hint="read it anew, and change that",
             )
 
-    def unchanged(self, seen: Seen | None) -> list[Heddle]:
+    def unchanged(self, seen: ExpectedRevision | None) -> list[Heddle]:
         """Return what must not be changed by others until it is kept. Raises: Conflict."""
         if seen is None or seen.rev is None:
             return []
@@ -363,12 +363,12 @@ class LiveLoom:
         """Whether tokens are being added to this very node."""
         return any(node in branches.nodes for branches in self.growing)
 
-    def refuse_growing_end(self, node: Heddle) -> None:
+    def check_not_growing(self, node: Heddle) -> None:
         """Raise Conflict for a node that grows itself: its end is not there yet."""
         if self.is_growing(node):
-            self.refuse_growing(node)
+            self.check_nothing_grows(node)
 
-    def refuse_growing(self, node: Heddle) -> None:
+    def check_nothing_grows(self, node: Heddle) -> None:
         """Raise Conflict for a node that grows, or below which something grows from it."""
         for branches in self.growing:
             if node in branches.nodes or any(node is each for each in branches.parents):
@@ -383,7 +383,7 @@ class LiveLoom:
         for branches in self.growing:
             branches.drop_below(top)
 
-    def drop_one(self, node: Heddle) -> None:
+    def cancel_node(self, node: Heddle) -> None:
         """End one node that grows; nothing of it is kept."""
         for branches in self.growing:
             branches.drop([node])
@@ -392,12 +392,12 @@ class LiveLoom:
         """Return a node's children, those that grow among them."""
         children = list(node.children)
         for branches in self.growing:
-            branches.put_among(node, children)
+            branches.insert_growing(node, children)
         return children
 
     # Growing
 
-    def begin(self, branches: JobBranches) -> None:
+    def begin(self, branches: GrowthTask) -> None:
         """Note branches that begin to grow, and make their tokens durable as they come."""
         self.growing.append(branches)
         self._begin_flushing()
@@ -406,7 +406,7 @@ class LiveLoom:
         if self._flusher is None:
             self._flusher = asyncio.create_task(self._flush())
 
-    async def number_new(self, branches: JobBranches) -> None:
+    async def number_new(self, branches: GrowthTask) -> None:
         """Give the nodes of branches their numbers; those of many calls in one write.
 
         The caller does not hold the lock. Raises: StoreError; Conflict where what they were to grow
@@ -425,13 +425,13 @@ class LiveLoom:
             branches.growth.abandon("cancelled")
             raise
 
-    async def _number(self, those: list[JobBranches]) -> None:
+    async def _number(self, those: list[GrowthTask]) -> None:
         for each in those:
             each.is_gone = not all(is_below(node, self.kept.loom) for node in each.nodes)
         nodes = [node for each in those if not each.is_gone for node in each.nodes]
         await self.call(partial(self.kept.append, nodes))
 
-    def end(self, branches: JobBranches) -> None:
+    def end(self, branches: GrowthTask) -> None:
         """Branches have ended, and are kept."""
         self.growing.remove(branches)
         branches.is_over = True
@@ -442,13 +442,13 @@ class LiveLoom:
             while self.growing or self._unkept is not None:
                 await asyncio.sleep(_FLUSH_S)
                 async with self.lock:
-                    await self._keep_again()
+                    await self._retry_commit()
                     nodes = [node for each in self.growing for node in each.uncommitted]
-                    await self.make_durable(nodes)
+                    await self.append_tokens(nodes)
         finally:
             self._flusher = None
 
-    async def _keep_again(self) -> None:
+    async def _retry_commit(self) -> None:
         """Keep what could not be kept when it had ended, if that goes by now."""
         if self._unkept is not None:
             try:
@@ -459,15 +459,15 @@ class LiveLoom:
                 _log.warning("loom %s cannot be kept any more: %s", self.kept.name, error)
                 self._unkept = None
 
-    async def outlast(self, nodes: Sequence[Heddle]) -> None:
-        """As `make_durable`, with the nodes of other calls in one write; without the lock."""
+    async def make_durable(self, nodes: Sequence[Heddle]) -> None:
+        """As `append_tokens`, with the nodes of other calls in one write; without the lock."""
         if nodes:
             await self._lasting.do(nodes)
 
     async def _make_all_durable(self, those: list[Sequence[Heddle]]) -> None:
-        await self.make_durable([node for nodes in those for node in nodes])
+        await self.append_tokens([node for nodes in those for node in nodes])
 
-    async def make_durable(self, nodes: Sequence[Heddle]) -> None:
+    async def append_tokens(self, nodes: Sequence[Heddle]) -> None:
         """Keep what is new in nodes that grow, or have ended just now. The caller holds the lock.
 
         Where that cannot be, it is tried again with the next tokens, and with the commit.
@@ -482,7 +482,7 @@ class LiveLoom:
         except (StoreError, QueueFull) as error:
             _log.warning("tokens are not durable yet: %s", error)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """End its readers: they come again, and are told the state anew. Its tree may go."""
         self.pins.clear()
         self.events.end()
@@ -497,7 +497,7 @@ class LiveLoom:
         if self._flusher is not None:
             self._flusher.cancel()
             await asyncio.gather(self._flusher, return_exceptions=True)
-        await self._keep_again()
+        await self._retry_commit()
         with suppress(StaleHandle):
             self.kept.loom.close()
         self.pins.clear()

@@ -20,12 +20,12 @@ from ..api.looms import LoomObject
 from ..api.models import ModelObject
 from ..api.nodes import NodeObject
 from ..store.wire import node_object
-from .errors import told_of
+from .errors import serialize_error
 
 if TYPE_CHECKING:
     from ..store.facts import LoomRow
-    from .live import LiveLoom
-    from .models import ModelShelf, ServedModel
+    from .models import ModelRegistry, ServedModel
+    from .open_loom import OpenLoom
 
 Json = dict[str, Any]
 
@@ -42,15 +42,15 @@ def sent(content: Json, *, rev: int | None = None, status: int = 200) -> Respons
     return Response(body, status, headers, "application/json")
 
 
-def moment(seconds: float | None) -> str:
+def iso_timestamp(seconds: float | None) -> str:
     """Return a time as ISO 8601, in UTC; empty for none."""
     if seconds is None:
         return ""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
-def node_told(
-    live: LiveLoom,
+def serialize_node(
+    live: OpenLoom,
     node: Heddle,
     *,
     n_below: int | None = None,
@@ -70,7 +70,7 @@ def node_told(
     told: Json = {
         **node_object(node, numbers),
         "children": [live.number(child) for child in children],
-        "n_below": below(live, node) if n_below is None else n_below,
+        "n_below": count_below(live, node) if n_below is None else n_below,
         "stop_string": node.stop_string,
         "growing": live.is_growing(node),
         "bookmark": marks.get(numbers[node.id]),
@@ -85,20 +85,20 @@ def node_told(
         told["entropies"] = [json_number(value) for value in node.entropies]
         told["legal_logmass"] = [json_number(value) for value in node.legal_logmass]
     if "kv" in fields:
-        told["kv"] = kv_told(live, node)
+        told["kv"] = serialize_kv(live, node)
     if "made" in fields and (made := live.kept.origin(node)) is not None:
         told["made"] = {
             "kind": made.kind,
             "actor": made.actor,
-            "at": moment(made.at),
+            "at": iso_timestamp(made.at),
             "rev": made.rev,
             "model": made.model,
         }
     return told
 
 
-def nodes_told(
-    live: LiveLoom,
+def serialize_nodes(
+    live: OpenLoom,
     nodes: Iterable[Heddle],
     *,
     sizes: dict[str, int] | None = None,
@@ -107,17 +107,17 @@ def nodes_told(
     """Return what is told of nodes, in NodeObject's words. sizes: of what stands below, by id."""
     known, marks = sizes or {}, live.kept.bookmarks()
     return [
-        node_told(live, node, n_below=known.get(node.id), marks=marks, fields=fields)
+        serialize_node(live, node, n_below=known.get(node.id), marks=marks, fields=fields)
         for node in nodes
     ]
 
 
-def node_reply(live: LiveLoom, node: Heddle, **more: Any) -> NodeObject:
+def to_node_object(live: OpenLoom, node: Heddle, **more: Any) -> NodeObject:
     """Return what is told of a node."""
-    return NodeObject.model_validate(node_told(live, node, **more))
+    return NodeObject.model_validate(serialize_node(live, node, **more))
 
 
-def below(live: LiveLoom, node: Heddle) -> int:
+def count_below(live: OpenLoom, node: Heddle) -> int:
     """Return how many nodes stand below one, those that grow among them."""
     n = node.count_children() - 1
     for branches in live.growing:
@@ -125,7 +125,7 @@ def below(live: LiveLoom, node: Heddle) -> int:
     return n
 
 
-def sizes_of(live: LiveLoom) -> dict[str, int]:
+def subtree_sizes(live: OpenLoom) -> dict[str, int]:
     """Return how many nodes stand below each node, by id. Cost: O(nodes)."""
     order = list(preorder(live.kept.loom))
     sizes = dict.fromkeys((node.id for node in order), 0)
@@ -139,7 +139,7 @@ def sizes_of(live: LiveLoom) -> dict[str, int]:
     return sizes
 
 
-def kv_told(live: LiveLoom, node: Heddle) -> Json | None:
+def serialize_kv(live: OpenLoom, node: Heddle) -> Json | None:
     """Return what a node's path has of KV, in NodeKv's words; None: nobody knows."""
     sizes = kv_sizes(node)
     if sizes is None or node.lm is None:
@@ -174,7 +174,7 @@ def kv_sizes(node: Heddle) -> KvSizes | None:
     return lm.kv.sizes(place)
 
 
-def loom_of_row(row: LoomRow, live: LiveLoom | None) -> LoomObject:
+def to_loom_entry(row: LoomRow, live: OpenLoom | None) -> LoomObject:
     """Return what a list says of a loom."""
     return LoomObject(
         id=row.id,
@@ -184,15 +184,15 @@ def loom_of_row(row: LoomRow, live: LiveLoom | None) -> LoomObject:
         prompt=row.prompt,
         n_nodes=row.n_nodes,
         created=row.created,
-        changed=moment(row.changed),
+        changed=iso_timestamp(row.changed),
         rev=row.rev,
         growing=0 if live is None else sum(len(each.nodes) for each in live.growing),
     )
 
 
-def loom_reply(row: LoomRow, live: LiveLoom) -> LoomObject:
+def to_loom_object(row: LoomRow, live: OpenLoom) -> LoomObject:
     """Return what is told of an open loom."""
-    told = loom_of_row(row, live)
+    told = to_loom_entry(row, live)
     told.prompt = live.kept.loom.user_prompt
     told.chat_template_used = live.kept.loom.chat_template_used
     told.meta = dict(live.kept.loom.meta)
@@ -201,14 +201,14 @@ def loom_reply(row: LoomRow, live: LiveLoom) -> LoomObject:
     return told
 
 
-def model_reply(shelf: ModelShelf, model: ServedModel) -> ModelObject:
+def to_model_object(shelf: ModelRegistry, model: ServedModel) -> ModelObject:
     """Return what is told of a model."""
     told = ModelObject(
         id=model.name,
         source=model.source,
         state=model.state,
         is_default=shelf.default == model.name,
-        created=moment(model.created),
+        created=iso_timestamp(model.created),
         bytes=model.n_bytes,
         users=model.n_users,
     )
@@ -216,19 +216,19 @@ def model_reply(shelf: ModelShelf, model: ServedModel) -> ModelObject:
         phase, done, total = model.progress
         told.progress = {"phase": phase, "done": done, "total": total}
     if model.error is not None:
-        told.error = ErrorDetail.model_validate(told_of(model.error)[1])
+        told.error = ErrorDetail.model_validate(serialize_error(model.error)[1])
     if (lm := model.lm) is not None:
         told.engine, told.device, told.dtype = lm.info.name, lm.info.device, str(lm.info.dtype)
         told.n_ctx, told.n_vocab = lm.n_ctx, lm.info.n_vocab
         told.has_chat_template = lm.text.chat_template is not None
         told.tool_form = lm.text.tool_form
         told.adapters = list(lm.adapters)
-        told.abilities = abilities_of(lm)
+        told.abilities = capabilities_of(lm)
         told.defaults, told.chat_defaults = lm.defaults.to_dict(), lm.chat_defaults.to_dict()
     return told
 
 
-def abilities_of(lm: Any) -> Json:
+def capabilities_of(lm: Any) -> Json:
     """Return what a model's engine can do."""
     from dataclasses import asdict
 

@@ -15,15 +15,15 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .errors import Refused
-from .messages import body_of
+from .asgi import read_body
+from .errors import RequestError
 
 if TYPE_CHECKING:
-    from .messages import App, Message, Receive, Scope, Send
+    from .asgi import App, Message, Receive, Scope, Send
 
 KEPT_S = 3600.0
-MOST = 1024  # answers that are kept, the latest ones
-MOST_BYTES = 16 << 20  # of all of them
+MAX_RESPONSES = 1024  # answers that are kept, the latest ones
+MAX_BYTES = 16 << 20  # of all of them
 ANSWER_BYTES = 1 << 20  # of one; a larger one is not kept
 HEADER = "Idempotency-Key"
 _SAFE = ("GET", "HEAD", "OPTIONS")
@@ -31,7 +31,7 @@ _WHERE = ("/api/v1/", "/v1/")
 _KEY = re.compile(rb"[!-~](?:[ -~]{0,253}[!-~])?")
 
 
-class FirstAnswer:
+class RecordedResponse:
     """What the first request with a key was, and what it was answered; None: it runs still."""
 
     def __init__(self, mark: bytes) -> None:
@@ -42,7 +42,7 @@ class FirstAnswer:
         self.at = 0.0
 
 
-class FirstAnswers:
+class IdempotencyStore:
     """The answers that are kept, by their keys, the oldest first; bounded in time, number and size.
 
     What was refused, or failed, has changed nothing: it is not kept, and its key is free.
@@ -50,13 +50,13 @@ class FirstAnswers:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._kept: OrderedDict[bytes, FirstAnswer] = OrderedDict()
+        self._kept: OrderedDict[bytes, RecordedResponse] = OrderedDict()
         self._n_bytes = 0
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def begin(self, key: bytes, mark: bytes) -> tuple[FirstAnswer, bool]:
+    def begin(self, key: bytes, mark: bytes) -> tuple[RecordedResponse, bool]:
         """Return what is known of a key, and whether that is nothing yet: then it runs from now on.
 
         Raises: Refused for another request under the same key, and for one that runs still.
@@ -64,7 +64,7 @@ class FirstAnswers:
         self._forget()
         first = self._kept.get(key)
         if first is None:
-            first = self._kept[key] = FirstAnswer(mark)
+            first = self._kept[key] = RecordedResponse(mark)
             return first, True
         if first.mark != mark:
             raise _refused(
@@ -74,7 +74,7 @@ class FirstAnswers:
                 "take a new one",
             )
         if first.messages is None:
-            raise Refused(
+            raise RequestError(
                 409,
                 "idempotency_in_progress",
                 "the first request with this key is not answered yet",
@@ -91,7 +91,7 @@ class FirstAnswers:
             )
         return first, False
 
-    def end(self, key: bytes, first: FirstAnswer, messages: list[Message]) -> None:
+    def end(self, key: bytes, first: RecordedResponse, messages: list[Message]) -> None:
         """Keep what a request was answered, if that is a success."""
         if not 200 <= messages[0].get("status", 500) < 300:
             self.drop(key, first)
@@ -105,7 +105,7 @@ class FirstAnswers:
         self._kept.move_to_end(key)
         self._forget()
 
-    def drop(self, key: bytes, first: FirstAnswer) -> None:
+    def drop(self, key: bytes, first: RecordedResponse) -> None:
         """Forget a key whose request was not answered."""
         if self._kept.get(key) is first:
             del self._kept[key]
@@ -114,7 +114,7 @@ class FirstAnswers:
         """Let the oldest go, but those that run."""
         until = self._clock() - KEPT_S
         for key, first in list(self._kept.items()):
-            is_over = len(self._kept) > MOST or self._n_bytes > MOST_BYTES
+            is_over = len(self._kept) > MAX_RESPONSES or self._n_bytes > MAX_BYTES
             if first.messages is None:
                 continue
             if not is_over and first.at > until:
@@ -123,7 +123,7 @@ class FirstAnswers:
             self._n_bytes -= first.n_bytes
 
 
-class Repeats:
+class IdempotencyMiddleware:
     """The layer around the routes that answers requests again by their keys.
 
     A request with a key is done to its end, whether its client stays or not; it may come back.
@@ -131,21 +131,21 @@ class Repeats:
 
     def __init__(self, app: App) -> None:
         self.app = app
-        self.answers = FirstAnswers()
+        self.answers = IdempotencyStore()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         key = None if scope["type"] != "http" or scope["method"] in _SAFE else key_of(scope)
-        body = None if key is None else await body_of(receive)
+        body = None if key is None else await read_body(receive)
         if key is None:
             await self.app(scope, receive, send)
             return
         if body is None:  # its client went before it had said all
             return
         asked = _asked(body)
-        _refuse_streams(scope, asked)
+        _check_not_streamed(scope, asked)
         first, is_new = self.answers.begin(key, _mark(scope, body))
         if not is_new:
-            await _answer_again(first, send)
+            await _replay(first, send)
             return
         # Told of a client that is gone is only who wants to end then.
         told = receive if asked.get("on_disconnect") == "cancel" else _never
@@ -154,7 +154,7 @@ class Repeats:
             await send(message)
 
     async def _do(
-        self, key: bytes, first: FirstAnswer, scope: Scope, body: bytes, told: Receive
+        self, key: bytes, first: RecordedResponse, scope: Scope, body: bytes, told: Receive
     ) -> list[Message]:
         messages: list[Message] = []
         left = iter([{"type": "http.request", "body": body, "more_body": False}])
@@ -197,7 +197,7 @@ def key_of(scope: Scope) -> bytes | None:
     return hashlib.sha256(b"\0".join([*caller, b"", found[0]])).digest()
 
 
-def tell_of_keys(schema: dict[str, Any]) -> None:
+def add_idempotency_header(schema: dict[str, Any]) -> None:
     """Say in an OpenAPI schema which routes take a key. Changes the schema."""
     told = {
         "name": HEADER,
@@ -228,7 +228,7 @@ def _asked(body: bytes) -> dict[str, Any]:
     return asked if isinstance(asked, dict) else {}
 
 
-def _refuse_streams(scope: Scope, asked: dict[str, Any]) -> None:
+def _check_not_streamed(scope: Scope, asked: dict[str, Any]) -> None:
     accepts = b",".join(value for name, value in scope["headers"] if name == b"accept")
     if asked.get("stream") or b"text/event-stream" in accepts:
         raise _refused(
@@ -239,8 +239,8 @@ def _refuse_streams(scope: Scope, asked: dict[str, Any]) -> None:
         )
 
 
-def _refused(status: int, code: str, message: str, hint: str) -> Refused:
-    return Refused(status, code, message, param=HEADER, hint=hint)
+def _refused(status: int, code: str, message: str, hint: str) -> RequestError:
+    return RequestError(status, code, message, param=HEADER, hint=hint)
 
 
 async def _never() -> Message:
@@ -249,7 +249,7 @@ async def _never() -> Message:
     raise AssertionError("nobody ends this wait")
 
 
-async def _answer_again(first: FirstAnswer, send: Send) -> None:
+async def _replay(first: RecordedResponse, send: Send) -> None:
     assert first.messages is not None
     for message in first.messages:
         again = dict(message)

@@ -20,25 +20,25 @@ from ...lm.lm import LM
 from ..store.facts import LoomRow
 from ..store.kept import KeptLoom
 from ..store.library import Library
-from .live import FRESH_S, LiveLoom
-from .models import ModelShelf, ServedModel
-from .pulse import Pulse
+from .models import ModelRegistry, ServedModel
+from .open_loom import FRESH_S, OpenLoom
+from .ticker import Ticker
 
 _log = logging.getLogger(__name__)
 LEASE_S = 5.0  # before another server takes over a loom whose server is not heard of
 IDLE_S = 300.0  # before a loom that nobody uses is closed
-MOST_OPEN = 256
+MAX_OPEN = 256
 _WATCH_S = 1.0  # between two looks at what other processes wrote, while somebody listens
 
 
-class LiveLooms:
+class LoomManager:
     """All looms: those that are open here, and the library that has them all."""
 
-    def __init__(self, library: Library, models: ModelShelf, pulse: Pulse) -> None:
+    def __init__(self, library: Library, models: ModelRegistry, ticker: Ticker) -> None:
         self.library = library
         self.models = models
-        self.pulse = pulse
-        self._live: dict[str, LiveLoom] = {}
+        self.ticker = ticker
+        self._live: dict[str, OpenLoom] = {}
         self._opening: dict[str, asyncio.Lock] = {}
         self._rows: dict[str, tuple[float, LoomRow]] = {}
         self._watcher: asyncio.Task[None] | None = None
@@ -78,7 +78,7 @@ class LiveLooms:
                 raise
             again = "POST /api/v1/looms/restore brings back what was removed last"
             raise _no_loom(given, again) from error
-        if len(self._rows) >= MOST_OPEN:
+        if len(self._rows) >= MAX_OPEN:
             self._rows.clear()
         self._rows[given] = time.monotonic(), row
         return row
@@ -88,9 +88,9 @@ class LiveLooms:
         self._rows.clear()
 
     @asynccontextmanager
-    async def held(
+    async def open_locked(
         self, given: str, *, model: str | None = None, grows: bool = False
-    ) -> AsyncIterator[LiveLoom]:
+    ) -> AsyncIterator[OpenLoom]:
         """Open a loom where it is not, take in what others wrote, and hold its lock.
 
         grows: its model must be there. model: another one than its own that grows it.
@@ -108,9 +108,9 @@ class LiveLooms:
             live.n_users -= 1
             if live.is_stale and not live.growing and self._live.get(row.id) is live:
                 del self._live[row.id]
-                live.let_go()
+                live.release()
 
-    async def _opened(self, row: LoomRow, model: str | None, grows: bool) -> LiveLoom:
+    async def _opened(self, row: LoomRow, model: str | None, grows: bool) -> OpenLoom:
         opening = self._opening.setdefault(row.id, asyncio.Lock())
         async with opening:
             live = self._live.get(row.id)
@@ -129,12 +129,12 @@ class LiveLooms:
                 if grows:
                     raise
                 kept, lm = await asyncio.to_thread(self.library.open, row.id), None
-            before, self._live[row.id] = live, LiveLoom(kept, lm, self.pulse)
+            before, self._live[row.id] = live, OpenLoom(kept, lm, self.ticker)
             if before is not None:
                 if before.lm is lm and before.pins:
                     pins = self._live[row.id].pins
                     await asyncio.to_thread(pins.inherit, before.pins, kept)
-                before.let_go()
+                before.release()
             return self._live[row.id]
 
     async def _lm_for(self, row: LoomRow, model: str | None, *, needed: bool) -> LM | None:
@@ -158,16 +158,16 @@ class LiveLooms:
                 return model
         return None
 
-    def put(self, kept: KeptLoom, lm: LM | None) -> LiveLoom:
+    def put(self, kept: KeptLoom, lm: LM | None) -> OpenLoom:
         """Note a loom that was just made."""
-        live = self._live[kept.id] = LiveLoom(kept, lm, self.pulse)
+        live = self._live[kept.id] = OpenLoom(kept, lm, self.ticker)
         return live
 
-    def open_ones(self) -> list[LiveLoom]:
+    def open_ones(self) -> list[OpenLoom]:
         """Return the looms that are open here."""
         return list(self._live.values())
 
-    def open_one(self, loom_id: str) -> LiveLoom | None:
+    def open_one(self, loom_id: str) -> OpenLoom | None:
         """Return a loom that is open here; None for another."""
         return self._live.get(loom_id)
 
@@ -196,13 +196,13 @@ class LiveLooms:
             for loom_id, live in by_use:
                 if live.n_readers and not live.lock.locked():
                     await self._look_at(live)
-                is_old = now - live.used > IDLE_S or len(self._live) > MOST_OPEN
+                is_old = now - live.used > IDLE_S or len(self._live) > MAX_OPEN
                 if is_old and live.is_idle and self._live.get(loom_id) is live:
                     del self._live[loom_id]
                     self._opening.pop(loom_id, None)
                     live.kept.loom.close()
 
-    async def _look_at(self, live: LiveLoom) -> None:
+    async def _look_at(self, live: OpenLoom) -> None:
         """Tell its readers what others did: commands, other servers."""
         try:
             async with live.lock:
@@ -234,7 +234,7 @@ class LiveLooms:
         await asyncio.to_thread(self.library.close)
 
 
-def _needs_other(live: LiveLoom, lm: LM | None, grows: bool) -> bool:
+def _needs_other(live: OpenLoom, lm: LM | None, grows: bool) -> bool:
     """Whether a loom must be opened anew: its model came, went, or is another one."""
     if live.lm is lm or (lm is None and not grows):
         return live.lm is not None and live.lm.closed and lm is not None

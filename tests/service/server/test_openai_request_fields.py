@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from weft.service.server.errors import Refused
+from weft.service.server.errors import RequestError
 from weft.service.server.openai.chat import ChatRequest
 from weft.service.server.openai.completions import CompletionRequest
 from weft.service.server.openai.embeddings import EmbeddingRequest
@@ -73,7 +73,7 @@ def test_known_fields_at_other_values_are_rejected_by_name(path: str) -> None:
     for name, field in foreign(path).items():
         if field.switch or field.is_operational or name == "custom_token_bans":
             continue
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(RequestError) as caught:
             MODELS[path].model_validate({**BASE[path], name: {"unheard": "of"}})
         assert caught.value.param == name
 
