@@ -12,7 +12,7 @@ import weft
 from chatty import chatty
 from serving import KEY, serving
 from weft.service.server import ServerConfig
-from weft.service.server.anthropic.replies import MessageError, MessageReply
+from weft.service.server.anthropic.protocol import MessageError, MessageReply
 
 pytestmark = pytest.mark.fluent
 

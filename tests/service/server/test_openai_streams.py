@@ -15,7 +15,7 @@ from serving import serving
 from shallow import shallow
 from weft.lm.chat import ChatPrompt
 from weft.service.server import ServerConfig
-from weft.service.server.openai.logprobs import TokenFigures
+from weft.service.server.openai.logprobs import ScoredToken
 from weft.service.server.openai.turns import ChatTurn
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class Turn:
             reply.tokens += ids
             reply.text = "".join(self.texts[: first + size])
             reply.certain, reply.is_over = len(reply.text), number == len(sizes) - 1
-            for step in self.turn.steps(first, ids, [TokenFigures(i, 0.0) for i in ids]):
+            for step in self.turn.steps(first, ids, [ScoredToken(i, 0.0) for i in ids]):
                 (token,) = step.tokens
                 said = step.said
                 made.append((self.texts[token], said.content, said.reasoning, step.is_content))

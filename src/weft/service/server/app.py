@@ -12,15 +12,15 @@ from starlette.middleware.cors import CORSMiddleware
 from ... import __version__
 from . import n8loom, ollama
 from .anthropic import ROUTERS as ANTHROPIC
-from .anthropic.replies import EVENTS as MESSAGE_EVENTS
+from .anthropic.protocol import EVENTS as MESSAGE_EVENTS
 from .config import ServerConfig
 from .dependencies import check_query_names
 from .errors import handle_errors
 from .idempotency import IdempotencyMiddleware, add_idempotency_header
 from .limits import MaxBodySizeMiddleware
 from .openai import ROUTERS as OPENAI
-from .openai.replies import EVENTS as OPENAI_EVENTS
-from .openai.replies import add_stream_events
+from .openai.protocol import EVENTS as OPENAI_EVENTS
+from .openai.protocol import add_stream_events
 from .routes import (
     docs,
     edits,

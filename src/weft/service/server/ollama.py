@@ -21,13 +21,13 @@ from .events import json_of
 from .models import ServedModel
 from .openai.chat import ChatCall, ChatRequest
 from .openai.completions import Completion, CompletionRequest
-from .openai.fields import Finite, OpenAIModel
+from .openai.field_errors import invalid, unsupported
 from .openai.messages import reads_variable
 from .openai.prompts import read_prompts
-from .openai.refusals import invalid, unsupported
+from .openai.request_fields import Finite, OpenAIModel
 from .openai.runs import Runs
-from .openai.stream import StreamFormat, answered
-from .openai.turns import Delivered
+from .openai.stream import StreamFormat, run_call
+from .openai.turns import ChatDelta
 from .openai.usage import CallUsage
 from .service import Service, ServiceDep
 
@@ -67,7 +67,7 @@ def _line(chunk: Json) -> bytes:
     return f"{json_of(chunk)}\n".encode("utf-8", "replace")
 
 
-_NOTHING = Delivered("", "", ())
+_NOTHING = ChatDelta("", "", ())
 _NDJSON = StreamFormat("application/x-ndjson", _line, None, b"")
 _SAME = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop")
 _PENALTIES = {
@@ -117,7 +117,7 @@ class OllamaOptions(OpenAIModel):
             made |= {right: getattr(self, name) for name, right in _PENALTIES.items()}
         return made
 
-    def n_asked(self, lm: LM) -> int:
+    def max_new_tokens(self, lm: LM) -> int:
         """Return the new tokens at most. Raises: Refused for a context the model does not have."""
         if (self.num_ctx or 0) > lm.n_ctx:
             raise invalid(
@@ -166,7 +166,7 @@ class OllamaRequest(OpenAIModel):
             **self.shared(),
             "messages": messages,
             "tools": tools,
-            "max_completion_tokens": self.wanted.n_asked(lm),
+            "max_completion_tokens": self.wanted.max_new_tokens(lm),
             "chat_template_kwargs": kwargs,
             "reasoning_effort": self.think if isinstance(self.think, str) else None,
         }
@@ -231,7 +231,7 @@ class OllamaGenerate(OllamaRequest):
                 raise unsupported(name, "not with raw: true")
         (prompt,) = read_prompts(lm, self.prompt)
         room = max(lm.n_ctx - len(prompt.ids), 1)
-        n = min(self.wanted.n_asked(lm), room, service.config.limits.tokens)
+        n = min(self.wanted.max_new_tokens(lm), room, service.config.limits.tokens)
         body = {**self.shared(), "prompt": prompt.ids, "max_tokens": n}
         asked = CompletionRequest.model_validate(body)
         asked.check(service)
@@ -279,7 +279,7 @@ async def generate(body: OllamaGenerate, request: Request, service: ServiceDep) 
 async def _answered(
     body: OllamaRequest, request: Request, service: Service, plan: Any
 ) -> Response | Json:
-    return await answered(
+    return await run_call(
         request,
         service,
         "ollama",
@@ -299,7 +299,7 @@ def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
-def _told(body: OllamaRequest, said: Delivered) -> Json:
+def _told(body: OllamaRequest, said: ChatDelta) -> Json:
     head: Json = {"model": body.model, "created_at": _time(time.time())}
     thinking = {"thinking": said.reasoning} if said.reasoning else {}
     if isinstance(body, OllamaGenerate):
@@ -343,13 +343,13 @@ class OllamaCall:
                     yield {**self._told(said), "done": False}
         yield {**self._told(_NOTHING), **self._end()}
 
-    def _told(self, said: Delivered) -> Json:
+    def _told(self, said: ChatDelta) -> Json:
         return _told(self._body, said)
 
-    def _new(self) -> Delivered:
+    def _new(self) -> ChatDelta:
         if isinstance(self._call, ChatCall):
             return self._call.turns[0].new()
-        return Delivered(self.runs.replies[0].piece(), "", ())
+        return ChatDelta(self.runs.replies[0].piece(), "", ())
 
     def _end(self) -> Json:
         usage = CallUsage(self.runs.replies)

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from ..openai.fields import OpenAIModel
-from ..openai.refusals import unsupported
+from ..openai.field_errors import unsupported
+from ..openai.request_fields import OpenAIModel
 
 Json = dict[str, Any]
 

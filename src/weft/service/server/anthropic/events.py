@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ...._core.tokens.chat import ToolCall
-    from ..openai.turns import Delivered
+    from ..openai.turns import ChatDelta
 
 Json = dict[str, Any]
 
@@ -23,7 +23,7 @@ class BlockWriter:
         self.content: list[Json] = []
         self._open: str | None = None  # the type of the block that still grows
 
-    def write(self, said: Delivered) -> list[Json]:
+    def write(self, said: ChatDelta) -> list[Json]:
         """Add what is new in a turn; return the events."""
         made: list[Json] = []
         if said.reasoning:

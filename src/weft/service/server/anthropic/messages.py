@@ -16,17 +16,17 @@ from ....lm.lm import LM
 from ..dependencies import ERRORS
 from ..errors import RequestError
 from ..openai.chat import ChatCall, ChatRequest
-from ..openai.fields import Finite, LoomOptions, OpenAIModel
+from ..openai.field_errors import invalid
 from ..openai.messages import reads_variable
-from ..openai.refusals import invalid
-from ..openai.replies import ok
+from ..openai.protocol import ok
+from ..openai.request_fields import Finite, LoomOptions, OpenAIModel
 from ..openai.runs import Runs
-from ..openai.stream import SSE, answered, sse_line
+from ..openai.stream import SSE, run_call, sse_line
 from ..openai.usage import CallUsage
 from ..service import ServiceDep
 from .blocks import BlockMessage, TextBlocks, chat_messages
 from .events import BlockWriter
-from .replies import EVENTS, MessageError, MessageReply
+from .protocol import EVENTS, MessageError, MessageReply
 
 Json = dict[str, Any]
 
@@ -279,7 +279,7 @@ async def create(body: MessagesRequest, request: Request, service: ServiceDep) -
             raise
         return MessagesCall(body, call, name)
 
-    return await answered(
+    return await run_call(
         request,
         service,
         "message",

@@ -23,16 +23,16 @@ from ..service import Service, ServiceDep
 from ..ticker import Ticker
 from . import logprobs
 from .constraints import ConstraintFields
-from .fields import GeneratingRequest
-from .kept import KeptAnswer, check_one, keeping
-from .logprobs import TokenFigures, Wanted
+from .field_errors import invalid, named, overflow_named, unsupported
+from .logprobs import LogprobsRequest, ScoredToken
 from .messages import ChatMessage, TemplateFields, chat_prompt, latest_turns
-from .refusals import invalid, named, overflow_named, unsupported
-from .replies import ChatCompletion, ChatCompletionChunk, StreamError, ok
+from .persistence import SavedCompletion, open_target_node, should_save
+from .protocol import ChatCompletion, ChatCompletionChunk, StreamError, ok
+from .request_fields import GeneratingRequest
 from .runs import ChoiceRun, Runs
-from .stream import answered
+from .stream import run_call
 from .tools import OfferedTool, ToolChoice, answer_constraint, call_object, chosen
-from .turns import ChatTurn, Delivered
+from .turns import ChatDelta, ChatTurn
 from .usage import CallUsage
 
 router = APIRouter(prefix="/v1", tags=["openai"], responses=ERRORS)
@@ -101,10 +101,10 @@ class ChatRequest(ConstraintFields, GeneratingRequest):
         check_limit("n", self.n_choices, min(limits.n, limits.branches), "n_too_large")
         check_limit("top_logprobs", self.top_logprobs or 0, limits.top)
         check_limit("prompt_logprobs", self.prompt_logprobs or 0, limits.top)
-        check_limit("max_tokens", self.n_asked or 0, limits.tokens)
+        check_limit("max_tokens", self.max_new_tokens or 0, limits.tokens)
 
     @property
-    def n_asked(self) -> int | None:
+    def max_new_tokens(self) -> int | None:
         """New tokens at most; None for what fits."""
         given = (
             self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
@@ -125,7 +125,7 @@ class ChatRequest(ConstraintFields, GeneratingRequest):
         messages = [each.plain(number) for number, each in enumerate(self.messages)]
         if not self._drops_turns:
             return self._prompt_of(lm, messages)
-        n_new = self.n_asked or 1
+        n_new = self.max_new_tokens or 1
 
         def fits(latest: Sequence[Json]) -> bool:
             try:
@@ -166,10 +166,10 @@ async def chat(body: ChatRequest, request: Request, service: ServiceDep) -> Resp
     body.check(service)
 
     async def plan(lm: LM, name: str) -> ChatCall:
-        with overflow_named("messages", body.n_asked or 0):
+        with overflow_named("messages", body.max_new_tokens or 0):
             return await ChatCall.begin(body, lm, name, service)
 
-    return await answered(
+    return await run_call(
         request, service, "chat", body.model, is_streamed=bool(body.stream), plan=plan
     )
 
@@ -186,7 +186,7 @@ class ChatCall:
     params: SamplingParams
     runs: Runs
     turns: list[ChatTurn]
-    wanted: Wanted | None
+    wanted: LogprobsRequest | None
     head: Json
     reads_calls: bool
     has_format: bool  # the text, if the turn has one, fits a constraint
@@ -223,7 +223,11 @@ class ChatCall:
         call.ticker = service.ticker
         call.root = named("messages", lambda: Loom(lm, prompt))
         room = max(lm.n_ctx - len(prompt.ids), 1)
-        most = min(room, service.config.limits.tokens) if body.n_asked is None else body.n_asked
+        most = (
+            min(room, service.config.limits.tokens)
+            if body.max_new_tokens is None
+            else body.max_new_tokens
+        )
         if fits_context:
             most = min(most, room)
         call.params = body.sampling(lm, lm.chat_defaults, max_tokens=most, constraint=constraint)
@@ -231,11 +235,13 @@ class ChatCall:
             raise unsupported(
                 "skip_special_tokens", "calls may be written with them; leave it out, or the tools"
             )
-        if check_one(body.loom, 1):
+        if should_save(body.loom, 1):
             assert body.loom is not None
             root = call.root
             said = prompt.user_prompt
-            async with keeping(service, body.loom, name, prompt.ids, lambda: root, said) as kept:
+            async with open_target_node(
+                service, body.loom, name, prompt.ids, lambda: root, said
+            ) as kept:
                 call.plan(kept)
                 await call.runs.keep()
         else:
@@ -243,9 +249,9 @@ class ChatCall:
         call.wanted = None
         if body.logprobs:
             asked = () if body.loom is None else tuple(body.loom.logprob_tokens or ())
-            call.wanted = Wanted(body.top_logprobs or 0, asked)
+            call.wanted = LogprobsRequest(body.top_logprobs or 0, asked)
         given = body.prompt_logprobs is not None
-        logprobs.refuse_untold(lm, body.top_logprobs or 0, given=given)
+        logprobs.check_logprobs_supported(lm, body.top_logprobs or 0, given=given)
         call.head = {
             "id": f"chatcmpl-{secrets.token_hex(12)}",
             "object": "chat.completion.chunk" if body.stream else "chat.completion",
@@ -254,7 +260,7 @@ class ChatCall:
         }
         return call
 
-    def plan(self, kept: KeptAnswer | None) -> None:
+    def plan(self, kept: SavedCompletion | None) -> None:
         """Plan the choices."""
         self.start = self.root if kept is None else kept.node
         self.runs = Runs(
@@ -292,7 +298,7 @@ class ChatCall:
         }
         return {**made, **await self._of_prompt()}
 
-    def _choice(self, turn: ChatTurn, figures: Sequence[TokenFigures]) -> Json:
+    def _choice(self, turn: ChatTurn, figures: Sequence[ScoredToken]) -> Json:
         said, reply = turn.all(), turn.reply
         message: Json = {"role": "assistant", "content": said.content, "refusal": None}
         if said.reasoning:
@@ -303,7 +309,7 @@ class ChatCall:
         choice: Json = {
             "index": reply.index,
             "message": message,
-            "logprobs": self._told_figures(figures),
+            "logprobs": self._chat_logprobs(figures),
             "finish_reason": turn.finish_reason(len(said.calls)),
         }
         if self.body.return_token_ids:
@@ -312,32 +318,32 @@ class ChatCall:
 
     async def figures(
         self, parts: Sequence[tuple[ChoiceRun, int, Sequence[int]]]
-    ) -> list[list[TokenFigures]]:
+    ) -> list[list[ScoredToken]]:
         """Return the figures of some tokens of choices, as far as any are asked for."""
         if self.wanted is None:
             return [[] for _ in parts]
         return await logprobs.of_replies(self.lm, parts, self.wanted)
 
-    def _told_figures(self, figures: Sequence[TokenFigures]) -> Json | None:
+    def _chat_logprobs(self, figures: Sequence[ScoredToken]) -> Json | None:
         if self.wanted is None:
             return None
-        return {"content": logprobs.as_content(self.lm, figures), "refusal": None}
+        return {"content": logprobs.chat_logprobs(self.lm, figures), "refusal": None}
 
     async def _of_prompt(self) -> Json:
         made: Json = {} if self.body.loom is None else {"loom": self.runs.told()}
         if self.body.return_token_ids:
             made["prompt_token_ids"] = self.start.get_prefix_tokens()
         if self.body.prompt_logprobs is not None:
-            wanted = Wanted(self.body.prompt_logprobs)
+            wanted = LogprobsRequest(self.body.prompt_logprobs)
             (found,) = await logprobs.of_prompts(self.lm, [self.start.place], wanted)
-            made["prompt_logprobs"] = logprobs.as_mappings(self.lm, found)
+            made["prompt_logprobs"] = logprobs.prompt_logprobs_entries(self.lm, found)
         return made
 
     # As it comes
 
     async def chunks(self) -> AsyncGenerator[Json, None]:
         """Run it and yield chunks of single choices."""
-        usage = {"usage": None} if self.body.tells_usage else {}
+        usage = {"usage": None} if self.body.includes_usage else {}
         first = await self._of_prompt()
         for reply in self.runs.replies:
             choice = _piece(reply, {"role": "assistant", "content": ""})
@@ -362,7 +368,7 @@ class ChatCall:
                 delta = _delta(step.said, n_calls)
                 n_calls += len(step.said.calls)
                 if delta or step.figures or (self.body.return_token_ids and step.tokens):
-                    choice = _piece(reply, delta, self._told_figures(step.figures))
+                    choice = _piece(reply, delta, self._chat_logprobs(step.figures))
                     if self.body.return_token_ids:
                         choice["token_ids"] = list(step.tokens)
                     made.append(choice)
@@ -376,7 +382,7 @@ def _piece(reply: ChoiceRun, delta: Json, figures: Json | None = None) -> Json:
     return {"index": reply.index, "delta": delta, "logprobs": figures, "finish_reason": None}
 
 
-def _delta(said: Delivered, n_before: int) -> Json:
+def _delta(said: ChatDelta, n_before: int) -> Json:
     """Return what is new in a turn as a delta. n_before: calls that were told already."""
     made: Json = {}
     if said.content:

@@ -21,14 +21,14 @@ from ..limits import check_limit
 from ..service import Service, ServiceDep
 from . import logprobs
 from .constraints import ConstraintFields
-from .fields import GeneratingRequest, TokenId, of_one_kind
-from .kept import KeptAnswer, check_one, keeping
-from .logprobs import TokenFigures, Wanted
+from .field_errors import invalid, overflow_named, unsupported
+from .logprobs import LogprobsRequest, ScoredToken
+from .persistence import SavedCompletion, open_target_node, should_save
 from .prompts import TextPrompt, is_short, n_tokens, read_prompts
-from .refusals import invalid, overflow_named, unsupported
-from .replies import StreamError, TextCompletion, TextCompletionChunk, ok
+from .protocol import StreamError, TextCompletion, TextCompletionChunk, ok
+from .request_fields import GeneratingRequest, TokenId, check_one_kind
 from .runs import ChoiceRun, Runs
-from .stream import answered
+from .stream import run_call
 from .usage import CallUsage
 
 router = APIRouter(prefix="/v1", tags=["openai"], responses=ERRORS)
@@ -71,7 +71,7 @@ class CompletionRequest(ConstraintFields, GeneratingRequest):
         """New tokens of a choice at most; -1: all that the context has room for."""
         return _MAX_TOKENS if self.max_tokens is None else self.max_tokens
 
-    _one_kind = field_validator("prompt", mode="before")(of_one_kind)
+    _one_kind = field_validator("prompt", mode="before")(check_one_kind)
 
     def check(self, service: Service) -> None:
         """Raise Refused for what cannot be honoured."""
@@ -104,7 +104,7 @@ async def complete(
         with overflow_named("prompt", max(body.n_new, 0)):
             return await Completion.begin(body, lm, name, service)
 
-    return await answered(
+    return await run_call(
         request, service, "completion", body.model, is_streamed=bool(body.stream), plan=plan
     )
 
@@ -124,7 +124,7 @@ class Completion:
         given = body.text_constraint()
         constraint = None if given is None else await given.compile(lm)
         call = cls(body, lm, name, prompts, service, constraint)
-        if not check_one(body.loom, len(prompts)):
+        if not should_save(body.loom, len(prompts)):
             call.runs = call.planned(None)
             return call
         assert body.loom is not None
@@ -132,7 +132,9 @@ class Completion:
         is_path = body.prompt is None and body.loom.loom is not None
         ids = None if is_path else prompt.ids
         exact = not prompt.is_text
-        async with keeping(service, body.loom, name, ids, prompt.loom, is_exact=exact) as kept:
+        async with open_target_node(
+            service, body.loom, name, ids, prompt.loom, is_exact=exact
+        ) as kept:
             path = kept.node.get_prefix_tokens()
             if is_path:
                 call.prompts = [TextPrompt(lm, path, None)]
@@ -170,11 +172,11 @@ class Completion:
             "created": int(time.time()),
             "model": name,
         }
-        self.wanted: Wanted | None = None
+        self.wanted: LogprobsRequest | None = None
         if body.logprobs is not None:
             asked = () if body.loom is None else tuple(body.loom.logprob_tokens or ())
-            self.wanted = Wanted(body.logprobs, asked)
-        logprobs.refuse_untold(lm, body.logprobs or 0, given=self.reads_prompt)
+            self.wanted = LogprobsRequest(body.logprobs, asked)
+        logprobs.check_logprobs_supported(lm, body.logprobs or 0, given=self.reads_prompt)
         most = body.n_new
         if most < 0:
             shortest = min(len(prompt.ids) for prompt in self.prompts)
@@ -183,7 +185,7 @@ class Completion:
 
     runs: Runs
 
-    def planned(self, kept: KeptAnswer | None) -> Runs:
+    def planned(self, kept: SavedCompletion | None) -> Runs:
         """Plan the choices."""
         return Runs(
             self.lm,
@@ -243,8 +245,8 @@ class Completion:
         index: int,
         prompt: int,
         reply: ChoiceRun | None,
-        figures: Sequence[TokenFigures],
-        before: Sequence[list[TokenFigures]],
+        figures: Sequence[ScoredToken],
+        before: Sequence[list[ScoredToken]],
     ) -> Json:
         """Return a choice; without a reply it is the prompt alone, or nothing."""
         echo = self.prompts[prompt].text if self.body.echo else ""
@@ -258,15 +260,15 @@ class Completion:
         if self.wanted is not None:
             offsets = self.prompts[prompt].offsets() if head else []
             offsets += [] if reply is None else self._begins(reply, 0, len(figures))
-            made["logprobs"] = logprobs.as_lists(self.lm, [*head, *figures], offsets)
+            made["logprobs"] = logprobs.completion_logprobs(self.lm, [*head, *figures], offsets)
         if self.body.return_token_ids:
             made["prompt_token_ids"] = self.prompts[prompt].ids
             made["token_ids"] = [] if reply is None else reply.tokens
         if self.body.prompt_logprobs is not None:
-            made["prompt_logprobs"] = logprobs.as_mappings(self.lm, before[prompt])
+            made["prompt_logprobs"] = logprobs.prompt_logprobs_entries(self.lm, before[prompt])
         return made
 
-    def _echoed(self, prompt: int, before: Sequence[list[TokenFigures]]) -> Sequence[TokenFigures]:
+    def _echoed(self, prompt: int, before: Sequence[list[ScoredToken]]) -> Sequence[ScoredToken]:
         return before[prompt] if self.body.echo and self.wanted is not None else ()
 
     def _cut(self, reply: ChoiceRun) -> tuple[ChoiceRun, int, list[int]]:
@@ -283,17 +285,17 @@ class Completion:
 
     async def _figures(
         self, parts: Sequence[tuple[ChoiceRun, int, Sequence[int]]]
-    ) -> list[list[TokenFigures]]:
+    ) -> list[list[ScoredToken]]:
         if self.wanted is None:
             return [[] for _ in parts]
         return await logprobs.of_replies(self.lm, parts, self.wanted)
 
-    async def _of_prompts(self) -> list[list[TokenFigures]]:
+    async def _of_prompts(self) -> list[list[ScoredToken]]:
         """Return the figures of each prompt, where they are told."""
         if not self.reads_prompt:
             return []
         top = max(self.body.logprobs or 0, self.body.prompt_logprobs or 0)
-        wanted = Wanted(top, () if self.wanted is None else self.wanted.tokens)
+        wanted = LogprobsRequest(top, () if self.wanted is None else self.wanted.tokens)
         places = [prompt.node.place for prompt in self.prompts]
         return await logprobs.of_prompts(self.lm, places, wanted)
 
@@ -306,7 +308,7 @@ class Completion:
 
     async def chunks(self) -> AsyncGenerator[Json, None]:
         """Run it and yield chunks of single choices."""
-        usage = {"usage": None} if self.body.tells_usage else {}
+        usage = {"usage": None} if self.body.includes_usage else {}
         first = {} if self.body.loom is None else {"loom": self.runs.told()}
         async with aclosing(self._pieces()) as pieces:
             async for choice in pieces:
@@ -340,7 +342,7 @@ class Completion:
             choice: Json = {"index": reply.index, "text": text, "logprobs": None}
             if found:
                 offsets = self._begins(reply, first, len(found))
-                choice["logprobs"] = logprobs.as_lists(self.lm, found, offsets)
+                choice["logprobs"] = logprobs.completion_logprobs(self.lm, found, offsets)
             if self.body.return_token_ids:
                 choice["token_ids"] = list(tokens)
             made.append({**choice, "finish_reason": reply.finish_reason})

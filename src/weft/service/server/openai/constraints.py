@@ -14,8 +14,8 @@ from pydantic import Field, ValidationError
 from ....constraints import GBNF, Choice, Constraint, JsonSchema, Lark, Regex
 from ....constraints.calls import TaggedJson, tagged_constraint
 from ....errors import GrammarError
-from .fields import OpenAIModel
-from .refusals import invalid, named, unsupported
+from .field_errors import invalid, named, unsupported
+from .request_fields import OpenAIModel
 
 if TYPE_CHECKING:
     from ....constraints.schema_rules import Whitespace

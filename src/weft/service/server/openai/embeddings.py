@@ -14,10 +14,10 @@ from ..dependencies import ERRORS
 from ..events import until_gone
 from ..limits import check_limit
 from ..service import Service, ServiceDep
-from .fields import OpenAIModel, TokenId, of_one_kind
+from .field_errors import named, unsupported
 from .known_fields import apply_rule
-from .refusals import named, unsupported
-from .replies import EmbeddingList, ok
+from .protocol import EmbeddingList, ok
+from .request_fields import OpenAIModel, TokenId, check_one_kind
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,11 +48,11 @@ class EmbeddingRequest(OpenAIModel):
     dimensions: int | None = Field(None, ge=1, description="Only what the model has is taken.")
     user: Any = Field(None, description="Taken; changes nothing.")
 
-    _one_kind = field_validator("input", mode="before")(of_one_kind)
+    _one_kind = field_validator("input", mode="before")(check_one_kind)
 
     @model_validator(mode="before")
     @classmethod
-    def _without_what_says_nothing(cls, body: Any) -> Any:
+    def _drop_neutral_fields(cls, body: Any) -> Any:
         return apply_rule(body, cls.model_fields) if isinstance(body, dict) else body
 
     @property

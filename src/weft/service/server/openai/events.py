@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ...._core.tokens.chat import ToolCall
-    from .turns import Delivered
+    from .turns import ChatDelta
 
 Json = dict[str, Any]
 Events = list[tuple[str, Json]]
@@ -25,7 +25,7 @@ class OutputWriter:
         self.output: list[Json] = []
         self._open: Json | None = None
 
-    def write(self, said: Delivered, figures: Sequence[Json]) -> Events:
+    def write(self, said: ChatDelta, figures: Sequence[Json]) -> Events:
         """Take what is new in a turn, with the figures of its tokens; return the events."""
         made: Events = []
         if said.reasoning:

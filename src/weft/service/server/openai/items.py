@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
 
-from .fields import OpenAIModel
-from .refusals import invalid, unsupported
+from .field_errors import invalid, unsupported
+from .request_fields import OpenAIModel
 
 if TYPE_CHECKING:
     from .stored import ResponseKey

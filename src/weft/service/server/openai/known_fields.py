@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import RequestError
-from .refusals import invalid, unsupported
+from .field_errors import invalid, unsupported
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +273,7 @@ _SCHEMAS = frozenset({"guided_json", "json_schema"})  # {} is any JSON
 
 # The order of llama-server's `samplers` that Weft draws in, and its letters.
 _ORDER = ("top_k", "typ_p", "top_p", "min_p", "temperature")
-_LETTERS = {"k": "top_k", "y": "typ_p", "p": "top_p", "m": "min_p", "t": "temperature"}
+_SAMPLER_LETTERS = {"k": "top_k", "y": "typ_p", "p": "top_p", "m": "min_p", "t": "temperature"}
 
 
 def apply_rule(body: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
@@ -344,7 +344,7 @@ def _bias_of_bans(bans: Any) -> dict[str, Any]:
 
 def _is_own_order(samplers: Any) -> bool:
     if isinstance(samplers, str):
-        samplers = [_LETTERS.get(letter) for letter in samplers]
+        samplers = [_SAMPLER_LETTERS.get(letter) for letter in samplers]
     if not isinstance(samplers, list):
         return False
     return tuple(each for each in samplers if each in _ORDER) == _ORDER

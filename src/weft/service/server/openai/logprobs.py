@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .runs import ChoiceRun
 
 
-class TokenFigures(NamedTuple):
+class ScoredToken(NamedTuple):
     """A token at its place: its logprob (None for a text's first), and the likeliest there.
 
     top: (token id, logprob), likeliest first. asked: likewise, of tokens that the caller named.
@@ -38,31 +38,33 @@ class TokenFigures(NamedTuple):
 Asked = tuple["Place", Sequence[int], int, Sequence[int]]
 
 
-class Wanted(NamedTuple):
+class LogprobsRequest(NamedTuple):
     """top: how many alternatives. tokens: ids whose logprobs are told at every place."""
 
     top: int
     tokens: tuple[int, ...] = ()
 
 
-async def of_prompts(lm: LM, places: Sequence[Place], wanted: Wanted) -> list[list[TokenFigures]]:
+async def of_prompts(
+    lm: LM, places: Sequence[Place], wanted: LogprobsRequest
+) -> list[list[ScoredToken]]:
     """Return the figures of the tokens up to each place; a first token has none."""
     paths = [place.ids() for place in places]
     asked: list[Asked] = [(place, [], 1, ids[1:]) for place, ids in zip(places, paths, strict=True)]
     found = await _read(lm, asked, wanted)
-    return [[TokenFigures(ids[0], None), *rest] for ids, rest in zip(paths, found, strict=True)]
+    return [[ScoredToken(ids[0], None), *rest] for ids, rest in zip(paths, found, strict=True)]
 
 
 async def of_replies(
-    lm: LM, parts: Sequence[tuple[ChoiceRun, int, Sequence[int]]], wanted: Wanted
-) -> list[list[TokenFigures]]:
+    lm: LM, parts: Sequence[tuple[ChoiceRun, int, Sequence[int]]], wanted: LogprobsRequest
+) -> list[list[ScoredToken]]:
     """Return the figures of some tokens of choices: (choice, which is the first, the tokens).
 
     The tokens may end with the end token. All are read in one batch.
     """
     if not wanted.top and not wanted.tokens and all(_is_told(*part) for part in parts):
         return [
-            [TokenFigures(token, reply.logprobs[first + i]) for i, token in enumerate(tokens)]
+            [ScoredToken(token, reply.logprobs[first + i]) for i, token in enumerate(tokens)]
             for reply, first, tokens in parts
         ]
     asked: list[Asked] = []
@@ -79,7 +81,7 @@ def _is_told(reply: ChoiceRun, first: int, tokens: Sequence[int]) -> bool:
     return first + len(tokens) <= len(reply.logprobs)
 
 
-async def _read(lm: LM, asked: Sequence[Asked], wanted: Wanted) -> list[list[TokenFigures]]:
+async def _read(lm: LM, asked: Sequence[Asked], wanted: LogprobsRequest) -> list[list[ScoredToken]]:
     """Return the figures of what is asked for, in one batch."""
     items = []
     kept = []
@@ -103,7 +105,9 @@ async def _read(lm: LM, asked: Sequence[Asked], wanted: Wanted) -> list[list[Tok
     return [next(found) if targets else [] for *_, targets in asked]
 
 
-def _ranked(answers: Sequence[Any], targets: Sequence[int], wanted: Wanted) -> list[TokenFigures]:
+def _ranked(
+    answers: Sequence[Any], targets: Sequence[int], wanted: LogprobsRequest
+) -> list[ScoredToken]:
     score: Score = answers[0]
     logprobs = score.logprobs.tolist()
     tops: list[list[tuple[int, float]]] = [[] for _ in targets]
@@ -117,7 +121,7 @@ def _ranked(answers: Sequence[Any], targets: Sequence[int], wanted: Wanted) -> l
         # One number for one token: harnesses ask whether the chosen one is the likeliest.
         same = dict(top).get(token, logprob)
         asked = [(each, float(rows[i][each])) for each in wanted.tokens]
-        made.append(TokenFigures(token, same, ranks[i], top, asked))
+        made.append(ScoredToken(token, same, ranks[i], top, asked))
     return made
 
 
@@ -135,7 +139,7 @@ def finite(logprob: float) -> float:
     return max(logprob, -9999.0)
 
 
-def as_content(lm: LM, figures: Sequence[TokenFigures]) -> list[dict[str, Any]]:
+def chat_logprobs(lm: LM, figures: Sequence[ScoredToken]) -> list[dict[str, Any]]:
     """Return figures as a chat's `logprobs.content`. The chosen token stands among the top ones."""
     return [
         {
@@ -152,7 +156,7 @@ def _entry(lm: LM, token: int, logprob: float) -> dict[str, Any]:
     return {"token": token_name(lm, token), "logprob": finite(logprob), "bytes": spelled}
 
 
-def _with_chosen(figures: TokenFigures) -> list[tuple[int, float]]:
+def _with_chosen(figures: ScoredToken) -> list[tuple[int, float]]:
     """Return the likeliest tokens, and the chosen one where it is not among them."""
     top = list(figures.top)
     if top and figures.logprob is not None and figures.token not in dict(top):
@@ -160,7 +164,9 @@ def _with_chosen(figures: TokenFigures) -> list[tuple[int, float]]:
     return top
 
 
-def as_lists(lm: LM, figures: Sequence[TokenFigures], offsets: Sequence[int]) -> dict[str, Any]:
+def completion_logprobs(
+    lm: LM, figures: Sequence[ScoredToken], offsets: Sequence[int]
+) -> dict[str, Any]:
     """Return figures as a completion's `logprobs`: lists, an entry a token.
 
     offsets: where each token's text begins, in letters.
@@ -177,12 +183,12 @@ def as_lists(lm: LM, figures: Sequence[TokenFigures], offsets: Sequence[int]) ->
     return made
 
 
-def as_mappings(lm: LM, figures: Sequence[TokenFigures]) -> list[dict[str, Any] | None]:
+def prompt_logprobs_entries(lm: LM, figures: Sequence[ScoredToken]) -> list[dict[str, Any] | None]:
     """Return figures as `prompt_logprobs`: by token id, with ranks; None for the first token."""
     return [None if each.logprob is None else _by_id(lm, each) for each in figures]
 
 
-def _by_id(lm: LM, figures: TokenFigures) -> dict[str, Any]:
+def _by_id(lm: LM, figures: ScoredToken) -> dict[str, Any]:
     ranks = {token: number for number, (token, _) in enumerate(figures.top, start=1)}
     listed = _with_chosen(figures) or [(figures.token, figures.logprob or 0.0)]
     return {
@@ -199,7 +205,7 @@ def _or_none(logprob: float | None) -> float | None:
     return None if logprob is None else finite(logprob)
 
 
-def _by_name(lm: LM, figures: TokenFigures) -> dict[str, float] | None:
+def _by_name(lm: LM, figures: ScoredToken) -> dict[str, float] | None:
     if figures.logprob is None:
         return None
     made: dict[str, float] = {}
@@ -208,7 +214,7 @@ def _by_name(lm: LM, figures: TokenFigures) -> dict[str, float] | None:
     return made
 
 
-def refuse_untold(lm: LM, top: int, *, given: bool) -> None:
+def check_logprobs_supported(lm: LM, top: int, *, given: bool) -> None:
     """Raise Unsupported where the engine does not tell what is asked for."""
     capabilities = lm.info.capabilities
     if (top or given) and not (capabilities.steps or (capabilities.scoring is True and not top)):

@@ -12,8 +12,8 @@ from pydantic import Field, model_validator
 from ...._core.tokens.chat import check_variables, template_reads
 from ....errors import ConfigError
 from ....lm.chat import ChatPrompt
-from .fields import OpenAIModel
-from .refusals import invalid, named, unsupported
+from .field_errors import invalid, named, unsupported
+from .request_fields import OpenAIModel
 
 if TYPE_CHECKING:
     from ....lm.lm import LM

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ....loom import Heddle, Loom
-from .refusals import invalid, named
+from .field_errors import invalid, named
 
 if TYPE_CHECKING:
     from ....lm.lm import LM

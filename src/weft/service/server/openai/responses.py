@@ -22,14 +22,14 @@ from . import logprobs
 from .chat import ChatCall, ChatRequest
 from .constraints import ConstraintFields, ResponseFormat, Schema, TextConstraint
 from .events import OutputWriter
-from .fields import Finite, OpenAIModel, OpenAISampling, StreamOptions
+from .field_errors import invalid, overflow_named, unsupported
 from .items import InputItem, as_messages
 from .known_fields import apply_rule
-from .refusals import invalid, overflow_named, unsupported
-from .replies import DeletedResponse, InputItemPage, ResponseEvent, ResponseObject, StreamError, ok
+from .protocol import DeletedResponse, InputItemPage, ResponseEvent, ResponseObject, StreamError, ok
+from .request_fields import Finite, OpenAIModel, OpenAISampling, StreamOptions
 from .runs import Runs
 from .stored import ResponseContext, ResponseKey, delete, new_item_id, store, stored
-from .stream import answered
+from .stream import run_call
 from .usage import CallUsage
 
 router = APIRouter(prefix="/v1", tags=["openai"], responses=ERRORS)
@@ -237,7 +237,7 @@ async def respond(body: ResponseRequest, request: Request, service: ServiceDep) 
                 error.param = _renamed(error.param)
             raise
 
-    return await answered(
+    return await run_call(
         request, service, "response", body.model, is_streamed=bool(body.stream), plan=plan
     )
 
@@ -335,7 +335,7 @@ class ResponseCall:
         for place in places:
             asked.loom = place
             try:
-                with overflow_named("messages", asked.n_asked or 0):
+                with overflow_named("messages", asked.max_new_tokens or 0):
                     call = await ChatCall.begin(asked, lm, name, service)
                 return cls(body, call, name, context)
             except RequestError as error:
@@ -427,7 +427,7 @@ class ResponseCall:
         (figures,) = await self.call.figures([(reply, first, tokens)])
         made: list[tuple[str, Json]] = []
         for step in turn.steps(first, tokens, figures):
-            told = logprobs.as_content(self.call.lm, step.figures if step.is_content else ())
+            told = logprobs.chat_logprobs(self.call.lm, step.figures if step.is_content else ())
             made += self.writer.write(step.said, told)
         if reply.is_over:
             made += self.writer.close(self._status())

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ....loom import Heddle
     from ....loom.grow import Event, PendingBranch
     from ..ticker import Ticker
-    from .kept import KeptAnswer
+    from .persistence import SavedCompletion
 
 _SEEDS = 1 << 64
 
@@ -203,7 +203,7 @@ class Runs:
         is_streamed: bool = False,
         skips_special: bool = False,
         keeps_stop: bool = False,
-        kept: KeptAnswer | None = None,
+        kept: SavedCompletion | None = None,
     ) -> None:
         """skips_special: special tokens are left out of the texts. kept: where the choices go.
 

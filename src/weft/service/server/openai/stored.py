@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ....errors import Conflict, NotFound
 from ....loom import Heddle
 from ....loom.node import preorder
-from .fields import LoomOptions
+from .field_errors import invalid
 from .items import InputItem, as_items
-from .kept import ACTOR
-from .refusals import invalid
+from .persistence import ACTOR
+from .request_fields import LoomOptions
 
 if TYPE_CHECKING:
     from ..open_loom import OpenLoom

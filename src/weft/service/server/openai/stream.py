@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 Json = dict[str, Any]
 
 
-class Answering(Protocol):
+class PlannedCall(Protocol):
     """A call that is planned: exactly one of the two is used, once."""
 
     def answer(self) -> Awaitable[Json]:
@@ -70,14 +70,14 @@ class StreamFormat(NamedTuple):
 SSE = StreamFormat("text/event-stream", sse_line, PING, b"data: [DONE]\n\n")
 
 
-async def answered(
+async def run_call(
     request: Request,
     service: Service,
     kind: str,
     model: str | None,
     *,
     is_streamed: bool,
-    plan: Callable[[LM, str], Awaitable[Answering]],
+    plan: Callable[[LM, str], Awaitable[PlannedCall]],
     written: StreamFormat = SSE,
 ) -> Response | Json:
     """Plan a call on a model and answer it; a client that vanishes ends its runs.
@@ -96,7 +96,7 @@ async def answered(
             stack.callback(lambda: service.metrics.observe_first(name, call.runs.first_token_s))
             if not is_streamed:
                 return await until_gone(request, call.answer())
-        told = ToldCall(call.chunks(), ending, request, written)
+        told = StreamedCall(call.chunks(), ending, request, written)
         end = exit_callback(stack.pop_all())
         return EventStream(
             told.lines(),
@@ -106,7 +106,7 @@ async def answered(
         )
 
 
-class ToldCall:
+class StreamedCall:
     """A call that is streamed. error: what ended it early, or has not let it begin."""
 
     def __init__(

@@ -14,8 +14,8 @@ from ....constraints import AnyOf
 from ....constraints.calls import call_constraint, loose_tool
 from ..errors import RequestError
 from .constraints import TextConstraint
-from .fields import OpenAIModel
-from .refusals import invalid, named
+from .field_errors import invalid, named
+from .request_fields import OpenAIModel
 
 if TYPE_CHECKING:
     from ...._core.tokens.chat import ToolCall

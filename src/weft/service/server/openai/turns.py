@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from ...._core.tokens.chat import ToolCall
     from ....lm.chat import ChatPrompt
-    from .logprobs import TokenFigures
+    from .logprobs import ScoredToken
     from .runs import ChoiceRun
 
 
-class Delivered(NamedTuple):
+class ChatDelta(NamedTuple):
     """A turn, or what is new in one."""
 
     content: str
@@ -30,9 +30,9 @@ class TurnStep(NamedTuple):
     is_content: False for tokens of reasoning, of calls and of the marks around them.
     """
 
-    said: Delivered
+    said: ChatDelta
     tokens: Sequence[int]
-    figures: Sequence[TokenFigures] = ()
+    figures: Sequence[ScoredToken] = ()
     is_content: bool = False
 
 
@@ -41,7 +41,7 @@ class _Waiting(NamedTuple):
 
     text: str
     token: int
-    figures: TokenFigures
+    figures: ScoredToken
 
 
 class ChatTurn:
@@ -55,7 +55,7 @@ class ChatTurn:
         self._reply = reply
         self._reads_calls = reads_calls
         self._has_format = has_format
-        self._told = Delivered("", "", ())
+        self._told = ChatDelta("", "", ())
         self._is_plain = False  # nothing but content comes from here on
         self._waiting: list[_Waiting] = []
 
@@ -74,17 +74,17 @@ class ChatTurn:
         reason = self._reply.finish_reason
         return "tool_calls" if n_calls and reason == "stop" else reason
 
-    def all(self) -> Delivered:
+    def all(self) -> ChatDelta:
         """Return what has been said so far."""
         return self._parsed(self._reply.certain, is_partial=not self._reply.is_over)
 
-    def _parsed(self, length: int, *, is_partial: bool) -> Delivered:
+    def _parsed(self, length: int, *, is_partial: bool) -> ChatDelta:
         text = self._reply.text[:length]
         reads_calls = self._reads_calls and (not self._has_format or self._begins_calls(text))
         made = self._prompt.parse(text, is_partial=is_partial, reads_calls=reads_calls)
         if self._has_format and not {call.name for call in made.tool_calls} <= self._names:
             made = self._prompt.parse(text, is_partial=is_partial, reads_calls=False)
-        return Delivered(made.content, made.reasoning, made.tool_calls)
+        return ChatDelta(made.content, made.reasoning, made.tool_calls)
 
     def _begins_calls(self, text: str) -> bool:
         calls = self._prompt.form.calls
@@ -95,16 +95,16 @@ class ChatTurn:
     def _names(self) -> set[str]:
         return {tool["function"]["name"] for tool in self._prompt.tools}
 
-    def new(self) -> Delivered:
+    def new(self) -> ChatDelta:
         """Return what is new since the last call."""
         return self._advance(self._reply.certain, is_partial=not self._reply.is_over)
 
-    def _advance(self, length: int, *, is_partial: bool) -> Delivered:
+    def _advance(self, length: int, *, is_partial: bool) -> ChatDelta:
         """Return what the choice's text delivers up to `length` that was not delivered before."""
         reply = self._reply
         start, reply.told = reply.told, length
         if self._is_plain:
-            return Delivered(reply.text[start:length], "", ())
+            return ChatDelta(reply.text[start:length], "", ())
         told, now = self._told, self._parsed(length, is_partial=is_partial)
         if not now.content.startswith(told.content):
             # A mark turned out to be text, or text a mark: what was told stays told.
@@ -113,14 +113,14 @@ class ChatTurn:
         # Without tools and reasoning the text is the content: it is not read again.
         is_text = now.content == reply.text[:length]
         self._is_plain = is_text and bool(now.content.strip()) and not self._reads_calls
-        return Delivered(
+        return ChatDelta(
             now.content[len(told.content) :],
             now.reasoning[len(told.reasoning) :],
             now.calls[len(told.calls) :],
         )
 
     def steps(
-        self, first: int, tokens: Sequence[int], figures: Sequence[TokenFigures]
+        self, first: int, tokens: Sequence[int], figures: Sequence[ScoredToken]
     ) -> Iterator[TurnStep]:
         """Yield what new tokens deliver: token by token if they have figures, else all at once.
 
@@ -143,7 +143,7 @@ class ChatTurn:
         if reply.is_over:
             yield from self._released(self.new(), is_end=True)
 
-    def _released(self, said: Delivered, *, is_end: bool = False) -> Iterator[TurnStep]:
+    def _released(self, said: ChatDelta, *, is_end: bool = False) -> Iterator[TurnStep]:
         """Yield the tokens whose text is now known to be content, reasoning or neither."""
         texts = [each.text for each in self._waiting]
         shares = _shares(texts, said.content or said.reasoning)
@@ -156,7 +156,7 @@ class ChatTurn:
         for i, (each, share) in enumerate(zip(released, shares[:n], strict=True)):
             is_content = bool(said.content) and share is not None
             content, reasoning = (share or "", "") if said.content else ("", share or "")
-            part = Delivered(content, reasoning, ())
+            part = ChatDelta(content, reasoning, ())
             if i == n - 1:
                 part = part._replace(calls=said.calls)
                 if said.content:

@@ -31,7 +31,7 @@ router = APIRouter(prefix="/api/v1/looms/{loom}", tags=["nodes"], responses=ERRO
 Under = Annotated[str, Query(max_length=64, description="A node's number or id: from there down.")]
 Depth = Annotated[int | None, Query(ge=0, description="So many levels below it; null: all.")]
 Field = Literal["tokens", "meta", "params", "kv"]
-Wanted = Annotated[
+LogprobsRequest = Annotated[
     list[Field] | None,
     Query(description=f"What to tell besides: {', '.join(FIELDS)}; may be given again."),
 ]
@@ -59,7 +59,7 @@ async def list_nodes(
     service: ServiceDep,
     under: Under = "0",
     depth: Depth = None,
-    fields: Wanted = None,
+    fields: LogprobsRequest = None,
     since: Annotated[
         int | None,
         Query(ge=0, lt=2**53, description="A revision: only what was changed after it."),
@@ -147,7 +147,7 @@ async def read_tree(
     service: ServiceDep,
     under: Under = "0",
     depth: Depth = None,
-    fields: Wanted = None,
+    fields: LogprobsRequest = None,
 ) -> Response:
     """Return the tree as nested objects, for small ones: 2,000 nodes at most."""
     async with service.looms.open_locked(loom) as live:

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from ...._core.sampling.params import PARAMETERS, SamplingParams
 from ....constraints.token_limits import TokenLimits
 from ...api.base import whole
+from .field_errors import invalid, named, unsupported
 from .known_fields import apply_rule
-from .refusals import invalid, named, unsupported
 
 if TYPE_CHECKING:
     from ....constraints.base import Constraint
@@ -30,7 +30,7 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
-def of_one_kind(value: object) -> object:
+def check_one_kind(value: object) -> object:
     """Return texts, token ids or lists of them as they are. Raises: ValueError for a mix."""
     if not isinstance(value, list):
         return value
@@ -173,7 +173,7 @@ class GeneratingRequest(RequestFields, OpenAISampling):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_what_says_nothing(cls, body: Any) -> Any:
+    def _drop_neutral_fields(cls, body: Any) -> Any:
         return apply_rule(body, cls.model_fields) if isinstance(body, Mapping) else body
 
     @property
@@ -270,7 +270,7 @@ class GeneratingRequest(RequestFields, OpenAISampling):
             )
 
     @property
-    def tells_usage(self) -> bool:
+    def includes_usage(self) -> bool:
         """Whether a stream ends with a chunk of usage."""
         return bool(self.stream_options is not None and self.stream_options.include_usage)
 

@@ -16,20 +16,20 @@ from ....errors import NotFound
 from ....loom import Heddle, Loom
 from ..events import EventLog
 from ..growth import Attribution, GrowthTask
-from .refusals import invalid
+from .field_errors import invalid
 
 if TYPE_CHECKING:
     from ...._core.tokens.tokenizer import Tokenizer
     from ....loom.grow import Growth
     from ..open_loom import OpenLoom
     from ..service import Service
-    from .fields import LoomOptions
+    from .request_fields import LoomOptions
 
 Json = dict[str, Any]
 ACTOR = "openai"
 
 
-class KeptAnswer:
+class SavedCompletion:
     """Where a call's choices are kept. node: what they go on from."""
 
     def __init__(self, service: Service, live: OpenLoom, node: Heddle) -> None:
@@ -82,7 +82,7 @@ class KeptAnswer:
 
 
 @asynccontextmanager
-async def keeping(
+async def open_target_node(
     service: Service,
     asked: LoomOptions,
     model: str,
@@ -90,7 +90,7 @@ async def keeping(
     make: Callable[[], Loom],
     said: str = "",
     is_exact: bool = False,
-) -> AsyncIterator[KeptAnswer]:
+) -> AsyncIterator[SavedCompletion]:
     """Find or make the node that a prompt ends in; its loom's lock is held until the block ends.
 
     ids: the prompt's; None for the path of the parent, or the loom's root. make: a loom of it.
@@ -135,7 +135,7 @@ async def keeping(
             node = (await live.change("add", add, ACTOR)).added[-1]
         if not live.kept.has(node):  # it has ended in a job that goes on
             await live.commit_finished()
-        yield KeptAnswer(service, live, node)
+        yield SavedCompletion(service, live, node)
 
 
 def _start(live: OpenLoom, parent: str | None) -> Heddle:
@@ -207,7 +207,7 @@ class _Prompt:
         return n, ahead
 
 
-def check_one(asked: LoomOptions | None, n_prompts: int) -> bool:
+def should_save(asked: LoomOptions | None, n_prompts: int) -> bool:
     """Say whether a call's answers are kept. Raises: Refused for several prompts."""
     if asked is None or not (asked.save or asked.loom is not None or asked.parent is not None):
         return False
