@@ -8,7 +8,7 @@ export type Loom = Schemas['LoomObject']
 export type Model = Schemas['ModelObject']
 export type Job = Schemas['JobObject']
 export type Changed = Schemas['Changed']
-export type TokenChance = Schemas['TokenChance']
+export type TokenCandidate = Schemas['TokenCandidate']
 export type Token = Schemas['TokenObject']
 
 /** What the server refused, or that it could not be reached (status 0). */

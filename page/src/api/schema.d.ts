@@ -146,7 +146,7 @@ export interface components {
             text: string;
         };
         /** @description The loom drawn last in a terminal, and the node read there. */
-        DrawnLast: {
+        LastLoom: {
             /** @description The loom drawn last in any terminal, else changed last. */
             anybodys?: string | null;
             /** @description A name; null: none, or it is gone. */
@@ -692,10 +692,10 @@ export interface components {
         };
         /** @description The likeliest next tokens, and the candidates. */
         NextReply: {
-            candidates?: components["schemas"]["TokenChance"][];
+            candidates?: components["schemas"]["TokenCandidate"][];
             /** @description Of the whole distribution, in nats. */
             entropy?: number | null;
-            next: components["schemas"]["TokenChance"][];
+            next: components["schemas"]["TokenCandidate"][];
             node: number;
             /** @description The probability of all tokens that are not listed. */
             rest: number;
@@ -819,7 +819,7 @@ export interface components {
             whole?: boolean;
         };
         /** @description What was drawn just now. */
-        NoteDrawn: {
+        SetLastLoom: {
             /** @description A name or id. */
             loom: string;
             /**
@@ -1024,7 +1024,7 @@ export interface components {
             title: string;
         };
         /** @description A token that may stand at a place, and how likely the model finds it. */
-        TokenChance: {
+        TokenCandidate: {
             /** @description Of a candidate, with ahead: how greedy decoding goes on. */
             ahead?: string | null;
             bytes: number[];
@@ -1062,7 +1062,7 @@ export interface components {
             rank?: number | null;
             text: string;
             /** @description With top: the likeliest here. */
-            top?: components["schemas"]["TokenChance"][] | null;
+            top?: components["schemas"]["TokenCandidate"][] | null;
         };
         /** @description A token: its bytes, and its text where they are whole characters. */
         TokenPiece: {

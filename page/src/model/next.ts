@@ -1,9 +1,9 @@
 /** The next tokens as a table: cumulative probability, and what drawing does to them. */
-import type { Schemas, TokenChance } from '../api/client'
+import type { Schemas, TokenCandidate } from '../api/client'
 import { visible } from './words'
 
 export interface ChanceRow {
-  chance: TokenChance
+  chance: TokenCandidate
   /** Of this token and all likelier ones; null for one that was looked up. */
   cumulative: number | null
   /** What greedy decoding goes on with, where that was asked for. */

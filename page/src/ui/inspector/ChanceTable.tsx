@@ -1,5 +1,5 @@
 /** Tokens that may come next: likeliest first, each a button that takes it. */
-import type { TokenChance } from '../../api/client'
+import type { TokenCandidate } from '../../api/client'
 import { type ChanceRow, tokenLabel } from '../../model/next'
 import { count, probability } from '../../model/words'
 import { KEYED } from './useNext'
@@ -7,7 +7,7 @@ import { KEYED } from './useNext'
 interface ChanceTableProps {
   rows: ChanceRow[]
   /** Found by their text, wherever they rank. */
-  lookedUp: TokenChance[]
+  lookedUp: TokenCandidate[]
   /** Settings change the distribution: both probabilities are told. */
   isDrawn: boolean
   /** They are of the node where one stands; else of the one before, for a moment. */
@@ -69,7 +69,7 @@ export function ChanceTable({ rows, lookedUp, isDrawn, isCurrent, onTake }: Chan
 }
 
 interface RowProps {
-  chance: TokenChance
+  chance: TokenCandidate
   mark: string
   sum: number | null
   isDrawn: boolean

@@ -60,7 +60,7 @@ export function useNext(asked: Asked | null): Told {
 
 export interface Found {
   /** The text as tokens: only the first of each way to read it can be looked up. */
-  chances: Schemas['TokenChance'][]
+  chances: Schemas['TokenCandidate'][]
   error: string
 }
 

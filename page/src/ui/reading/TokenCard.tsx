@@ -1,7 +1,7 @@
 /** What the model saw at a token: how likely it was, and what else might have come. */
 import { Scissors, SeparatorVertical, X } from 'lucide-preact'
 import { useEffect, useLayoutEffect, useRef, useState } from 'preact/hooks'
-import { ApiError, type Token, type TokenChance } from '../../api/client'
+import { ApiError, type Token, type TokenCandidate } from '../../api/client'
 import { figure } from '../../model/heat'
 import { pieceOf, piecesOf } from '../../model/pieces'
 import { ROOT } from '../../model/tree'
@@ -169,7 +169,7 @@ const Chips = ({ bytes }: { bytes: readonly number[] }) => (
 )
 
 const hex = (bytes: readonly number[]) => bytes.map((each) => each.toString(16).padStart(2, '0')).join(' ')
-const isPart = (token: Token | TokenChance) => token.text.includes('\ufffd')
+const isPart = (token: Token | TokenCandidate) => token.text.includes('\ufffd')
 
 /** What is known of a token at once, and what the model says of it a moment later. */
 function useToken(loom: OpenLoom, node: number, index: number) {

@@ -1,6 +1,6 @@
 /** What is done at a token: walking, forking, splitting, cutting. */
 import { signal } from '@preact/signals'
-import type { TokenChance } from '../../api/client'
+import type { TokenCandidate } from '../../api/client'
 import { pieceOf, piecesOf } from '../../model/pieces'
 import { ROOT } from '../../model/tree'
 import { shownText } from '../../model/turns'
@@ -99,7 +99,7 @@ export async function take(loom: OpenLoom, goesOn: boolean): Promise<void> {
 }
 
 /** A sibling that shares all before the token, and has another one there. */
-export async function forkAt(spot: Spot, other: TokenChance, goesOn: boolean): Promise<void> {
+export async function forkAt(spot: Spot, other: TokenCandidate, goesOn: boolean): Promise<void> {
   if (spot.node === ROOT) {
     toast('The prompt has no siblings: edit it, or write a child.')
     return

@@ -16,7 +16,7 @@ _EXACT = 2.0**53  # below it floats are the numbers that were written
 _NOTES = ("meta",)  # kept as they are, halves of characters, too
 
 
-def whole(value: object, *, is_text: bool = True) -> object:
+def validate_json(value: object, *, is_text: bool = True) -> object:
     """Return a field's value; Python reads more from JSON than that has, and than is text.
 
     is_text: what is in it is for a model, a name or a search. Raises: ValueError for NaN,
@@ -55,7 +55,7 @@ def _key(key: object) -> object:
     return key if number is None else str(number)
 
 
-class Asked(BaseModel):
+class RequestModel(BaseModel):
     """A request: what is not known in it is refused by name, never ignored.
 
     Nor is it taken for something else: "2" and true are no numbers. A whole number is a float.
@@ -65,19 +65,19 @@ class Asked(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _whole(cls, value: object, info: ValidationInfo) -> object:
+    def _validate_json(cls, value: object, info: ValidationInfo) -> object:
         if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
             value = int(value)  # 2.0 is a whole number of JSON; a float takes it, too
-        return whole(as_json(value), is_text=info.field_name not in _NOTES)
+        return validate_json(as_json(value), is_text=info.field_name not in _NOTES)
 
 
-class Reply(BaseModel):
+class ResponseModel(BaseModel):
     """A reply. A later server may tell more."""
 
     model_config = ConfigDict(extra="ignore")
 
 
-class ErrorDetail(Reply):
+class ErrorDetail(ResponseModel):
     """What went wrong. `message`, `type`, `param` and `code` are OpenAI's fields."""
 
     message: str = Field(description="What was wrong, what is allowed and what to do.")
@@ -93,7 +93,7 @@ class ErrorDetail(Reply):
     )
 
 
-class ErrorReply(Reply):
+class ErrorReply(ResponseModel):
     """The body of every reply that is not 2xx."""
 
     error: ErrorDetail

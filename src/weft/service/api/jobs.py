@@ -6,14 +6,14 @@ from typing import Literal
 
 from pydantic import Field
 
-from .base import Asked, ErrorDetail, Json, Reply
+from .base import ErrorDetail, Json, RequestModel, ResponseModel
 from .nodes import Figure, NodeObject
 from .sampling import SamplingFields
 
 Status = Literal["running", "ok", "cancelled", "interrupted", "failed"]
 
 
-class BranchObject(Reply):
+class BranchObject(ResponseModel):
     """One branch of a job: the node that it becomes, which is there from its first token."""
 
     branch: int = Field(description="Its index in the job.")
@@ -24,7 +24,7 @@ class BranchObject(Reply):
     finish_reason: str | None = Field(default=None, description="Null while it grows.")
 
 
-class TokenUsage(Reply):
+class TokenUsage(ResponseModel):
     """What a job read and wrote, in tokens."""
 
     prompt_tokens: int = 0
@@ -35,7 +35,7 @@ class TokenUsage(Reply):
     )
 
 
-class CandidateObject(Reply):
+class CandidateObject(ResponseModel):
     """A node that a round of a search made."""
 
     node: int
@@ -43,7 +43,7 @@ class CandidateObject(Reply):
     by: str | None = Field(default=None, description="Which of several sources wrote it.")
 
 
-class RoundObject(Reply):
+class RoundObject(ResponseModel):
     """A round of a search: what it made, and what it goes on with."""
 
     round: int = Field(description="From 1.")
@@ -52,7 +52,7 @@ class RoundObject(Reply):
     cost: Json = Field(description="What all rounds so far have cost.")
 
 
-class JobObject(Reply):
+class JobObject(ResponseModel):
     """A piece of work that goes on without anybody waiting for it."""
 
     id: str
@@ -75,13 +75,13 @@ class JobObject(Reply):
     last_event: int = Field(default=0, description="The id of its last event.")
 
 
-class JobList(Reply):
+class JobList(ResponseModel):
     """Jobs, the newest first."""
 
     data: list[JobObject]
 
 
-class JobReply(Reply):
+class JobReply(ResponseModel):
     """A job that has begun; with `wait`, one that has ended, and its nodes."""
 
     job: str
@@ -96,7 +96,7 @@ class JobReply(Reply):
     error: ErrorDetail | None = None
 
 
-class CancelJob(Asked):
+class CancelJob(RequestModel):
     """What to end; it keeps what it has."""
 
     branches: list[int] | None = Field(default=None, description="By index; null: all.")
@@ -121,7 +121,7 @@ class StartRun(SamplingFields):
     model: str | None = Field(default=None, description="Null: the loom's own.")
 
 
-class StrategyObject(Reply):
+class StrategyObject(ResponseModel):
     """A way to search."""
 
     name: str
@@ -140,7 +140,7 @@ class StrategyObject(Reply):
     )
 
 
-class StrategyList(Reply):
+class StrategyList(ResponseModel):
     """All strategies."""
 
     data: list[StrategyObject]

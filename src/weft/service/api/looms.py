@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from .base import Asked, Json, Reply
+from .base import Json, RequestModel, ResponseModel
 
 
-class LoomObject(Reply):
+class LoomObject(ResponseModel):
     """A loom: a tree that is kept under a name."""
 
     id: str
@@ -29,14 +29,14 @@ class LoomObject(Reply):
     )
 
 
-class LoomPage(Reply):
+class LoomPage(ResponseModel):
     """Looms, the one changed last first."""
 
     data: list[LoomObject]
     next: str | None = Field(default=None, description="Give it as `after` for the next page.")
 
 
-class CreateLoom(Asked):
+class CreateLoom(RequestModel):
     """What a new loom begins with."""
 
     model: str | None = Field(default=None, description="A loaded model; null: the default one.")
@@ -65,14 +65,14 @@ class CreateLoom(Asked):
         return self
 
 
-class EditLoom(Asked):
+class EditLoom(RequestModel):
     """What to change of a loom."""
 
     name: str | None = Field(default=None, description="Its new name.")
     meta: Json | None = Field(default=None, description="Its notes, whole.")
 
 
-class LoomTree(Reply):
+class LoomTree(ResponseModel):
     """A loom's tree, nested."""
 
     loom: str
@@ -80,7 +80,7 @@ class LoomTree(Reply):
     tree: Json = Field(description="The root; each node has its children in `nodes`.")
 
 
-class OperationObject(Reply):
+class OperationObject(ResponseModel):
     """One line of a loom's log."""
 
     kind: str
@@ -94,13 +94,13 @@ class OperationObject(Reply):
     model: str | None = Field(default=None, description="That grew what was added.")
 
 
-class OperationList(Reply):
+class OperationList(ResponseModel):
     """The operations of a loom, the last one first."""
 
     data: list[OperationObject]
 
 
-class HitObject(Reply):
+class HitObject(ResponseModel):
     """A node whose text has the words."""
 
     loom: str
@@ -112,14 +112,14 @@ class HitObject(Reply):
     )
 
 
-class HitList(Reply):
+class HitList(ResponseModel):
     """What a search over texts found."""
 
     data: list[HitObject]
     more: bool = Field(default=False, description="There are more than were asked for.")
 
 
-class Imported(Reply):
+class Imported(ResponseModel):
     """What came of a file."""
 
     looms: list[LoomObject]
@@ -128,7 +128,7 @@ class Imported(Reply):
     dropped: list[str] = Field(description="What the file had and a loom has not, in words.")
 
 
-class RestoredLooms(Reply):
+class RestoredLooms(ResponseModel):
     """The looms that came back, or whose nodes did."""
 
     data: list[LoomObject]

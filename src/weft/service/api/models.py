@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from .base import Asked, ErrorDetail, Json, Reply
+from .base import ErrorDetail, Json, RequestModel, ResponseModel
 
 
-class ModelObject(Reply):
+class ModelObject(ResponseModel):
     """A model on the server's shelf."""
 
     id: str = Field(description="By this name requests mean it.")
@@ -45,13 +45,13 @@ class ModelObject(Reply):
     error: ErrorDetail | None = None
 
 
-class ModelList(Reply):
+class ModelList(ResponseModel):
     """The models on the shelf."""
 
     data: list[ModelObject]
 
 
-class LoadModel(Asked):
+class LoadModel(RequestModel):
     """A model to load."""
 
     source: str = Field(min_length=1, max_length=4096, description="As weft run -m takes it.")
@@ -72,7 +72,7 @@ class LoadModel(Asked):
     wait: bool = Field(default=False, description="Answer when it is loaded.")
 
 
-class ServerObject(Reply):
+class ServerObject(ResponseModel):
     """The server: what it is, what it can do, and what one may ask of it."""
 
     version: str
@@ -89,7 +89,7 @@ class ServerObject(Reply):
     )
 
 
-class TokenizeText(Asked):
+class TokenizeText(RequestModel):
     """A text to tokenise."""
 
     text: str
@@ -98,7 +98,7 @@ class TokenizeText(Asked):
     add_bos: bool | None = Field(default=None, description="Null: as the model does.")
 
 
-class TokenPiece(Reply):
+class TokenPiece(ResponseModel):
     """A token: its bytes, and its text where they are whole characters."""
 
     id: int
@@ -106,27 +106,27 @@ class TokenPiece(Reply):
     bytes: list[int]
 
 
-class TokenizeReply(Reply):
+class TokenizeReply(ResponseModel):
     """The tokens of a text."""
 
     token_ids: list[int]
     tokens: list[TokenPiece]
 
 
-class DetokenizeIds(Asked):
+class DetokenizeIds(RequestModel):
     """Tokens whose text is asked for."""
 
     token_ids: list[int]
     model: str | None = None
 
 
-class DetokenizeReply(Reply):
+class DetokenizeReply(ResponseModel):
     """The text of tokens."""
 
     text: str
 
 
-class ApplyTemplate(Asked):
+class ApplyTemplate(RequestModel):
     """A chat to render by the model's template."""
 
     messages: list[Json] = Field(min_length=1)
@@ -138,14 +138,14 @@ class ApplyTemplate(Asked):
     )
 
 
-class ApplyTemplateReply(Reply):
+class ApplyTemplateReply(ResponseModel):
     """The prompt of a chat."""
 
     prompt: str
     token_ids: list[int]
 
 
-class KvObject(Reply):
+class KvObject(ResponseModel):
     """What a model's KV takes, and what sharing it has saved; figures since it was loaded."""
 
     model: str
@@ -167,7 +167,7 @@ class KvObject(Reply):
     )
 
 
-class PinnedNode(Reply):
+class PinnedNode(ResponseModel):
     """A node whose path has its KV pinned."""
 
     node: int
@@ -175,7 +175,7 @@ class PinnedNode(Reply):
     bytes: int
 
 
-class LoomKv(Reply):
+class LoomKv(ResponseModel):
     """The KV of one loom's nodes."""
 
     loom: str
@@ -195,7 +195,7 @@ class LoomKv(Reply):
     )
 
 
-class KvList(Reply):
+class KvList(ResponseModel):
     """The KV of all models."""
 
     data: list[KvObject]

@@ -6,14 +6,14 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from .base import Asked, Json, Reply
+from .base import Json, RequestModel, ResponseModel
 from .sampling import SamplingFields
 
 Figure = float | str | None  # a number that JSON does not have is a text: "inf", "-inf", "nan"
 FIELDS = ("tokens", "meta", "params", "kv")
 
 
-class NodeOrigin(Reply):
+class NodeOrigin(ResponseModel):
     """The operation that brought a node."""
 
     kind: str = Field(description="grow, run, add, fork, …")
@@ -25,7 +25,7 @@ class NodeOrigin(Reply):
     )
 
 
-class NodeKv(Reply):
+class NodeKv(ResponseModel):
     """What a node's path has of KV."""
 
     state: Literal["hot", "host", "partly", "cold"] = Field(
@@ -36,7 +36,7 @@ class NodeKv(Reply):
     pinned: bool = Field(description="It, and the path to it, is not evicted until it is unpinned.")
 
 
-class NodeObject(Reply):
+class NodeObject(ResponseModel):
     """A node. Nodes are named by their numbers, which are never given again, or by their ids."""
 
     node: int = Field(description="Its number in its loom; 0 is the root.")
@@ -77,7 +77,7 @@ class NodeObject(Reply):
     kv: NodeKv | None = Field(default=None, description="With fields=kv; null where nobody knows.")
 
 
-class NodePage(Reply):
+class NodePage(ResponseModel):
     """Some nodes of a loom, parents first."""
 
     rev: int = Field(description="The loom's revision that this is of.")
@@ -98,7 +98,7 @@ class TreeNode(NodeObject):
     nodes: list[TreeNode] = Field(default_factory=list, description="Its children, whole.")
 
 
-class AddNode(Asked):
+class AddNode(RequestModel):
     """Text that somebody wrote: one child, or several."""
 
     parent: int | str = Field(default=0, description="A node's number or id.")
@@ -127,7 +127,7 @@ class AddNode(Asked):
         return self
 
 
-class EditNode(Asked):
+class EditNode(RequestModel):
     """What to change of a node. A new text makes a sibling, unless it is to stand in its place."""
 
     text: str | None = Field(default=None, description="Its text from now on.")
@@ -193,7 +193,7 @@ class GrowNodes(GrowFields):
     )
 
 
-class NextTokens(Asked):
+class NextTokens(RequestModel):
     """What may come next."""
 
     top: int = Field(default=10, ge=1, description="How many of the likeliest.")
@@ -217,7 +217,7 @@ class NextTokens(Asked):
     )
 
 
-class TokenChance(Reply):
+class TokenCandidate(ResponseModel):
     """A token that may stand at a place, and how likely the model finds it."""
 
     id: int
@@ -234,17 +234,17 @@ class TokenChance(Reply):
     )
 
 
-class NextReply(Reply):
+class NextReply(ResponseModel):
     """The likeliest next tokens, and the candidates."""
 
     node: int
-    next: list[TokenChance]
-    candidates: list[TokenChance] = Field(default_factory=list)
+    next: list[TokenCandidate]
+    candidates: list[TokenCandidate] = Field(default_factory=list)
     rest: float = Field(description="The probability of all tokens that are not listed.")
     entropy: float | None = Field(default=None, description="Of the whole distribution, in nats.")
 
 
-class MeasureText(Asked):
+class MeasureText(RequestModel):
     """A text to measure after a node; without one the node's own."""
 
     text: str | None = None
@@ -258,7 +258,7 @@ class MeasureText(Asked):
         return self
 
 
-class MeasureReply(Reply):
+class MeasureReply(ResponseModel):
     """How likely a model finds a text: a log-probability a token, raw."""
 
     node: int
@@ -270,7 +270,7 @@ class MeasureReply(Reply):
     perplexity: Figure
 
 
-class TokenObject(Reply):
+class TokenObject(ResponseModel):
     """One token of a node."""
 
     index: int
@@ -287,10 +287,12 @@ class TokenObject(Reply):
         description="With sampled: after the node's own temperature and filters; penalties and"
         " constraints do not count. Null where it was not sampled.",
     )
-    top: list[TokenChance] | None = Field(default=None, description="With top: the likeliest here.")
+    top: list[TokenCandidate] | None = Field(
+        default=None, description="With top: the likeliest here."
+    )
 
 
-class TokenList(Reply):
+class TokenList(ResponseModel):
     """A node's tokens."""
 
     node: int
@@ -298,7 +300,7 @@ class TokenList(Reply):
     data: list[TokenObject]
 
 
-class PathReply(Reply):
+class PathReply(ResponseModel):
     """What leads to a node."""
 
     node: int
@@ -310,7 +312,7 @@ class PathReply(Reply):
     nodes: list[NodeObject] | None = None
 
 
-class ForkNode(Asked):
+class ForkNode(RequestModel):
     """A sibling that shares a node's first tokens."""
 
     at_token: int = Field(ge=0, description="How many of the node's tokens are shared.")
@@ -324,7 +326,7 @@ class ForkNode(Asked):
         return self
 
 
-class SplitNode(Asked):
+class SplitNode(RequestModel):
     """Where to cut a node in two."""
 
     at_token: int | None = Field(
@@ -341,7 +343,7 @@ class SplitNode(Asked):
         return self
 
 
-class ClipNode(Asked):
+class ClipNode(RequestModel):
     """How much of a node to keep."""
 
     keep: int | None = Field(default=None, ge=0, description="Tokens to keep.")
@@ -358,7 +360,7 @@ class ClipNode(Asked):
         return self
 
 
-class MoveNode(Asked):
+class MoveNode(RequestModel):
     """Where a node and all below it shall stand."""
 
     parent: int | str
@@ -367,7 +369,7 @@ class MoveNode(Asked):
     )
 
 
-class CopyNode(Asked):
+class CopyNode(RequestModel):
     """Where a copy of a node and all below it shall stand."""
 
     to_loom: str | None = Field(default=None, description="A loom's name or id; null: this one.")
@@ -378,7 +380,7 @@ class CopyNode(Asked):
     )
 
 
-class KvRequest(Asked):
+class KvRequest(RequestModel):
     """What to do with the KV of a node's path."""
 
     op: Literal["warm", "pin", "unpin", "offload", "evict"] = Field(
@@ -388,7 +390,7 @@ class KvRequest(Asked):
     )
 
 
-class ForgetKv(Asked):
+class ForgetKv(RequestModel):
     """What KV of a loom to forget."""
 
     keep: int | str | None = Field(
@@ -396,7 +398,7 @@ class ForgetKv(Asked):
     )
 
 
-class Changed(Reply):
+class Changed(ResponseModel):
     """What a change did: nodes that came or are different now, and numbers that went."""
 
     rev: int

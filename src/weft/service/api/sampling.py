@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from .base import Asked
+from .base import RequestModel
 
 TokenKey = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 
@@ -23,7 +23,7 @@ Bias = Annotated[float | Literal["inf", "-inf"], BeforeValidator(_of_bias)]
 _CONSTRAINTS = ("json_schema", "regex", "choices", "gbnf", "lark")
 
 
-class SamplingFields(Asked):
+class SamplingFields(RequestModel):
     """Sampling parameters; what is not given is as the model says, else neutral."""
 
     max_tokens: int | None = Field(

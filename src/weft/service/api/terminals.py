@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from .base import Asked, Reply
+from .base import RequestModel, ResponseModel
 
 
-class DrawnLast(Reply):
+class LastLoom(ResponseModel):
     """The loom drawn last in a terminal, and the node read there."""
 
     loom: str | None = Field(default=None, description="A name; null: none, or it is gone.")
@@ -17,7 +17,7 @@ class DrawnLast(Reply):
     )
 
 
-class NoteDrawn(Asked):
+class SetLastLoom(RequestModel):
     """What was drawn just now."""
 
     loom: str = Field(max_length=300, description="A name or id.")

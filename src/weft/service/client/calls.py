@@ -20,11 +20,11 @@ from ..api import looms as _looms
 from ..api import models as _models
 from ..api import nodes as _nodes
 from ..api import terminals as _terminals
-from ..api.base import Asked, Reply
+from ..api.base import RequestModel, ResponseModel
 from .call import ApiCall, given
 
-Answer = TypeVar("Answer", bound=Reply)
-Request = TypeVar("Request", bound=Asked)
+Answer = TypeVar("Answer", bound=ResponseModel)
+Request = TypeVar("Request", bound=RequestModel)
 Node = int | str
 _ROOT = "/api/v1"
 
@@ -185,15 +185,15 @@ def import_looms(
 # Terminals
 
 
-def drawn_last(mark: str) -> ApiCall[_terminals.DrawnLast]:
+def drawn_last(mark: str) -> ApiCall[_terminals.LastLoom]:
     """Return which loom was drawn last in a terminal."""
-    return _get(f"/terminals/{_part(mark)}", _terminals.DrawnLast)
+    return _get(f"/terminals/{_part(mark)}", _terminals.LastLoom)
 
 
-def note_drawn(mark: str, loom: str, node: int = 0) -> ApiCall[_terminals.DrawnLast]:
+def note_drawn(mark: str, loom: str, node: int = 0) -> ApiCall[_terminals.LastLoom]:
     """Remember that a loom was drawn in a terminal."""
-    asked = _made(_terminals.NoteDrawn, loom=loom, node=node)
-    body, read = _body(asked), _terminals.DrawnLast.model_validate
+    asked = _made(_terminals.SetLastLoom, loom=loom, node=node)
+    body, read = _body(asked), _terminals.LastLoom.model_validate
     return ApiCall("PUT", f"{_ROOT}/terminals/{_part(mark)}", read, body=body)
 
 
@@ -449,15 +449,17 @@ def _delete(
     return ApiCall("DELETE", _ROOT + path, answer.model_validate, params, rev=rev)
 
 
-def _post(path: str, asked: Asked | None, answer: type[Answer], **params: Any) -> ApiCall[Answer]:
+def _post(
+    path: str, asked: RequestModel | None, answer: type[Answer], **params: Any
+) -> ApiCall[Answer]:
     return ApiCall("POST", _ROOT + path, answer.model_validate, params, _body(asked))
 
 
 def _patch(
-    path: str, asked: Asked, answer: type[Answer], *, rev: int | None = None
+    path: str, asked: RequestModel, answer: type[Answer], *, rev: int | None = None
 ) -> ApiCall[Answer]:
     return ApiCall("PATCH", _ROOT + path, answer.model_validate, body=_body(asked), rev=rev)
 
 
-def _body(asked: Asked | None) -> dict[str, Any] | None:
+def _body(asked: RequestModel | None) -> dict[str, Any] | None:
     return None if asked is None else asked.model_dump(exclude_unset=True)

@@ -21,7 +21,7 @@ from starlette.routing import Match
 from ... import errors
 from ..._core.error_mapping import outcome_of
 from ...errors import WeftError
-from ..api.base import Asked
+from ..api.base import RequestModel
 from .error_bodies import error_body
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def _causes(found: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
 @cache
 def _fields() -> frozenset[str]:
     """The fields of all native requests."""
-    kinds: list[type[Asked]] = [Asked]
+    kinds: list[type[RequestModel]] = [RequestModel]
     for kind in kinds:
         kinds += kind.__subclasses__()
     return frozenset(name for kind in kinds for name in kind.model_fields)

@@ -25,7 +25,7 @@ from ...errors import ConfigError, NotFound, WeftError
 from ...lm.lm import LM
 from ...loom import Heddle, Loom
 from ...loom.node import preorder
-from ..api.base import whole
+from ..api.base import validate_json
 from ..api.nodes import GrowFields
 from ..store.facts import LoomRow
 from .dependencies import ERRORS
@@ -97,8 +97,10 @@ class N8Request(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _whole(cls, value: object, info: ValidationInfo) -> object:
-        return value if info.field_name == "loom_data" else whole(value)  # a file says what it says
+    def _validate_json(cls, value: object, info: ValidationInfo) -> object:
+        return (
+            value if info.field_name == "loom_data" else validate_json(value)
+        )  # a file says what it says
 
 
 class LoadModelRequest(N8Request):
@@ -223,7 +225,7 @@ async def read_loom(loom_id: str, service: ServiceDep) -> Response:
 async def export_loom(loom_id: str, service: ServiceDep) -> Response:
     """Return a loom as nested nodes, with their tokens: `/looms/import` reads them."""
     async with _loom(service, loom_id) as live:
-        return await _nested(live, live.kept.loom, whole=True)
+        return await _nested(live, live.kept.loom, validate_json=True)
 
 
 @router.get("/looms")
@@ -302,13 +304,13 @@ def _ids(live: OpenLoom, nodes: Sequence[Heddle]) -> list[str]:
     return [_id(live, node) for node in nodes]
 
 
-async def _nested(live: OpenLoom, top: Heddle, *, whole: bool = False) -> Response:
+async def _nested(live: OpenLoom, top: Heddle, *, validate_json: bool = False) -> Response:
     """Return nested nodes as an answer. They may be nested deeper than a JSON library goes."""
-    text = await live.call(lambda: "".join(_written(live, top, whole=whole)))
+    text = await live.call(lambda: "".join(_written(live, top, validate_json=validate_json)))
     return Response(text, media_type="application/json")
 
 
-def _written(live: OpenLoom, top: Heddle, *, whole: bool) -> list[str]:
+def _written(live: OpenLoom, top: Heddle, *, validate_json: bool) -> list[str]:
     out: list[str] = []
     stack: list[Heddle | str] = [top]
     while stack:
@@ -322,7 +324,7 @@ def _written(live: OpenLoom, top: Heddle, *, whole: bool) -> list[str]:
             "display_text": node.display_text(),
             "terminal": node.terminal,
         }
-        if whole:
+        if validate_json:
             told["tokens"] = node.tokens
         out.append(json.dumps(told, ensure_ascii=False)[:-1] + ', "children": [')
         stack.append("]}")

@@ -34,7 +34,7 @@ _FILTERS = ("temperature", "top_p", "top_k", "min_p", "typical_p")
 
 
 def token_candidate(lm: LM, token: int, logprobs: Any, rank: int, sampled: Any = None) -> Json:
-    """Return what is told of a token that may stand at a place, in TokenChance's words."""
+    """Return what is told of a token that may stand at a place, in TokenCandidate's words."""
     logprob = float(logprobs[token])
     told: Json = {
         "id": token,

@@ -6,12 +6,12 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from ...api.base import Reply
+from ...api.base import ResponseModel
 
 Json = dict[str, Any]
 
 
-class MessageUsage(Reply):
+class MessageUsage(ResponseModel):
     """Token counts. The prompt's size is the sum of the three counts of input tokens."""
 
     input_tokens: int = Field(description="Prompt tokens that were computed.")
@@ -20,7 +20,7 @@ class MessageUsage(Reply):
     output_tokens: int
 
 
-class MessageReply(Reply):
+class MessageReply(ResponseModel):
     """An assistant's message."""
 
     id: str
@@ -39,7 +39,7 @@ class MessageReply(Reply):
     loom: Json | None = Field(default=None, description="Only if the request has `loom`.")
 
 
-class MessageError(Reply):
+class MessageError(ResponseModel):
     """An error, in Anthropic's form. `error` also has Weft's `code`, `param` and `hint`."""
 
     type: Literal["error"]
@@ -47,7 +47,7 @@ class MessageError(Reply):
     request_id: str | None
 
 
-class MessageEvent(Reply):
+class MessageEvent(ResponseModel):
     """An event of a streamed message; its type decides which fields it has."""
 
     type: Literal[

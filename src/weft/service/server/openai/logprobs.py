@@ -35,7 +35,7 @@ class ScoredToken(NamedTuple):
 
 
 # (place, tokens after it, depth of the first target, targets): the tokens to score on a path.
-Asked = tuple["Place", Sequence[int], int, Sequence[int]]
+ScoreRequest = tuple["Place", Sequence[int], int, Sequence[int]]
 
 
 class LogprobsRequest(NamedTuple):
@@ -50,7 +50,9 @@ async def of_prompts(
 ) -> list[list[ScoredToken]]:
     """Return the figures of the tokens up to each place; a first token has none."""
     paths = [place.ids() for place in places]
-    asked: list[Asked] = [(place, [], 1, ids[1:]) for place, ids in zip(places, paths, strict=True)]
+    asked: list[ScoreRequest] = [
+        (place, [], 1, ids[1:]) for place, ids in zip(places, paths, strict=True)
+    ]
     found = await _read(lm, asked, wanted)
     return [[ScoredToken(ids[0], None), *rest] for ids, rest in zip(paths, found, strict=True)]
 
@@ -67,7 +69,7 @@ async def of_replies(
             [ScoredToken(token, reply.logprobs[first + i]) for i, token in enumerate(tokens)]
             for reply, first, tokens in parts
         ]
-    asked: list[Asked] = []
+    asked: list[ScoreRequest] = []
     for reply, first, tokens in parts:
         before = reply.node.parent
         assert before is not None
@@ -81,7 +83,9 @@ def _is_told(reply: ChoiceRun, first: int, tokens: Sequence[int]) -> bool:
     return first + len(tokens) <= len(reply.logprobs)
 
 
-async def _read(lm: LM, asked: Sequence[Asked], wanted: LogprobsRequest) -> list[list[ScoredToken]]:
+async def _read(
+    lm: LM, asked: Sequence[ScoreRequest], wanted: LogprobsRequest
+) -> list[list[ScoredToken]]:
     """Return the figures of what is asked for, in one batch."""
     items = []
     kept = []

@@ -12,13 +12,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from pydantic.json_schema import models_json_schema
 
-from ...api.base import ErrorDetail, Reply
+from ...api.base import ErrorDetail, ResponseModel
 
 Json = dict[str, Any]
 FinishReason = Literal["stop", "length"]
 
 
-class TokenLogprob(Reply):
+class TokenLogprob(ResponseModel):
     """A token with its log-probability."""
 
     token: str
@@ -35,14 +35,14 @@ class ChosenLogprob(TokenLogprob):
     )
 
 
-class ChatLogprobs(Reply):
+class ChatLogprobs(ResponseModel):
     """Log-probabilities of a chat's generated tokens."""
 
     content: list[ChosenLogprob]
     refusal: None
 
 
-class CompletionLogprobs(Reply):
+class CompletionLogprobs(ResponseModel):
     """Log-probabilities of a completion's tokens: four lists with an entry for each token."""
 
     tokens: list[str]
@@ -54,7 +54,7 @@ class CompletionLogprobs(Reply):
     )
 
 
-class PromptLogprob(Reply):
+class PromptLogprob(ResponseModel):
     """An entry of `prompt_logprobs`; its key is the token id."""
 
     logprob: float
@@ -65,13 +65,13 @@ class PromptLogprob(Reply):
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
-class CachedTokens(Reply):
+class CachedTokens(ResponseModel):
     """Details of the prompt tokens."""
 
     cached_tokens: int = Field(description="Prompt tokens whose KV was found in the token tree.")
 
 
-class CompletionUsage(Reply):
+class CompletionUsage(ResponseModel):
     """Token counts of a call."""
 
     prompt_tokens: int
@@ -80,14 +80,14 @@ class CompletionUsage(Reply):
     prompt_tokens_details: CachedTokens
 
 
-class CallFunction(Reply):
+class CallFunction(ResponseModel):
     """The function of a tool call."""
 
     name: str
     arguments: str = Field(description="The arguments, as JSON text.")
 
 
-class ReplyCall(Reply):
+class ReplyCall(ResponseModel):
     """A tool call of the model."""
 
     id: str
@@ -101,7 +101,7 @@ class CallDelta(ReplyCall):
     index: int
 
 
-class ReplyMessage(Reply):
+class ReplyMessage(ResponseModel):
     """The assistant's turn."""
 
     role: Literal["assistant"]
@@ -111,7 +111,7 @@ class ReplyMessage(Reply):
     tool_calls: list[ReplyCall] = []
 
 
-class MessageDelta(Reply):
+class MessageDelta(ResponseModel):
     """The new part of an assistant's turn."""
 
     role: Literal["assistant"] | None = None
@@ -120,7 +120,7 @@ class MessageDelta(Reply):
     tool_calls: list[CallDelta] = []
 
 
-class ChatChoice(Reply):
+class ChatChoice(ResponseModel):
     """One of the n answers."""
 
     index: int
@@ -130,7 +130,7 @@ class ChatChoice(Reply):
     token_ids: list[int] = Field(default=[], description="With `return_token_ids`.")
 
 
-class ChatChunkChoice(Reply):
+class ChatChunkChoice(ResponseModel):
     """The new part of one of the n answers."""
 
     index: int
@@ -140,7 +140,7 @@ class ChatChunkChoice(Reply):
     token_ids: list[int] = Field(default=[], description="With `return_token_ids`.")
 
 
-class _Head(Reply):
+class _Head(ResponseModel):
     id: str
     created: int = Field(description="Unix time in seconds.")
     model: str
@@ -167,7 +167,7 @@ class ChatCompletionChunk(_Head):
     prompt_logprobs: PromptLogprobs = Field(default=[], description="With `prompt_logprobs`.")
 
 
-class CompletionChoice(Reply):
+class CompletionChoice(ResponseModel):
     """One of the n continuations of a prompt."""
 
     index: int
@@ -201,14 +201,14 @@ class TextCompletionChunk(_Head):
     usage: CompletionUsage | None = None
 
 
-class EmbeddingUsage(Reply):
+class EmbeddingUsage(ResponseModel):
     """Token counts of an embedding."""
 
     prompt_tokens: int
     total_tokens: int
 
 
-class EmbeddingObject(Reply):
+class EmbeddingObject(ResponseModel):
     """The vector of one input."""
 
     object: Literal["embedding"]
@@ -216,7 +216,7 @@ class EmbeddingObject(Reply):
     embedding: list[float] | str = Field(description="Floats, or base64 of little-endian float32.")
 
 
-class EmbeddingList(Reply):
+class EmbeddingList(ResponseModel):
     """The vectors of all inputs, in their order."""
 
     object: Literal["list"]
@@ -225,7 +225,7 @@ class EmbeddingList(Reply):
     usage: EmbeddingUsage
 
 
-class OutputText(Reply):
+class OutputText(ResponseModel):
     """Text of an output message."""
 
     type: Literal["output_text"]
@@ -234,7 +234,7 @@ class OutputText(Reply):
     logprobs: list[ChosenLogprob]
 
 
-class ReasoningText(Reply):
+class ReasoningText(ResponseModel):
     """Text of the reasoning."""
 
     type: Literal["reasoning_text"]
@@ -244,7 +244,7 @@ class ReasoningText(Reply):
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
-class OutputMessage(Reply):
+class OutputMessage(ResponseModel):
     """A message of the model."""
 
     id: str
@@ -254,7 +254,7 @@ class OutputMessage(Reply):
     content: list[OutputText]
 
 
-class OutputReasoning(Reply):
+class OutputReasoning(ResponseModel):
     """The model's reasoning."""
 
     id: str
@@ -264,7 +264,7 @@ class OutputReasoning(Reply):
     content: list[ReasoningText]
 
 
-class OutputCall(Reply):
+class OutputCall(ResponseModel):
     """A call of a function."""
 
     id: str
@@ -278,20 +278,20 @@ class OutputCall(Reply):
 OutputItem = Annotated[OutputMessage | OutputReasoning | OutputCall, Field(discriminator="type")]
 
 
-class InputDetails(Reply):
+class InputDetails(ResponseModel):
     """Details of the input tokens."""
 
     cached_tokens: int
     cache_write_tokens: int
 
 
-class OutputDetails(Reply):
+class OutputDetails(ResponseModel):
     """Details of the output tokens."""
 
     reasoning_tokens: int
 
 
-class ResponseUsage(Reply):
+class ResponseUsage(ResponseModel):
     """Token counts of a response."""
 
     input_tokens: int
@@ -301,14 +301,14 @@ class ResponseUsage(Reply):
     total_tokens: int
 
 
-class ResponseError(Reply):
+class ResponseError(ResponseModel):
     """Why a response failed."""
 
     code: str
     message: str
 
 
-class ResponseObject(Reply):
+class ResponseObject(ResponseModel):
     """A response."""
 
     id: str
@@ -338,7 +338,7 @@ class ResponseObject(Reply):
     metadata: Any
 
 
-class DeletedResponse(Reply):
+class DeletedResponse(ResponseModel):
     """The id of a response that is deleted."""
 
     id: str
@@ -346,7 +346,7 @@ class DeletedResponse(Reply):
     deleted: Literal[True]
 
 
-class InputItemPage(Reply):
+class InputItemPage(ResponseModel):
     """A page of the items that a response was given."""
 
     object: Literal["list"]
@@ -356,7 +356,7 @@ class InputItemPage(Reply):
     has_more: bool
 
 
-class ResponseEvent(Reply):
+class ResponseEvent(ResponseModel):
     """An event of a streamed response; its type decides which fields it has."""
 
     type: str = Field(description="As the event's name: response.output_text.delta and others.")
@@ -374,7 +374,7 @@ class ResponseEvent(Reply):
     logprobs: list[ChosenLogprob] = []
 
 
-class StreamError(Reply):
+class StreamError(ResponseModel):
     """The last event of a stream that failed."""
 
     error: ErrorDetail
@@ -384,7 +384,7 @@ EVENTS = (ChatCompletionChunk, TextCompletionChunk, ResponseEvent, StreamError)
 _REF = "#/components/schemas/{model}"
 
 
-def ok(reply: type[Reply], *events: type[Reply]) -> dict[int | str, Json]:
+def ok(reply: type[ResponseModel], *events: type[ResponseModel]) -> dict[int | str, Json]:
     """Return the 200 of a route for FastAPI. events: the kinds that its streams consist of."""
     described: Json = {"model": reply, "description": reply.__doc__}
     if events:
@@ -401,7 +401,7 @@ def ok(reply: type[Reply], *events: type[Reply]) -> dict[int | str, Json]:
     return {200: described}
 
 
-def add_stream_events(schema: Json, events: Sequence[type[Reply]]) -> None:
+def add_stream_events(schema: Json, events: Sequence[type[ResponseModel]]) -> None:
     """Add the models of stream events, which no route returns, to an OpenAPI schema."""
     _, models = models_json_schema(
         [(event, "serialization") for event in events], ref_template=_REF

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from ...._core.sampling.params import PARAMETERS, SamplingParams
 from ....constraints.token_limits import TokenLimits
-from ...api.base import whole
+from ...api.base import validate_json
 from .field_errors import invalid, named, unsupported
 from .known_fields import apply_rule
 
@@ -55,8 +55,8 @@ class OpenAIModel(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _whole(cls, value: object) -> object:
-        return whole(value)
+    def _validate_json(cls, value: object) -> object:
+        return validate_json(value)
 
 
 class StreamOptions(OpenAIModel):
