@@ -235,7 +235,7 @@ def _there(server: RunningServer | None = None, here: LoomDesk | None = None) ->
 
     # WEFT_API_KEY is sent only to a server that the user named.
     client = Client() if server is None else Client(server.url, server.token)
-    client.line.is_met = server is not None  # `find_server` has checked that it is Weft
+    client.connection.is_verified = server is not None  # `find_server` has checked that it is Weft
     return DeskThere(client, here)
 
 

@@ -72,7 +72,7 @@ class DeskThere(LoomDesk):
 
     def where(self) -> str:
         """Return where they are kept, in words."""
-        return self.client.line.base
+        return self.client.connection.base
 
     def rows(self, limit: int | None = None) -> list[LoomRow]:
         """Return what is kept, the one changed last first."""

@@ -23,8 +23,13 @@ from serving import Served, serving
 from weft import errors
 from weft._core.error_mapping import OUTCOMES
 from weft.service.api.jobs import BranchObject, JobReply
-from weft.service.client import AsyncClient, Client, call, calls, line
-from weft.service.client.call import ApiCall, Following, error_of, told_error
+from weft.service.client import AsyncClient, Client, call, calls, connection
+from weft.service.client.call import (
+    ApiCall,
+    EventStreamCursor,
+    error_from_object,
+    error_from_response,
+)
 from weft.service.client.growth import GrowthReader
 
 FEW: dict[str, Any] = {"max_tokens": 6, "seed": 1}
@@ -339,7 +344,7 @@ def test_who_missed_too_much_is_told_the_rest_of_each_text() -> None:
 def test_an_error_of_the_server_is_the_error_that_would_be_raised_here(kind: Any) -> None:
     outcome = OUTCOMES[kind]
     told = {"message": "so", "type": outcome.kind, "code": outcome.code, "hint": "do"}
-    error = told_error(told, outcome.status)
+    error = error_from_object(told, outcome.status)
     assert OUTCOMES[type(error)].code == outcome.code
     assert (str(error), error.hint) == ("so", "do")
 
@@ -369,8 +374,8 @@ def test_what_an_error_carries_comes_with_it(client: Client) -> None:
     for name in ("", ".", ".."):
         with pytest.raises(errors.ConfigError):
             client.loom(name)
-    assert isinstance(error_of(502, b"<html>", {}, "http://x"), errors.Unreachable)
-    busy = told_error({"message": "x", "code": "queue_full"}, 429, {"retry-after": "7"})
+    assert isinstance(error_from_response(502, b"<html>", {}, "http://x"), errors.Unreachable)
+    busy = error_from_object({"message": "x", "code": "queue_full"}, 429, {"retry-after": "7"})
     assert isinstance(busy, errors.QueueFull)
     assert busy.retry_after_s == 7
 
@@ -389,7 +394,7 @@ def test_no_server_is_told_at_once_and_a_stream_is_given_up_in_the_end(
         nowhere = f"http://127.0.0.1:{taken.getsockname()[1]}"
         with Client(nowhere) as client, pytest.raises(errors.Unreachable, match="127"):
             client.looms()
-    following = Following("/x", "http://x")
+    following = EventStreamCursor("/x", "http://x")
     pauses = [following.pause_s(OSError("gone")) for _ in range(call._TRIES)]
     assert sum(pauses) < 30
     with pytest.raises(errors.Unreachable, match="does not answer any more"):
@@ -445,8 +450,8 @@ def test_a_server_that_takes_the_connection_and_is_silent_is_told_as_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Within seconds, whatever is asked first; the time itself is not waited for here."""
-    assert line._AT_ONCE.read == 10
-    monkeypatch.setattr(line, "_AT_ONCE", httpx.Timeout(0.2))
+    assert connection._AT_ONCE.read == 10
+    monkeypatch.setattr(connection, "_AT_ONCE", httpx.Timeout(0.2))
     with answering(b"") as url:
         for name, error in first_asks(url).items():
             assert isinstance(error, errors.Unreachable), (name, error)
@@ -467,13 +472,13 @@ def test_who_is_there_is_asked_once_and_all_else_may_take_its_time(
         client.server()
         client.looms()
         client.models()
-    assert asked == [(call.WHO, 10), ("/api/v1/looms", 600), ("/api/v1/models", 600)]
+    assert asked == [(call.SERVER_PATH, 10), ("/api/v1/looms", 600), ("/api/v1/models", 600)]
     with Client(served.url) as client:
         del asked[:]
         client._http.event_hooks["request"].append(note)
         client.looms()
         client.looms()
-    assert [path for path, _ in asked] == [call.WHO, "/api/v1/looms", "/api/v1/looms"]
+    assert [path for path, _ in asked] == [call.SERVER_PATH, "/api/v1/looms", "/api/v1/looms"]
 
 
 @pytest.mark.parametrize(

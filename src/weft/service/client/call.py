@@ -15,8 +15,8 @@ from ...errors import ConfigError, WeftError
 
 T = TypeVar("T")
 # An event: its name and its object.
-Told = tuple[str, dict[str, Any]]
-_MOST_PAUSE_S = 5.0
+ServerEvent = tuple[str, dict[str, Any]]
+_MAX_PAUSE_S = 5.0
 _TRIES = 6  # in a row to take up a stream that broke
 
 
@@ -57,8 +57,8 @@ def given(**fields: Any) -> dict[str, Any]:
 
 
 # What each server of Weft answers at once, and a client asks it first.
-WHO = "/api/v1/server"
-AGAIN_S = 1.0  # before a request is sent again whose first one runs still
+SERVER_PATH = "/api/v1/server"
+RETRY_S = 1.0  # before a request is sent again whose first one runs still
 
 
 def in_progress(status: int, body: bytes) -> bool:
@@ -82,17 +82,23 @@ _SHOWN = {"loom": "weft ls lists them all", "node": "weft tree shows them"}
 _KEY = "set WEFT_API_KEY to the server's key"
 
 
-def error_of(status: int, content: bytes, headers: Mapping[str, str], base: str) -> WeftError:
+def error_from_response(
+    status: int, content: bytes, headers: Mapping[str, str], base: str
+) -> WeftError:
     """Return the error that an answer tells of: the one that would be raised in this process."""
     try:
         told = json.loads(content)["error"]
         message, code = str(told["message"]), str(told.get("code") or "")
     except (ValueError, LookupError, TypeError, AttributeError):
-        return not_weft(base, f"{status}, ")
-    return told_error(told, status, headers) if message or code else not_weft(base, f"{status}, ")
+        return not_weft_error(base, f"{status}, ")
+    return (
+        error_from_object(told, status, headers)
+        if message or code
+        else not_weft_error(base, f"{status}, ")
+    )
 
 
-def not_weft(base: str, what: str = "") -> errors.Unreachable:
+def not_weft_error(base: str, what: str = "") -> errors.Unreachable:
     """Return the error of an answer that another program gave. what: that it says, if anything."""
     return errors.Unreachable(
         f"{base} answers {what}and not as Weft does",
@@ -100,7 +106,7 @@ def not_weft(base: str, what: str = "") -> errors.Unreachable:
     )
 
 
-def told_error(
+def error_from_object(
     told: Mapping[str, Any], status: int = 0, headers: Mapping[str, str] | None = None
 ) -> WeftError:
     """Return the error of an error object, as events have it too."""
@@ -143,7 +149,7 @@ def _seconds(given: str | None) -> float:
 # Streams ---------------------------------------------------------------------------------------
 
 
-class Following:
+class EventStreamCursor:
     """A stream of events that is taken up where it broke, by the id of the last event seen."""
 
     def __init__(self, path: str, base: str) -> None:
@@ -159,12 +165,12 @@ class Following:
         last = {"last-event-id": self._last} if self._last else {}
         return {"accept": "text/event-stream", **last}
 
-    def take(self, event: str, data: str, event_id: str) -> Told:
+    def take(self, event: str, data: str, event_id: str) -> ServerEvent:
         """Return an event's name and object. Raises: WeftError where it tells of a failure."""
         self._last, self._n_failed = event_id or self._last, 0
         told = json.loads(data) if data else {}
         if event == "error":
-            raise told_error(told)
+            raise error_from_object(told)
         self.is_over = event == "done"
         return event, told
 
@@ -180,5 +186,5 @@ class Following:
                 f"{self.base} does not answer any more: {why}",
                 hint="what has been grown so far is kept where the server keeps its looms",
             ) from error
-        pause: float = min(0.1 * 2**self._n_failed, _MOST_PAUSE_S)
+        pause: float = min(0.1 * 2**self._n_failed, _MAX_PAUSE_S)
         return pause * random.uniform(0.5, 1.0)

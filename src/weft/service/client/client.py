@@ -14,15 +14,15 @@ import httpx2
 from ...errors import NotFound, WeftError
 from ..api.jobs import JobObject, JobReply
 from . import calls
-from .call import AGAIN_S, ApiCall, Following, Told, in_progress
+from .call import RETRY_S, ApiCall, EventStreamCursor, ServerEvent, in_progress
+from .connection import BROKEN, STREAM, Connection
 from .growth import BranchDelta, GrowthReader
-from .line import BROKEN, STREAM, ServerLine
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def asked(build: Callable[P, ApiCall[T]]) -> Callable[Concatenate[Client, P], T]:
+def sync_method(build: Callable[P, ApiCall[T]]) -> Callable[Concatenate[Client, P], T]:
     """Return the method of `Client` that asks what `build` describes."""
 
     def ask(self: Client, /, *args: P.args, **options: P.kwargs) -> T:
@@ -31,7 +31,7 @@ def asked(build: Callable[P, ApiCall[T]]) -> Callable[Concatenate[Client, P], T]
     return update_wrapper(ask, build)
 
 
-def awaited(
+def async_method(
     build: Callable[P, ApiCall[T]],
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
     """Return the method of `AsyncClient` that asks what `build` describes."""
@@ -52,8 +52,8 @@ class Client:
             base_url: "http://host:port"; None: as WEFT_HOST and WEFT_PORT say, else this machine.
             api_key: None: as WEFT_API_KEY says, if it does.
         """
-        self.line = ServerLine(base_url, api_key)
-        self._http = httpx2.Client(**self.line.options())
+        self.connection = Connection(base_url, api_key)
+        self._http = httpx2.Client(**self.connection.options())
 
     def call(self, call: ApiCall[T]) -> T:
         """Send a request and return its answer. Raises: what it would raise here; Unreachable.
@@ -61,10 +61,10 @@ class Client:
         Before the first one the server is asked who it is: a silent one is known in 10 s.
         A POST whose connection breaks is sent once more, by the key of the first: it is done once.
         """
-        if not self.line.may_send(call):
+        if not self.connection.is_allowed(call):
             self.server()
-        options = self.line.asked(call)
-        with self.line.told():
+        options = self.connection.request_options(call)
+        with self.connection.translate_errors():
             try:
                 response = self._http.request(call.method, call.path, **options)
             except BROKEN:
@@ -72,61 +72,61 @@ class Client:
                     raise
                 response = self._http.request(call.method, call.path, **options)
                 while in_progress(response.status_code, response.content):
-                    time.sleep(AGAIN_S)
+                    time.sleep(RETRY_S)
                     response = self._http.request(call.method, call.path, **options)
-        return self.line.read(response, call)
+        return self.connection.read(response, call)
 
-    server = asked(calls.server)
-    models = asked(calls.models)
-    model = asked(calls.model)
-    load_model = asked(calls.load_model)
-    unload_model = asked(calls.unload_model)
-    tokenize = asked(calls.tokenize)
-    detokenize = asked(calls.detokenize)
-    apply_template = asked(calls.apply_template)
-    kv = asked(calls.kv)
-    strategies = asked(calls.strategies)
-    looms = asked(calls.looms)
-    create_loom = asked(calls.create_loom)
-    loom = asked(calls.loom)
-    edit_loom = asked(calls.edit_loom)
-    remove_loom = asked(calls.remove_loom)
-    restore_looms = asked(calls.restore_looms)
-    undo = asked(calls.undo)
-    redo = asked(calls.redo)
-    history = asked(calls.history)
-    search_loom = asked(calls.search_loom)
-    find = asked(calls.find)
-    export = asked(calls.export)
-    import_looms = asked(calls.import_looms)
-    drawn_last = asked(calls.drawn_last)
-    note_drawn = asked(calls.note_drawn)
-    nodes = asked(calls.nodes)
-    tree = asked(calls.tree)
-    node = asked(calls.node)
-    path = asked(calls.path)
-    tokens = asked(calls.tokens)
-    add = asked(calls.add)
-    edit = asked(calls.edit)
-    remove = asked(calls.remove)
-    fork = asked(calls.fork)
-    split = asked(calls.split)
-    merge = asked(calls.merge)
-    clip = asked(calls.clip)
-    move = asked(calls.move)
-    loom_kv = asked(calls.loom_kv)
-    forget_kv = asked(calls.forget_kv)
-    handle_kv = asked(calls.handle_kv)
-    next_tokens = asked(calls.next_tokens)
-    measure = asked(calls.measure)
-    begin = asked(calls.begin)
-    begin_many = asked(calls.begin_many)
-    begin_search = asked(calls.begin_search)
-    runs = asked(calls.runs)
-    jobs = asked(calls.jobs)
-    job = asked(calls.job)
-    cancel = asked(calls.cancel)
-    forget_job = asked(calls.forget_job)
+    server = sync_method(calls.server)
+    models = sync_method(calls.models)
+    model = sync_method(calls.model)
+    load_model = sync_method(calls.load_model)
+    unload_model = sync_method(calls.unload_model)
+    tokenize = sync_method(calls.tokenize)
+    detokenize = sync_method(calls.detokenize)
+    apply_template = sync_method(calls.apply_template)
+    kv = sync_method(calls.kv)
+    strategies = sync_method(calls.strategies)
+    looms = sync_method(calls.looms)
+    create_loom = sync_method(calls.create_loom)
+    loom = sync_method(calls.loom)
+    edit_loom = sync_method(calls.edit_loom)
+    remove_loom = sync_method(calls.remove_loom)
+    restore_looms = sync_method(calls.restore_looms)
+    undo = sync_method(calls.undo)
+    redo = sync_method(calls.redo)
+    history = sync_method(calls.history)
+    search_loom = sync_method(calls.search_loom)
+    find = sync_method(calls.find)
+    export = sync_method(calls.export)
+    import_looms = sync_method(calls.import_looms)
+    drawn_last = sync_method(calls.drawn_last)
+    note_drawn = sync_method(calls.note_drawn)
+    nodes = sync_method(calls.nodes)
+    tree = sync_method(calls.tree)
+    node = sync_method(calls.node)
+    path = sync_method(calls.path)
+    tokens = sync_method(calls.tokens)
+    add = sync_method(calls.add)
+    edit = sync_method(calls.edit)
+    remove = sync_method(calls.remove)
+    fork = sync_method(calls.fork)
+    split = sync_method(calls.split)
+    merge = sync_method(calls.merge)
+    clip = sync_method(calls.clip)
+    move = sync_method(calls.move)
+    loom_kv = sync_method(calls.loom_kv)
+    forget_kv = sync_method(calls.forget_kv)
+    handle_kv = sync_method(calls.handle_kv)
+    next_tokens = sync_method(calls.next_tokens)
+    measure = sync_method(calls.measure)
+    begin = sync_method(calls.begin)
+    begin_many = sync_method(calls.begin_many)
+    begin_search = sync_method(calls.begin_search)
+    runs = sync_method(calls.runs)
+    jobs = sync_method(calls.jobs)
+    job = sync_method(calls.job)
+    cancel = sync_method(calls.cancel)
+    forget_job = sync_method(calls.forget_job)
 
     # Streams
 
@@ -163,15 +163,15 @@ class Client:
             pass
         return self.job(job)
 
-    def events(self, job: str) -> Generator[Told, None, None]:
+    def events(self, job: str) -> Generator[ServerEvent, None, None]:
         """Yield a job's events to its end: their names, and what they tell."""
         return self.follow(calls.events_of(job))
 
-    def follow(self, path: str) -> Generator[Told, None, None]:
+    def follow(self, path: str) -> Generator[ServerEvent, None, None]:
         """Yield a stream's events; one that breaks is taken up again where it was."""
-        if not self.line.is_met:
+        if not self.connection.is_verified:
             self.server()
-        following = Following(path, self.line.base)
+        following = EventStreamCursor(path, self.connection.base)
         while not following.is_over:
             error: Exception | None = None
             try:
@@ -179,7 +179,7 @@ class Client:
                 with self._http.stream("GET", path, headers=headers, timeout=STREAM) as response:
                     if not response.is_success:
                         response.read()
-                    self.line.check(response)
+                    self.connection.check(response)
                     for each in httpx2.EventSource(response):
                         yield following.take(each.event, each.data, each.id)
             except httpx2.TransportError as found:
@@ -203,15 +203,15 @@ class AsyncClient:
 
     def __init__(self, base_url: str | None = None, api_key: str | None = None) -> None:
         """Say where the server is, as for `Client`."""
-        self.line = ServerLine(base_url, api_key)
-        self._http = httpx2.AsyncClient(**self.line.options())
+        self.connection = Connection(base_url, api_key)
+        self._http = httpx2.AsyncClient(**self.connection.options())
 
     async def call(self, call: ApiCall[T]) -> T:
         """As `Client.call`."""
-        if not self.line.may_send(call):
+        if not self.connection.is_allowed(call):
             await self.server()
-        options = self.line.asked(call)
-        with self.line.told():
+        options = self.connection.request_options(call)
+        with self.connection.translate_errors():
             try:
                 response = await self._http.request(call.method, call.path, **options)
             except BROKEN:
@@ -219,61 +219,61 @@ class AsyncClient:
                     raise
                 response = await self._http.request(call.method, call.path, **options)
                 while in_progress(response.status_code, response.content):
-                    await asyncio.sleep(AGAIN_S)
+                    await asyncio.sleep(RETRY_S)
                     response = await self._http.request(call.method, call.path, **options)
-        return self.line.read(response, call)
+        return self.connection.read(response, call)
 
-    server = awaited(calls.server)
-    models = awaited(calls.models)
-    model = awaited(calls.model)
-    load_model = awaited(calls.load_model)
-    unload_model = awaited(calls.unload_model)
-    tokenize = awaited(calls.tokenize)
-    detokenize = awaited(calls.detokenize)
-    apply_template = awaited(calls.apply_template)
-    kv = awaited(calls.kv)
-    strategies = awaited(calls.strategies)
-    looms = awaited(calls.looms)
-    create_loom = awaited(calls.create_loom)
-    loom = awaited(calls.loom)
-    edit_loom = awaited(calls.edit_loom)
-    remove_loom = awaited(calls.remove_loom)
-    restore_looms = awaited(calls.restore_looms)
-    undo = awaited(calls.undo)
-    redo = awaited(calls.redo)
-    history = awaited(calls.history)
-    search_loom = awaited(calls.search_loom)
-    find = awaited(calls.find)
-    export = awaited(calls.export)
-    import_looms = awaited(calls.import_looms)
-    drawn_last = awaited(calls.drawn_last)
-    note_drawn = awaited(calls.note_drawn)
-    nodes = awaited(calls.nodes)
-    tree = awaited(calls.tree)
-    node = awaited(calls.node)
-    path = awaited(calls.path)
-    tokens = awaited(calls.tokens)
-    add = awaited(calls.add)
-    edit = awaited(calls.edit)
-    remove = awaited(calls.remove)
-    fork = awaited(calls.fork)
-    split = awaited(calls.split)
-    merge = awaited(calls.merge)
-    clip = awaited(calls.clip)
-    move = awaited(calls.move)
-    loom_kv = awaited(calls.loom_kv)
-    forget_kv = awaited(calls.forget_kv)
-    handle_kv = awaited(calls.handle_kv)
-    next_tokens = awaited(calls.next_tokens)
-    measure = awaited(calls.measure)
-    begin = awaited(calls.begin)
-    begin_many = awaited(calls.begin_many)
-    begin_search = awaited(calls.begin_search)
-    runs = awaited(calls.runs)
-    jobs = awaited(calls.jobs)
-    job = awaited(calls.job)
-    cancel = awaited(calls.cancel)
-    forget_job = awaited(calls.forget_job)
+    server = async_method(calls.server)
+    models = async_method(calls.models)
+    model = async_method(calls.model)
+    load_model = async_method(calls.load_model)
+    unload_model = async_method(calls.unload_model)
+    tokenize = async_method(calls.tokenize)
+    detokenize = async_method(calls.detokenize)
+    apply_template = async_method(calls.apply_template)
+    kv = async_method(calls.kv)
+    strategies = async_method(calls.strategies)
+    looms = async_method(calls.looms)
+    create_loom = async_method(calls.create_loom)
+    loom = async_method(calls.loom)
+    edit_loom = async_method(calls.edit_loom)
+    remove_loom = async_method(calls.remove_loom)
+    restore_looms = async_method(calls.restore_looms)
+    undo = async_method(calls.undo)
+    redo = async_method(calls.redo)
+    history = async_method(calls.history)
+    search_loom = async_method(calls.search_loom)
+    find = async_method(calls.find)
+    export = async_method(calls.export)
+    import_looms = async_method(calls.import_looms)
+    drawn_last = async_method(calls.drawn_last)
+    note_drawn = async_method(calls.note_drawn)
+    nodes = async_method(calls.nodes)
+    tree = async_method(calls.tree)
+    node = async_method(calls.node)
+    path = async_method(calls.path)
+    tokens = async_method(calls.tokens)
+    add = async_method(calls.add)
+    edit = async_method(calls.edit)
+    remove = async_method(calls.remove)
+    fork = async_method(calls.fork)
+    split = async_method(calls.split)
+    merge = async_method(calls.merge)
+    clip = async_method(calls.clip)
+    move = async_method(calls.move)
+    loom_kv = async_method(calls.loom_kv)
+    forget_kv = async_method(calls.forget_kv)
+    handle_kv = async_method(calls.handle_kv)
+    next_tokens = async_method(calls.next_tokens)
+    measure = async_method(calls.measure)
+    begin = async_method(calls.begin)
+    begin_many = async_method(calls.begin_many)
+    begin_search = async_method(calls.begin_search)
+    runs = async_method(calls.runs)
+    jobs = async_method(calls.jobs)
+    job = async_method(calls.job)
+    cancel = async_method(calls.cancel)
+    forget_job = async_method(calls.forget_job)
 
     # Streams
 
@@ -308,15 +308,15 @@ class AsyncClient:
             pass
         return await self.job(job)
 
-    def events(self, job: str) -> AsyncGenerator[Told, None]:
+    def events(self, job: str) -> AsyncGenerator[ServerEvent, None]:
         """Yield a job's events to its end: their names, and what they tell."""
         return self.follow(calls.events_of(job))
 
-    async def follow(self, path: str) -> AsyncGenerator[Told, None]:
+    async def follow(self, path: str) -> AsyncGenerator[ServerEvent, None]:
         """Yield a stream's events; one that breaks is taken up again where it was."""
-        if not self.line.is_met:
+        if not self.connection.is_verified:
             await self.server()
-        following = Following(path, self.line.base)
+        following = EventStreamCursor(path, self.connection.base)
         while not following.is_over:
             error: Exception | None = None
             try:
@@ -324,7 +324,7 @@ class AsyncClient:
                 async with asking as response:
                     if not response.is_success:
                         await response.aread()
-                    self.line.check(response)
+                    self.connection.check(response)
                     async for each in httpx2.EventSource(response):
                         yield following.take(each.event, each.data, each.id)
             except httpx2.TransportError as found:

@@ -11,7 +11,7 @@ import httpx2
 
 from ...errors import ConfigError, Unreachable
 from ..api.address import ServerAddress, address
-from .call import WHO, ApiCall, error_of, not_weft
+from .call import SERVER_PATH, ApiCall, error_from_response, not_weft_error
 
 Answer = TypeVar("Answer")
 _PATIENCE = httpx2.Timeout(600.0, connect=10.0)
@@ -24,7 +24,7 @@ BROKEN = (httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError)
 _WHERE = "weft serve starts one; WEFT_HOST says where"
 
 
-class ServerLine:
+class Connection:
     """What both clients have of a connection; the key is in no word of it."""
 
     def __init__(self, base_url: str | None, api_key: str | None) -> None:
@@ -32,7 +32,7 @@ class ServerLine:
         self.base = found.url
         key = os.environ.get("WEFT_API_KEY") if api_key is None else api_key
         self._key = key or ""
-        self.is_met = False  # whether Weft has answered there
+        self.is_verified = False  # whether Weft has answered there
 
     def options(self) -> dict[str, Any]:
         """Return the options of the HTTP client."""
@@ -54,16 +54,16 @@ class ServerLine:
             "follow_redirects": False,
         }
 
-    def may_send(self, call: ApiCall[Any]) -> bool:
+    def is_allowed(self, call: ApiCall[Any]) -> bool:
         """Whether Weft has answered there, or is asked for just that; else it is to be asked."""
-        return self.is_met or call.path == WHO
+        return self.is_verified or call.path == SERVER_PATH
 
-    def asked(self, call: ApiCall[Any]) -> dict[str, Any]:
+    def request_options(self, call: ApiCall[Any]) -> dict[str, Any]:
         """Return a request as the HTTP client takes it."""
-        return {**call.options, "timeout": _AT_ONCE} if call.path == WHO else call.options
+        return {**call.options, "timeout": _AT_ONCE} if call.path == SERVER_PATH else call.options
 
     @contextmanager
-    def told(self) -> Iterator[None]:
+    def translate_errors(self) -> Iterator[None]:
         """Let a connection that fails be told as such. Raises: Unreachable."""
         try:
             yield
@@ -82,9 +82,11 @@ class ServerLine:
         """Raise what an answer that is no success tells of; its body has been read."""
         if response.is_success:
             return
-        if response.status_code == 404 and response.url.path == WHO:
-            raise not_weft(self.base, "404, ")
-        raise error_of(response.status_code, response.content, response.headers, self.base)
+        if response.status_code == 404 and response.url.path == SERVER_PATH:
+            raise not_weft_error(self.base, "404, ")
+        raise error_from_response(
+            response.status_code, response.content, response.headers, self.base
+        )
 
     def read(self, response: httpx2.Response, call: ApiCall[Answer]) -> Answer:
         """Return what an answer holds."""
@@ -95,6 +97,6 @@ class ServerLine:
                 told = response.json() if told else None
             answer = call.read(told)
         except ValueError as error:  # no JSON, or other fields
-            raise not_weft(self.base) from error
-        self.is_met = True
+            raise not_weft_error(self.base) from error
+        self.is_verified = True
         return answer
