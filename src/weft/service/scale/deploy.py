@@ -19,8 +19,8 @@ from ..server.config import ServerConfig, ServerLimits, key_from_environment
 from ..server.limits import MaxBodySizeMiddleware
 from ..server.security import SecurityMiddleware
 from ..store.library import Library
-from .entrance import Entrance
-from .relay import answer
+from .asgi_proxy import answer
+from .ingress import Ingress
 
 # Ray's own: of each key the same replica, however many entrances ask; only those keys move that
 # belong to a replica that goes or comes.
@@ -53,7 +53,7 @@ def app(args: Mapping[str, Any]) -> serve.Application:
         num_replicas=1,
         max_ongoing_requests=4000,
         ray_actor_options={"num_cpus": 0},
-    )(serve.ingress()(EntranceReplica))
+    )(serve.ingress()(IngressReplica))
     return entrance.bind(dict(args), replica.bind(dict(args)))
 
 
@@ -102,7 +102,7 @@ class Replica:
         await self._open.aclose()
 
 
-class EntranceReplica:
+class IngressReplica:
     """What Ray runs to take requests in."""
 
     def __init__(self, args: Mapping[str, Any], replicas: DeploymentHandle) -> None:
@@ -111,7 +111,7 @@ class EntranceReplica:
         self._replicas = replicas
 
     def __serve_build_asgi_app__(self) -> SecurityMiddleware:
-        entrance = Entrance(self._replicas, self._library)
+        entrance = Ingress(self._replicas, self._library)
         inner = MaxBodySizeMiddleware(entrance, self._config.limits)
         return SecurityMiddleware(
             inner, self._config, observe=lambda *_: None

@@ -14,8 +14,8 @@ from ...errors import ConfigError, StoreError
 from ..server.asgi import read_body
 from ..server.errors import RequestError
 from ..store.library import Library
-from .relay import plain, until_gone
-from .route import PromptRouter, RoutingKey, repeated_key, routing_key
+from .asgi_proxy import plain, until_gone
+from .routing_key import PromptRouter, RoutingKey, repeated_key, routing_key
 
 if TYPE_CHECKING:
     from ..server.asgi import Message, Receive, Scope, Send
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 READS = ("GET", "HEAD", "OPTIONS")
 TRIES = 3
 _LOST = (RayActorError, ActorUnavailableError, DeploymentUnavailableError)
-_SAID_HERE = (b"x-request-id", b"x-content-type-options")
+_OWN_HEADERS = (b"x-request-id", b"x-content-type-options")
 
 
-class Entrance:
+class Ingress:
     """An ASGI application that sends each request to the replica that its key belongs to.
 
     A replica that dies takes with it what it was answering. A request that only reads is asked
@@ -114,5 +114,5 @@ def _without_double(message: Message) -> Message:
     """Leave out the headers that are said here, too."""
     if message["type"] == "http.response.start":
         headers = message.get("headers", ())
-        message["headers"] = [each for each in headers if each[0].lower() not in _SAID_HERE]
+        message["headers"] = [each for each in headers if each[0].lower() not in _OWN_HEADERS]
     return message

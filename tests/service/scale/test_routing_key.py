@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.service.scale.route import BUSY, HEADS, PromptRouter, RoutingKey, routing_key
+from weft.service.scale.routing_key import BUSY, HEADS, PromptRouter, RoutingKey, routing_key
 from weft.service.server import ServerConfig, create_app
 
 LOOM = "00ff00ff00ff00ff"

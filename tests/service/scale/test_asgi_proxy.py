@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from weft.service.scale import relay
-from weft.service.scale.relay import answer, plain
+from weft.service.scale import asgi_proxy
+from weft.service.scale.asgi_proxy import answer, plain
 from weft.service.server.asgi import read_body
 
 SCOPE: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": []}
@@ -65,7 +65,7 @@ def test_an_app_learns_that_its_client_is_gone() -> None:
 
 
 def test_an_app_that_does_not_listen_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "GONE_S", 0.05)
+    monkeypatch.setattr(asgi_proxy, "GONE_S", 0.05)
     ended: list[bool] = []
 
     async def deaf(scope: Any, receive: Any, send: Any) -> None:
