@@ -13,7 +13,7 @@ from cli.conftest import loom_of, names
 from shallow import shallow
 from weft import samples
 from weft.cli import here
-from weft.viz.lanes import Plain
+from weft.viz.lanes import TextDisplay
 
 # Of answers whose words do not matter.
 FEW = ("--max-tokens", "16")
@@ -221,10 +221,10 @@ def test_words_are_broken_between_and_not_within() -> None:
     from rich.console import Console
 
     from weft.lm.results import Delta
-    from weft.viz.out import Out
+    from weft.viz.terminal import TerminalWriter
 
     file = io.StringIO()
-    with Plain(Out(Console(file=file, width=12), True, False)) as watcher:
+    with TextDisplay(TerminalWriter(Console(file=file, width=12), True, False)) as watcher:
         for piece in ("one tw", "o th", "ree four", "teen\nfi", "ve"):
             watcher.push(Delta(0, None, (1,), piece, (0.0,), None))  # type: ignore[arg-type]
     assert file.getvalue() == "one two \nthree \nfourteen\nfive\n"

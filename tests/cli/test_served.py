@@ -101,7 +101,7 @@ def test_every_verb_shows_the_same_with_a_server_as_without(
     weft: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("weft.cli.looms.age", lambda changed_s: "now")  # however long it takes
-    monkeypatch.setattr("weft.viz.out.WIDTH", 200)  # costs differ in length: none wraps
+    monkeypatch.setattr("weft.viz.terminal.WIDTH", 200)  # costs differ in length: none wraps
     here = shown(weft, WALK)
     monkeypatch.setenv("WEFT_HOME", str(home.parent / "other"))
     with serving(own()) as server:

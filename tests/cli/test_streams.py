@@ -19,15 +19,15 @@ from weft import samples
 from weft.cli.advice import quoted
 from weft.lm.results import Delta
 from weft.viz.lanes import Lanes, Printer
-from weft.viz.out import Out
+from weft.viz.terminal import TerminalWriter
 
 SHORT = ("run", samples.game24, "-n", "3", "--max-tokens", "12", "--seed", "1")
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal and signals")
 
 
-def terminal(width: int = 60, height: int = 10) -> Out:
+def terminal(width: int = 60, height: int = 10) -> TerminalWriter:
     console = Console(file=io.StringIO(), force_terminal=True, width=width, height=height)
-    return Out(console, True, False)
+    return TerminalWriter(console, True, False)
 
 
 def told(branch: int, text: str, end: str | None = None) -> Delta:
@@ -186,7 +186,7 @@ def test_a_lane_shows_the_end_of_its_text() -> None:
 
 def test_plain_branches_come_one_after_the_other() -> None:
     file = io.StringIO()
-    with Printer(Out.of(file), 3) as printer:
+    with Printer(TerminalWriter.for_stream(file), 3) as printer:
         for delta in (
             told(1, "two"),
             told(0, "one"),
@@ -218,7 +218,7 @@ import sys
 import weft.cli
 class Interrupted:
     def find_spec(self, name, *_):
-        if name == "weft.viz.out":
+        if name == "weft.viz.terminal":
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Interrupted())
 weft.cli.main()

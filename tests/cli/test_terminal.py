@@ -13,7 +13,7 @@ from rich.cells import cell_len
 import weft as package
 from cli.conftest import library
 from weft import Loom
-from weft.viz.out import shows
+from weft.viz.terminal import is_printable
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 
@@ -40,7 +40,7 @@ def shelf(home: Path) -> None:
 
 def harmful(output: str) -> set[str]:
     """Return what is in a terminal's input and neither text nor a sequence of ours."""
-    return {c for c in OURS.sub("", output) if not shows(c) and c not in "\r\n"}
+    return {c for c in OURS.sub("", output) if not is_printable(c) and c not in "\r\n"}
 
 
 VERBS = [

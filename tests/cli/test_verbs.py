@@ -13,7 +13,7 @@ import weft as weft_package
 from shallow import shallow
 from weft import samples
 from weft.search import STRATEGIES
-from weft.viz.out import WIDTH
+from weft.viz.terminal import WIDTH
 
 
 def test_run_shows_every_branch_then_the_tree_and_the_savings(weft) -> None:

@@ -16,9 +16,9 @@ import pytest
 import weft
 from weft import Loom, samples
 from weft.errors import ConfigError, StoreError
+from weft.viz.color_scale import ENTROPY, PROBABILITY
 from weft.viz.html import LARGE
 from weft.viz.outline import MAX_FORKS, best_path
-from weft.viz.tint import ENTROPY, PROBABILITY
 from weft.viz.tokens import percent
 from written_looms import file_of, node_record, open_written
 

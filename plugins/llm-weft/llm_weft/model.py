@@ -178,11 +178,11 @@ def _told() -> Iterator[None]:
 def _logprobs(answer: Heddle, n_top: int) -> list[dict[str, Any]]:
     """Return the answer's tokens with their logprobs; n_top: alternatives of each, raw."""
     from weft._core.atomic_files import json_number
-    from weft.viz.tokens import look
+    from weft.viz.tokens import rank_tokens
 
     assert answer.lm is not None
     text = answer.lm.text
-    seen = look([answer], n_top).get(answer.id, [])
+    seen = rank_tokens([answer], n_top).get(answer.id, [])
     rows = []
     for index, token in enumerate(answer.tokens):
         row: dict[str, Any] = {

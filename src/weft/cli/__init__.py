@@ -12,16 +12,16 @@ def main() -> None:
     try:
         # Ctrl-C may come while the modules are read.
         from .._core.system_resources import wait_variables
-        from ..viz.out import Out, soften
+        from ..viz.terminal import TerminalWriter, escape_unencodable
 
         os.environ.update(wait_variables())  # before any library with OpenMP is imported
 
-        soften(sys.stdout, sys.stderr)
+        escape_unencodable(sys.stdout, sys.stderr)
         # A shell that completes says so by a variable and gives no arguments.
         if len(sys.argv) < 2 and "_WEFT_COMPLETE" not in os.environ:
             from .screen import show
 
-            show(Out.of(sys.stdout))
+            show(TerminalWriter.for_stream(sys.stdout))
             sys.stdout.flush()
             return
         from .app import app

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .. import samples
-from ..viz.out import Out
+from ..viz.terminal import TerminalWriter
 from .model import TINY
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _LONG = 60  # a prompt above this is not repeated
 
 
-def next_line(out: Out, *commands: Sequence[str]) -> None:
+def next_line(out: TerminalWriter, *commands: Sequence[str]) -> None:
     """Write commands to try next."""
     for number, command in enumerate(commands):
         typed = " ".join(map(quoted, command))
@@ -27,7 +27,7 @@ def next_line(out: Out, *commands: Sequence[str]) -> None:
 
 def suggest(*commands: Sequence[str]) -> None:
     """Write commands to try next where messages go."""
-    next_line(Out.of(sys.stderr), *commands)
+    next_line(TerminalWriter.for_stream(sys.stderr), *commands)
 
 
 def quoted(argument: str) -> str:
@@ -88,7 +88,7 @@ def for_model(model: str) -> list[list[str]]:
 
 def can_repeat(prompt: str) -> bool:
     """Whether a prompt can be written in a command to copy."""
-    return len(prompt) <= _LONG and Out.of(sys.stderr).is_as_typed(prompt)
+    return len(prompt) <= _LONG and TerminalWriter.for_stream(sys.stderr).is_as_typed(prompt)
 
 
 def of_model(model: str) -> list[str]:
@@ -104,10 +104,12 @@ def warn_if_poor(model: str, branches: Sequence[Heddle]) -> None:
     what = "all branches are equal" if texts and texts != {""} else "nothing came"
     params = branches[0].params if branches else None
     if params is not None and params.temperature == 0 and texts != {""}:
-        Out.of(sys.stderr).line((f"{what}: --temperature 0 takes the likeliest token", "yellow"))
+        TerminalWriter.for_stream(sys.stderr).line(
+            (f"{what}: --temperature 0 takes the likeliest token", "yellow")
+        )
         return
     todo = "try --temperature 1, or another prompt"
     if model == TINY:
         what += "; tiny is a small demo model"
         todo = f'try --temperature 1.5, or what it was made for: weft run "{samples.story}" -n 4'
-    Out.of(sys.stderr).line((f"{what}: {todo}", "yellow"))
+    TerminalWriter.for_stream(sys.stderr).line((f"{what}: {todo}", "yellow"))

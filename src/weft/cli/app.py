@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from .. import __version__
-from ..viz.out import Out, write_object
+from ..viz.terminal import TerminalWriter, write_object
 from . import failures, options, screen
 from .bring import import_
 from .chat import chat
@@ -89,7 +89,7 @@ def top(
                 {"weft": __version__, "engines": screen.engines(), "models": screen.models()}
             )
         else:
-            show(Out.of(sys.stdout))
+            show(TerminalWriter.for_stream(sys.stdout))
     elif as_json:
         raise typer.BadParameter(
             f"give it after the verb: weft {context.invoked_subcommand} --json"

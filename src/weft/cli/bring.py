@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from ..errors import ConfigError, StoreError
-from ..viz.out import Out, write_object
 from ..viz.outline import counted
+from ..viz.terminal import TerminalWriter, write_object
 from . import advice, options
 from .advice import quoted
 from .desk import desk
@@ -64,7 +64,7 @@ def import_(
             }
         )
         return
-    out = Out.of(sys.stdout)
+    out = TerminalWriter.for_stream(sys.stdout)
     looms = ", ".join(brought.names[:8]) + (" …" if len(brought.names) > 8 else "")
     below = brought.n_nodes - len(brought.names)  # prompts are not counted, as in `weft ls`
     what = f"{counted(len(brought.names), 'loom')}, {counted(below, 'node')}"
@@ -75,5 +75,5 @@ def import_(
     if brought.is_text:
         again = " ".join(map(quoted, ["weft", "import", str(file), "-m", "MODEL"]))
         note = f"these are texts without tokens, to be read; {again} makes them ones to grow"
-        Out.of(sys.stderr).line((note, "dim"))
+        TerminalWriter.for_stream(sys.stderr).line((note, "dim"))
     advice.suggest(["weft", "tree", first], ["weft", "ls"])

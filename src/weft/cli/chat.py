@@ -10,8 +10,8 @@ import typer
 
 from ..errors import ConfigError, WeftError
 from ..service.interchange.said import said_at
-from ..viz.lanes import BETWEEN, Plain, Silent
-from ..viz.out import Out
+from ..viz.lanes import BETWEEN, NullDisplay, TextDisplay
+from ..viz.terminal import TerminalWriter
 from . import advice, options
 from .desk import with_grower, with_model
 from .draw import grow_watched, show_tree
@@ -98,9 +98,9 @@ class Chat:
                 f"{grower.source} has no chat template: it continues text and does not answer",
                 hint=grower.template_hint('weft run "…" --raw continues a text'),
             )
-        self.answers = Out.of(sys.stdout)
+        self.answers = TerminalWriter.for_stream(sys.stdout)
         is_seen = self.answers.is_terminal and not as_json
-        self.out = self.answers if is_seen else Out.of(sys.stderr)
+        self.out = self.answers if is_seen else TerminalWriter.for_stream(sys.stderr)
         self.grower = grower
         self.sampling = sampling
         self.system = system
@@ -185,7 +185,7 @@ class Chat:
             node: Heddle = self.kept.loom
         else:
             node = self.kept.say(self.kept.at, text, chat=True)
-        shown = Silent if self.as_json else partial(Plain, self.answers)
+        shown = NullDisplay if self.as_json else partial(TextDisplay, self.answers)
         sampling = self._sampling(node)
         try:
             made, done = grow_watched(self.out, self.kept, node, 1, sampling, shown)
@@ -211,7 +211,7 @@ class Chat:
             raise ConfigError("there is no answer to fork yet: say something first", hint=_HINT)
         if number and not number.isdecimal():
             raise ConfigError(f"/fork takes a number of answers, not {number!r}", hint=_HINT)
-        n, shown = int(number or 4), Silent if self.as_json else None
+        n, shown = int(number or 4), NullDisplay if self.as_json else None
         first = kept.at if kept.at is not node else None
         sampling = self._sampling(node)
         made, _ = grow_watched(self.out, kept, node, n, sampling, shown)

@@ -9,9 +9,9 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from ..viz.lanes import Lanes, LaneWatcher, Silent, watch
-from ..viz.out import Out, write_object
+from ..viz.lanes import DeltaDisplay, Lanes, NullDisplay, show_stream
 from ..viz.outline import counted
+from ..viz.terminal import TerminalWriter, write_object
 from ..viz.text import Picture, show_votes
 from . import advice, options, solve
 from .failures import guarded
@@ -36,7 +36,7 @@ def demo(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
     """Show what it does, on the embedded model: no download, no GPU."""
     from .. import samples
 
-    out = Out.of(io.StringIO() if as_json else sys.stdout)
+    out = TerminalWriter.for_stream(io.StringIO() if as_json else sys.stdout)
     began = time.perf_counter()
     with load_model(TINY) as lm:
         out.line(
@@ -62,7 +62,7 @@ def demo(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
     )
 
 
-def word_problem(out: Out, lm: LM) -> dict[str, Any]:
+def word_problem(out: TerminalWriter, lm: LM) -> dict[str, Any]:
     """Solve the word problem 8 times, have each solution looked at again twice, and vote."""
     from .. import samples
     from ..loom import Loom
@@ -105,11 +105,11 @@ def word_problem(out: Out, lm: LM) -> dict[str, Any]:
     }
 
 
-def grown(out: Out, node: Heddle, n: int, at: list[Heddle]) -> list[Heddle]:
+def grown(out: TerminalWriter, node: Heddle, n: int, at: list[Heddle]) -> list[Heddle]:
     """Grow n branches at each node in one batch, in lanes where there is a terminal."""
-    watcher: LaneWatcher = Lanes(out, n * len(at)) if out.is_live else Silent()
+    watcher: DeltaDisplay = Lanes(out, n * len(at)) if out.is_live else NullDisplay()
     deltas = node.stream(n, at=at, max_tokens=MAX_TOKENS, temperature=TEMPERATURE, seed=SEED)
-    if not watch(watcher, deltas):
+    if not show_stream(watcher, deltas):
         raise KeyboardInterrupt
     return [child for each in at for child in each.children if child.logprobs]
 
@@ -120,7 +120,7 @@ def second_thoughts(text: str) -> tuple[str, str] | None:
     return (said[0], said[-1]) if said and said[0] != said[-1] else None
 
 
-def vote(out: Out, solutions: list[Heddle]) -> list[tuple[str, int]]:
+def vote(out: TerminalWriter, solutions: list[Heddle]) -> list[tuple[str, int]]:
     """Count the answers, write them as bars and return them."""
     from ..search import answer_number
 
@@ -132,7 +132,7 @@ def vote(out: Out, solutions: list[Heddle]) -> list[tuple[str, int]]:
     return counts.most_common()
 
 
-def game_of_24(out: Out, lm: LM) -> dict[str, Any]:
+def game_of_24(out: TerminalWriter, lm: LM) -> dict[str, Any]:
     """Search a puzzle by tree of thoughts, redrawing the tree after each level."""
     from .. import samples
     from ..loom import Loom

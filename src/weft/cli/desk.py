@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from .. import samples
 from ..errors import ConfigError, NotFound, StoreError
-from ..viz.out import Out
+from ..viz.terminal import TerminalWriter
 from .kept import Kept
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class LoomDesk(ABC):
                 raise
         (kept, *_) = self.bring(file, format="weft", name=None, model=None, engine="auto").names
         note = f"kept a copy of {file} as {kept}; --loom {kept} goes on with that"
-        Out.of(sys.stderr).line((note, "dim"))
+        TerminalWriter.for_stream(sys.stderr).line((note, "dim"))
         return kept
 
     def anybodys(self) -> str:
@@ -194,7 +194,7 @@ class LoomDesk(ABC):
             return own
         last = self.anybodys()
         note = f"this terminal has no loom of its own: taking {last}, drawn last elsewhere"
-        Out.of(sys.stderr).line((f"{note}; --loom takes another", "dim"))
+        TerminalWriter.for_stream(sys.stderr).line((f"{note}; --loom takes another", "dim"))
         return last
 
     def chosen_to_change(self, name: str | None, command: str) -> str:

@@ -18,8 +18,8 @@ from .._core.error_mapping import UNAVAILABLE
 from .._core.system_resources import usable_cores
 from ..engines.hub import SMOLLM2, SMOLLM2_COMMAND, smollm2_file
 from ..errors import ConfigError, EngineError, ModelLoadError, WeftError
-from ..viz.out import Out, write_object
 from ..viz.outline import counted
+from ..viz.terminal import TerminalWriter, write_object
 from . import advice, engines, options, screen
 from .desk import desk
 from .failures import guarded
@@ -44,7 +44,7 @@ VARIABLES = (
 @guarded
 def doctor(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
     """Show what is here, and try the embedded model."""
-    out = Out.of(sys.stdout)
+    out = TerminalWriter.for_stream(sys.stdout)
     if as_json:
         tried = try_embedded()
         write_object(machine_object(out, tried))
@@ -84,7 +84,7 @@ def try_embedded() -> Tried:
     return Tried(True, loaded - began, ran - loaded, token)
 
 
-def machine_object(out: Out, tried: Tried) -> dict[str, Any]:
+def machine_object(out: TerminalWriter, tried: Tried) -> dict[str, Any]:
     """Return the report for --json."""
     total, available = memory()
     looms, where, problem = kept_looms()
@@ -134,7 +134,7 @@ def kept_looms() -> tuple[int, str, str]:
         return 0, os.environ.get("WEFT_HOME", ""), str(error)
 
 
-def _system(out: Out) -> None:
+def _system(out: TerminalWriter) -> None:
     row(out, "weft", f"{__version__} · Python {platform.python_version()} · {platform.platform()}")
     if found := clash():
         row(out, "", ("x ", "red"), f"{found}: keep one of the two in an environment")
@@ -154,7 +154,7 @@ def _system(out: Out) -> None:
     row(out, "output", f"{out.console.encoding} · {shape} · {colour}")
 
 
-def _embedded(out: Out, tried: Tried) -> None:
+def _embedded(out: TerminalWriter, tried: Tried) -> None:
     if not tried.works:
         row(out, "model", ("x ", "red"), f"tiny does not work: {tried.error}")
         row(out, "", "  install weft again; its embedded model is part of the package")
@@ -169,7 +169,7 @@ def _one_token(lm: LM) -> str:
     return Loom(lm, samples.greeting).grow(max_tokens=1, temperature=0.0)[0].text
 
 
-def _kept(out: Out) -> None:
+def _kept(out: TerminalWriter) -> None:
     looms, where, problem = kept_looms()
     row(out, "looms", f"{looms} in {where}" if where else str(looms))
     if problem:
@@ -178,7 +178,7 @@ def _kept(out: Out) -> None:
         row(out, "", ("  ", ""), f"{name}={value}")
 
 
-def _on_disk(out: Out) -> None:
+def _on_disk(out: TerminalWriter) -> None:
     names, where = screen.cached_models(), screen.cache_folder()
     row(
         out,
@@ -195,7 +195,7 @@ def _on_disk(out: Out) -> None:
     row(out, title, "hf download ORG/NAME --local-dir ./folder, then weft run -m ./folder …")
 
 
-def row(out: Out, title: str, *parts: str | tuple[str, str]) -> None:
+def row(out: TerminalWriter, title: str, *parts: str | tuple[str, str]) -> None:
     """Write one row of the report."""
     out.line((f"{title:<9}", "bold"), *parts)
 
@@ -263,7 +263,7 @@ def models(
         return
     from ..lm.stats import format_bytes
 
-    out = Out.of(sys.stdout)
+    out = TerminalWriter.for_stream(sys.stdout)
     width = max(cell_len(each.name) for each in found)
     for each in found:
         name = each.name + " " * (width - cell_len(each.name))
@@ -300,7 +300,7 @@ def list_server(url: str, *, as_json: bool) -> None:
         ]
         write_object({"at": address.base, "models": rows})
         return
-    out = Out.of(sys.stdout)
+    out = TerminalWriter.for_stream(sys.stdout)
     if not listed:
         out.line(f"{address.base} lists no models")
         return

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from ..viz.lanes import Lanes, LaneWatcher, Printer, watch
-from ..viz.out import Out
-from ..viz.text import Picture, legend, tinted
+from ..viz.lanes import DeltaDisplay, Lanes, Printer, show_stream
+from ..viz.terminal import TerminalWriter
+from ..viz.text import Picture, color_tokens, legend
 from .options import Tint
 
 if TYPE_CHECKING:
@@ -22,12 +22,12 @@ _WHOLE = 40  # nodes up to which a tree is drawn whole after each growth
 
 
 def grow_watched(
-    out: Out,
+    out: TerminalWriter,
     kept: Kept,
     node: Heddle,
     n: int,
     sampling: dict[str, Any],
-    watcher: Callable[[], LaneWatcher] | None = None,
+    watcher: Callable[[], DeltaDisplay] | None = None,
     *,
     force: bool = False,
 ) -> tuple[list[Heddle], bool]:
@@ -41,7 +41,7 @@ def grow_watched(
 
     growing = kept.grow(node, n, sampling, force=force)
     shown = watcher() if watcher is not None else _watcher(out, n, growing)
-    done = watch(shown, growing.deltas)
+    done = show_stream(shown, growing.deltas)
     made = growing.made()
     if made and made[0].params is not None:
         _log.info("sampling: %s", made[0].params.summary())
@@ -50,7 +50,7 @@ def grow_watched(
 
 
 def show_growth(
-    out: Out, kept: Kept, made: Sequence[Heddle], tint: Tint | None, *, is_kept: bool
+    out: TerminalWriter, kept: Kept, made: Sequence[Heddle], tint: Tint | None, *, is_kept: bool
 ) -> None:
     """Show the texts where the tree has no room for them, the tree, and what was saved."""
     numbers = kept.numbers()
@@ -63,7 +63,7 @@ def show_growth(
     show_cost(out, kept, made, is_kept=is_kept)
 
 
-def show_cost(out: Out, kept: Kept, made: Sequence[Heddle], *, is_kept: bool) -> None:
+def show_cost(out: TerminalWriter, kept: Kept, made: Sequence[Heddle], *, is_kept: bool) -> None:
     """Write what was computed, by which engine and sampling, and the name of the loom."""
     facts = [str(kept.grower.stats())]
     if made and made[0].params is not None:
@@ -73,7 +73,7 @@ def show_cost(out: Out, kept: Kept, made: Sequence[Heddle], *, is_kept: bool) ->
     out.facts(" · ".join(facts))
 
 
-def show_tree(out: Out, kept: Kept, made: Sequence[Heddle] = ()) -> None:
+def show_tree(out: TerminalWriter, kept: Kept, made: Sequence[Heddle] = ()) -> None:
     """Draw the loom; of a large one the path to the new branches, and these."""
     focus: frozenset[str] = frozenset()
     if made and made[0].parent is not None and kept.loom.count_children() > _WHOLE:
@@ -89,7 +89,7 @@ def below_root(kept: Kept) -> dict[str, int]:
 
 
 def show_texts(
-    out: Out, kept: Kept, branches: Sequence[tuple[int, Heddle]], tint: Tint | None
+    out: TerminalWriter, kept: Kept, branches: Sequence[tuple[int, Heddle]], tint: Tint | None
 ) -> None:
     """Write out what does not fit into the tree's lines; equal texts once."""
     same: dict[str, list[tuple[int, Heddle]]] = {}
@@ -98,7 +98,7 @@ def show_texts(
     if tint is None and all("\n" not in text and len(text) < out.width - 40 for text in same):
         return
     if tint is not None:
-        out.lines([legend(out, tint.ramp)])
+        out.lines([legend(out, tint.scale)])
         out.line()
     for text, group in same.items():
         head = " ".join(str(number) for number, _ in group)
@@ -106,13 +106,13 @@ def show_texts(
         out.line()
 
 
-def _stripped(out: Out, kept: Kept, node: Heddle, tint: Tint) -> Text:
-    made = tinted(out, kept.pieces(node), node, tint.ramp)
+def _stripped(out: TerminalWriter, kept: Kept, node: Heddle, tint: Tint) -> Text:
+    made = color_tokens(out, kept.pieces(node), node, tint.scale)
     start = len(made.plain) - len(made.plain.lstrip("\n"))
     return made[start:]
 
 
-def _watcher(out: Out, n: int, growing: Sprouts) -> LaneWatcher:
+def _watcher(out: TerminalWriter, n: int, growing: Sprouts) -> DeltaDisplay:
     if not out.is_live:
         return Printer(out, n, first=growing.first)
     return Lanes(out, n, growing.waiting, first=growing.first)

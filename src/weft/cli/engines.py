@@ -9,7 +9,7 @@ from typing import Any
 from ..engines import engine_class, install_hint, plugins
 from ..engines.capabilities import OWN, ROWS, cells
 from ..errors import EngineUnavailable
-from ..viz.out import Out
+from ..viz.terminal import TerminalWriter
 from . import screen
 
 # Too long for a table's cells.
@@ -62,7 +62,7 @@ def plugin_problems() -> dict[str, str | None]:
     return found
 
 
-def show(out: Out) -> None:
+def show(out: TerminalWriter) -> None:
     """Write a line an engine, and the table of what they can do."""
     title = "engines"
     for name, capabilities in OWN.items():
@@ -105,5 +105,5 @@ def _row(title: str, found: list[str], first: int, widths: list[int]) -> str:
     return f"{title:<{first}}  {' '.join(padded)}".rstrip()
 
 
-def _line(out: Out, title: str, *parts: str | tuple[str, str]) -> None:
+def _line(out: TerminalWriter, title: str, *parts: str | tuple[str, str]) -> None:
     out.line((f"{title:<9}", "bold"), *parts)

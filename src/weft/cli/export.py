@@ -12,8 +12,8 @@ import typer
 from ..errors import ConfigError, EngineError, ModelMismatch, StoreError
 from ..service.interchange.exporters import EXPORTERS, exporter_of, scope_of
 from ..service.interchange.scope import Scope
-from ..viz.out import Out, write_object
 from ..viz.outline import counted
+from ..viz.terminal import TerminalWriter, write_object
 from . import advice, options
 from .desk import opened, with_model
 from .failures import guarded
@@ -132,7 +132,7 @@ def tell_written(kept: Kept, scope: Scope, path: Path, number: int) -> None:
         Scope.SUBTREE: f"node {number}, the path to it and all below it",
         Scope.TREE: f"the whole tree, {counted(kept.loom.count_children() - 1, 'node')}",
     }[scope]
-    Out.of(sys.stdout).line(f"wrote {path}: {what}")
+    TerminalWriter.for_stream(sys.stdout).line(f"wrote {path}: {what}")
     advice.suggest(["weft", "tree"], ["weft", "ls"])
 
 
@@ -155,5 +155,5 @@ def opened_for(format: str, loom: str | None, stack: ExitStack) -> Kept:
             note = f"without its model the {format} shows no tokens apart: {error}"
             if format == "tokens":
                 note = f"without its model tokens have no texts: {error}"
-            Out.of(sys.stderr).line((note, "yellow"))
+            TerminalWriter.for_stream(sys.stderr).line((note, "yellow"))
     return stack.enter_context(opened(loom))

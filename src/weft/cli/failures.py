@@ -16,7 +16,7 @@ import typer
 from .. import errors
 from .._core.error_mapping import FAILURE, INTERRUPTED, MEMORY, USAGE, outcome_of
 from ..errors import ConfigError, PromptWarning
-from ..viz.out import Out, visible, write_object
+from ..viz.terminal import TerminalWriter, escape_controls, write_object
 
 Args = ParamSpec("Args")
 # What parsing raises: the library that does it has a module of its own for it in some versions.
@@ -74,7 +74,7 @@ def write(kind: str, message: str, hint: str, code: int, as_json: bool) -> None:
         told = {"type": kind, "message": message, "hint": hint, "exit_code": code}
         write_object({"error": told}, sys.stderr)
         return
-    out = Out.of(sys.stderr)
+    out = TerminalWriter.for_stream(sys.stderr)
     if code == INTERRUPTED:
         out.line(message)
         return
@@ -109,7 +109,7 @@ class ToStderr(logging.Handler):
             message = record.getMessage()
             if record.exc_info and record.levelno >= logging.ERROR:
                 message += "\n" + logging.Formatter().formatException(record.exc_info)
-            message = visible(message, keep="\n")
+            message = escape_controls(message, keep="\n")
             sys.stderr.write(f"{record.levelname.lower()}: {name}: {message}\n")
         except OSError:
             pass

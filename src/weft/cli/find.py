@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ConfigError
-from ..viz.out import Out, Part, write_object
 from ..viz.outline import counted
+from ..viz.terminal import Part, TerminalWriter, write_object
 from . import advice, options
 from .desk import desk
 from .failures import guarded
@@ -49,10 +49,10 @@ def find(
     if as_json:
         write_object({"words": asked, "hits": [hit_object(hit) for hit in hits]})
         return
-    out = Out.of(sys.stdout)
+    out = TerminalWriter.for_stream(sys.stdout)
     for hit in hits:
         show_hit(out, hit)
-    about = Out.of(sys.stderr)
+    about = TerminalWriter.for_stream(sys.stderr)
     if not hits:
         about.line(f"no node has {asked}")
         return
@@ -61,7 +61,7 @@ def find(
     advice.suggest(["weft", "read", str(hits[0].number), "--loom", hits[0].loom])
 
 
-def show_hit(out: Out, hit: Hit) -> None:
+def show_hit(out: TerminalWriter, hit: Hit) -> None:
     """Write where a node is, and its text with what was found marked."""
     parts: list[Part] = [(f"{hit.loom} ", "cyan"), (f"{hit.number}  ", "bold")]
     at = 0

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, ModelLoadError, ModelMismatch, StoreError
 from ..service.interchange.said import SAID
-from ..viz.out import Out
 from ..viz.outline import counted
+from ..viz.terminal import TerminalWriter
 from .desk import Brought, LoomDesk, refuse_texts
 from .kept import Kept, Sprouts, Turned, refuse_special
 from .model import TINY, load_model
@@ -397,7 +397,9 @@ class KeptHere(Kept):
         if not self.loom.children:
             self.discard()
         elif self.try_save():
-            Out.of(sys.stderr).line((f"what had grown is kept: {self.name}", "dim"))
+            TerminalWriter.for_stream(sys.stderr).line(
+                (f"what had grown is kept: {self.name}", "dim")
+            )
 
     def say(
         self, node: Heddle, text: str, *, chat: bool | None = None, special: bool = False
@@ -560,7 +562,7 @@ class KeptHere(Kept):
             if self._begun is not None:
                 self._is_put_off = True
                 note = f"not kept yet, and tried again at the end: {error}"
-                Out.of(sys.stderr).line((note, "dim"))
+                TerminalWriter.for_stream(sys.stderr).line((note, "dim"))
 
 
 def note_model(loom: Loom, model: str, engine: str) -> None:

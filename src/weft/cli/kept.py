@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, StoreError, TreeError
-from ..viz.out import Out
+from ..viz.terminal import TerminalWriter
 
 if TYPE_CHECKING:
     from ..lm.results import Delta, Distribution
@@ -172,7 +172,7 @@ class Kept(ABC):
             tell_unkept(error)
             if self.name:
                 note = f"what was written before that is kept as {self.name}"
-                Out.of(sys.stderr).line((note, "dim"))
+                TerminalWriter.for_stream(sys.stderr).line((note, "dim"))
             return False
         return True
 
@@ -186,7 +186,7 @@ class Kept(ABC):
 
 def tell_unkept(error: StoreError) -> None:
     """Say that something was shown and not kept."""
-    out = Out.of(sys.stderr)
+    out = TerminalWriter.for_stream(sys.stderr)
     out.line(("not kept: ", "bold yellow"), str(error))
     if error.hint:
         out.line(("hint: ", "bold"), error.hint)

@@ -10,10 +10,10 @@ import typer
 from .._core.validation import whole_number
 from ..errors import ConfigError
 from ..service.interchange.said import said_at, written
-from ..viz.out import Out, write_object
+from ..viz.color_scale import ColorScale
 from ..viz.outline import counted
-from ..viz.text import Picture, called, legend, show_distribution, tinted
-from ..viz.tint import Ramp
+from ..viz.terminal import TerminalWriter, write_object
+from ..viz.text import Picture, color_tokens, legend, node_label, show_distribution
 from . import advice, options
 from .desk import opened, with_model
 from .draw import below_root
@@ -55,7 +55,7 @@ def show_loom(kept: Kept, top: int, *, as_json: bool) -> None:
         write_object(tree_object(kept.loom, kept.name, kept.model, kept.at, kept.numbers()))
         kept.try_note()
         return
-    out = Out.of(sys.stdout)
+    out = TerminalWriter.for_stream(sys.stdout)
     path = frozenset(each.id for each in kept.at.path[1:])
     out.lines(Picture(out, below_root(kept), path=path, top=top).lines(kept.loom))
     out.line()
@@ -118,7 +118,7 @@ def read_node(kept: Kept, node: str | None, color: Tint | None, *, as_json: bool
 
         write_object(path_object(at, kept.name, written(at.path[1:]), kept.numbers()))
     else:
-        show_path(Out.of(sys.stdout), kept, at, color)
+        show_path(TerminalWriter.for_stream(sys.stdout), kept, at, color)
     kept.try_note()
     if not as_json:
         number = str(kept.number(at))
@@ -132,7 +132,7 @@ def read_node(kept: Kept, node: str | None, color: Tint | None, *, as_json: bool
 
 
 def show_path(
-    out: Out,
+    out: TerminalWriter,
     kept: Kept,
     node: Heddle,
     tint: Tint | None = None,
@@ -146,15 +146,15 @@ def show_path(
             out.write(f"{prompt}\n")
         out.line()
     if tint is not None:
-        out.lines([legend(out, tint.ramp)])
+        out.lines([legend(out, tint.scale)])
         out.line()
-        _show_tinted(out, kept, node, tint.ramp)
+        _show_tinted(out, kept, node, tint.scale)
     elif kept.loom.chat_template_used:
         _write(out, written(node.path[1:]))
     else:
         _write(out, prompt + written(node.path[1:]))
     # Into a file or a pipe goes the text alone.
-    about = out if out.is_terminal or tint is not None else Out.of(sys.stderr)
+    about = out if out.is_terminal or tint is not None else TerminalWriter.for_stream(sys.stderr)
     if about is out:
         out.line()
     sampled = [each for each in node.path if each.logprobs]
@@ -179,21 +179,21 @@ def ending(node: Heddle) -> str:
     }.get(node.finish_reason, str(node.finish_reason))
 
 
-def _show_tinted(out: Out, kept: Kept, node: Heddle, ramp: Ramp) -> None:
+def _show_tinted(out: TerminalWriter, kept: Kept, node: Heddle, scale: ColorScale) -> None:
     from rich.text import Text
 
     whole = Text()
     for each in node.path[1:]:
         said = said_at(each)
         whole.append_text(
-            tinted(out, kept.pieces(each), each, ramp)
+            color_tokens(out, kept.pieces(each), each, scale)
             if said is None
             else out.text((f"\n\n> {said}\n\n", "bold"))
         )
     out.block("", whole)
 
 
-def _write(out: Out, text: str) -> None:
+def _write(out: TerminalWriter, text: str) -> None:
     if out.is_live:
         out.block("", text.strip("\n"))
     else:
@@ -221,7 +221,7 @@ def next_(
             write_object(next_object(at, kept.name, found, kept.numbers(), kept.grower.stats()))
             kept.try_note()
             return
-        out = Out.of(sys.stdout)
+        out = TerminalWriter.for_stream(sys.stdout)
         show_next(out, kept, at, found)
         out.line()
         out.facts(str(kept.grower.stats()))
@@ -237,12 +237,12 @@ def other_way(kept: Kept, found: Distribution) -> list[str]:
     if len(found) < 2 or found[1].p < 0.01 or kept.grower.is_stop_token(found[1].id):
         return []
     text = found[1].text
-    if not Out.of(sys.stderr).is_as_typed(text) or "\ufffd" in text:
+    if not TerminalWriter.for_stream(sys.stderr).is_as_typed(text) or "\ufffd" in text:
         return []
     return ["--raw", text] if kept.loom.chat_template_used else [text]
 
 
-def show_next(out: Out, kept: Kept, node: Heddle, found: Distribution) -> None:
+def show_next(out: TerminalWriter, kept: Kept, node: Heddle, found: Distribution) -> None:
     """Write the table with its bars."""
     number = kept.number(node)
     head = f"after node {number}: " if number else "after the prompt: "
@@ -252,5 +252,5 @@ def show_next(out: Out, kept: Kept, node: Heddle, found: Distribution) -> None:
 
 
 def _end_of(node: Heddle) -> str:
-    text = " ".join(called(node).split())
+    text = " ".join(node_label(node).split())
     return text if len(text) <= 60 else f"…{text[-59:]}"

@@ -12,8 +12,8 @@ from rich.cells import cell_len
 
 from .. import samples
 from ..errors import ConfigError
-from ..viz.out import Out, write_object
 from ..viz.outline import counted
+from ..viz.terminal import TerminalWriter, write_object
 from . import advice, options
 from .desk import LoomDesk, desk
 from .failures import guarded
@@ -35,7 +35,7 @@ def ls(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
         looms = [loom_object(row) for row in rows]
         write_object({"where": where, "last": last, "looms": looms})
         return
-    out = Out.of(sys.stdout)
+    out = TerminalWriter.for_stream(sys.stdout)
     if not rows:
         out.line(f"no loom yet in {where}")
         advice.suggest(["weft", "run", samples.story, "-n", "4"])
@@ -46,7 +46,7 @@ def ls(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
     advice.suggest(["weft", "tree", rows[0].name], ["weft", "read"])
 
 
-def show_row(out: Out, row: LoomRow, width: int, *, is_last: bool) -> None:
+def show_row(out: TerminalWriter, row: LoomRow, width: int, *, is_last: bool) -> None:
     """Write one loom's line."""
     mark = ("* " if is_last else "  ", "bold green")
     padded = row.name + " " * (width - cell_len(row.name))
@@ -117,7 +117,7 @@ def bring_back(at: LoomDesk, loom: str | None) -> list[str]:
     for before, name in restored:
         if name != before:
             note = f"{before} is another loom by now: what was removed is {name}"
-            Out.of(sys.stderr).line((note, "yellow"))
+            TerminalWriter.for_stream(sys.stderr).line((note, "yellow"))
     return [name for _, name in restored]
 
 
@@ -165,4 +165,4 @@ def _told(as_json: bool, verb: str, names: list[str]) -> None:
     if as_json:
         write_object({verb: names})
     else:
-        Out.of(sys.stdout).line(f"{verb} {', '.join(names)}")
+        TerminalWriter.for_stream(sys.stdout).line(f"{verb} {', '.join(names)}")

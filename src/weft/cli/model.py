@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from ..errors import ConfigError, ModelLoadError
-from ..viz.out import Out
+from ..viz.terminal import TerminalWriter
 
 if TYPE_CHECKING:
     from ..lm.lm import LM
@@ -35,7 +35,7 @@ def load_model(model: str, engine: str = "auto", kv_budget: str = "auto") -> LM:
             f"there is no engine {engine!r}; allowed are {', '.join(known)}",
             hint="weft doctor shows what is installed, and what to install for what",
         )
-    with LoadProgress(Out.of(sys.stderr)) as progress:
+    with LoadProgress(TerminalWriter.for_stream(sys.stderr)) as progress:
         began = time.perf_counter()
         try:
             options = threads_of(model, engine)
@@ -53,7 +53,7 @@ def load_model(model: str, engine: str = "auto", kv_budget: str = "auto") -> LM:
             raise ModelLoadError(str(error), hint=error.hint) from error
     if seconds > _LONG_S and model != TINY:
         note = f"loaded in {seconds:.0f} s (keep it warm: weft serve {shlex.quote(model)})"
-        Out.of(sys.stderr).line((note, "dim"))
+        TerminalWriter.for_stream(sys.stderr).line((note, "dim"))
     return lm
 
 
@@ -70,7 +70,7 @@ def threads_of(model: str, engine: str) -> dict[str, int] | None:
 class LoadProgress:
     """Bars on a terminal, a line now and then elsewhere; takes what `load` reports."""
 
-    def __init__(self, out: Out) -> None:
+    def __init__(self, out: TerminalWriter) -> None:
         self.out = out
         self._began = time.monotonic()
         self._told = 0.0

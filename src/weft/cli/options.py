@@ -16,9 +16,9 @@ import typer
 from .._core import atomic_files
 from .._core.sampling.params import NAMES, PARAMETERS, TEMPERATURE
 from ..errors import ConfigError, GrammarError, WeftError
-from ..viz.out import Out, visible
-from ..viz.text import called
-from ..viz.tint import ENTROPY, PROBABILITY, Ramp
+from ..viz.color_scale import ENTROPY, PROBABILITY, ColorScale
+from ..viz.terminal import TerminalWriter, escape_controls
+from ..viz.text import node_label
 from .advice import quoted
 
 _LABEL = 40
@@ -31,7 +31,7 @@ class Tint(StrEnum):
     ENTROPY = "entropy"
 
     @property
-    def ramp(self) -> Ramp:
+    def scale(self) -> ColorScale:
         """The colours."""
         return PROBABILITY if self is Tint.PROB else ENTROPY
 
@@ -81,13 +81,13 @@ def _nodes(loom: str | None) -> Iterator[tuple[str, str]]:
 
     with desk() as at:
         kept = at.open(loom or at.own() or at.anybodys())
-        texts = {kept.number(node): called(node) for node in kept.loom.walk()}
+        texts = {kept.number(node): node_label(node) for node in kept.loom.walk()}
     for number in sorted(texts):
         yield str(number), _line(texts[number])
 
 
 def _line(text: str) -> str:
-    line = visible(" ".join(text.split()))
+    line = escape_controls(" ".join(text.split()))
     return line if len(line) <= _LABEL else f"{line[: _LABEL - 1]}…"
 
 
@@ -285,7 +285,7 @@ def joined(words: list[str] | None, *verb: str) -> str | None:
     if not words:
         return None
     text = " ".join(words)
-    out = Out.of(sys.stderr)
+    out = TerminalWriter.for_stream(sys.stderr)
     if len(words) > 1:
         # What begins as options do is none after a --.
         end = ["--"] if text.startswith("-") else []

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import typer
 
 from ..errors import Unreachable, Unsupported
-from ..viz.out import Out, write_object
+from ..viz.terminal import TerminalWriter, write_object
 from . import options
 from .browser import has_screen, show
 from .failures import guarded
@@ -51,6 +51,6 @@ def open_(
     if as_json:
         write_object({"url": url, "loom": name})
         return
-    Out.of(sys.stdout).line(url)
+    TerminalWriter.for_stream(sys.stdout).line(url)
     if has_screen() if browser is None else browser:
         show(url, wait_s=_LAUNCH_S)

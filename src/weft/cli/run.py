@@ -13,8 +13,8 @@ import typer
 from .. import samples
 from .._core.error_mapping import INTERRUPTED
 from ..errors import ConfigError, EngineError, Terminal, WeftError
-from ..viz.lanes import Printer, Silent
-from ..viz.out import Out, write_object
+from ..viz.lanes import NullDisplay, Printer
+from ..viz.terminal import TerminalWriter, write_object
 from . import advice, options
 from .desk import with_grower, with_model
 from .draw import grow_watched, show_cost, show_growth, show_tree
@@ -101,7 +101,9 @@ def carry_on(
 ) -> None:
     """Say a text to the node where the reader stands, and grow there; "" grows on as it is."""
     node = kept.at
-    Out.of(sys.stderr).line((f"continuing node {kept.number(node)} of {kept.name}", "dim"))
+    TerminalWriter.for_stream(sys.stderr).line(
+        (f"continuing node {kept.number(node)} of {kept.name}", "dim")
+    )
     wish = wish.with_settings_of(node)
     if special and not text:
         raise ConfigError("--special is about the text that is said to the node; give one")
@@ -209,14 +211,14 @@ def settings_of(node: Heddle) -> dict[str, Any]:
 
 def grow_and_report(kept: Kept, node: Heddle, wish: Wish) -> None:
     """Grow, keep, show, suggest; with `stays`, go on by keys. Leaves with 130 on Ctrl-C."""
-    out = Out.of(sys.stdout)
+    out = TerminalWriter.for_stream(sys.stdout)
     made, done = grown(out, kept, node, wish)
     is_kept = wish.keep and kept.try_save()
     if wish.as_json:
         write_growth(kept, made, is_kept=is_kept)
     else:
         if wish.as_text:
-            show_cost(Out.of(sys.stderr), kept, made, is_kept=is_kept)
+            show_cost(TerminalWriter.for_stream(sys.stderr), kept, made, is_kept=is_kept)
         else:
             show_growth(out, kept, made, wish.tint, is_kept=is_kept)
         if done:
@@ -234,14 +236,14 @@ def grow_and_report(kept: Kept, node: Heddle, wish: Wish) -> None:
         raise typer.Exit(INTERRUPTED)
 
 
-def grown(out: Out, kept: Kept, node: Heddle, wish: Wish) -> tuple[list[Heddle], bool]:
+def grown(out: TerminalWriter, kept: Kept, node: Heddle, wish: Wish) -> tuple[list[Heddle], bool]:
     """Grow at a node, watched; a node that has ended is told by its number.
 
     Branches that had ended when the model call failed, or its server died, are kept; all of them
     as far as they came when nobody reads what is written, or its disk is full.
     """
     shown = (
-        Silent
+        NullDisplay
         if wish.as_json
         else partial(Printer, out, wish.n, first=None)
         if wish.as_text
@@ -252,12 +254,16 @@ def grown(out: Out, kept: Kept, node: Heddle, wish: Wish) -> tuple[list[Heddle],
         return grow_watched(out, kept, node, wish.n, wish.sampling, shown, force=wish.force)
     except EngineError:
         if wish.keep and len(node.children) > n_before and kept.try_save():
-            Out.of(sys.stderr).line(f"the branches that had ended are kept: {kept.name}")
+            TerminalWriter.for_stream(sys.stderr).line(
+                f"the branches that had ended are kept: {kept.name}"
+            )
         raise
     except OSError as error:
         is_ours = isinstance(error, WeftError)  # else it is what is written to
         if wish.keep and not is_ours and kept.try_save():
-            Out.of(sys.stderr).line((f"kept as {kept.name}, as far as it came", "dim"))
+            TerminalWriter.for_stream(sys.stderr).line(
+                (f"kept as {kept.name}, as far as it came", "dim")
+            )
         raise
     except Terminal:
         number, up = kept.number(node), kept.number(node.parent or node)
@@ -292,7 +298,7 @@ _HELP = """\
 r and n alone mean the node last read or grown; 0 is the prompt."""
 
 
-def converse(out: Out, kept: Kept, wish: Wish) -> None:
+def converse(out: TerminalWriter, kept: Kept, wish: Wish) -> None:
     """Read keys until q or the end of input; a mistake is told and the next key read."""
     while True:
         out.line()
@@ -306,10 +312,10 @@ def converse(out: Out, kept: Kept, wish: Wish) -> None:
         except WeftError as error:
             tell(error, "run")
         except KeyboardInterrupt:
-            Out.of(sys.stderr).line("interrupted")
+            TerminalWriter.for_stream(sys.stderr).line("interrupted")
 
 
-def obey(out: Out, kept: Kept, wish: Wish, line: str) -> None:
+def obey(out: TerminalWriter, kept: Kept, wish: Wish, line: str) -> None:
     """Do what one line says."""
     word, _, rest = line.strip().partition(" ")
     rest = rest.strip()
@@ -329,7 +335,7 @@ def obey(out: Out, kept: Kept, wish: Wish, line: str) -> None:
         kept.try_note()
 
 
-def _grow(out: Out, kept: Kept, wish: Wish, number: str, text: str) -> None:
+def _grow(out: TerminalWriter, kept: Kept, wish: Wish, number: str, text: str) -> None:
     node = kept.node(number)
     wish = wish.with_settings_of(node)
     if text:
@@ -343,16 +349,16 @@ def _grow(out: Out, kept: Kept, wish: Wish, number: str, text: str) -> None:
     advice.warn_if_poor(kept.model, made)
 
 
-def ask(out: Out, prompt: str) -> str | None:
+def ask(out: TerminalWriter, prompt: str) -> str | None:
     """Return a line that was typed, None at the end of input or on Ctrl-C."""
     with suppress(ImportError):
         import readline  # noqa: F401  (line editing and history, where the system has it)
     sys.stdout.flush()
     if out.console.file is not sys.stdout:
-        out.write(out.shown(prompt))
+        out.write(out.escape(prompt))
         prompt = ""
     try:
-        return input(out.shown(prompt)).strip()
+        return input(out.escape(prompt)).strip()
     except (EOFError, KeyboardInterrupt):
         out.line()
         return None

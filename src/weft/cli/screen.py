@@ -7,12 +7,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from .. import DISTRIBUTION, __version__, samples
-from ..viz.out import Out
+from ..viz.terminal import TerminalWriter
 
 _WIDTH = 46  # with the longest explanation 80 columns
 
 
-def show(out: Out) -> None:
+def show(out: TerminalWriter) -> None:
     """Write the first screen: commands to copy, engines found, models on disk."""
     out.line((f"weft {__version__}", "bold"), "   grow, read and search trees of continuations")
     out.line()

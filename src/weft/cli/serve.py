@@ -12,7 +12,7 @@ import typer
 
 from ..errors import ConfigError
 from ..service.api.address import address
-from ..viz.out import Out
+from ..viz.terminal import TerminalWriter
 from . import options
 from .browser import has_screen, show
 from .failures import guarded
@@ -195,7 +195,7 @@ def serve(
             jobs=whole_number("--max-jobs", max_jobs, 1),
         ),
     )
-    out = Out.of(sys.stderr)
+    out = TerminalWriter.for_stream(sys.stderr)
 
     def announce(url: str, models: list[str]) -> None:
         out.line("serving ", (", ".join(models), "cyan"), " at ", (url, "bold"))

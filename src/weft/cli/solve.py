@@ -27,8 +27,8 @@ from ..search.strategies import (
     estimate,
     meanings,
 )
-from ..viz.out import Out, write_object
 from ..viz.outline import counted
+from ..viz.terminal import TerminalWriter, write_object
 from ..viz.text import Picture, show_votes
 from . import advice, options
 from .desk import with_grower
@@ -134,7 +134,7 @@ def solve(
         if resume is not None and not grower.resumes:
             raise Unsupported("a search at a server goes on from no file; leave out --resume")
         model = grower.source
-        out = Out.of(sys.stdout)
+        out = TerminalWriter.for_stream(sys.stdout)
         kept = grower.begin(text, chat=None, system=None, special=False)
         loom = kept.loom
         how = {name: value for name, value in chosen.items() if name in _FLAGS}
@@ -171,7 +171,7 @@ def _write_outlook(loom: Loom, strategy: Strategy, chosen: dict[str, Any]) -> No
     """
     from ..search import Game24
 
-    out = Out.of(sys.stderr)
+    out = TerminalWriter.for_stream(sys.stderr)
     out.line((f"{strategy.title}: {estimate(strategy, chosen, loom.user_prompt)}", "dim"))
     if Game24.read(loom.user_prompt) is not None:
         return
@@ -207,13 +207,15 @@ def refuse_wrong(strategy: Strategy, chosen: dict[str, Any]) -> None:
         whole_number("-n", n, 1)
 
 
-def picture_of(out: Out, loom: Loom, best: Heddle | None = None) -> Group:
+def picture_of(out: TerminalWriter, loom: Loom, best: Heddle | None = None) -> Group:
     """Return the drawing of a search: the path to the best node, and what stood beside it."""
     path = frozenset(node.id for node in best.path) if best is not None else frozenset[str]()
     return Group(*Picture(out, path=path, top=_TOP).lines(loom))
 
 
-def watched(out: Out, loom: Loom, work: Callable[[Callable[[Level], object]], Any]) -> Any:
+def watched(
+    out: TerminalWriter, loom: Loom, work: Callable[[Callable[[Level], object]], Any]
+) -> Any:
     """Run a search, redrawing its tree after each level where that can be seen."""
     if not out.is_live:
         return work(lambda level: None)
@@ -249,7 +251,7 @@ def verdict(result: SearchResult) -> tuple[str, str]:
 
 
 def _search_to_end(
-    out: Out,
+    out: TerminalWriter,
     grower: Grower,
     kept: Kept,
     strategy: Strategy,
@@ -258,7 +260,7 @@ def _search_to_end(
     is_drawn: bool,
     as_json: bool,
 ) -> SearchResult:
-    quiet = out if is_drawn else Out(out.console, False, out.is_ascii)
+    quiet = out if is_drawn else TerminalWriter(out.console, False, out.is_ascii)
 
     def noted(level: Level, show: Callable[[Level], object]) -> None:
         root = root_of(level, kept.loom)
@@ -285,7 +287,7 @@ def _search_to_end(
 
 
 def _report(
-    out: Out,
+    out: TerminalWriter,
     grower: Grower,
     model: str,
     strategy: Strategy,
@@ -296,7 +298,7 @@ def _report(
 ) -> None:
     if as_text:
         out.write(f"{result.text}\n")
-        out = Out.of(sys.stderr)
+        out = TerminalWriter.for_stream(sys.stderr)
     else:
         _draw_result(out, result)
     out.facts(f"{strategy.title} · {result.cost}", "")
@@ -305,7 +307,7 @@ def _report(
     advice.suggest(*_again(grower, model, strategy, result), *kept)
 
 
-def _draw_result(out: Out, result: SearchResult) -> None:
+def _draw_result(out: TerminalWriter, result: SearchResult) -> None:
     out.console.print(picture_of(out, result.loom, result.best))
     out.line()
     if len(result.votes) > 1:

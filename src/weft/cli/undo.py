@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
-from ..viz.out import Out, write_object
 from ..viz.outline import counted
+from ..viz.terminal import TerminalWriter, write_object
 from . import advice, options
 from .desk import desk
 from .draw import show_tree
@@ -52,7 +52,7 @@ def _tell(kept: Kept, turned: Turned, did: str, other: str, *, as_json: bool) ->
         for what, found in (("back", added), ("changed", changed), ("gone", removed))
         if found
     ]
-    out = Out.of(sys.stdout)
+    out = TerminalWriter.for_stream(sys.stdout)
     out.line((f"{did} {turned.kind}", "bold"), f" in {kept.name}: {', '.join(parts) or 'nothing'}")
     out.line()
     show_tree(out, kept, turned.added or turned.changed)

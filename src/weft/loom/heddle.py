@@ -239,9 +239,9 @@ class Heddle(Listed, RenderMixin):
             return Branches()
         if not is_shown:
             return growth.run()
-        from ..viz.live import watch
+        from ..viz.live import growth_display
 
-        return growth.run(watch(len(growth.branches)))
+        return growth.run(growth_display(len(growth.branches)))
 
     @accepts_params_first
     async def agrow(

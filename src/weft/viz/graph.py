@@ -7,9 +7,9 @@ import textwrap
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from .out import cut, one_line, visible
-from .outline import NOTHING, counted, facts, headline, nearest
-from .tint import PROBABILITY
+from .color_scale import PROBABILITY
+from .outline import NOTHING, breadth_first, counted, facts, headline
+from .terminal import cut, escape_controls, one_line
 
 if TYPE_CHECKING:
     from ..loom import Heddle
@@ -45,7 +45,7 @@ def to_dot(
         node, edge: what to write in a box and on the line to it.
         limit: nodes at most, those nearest to the root; the rest is counted in a box of its own.
     """
-    shown = nearest(root, limit)
+    shown = breadth_first(root, limit)
     names = {id(each): f"n{number}" for number, each in enumerate(shown)}
     lines = [*_boxes(shown, names, node), *_dot_lines(shown, names, edge)]
     if rest := root.count_children() - len(shown):
@@ -76,7 +76,7 @@ def _dot_label(each: Heddle) -> str:
 
 def _quoted(text: str) -> str:
     r"""Return a label's inside: `\l` ends a line flush left, and nothing else is an escape."""
-    text = visible(text.strip("\n"), keep="\n").replace("\t", "    ")
+    text = escape_controls(text.strip("\n"), keep="\n").replace("\t", "    ")
     safe = text.replace("\\", "\\\\").replace('"', '\\"')
     lines = safe.split("\n")
     return lines[0] if len(lines) == 1 else "".join(f"{line}\\l" for line in lines)
@@ -105,7 +105,7 @@ def to_mermaid(
     numbers: dict[int, int] = {}
     lines = ["flowchart LR"]
     size = len(lines[0])
-    for each in nearest(root, min(limit, 500) if limit is not None else 500):
+    for each in breadth_first(root, min(limit, 500) if limit is not None else 500):
         made = _mermaid_lines(each, numbers, node, edge)
         size += sum(len(line) + 3 for line in made)
         if size > _ROOM:

@@ -17,21 +17,21 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..loom import Loom
 from ..loom.node import preorder_by_call
-from .out import as_html, cut, one_line
+from .color_scale import ENTROPY, PROBABILITY, ColorScale, Tint, check
 from .outline import (
     NOTHING,
-    End,
-    Item,
+    Chain,
+    ChainEnd,
     best_path,
+    breadth_first,
     by_number,
     counted,
     facts,
     headline,
-    nearest,
     outline,
 )
-from .tint import ENTROPY, PROBABILITY, Ramp, Tint, check
-from .tokens import Label, Told, look, node_html
+from .terminal import as_html, cut, one_line
+from .tokens import Label, NodeDetails, node_html, rank_tokens
 
 if TYPE_CHECKING:
     from ..loom import Heddle
@@ -60,8 +60,8 @@ class Page:
     is_large: only the folds on the marked path are open. path: what that one is called, if any.
     """
 
-    told: Sequence[Item | End]
-    nodes: Told
+    chains: Sequence[Chain | ChainEnd]
+    nodes: NodeDetails
     is_large: bool
     path: str
 
@@ -93,8 +93,8 @@ def to_html(
     chosen = check(tint)
     if numbers is None:
         numbers = {each.id: at for at, each in enumerate(preorder_by_call(root.path[0]))}
-    told = list(outline(root, limit, lambda node: by_number(node, numbers)))
-    shown = {node.id: node for item in told if isinstance(item, Item) for node in item.nodes}
+    chains = list(outline(root, limit, lambda node: by_number(node, numbers)))
+    shown = {node.id: node for item in chains if isinstance(item, Chain) for node in item.nodes}
     is_large = sum(not isinstance(each, Loom) for each in shown.values()) > LARGE
     path = [] if mark is None else [each for each in mark.path[1:] if each.id in shown]
     said = f"Path to node {numbers.get(path[-1].id, path[-1].id)}" if path else "Best path"
@@ -102,9 +102,11 @@ def to_html(
         path = [each for each in best_path(root) if each.id in shown]
     ids = frozenset(each.id for each in path)
     n_tokens = sum(len(each.tokens) for each in shown.values() if each.logprobs)
-    nodes = Told(numbers, node, look(list(shown.values()), top), ids, n_tokens > MAX_TABLED)
-    page = Page(told, nodes, is_large, said if is_large and path else "")
-    over = overview(told, nodes, path, said) if is_large else ""
+    nodes = NodeDetails(
+        numbers, node, rank_tokens(list(shown.values()), top), ids, n_tokens > MAX_TABLED
+    )
+    page = Page(chains, nodes, is_large, said if is_large and path else "")
+    over = overview(chains, nodes, path, said) if is_large else ""
     return "".join(_page(root, page, chosen, over))
 
 
@@ -135,7 +137,7 @@ def _read(name: str) -> str:
 
 
 def _header(root: Heddle) -> Iterator[str]:
-    nodes = nearest(root, None)
+    nodes = breadth_first(root, None)
     n_tokens = sum(len(node.tokens) for node in nodes)
     leaves = sum(not node.children for node in nodes)
     # A prompt is no node, as `weft tree` counts.
@@ -184,11 +186,11 @@ def _bar(tint: Tint, path: str) -> str:
     )
 
 
-def _legend(ramp: Ramp) -> str:
+def _legend(scale: ColorScale) -> str:
     steps = "".join(
-        f'<li class="{ramp.key}{step}">{label}</li>' for step, label in enumerate(ramp.labels)
+        f'<li class="{scale.key}{step}">{label}</li>' for step, label in enumerate(scale.labels)
     )
-    return f'<ul class="legend-{ramp.key}" aria-label="{ramp.title}">{steps}</ul>\n'
+    return f'<ul class="legend-{scale.key}" aria-label="{scale.title}">{steps}</ul>\n'
 
 
 def _footer(page: Page) -> str:
@@ -244,8 +246,8 @@ class _Level:
 
 def _tree(page: Page) -> Iterator[str]:
     levels: list[_Level] = []
-    for each in page.told:
-        if isinstance(each, Item):
+    for each in page.chains:
+        if isinstance(each, Chain):
             yield levels[-1].before_next() if levels else ""
             has_fold = yield from _item(each, page)
             levels.append(_level(each, page, "</details></li>\n" if has_fold else "</li>\n"))
@@ -254,7 +256,7 @@ def _tree(page: Page) -> Iterator[str]:
         yield level.end_of_rest() + ("</ul>" if level.n else "") + level.ends
 
 
-def _level(each: Item, page: Page, ends: str) -> _Level:
+def _level(each: Chain, page: Page, ends: str) -> _Level:
     is_cut = page.is_large and each.n_branches > _SIBLINGS + 1 and each.forks < _FAR
     on = -1
     if is_cut:
@@ -264,7 +266,7 @@ def _level(each: Item, page: Page, ends: str) -> _Level:
     return _Level(each.n_branches, on, is_cut, ends)
 
 
-def _item(each: Item, page: Page) -> Generator[str, None, bool]:
+def _item(each: Chain, page: Page) -> Generator[str, None, bool]:
     """Yield an item up to its first branch; return whether a fold is open then."""
     # A prompt is the heading already.
     nodes = [node for node in each.nodes if not isinstance(node, Loom)]
@@ -293,18 +295,18 @@ def _item(each: Item, page: Page) -> Generator[str, None, bool]:
 def _run(nodes: Sequence[Heddle], page: Page) -> Iterator[str]:
     """Yield nodes one below another; of a long row only the first and last ones are unfolded."""
     half = _RUN // 2 if page.is_large and len(nodes) > _RUN + 1 else len(nodes)
-    told = [node_html(node, page.nodes) for node in nodes]
-    yield from told[:half]
+    chains = [node_html(node, page.nodes) for node in nodes]
+    yield from chains[:half]
     if len(nodes) > half:
         said = counted(len(nodes) - 2 * half, "more node")
         yield f'<details class="fold"><summary>{said}</summary>\n'
-        yield from told[half:-half]
+        yield from chains[half:-half]
         yield "</details>\n"
-        yield from told[-half:]
+        yield from chains[-half:]
 
 
 # The picture is so many units wide; bars that would begin less than one after another are left out.
-_WIDE, _LEAST = 1000, 0.5
+_WIDE, _MIN_BAR = 1000, 0.5
 _TALLEST, _ROW = 220, 22
 _STEPS = 5
 # Nodes of a path that are listed: the first and the last ones.
@@ -315,23 +317,25 @@ _LINE = 90
 class BranchBar(NamedTuple):
     """A branch in the picture: its row from the top, its place and width in units."""
 
-    item: Item
+    item: Chain
     row: int
     x: float
     width: float
 
 
-def overview(told: Sequence[Item | End], page: Told, path: Sequence[Heddle], heading: str) -> str:
+def overview(
+    chains: Sequence[Chain | ChainEnd], page: NodeDetails, path: Sequence[Heddle], heading: str
+) -> str:
     """Return the picture of what is told, and the nodes of a path as a list of links."""
-    return f'<section class="over" aria-label="Overview">\n{_picture(told, page)}' + (
+    return f'<section class="over" aria-label="Overview">\n{_picture(chains, page)}' + (
         f"<h2>{as_html(heading)}</h2>\n<ol>\n{''.join(_steps(path, page))}</ol>\n</section>\n"
         if path
         else "</section>\n"
     )
 
 
-def _picture(told: Sequence[Item | End], page: Told) -> str:
-    bars = list(_bars([item for item in told if isinstance(item, Item)]))
+def _picture(chains: Sequence[Chain | ChainEnd], page: NodeDetails) -> str:
+    bars = list(_bars([item for item in chains if isinstance(item, Chain)]))
     n_rows = 1 + max((bar.row for bar in bars), default=0)
     tall = min(_ROW, _TALLEST / n_rows)
     tints = _by_score(bars) or _by_p(bars)
@@ -346,7 +350,7 @@ def _picture(told: Sequence[Item | End], page: Told) -> str:
     )
 
 
-def _bars(items: Sequence[Item]) -> Iterator[BranchBar]:
+def _bars(items: Sequence[Chain]) -> Iterator[BranchBar]:
     """Yield a bar for each item below the prompt: its width is its share of the leaves."""
     above = _above(items)
     leaves = [0 if item.n_branches else 1 for item in items]
@@ -366,7 +370,7 @@ def _bars(items: Sequence[Item]) -> Iterator[BranchBar]:
             yield BranchBar(item, item.forks - (not has_root), begins[at], leaves[at] * unit)
 
 
-def _above(items: Sequence[Item]) -> list[int]:
+def _above(items: Sequence[Chain]) -> list[int]:
     """Return for each item which one it stands below; 0 for the first."""
     above, at_fork = [], {-1: 0}
     for at, item in enumerate(items):
@@ -376,17 +380,17 @@ def _above(items: Sequence[Item]) -> list[int]:
 
 
 def _rects(
-    bars: Sequence[BranchBar], tints: Mapping[int, str], page: Told, tall: float
+    bars: Sequence[BranchBar], tints: Mapping[int, str], page: NodeDetails, tall: float
 ) -> Iterator[str]:
     ends: dict[int, float] = {}
     for at, (item, row, x, width) in enumerate(bars):
         first = next(node for node in item.nodes if not isinstance(node, Loom))
         is_on = first.id in page.marked
-        if not is_on and x - ends.get(row, -_LEAST) < _LEAST:
+        if not is_on and x - ends.get(row, -_MIN_BAR) < _MIN_BAR:
             continue
         ends[row] = x
         tint = "on" if is_on else tints[at]
-        shown = max(width - min(1.0, width / 8), _LEAST)
+        shown = max(width - min(1.0, width / 8), _MIN_BAR)
         yield (
             f'<rect class="{tint}" x="{x:.1f}" y="{row * tall:.1f}" width="{shown:.1f}" '
             f'height="{tall - min(1.0, tall / 8):.1f}" data-n="n-{as_html(first.id)}"/>'
@@ -429,7 +433,7 @@ def _by_p(bars: Sequence[BranchBar]) -> dict[int, str]:
     return found
 
 
-def _steps(path: Sequence[Heddle], page: Told) -> Iterator[str]:
+def _steps(path: Sequence[Heddle], page: NodeDetails) -> Iterator[str]:
     nodes = [node for node in path if not isinstance(node, Loom) and node.id in page.numbers]
     left_out = len(nodes) - _FIRST - _LAST
     for at, node in enumerate(nodes):

@@ -13,8 +13,8 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from .out import Out
 from .outline import counted
+from .terminal import TerminalWriter
 
 if TYPE_CHECKING:
     from ..lm.results import Delta
@@ -24,7 +24,7 @@ _MAX_LINES = 6  # of one lane
 BETWEEN = "---"  # a line between texts that are written alone
 
 
-class LaneWatcher(Protocol):
+class DeltaDisplay(Protocol):
     """Shows deltas as they come; a context manager."""
 
     def __enter__(self) -> object: ...
@@ -55,7 +55,7 @@ class Lane:
         self.ended = ended
 
 
-def unseen(lanes: Sequence[Lane]) -> str:
+def hidden_lanes(lanes: Sequence[Lane]) -> str:
     """Return what is said instead of lanes for which there is no room."""
     ended = sum(lane.ended is not None for lane in lanes)
     return f"… {counted(len(lanes), 'more branch', 'more branches')}, {ended} ended"
@@ -68,7 +68,12 @@ class Lanes:
     """
 
     def __init__(
-        self, out: Out, n: int, waiting: Callable[[], str] | None = None, *, first: int = 1
+        self,
+        out: TerminalWriter,
+        n: int,
+        waiting: Callable[[], str] | None = None,
+        *,
+        first: int = 1,
     ) -> None:
         self.out = out
         self.lanes = [Lane(number) for number in range(first, first + n)]
@@ -116,16 +121,16 @@ class Lanes:
         for lane in self.lanes[:n_shown]:
             yield from _rows(lane, self.out, each)
         if n_shown < len(self.lanes):
-            yield self.out.text((f"   {unseen(self.lanes[n_shown:])}", "dim"))
+            yield self.out.text((f"   {hidden_lanes(self.lanes[n_shown:])}", "dim"))
 
 
-def _rows(lane: Lane, out: Out, height: int) -> list[Text]:
+def _rows(lane: Lane, out: TerminalWriter, height: int) -> list[Text]:
     """Return the end of a branch's text in at most `height` lines."""
     mark = "✓" if lane.ended == "stop" else "-" if lane.ended else " "
     head = f"{lane.number:>2}{mark} "
     cut = "..." if out.is_ascii else "…"
     room = max(out.width - len(head) - 1, 8)
-    shown = out.shown(lane.text).lstrip("\n")
+    shown = out.escape(lane.text).lstrip("\n")
     if height == 1:
         shown = shown.rstrip("\n").rpartition("\n")[2]
         rows = [shown if len(shown) <= room else cut + shown[len(cut) - room :]]
@@ -143,7 +148,7 @@ class Printer:
     first: the number of the first branch; None for the texts alone, with BETWEEN between them.
     """
 
-    def __init__(self, out: Out, n: int, *, first: int | None = 1) -> None:
+    def __init__(self, out: TerminalWriter, n: int, *, first: int | None = 1) -> None:
         self.out = out
         self.lanes = [Lane(number) for number in range(first or 1, (first or 1) + n)]
         self.is_numbered = first is not None
@@ -191,10 +196,10 @@ class Printer:
         self._at, self._begun = self._at + 1, False
 
 
-class Silent:
+class NullDisplay:
     """Shows nothing."""
 
-    def __enter__(self) -> Silent:
+    def __enter__(self) -> NullDisplay:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -204,10 +209,10 @@ class Silent:
         """Take a delta."""
 
 
-class Plain(Silent):
+class TextDisplay(NullDisplay):
     """Writes one branch's text as it comes; on a terminal it breaks lines between words."""
 
-    def __init__(self, out: Out) -> None:
+    def __init__(self, out: TerminalWriter) -> None:
         self.out = out
         self._word = ""
         self._column = 0
@@ -234,13 +239,13 @@ class Plain(Silent):
         self.out.write("\n")
 
 
-def watch(watcher: LaneWatcher, deltas: Generator[Delta, None, object]) -> bool:
+def show_stream(display: DeltaDisplay, deltas: Generator[Delta, None, object]) -> bool:
     """Show a stream to its end; False when Ctrl-C ended it (what was made is in the tree)."""
     try:
         # Ctrl-C may come while we draw: closing the stream keeps its branches then too.
-        with watcher, closing(deltas):
+        with display, closing(deltas):
             for delta in deltas:
-                watcher.push(delta)
+                display.push(delta)
     except KeyboardInterrupt:
         return False
     return True

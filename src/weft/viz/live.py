@@ -12,11 +12,11 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from .lanes import Lane, unseen
+from .color_scale import PROBABILITY
+from .lanes import Lane, hidden_lanes
 from .notebook import LONGEST, SOFT
-from .out import as_html, cut, one_line
 from .outline import NOTHING, counted
-from .tint import PROBABILITY
+from .terminal import as_html, cut, one_line
 from .tokens import p_of
 
 if TYPE_CHECKING:
@@ -28,13 +28,13 @@ _log = logging.getLogger(__name__)
 # At most ten times a second: more is flicker, and work for whoever is connected.
 REDRAW_S = 0.1
 _TAIL = 240
-_MOST = 16
+_MAX_LANES = 16
 _LANE = "display:flex;gap:.9em;margin:0 0 .45em;line-height:1.55"
 _NUMBER = f"flex:none;width:1.8em;text-align:right;{SOFT}"
 _TEXT = "flex:1;min-width:0;white-space:pre-wrap;overflow-wrap:anywhere"
 
 
-def watch(n: int) -> GrowthDisplay | None:
+def growth_display(n: int) -> GrowthDisplay | None:
     """Return what shows `n` branches growing; None where nothing is to be shown."""
     shell = _shell()
     if shell is None or not n or threading.current_thread() is not threading.main_thread():
@@ -106,11 +106,11 @@ class LiveLanes:
         return " · ".join([*said, f"{time.monotonic() - self._start:.1f} s"])
 
     def __repr__(self) -> str:
-        lines = [_plain(lane) for lane in self.lanes[:_MOST]]
+        lines = [_plain(lane) for lane in self.lanes[:_MAX_LANES]]
         return "\n".join([*lines, *self._rest(), self._headline()])
 
     def _repr_html_(self) -> str:
-        shown = "".join(_lane(lane, is_over=self.is_over) for lane in self.lanes[:_MOST])
+        shown = "".join(_lane(lane, is_over=self.is_over) for lane in self.lanes[:_MAX_LANES])
         rest = "".join(f'<div style="{SOFT}">{line}</div>' for line in self._rest())
         return (
             f'<div style="max-width:60em">{shown}{rest}'
@@ -118,8 +118,8 @@ class LiveLanes:
         )
 
     def _rest(self) -> list[str]:
-        rest = self.lanes[_MOST:]
-        return [unseen(rest)] if rest else []
+        rest = self.lanes[_MAX_LANES:]
+        return [hidden_lanes(rest)] if rest else []
 
 
 class LiveLines:

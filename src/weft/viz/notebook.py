@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from ..lm.stats import format_bytes
 from ..loom import Loom
-from .out import as_html, cut
-from .outline import NOTHING, Item, counted, facts, headline, outline
+from .color_scale import PROBABILITY
+from .outline import NOTHING, Chain, counted, facts, headline, outline
+from .terminal import as_html, cut
 from .text import draw
-from .tint import PROBABILITY
 from .tokens import Piece, figures, percent, pieces, quoted, tip_of
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def text_of(node: Heddle) -> str:
 def _tree(root: Heddle, limit: int, marked: frozenset[int]) -> Iterator[str]:
     yield f'<div style="{_ROOT}">'
     for each in outline(root, limit):
-        if not isinstance(each, Item):
+        if not isinstance(each, Chain):
             yield "</ul></details>" if each.has_branches else ""
             yield "</li>" if not each.is_root else ""
             continue
@@ -74,7 +74,7 @@ def _tree(root: Heddle, limit: int, marked: frozenset[int]) -> Iterator[str]:
     yield "</div>"
 
 
-def _item(each: Item, marked: frozenset[int]) -> str:
+def _item(each: Chain, marked: frozenset[int]) -> str:
     return (
         _ITEM.replace("128,128,128,.35", "20,150,135,.9") if id(each.nodes[-1]) in marked else _ITEM
     )

@@ -18,7 +18,7 @@ Below = Callable[["Heddle"], Sequence["Heddle"]]
 MAX_FORKS = 150
 
 
-class Item(NamedTuple):
+class Chain(NamedTuple):
     """A node and those that follow it one by one, down to the next fork or leaf.
 
     forks: how many forks stand before it. n_branches: what the last one forks into, as shown.
@@ -32,7 +32,7 @@ class Item(NamedTuple):
     n_hidden: int
 
 
-class End(NamedTuple):
+class ChainEnd(NamedTuple):
     """All below an item was told. has_branches: as the item said. is_root: the first item's."""
 
     has_branches: bool
@@ -50,7 +50,7 @@ def by_number(node: Heddle, numbers: Mapping[str, int]) -> list[Heddle]:
     return sorted(node.children, key=lambda child: numbers.get(child.id, last))
 
 
-def nearest(root: Heddle, limit: int | None, below: Below = oldest_first) -> list[Heddle]:
+def breadth_first(root: Heddle, limit: int | None, below: Below = oldest_first) -> list[Heddle]:
     """Return the first `limit` nodes, level by level: parents before children."""
     if limit is not None:
         limit = whole_number("limit", limit, 1)
@@ -66,7 +66,7 @@ def nearest(root: Heddle, limit: int | None, below: Below = oldest_first) -> lis
 def sizes(root: Heddle) -> dict[int, int]:
     """Return how many nodes there are from each node down, by `id()`. Cost: O(nodes)."""
     counts: dict[int, int] = {}
-    for node in reversed(nearest(root, None)):
+    for node in reversed(breadth_first(root, None)):
         counts[id(node)] = 1 + sum(counts[id(child)] for child in node.children)
     return counts
 
@@ -77,7 +77,7 @@ def best_path(root: Heddle) -> list[Heddle]:
     By score where a leaf has one, else by the mean logprob of all that was sampled on the way.
     Cost: O(nodes).
     """
-    nodes = nearest(root, None)
+    nodes = breadth_first(root, None)
     # What was sampled from the root to each node: the sum of its logprobs, and how many.
     sampled = {id(root): (math.fsum(root.logprobs), len(root.logprobs))}
     for node in nodes:
@@ -100,17 +100,17 @@ def best_path(root: Heddle) -> list[Heddle]:
 
 def outline(
     root: Heddle, limit: int | None = None, below: Below = oldest_first
-) -> Iterator[Item | End]:
-    """Yield the tree as items, each followed by those below it and an End. Cost: O(nodes).
+) -> Iterator[Chain | ChainEnd]:
+    """Yield the tree as items, each followed by those below it and a ChainEnd. Cost: O(nodes).
 
     below: a node's children, in the order in which they are told.
     """
-    shown = {id(node) for node in nearest(root, limit, below)}
+    shown = {id(node) for node in breadth_first(root, limit, below)}
     counts = sizes(root)
-    stack: list[tuple[Heddle, int] | End] = [(root, 0)]
+    stack: list[tuple[Heddle, int] | ChainEnd] = [(root, 0)]
     while stack:
         top = stack.pop()
-        if isinstance(top, End):
+        if isinstance(top, ChainEnd):
             yield top
             continue
         node, forks = top
@@ -118,11 +118,13 @@ def outline(
         while len(run[-1].children) == 1 and id(run[-1].children[0]) in shown:
             run.append(run[-1].children[0])
         last = run[-1]
-        told = [child for child in below(last) if id(child) in shown and forks < MAX_FORKS]
+        children = [child for child in below(last) if id(child) in shown and forks < MAX_FORKS]
         n_below = counts[id(last)] - 1
-        yield Item(run, forks, len(told), n_below, n_below - sum(counts[id(c)] for c in told))
-        stack.append(End(bool(told), node is root))
-        stack.extend((child, forks + 1) for child in reversed(told))
+        yield Chain(
+            run, forks, len(children), n_below, n_below - sum(counts[id(c)] for c in children)
+        )
+        stack.append(ChainEnd(bool(children), node is root))
+        stack.extend((child, forks + 1) for child in reversed(children))
 
 
 NOTHING = "(ended at once)"

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple, TextIO, TypeVar
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from .out import WIDTH, Out, Part, can_write, one_line
+from .color_scale import ColorScale
 from .outline import NOTHING, by_number, facts, headline
-from .tint import Ramp
+from .terminal import WIDTH, Part, TerminalWriter, can_write, one_line
 
 if TYPE_CHECKING:
     from ..lm.results import Distribution
@@ -60,11 +60,11 @@ def lines(
     def below(equal: list[Heddle]) -> list[list[Heddle]]:
         return folded(equal[0].children, node, edge)
 
-    for equal, rails in railed([root], below, width, style):
+    for equal, rails in tree_lines([root], below, width, style):
         yield _line(equal, rails, node, edge, width, style), len(equal)
 
 
-def railed(
+def tree_lines(
     top: T, below: Callable[[T], Sequence[T]], width: int, style: Style
 ) -> Iterator[tuple[T, str]]:
     """Yield what has a line of its own, from the top down, with the rails before it.
@@ -128,7 +128,7 @@ def show(
 ) -> None:
     """Write the drawing to `file` (standard output): coloured and as wide as a terminal is."""
     file = sys.stdout if file is None else file
-    out = Out.of(file)
+    out = TerminalWriter.for_stream(file)
     width, style = out.width, ASCII if out.is_ascii else UNICODE
     if not out.is_terminal:
         for line in draw(root, node=node, edge=edge, width=width, style=style, limit=limit):
@@ -164,8 +164,8 @@ def _line(
 ) -> Text:
     at, n = equal[0], len(equal)
     before = f"{_clean(edge(at), style)} " if edge is not None and at.parent is not None else ""
-    told = [*([f"{style.times}{n}"] if n > 1 else []), *(facts(at) if node is None else [])]
-    figures = "  " + f" {style.dot} ".join(told) if told else ""
+    parts = [*([f"{style.times}{n}"] if n > 1 else []), *(facts(at) if node is None else [])]
+    figures = "  " + f" {style.dot} ".join(parts) if parts else ""
     label = _clean(headline(at) if node is None else node(at), style)
     room = max(width - len(rails + figures) - _cells(before), MIN_LABEL)
     line = Text(no_wrap=True)
@@ -223,7 +223,7 @@ class Picture:
     its path only what is below it is drawn.
     """
 
-    out: Out
+    out: TerminalWriter
     numbers: Mapping[str, int] = field(default_factory=dict)
     path: frozenset[str] = frozenset()
     top: int = 0
@@ -233,7 +233,7 @@ class Picture:
         """Yield the drawing, from `root` down. Cost: O(nodes), however deep."""
         style = ASCII if self.out.is_ascii else UNICODE
         top = PictureLine((root,))
-        for shown, rails in railed(top, self._below, self.out.width, style):
+        for shown, rails in tree_lines(top, self._below, self.out.width, style):
             yield self._line(shown, rails)
 
     def _below(self, shown: PictureLine) -> list[PictureLine]:
@@ -258,12 +258,12 @@ class Picture:
             return self.out.text((rails, "dim"), (f"… {shown.n_left_out} more", "dim"))
         node = shown.nodes[0]
         number = " ".join(str(self.numbers[n.id]) for n in shown.nodes if n.id in self.numbers)
-        told = "" if node.parent is None else " · ".join(_facts(shown.nodes))
-        number, told = number and f"{number}  ", told and f"  {told}"
-        room = self.out.width - cell_len(rails) - len(number) - cell_len(told)
-        label = self.out.fit(called(node).strip(), max(room, MIN_LABEL))
+        parts = "" if node.parent is None else " · ".join(_facts(shown.nodes))
+        number, parts = number and f"{number}  ", parts and f"  {parts}"
+        room = self.out.width - cell_len(rails) - len(number) - cell_len(parts)
+        label = self.out.fit(node_label(node).strip(), max(room, MIN_LABEL))
         style = "bold" if node.parent is None or self._on_path(shown) else _style(node)
-        return self.out.text((rails, "dim"), (number, "cyan"), (label, style), (told, "dim"))
+        return self.out.text((rails, "dim"), (number, "cyan"), (label, style), (parts, "dim"))
 
 
 def _rank(score: float | None) -> float:
@@ -271,7 +271,7 @@ def _rank(score: float | None) -> float:
     return math.inf if score is None else -score
 
 
-def called(node: Heddle) -> str:
+def node_label(node: Heddle) -> str:
     """Return what a node is called in a picture."""
     return headline(node) or NOTHING
 
@@ -291,7 +291,9 @@ def _style(node: Heddle) -> str:
     return colour_of(node.mean_p) if node.logprobs else ""
 
 
-def tinted(out: Out, pieces: Sequence[str], node: Heddle, ramp: Ramp) -> Text:
+def color_tokens(
+    out: TerminalWriter, pieces: Sequence[str], node: Heddle, scale: ColorScale
+) -> Text:
     """Return a node's text with its tokens coloured; without colours, figures in braces.
 
     pieces: the text of each token; a character that several make stands with the last of them.
@@ -300,22 +302,22 @@ def tinted(out: Out, pieces: Sequence[str], node: Heddle, ramp: Ramp) -> Text:
     colours = out.has_colours
     logprobs, entropies = node.logprobs, node.entropies
     for at, piece in enumerate(pieces):
-        if not (logprobs if ramp.key == "p" else entropies):
-            made.append(out.shown(piece))
+        if not (logprobs if scale.key == "p" else entropies):
+            made.append(out.escape(piece))
             continue
-        value = math.exp(logprobs[at]) if ramp.key == "p" else entropies[at]
-        made.append(out.shown(piece), ramp.styles[ramp.level(value)] if colours else "")
+        value = math.exp(logprobs[at]) if scale.key == "p" else entropies[at]
+        made.append(out.escape(piece), scale.styles[scale.level(value)] if colours else "")
         if not colours and piece:
-            made.append(ramp.figure(value))
+            made.append(scale.figure(value))
     return made
 
 
-def legend(out: Out, ramp: Ramp) -> Text:
+def legend(out: TerminalWriter, scale: ColorScale) -> Text:
     """Return what the colours mean."""
     if not out.has_colours:
-        return out.text((f"in braces: {ramp.in_braces}", "dim"))
-    parts: list[Part] = [(f"{ramp.name}  ", "dim")]
-    for label, style in zip(ramp.labels, ramp.styles, strict=True):
+        return out.text((f"in braces: {scale.in_braces}", "dim"))
+    parts: list[Part] = [(f"{scale.name}  ", "dim")]
+    for label, style in zip(scale.labels, scale.styles, strict=True):
         parts += [(f" {label} ", style), " "]
     return out.text(*parts)
 
@@ -323,7 +325,7 @@ def legend(out: Out, ramp: Ramp) -> Text:
 _BAR, _VOTES_BAR = 30, 24
 
 
-def show_distribution(out: Out, found: Distribution) -> None:
+def show_distribution(out: TerminalWriter, found: Distribution) -> None:
     """Write the likeliest tokens with bars, and what all others have."""
     texts = [shown_token(out, each.text) for each in found]
     width = min(max((cell_len(text) for text in texts), default=0), out.width - _BAR - 14)
@@ -341,9 +343,9 @@ def show_distribution(out: Out, found: Distribution) -> None:
     out.line((f"raw probabilities, before any filter; all others together {rest:.2%}", "dim"))
 
 
-def shown_token(out: Out, text: str) -> str:
+def shown_token(out: TerminalWriter, text: str) -> str:
     """Return a token's text in quotes, so that its spaces can be seen."""
-    return out.shown(repr(text) if text.isprintable() or "\ufffd" not in text else ascii(text))
+    return out.escape(repr(text) if text.isprintable() or "\ufffd" not in text else ascii(text))
 
 
 def _percent(p: float) -> str:
@@ -351,7 +353,12 @@ def _percent(p: float) -> str:
 
 
 def show_votes(
-    out: Out, votes: Sequence[tuple[object, int]], total: int, *, width: int = 0, of: str = ""
+    out: TerminalWriter,
+    votes: Sequence[tuple[object, int]],
+    total: int,
+    *,
+    width: int = 0,
+    of: str = "",
 ) -> None:
     """Write answers with bars for how many gave them, of `total`; `of` is written behind."""
     width = max([width, *(len(str(answer)) for answer, _ in votes)])

@@ -12,9 +12,9 @@ from .._core.validation import whole_number
 from ..lm.results import TokenProb
 from ..loom import Loom
 from ..loom.node import lm_of
-from .out import as_html, visible
+from .color_scale import ENTROPY, PROBABILITY
 from .outline import NOTHING, counted, facts
-from .tint import ENTROPY, PROBABILITY
+from .terminal import as_html, escape_controls
 
 if TYPE_CHECKING:
     from ..engines.base import Score
@@ -37,7 +37,7 @@ def p_of(logprob: float) -> float:
 
 
 # Nodes that one submission asks about: their answers are held at one time.
-_ASKED_AT_ONCE = 64
+_BATCH = 64
 
 
 class TokenRank(NamedTuple):
@@ -59,7 +59,7 @@ class Piece:
     token_ids: tuple[int, ...]
     logprob: float | None = None
     entropy: float | None = None
-    seen: TokenRank | None = None
+    ranks: TokenRank | None = None
     is_mean: bool = False
 
     @property
@@ -68,17 +68,17 @@ class Piece:
         return None if self.logprob is None else p_of(self.logprob)
 
 
-def pieces(node: Heddle, seen: Sequence[TokenRank] = ()) -> list[Piece]:
+def pieces(node: Heddle, ranks: Sequence[TokenRank] = ()) -> list[Piece]:
     """Return the pieces of what the node shows; their texts, joined, are that text."""
     shown = node.text if isinstance(node, Loom) else node.display_text()
     if node.lm is None or shown != node.text:
-        return [_whole(node, shown)] if shown else []
-    made = list(_decoded(node, node.lm, seen))
+        return [_single_piece(node, shown)] if shown else []
+    made = list(_decoded(node, node.lm, ranks))
     # A subclass may show anything; tokens are shown apart only where they are what is shown.
-    return made if "".join(piece.text for piece in made) == shown else [_whole(node, shown)]
+    return made if "".join(piece.text for piece in made) == shown else [_single_piece(node, shown)]
 
 
-def _decoded(node: Heddle, lm: LM, seen: Sequence[TokenRank]) -> Iterator[Piece]:
+def _decoded(node: Heddle, lm: LM, ranks: Sequence[TokenRank]) -> Iterator[Piece]:
     stream = lm.text.stream(first=node.parent is None)
     tokens, begun = node.tokens, 0
     for at, token in enumerate(tokens):
@@ -86,12 +86,12 @@ def _decoded(node: Heddle, lm: LM, seen: Sequence[TokenRank]) -> Iterator[Piece]
         if at == len(tokens) - 1:
             text += stream.flush()
         if text:
-            yield _piece(node, text, tokens, begun, at + 1, seen)
+            yield _piece(node, text, tokens, begun, at + 1, ranks)
             begun = at + 1
 
 
 def _piece(
-    node: Heddle, text: str, tokens: list[int], first: int, last: int, seen: Sequence[TokenRank]
+    node: Heddle, text: str, tokens: list[int], first: int, last: int, ranks: Sequence[TokenRank]
 ) -> Piece:
     logprobs, entropies = node.logprobs[first:last], node.entropies[first:last]
     return Piece(
@@ -99,11 +99,11 @@ def _piece(
         tuple(tokens[first:last]),
         math.fsum(logprobs) if logprobs else None,
         max(entropies) if entropies else None,
-        seen[first] if seen else None,
+        ranks[first] if ranks else None,
     )
 
 
-def _whole(node: Heddle, shown: str) -> Piece:
+def _single_piece(node: Heddle, shown: str) -> Piece:
     if not node.logprobs:
         return Piece(shown, tuple(node.tokens))
     entropies = node.entropies
@@ -111,7 +111,7 @@ def _whole(node: Heddle, shown: str) -> Piece:
     return Piece(shown, tuple(node.tokens), node.mean_logprob, entropy, is_mean=True)
 
 
-def look(nodes: Sequence[Heddle], top: int) -> dict[str, list[TokenRank]]:
+def rank_tokens(nodes: Sequence[Heddle], top: int) -> dict[str, list[TokenRank]]:
     """Ask the model for the `top` likeliest tokens at each sampled token, by node id.
 
     Adds nothing to the tree. Raises ConfigError where the loom has no model.
@@ -124,12 +124,12 @@ def look(nodes: Sequence[Heddle], top: int) -> dict[str, list[TokenRank]]:
     lm = lm_of(sampled[0])
     top = min(top, lm.info.n_vocab)
     found: dict[str, list[TokenRank]] = {}
-    for first in range(0, len(sampled), _ASKED_AT_ONCE):
-        asked = sampled[first : first + _ASKED_AT_ONCE]
+    for first in range(0, len(sampled), _BATCH):
+        asked = sampled[first : first + _BATCH]
         tickets = lm.submit([_item(node, top) for node in asked])
         lm.drive(tickets)
         for node, ticket in zip(asked, tickets, strict=True):
-            found[node.id] = list(_seen(lm, ticket.result()[0]))
+            found[node.id] = list(_token_ranks(lm, ticket.result()[0]))
     return found
 
 
@@ -139,7 +139,7 @@ def _item(node: Heddle, top: int) -> Extend:
     return Extend(place, tokens, (Scores(place.depth, place.depth + len(tokens), top),))
 
 
-def _seen(lm: LM, score: Score) -> Iterator[TokenRank]:
+def _token_ranks(lm: LM, score: Score) -> Iterator[TokenRank]:
     assert score.ranks is not None  # with likeliest tokens come ranks
     rows = zip(
         score.ranks.tolist(), score.top_ids.tolist(), score.top_logprobs.tolist(), strict=True
@@ -162,7 +162,7 @@ _WIDEST = 24
 
 def quoted(text: str) -> str:
     """Return a token's text so that spaces and line ends are seen."""
-    shown = visible(text)
+    shown = escape_controls(text)
     return f"“{shown if len(shown) <= _WIDEST else shown[: _WIDEST - 1] + '…'}”"
 
 
@@ -194,9 +194,9 @@ def tip_of(piece: Piece) -> str:
         lines[-1] += f" · entropy {entropy}"
     if len(piece.token_ids) > 1:
         lines.append(f"{len(piece.token_ids)} tokens, one character")
-    if piece.seen is not None:
+    if piece.ranks is not None:
         lines[-1] += f" · rank {piece.seen.rank + 1}"
-        lines += ["", *(_bar(each, piece) for each in piece.seen.top)]
+        lines += ["", *(_bar(each, piece) for each in piece.ranks.top)]
     return "\n".join(lines)
 
 
@@ -215,7 +215,7 @@ _CERTAIN = percent(1.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class NodeDetails:
     """What is told of nodes.
 
     numbers: by node id. node: what to write instead of the text. seen: by node id, what the model
@@ -225,17 +225,19 @@ class Told:
 
     numbers: Mapping[str, int]
     node: Label | None = None
-    seen: Mapping[str, Sequence[TokenRank]] = field(default_factory=dict)
+    ranks: Mapping[str, Sequence[TokenRank]] = field(default_factory=dict)
     marked: frozenset[str] = frozenset()
     is_terse: bool = False
 
 
-def node_html(node: Heddle, told: Told) -> str:
+def node_html(node: Heddle, details: NodeDetails) -> str:
     """Return one node's element."""
-    on = " on" if node.id in told.marked else ""
-    number = told.numbers.get(node.id)
+    on = " on" if node.id in details.marked else ""
+    number = details.numbers.get(node.id)
     mark = "" if number is None else f'<span class="no" id="{number}">{number}</span>'
-    inside = "".join(_text(node, told) if told.node is None else _labelled(told.node(node)))
+    inside = "".join(
+        _text(node, details) if details.node is None else _labelled(details.node(node))
+    )
     return f'<div class="node{on}" id="n-{as_html(node.id)}">{mark}{inside}</div>\n'
 
 
@@ -243,12 +245,12 @@ def _labelled(text: str) -> Iterator[str]:
     yield f'<div class="text" dir="auto">{as_html(text)}</div>'
 
 
-def _text(node: Heddle, told: Told) -> Iterator[str]:
-    found = pieces(node, told.seen.get(node.id, ()))
-    text = "".join(_token(piece, is_terse=told.is_terse) for piece in found)
+def _text(node: Heddle, details: NodeDetails) -> Iterator[str]:
+    found = pieces(node, details.ranks.get(node.id, ()))
+    text = "".join(_token(piece, is_terse=details.is_terse) for piece in found)
     yield f'<div class="text" dir="auto">{text or _NOTHING}</div>'
     figures = as_html(" · ".join(facts(node)))
-    rows = [] if told.is_terse else [piece for piece in found if _says_something(piece)]
+    rows = [] if details.is_terse else [piece for piece in found if _says_something(piece)]
     if not rows:
         yield f'<p class="soft">{figures}</p>'
         return
@@ -284,7 +286,7 @@ def _token(piece: Piece, *, is_terse: bool) -> str:
 
 
 def _table(rows: Sequence[Piece]) -> str:
-    has_seen = any(piece.seen is not None for piece in rows)
+    has_seen = any(piece.ranks is not None for piece in rows)
     heads = ["token", "p", "logprob", "entropy", *(["rank"] if has_seen else [])]
     head = "".join(f'<th scope="col">{name}</th>' for name in heads)
     wide = '<th scope="col" class="wide">likeliest</th>' if has_seen else ""
@@ -296,9 +298,9 @@ def _row(piece: Piece, has_seen: bool) -> str:
     cells = [quoted(piece.text), *figures(piece)]
     wide = ""
     if has_seen:
-        seen = piece.seen
-        cells.append("" if seen is None else str(seen.rank + 1))
-        likely = [] if seen is None else [e for e in seen.top if e.p >= _LISTED]
+        ranks = piece.ranks
+        cells.append("" if ranks is None else str(ranks.rank + 1))
+        likely = [] if ranks is None else [e for e in ranks.top if e.p >= _LISTED]
         said = " ".join(f"<span>{as_html(alternative(each))}</span>" for each in likely)
         wide = f'<td class="wide">{said}</td>'
     return "".join(f"<td>{as_html(cell)}</td>" for cell in cells) + wide

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...loom import Heddle
-from ...viz.text import called, draw, folded
+from ...viz.text import draw, folded, node_label
 from .extract import Extract
 from .said import written
 from .scope import Scope
@@ -20,7 +20,7 @@ def text_lines(part: Extract) -> Iterator[str]:
     if part.scope is Scope.PATH:
         yield path_text(part).rstrip("\n") + "\n"
         return
-    yield from (f"{line}\n" for line in draw(part.loom, node=called))
+    yield from (f"{line}\n" for line in draw(part.loom, node=node_label))
 
 
 def path_text(part: Extract) -> str:
@@ -90,10 +90,10 @@ def listed(root: Heddle) -> list[str]:
     while stack:
         equal, depth = stack.pop()
         indent = "  " * min(depth, _INDENT)
-        rows = escaped(called(equal[0]).strip()).split("\n")
+        rows = escaped(node_label(equal[0]).strip()).split("\n")
         rows[-1] += f" (×{len(equal)})" if len(equal) > 1 else ""
         lines += [f"{indent}- {rows[0]}", *(f"{indent}  {row}" for row in rows[1:])]
-        below = folded(equal[0].children, called, None)
+        below = folded(equal[0].children, node_label, None)
         stack += [(each, depth + 1) for each in reversed(below)]
     return lines
 

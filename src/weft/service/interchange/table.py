@@ -10,7 +10,7 @@ from typing import Any
 
 from ...errors import ConfigError
 from ...loom import Heddle
-from ...viz.tokens import look, p_of
+from ...viz.tokens import p_of, rank_tokens
 from .extract import Extract
 from .pairs import Label, bookmark_of
 
@@ -21,7 +21,7 @@ NODE_COLUMNS = (
 TOKEN_COLUMNS = (
     "node", "id", "index", "position", "token_id", "token", "logprob", "p", "entropy", "rank",
 )  # fmt: skip
-_ASKED = 256  # nodes whose ranks are held at one time
+_BATCH = 256  # nodes whose ranks are held at one time
 
 
 def node_rows(part: Extract, *, bookmark: Label = bookmark_of) -> Iterator[str]:
@@ -85,7 +85,7 @@ def _token_rows(part: Extract, ranks: bool) -> Iterator[list[Any]]:
         starts[node.id] = 0 if above is None else starts[above.id] + len(above.tokens)
     for node in _nodes(part):
         waiting.append(node)
-        if len(waiting) == _ASKED:
+        if len(waiting) == _BATCH:
             yield from _rows_of(part, waiting, starts, ranks)
             waiting = []
     yield from _rows_of(part, waiting, starts, ranks)
@@ -94,10 +94,10 @@ def _token_rows(part: Extract, ranks: bool) -> Iterator[list[Any]]:
 def _rows_of(
     part: Extract, nodes: list[Heddle], starts: dict[str, int], ranks: bool
 ) -> Iterator[list[Any]]:
-    seen = look(nodes, 1) if ranks else {}
+    by_node = rank_tokens(nodes, 1) if ranks else {}
     text = None if part.loom.lm is None else part.loom.lm.text
     for node in nodes:
-        logprobs, entropies, ranked = node.logprobs, node.entropies, seen.get(node.id)
+        logprobs, entropies, ranked = node.logprobs, node.entropies, by_node.get(node.id)
         for index, token in enumerate(node.tokens):
             logprob = logprobs[index] if logprobs else None
             yield [

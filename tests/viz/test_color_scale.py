@@ -8,27 +8,27 @@ from bisect import bisect
 import pytest
 from rich.console import Console
 
-from weft.viz.out import Out
+from weft.viz.color_scale import ENTROPY, PROBABILITY, ColorScale
+from weft.viz.terminal import TerminalWriter
 from weft.viz.text import legend
-from weft.viz.tint import ENTROPY, PROBABILITY, Ramp
 
 RAMPS = (PROBABILITY, ENTROPY)
 
 
 @pytest.mark.parametrize("ramp", RAMPS)
-def test_a_step_is_how_many_bounds_a_figure_is_beyond(ramp) -> None:
+def test_a_step_is_how_many_bounds_a_figure_is_beyond(scale) -> None:
     for value in (0.0, 0.009, 0.01, 0.05, 0.1, 0.3, 0.5, 0.6, 0.7, 0.9, 0.95, 1.0, 2.5, 4.0, 9.0):
         beyond = (
-            sum(value < bound for bound in ramp.bounds)
-            if ramp.falls
-            else bisect(sorted(ramp.bounds), value)
+            sum(value < bound for bound in scale.bounds)
+            if scale.falls
+            else bisect(sorted(scale.bounds), value)
         )
-        assert ramp.level(value) == beyond
-    assert ramp.level(float("nan")) == len(ramp.bounds) == len(ramp.labels) - 1
+        assert scale.level(value) == beyond
+    assert scale.level(float("nan")) == len(scale.bounds) == len(scale.labels) - 1
 
 
-def style(ramp: Ramp, value: float) -> str:
-    return ramp.styles[ramp.level(value)]
+def style(scale: ColorScale, value: float) -> str:
+    return scale.styles[scale.level(value)]
 
 
 def test_a_terminal_leaves_what_is_expected_plain_and_writes_figures_beyond_the_limit() -> None:
@@ -42,17 +42,19 @@ def test_a_terminal_leaves_what_is_expected_plain_and_writes_figures_beyond_the_
 
 
 @pytest.mark.parametrize("ramp", RAMPS)
-def test_a_terminal_has_a_colour_where_a_page_has_a_tint(ramp: Ramp) -> None:
+def test_a_terminal_has_a_colour_where_a_page_has_a_tint(scale: ColorScale) -> None:
     for value in (0.0, 0.04, 0.05, 0.1, 0.3, 0.69, 0.7, 0.9, 1.0, 2.5, 3.0, 9.0):
-        assert bool(style(ramp, value)) == bool(ramp.inline(value))
-    assert len(ramp.styles) == len(ramp.labels)
+        assert bool(style(scale, value)) == bool(scale.inline(value))
+    assert len(scale.styles) == len(scale.labels)
 
 
 def test_a_legend_tells_colours_where_there_are_some_and_braces_elsewhere() -> None:
     colours = Console(file=io.StringIO(), force_terminal=True, color_system="256")
-    shown = [legend(Out(colours, True, is_ascii), PROBABILITY).plain for is_ascii in (0, 1)]
+    shown = [
+        legend(TerminalWriter(colours, True, is_ascii), PROBABILITY).plain for is_ascii in (0, 1)
+    ]
     assert shown[0] == "p   90–100 %   70–90 %   40–70 %   20–40 %   5–20 %   below 5 %  "
     assert shown[1] == shown[0].replace("–", "-")
-    plain = Out.of(io.StringIO())
+    plain = TerminalWriter.for_stream(io.StringIO())
     assert legend(plain, PROBABILITY).plain == "in braces: p below 0.5"
     assert legend(plain, ENTROPY).plain == "in braces: entropy from 1.0 nats"

@@ -26,7 +26,7 @@ Part = str | tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Out:
+class TerminalWriter:
     """One stream. is_live: a terminal that can redraw. is_ascii: it cannot show our pictures.
 
     What goes to a terminal is made harmless. A text that goes elsewhere is exact (`write`);
@@ -39,7 +39,7 @@ class Out:
     is_terminal: bool = True
 
     @classmethod
-    def of(cls, file: TextIO) -> Out:
+    def for_stream(cls, file: TextIO) -> TerminalWriter:
         """Look at a stream; NO_COLOR and TERM=dumb are honoured."""
         is_terminal = file.isatty()
         width = shutil.get_terminal_size((WIDTH, 24)).columns if is_terminal else WIDTH
@@ -65,7 +65,7 @@ class Out:
         line = Text(no_wrap=True)
         for part in parts:
             content, style = (part, "") if isinstance(part, str) else part
-            line.append(self.shown(content), style)
+            line.append(self.escape(content), style)
         return line
 
     def line(self, *parts: Part) -> None:
@@ -74,7 +74,7 @@ class Out:
 
     def write(self, text: str) -> None:
         """Write a text, or a part of one, at once: as it is, or for a terminal as it may be."""
-        self.console.file.write(self.shown(text) if self.is_terminal else text)
+        self.console.file.write(self.escape(text) if self.is_terminal else text)
         self.console.file.flush()
 
     def facts(self, facts: str, style: str = "dim") -> None:
@@ -90,7 +90,7 @@ class Out:
     def block(self, head: str, text: str | Text) -> None:
         """Write a text of several lines beside a head, wrapped to the width."""
         indent = cell_len(head) + 2 if head else 0
-        whole = Text(self.shown(text)) if isinstance(text, str) else text
+        whole = Text(self.escape(text)) if isinstance(text, str) else text
         rows = whole.wrap(self.console, max(self.width - indent, 8))
         for number, row in enumerate(rows):
             row.rstrip()
@@ -102,9 +102,9 @@ class Out:
         for line in lines:
             self.console.print(line)
 
-    def shown(self, text: str) -> str:
+    def escape(self, text: str) -> str:
         """Return text without what a terminal would obey, in characters that the stream has."""
-        text = visible(text, keep="\n")
+        text = escape_controls(text, keep="\n")
         if not self.is_ascii:
             return text
         # What the stream lacks is written out here, where it can still be measured.
@@ -118,7 +118,7 @@ class Out:
     def fit(self, text: str, room: int) -> str:
         """Return text on one line, cut to `room` columns; of several lines the last one stays."""
         # Before it is measured: what is written out is wider.
-        text = self.shown(text.strip("\n"))
+        text = self.escape(text.strip("\n"))
         mark, cut = ("/", "...") if self.is_ascii else ("⏎", "…")
         if len(text) <= room and cell_len(flat := text.replace("\n", mark)) <= room:
             return flat
@@ -137,7 +137,7 @@ def can_write(encoding: str | None, text: str) -> bool:
     return True
 
 
-def soften(*files: TextIO) -> None:
+def escape_unencodable(*files: TextIO) -> None:
     """Let streams write out what their encoding lacks, instead of failing."""
     for file in files:
         if isinstance(file, io.TextIOWrapper):
@@ -152,7 +152,7 @@ def write_object(value: dict[str, Any], file: TextIO | None = None) -> None:
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     out = sys.stdout if file is None else file
     if out.isatty() and not text.isprintable():
-        text = "".join(c if shows(c) else json.dumps(c)[1:-1] for c in text)
+        text = "".join(c if is_printable(c) else json.dumps(c)[1:-1] for c in text)
     # A lone surrogate is written as JSON's own escape.
     out.write(text.encode("utf-8", "backslashreplace").decode() + "\n")
     out.flush()
@@ -162,24 +162,24 @@ def write_object(value: dict[str, Any], file: TextIO | None = None) -> None:
 _JOINERS = "\u200c\u200d"
 
 
-def visible(text: str, *, keep: str = "") -> str:
+def escape_controls(text: str, *, keep: str = "") -> str:
     r"""Return the text with controls, bidi marks and lone surrogates written out as \x1b.
 
     keep: characters that stay although they are controls (line ends, tabs).
     """
     if text.isprintable():
         return text
-    return "".join(c if shows(c) or c in keep else _written(c) for c in text)
+    return "".join(c if is_printable(c) or c in keep else _written(c) for c in text)
 
 
 def one_line(text: str, *, mark: str = "⏎") -> str:
     """Return the text on one line, harmless, with a mark for each line end within."""
-    return visible(text.strip("\n").replace("\n", mark))
+    return escape_controls(text.strip("\n").replace("\n", mark))
 
 
 def as_html(text: str) -> str:
     """Return the text for HTML, as content or in a quoted attribute; line ends and tabs stay."""
-    return html.escape(visible(text, keep="\n\t"), quote=True)
+    return html.escape(escape_controls(text, keep="\n\t"), quote=True)
 
 
 def cut(text: str, length: int) -> str:
@@ -187,7 +187,7 @@ def cut(text: str, length: int) -> str:
     return text if len(text) <= length else text[: max(length - 1, 0)].rstrip() + "…"
 
 
-def shows(c: str) -> bool:
+def is_printable(c: str) -> bool:
     """Whether a character only shows itself: nothing that a terminal or a page would obey."""
     return c.isprintable() or c in _JOINERS or unicodedata.category(c) == "Zs"
 

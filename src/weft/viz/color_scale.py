@@ -19,7 +19,7 @@ def check(tint: str) -> Tint:
 
 
 @dataclass(frozen=True, slots=True)
-class Ramp:
+class ColorScale:
     """Six steps from "as expected" (no tint) to "surprising" (the strongest).
 
     key: "p" or "h", what is measured; the letter of its classes in page.css. name, title: what it
@@ -71,7 +71,7 @@ class Ramp:
 
 _ALPHA = (0, 0.13, 0.25, 0.38, 0.52, 0.66)
 
-PROBABILITY = Ramp(
+PROBABILITY = ColorScale(
     key="p",
     name="p",
     title="probability of the token",
@@ -83,7 +83,7 @@ PROBABILITY = Ramp(
     digits=2,
     in_braces="p below 0.5",
 )
-ENTROPY = Ramp(
+ENTROPY = ColorScale(
     key="h",
     name="entropy",
     title="entropy before the token",
