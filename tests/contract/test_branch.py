@@ -214,7 +214,7 @@ class _Foreign:
     """An LM's outside, for a store of another LM."""
 
     def __init__(self, lm) -> None:
-        self.scheduler, self.of_faces = lm.scheduler, {}
+        self.scheduler, self.face_state = lm.scheduler, {}
 
 
 def test_ended_branches_say_at_once_which_call_ended_them(make) -> None:

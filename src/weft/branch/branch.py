@@ -20,7 +20,7 @@ from .._core.sched.rows import LogitsRow
 from .._core.validation import whole_number
 from ..constraints.base import n_words
 from ..errors import ConfigError, GrammarError, HasChildren
-from .calls import CommitCall, PrefillCall, ReadCall, arun, checked_pairs, run
+from .calls import CommitCall, PrefillCall, ReadCall, arun, run
 from .state import (
     Base,
     Floats,
@@ -28,23 +28,23 @@ from .state import (
     Metrics,
     Produced,
     State,
+    accepted_tokens,
+    convert_nats,
     draw,
-    in_base,
     perplexity,
-    tokens_of,
 )
 
 if TYPE_CHECKING:
     from ..lm.lm import LM
 
-NOT_HERE = {
+UNSUPPORTED_PARAMS = {
     "n": "fork() makes another branch",
     "max_tokens": "stop committing when there are enough",
     "stop": "look at the text after each commit",
 }
 
 
-class Tunable(State):
+class SamplingControls(State):
     """A state whose drawing can be changed as it goes."""
 
     # Settings ----------------------------------------------------------------------------------
@@ -56,14 +56,14 @@ class Tunable(State):
         Runs the model if they are gone.
         """
         self.lm.see_weights()
-        return self.in_force().copy()
+        return self.effective_logits().copy()
 
     def set_logits(self, logits: Any) -> None:
         """Draw from these instead, until the next commit or prefill. float32 [V], copied.
 
         Figures stay the model's: `logprob`, entropy, surprisal, perplexity. Raises: ConfigError.
         """
-        self.alive()
+        self.check_open()
         try:
             array = np.array(logits, dtype=np.float32)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -80,14 +80,14 @@ class Tunable(State):
                 "logits have NaN or +inf, or nothing but -inf; allowed are numbers, -inf"
             )
         array.flags.writeable = False
-        self.instead, self.drawn = array, None
+        self.custom_logits, self.drawn = array, None
 
     def steer(self, biases: Mapping[int, float] | Iterable[tuple[int, float]]) -> None:
         """Add to the logits of these tokens: -inf bans, inf leaves nothing else.
 
         Replaces earlier steering. Forks do not have it.
         """
-        self.alive()
+        self.check_open()
         self.steering, self.drawn = self.biases(biases), None
 
     def clear_steer(self) -> None:
@@ -96,8 +96,8 @@ class Tunable(State):
 
     def set_logit_bias(self, biases: Mapping[int, float] | Iterable[tuple[int, float]]) -> None:
         """As `steer`, but forks have it too. Replaces the earlier ones."""
-        self.alive()
-        self.redraw(replace_params(self.params, logit_bias=self.biases(biases)))
+        self.check_open()
+        self.set_params(replace_params(self.params, logit_bias=self.biases(biases)))
 
     def clear_logit_bias(self) -> None:
         """Have no logit bias."""
@@ -110,25 +110,25 @@ class Tunable(State):
 
         Raises: ConfigError.
         """
-        self.alive()
-        defaults, sampling = with_params(params, sampling, self.params)
-        for name in set(sampling) & {*NOT_HERE, "constraint", "seed"}:
+        self.check_open()
+        defaults, sampling = merge_params(params, sampling, self.params)
+        for name in set(sampling) & {*UNSUPPORTED_PARAMS, "constraint", "seed"}:
             use = {"constraint": "set_grammar", "seed": "reseed_sampler"}.get(name, "nothing")
-            raise ConfigError(f"{name} is not set here; use {NOT_HERE.get(name, use)}")
+            raise ConfigError(f"{name} is not set here; use {UNSUPPORTED_PARAMS.get(name, use)}")
         resolved = SamplingParams.resolve(sampling, defaults)
         own = {"constraint": self.params.constraint, "seed": self.params.seed}
         resolved = replace_params(resolved, **own)
         if resolved != self.params:
-            self.redraw(resolved)
+            self.set_params(resolved)
 
     def set_grammar(self, grammar: Any = None) -> None:
         """Allow only what a grammar allows, from its beginning; None or "": anything.
 
         Raises: GrammarError, ConfigError.
         """
-        self.alive()
+        self.check_open()
         constraint = None if grammar in (None, "") else constraint_of(grammar)
-        self.redraw(replace_params(self.params, constraint=constraint), new_grammar=True)
+        self.set_params(replace_params(self.params, constraint=constraint), new_grammar=True)
 
     def set_grammar_lazy(self, grammar: Any, triggers: Sequence[Any]) -> None:
         """Allow anything until one of `triggers` comes, then what the grammar allows.
@@ -141,12 +141,12 @@ class Tunable(State):
 
     def reseed_sampler(self, seed: int) -> None:
         """Draw from the random stream of this seed."""
-        self.alive()
+        self.check_open()
         self.reseed(checked_seed(seed), (0,))
 
     def is_legal(self, token: int) -> bool:
         """Whether the grammar allows a token next; True without one."""
-        self.alive()
+        self.check_open()
         matcher = self.sampler.matcher
         return matcher is None or matcher.is_allowed(self.checked_token(token))
 
@@ -156,11 +156,11 @@ class Tunable(State):
         If the grammar forces a text, only the next token of one tokenization is allowed; it
         contains no banned token.
         """
-        self.alive()
+        self.check_open()
         matcher = self.sampler.matcher
         bits = np.full(n_words(self.lm.info.n_vocab), -1, dtype=np.int32)
         if matcher is not None:
-            matcher.fill(bits, self.drawing().banned)
+            matcher.fill(bits, self.steered_sampler().banned)
         allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")
         return allowed[: self.lm.info.n_vocab].astype(bool)
 
@@ -169,30 +169,30 @@ class Tunable(State):
     def model_entropy(self, base: Base = "nats") -> float:
         """Return the entropy of the model's raw distribution at the tip."""
         self.lm.see_weights()
-        return in_base(entropy(self.raw()), base)
+        return convert_nats(entropy(self.model_logits()), base)
 
     def model_surprisal(self, token: int, base: Base = "nats") -> float:
         """Return -log p of a token at the tip, by the model's raw distribution."""
         self.lm.see_weights()
-        return in_base(surprisal(self.raw(), self.checked_token(token)), base)
+        return convert_nats(surprisal(self.model_logits(), self.checked_token(token)), base)
 
     @property
     def perplexity(self) -> float:
         """exp of the mean surprisal of accepted tokens, by the model; inf without any."""
-        self.alive()
+        self.check_open()
         return perplexity(self.last.raw, self.last.n_raw) if self.last else math.inf
 
     @property
     def sampling_perplexity(self) -> float:
         """The same by what the filters left; tokens that `produce` did not draw are not counted."""
-        self.alive()
+        self.check_open()
         return perplexity(self.last.kept, self.last.n_kept) if self.last else math.inf
 
     @property
     def metrics(self) -> Metrics:
         """Figures of this branch. Cost: O(nodes of the path)."""
-        self.alive()
-        kv_tokens = self.peers.kv_tokens(self)
+        self.check_open()
+        kv_tokens = self.registry.kv_tokens(self)
         return Metrics(
             position=self.position,
             n_accepted=self.last.n if self.last else 0,
@@ -203,7 +203,7 @@ class Tunable(State):
         )
 
 
-def with_params(
+def merge_params(
     params: SamplingParams | Mapping[str, Any] | None, sampling: dict[str, Any], own: SamplingParams
 ) -> tuple[SamplingParams, dict[str, Any]]:
     """Return what holds where nothing is said, and what is said: `params` may be either."""
@@ -248,7 +248,7 @@ def constraint_of(grammar: Any) -> Any:
 @remedied(OF_BRANCH, camel_case=True)
 class Branch(
     Uncopied,
-    Tunable,
+    SamplingControls,
     Listed,
     instead="fork() it, or save it and open it elsewhere: branch.save(path), Branch.load(lm, path)",
 ):
@@ -282,7 +282,7 @@ class Branch(
         self._forks: Forks | None = None
         self._fork_head = 0
         self._forks_at: dict[int, int] = {}
-        self.peers.branches.add(self)
+        self.registry.branches.add(self)
 
     @classmethod
     def create(
@@ -307,9 +307,9 @@ class Branch(
             raise ConfigError(f"a branch is of an LM, not {type(lm).__name__}; see weft.load")
         if position != 0:
             raise ConfigError(f"position is {position!r}; allowed is 0: prefill the tokens before")
-        defaults, sampling = with_params(params, sampling, lm.chat_defaults)
-        for name in set(sampling) & set(NOT_HERE):
-            raise ConfigError(f"{name} has no meaning for a branch: {NOT_HERE[name]}")
+        defaults, sampling = merge_params(params, sampling, lm.chat_defaults)
+        for name in set(sampling) & set(UNSUPPORTED_PARAMS):
+            raise ConfigError(f"{name} has no meaning for a branch: {UNSUPPORTED_PARAMS[name]}")
         if grammar is not None:
             sampling["constraint"] = constraint_of(grammar)
         resolved = SamplingParams.resolve(sampling, defaults)
@@ -326,29 +326,22 @@ class Branch(
 
         Raises: ContextOverflow, ConfigError before anything ran; then nothing has changed.
         """
-        run(
-            self.lm,
-            checked_pairs(self.lm, [(self, None)], "prefill"),
-            PrefillCall,
-            [(self, tokens)],
-        )
+        run(PrefillCall(self.lm, [(self, tokens)]))
 
     async def aprefill(self, tokens: Sequence[int]) -> None:
         """The awaitable form of `prefill`."""
-        branches = checked_pairs(self.lm, [(self, None)], "prefill")
-        await arun(self.lm, branches, PrefillCall, [(self, tokens)])
+        await arun(PrefillCall(self.lm, [(self, tokens)]))
 
     def commit(self, token: int) -> None:
         """Accept a token and run it. Atomic: on any failure nothing has changed.
 
         Raises: ConstraintError if the grammar forbids it, ContextOverflow, KVFull, ForwardError.
         """
-        run(self.lm, checked_pairs(self.lm, [(self, None)], "commit"), CommitCall, [(self, token)])
+        run(CommitCall(self.lm, [(self, token)]))
 
     async def acommit(self, token: int) -> None:
         """The awaitable form of `commit`."""
-        branches = checked_pairs(self.lm, [(self, None)], "commit")
-        await arun(self.lm, branches, CommitCall, [(self, token)])
+        await arun(CommitCall(self.lm, [(self, token)]))
 
     def produce(self) -> Produced:
         """Draw the next token; changes nothing, and runs the model only if the logits are gone.
@@ -356,21 +349,21 @@ class Branch(
         It is drawn from the logits after the last token that was run. Tokens that `accept` went on
         by count in grammar and penalties; their logits are not there before they are run.
         """
-        self.alive()
+        self.check_open()
         self.lm.see_weights()
         drawn = self.drawn
         if drawn is not None:  # the commit before has drawn it
             return drawn
-        if self.draw_row() is not None:
-            self.raw()
+        if self.row_for_draw() is not None:
+            self.model_logits()
         return draw([self])[0]
 
     async def aproduce(self) -> Produced:
         """The awaitable form of `produce`."""
-        row, rows = self.draw_row(), self.lm.scheduler.rows
+        row, rows = self.row_for_draw(), self.lm.scheduler.rows
         await self.lm.asee_weights()
         while row is not None and self.drawn is None and rows.read(row) is None:
-            await arun(self.lm, [self], ReadCall, [self])
+            await arun(ReadCall(self.lm, [self]))
         return draw([self])[0]
 
     def accept(self, token: int) -> None:
@@ -379,9 +372,9 @@ class Branch(
         A commit or prefill of the same token after it does not count it again. Atomic: on a failure
         nothing has changed. Raises: ConstraintError if the grammar forbids it, ContextOverflow.
         """
-        self.alive()
+        self.check_open()
         self.lm.see_weights()
-        self.accept_now(self.checked_token(token))
+        self.accept_without_run(self.checked_token(token))
 
     def __iter__(self) -> Iterator[Produced]:
         """Draw and commit until an end token, which is neither committed nor yielded."""
@@ -405,8 +398,8 @@ class Branch(
         Runs nothing. seed: of its random stream; None: one of its own. clone_logits=False: it has
         no logits until it prefills or commits. Cost: O(1); with `at`, O(accepted tokens).
         """
-        self.alive()
-        self._refuse_ahead("fork")
+        self.check_open()
+        self._check_none_ahead("fork")
         position = self.position if at is None else self._on_path("at", at)
         is_tip = position == self.position
         last = self.last if is_tip else self.accepted_by(position)
@@ -416,7 +409,7 @@ class Branch(
         child.last, child.grammar_from = last, self.grammar_from
         if clone_logits and position:
             child.row = self.row if is_tip else LogitsRow()
-            child.instead = self.instead if is_tip else None
+            child.custom_logits = self.custom_logits if is_tip else None
         child.stream = self.stream.clone() if is_tip else child.stream
         ordinal = self._forks_at.get(position, 0)
         self._forks_at[position] = ordinal + 1
@@ -437,7 +430,7 @@ class Branch(
         same tokens unless `seed` selects another stream, as `reseed_sampler` does.
         Cost: O(accepted tokens).
         """
-        self._refuse_ahead("rewind")
+        self._check_none_ahead("rewind")
         stream_seed = None if seed is None else checked_seed(seed)
         if whole_number("n", n, 0, self.position):
             self._rewind_to(self.position - n)
@@ -449,7 +442,7 @@ class Branch(
         sampler = self.sampler_at(last, self.sampler.stream)
         with deferred_interrupt():
             self.last, self.sampler = last, sampler
-            self.moved(self.place.at(position), None)
+            self.set_tip(self.place.at(position), None)
             self._fork_head = min(self._fork_head, position)
             self.stream = self.lm.text.stream()
 
@@ -484,9 +477,9 @@ class Branch(
         """Let go of everything; `call` is named to whoever uses the branch later."""
         self.detach()
         self.ended_by = call
-        self.row = self.instead = self.last = self.drawn = None
+        self.row = self.custom_logits = self.last = self.drawn = None
         self.place = self.lm.place(()) if not self.lm.closed else self.place.at(0)
-        self.peers.branches.discard(self)
+        self.registry.branches.discard(self)
 
     def detach(self) -> None:
         """Have no parent any more: what ends that one's subtree leaves this one alone."""
@@ -505,25 +498,25 @@ class Branch(
     @property
     def tokens(self) -> list[int]:
         """All token ids of the path, a new list. Cost: O(position)."""
-        self.alive()
+        self.check_open()
         return self.ids()
 
     @property
     def text(self) -> str:
         """The text of the accepted tokens. Cost: O(accepted tokens)."""
-        self.alive()
-        return self.lm.detokenize(tokens_of(self.last))
+        self.check_open()
+        return self.lm.detokenize(accepted_tokens(self.last))
 
     @property
     def fork_head(self) -> int:
         """The position it was forked at; 0 for a root."""
-        self.alive()
+        self.check_open()
         return self._fork_head
 
     @property
     def parent(self) -> Branch | None:
         """The branch it was forked from."""
-        self.alive()
+        self.check_open()
         return self._parent
 
     @property
@@ -532,7 +525,7 @@ class Branch(
 
         A branch keeps a fork alive until the fork has run a token; then only the caller does.
         """
-        self.alive()
+        self.check_open()
         return [] if self._forks is None else cast("list[Branch]", self._forks.live())
 
     @property
@@ -543,8 +536,8 @@ class Branch(
     @property
     def is_active(self) -> bool:
         """Its KV is resident. A branch that is not is computed again when used."""
-        self.alive()
-        return self.peers.active(self)
+        self.check_open()
+        return self.registry.active(self)
 
     @property
     def disposed(self) -> bool:
@@ -558,7 +551,7 @@ class Branch(
         """
         from .saved import save
 
-        self.alive()
+        self.check_open()
         return save(self, path)
 
     @classmethod
@@ -585,7 +578,7 @@ class Branch(
     def _on_path(self, name: str, position: int) -> int:
         return whole_number(name, position, 0, self.position)
 
-    def _refuse_ahead(self, call: str) -> None:
-        self.alive()
+    def _check_none_ahead(self, call: str) -> None:
+        self.check_open()
         if self.ahead:
             raise ConfigError(f"{self!r} has accepted tokens to commit; do that before {call}")

@@ -1,4 +1,8 @@
-"""Commits and prefills of many branches: in turn, checked, run as one atomic call."""
+"""Calls that run the model for branches: one atomic unit of work, on the thread or awaited.
+
+`run(call)` takes the branches exclusively, submits each stage of the call to the scheduler, waits,
+and applies the answers. `BranchStore.commit` is `run(CommitCall(lm, pairs))`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .._core.sched import work
@@ -13,7 +18,7 @@ from .._core.sched.driver import deferred_interrupt
 from .._core.sched.work import Extend, Item, Logits, Scores
 from ..constraints.lines import can_begin_after
 from ..errors import ConfigError
-from .state import Accepted, LiveBranches
+from .state import Accepted, BranchRegistry
 
 if TYPE_CHECKING:
     from .._core.sampling.sampler import Sampler
@@ -28,97 +33,125 @@ if TYPE_CHECKING:
 Pairs = Sequence[tuple["Branch", Any]]
 
 
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Items that the scheduler runs together, and the function that applies their answers."""
+
+    items: Sequence[Item]
+    apply: Callable[[list[Any]], None]
+
+    @property
+    def is_atomic(self) -> bool:
+        """True if the scheduler must run all items or none; one commit is atomic by itself."""
+        return isinstance(self.items[0], Extend)
+
+
 class BranchCall(Protocol):
-    """What runs the model for branches; nothing of theirs is changed before all has run.
+    """A call on branches of one LM. Its constructor validates the branches; it changes nothing."""
 
-    Each stage: items to run together, and what to do with their answers.
-    """
+    lm: LM
+    branches: Sequence[Branch]
 
-    def stages(self) -> Iterator[tuple[list[Item], Callable[[list[Any]], None]]]: ...
+    def stages(self) -> Iterator[Stage]:
+        """Yield the stages in order. `run` calls this when it holds the branches exclusively.
+
+        Only `apply` of the last stage changes the branches.
+        """
+        ...
 
 
 class CommitCall:
-    """A token accepted and run on each of some branches. Everything advances on copies."""
+    """Accept a token and run it, on each branch. All state advances on copies."""
 
-    def __init__(self, pairs: Pairs) -> None:
-        self.parts = [_CommitPart(branch, token) for branch, token in pairs]
-        # A step runs lines of one adapter: those of each come together.
-        if len({part.branch.base.namespace for part in self.parts}) > 1:
-            self.parts.sort(key=lambda part: part.branch.adapter or "")
+    def __init__(self, lm: LM, pairs: Pairs) -> None:
+        self.lm = lm
+        self.branches = check_pairs(lm, pairs, "commit")
+        self._pairs = pairs
 
-    def stages(self) -> Iterator[tuple[list[Item], Callable[[list[Any]], None]]]:
-        """Read the rows that figures need and nobody kept, then run the tokens."""
-        unknown = [part.branch for part in self.parts if part.is_unknown()]
-        if unknown:
-            yield from ReadCall(unknown).stages()
-        parts = self.parts
-        if parts:
-            lines = [part.branch.going_on() for part in parts]
-            tokens = [part.token for part in parts]
-            item = work.Commit(lines, tokens, [part.ahead() for part in parts])
-            yield [item], lambda answers: self._finish(lines, answers[0])
+    def stages(self) -> Iterator[Stage]:
+        """Read the logits that surprisals need and the cache lost; then run the tokens."""
+        parts = [_CommitPart(branch, token) for branch, token in self._pairs]
+        # A step runs sequences of one adapter, so those of each adapter are adjacent.
+        if len({part.branch.base.namespace for part in parts}) > 1:
+            parts.sort(key=lambda part: part.branch.adapter or "")
+        unscored = [part.branch for part in parts if part.needs_logits()]
+        if unscored:
+            yield from ReadCall(self.lm, unscored).stages()
+        if not parts:
+            return
+        lines = [part.branch.open_sequence() for part in parts]
+        tokens = [part.token for part in parts]
+        item = work.Commit(lines, tokens, [part.next_sampler() for part in parts])
 
-    def _finish(self, lines: list[Line], answers: list[Committed]) -> None:
-        for part, line, answer in zip(self.parts, lines, answers, strict=True):
-            part.finish(line, answer)
+        def apply(answers: list[Any]) -> None:
+            for part, line, answer in zip(parts, lines, answers[0], strict=True):
+                part.finish(line, answer)
+
+        yield Stage([item], apply)
 
 
 class _CommitPart:
     """One branch's share of a commit."""
 
-    __slots__ = ("accepted_before", "branch", "sampler", "steering", "token", "unscored", "used")
+    __slots__ = ("branch", "is_accepted", "is_unscored", "sampler", "steering", "token", "used")
 
     def __init__(self, branch: Branch, token: int) -> None:
         self.branch = branch
         self.token = branch.checked_token(token)
         if branch.position >= branch.lm.n_ctx:
-            branch.lm.place((self.token,), after=branch.place)  # which says what is wrong
-        self.accepted_before = branch.accepted_ahead(self.token)
-        self.unscored = not self.accepted_before or branch.is_unscored()
+            branch.lm.place((self.token,), after=branch.place)  # raises ContextOverflow
+        self.is_accepted = branch.is_accepted_ahead(self.token)
+        self.is_unscored = not self.is_accepted or branch.lacks_surprisal()
         self.used = self.sampler = branch.sampler
         self.steering = branch.steering
-        if not self.accepted_before and self.used.needs_host:
+        if not self.is_accepted and self.used.needs_host:
             self.sampler = self.used.clone()
             self.sampler.accept(self.token)
 
-    def is_unknown(self) -> bool:
-        """Whether its figures need a row of logits that must be read again."""
+    def needs_logits(self) -> bool:
+        """Return True if the token's surprisal needs logits that must be read again."""
         branch = self.branch
-        if not self.unscored or branch.row is None:
+        if not self.is_unscored or branch.row is None:
             return False
         drawn = branch.drawn
-        known = drawn is not None and drawn.token == self.token
-        return not known and branch.lm.scheduler.rows.read(branch.row) is None
+        is_known = drawn is not None and drawn.token == self.token
+        return not is_known and branch.lm.scheduler.rows.read(branch.row) is None
 
-    def ahead(self) -> Sampler:
-        """Return what draws the token after in the same step: it has accepted this one already."""
+    def next_sampler(self) -> Sampler:
+        """Return the sampler of the next token, which the same step draws."""
         return self.sampler.steered(self.steering) if self.steering else self.sampler
 
     def finish(self, line: Line, answer: Committed) -> None:
         branch, token = self.branch, self.token
-        raw, kept = branch.surprisals(token) or (None, None) if self.unscored else (None, None)
-        if self.accepted_before:
-            branch.take_accepted([raw])
+        raw, kept = branch.surprisals(token) or (None, None) if self.is_unscored else (None, None)
+        if self.is_accepted:
+            branch.commit_accepted([raw])
         else:
             branch.last = Accepted(branch.last, branch.position, token, raw, kept)
             if branch.sampler is self.used:
                 branch.sampler = self.sampler
-            else:  # set anew while the commit was on its way
+            else:  # the caller replaced it while the commit ran
                 branch.sampler.accept(token)
-        branch.advanced(line, token)
-        branch.row, branch.instead = answer.row, None
+        branch.advance(line, token)
+        branch.row, branch.custom_logits = answer.row, None
         branch.stream.push(token)
-        as_asked = branch.sampler is self.sampler and branch.steering is self.steering
-        drawn = answer.drawn if as_asked else None
+        is_valid = branch.sampler is self.sampler and branch.steering is self.steering
+        drawn = answer.drawn if is_valid else None
         branch.drawn = None if drawn is None else branch.produced(*drawn)
 
 
 class PrefillCall:
-    """Tokens run on each of some branches, not accepted: penalties, grammar, metrics stay."""
+    """Run tokens on each branch without accepting them: penalties, grammar and metrics stay."""
 
-    def __init__(self, pairs: Pairs) -> None:
-        self.parts: list[_PrefillPart] = []
-        for branch, tokens in pairs:
+    def __init__(self, lm: LM, pairs: Pairs) -> None:
+        self.lm = lm
+        self.branches = check_pairs(lm, pairs, "prefill")
+        self._pairs = pairs
+
+    def stages(self) -> Iterator[Stage]:
+        """Yield one stage: the tokens of each branch are one item."""
+        parts: list[_PrefillPart] = []
+        for branch, tokens in self._pairs:
             if isinstance(tokens, str) or not _is_iterable(tokens):
                 raise ConfigError(
                     f"tokens are {tokens!r:.80}; allowed is a sequence of token ids. Of a text they"
@@ -127,16 +160,14 @@ class PrefillCall:
             ids = [branch.checked_token(token) for token in tokens]
             if ids:
                 _warn_of_prompt(branch, ids)
-                self.parts.append(_PrefillPart(branch, ids))
+                parts.append(_PrefillPart(branch, ids))
 
-    def stages(self) -> Iterator[tuple[list[Item], Callable[[list[Any]], None]]]:
-        """Yield one stage: the tokens of all branches, each its own item."""
-        if self.parts:
-            yield [Extend(part.place, (), part.wants()) for part in self.parts], self._finish
+        def apply(answers: list[Any]) -> None:
+            for part, answer in zip(parts, answers, strict=True):
+                part.finish(*answer)
 
-    def _finish(self, answers: list[list[Any]]) -> None:
-        for part, answer in zip(self.parts, answers, strict=True):
-            part.finish(*answer)
+        if parts:
+            yield Stage([Extend(part.place, (), part.outputs()) for part in parts], apply)
 
 
 def _warn_of_prompt(branch: Branch, ids: Sequence[int]) -> None:
@@ -151,9 +182,10 @@ def _warn_of_prompt(branch: Branch, ids: Sequence[int]) -> None:
 
 
 class _PrefillPart:
-    """One branch's share of a prefill; its first `n_ahead` tokens were accepted before.
+    """One branch's share of a prefill.
 
-    first: the first of these whose surprisal the run gives.
+    n_ahead: how many of its first tokens `accept` has accepted already.
+    first: index of the first of these without a surprisal; the run computes it.
     """
 
     __slots__ = ("branch", "first", "n_ahead", "place")
@@ -162,55 +194,79 @@ class _PrefillPart:
         self.branch = branch
         self.place = branch.lm.place(ids, after=branch.place)
         self.n_ahead = branch.check_ahead(ids)
-        scored = (n for n in range(self.n_ahead) if branch.position + n and branch.is_unscored(n))
-        self.first = next(scored, self.n_ahead)
+        unscored = (
+            n for n in range(self.n_ahead) if branch.position + n and branch.lacks_surprisal(n)
+        )
+        self.first = next(unscored, self.n_ahead)
 
-    def wants(self) -> tuple[Want, ...]:
+    def outputs(self) -> tuple[Want, ...]:
         start, row = self.branch.position, Logits(self.place.depth, kept=True)
         if self.first == self.n_ahead:
             return (row,)
         return row, Scores(start + self.first, start + self.n_ahead)
 
     def finish(self, row: LogitsRow, scores: Score | None = None) -> None:
-        found: list[float | None] = [None] * self.n_ahead
+        surprisals: list[float | None] = [None] * self.n_ahead
         if scores is not None:
-            found[self.first :] = (-scores.logprobs).tolist()
-        self.branch.take_accepted(found)
-        self.branch.moved(self.place, row)
+            surprisals[self.first :] = (-scores.logprobs).tolist()
+        self.branch.commit_accepted(surprisals)
+        self.branch.set_tip(self.place, row)
         self.branch.stream.flush()
 
 
 class ReadCall:
-    """Rows of logits that were forgotten, read again: one token a branch is run, no KV written."""
+    """Compute evicted logits again: each branch runs one token and writes no KV."""
 
-    def __init__(self, branches: Sequence[Branch]) -> None:
+    def __init__(self, lm: LM, branches: Sequence[Branch]) -> None:
+        self.lm = lm
         self.branches = branches
 
-    def stages(self) -> Iterator[tuple[list[Item], Callable[[list[Any]], None]]]:
-        """Yield one stage: the logits where each branch stands."""
-        branches = self.branches
-        yield [Extend(each.place, (), (Logits(each.position),)) for each in branches], self._finish
+    def stages(self) -> Iterator[Stage]:
+        """Yield one stage: the logits at the tip of each branch."""
 
-    def _finish(self, answers: list[list[Any]]) -> None:
-        for branch, answer in zip(self.branches, answers, strict=True):
-            branch.lm.scheduler.rows.fill(branch.needed_row(), answer[0], wanted=True)
+        def apply(answers: list[list[Any]]) -> None:
+            for branch, answer in zip(self.branches, answers, strict=True):
+                branch.lm.scheduler.rows.fill(branch.require_row(), answer[0], wanted=True)
+
+        yield Stage(
+            [Extend(branch.place, (), (Logits(branch.position),)) for branch in self.branches],
+            apply,
+        )
 
 
-def run(lm: LM, branches: Sequence[Branch], make: Any, of: Any) -> None:
-    """Check, run and finish a call; the branches' other calls wait meanwhile."""
-    with turn(LiveBranches.of(lm), branches), placed(branches):
+def run(call: BranchCall) -> None:
+    """Run a call's stages on the scheduler. Other calls on its branches wait until it ends."""
+    lm = call.lm
+    with (
+        exclusive(BranchRegistry.for_lm(lm), call.branches),
+        restore_on_error(call.branches),
+    ):
         lm.see_weights()
-        call: BranchCall = make(of)
-        for items, finish in call.stages():
-            tickets = lm.submit(items, atomic=isinstance(items[0], Extend))
+        for stage in call.stages():
+            tickets = lm.submit(stage.items, atomic=stage.is_atomic)
             lm.drive(tickets)
             with deferred_interrupt():
-                finish([ticket.result() for ticket in tickets])
+                stage.apply([ticket.result() for ticket in tickets])
+
+
+async def arun(call: BranchCall) -> None:
+    """Await a call's stages. A cancelled call leaves the branches unchanged."""
+    lm = call.lm
+    async with aexclusive(BranchRegistry.for_lm(lm), call.branches):
+        with restore_on_error(call.branches):
+            await lm.asee_weights()
+            for stage in call.stages():
+                tickets = await lm.asubmit(stage.items, atomic=stage.is_atomic)
+                await lm.adrive(tickets)
+                stage.apply([ticket.result() for ticket in tickets])
 
 
 @contextmanager
-def placed(branches: Sequence[Branch]) -> Iterator[None]:
-    """After an error, let branches go on from their places: a commit may be on its way still."""
+def restore_on_error(branches: Sequence[Branch]) -> Iterator[None]:
+    """After an error, release the branches' sequences, on which a commit may still be running.
+
+    Reading `place` moves a branch from its sequence back to a place in the token tree.
+    """
     try:
         yield
     except BaseException:
@@ -220,28 +276,21 @@ def placed(branches: Sequence[Branch]) -> Iterator[None]:
         raise
 
 
-async def arun(lm: LM, branches: Sequence[Branch], make: Any, of: Any) -> None:
-    """The awaitable form of `run`; cancelled, it leaves the branches as they were."""
-    async with aturn(LiveBranches.of(lm), branches):
-        with placed(branches):
-            await lm.asee_weights()
-            call: BranchCall = make(of)
-            for items, finish in call.stages():
-                tickets = await lm.asubmit(items, atomic=isinstance(items[0], Extend))
-                await lm.adrive(tickets)
-                finish([ticket.result() for ticket in tickets])
+def check_pairs(lm: LM, pairs: Pairs, call: str) -> list[Branch]:
+    """Return the branches of a call's pairs.
 
-
-def checked_pairs(lm: LM, pairs: Pairs, call: str) -> list[Branch]:
-    """Return the branches of a call. Raises before anything ran: StaleHandle, ConfigError."""
+    Raises: StaleHandle for an ended branch; ConfigError for a branch of another LM, a branch that
+    occurs twice, and anything that is no pair.
+    """
     branches: dict[Branch, None] = {}
     if not _is_iterable(pairs):
         raise ConfigError(f"{call} has {pairs!r}; allowed are pairs of a branch and its tokens")
     for pair in pairs:
-        if not isinstance(pair, tuple | list) or len(pair) != 2 or not hasattr(pair[0], "alive"):
+        is_pair = isinstance(pair, tuple | list) and len(pair) == 2
+        if not is_pair or not hasattr(pair[0], "check_open"):
             raise ConfigError(f"{call} has {pair!r}; allowed are pairs of a branch and its tokens")
         branch = pair[0]
-        branch.alive()
+        branch.check_open()
         if branch.lm is not lm:
             raise ConfigError(f"{branch!r} belongs to another LM; {call} takes branches of one")
         if branch in branches:
@@ -250,58 +299,59 @@ def checked_pairs(lm: LM, pairs: Pairs, call: str) -> list[Branch]:
     return list(branches)
 
 
-def _is_iterable(given: object) -> bool:
+def _is_iterable(value: object) -> bool:
     try:
-        iter(given)  # type: ignore[call-overload]
+        iter(value)  # type: ignore[call-overload]
     except TypeError:
         return False
     return True
 
 
 @contextmanager
-def turn(peers: LiveBranches, branches: Sequence[Branch]) -> Iterator[None]:
-    """Have the branches for oneself; blocks while others have them."""
-    mine: Future[Any] = Future()
+def exclusive(registry: BranchRegistry, branches: Sequence[Branch]) -> Iterator[None]:
+    """Give the calling thread exclusive use of the branches; block while other calls use them."""
+    claim: Future[Any] = Future()
     try:
-        while (other := _claim(peers, branches, mine)) is not None:
+        while (other := _try_claim(registry, branches, claim)) is not None:
             other.result()
         yield
     finally:
         try:
-            _release(peers, branches, mine)
-        except BaseException:  # Ctrl-C came before it began
-            _release(peers, branches, mine)
+            _release(registry, branches, claim)
+        except BaseException:  # Ctrl-C arrived before `_release` deferred it
+            _release(registry, branches, claim)
             raise
 
 
 @asynccontextmanager
-async def aturn(peers: LiveBranches, branches: Sequence[Branch]) -> AsyncIterator[None]:
-    """The same for an event loop, which goes on meanwhile."""
-    mine: Future[Any] = Future()
+async def aexclusive(registry: BranchRegistry, branches: Sequence[Branch]) -> AsyncIterator[None]:
+    """The same for a task; the event loop is not blocked."""
+    claim: Future[Any] = Future()
     try:
-        while (other := _claim(peers, branches, mine)) is not None:
+        while (other := _try_claim(registry, branches, claim)) is not None:
             await asyncio.shield(asyncio.wrap_future(other))
         yield
     finally:
-        _release(peers, branches, mine)
+        _release(registry, branches, claim)
 
 
-def _claim(
-    peers: LiveBranches, branches: Sequence[Branch], mine: Future[Any]
+def _try_claim(
+    registry: BranchRegistry, branches: Sequence[Branch], claim: Future[Any]
 ) -> Future[Any] | None:
-    with deferred_interrupt(), peers.turns:
+    """Claim all branches, or none: return the claim of another call to wait for."""
+    with deferred_interrupt(), registry.claim_lock:
         for branch in branches:
-            if branch.busy is not None:
-                return branch.busy
+            if branch.claimed_by is not None:
+                return branch.claimed_by
         for branch in branches:
-            branch.busy = mine
+            branch.claimed_by = claim
         return None
 
 
-def _release(peers: LiveBranches, branches: Sequence[Branch], mine: Future[Any]) -> None:
-    with deferred_interrupt(), peers.turns:
+def _release(registry: BranchRegistry, branches: Sequence[Branch], claim: Future[Any]) -> None:
+    with deferred_interrupt(), registry.claim_lock:
         for branch in branches:
-            if branch.busy is mine:
-                branch.busy = None
-    if not mine.done():
-        mine.set_result(None)
+            if branch.claimed_by is claim:
+                branch.claimed_by = None
+    if not claim.done():
+        claim.set_result(None)

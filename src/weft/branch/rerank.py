@@ -109,10 +109,10 @@ class Rerank:
     def _prompt(self, query: str, document: str) -> list[int]:
         text = self.lm.text
         before, _, after = self.question.partition("{document}")
-        asked = before.replace("{query}", query) + document + after.replace("{query}", query)
+        question = before.replace("{query}", query) + document + after.replace("{query}", query)
         if text.chat_template is None:
-            return [*text.encode(asked), *self._shared]
-        messages = [*self._first, {"role": "user", "content": asked}]
+            return [*text.encode(question), *self._shared]
+        messages = [*self._first, {"role": "user", "content": question}]
         return [*text.encode_chat(messages), *self._shared]
 
     def _odds(self, ticket: Ticket) -> float:
@@ -121,5 +121,5 @@ class Rerank:
 
 
 def _ranked(documents: Sequence[str], scores: list[float], top: int | None) -> list[Ranked]:
-    found = [Ranked(i, score, documents[i]) for i, score in enumerate(scores)]
-    return sorted(found, key=lambda each: -each.score)[:top]
+    ranked = [Ranked(i, score, documents[i]) for i, score in enumerate(scores)]
+    return sorted(ranked, key=lambda each: -each.score)[:top]

@@ -21,7 +21,7 @@ from ..errors import (
     ModelMismatch,
     StoreError,
 )
-from .state import Accepted, chain
+from .state import Accepted, accepted_chain
 
 _log = logging.getLogger(__name__)
 
@@ -30,12 +30,13 @@ if TYPE_CHECKING:
     from .branch import Branch
 
 FORMAT, VERSION = "weft-branch", 1
-WHAT = "the saved branch"  # in messages
+SUBJECT = "the saved branch"  # in messages
 
 
 def save(branch: Branch, path: str | Path | None) -> dict[str, Any]:
     """Return a branch as data; see `Branch.save`."""
     adapter = branch.adapter
+    accepted = [[a.position, a.token, *a.own()] for a in accepted_chain(branch.last)]
     data = {
         "format": FORMAT,
         "version": VERSION,
@@ -45,7 +46,7 @@ def save(branch: Branch, path: str | Path | None) -> dict[str, Any]:
         "seed": branch.seed,
         "lineage": list(branch.lineage),
         "grammar_from": branch.grammar_from,
-        "accepted": [[each.position, each.token, *each.own()] for each in chain(branch.last)][::-1],
+        "accepted": accepted[::-1],
         "ahead": list(branch.ahead),
         "steering": SamplingParams(logit_bias=branch.steering).to_dict()["logit_bias"],
         "adapter": adapter,
@@ -74,34 +75,34 @@ def _loaded(kind: type[Branch], lm: LM, data: object) -> Branch:
         raise FormatError(f"this is a saved branch of version {shown(version)}, not {VERSION}")
     adapter = data.get("adapter")  # absent in files of earlier versions, as the steering is
     if adapter is not None and not isinstance(adapter, str):
-        raise FormatError(f"adapter of {WHAT} is {shown(adapter)}; a name or null belongs there")
-    if field(data, "fingerprint", str, WHAT) != lm.fingerprint(adapter):
+        raise FormatError(f"adapter of {SUBJECT} is {shown(adapter)}; a name or null belongs there")
+    if field(data, "fingerprint", str, SUBJECT) != lm.fingerprint(adapter):
         which = "model" if adapter is None else f"model, or another LoRA adapter named {adapter!r}"
         raise ModelMismatch(f"the branch was saved with another {which}; load it with that one")
     try:
-        return _made(kind, lm, data)
+        return _restored(kind, lm, data)
     except ContextOverflow:  # nothing is wrong with the file
         raise
     except (ConfigError, ConstraintError, *atomic_files.FAULTS) as error:
-        raise FormatError(f"{WHAT} is broken: {error}") from error
+        raise FormatError(f"{SUBJECT} is broken: {error}") from error
 
 
-def _made(kind: type[Branch], lm: LM, data: Mapping[str, Any]) -> Branch:
-    saved = SamplingParams.from_dict(field(data, "params", dict, WHAT))
+def _restored(kind: type[Branch], lm: LM, data: Mapping[str, Any]) -> Branch:
+    saved = SamplingParams.from_dict(field(data, "params", dict, SUBJECT))
     params = SamplingParams.resolve({}, saved)  # from here on it is drawn by today's rule
     if saved.draw_rule != params.draw_rule:
         _log.warning("the branch was saved by an earlier version: its seed goes on differently")
-    seed = whole(data.get("seed"), f"seed of {WHAT}", 0, 2**64)
-    lineage = tuple(_wholes(data, "lineage", 2**63))
-    tokens = _wholes(data, "tokens", lm.info.n_vocab or lm.text.n_vocab)
-    ahead = _wholes(data, "ahead", lm.info.n_vocab or lm.text.n_vocab)
+    seed = whole(data.get("seed"), f"seed of {SUBJECT}", 0, 2**64)
+    lineage = tuple(_int_list(data, "lineage", 2**63))
+    tokens = _int_list(data, "tokens", lm.info.n_vocab or lm.text.n_vocab)
+    ahead = _int_list(data, "ahead", lm.info.n_vocab or lm.text.n_vocab)
     stream = stream_of(seed, lineage)
     place = lm.place(tokens, namespace=data.get("adapter"))
     lm.check_path(ahead, len(tokens))
     branch = kind(lm, place, params, lm.sampler(params, stream, in_steps=True))
     branch.seed, branch.lineage = seed, lineage
-    for index, each in enumerate(field(data, "accepted", list, WHAT)):
-        where = f"accepted token {index} of {WHAT}"
+    for index, each in enumerate(field(data, "accepted", list, SUBJECT)):
+        where = f"accepted token {index} of {SUBJECT}"
         if not isinstance(each, list | tuple) or len(each) != 4:
             raise FormatError(f"{where} is {shown(each)}; four values belong there")
         position = whole(each[0], f"position of {where}", 0, len(tokens) + len(ahead))
@@ -110,10 +111,10 @@ def _made(kind: type[Branch], lm: LM, data: Mapping[str, Any]) -> Branch:
         branch.last = Accepted(branch.last, position, token, raw, kept)
     n_accepted = 0 if branch.last is None else branch.last.n
     branch.grammar_from = whole(
-        data.get("grammar_from"), f"grammar_from of {WHAT}", 0, n_accepted + 1
+        data.get("grammar_from"), f"grammar_from of {SUBJECT}", 0, n_accepted + 1
     )
     if len(ahead) > n_accepted:
-        raise FormatError(f"{WHAT} has more tokens ahead than accepted ones")
+        raise FormatError(f"{SUBJECT} has more tokens ahead than accepted ones")
     branch.ahead = ahead
     steering = {"logit_bias": data.get("steering") or {}}
     branch.steering = branch.biases(SamplingParams.from_dict(steering).logit_bias)
@@ -122,6 +123,6 @@ def _made(kind: type[Branch], lm: LM, data: Mapping[str, Any]) -> Branch:
     return branch
 
 
-def _wholes(data: Mapping[str, Any], name: str, high: int) -> list[int]:
-    given = field(data, name, list, WHAT)
-    return [whole(each, f"{name} of {WHAT}", 0, high) for each in given]
+def _int_list(data: Mapping[str, Any], name: str, high: int) -> list[int]:
+    given = field(data, name, list, SUBJECT)
+    return [whole(each, f"{name} of {SUBJECT}", 0, high) for each in given]

@@ -18,7 +18,7 @@ Message = Mapping[str, Any]
 class _SessionTurn(NamedTuple):
     """messages: all before the answer that begins at `start`. before: the turn before it."""
 
-    before: _SessionTurn | None
+    previous: _SessionTurn | None
     start: int
     messages: tuple[Message, ...]
 
@@ -67,7 +67,7 @@ class Session:
     def messages(self) -> list[Message]:
         """The chat so far, the trunk's answer as far as it has come."""
         turn = self._turn_of(self._trunk)
-        return list(self._first) if turn is None else self._answered(turn)
+        return list(self._first) if turn is None else self._with_answer(turn)
 
     # Turns ------------------------------------------------------------------------------------
 
@@ -92,11 +92,11 @@ class Session:
 
     def prefill_assistant(self, content: str) -> None:
         """Run words as the answer's own; nobody drew them."""
-        self._trunk.prefill(self._said(content))
+        self._trunk.prefill(self._encode_text(content))
 
     async def aprefill_assistant(self, content: str) -> None:
         """The awaitable form of `prefill_assistant`."""
-        await self._trunk.aprefill(self._said(content))
+        await self._trunk.aprefill(self._encode_text(content))
 
     def commit_turn(self, query: str, response: str) -> None:
         """Run a question and its whole answer, both from elsewhere."""
@@ -113,21 +113,21 @@ class Session:
 
         Raises: StaleHandle, ConfigError for a branch of another LM.
         """
-        branch.alive()
+        branch.check_open()
         if branch.lm is not self.lm:
             raise ConfigError(f"{branch!r} belongs to another LM; a session's branches are of one")
-        before, self._trunk = self._trunk, branch
+        previous, self._trunk = self._trunk, branch
         turn = self._turn_of(branch)
         if turn is not None:
             self._turns[branch] = turn
-        return before
+        return previous
 
     def promote(self, branch: Branch) -> None:
         """Go on from a branch alone: the old trunk and all its other forks end."""
-        before = self.swap(branch)
-        if before is not branch and not before.disposed:
+        previous = self.swap(branch)
+        if previous is not branch and not previous.disposed:
             branch.detach()
-            before.prune_subtree()
+            previous.prune_subtree()
 
     def close(self) -> None:
         """End the trunk and its forks; idempotent."""
@@ -144,12 +144,12 @@ class Session:
 
     def _run(self, message: Message, answer: str = "") -> None:
         trunk, (ids, turn) = self._trunk, self._next(message)
-        trunk.prefill([*ids, *self._said(answer)])
+        trunk.prefill([*ids, *self._encode_text(answer)])
         self._turns[trunk] = turn
 
     async def _arun(self, message: Message, answer: str = "") -> None:
         trunk, (ids, turn) = self._trunk, self._next(message)
-        await trunk.aprefill([*ids, *self._said(answer)])
+        await trunk.aprefill([*ids, *self._encode_text(answer)])
         self._turns[trunk] = turn
 
     def _next(self, message: Message) -> tuple[list[int], _SessionTurn]:
@@ -160,7 +160,7 @@ class Session:
             messages: list[Message] = [*self._first, message]
             ids = self.lm.text.encode_chat(messages, **self._variables())
         else:
-            history = None if turn is None else self._answered(turn)
+            history = None if turn is None else self._with_answer(turn)
             messages = [*(self._first if history is None else history), message]
             ids = self.lm.turn_delta(
                 [message], history=history, tools=self.tools, template_kwargs=self.template_kwargs
@@ -174,14 +174,14 @@ class Session:
             limit = min(limit, at.fork_head)
             at = at.parent
         while turn is not None and turn.start > limit:  # rewound, or forked before it
-            turn = turn.before
+            turn = turn.previous
         return turn
 
-    def _answered(self, turn: _SessionTurn) -> list[Message]:
-        said = self.lm.text.decode(self._trunk.tokens[turn.start :])
-        return [*turn.messages, {"role": "assistant", "content": said}]
+    def _with_answer(self, turn: _SessionTurn) -> list[Message]:
+        answer = self.lm.text.decode(self._trunk.tokens[turn.start :])
+        return [*turn.messages, {"role": "assistant", "content": answer}]
 
-    def _said(self, content: str) -> list[int]:
+    def _encode_text(self, content: str) -> list[int]:
         return self.lm.text.continuation(content) if content else []
 
     def _variables(self) -> dict[str, Any]:

@@ -44,15 +44,15 @@ class State:
 
     def __init__(self, lm: LM, place: Place, params: SamplingParams, sampler: Sampler) -> None:
         self.lm = lm
-        self.peers = LiveBranches.of(lm)
-        self.number = next(self.peers.numbers)
+        self.registry = BranchRegistry.for_lm(lm)
+        self.number = next(self.registry.numbers)
         self.line: Line | None = None
         self._place = place
         self._depth = place.depth
         self.params = params
         self.sampler = sampler
         self.row: LogitsRow | None = None
-        self.instead: Floats | None = None
+        self.custom_logits: Floats | None = None
         self.last: Accepted | None = None
         self._rows = lm.scheduler.rows
         self._drawn: Produced | None = None
@@ -60,7 +60,7 @@ class State:
         self.steering: dict[int, float] = {}
         self.grammar_from = 0  # tokens accepted before the grammar began
         self.stream = lm.text.stream()
-        self.busy: Future[Any] | None = None
+        self.claimed_by: Future[Any] | None = None
         self.ended_by: str | None = None
         self.ahead: list[int] = []  # accepted, and not yet committed or prefilled
         self.seed = params.seed if params.seed is not None else 0
@@ -70,7 +70,7 @@ class State:
     @property
     def position(self) -> int:
         """Tokens of the path: the position that the next token will have."""
-        self.alive()
+        self.check_open()
         return self._depth
 
     @property
@@ -128,13 +128,13 @@ class State:
         with self.lm.scheduler.lock:
             return line.end().ids()[: self._depth]
 
-    def going_on(self) -> Line:
+    def open_sequence(self) -> Line:
         """Return the line that commits go on with."""
         if self.line is None:
             self.line = self.lm.scheduler.lines.begin(self, self._place)
         return self.line
 
-    def advanced(self, line: Line, token: int) -> None:
+    def advance(self, line: Line, token: int) -> None:
         """A commit has run a token after the tip, on a line of this branch."""
         if self.unused_in is not None:
             self.unused_in.set_used(self)
@@ -143,7 +143,7 @@ class State:
         else:  # forked while the commit was on its way
             self.place = self.lm.place((token,), after=self._place)
 
-    def alive(self) -> None:
+    def check_open(self) -> None:
         """Raise StaleHandle if the branch has ended."""
         if self.ended_by is not None:
             raise StaleHandle(f"{self!r} was ended by {self.ended_by}; fork or create another")
@@ -167,14 +167,14 @@ class State:
         is_stop = token in self.lm.text.stop_ids
         return Produced(token, self.stream.peek(token), is_stop, logprob, kept)
 
-    def accept_now(self, token: int) -> None:
+    def accept_without_run(self, token: int) -> None:
         """Go on by a token without running it."""
         at = self.position + len(self.ahead)
         if at >= self.lm.n_ctx:
             self.lm.check_path((token,), at)  # which says what is wrong
         known = None if self.ahead else self.surprisals(token)
         if known is None and self.position and not self.ahead:
-            known = (surprisal(self.raw(), token), None)
+            known = (surprisal(self.model_logits(), token), None)
         sampler = self.sampler.clone() if self.sampler.needs_host else self.sampler
         sampler.accept(token)
         last = Accepted(self.last, at, token, *(known or (None, None)))
@@ -182,7 +182,7 @@ class State:
             self.sampler, self.drawn, self.last = sampler, None, last
             self.ahead.append(token)
 
-    def accepted_ahead(self, token: int) -> bool:
+    def is_accepted_ahead(self, token: int) -> bool:
         """Whether `accept` was called for this token already. Raises: ConfigError for another."""
         if not self.ahead:
             return False
@@ -199,21 +199,21 @@ class State:
             )
         return n
 
-    def is_unscored(self, number: int = 0) -> bool:
+    def lacks_surprisal(self, number: int = 0) -> bool:
         """Whether a token accepted ahead, the first or a later one, still has no surprisal.
 
         The row that it is scored by comes with the tokens before it.
         """
         behind = len(self.ahead) - number - 1
-        record = next(islice(chain(self.last), behind, None))
+        record = next(islice(accepted_chain(self.last), behind, None))
         return record.own()[0] is None
 
-    def take_accepted(self, found: Sequence[float | None]) -> None:
+    def commit_accepted(self, found: Sequence[float | None]) -> None:
         """As many tokens were run: they are no longer ahead. found: surprisals, where missing."""
         n, found = len(self.ahead), list(found)
         if any(value is not None for value in found):
-            records = list(islice(chain(self.last), n))[::-1]
-            last = records[0].before
+            records = list(islice(accepted_chain(self.last), n))[::-1]
+            last = records[0].previous
             for record, value in zip_longest(records, found):
                 raw, kept = record.own()
                 own = (value if raw is None else raw, kept)
@@ -227,55 +227,55 @@ class State:
         if drawn is not None and drawn.token == token:
             return None if self.row is None else -drawn.logprob, -drawn.kept_logprob
         if self.row is None:
-            return None if self.instead is None else (None, None)
+            return None if self.custom_logits is None else (None, None)
         logits = self._rows.read(self.row)
         return None if logits is None else (surprisal(logits, token), None)
 
     # Logits -----------------------------------------------------------------------------------
 
-    def moved(self, place: Place, row: LogitsRow | None) -> None:
+    def set_tip(self, place: Place, row: LogitsRow | None) -> None:
         """The tip is another now; row: its logits, None if they are to be read when wanted."""
         if self.unused_in is not None:
             self.unused_in.set_used(self)
         self.place = place
-        self.drawn = self.instead = None
+        self.drawn = self.custom_logits = None
         self.row = (row or LogitsRow()) if place.depth else None
 
-    def in_force(self) -> Floats:
+    def effective_logits(self) -> Floats:
         """Return the logits that draws are from: those that were set, or the model's; read only."""
-        self.alive()
-        return self.raw() if self.instead is None else self.instead
+        self.check_open()
+        return self.model_logits() if self.custom_logits is None else self.custom_logits
 
-    def raw(self) -> Floats:
+    def model_logits(self) -> Floats:
         """Return the model's logits at the tip, shared: read only. Runs it if they are gone."""
         from .calls import ReadCall, run
 
-        row = self.needed_row()
+        row = self.require_row()
         logits: Floats | None = self._rows.read(row)
         while logits is None:
-            run(self.lm, [self], ReadCall, [self])  # type: ignore[list-item]
+            run(ReadCall(self.lm, [self]))  # type: ignore[list-item]
             logits = self._rows.read(row)
         return logits
 
-    def needed_row(self) -> LogitsRow:
+    def require_row(self) -> LogitsRow:
         """Return the row at the tip, or say that there is none."""
-        self.alive()
+        self.check_open()
         if self.row is None:
             raise ConfigError(f"{self!r} has no logits yet; prefill or commit a token first")
         return self.row
 
-    def draw_row(self) -> LogitsRow | None:
+    def row_for_draw(self) -> LogitsRow | None:
         """Return the row that a draw needs for its figures; None where all there is was set."""
-        self.alive()
-        return None if self.row is None and self.instead is not None else self.needed_row()
+        self.check_open()
+        return None if self.row is None and self.custom_logits is not None else self.require_row()
 
-    def by_model(self, token: int, logprob: float) -> float:
+    def model_logprob(self, token: int, logprob: float) -> float:
         """Return a drawn token's log-probability. logprob: by what it was drawn from."""
-        if self.instead is None or self.row is None:
+        if self.custom_logits is None or self.row is None:
             return logprob
-        return -surprisal(self.raw(), token)
+        return -surprisal(self.model_logits(), token)
 
-    def drawing(self) -> Sampler:
+    def steered_sampler(self) -> Sampler:
         """Return what draws the next token: the sampler, with the steering."""
         return self.sampler.steered(self.steering) if self.steering else self.sampler
 
@@ -286,10 +286,10 @@ class State:
 
     # Sampler ----------------------------------------------------------------------------------
 
-    def redraw(self, params: SamplingParams, *, new_grammar: bool = False) -> None:
+    def set_params(self, params: SamplingParams, *, new_grammar: bool = False) -> None:
         """Draw by other parameters from now on; stream, counted tokens and grammar stay."""
         fresh = self.lm.sampler(params, self.sampler.stream, in_steps=True)
-        fresh.count(tokens_of(self.last) if fresh.history is not None else ())
+        fresh.count(accepted_tokens(self.last) if fresh.history is not None else ())
         if new_grammar:
             self.grammar_from = 0 if self.last is None else self.last.n
         else:
@@ -300,7 +300,7 @@ class State:
         """Return a sampler as it was after `last`. Cost: O(accepted tokens)."""
         sampler = self.lm.sampler(self.params, stream)
         if sampler.needs_host:
-            tokens = tokens_of(last)
+            tokens = accepted_tokens(last)
             sampler.count(tokens)
             if sampler.matcher is not None:
                 for token in tokens[self.grammar_from :]:
@@ -309,7 +309,7 @@ class State:
 
     def accepted_by(self, position: int) -> Accepted | None:
         """Return the last accepted token before a position. Cost: O(tokens after it)."""
-        return next((each for each in chain(self.last) if each.position < position), None)
+        return next((each for each in accepted_chain(self.last) if each.position < position), None)
 
     def reseed(self, seed: int, lineage: tuple[int, ...]) -> None:
         """Draw from another random stream."""
@@ -366,24 +366,24 @@ class Accepted:
     position: index of the token in the path. Surprisals in nats, None where unknown.
     """
 
-    __slots__ = ("before", "kept", "n", "n_kept", "n_raw", "position", "raw", "token")
+    __slots__ = ("kept", "n", "n_kept", "n_raw", "position", "previous", "raw", "token")
 
     def __init__(
         self,
-        before: Accepted | None,
+        previous: Accepted | None,
         position: int,
         token: int,
         surprisal: float | None,
         kept_surprisal: float | None,
     ) -> None:
-        self.before = before
+        self.previous = previous
         self.position = position
         self.token = token
-        self.n: int = 1 if before is None else before.n + 1
-        raw: float = 0.0 if before is None else before.raw
-        kept: float = 0.0 if before is None else before.kept
-        n_raw: int = 0 if before is None else before.n_raw
-        n_kept: int = 0 if before is None else before.n_kept
+        self.n: int = 1 if previous is None else previous.n + 1
+        raw: float = 0.0 if previous is None else previous.raw
+        kept: float = 0.0 if previous is None else previous.kept
+        n_raw: int = 0 if previous is None else previous.n_raw
+        n_kept: int = 0 if previous is None else previous.n_kept
         if surprisal is not None and math.isfinite(surprisal):
             raw, n_raw = raw + max(surprisal, 0.0), n_raw + 1
         if kept_surprisal is not None and math.isfinite(kept_surprisal):
@@ -395,25 +395,25 @@ class Accepted:
 
     def own(self) -> tuple[float | None, float | None]:
         """Return the surprisals of this token alone, None where unknown."""
-        before = self.before
-        raw, n_raw = (before.raw, before.n_raw) if before is not None else (0.0, 0)
-        kept, n_kept = (before.kept, before.n_kept) if before is not None else (0.0, 0)
+        previous = self.previous
+        raw, n_raw = (previous.raw, previous.n_raw) if previous is not None else (0.0, 0)
+        kept, n_kept = (previous.kept, previous.n_kept) if previous is not None else (0.0, 0)
         return (
             self.raw - raw if self.n_raw > n_raw else None,
             self.kept - kept if self.n_kept > n_kept else None,
         )
 
 
-def chain(last: Accepted | None) -> Iterator[Accepted]:
+def accepted_chain(last: Accepted | None) -> Iterator[Accepted]:
     """Yield accepted tokens, the last one first."""
     while last is not None:
         yield last
-        last = last.before
+        last = last.previous
 
 
-def tokens_of(last: Accepted | None) -> list[int]:
+def accepted_tokens(last: Accepted | None) -> list[int]:
     """Return the accepted tokens in order. Cost: O(tokens)."""
-    return [each.token for each in chain(last)][::-1]
+    return [each.token for each in accepted_chain(last)][::-1]
 
 
 def perplexity(total: float, n: int) -> float:
@@ -421,7 +421,7 @@ def perplexity(total: float, n: int) -> float:
     return math.exp(total / n) if n else math.inf
 
 
-def in_base(nats: float, base: str) -> float:
+def convert_nats(nats: float, base: str) -> float:
     """Return nats in the base asked for. Raises: ValueError for another base."""
     if base not in ("nats", "bits"):
         raise ValueError(f'base is {base!r}; allowed are "nats" and "bits"')
@@ -441,26 +441,26 @@ def draw(branches: Sequence[State]) -> list[Produced]:
 
 
 def _draw(branches: Sequence[State]) -> list[Produced]:
-    rows = [branch.in_force() for branch in branches]
-    samplers = [branch.drawing() for branch in branches]
+    rows = [branch.effective_logits() for branch in branches]
+    samplers = [branch.steered_sampler() for branch in branches]
     positions = [branch.position for branch in branches]
     result = draw_rows(rows, samplers, positions, kept=True)
     assert result.kept is not None
-    figures = (result.ids.tolist(), result.logprobs.tolist(), result.kept.tolist())
+    columns = (result.ids.tolist(), result.logprobs.tolist(), result.kept.tolist())
     dead: list[tuple[State, int]] = []
-    made: list[Produced] = []
-    for branch, token, logprob, kept in zip(branches, *figures, strict=True):
+    produced_tokens: list[Produced] = []
+    for branch, token, logprob, kept in zip(branches, *columns, strict=True):
         if token < 0:
             dead.append((branch, token))
         else:
-            made.append(branch.produced(token, branch.by_model(token, logprob), kept))
-            branch.drawn = made[-1]
+            branch.drawn = branch.produced(token, branch.model_logprob(token, logprob), kept)
+            produced_tokens.append(branch.drawn)
     if dead:  # the others have drawn: asked again, they give the same
-        raise _error_of(*dead[0], [branch for branch, _ in dead])
-    return made
+        raise _draw_error(*dead[0], [branch for branch, _ in dead])
+    return produced_tokens
 
 
-def _error_of(branch: State, token: int, dead: Sequence[State]) -> WeftError:
+def _draw_error(branch: State, token: int, dead: Sequence[State]) -> WeftError:
     if token == BROKEN:
         return ForwardError(f"the model gave logits with NaN or +inf for {branch!r}")
     matcher = branch.sampler.matcher
@@ -534,20 +534,20 @@ class Forks:
         return sorted([*self._unused.values(), *used], key=lambda fork: fork.number)
 
 
-class LiveBranches:
+class BranchRegistry:
     """Per LM: its live branches."""
 
     def __init__(self, lm: LM) -> None:
         self._lm = weakref.ref(lm)
         self.branches: weakref.WeakSet[Branch] = weakref.WeakSet()
         self.numbers = itertools.count(1)
-        self.turns = threading.Lock()
+        self.claim_lock = threading.Lock()
 
     @classmethod
-    def of(cls, lm: LM) -> LiveBranches:
+    def for_lm(cls, lm: LM) -> BranchRegistry:
         """Return an LM's, made when first asked for."""
-        found: LiveBranches | None = lm.of_faces.get(cls)
-        return lm.of_faces.setdefault(cls, cls(lm)) if found is None else found
+        found: BranchRegistry | None = lm.face_state.get(cls)
+        return lm.face_state.setdefault(cls, cls(lm)) if found is None else found
 
     def active(self, branch: State) -> bool:
         """Whether a branch's KV is resident. Cost: as of `Lines.held`."""

@@ -11,8 +11,8 @@ from .._core.remedies import Listed, remedied
 from .._core.validation import number
 from ..errors import ConfigError
 from .branch import Branch
-from .calls import CommitCall, PrefillCall, ReadCall, arun, checked_pairs, run
-from .state import LiveBranches, Pressure, Produced, draw
+from .calls import CommitCall, PrefillCall, ReadCall, arun, check_pairs, run
+from .state import BranchRegistry, Pressure, Produced, draw
 
 if TYPE_CHECKING:
     from ..lm.lm import LM
@@ -32,7 +32,7 @@ class BranchStore(Listed):
                 f"BranchStore takes an LM, not {type(lm).__name__}; load one with weft.load"
             )
         self.lm = lm
-        self._peers = LiveBranches.of(lm)
+        self._registry = BranchRegistry.for_lm(lm)
 
     def commit(self, pairs: Sequence[tuple[Branch, int]]) -> None:
         """Accept a token and run it, on each branch: one forward for all, whatever their depth.
@@ -42,29 +42,29 @@ class BranchStore(Listed):
         anything ran: StaleHandle, ConfigError (a branch twice, or of another LM), ConstraintError,
         ContextOverflow; then KVFull or ForwardError.
         """
-        run(self.lm, checked_pairs(self.lm, pairs, "commit"), CommitCall, pairs)
+        run(CommitCall(self.lm, pairs))
 
     async def acommit(self, pairs: Sequence[tuple[Branch, int]]) -> None:
         """The awaitable form of `commit`."""
-        await arun(self.lm, checked_pairs(self.lm, pairs, "commit"), CommitCall, pairs)
+        await arun(CommitCall(self.lm, pairs))
 
     def prefill(self, pairs: Sequence[tuple[Branch, Sequence[int]]]) -> None:
         """Run tokens on each branch, in ceil(total / n_batch) forwards; atomic as `commit` is.
 
         Grammar, penalties and metrics do not see them.
         """
-        run(self.lm, checked_pairs(self.lm, pairs, "prefill"), PrefillCall, pairs)
+        run(PrefillCall(self.lm, pairs))
 
     async def aprefill(self, pairs: Sequence[tuple[Branch, Sequence[int]]]) -> None:
         """The awaitable form of `prefill`."""
-        await arun(self.lm, checked_pairs(self.lm, pairs, "prefill"), PrefillCall, pairs)
+        await arun(PrefillCall(self.lm, pairs))
 
     def produce(self, branches: Sequence[Branch]) -> list[Produced]:
         """Draw the next token of each branch, all at once; changes nothing."""
         self.lm.see_weights()
         missing = self._without_rows(branches)
         if missing:
-            run(self.lm, missing, ReadCall, missing)
+            run(ReadCall(self.lm, missing))
         return draw(branches)
 
     async def aproduce(self, branches: Sequence[Branch]) -> list[Produced]:
@@ -72,19 +72,19 @@ class BranchStore(Listed):
         await self.lm.asee_weights()
         missing = self._without_rows(branches)
         if missing:
-            await arun(self.lm, missing, ReadCall, missing)
+            await arun(ReadCall(self.lm, missing))
         return draw(branches)
 
     def _without_rows(self, branches: Sequence[Branch]) -> list[Branch]:
-        checked_pairs(self.lm, [(branch, None) for branch in branches], "produce")
-        rows = ((branch, branch.draw_row()) for branch in branches if branch.drawn is None)
+        check_pairs(self.lm, [(branch, None) for branch in branches], "produce")
+        rows = ((branch, branch.row_for_draw()) for branch in branches if branch.drawn is None)
         read = self.lm.scheduler.rows.read
         return [branch for branch, row in rows if row is not None and read(row) is None]
 
     def retain_only(self, branch: Branch) -> None:
         """End all other branches of the LM; this one stands alone and goes on."""
-        checked_pairs(self.lm, [(branch, None)], "retain_only")
-        for other in list(self._peers.branches):
+        check_pairs(self.lm, [(branch, None)], "retain_only")
+        for other in list(self._registry.branches):
             if other is not branch:
                 other.end(f"retain_only of {branch!r}")
         branch.become_root()
@@ -96,16 +96,16 @@ class BranchStore(Listed):
         the model's, as of `Branch.set_logits`. Raises: ConfigError.
         """
         pairs = [(each, None) for each in (branch, *experts)]
-        checked_pairs(self.lm, pairs, "merge_logits")
+        check_pairs(self.lm, pairs, "merge_logits")
         weight = number("alpha", alpha)
         if experts:
-            total = np.sum([each.in_force() for each in experts], axis=0, dtype=np.float64)
-            branch.set_logits(branch.in_force() + weight * total)
+            total = np.sum([each.effective_logits() for each in experts], axis=0, dtype=np.float64)
+            branch.set_logits(branch.effective_logits() + weight * total)
 
     @property
     def branches(self) -> list[Branch]:
         """The live branches, in the order they were made."""
-        return sorted(self._peers.branches, key=lambda branch: branch.number)
+        return sorted(self._registry.branches, key=lambda branch: branch.number)
 
     @property
     def available(self) -> int:
@@ -113,8 +113,8 @@ class BranchStore(Listed):
 
         Branches whose KV is not resident count too. Forks beyond it still work; then this is 0.
         """
-        return self._peers.available()
+        return self._registry.available()
 
     def pressure(self) -> Pressure:
         """Return how full the LM is. Cost: O(live branches)."""
-        return self._peers.pressure()
+        return self._registry.pressure()

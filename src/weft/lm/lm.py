@@ -134,7 +134,7 @@ class LM(
         self.driver = Driver(self.scheduler)
         self._open = True
         self.adapters = Adapters()
-        self.of_faces: dict[type[Any], Any] = {}  # what faces keep beside this LM, by its class
+        self.face_state: dict[type[Any], Any] = {}  # what faces keep beside this LM, by its class
         self.made_with: dict[str, Any] = {}  # what an already loaded model was asked to have
 
     @classmethod

@@ -196,7 +196,7 @@ class Abroad:
     def send(self, desk: Desk) -> int:
         """Hand over what may go, the oldest first; return how often something did, or failed."""
         n_sent = 0
-        while self._waiting and self.n_away < self._native.max_in_flight:
+        while self._waiting and self.n_away < self._native.most:
             self._start(self._siblings(desk), desk)
             n_sent += 1
         return n_sent
@@ -209,7 +209,7 @@ class Abroad:
             for job in list(family)[1:]:
                 self._take(job)
                 first.carry(job, desk)
-        most = 1 if first.sampler.matcher is not None else self._native.max_in_flight - self.n_away
+        most = 1 if first.sampler.matcher is not None else self._native.most - self.n_away
         siblings = list(islice(family, most))
         for job in siblings:
             self._take(job)
