@@ -382,14 +382,14 @@ def test_every_signature_of_the_vllm_class_is_known(hf, monkeypatch: pytest.Monk
         monkeypatch.setattr(type(lm.engine), "tokenizer", lambda self: hf[1])
         monkeypatch.setattr(models, "load", lambda *_, **__: lm)
         monkeypatch.setattr("weft.engines.engine_names", lambda: ("vllm",))
-        by_name = AsyncVirtualLM.from_name("tiny", engine_opts={"seed": 1}, batch_size=3)
+        factory = AsyncVirtualLM.from_name("tiny", engine_opts={"seed": 1}, batch_size=3)
         made = [
             AsyncVirtualLM(lm),
             AsyncVirtualLM(async_llm_engine=lm, cache_size=0, cache_opts={}),
             AsyncVirtualLM(lm, 5, {"move_to_cpu": True}),
             AsyncVirtualLM(llm_engine=lm),
             AsyncVirtualLM(lm, None, 5, None, 7, 0.5),
-            by_name,
+            factory,
         ]
         prompt = f"Hello {hf[1].eos_token} x"
         for known in made:
@@ -612,17 +612,17 @@ def test_tiny_by_name_gives_tensors_and_takes_a_batch_size() -> None:
 
 @pytest.mark.torch
 def test_on_cuda_torch_is_taken_where_vllm_is_not_installed(monkeypatch, caplog) -> None:
-    from weft.asynclm import by_name
+    from weft.asynclm import factory
 
-    monkeypatch.setattr(by_name, "_has_cuda", lambda: True)
-    monkeypatch.setattr(by_name, "find_spec", lambda name: None if name == "vllm" else object())
+    monkeypatch.setattr(factory, "_has_cuda", lambda: True)
+    monkeypatch.setattr(factory, "find_spec", lambda name: None if name == "vllm" else object())
     folder = str(files("weft") / "data" / "tiny")
     options = {"engine_opts": {"gpu_memory_utilization": 0.3}}
     model = load_model_by_name(folder, llm_opts=options)
     assert model.lm.info.name == "torch"
     assert "engine_opts are for vLLM" in caplog.text
     assert options["engine_opts"]  # the caller's stay as they were
-    monkeypatch.setattr(by_name, "_has_cuda", lambda: False)
+    monkeypatch.setattr(factory, "_has_cuda", lambda: False)
     with pytest.raises(TypeError, match="engine_opts"):
         load_model_by_name(folder, llm_opts=options)
 

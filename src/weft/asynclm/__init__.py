@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from .asynclm import AbstractAsyncLM, AsyncLM, TopRows
-from .by_name import load_model_by_name
+from .factory import load_model_by_name
 
 __all__ = ["AbstractAsyncLM", "AsyncLM", "TopRows", "load_model_by_name"]

@@ -28,7 +28,7 @@ from .._core.validation import whole_number
 from ..engines.base import HostLogits, RetainedRow
 from ..errors import BatchAbandoned, Cancelled, ConfigError, ContextOverflow, ForwardError
 from ..lm.lm import LM
-from .cached import CacheNode, ExactRows, walk
+from .row_cache import CacheNode, ExactRows, walk
 
 _log = logging.getLogger(__name__)
 

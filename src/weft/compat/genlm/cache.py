@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..._core.sampling.metrics import log_softmax
-from ...asynclm.cached import CacheNode, walk
+from ...asynclm.row_cache import CacheNode, walk
 from ...lm.lm import LM
 
 
