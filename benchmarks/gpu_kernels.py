@@ -71,13 +71,8 @@ COLD = 8  # layers that are timed in turn
 # By rows of a tile. Those of few rows and 32 keys find registers enough beside one of 128 rows on a
 # processor; the others wait for it to end.
 OTHER_TILES: tuple[tuple[int, dict[str, Any]], ...] = (
-    # Room for one of these beside a tile of 128 rows; slots that are there when they are needed.
+    # Room for one of these beside a tile of 128 rows.
     (kernel.NARROW, {"num_stages": 2, "maxnreg": 128}),
-    (kernel.NARROW, {"num_stages": 2, "ASKS_AHEAD": True}),
-    (kernel.NARROW, {"num_stages": 2, "ASKS_AHEAD": True, "maxnreg": 128}),
-    (kernel.NARROW, {"num_stages": 3, "ASKS_AHEAD": True}),
-    (kernel.WIDE, {"num_stages": 3, "ASKS_AHEAD": True}),
-    (kernel.BROAD, {"num_stages": 3, "ASKS_AHEAD": True}),
     (kernel.BROAD, {"maxnreg": 192}),
     (kernel.NARROW, {"BN": 64, "num_stages": 5}),
     (kernel.NARROW, {"BN": 32, "num_stages": 2}),

@@ -30,9 +30,6 @@ module, name, fixed, kinds, capability = json.loads(sys.argv[1])
 function = getattr(importlib.import_module("weft.engines.torch." + module), name)
 options = {name: fixed.pop(name) for name in ("num_warps", "num_stages") if name in fixed}
 names = function.arg_names
-# Launched as usual, and asking for nothing, where it is not said.
-plain = {"IS_EARLY": False, "ASK": None, "ASK_BYTES": 0, "ASKS": 0}
-fixed = {**{name: value for name, value in plain.items() if name in names}, **fixed}
 kinds = {n: kinds.get(n, "*bf16" if n.endswith("_ptr") else "i32") for n in names}
 unknown = {each.name for each in function.params if each.do_not_specialize}
 aligned = [
@@ -57,12 +54,8 @@ waits = [int(n) for n in re.findall("cp.async.wait_group\\s+([0-9]+)", ptx)]
 found = [made.metadata.shared, "wgmma" in ptx, "mma.sync" in ptx, stack, registers]
 is_serial = 0 < sass.count("HGMMA") <= sass.count("WARPGROUP.DEPBAR")
 n_narrow = len(re.findall("ld.global[.a-z_]*[.]b16", ptx))
-n_asks, waits_for_all = ptx.count("cp.async.bulk.prefetch.L2"), "griddepcontrol.wait"
-n_at = ptx.find(waits_for_all)
-wide = "ld[.]global[^;]*[.](?:v[24]|b16)|cp[.]async[.]c"
-n_before = len(re.findall(wide, ptx[:n_at])) if n_at >= 0 else -1
 n_approximate = len(re.findall("(?:sin|cos)[.]approx", ptx))
-counts = n_approximate, n_narrow, n_asks, n_before
+counts = n_approximate, n_narrow
 print(json.dumps([*found, max(waits, default=0), is_serial, *counts]))
 """
 
@@ -72,9 +65,7 @@ class Compiled(NamedTuple):
 
     ahead: copies into shared memory that may be under way while others are waited for.
     is_serial: each product of a warp group is waited for before the next begins. approximations:
-    sines and cosines that are approximated. narrow: loads of two bytes a thread. asks: what the
-    cache is asked for. loads_before: those of more than a number each, or of two bytes, before the
-    kernel in front is waited for; -1: it is not.
+    sines and cosines that are approximated. narrow: loads of two bytes a thread.
     """
 
     shared: int
@@ -86,8 +77,6 @@ class Compiled(NamedTuple):
     is_serial: bool
     approximations: int
     narrow: int
-    asks: int
-    loads_before: int
 
 
 def compiled(

@@ -303,18 +303,9 @@ def test_what_lies_above_one_row_agrees_with_a_softmax(
     assert twin.step([*alone, *beside], spec) < NEAR
 
 
-@pytest.mark.parametrize("asks_ahead", [False, True])
 @pytest.mark.parametrize("window", [None, 40, 64, 130, 200])
-def test_keys_that_all_of_a_tile_see_are_met_as_others(
-    window: int | None, monkeypatch: pytest.MonkeyPatch, *, asks_ahead: bool
-) -> None:
+def test_keys_that_all_of_a_tile_see_are_met_as_others(window: int | None) -> None:
     """Long nodes, so that whole blocks lie before, between and behind those that are masked."""
-    tile_of = kernel.tile_of
-
-    def asking(*sizes: Any, **named: Any) -> dict[str, Any]:
-        return {**tile_of(*sizes, **named), "ASKS_AHEAD": asks_ahead}
-
-    monkeypatch.setattr(kernel, "tile_of", asking)
     twin = Twin(4, 2)
     trunk = twin.node(None, 333)
     leaves = [twin.node(trunk, n) for n in (0, 70, 129)]
@@ -1288,21 +1279,6 @@ def test_many_heads_a_group_wait_for_no_single_product(
     made = compiled("paged.kernel", "tree_attention_kernel", {**fixed, **asked})
     assert made.has_wgmma
     assert not made.is_serial
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("n_rows", kernel.TILES)
-@pytest.mark.parametrize("is_whole", [False, True])
-def test_tiles_that_ask_ahead_compile_for_sm_90(n_rows: int, *, is_whole: bool) -> None:
-    """What `benchmarks/gpu_kernels.py` tries beside what there is."""
-    fixed = kernel.tile_of(32, 8, 128, 128, n_rows, 2)
-    n_stages = {kernel.NARROW: 2}.get(n_rows, 3)
-    asked = {"HAS_CAP": False, "HAS_WINDOW": False, "IS_WHOLE": is_whole, "ASKS_AHEAD": True}
-    made = compiled(
-        "paged.kernel", "tree_attention_kernel", {**fixed, **asked, "num_stages": n_stages}
-    )
-    assert not made.is_serial
-    assert made.stack == 0
 
 
 @pytest.mark.slow

@@ -121,8 +121,7 @@ class AttentionStep(ABC):
     order: row numbers as packed. starts: packed index of each row's first token, by row number.
     positions: of every packed token: int64 [T] on the device, for this step alone. turns: whether
     it has `angles`, `attend_turned`, `turned`, `normed`, `gated`, `chosen` and `mixed`, which do
-    in a kernel or a few what PyTorch does in many. following, of some: the weight [out, in] that is
-    multiplied next, which a card may be asked for meanwhile.
+    in a kernel or a few what PyTorch does in many.
     """
 
     turns = False
@@ -154,7 +153,6 @@ class AttentionStep(ABC):
         heads: Tensor,
         turn: RotaryArgs,
         spec: AttentionSpec,
-        following: Tensor | None = None,
     ) -> Tensor:
         """Turn heads, then do as `attend`: [T, H + 2 K, D], side by side: queries, keys, values.
 
@@ -189,7 +187,6 @@ class AttentionStep(ABC):
         shift: float = 0.0,
         *,
         is_centred: bool = False,
-        following: Tensor | None = None,
     ) -> Tensor:
         """Return the root mean square norm of rows, less their mean if is_centred, times weight +
         shift, if there is one: contiguous, as x.
@@ -202,9 +199,7 @@ class AttentionStep(ABC):
         """
         raise NotImplementedError
 
-    def gated(
-        self, gate: Tensor, up: Tensor, activation: Activation, following: Tensor | None = None
-    ) -> Tensor:
+    def gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
         """Return activation(gate) * up: contiguous."""
         raise NotImplementedError
 

@@ -124,7 +124,7 @@ class _Layer:
     def run_turning(self, x: Tensor, angles: Tensor, step: AttentionStep) -> Tensor:
         """The same by a step that turns heads, and in place; angles: [T, D], as in `RotaryArgs`."""
         n_tokens = len(x)
-        normed = _normed_by(step, x, self._before, self._qkv.weight)
+        normed = _normed_by(step, x, self._before)
         heads = self._qkv.of(normed).view(n_tokens, -1, self._head_dim)
         turn = RotaryArgs(self._n_q, angles)
         if self._q_norm is not None:
@@ -132,12 +132,12 @@ class _Layer:
             k_norm: Any = self._k_norm
             norms = q_norm.weight, k_norm.weight, q_norm.variance_epsilon
             turn = RotaryArgs(self._n_q, angles, *norms)
-        met = step.attend_turned(self._number, heads, turn, self._spec, _own(self._back))
+        met = step.attend_turned(self._number, heads, turn, self._spec)
         x = _added_to(x, met.view(n_tokens, -1), self._back)
-        between = _normed_by(step, x, self._between, self._gated.weight)
+        between = _normed_by(step, x, self._between)
         gate, up = self._gated.each(between)
         if self._is_silu:
-            return _added_to(x, step.gated(gate, up, "silu", _own(self._down)), self._down)
+            return _added_to(x, step.gated(gate, up, "silu"), self._down)
         return _added_to(x, self._act(gate).mul_(up), self._down)
 
 
@@ -145,15 +145,8 @@ def _normed(x: Tensor, norm: Any) -> Tensor:
     return F.rms_norm(x, x.shape[-1:], norm.weight, norm.variance_epsilon)
 
 
-def _normed_by(
-    step: AttentionStep, x: Tensor, norm: Any, following: Tensor | None = None
-) -> Tensor:
-    return step.normed(x, norm.weight, norm.variance_epsilon, following=following)
-
-
-def _own(layer: nn.Linear) -> Tensor | None:
-    """Return the weight as it lies; None of a layer that would make it for who asks."""
-    return layer._parameters.get("weight")
+def _normed_by(step: AttentionStep, x: Tensor, norm: Any) -> Tensor:
+    return step.normed(x, norm.weight, norm.variance_epsilon)
 
 
 def _added(x: Tensor, more: Tensor, layer: nn.Linear) -> Tensor:

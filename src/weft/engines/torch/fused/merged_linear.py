@@ -45,11 +45,6 @@ class MergedLinear:
         found = [tensor for held in self._held if (tensor := held.get(name)) is not None]
         return whole_of(found) if len(found) == len(self._held) else None
 
-    @property
-    def weight(self) -> Tensor | None:
-        """All their weights as one, [out of all, in], where they lie so."""
-        return self._whole
-
     def each(self, x: Tensor) -> Sequence[Tensor]:
         """x: [..., in]. Returns what each layer makes of it, [..., out]."""
         whole = self._whole_for(x)

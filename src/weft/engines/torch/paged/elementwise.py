@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ..kv_backend import Activation, RotaryArgs, RotaryLayout
 from .kernel import is_interpreted, padded
-from .launches import NOT_SPECIALISED, ask_ahead, asked, early, wait_for_the_last
 
 _HEADS = 8  # of a program
 _NUMBERS = 1024
@@ -49,7 +48,7 @@ def cos_and_sin(
     tl.store(out_ptr + at + HALF, (tl.sin(angle) * scaling).to(kind), mask=inside)
 
 
-@triton.jit(do_not_specialize=["n_rows", *NOT_SPECIALISED])
+@triton.jit(do_not_specialize=["n_rows"])
 def turn_and_store(
     heads_ptr,
     angles_ptr,
@@ -61,32 +60,14 @@ def turn_and_store(
     v_ptr,
     n_rows,
     eps,
-    n_own,
-    next_ptr,
-    n_asked,
-    n_each,
-    row_bytes,
     N_QUERIES: tl.constexpr,
     N_KV: tl.constexpr,
     DIM: tl.constexpr,
     PAD: tl.constexpr,
     BM: tl.constexpr,
     HAS_NORMS: tl.constexpr,
-    IS_EARLY: tl.constexpr,
-    ASK: tl.constexpr,
-    ASK_BYTES: tl.constexpr,
-    ASKS: tl.constexpr,
 ):
-    """Norm and turn queries and keys; store keys and values where the tokens' slots are.
-
-    Programs beyond n_own ask for what is multiplied next; see `launches`.
-    """
-    if ASK is not None:
-        if tl.program_id(0) >= n_own:
-            number = tl.program_id(0) - n_own
-            ask_ahead(number, next_ptr, n_asked, n_each, row_bytes, ASK, ASK_BYTES, ASKS)
-            return
-    wait_for_the_last(IS_EARLY)
+    """Norm and turn queries and keys; store keys and values where the tokens' slots are."""
     row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     is_row = row < n_rows
     token, head = row // (N_QUERIES + 2 * N_KV), row % (N_QUERIES + 2 * N_KV)
@@ -229,7 +210,7 @@ def turn_only(
     tl.store(key_out, turned.to(key_out_ptr.dtype.element_ty), mask=is_key)
 
 
-@triton.jit(do_not_specialize=["n_rows", "n_inner", *NOT_SPECIALISED])
+@triton.jit(do_not_specialize=["n_rows", "n_inner"])
 def norm_rows(
     x_ptr,
     weight_ptr,
@@ -240,37 +221,19 @@ def norm_rows(
     inner_stride,
     eps,
     shift,
-    n_own,
-    next_ptr,
-    n_asked,
-    n_each,
-    row_bytes,
     IS_CENTRED: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
     PAD: tl.constexpr,
     BM: tl.constexpr,
-    IS_EARLY: tl.constexpr,
-    ASK: tl.constexpr,
-    ASK_BYTES: tl.constexpr,
-    ASKS: tl.constexpr,
 ):
-    """Root mean square norm of each row, in float32; less its mean first, if IS_CENTRED.
-
-    Programs beyond n_own ask for what is multiplied next; see `launches`.
-    """
-    if ASK is not None:
-        if tl.program_id(0) >= n_own:
-            number = tl.program_id(0) - n_own
-            ask_ahead(number, next_ptr, n_asked, n_each, row_bytes, ASK, ASK_BYTES, ASKS)
-            return
+    """Root mean square norm of each row, in float32; less its mean first, if IS_CENTRED."""
     row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
     d = tl.arange(0, PAD)
     inside = (row < n_rows)[:, None] & (d < WIDTH)[None, :]
     first = row // n_inner * outer_stride + row % n_inner * inner_stride
-    if HAS_WEIGHT:  # asked for before sums are waited for
+    if HAS_WEIGHT:  # loaded before the sums need x
         weight = tl.load(weight_ptr + d, mask=d < WIDTH, other=0.0)
-    wait_for_the_last(IS_EARLY)
     x = tl.load(x_ptr + first[:, None] + d[None, :], mask=inside, other=0.0).to(tl.float32)
     if IS_CENTRED:
         x = tl.where(inside, x - (tl.sum(x, 1) / WIDTH)[:, None], 0.0)
@@ -315,7 +278,7 @@ def gated_by(
     return made * (up + SHIFT)
 
 
-@triton.jit(do_not_specialize=["n_tokens", *NOT_SPECIALISED])
+@triton.jit(do_not_specialize=["n_tokens"])
 def gate_and_multiply(
     gate_ptr,
     up_ptr,
@@ -323,30 +286,12 @@ def gate_and_multiply(
     n_tokens,
     gate_stride,
     up_stride,
-    n_own,
-    next_ptr,
-    n_asked,
-    n_each,
-    row_bytes,
     ACTIVATION: tl.constexpr,
     WIDTH: tl.constexpr,
     BT: tl.constexpr,
     BW: tl.constexpr,
-    IS_EARLY: tl.constexpr,
-    ASK: tl.constexpr,
-    ASK_BYTES: tl.constexpr,
-    ASKS: tl.constexpr,
 ):
-    """What an activation makes of one row times another row.
-
-    Programs beyond n_own ask for what is multiplied next; see `launches`.
-    """
-    if ASK is not None:
-        if tl.program_id(0) >= n_own:
-            number = (tl.program_id(0) - n_own) * tl.num_programs(1) + tl.program_id(1)
-            ask_ahead(number, next_ptr, n_asked, n_each, row_bytes, ASK, ASK_BYTES, ASKS)
-            return
-    wait_for_the_last(IS_EARLY)
+    """What an activation makes of one row times another row."""
     token = tl.program_id(0).to(tl.int64) * BT + tl.arange(0, BT)
     d = tl.program_id(1) * BW + tl.arange(0, BW)
     inside = (token < n_tokens)[:, None] & (d < WIDTH)[None, :]
@@ -378,20 +323,17 @@ def turn_heads(
     slots: Tensor,
     keys: Tensor,
     values: Tensor,
-    following: Tensor | None = None,
 ) -> Tensor:
     """Norm and turn the heads of packed tokens; write keys and values into a layer's pool.
 
-    heads: [T, H + 2 K, D], contiguous. slots: int64 [T]. keys, values: [S, K, D]. following: the
-    weight that is multiplied once they have attended. Returns the queries, [T, H, D].
+    heads: [T, H + 2 K, D], contiguous. slots: int64 [T]. keys, values: [S, K, D].
+    Returns the queries, [T, H, D].
     """
     n_tokens, n_heads, size = heads.shape
     query = heads.new_empty(n_tokens, turn.n_queries, size)
     n_each = _HEADS * (_INTERPRETED if is_interpreted() else 1)
-    n_own = triton.cdiv(n_tokens * n_heads, n_each)
-    ahead = asked("turn", following, n_tokens, heads, 4)
     with torch.cuda.device_of(heads):
-        turn_and_store[(n_own + ahead.n_programs,)](
+        turn_and_store[(triton.cdiv(n_tokens * n_heads, n_each),)](
             heads,
             turn.angles,
             heads if turn.query_norm is None else turn.query_norm,
@@ -402,9 +344,6 @@ def turn_heads(
             values,
             n_tokens * n_heads,
             turn.eps,
-            n_own,
-            **ahead.named,
-            **early(following),
             N_QUERIES=turn.n_queries,
             N_KV=keys.shape[1],
             DIM=size,
@@ -540,7 +479,6 @@ def normed(
     shift: float = 0.0,
     *,
     is_centred: bool = False,
-    following: Tensor | None = None,
 ) -> Tensor:
     """Norm rows [..., E] that `RowsOf` knows; see `AttentionStep.normed`."""
     rows, width = RowsOf.tensor(x), x.shape[-1]
@@ -550,16 +488,11 @@ def normed(
         return out
     pad = padded(width)
     n_each = _INTERPRETED if is_interpreted() else max(1, _LEAST_NUMBERS // pad)
-    n_own, n_warps = triton.cdiv(rows.n, n_each), max(1, min(16, n_each * pad // 512))
-    ahead = asked("short", following, rows.n, x, n_warps)
-    # The weight is read before the wait: it may not be what is copied right in front.
-    is_there = weight is None or weight.is_contiguous()
-    launched = early(following if is_there else None)
     with torch.cuda.device_of(x):
-        norm_rows[(n_own + ahead.n_programs,)](
-            x, x if weight is None else weight.contiguous(), out, *rows, eps, shift, n_own,
-            **ahead.named, **launched, IS_CENTRED=is_centred, HAS_WEIGHT=weight is not None,
-            WIDTH=width, PAD=pad, BM=n_each, num_warps=n_warps,
+        norm_rows[(triton.cdiv(rows.n, n_each),)](
+            x, x if weight is None else weight.contiguous(), out, *rows, eps, shift,
+            IS_CENTRED=is_centred, HAS_WEIGHT=weight is not None,
+            WIDTH=width, PAD=pad, BM=n_each, num_warps=max(1, min(16, n_each * pad // 512)),
         )  # fmt: skip
     return out
 
@@ -571,9 +504,7 @@ def supports_gating(gate: Tensor, up: Tensor) -> bool:
     return is_packed and is_alike and gate.stride(-1) == up.stride(-1) == 1
 
 
-def gated(
-    gate: Tensor, up: Tensor, activation: Activation, following: Tensor | None = None
-) -> Tensor:
+def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
     """Return activation(gate) * up of packed tokens [T, I] or [1, T, I]: contiguous."""
     width = gate.shape[-1]
     out = torch.empty_like(gate, memory_format=torch.contiguous_format)
@@ -582,13 +513,10 @@ def gated(
     if not n_tokens:
         return out
     n_each = _INTERPRETED if is_interpreted() else 1
-    n_own, n_wide = triton.cdiv(n_tokens, n_each), triton.cdiv(width, _NUMBERS)
-    ahead = asked("short", following, n_tokens, gates, 4)
     with torch.cuda.device_of(gate):
         # Tokens first: CUDA allows 65,535 programs on the second axis.
-        gate_and_multiply[(n_own + triton.cdiv(ahead.n_programs, n_wide), n_wide)](
-            gates, ups, out, n_tokens, gates.stride(0), ups.stride(0), n_own, **ahead.named,
-            **early(following), ACTIVATION=activation, WIDTH=width, BT=n_each, BW=_NUMBERS,
-            num_warps=4,
+        gate_and_multiply[(triton.cdiv(n_tokens, n_each), triton.cdiv(width, _NUMBERS))](
+            gates, ups, out, n_tokens, gates.stride(0), ups.stride(0),
+            ACTIVATION=activation, WIDTH=width, BT=n_each, BW=_NUMBERS, num_warps=4,
         )  # fmt: skip
     return out

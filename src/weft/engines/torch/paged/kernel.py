@@ -23,7 +23,6 @@ from torch import Tensor
 
 from ..kv_backend import AttentionSpec
 from ..layout import Layout
-from .launches import NOT_SPECIALISED, ask_ahead, asked, early, wait_for_the_last
 from .streams import side_by_side
 
 # Rows of a tile. From 64 on sm_90 multiplies tiles by whole warp groups (wgmma); those of 128 read
@@ -74,26 +73,19 @@ def attend_block(
     HAS_WINDOW: tl.constexpr,
     IS_OPEN: tl.constexpr,
     ENDS_PRODUCTS: tl.constexpr,
-    ASKS_AHEAD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Let a tile of queries meet the keys low … high of an item; return acc, top and total.
 
-    IS_OPEN: all of the queries see all of these keys, which are whole blocks of BN. ASKS_AHEAD:
-    the slots of a block are asked for while the one before it is met.
+    IS_OPEN: all of the queries see all of these keys, which are whole blocks of BN.
     """
     d_key, d_value = tl.arange(0, KEY_PAD), tl.arange(0, VALUE_PAD)
     # Logits are scaled, and made powers of two, by one multiplication as they are shifted.
     factor = _LOG2E if HAS_CAP else scale * _LOG2E
-    if ASKS_AHEAD:
-        ahead = low + tl.arange(0, BN)
-        next_slots = tl.load(slots_at + ahead, mask=ahead < high, other=0)
     for start in range(low, high, BN):
         number = start + tl.arange(0, BN)
         is_key = number < high
-        if ASKS_AHEAD:
-            slot = next_slots.to(tl.int64)
-        elif IS_OPEN:
+        if IS_OPEN:
             slot = tl.load(slots_at + number).to(tl.int64)
         else:
             slot = tl.load(slots_at + number, mask=is_key, other=0).to(tl.int64)
@@ -127,8 +119,6 @@ def attend_block(
             acc += 0.0 * shrink[:, None]
         total = total * shrink + tl.sum(p, 1)
         top = higher
-        if ASKS_AHEAD:
-            next_slots = tl.load(slots_at + number + BN, mask=number + BN < high, other=0)
     return acc, top, total
 
 
@@ -161,9 +151,7 @@ def tree_attention_kernel(
     HAS_WINDOW: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     ENDS_PRODUCTS: tl.constexpr,
-    ASKS_AHEAD: tl.constexpr,
     PRECISION: tl.constexpr,
-    IS_EARLY: tl.constexpr,
 ):
     """Meet the keys of one item with one tile of queries, for one KV head.
 
@@ -184,7 +172,6 @@ def tree_attention_kernel(
     head = kv_head * GROUP + m % GROUP
     position = tl.load(position_ptr + token, mask=is_row, other=-1)
     d_key, d_value = tl.arange(0, KEY_PAD), tl.arange(0, VALUE_PAD)
-    wait_for_the_last(IS_EARLY)  # of a frame all is there but queries, new keys and new values
     q = tl.load(
         q_ptr + (token.to(tl.int64) * q_token + head * q_head)[:, None] + d_key[None, :],
         mask=is_row[:, None] & (d_key < KEY_DIM)[None, :],
@@ -213,7 +200,7 @@ def tree_attention_kernel(
                 acc, top, total, q, position, begin, n_before, table_ptr + at_before,
                 first - n_before, k_ptr, v_ptr, scale, softcap, window, N_KV * KEY_DIM,
                 N_KV * VALUE_DIM, KEY_DIM, VALUE_DIM, KEY_PAD, VALUE_PAD, BN, HAS_CAP, HAS_WINDOW,
-                False, ENDS_PRODUCTS, ASKS_AHEAD, PRECISION,
+                False, ENDS_PRODUCTS, PRECISION,
             )  # fmt: skip
     # A tile of few rows waits for memory: a second loop would wait for its own first keys.
     if BM >= 64:
@@ -226,20 +213,20 @@ def tree_attention_kernel(
             acc, top, total = attend_block(
                 acc, top, total, q, position, low, until, slots_at, first, k_ptr, v_ptr, scale,
                 softcap, window, N_KV * KEY_DIM, N_KV * VALUE_DIM, KEY_DIM, VALUE_DIM, KEY_PAD,
-                VALUE_PAD, BN, HAS_CAP, True, False, ENDS_PRODUCTS, ASKS_AHEAD, PRECISION,
+                VALUE_PAD, BN, HAS_CAP, True, False, ENDS_PRODUCTS, PRECISION,
             )  # fmt: skip
         shuts = tl.minimum(end, tl.min(tl.where(is_row, position, 1 << 30), 0) - first + 1)
         shuts = opens + tl.maximum(shuts - opens, 0) // BN * BN
         acc, top, total = attend_block(
             acc, top, total, q, position, opens, shuts, slots_at, first, k_ptr, v_ptr, scale,
             softcap, window, N_KV * KEY_DIM, N_KV * VALUE_DIM, KEY_DIM, VALUE_DIM, KEY_PAD,
-            VALUE_PAD, BN, HAS_CAP, HAS_WINDOW, True, ENDS_PRODUCTS, ASKS_AHEAD, PRECISION,
+            VALUE_PAD, BN, HAS_CAP, HAS_WINDOW, True, ENDS_PRODUCTS, PRECISION,
         )  # fmt: skip
         low = shuts
     acc, top, total = attend_block(
         acc, top, total, q, position, low, end, slots_at, first, k_ptr, v_ptr, scale, softcap,
         window, N_KV * KEY_DIM, N_KV * VALUE_DIM, KEY_DIM, VALUE_DIM, KEY_PAD, VALUE_PAD, BN,
-        HAS_CAP, HAS_WINDOW, False, ENDS_PRODUCTS, ASKS_AHEAD, PRECISION,
+        HAS_CAP, HAS_WINDOW, False, ENDS_PRODUCTS, PRECISION,
     )  # fmt: skip
 
     has_seen = total > 0
@@ -263,7 +250,7 @@ def tree_attention_kernel(
         )
 
 
-@triton.jit(do_not_specialize=["n_tokens", *NOT_SPECIALISED])
+@triton.jit(do_not_specialize=["n_tokens"])
 def merge_attn_states_kernel(
     part_ptr,
     lse_ptr,
@@ -271,11 +258,6 @@ def merge_attn_states_kernel(
     sink_ptr,
     out_ptr,
     n_tokens,
-    n_own,
-    next_ptr,
-    n_asked,
-    n_each,
-    row_bytes,
     N_HEADS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     VALUE_PAD: tl.constexpr,
@@ -283,22 +265,12 @@ def merge_attn_states_kernel(
     BP: tl.constexpr,
     AXIS: tl.constexpr,
     HAS_SINKS: tl.constexpr,
-    IS_EARLY: tl.constexpr,
-    ASK: tl.constexpr,
-    ASK_BYTES: tl.constexpr,
-    ASKS: tl.constexpr,
 ):
     """Make one output of the parts of each of some rows, token by token and head by head.
 
     So many parts are read at once: one after the other would wait for memory each time. AXIS: the
-    one that they lie along, 0 or 1. Programs beyond n_own ask for what is multiplied next; see
-    `launches`.
+    one that they lie along, 0 or 1.
     """
-    if ASK is not None:
-        if tl.program_id(0) >= n_own:
-            number = tl.program_id(0) - n_own
-            ask_ahead(number, next_ptr, n_asked, n_each, row_bytes, ASK, ASK_BYTES, ASKS)
-            return
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     is_row = m < n_tokens * N_HEADS
     token, head = m // N_HEADS, m % N_HEADS
@@ -311,7 +283,6 @@ def merge_attn_states_kernel(
     if HAS_SINKS:  # a key without a value
         top = tl.load(sink_ptr + head, mask=is_row, other=0.0).to(tl.float32) * _LOG2E
         total += 1.0
-    wait_for_the_last(IS_EARLY)
     for start in range(0, tl.max(end - first, 0), BP):
         each = tl.expand_dims(start + tl.arange(0, BP), 1 - AXIS)
         number = tl.expand_dims(first, AXIS) + each
@@ -380,14 +351,11 @@ def attend_tree(
     values: Tensor,
     work: Work,
     spec: AttentionSpec,
-    following: Tensor | None = None,
 ) -> Tensor:
     """Let packed queries meet what the items say, one layer.
 
     query: [H, T, D]; keys, values: the layer's pool, [S, K, D] and [S, K, Dv], which hold the new
-    tokens' slots already. following: the weight that is multiplied next; a kernel of ours is in
-    front then, and what the items say was on the device before it. Returns [T, H, Dv] in the dtype
-    of the query.
+    tokens' slots already. Returns [T, H, Dv] in the dtype of the query.
     """
     if query.stride(2) != 1:
         query = query.contiguous()
@@ -401,7 +369,7 @@ def attend_tree(
         lse = query.new_empty(work.n_parts, n_heads, dtype=torch.float32)
         out = query.new_empty(n_tokens, n_heads, value_dim)
 
-    def meet(items: Tensor, n_rows: int, launched: dict[str, Any]) -> None:
+    def meet(items: Tensor, n_rows: int) -> None:
         n_programs, sizes = len(items) * n_kv, (n_heads, n_kv, key_dim, value_dim)
         tree_attention_kernel[(n_programs,)](
             query,
@@ -423,18 +391,13 @@ def attend_tree(
             HAS_CAP=spec.softcap is not None,
             HAS_WINDOW=spec.window is not None,
             IS_WHOLE=is_whole,
-            **launched,
         )
 
     classes = [each for each in zip(work.by_tile, TILES, strict=True) if len(each[0])]
-    # What is launched on another stream, or after several, waits for them all as usual.
-    soon, late = early(following), early(None)
     with torch.cuda.device_of(query):  # Triton launches where CUDA is
-        meetings = [partial(meet, *each, late if n else soon) for n, each in enumerate(classes)]
-        side_by_side(meetings, query)
+        side_by_side([partial(meet, *each) for each in classes], query)
         if not is_whole:
-            launched = soon if len(classes) == 1 else late
-            _merge(parts, lse, work, spec.sinks, out, following, launched)
+            _merge(parts, lse, work, spec.sinks, out)
     return out
 
 
@@ -450,29 +413,16 @@ def _output(query: Tensor, work: Work, n_heads: int, value_dim: int) -> Tensor:
     return held
 
 
-def _merge(
-    parts: Tensor,
-    lse: Tensor,
-    work: Work,
-    sinks: Tensor | None,
-    out: Tensor,
-    following: Tensor | None,
-    launched: dict[str, Any],
-) -> None:
+def _merge(parts: Tensor, lse: Tensor, work: Work, sinks: Tensor | None, out: Tensor) -> None:
     n_tokens, n_heads, value_dim = out.shape
     n_rows, n_parts = merged_at_once(n_tokens, work.n_parts)
-    n_own, ahead = (
-        triton.cdiv(n_tokens * n_heads, n_rows),
-        asked("merge", following, n_tokens, out, 4),
-    )
-    merge_attn_states_kernel[(n_own + ahead.n_programs,)](
+    merge_attn_states_kernel[(triton.cdiv(n_tokens * n_heads, n_rows),)](
         parts,
         lse,
         work.first_part,
         lse if sinks is None else sinks,
         out,
         n_tokens,
-        n_own,
         N_HEADS=n_heads,
         VALUE_DIM=value_dim,
         VALUE_PAD=padded(value_dim),
@@ -481,8 +431,6 @@ def _merge(
         AXIS=PARTS_AXIS,
         HAS_SINKS=sinks is not None,
         num_warps=4,
-        **ahead.named,
-        **launched,
     )
 
 
@@ -528,7 +476,6 @@ def tile_of(
         "BM": n_rows,
         "BN": n_keys,
         "ENDS_PRODUCTS": n_rows >= WIDE and _WAITS_ALWAYS,
-        "ASKS_AHEAD": False,
         "PRECISION": "tf32x3",  # of float32: nearly all its bits; others have no choice
         # So many that sums and products fit their registers. By 8 over blocks of 16 keys Triton 3.6
         # makes a kernel that reads past its shared memory.

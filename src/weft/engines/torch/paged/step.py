@@ -182,13 +182,11 @@ class PagedStep(AttentionStep):
         heads: Tensor,
         turn: RotaryArgs,
         spec: AttentionSpec,
-        following: Tensor | None = None,
     ) -> Tensor:
         keys, values = self._memory.keys[layer], self._memory.values[layer]
-        # What is met is sent there first: who is launched early may read it before the turn ends.
         work = self.work(turn.n_queries // keys.shape[1])
-        query = turn_heads(heads, turn, self.slots, keys, values, following)
-        return attend_tree(query.transpose(0, 1), keys, values, work, spec, following)
+        query = turn_heads(heads, turn, self.slots, keys, values)
+        return attend_tree(query.transpose(0, 1), keys, values, work, spec)
 
     def angles(
         self, positions: Tensor, frequencies: Tensor, scaling: float, dtype: torch.dtype
@@ -214,17 +212,14 @@ class PagedStep(AttentionStep):
         shift: float = 0.0,
         *,
         is_centred: bool = False,
-        following: Tensor | None = None,
     ) -> Tensor:
-        return normed(x, weight, eps, shift, is_centred=is_centred, following=following)
+        return normed(x, weight, eps, shift, is_centred=is_centred)
 
     def supports_gating(self, gate: Tensor, up: Tensor) -> bool:
         return supports_gating(gate, up)
 
-    def gated(
-        self, gate: Tensor, up: Tensor, activation: Activation, following: Tensor | None = None
-    ) -> Tensor:
-        return gated(gate, up, activation, following)
+    def gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+        return gated(gate, up, activation)
 
     def supports_routing(self, logits: Tensor, bias: Tensor | None, router: RouterSpec) -> bool:
         return supports_routing(logits, bias, router)
