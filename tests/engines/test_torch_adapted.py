@@ -20,8 +20,6 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 peft = pytest.importorskip("peft", reason="peft is not installed")
 
-from peft.tuners.tuners_utils import BaseTunerLayer  # noqa: E402
-
 import weft  # noqa: E402
 from families import build, plain_logits  # noqa: E402
 from shallow import shallow  # noqa: E402
@@ -72,23 +70,13 @@ def _other(wrapped: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _scaled(wrapped: Any) -> Iterator[None]:
-    layers = [each for each in wrapped.modules() if isinstance(each, BaseTunerLayer)]
-    for layer in layers:
-        layer.scale_layer(3.0)
-    yield
-    for layer in layers:
-        layer.unscale_layer(3.0)
-
-
-@contextmanager
 def _merged(wrapped: Any) -> Iterator[None]:
     wrapped.merge_adapter()
     yield
     wrapped.unmerge_adapter()
 
 
-WAYS: list[Callable[[Any], Any]] = [_other, _scaled, _merged, lambda m: m.disable_adapter()]
+WAYS: list[Callable[[Any], Any]] = [_other, _merged, lambda m: m.disable_adapter()]
 
 
 @pytest.mark.parametrize("switch", WAYS)

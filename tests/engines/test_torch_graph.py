@@ -253,10 +253,10 @@ def test_buffers_that_are_put_elsewhere_are_noticed() -> None:
     model.model.layers[0].register_buffer("scores", torch.zeros(3))
     model.model.layers[0].register_buffer("table", torch.zeros(3), persistent=False)
     engine = TorchEngine.adopt(model, kv="paged", graphs=True)
-    lie = engine._weights_lie()
+    lie = engine._guard.addresses()
     held = dict(engine.model.named_buffers())
     held["model.layers.0.scores"].data = torch.ones(3)
-    assert engine._weights_lie() != lie
+    assert engine._guard.addresses() != lie
 
 
 @pytest.mark.parametrize(("n_short", "failure"), [(1, torch.OutOfMemoryError), (3, RuntimeError)])

@@ -15,17 +15,15 @@ from ...errors import ForwardError, ModelLoadError, is_out_of_memory
 from ..base import Draws, Engine, EngineInfo, RetainedRow, Row, Score
 from .check import LONGEST, quantised
 from .compatibility import check_model
-from .copied import lasting_buffers, shares_weights
 from .cuda import free_bytes
 from .execution import on_engine_stream
 from .lora import LoraAdapters
 from .model import context_of, fingerprint_of, freeze_rope
+from .model_guard import ModelGuard
 from .output import DeviceLogits
-from .owned import Owned
 from .sampling.check import difference_of_draws
 from .sampling.drawer import TorchSampler
 from .select_backend import check_kernels
-from .stepped import OptimizerSteps
 from .threads import CpuThreads
 from .upload import upload
 
@@ -66,21 +64,11 @@ class TransformersEngine(Engine):
         self._threads = CpuThreads(self._device)
         self._drawer = TorchSampler(self._device, kernels=kernels, threads=self._threads)
         self._closed = False
-        self._parameters = list(model.parameters())
-        self._counted: list[Tensor] = [p for p in self._parameters if not p.is_inference()]
-        lasting = list(lasting_buffers(model))
-        self._read_where_they_lie = [*self._parameters, *lasting]
-        self._lasting = [(each, each._version) for each in lasting if not each.is_inference()]
-        self._steps = OptimizerSteps(self._parameters)
-        self._owned: Owned | None = None
+        self._guard = ModelGuard(model)
+        self._has_user = False  # who may change the weights of a model that was handed over
         # Of the weights: a mark, what they were named then, and what is called `info.fingerprint`.
         self._named: tuple[object, str] = None, ""
         self._name_at_first = ""
-        self._replaced = ""
-        # Whoever converts or moves the model it handed over changes these very objects.
-        self._watched = next((p for p in model.parameters() if p.is_floating_point()), None)
-        self._as_was = None if self._watched is None else self._watched.detach()  # keeps its place
-        self._known_as = self._kind()
         named = {"rope": rope, "quantised": quantised(model)}
         self._extra: dict[str, Any] = {name: value for name, value in named.items() if value}
 
@@ -128,27 +116,16 @@ class TransformersEngine(Engine):
     def sampling_defaults(self) -> SamplingParams | None:
         return self.sampling
 
-    def watch(self, owned: PreTrainedModel) -> None:
-        """Refuse to run while something in the owner's model is another than it is in this one."""
-        self._owned = Owned(owned, shares_weights=shares_weights(owned))
-        # A buffer that the model writes to as it runs, as the load check ran it, says nothing.
-        self._counted += [each for each, version in self._lasting if each._version == version]
+    def watch(self, model: PreTrainedModel) -> None:
+        """Also check the model object that its user keeps; see `ModelGuard`."""
+        self._guard.watch(model)
+        self._has_user = True
         self._name_at_first = self._own_name()
         self._note_name()
 
     def weights_version(self) -> tuple[int, int, str]:
-        """Count the changes that PyTorch has seen of the parameters, and of buffers that an owner
-        saves with them, 0.05 µs each, and the steps of their optimizers. With it, where the first
-        one lies: a model that was converted and turned back has lost digits; and what the owner has
-        replaced, see `watch`.
-
-        What is written through `.data`, or was made in inference mode, it does not count.
-        """
-        place = 0 if self._watched is None else self._watched.data_ptr()
-        n_written = sum([parameter._version for parameter in self._counted])
-        if self._owned is not None:
-            self._replaced = self._owned.replaced()
-        return n_written + self._steps.n, place, self._replaced
+        """Return a value that differs after a change of the weights; see `ModelGuard.version`."""
+        return self._guard.version()
 
     def fingerprint(self) -> str:
         """Name the weights as they are now; see Engine.fingerprint. Cost where they have changed:
@@ -172,14 +149,8 @@ class TransformersEngine(Engine):
 
     def _may_be_others(self) -> None:
         """Look at an owner's weights again: PyTorch does not count all that is written to them."""
-        if self._owned is not None:
+        if self._has_user:
             self._named = None, self._named[1]
-
-    def _weights_lie(self) -> int:
-        """Return another number once parameters, or the buffers that are saved with them, lie
-        elsewhere: 0.1 µs each.
-        """
-        return sum([each.data_ptr() for each in self._read_where_they_lie])
 
     def add_adapter(self, name: str, folder: Any) -> str:
         """Load a LoRA adapter in PEFT's format, for rows that name it. See `lora.Adapters.add`."""
@@ -191,40 +162,16 @@ class TransformersEngine(Engine):
 
     def _let_go(self) -> None:
         """Give the model's memory back."""
-        self._parameters, self._counted, self._lasting = [], [], []
-        self._read_where_they_lie = []
-        self._steps.stop()
-        self._watched = self._as_was = self._owned = None
+        self._guard.close()
         del self.model, self._lora
 
     # What every forward checks
 
-    def _kind(self) -> tuple[torch.dtype, torch.device] | None:
-        watched = self._watched
-        return None if watched is None else (watched.dtype, watched.device)
-
-    def _refuse_changed(self) -> None:
-        """Refuse to run a closed model, or one that its owner has converted, moved or changed."""
+    def _check_model(self) -> None:
+        """Raise ForwardError if the engine is closed, or the user has changed the model."""
         if self._closed:
             raise ForwardError("the engine is closed; load the model again")
-        known, now = self._known_as, self._kind()
-        if now != known and now is not None and known is not None:
-            # What is converted back has lost digits, what is moved back has not.
-            ways = "close this LM and load the model again"
-            ways += ", or move the model back" if now[0] == known[0] else ""
-            raise ForwardError(
-                f"the model was {known[0]} on {known[1]} when it was handed over and is {now[0]} on"
-                f" {now[1]} now; {ways}",
-                hint=ways,
-            )
-        if self._replaced and self._owned is not None:  # it may be as it was by now
-            self._replaced = self._owned.replaced()
-        if self._replaced:
-            raise ForwardError(
-                f"{self._replaced} after the model was handed over, and the engine runs it as it"
-                " was then; close this LM and load the model again, or put back what was there",
-                hint="close this LM and load the model again, or put back what was there",
-            )
+        self._guard.check()
 
     def _scores_of(
         self, row: Row, hidden: Tensor, head: Callable[[Tensor], Tensor], start: int = 0

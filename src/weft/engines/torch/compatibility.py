@@ -18,8 +18,8 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from ...errors import Unsupported
-from .adapted import unmerges_as_it_runs
 from .attention_hook import Probe
+from .model_guard import layer_to_unmerge
 
 _ATTENDING = {
     "full_attention",
@@ -146,7 +146,7 @@ def check_loaded_model(model: PreTrainedModel) -> None:
             " them says what they said",
             "load its folder instead, with quantization_config in engine_options",
         )
-    if layer := unmerges_as_it_runs(model):
+    if layer := layer_to_unmerge(model):
         raise _unsupported(
             type(model).__name__,
             f"the PEFT adapters of {layer} are merged and disabled, and such a layer takes them out"

@@ -27,7 +27,6 @@ from .compatibility import (
     check_probe,
     prefix_caching_obstacle,
 )
-from .copied import structural_copy
 from .execution import autocast_disabled, on_engine_stream, run_in_worker
 from .fused.decoder import FusedDecoder
 from .fused.modules import fuse_modules
@@ -35,7 +34,6 @@ from .gguf_loader import load_gguf
 from .input_tensors import CachedTensor, InputIds
 from .kv_backend import AttentionStep, KVBackend
 from .layout import Layout
-from .listeners import Listeners
 from .model import (
     Head,
     cache_name,
@@ -45,6 +43,8 @@ from .model import (
     resolve_device,
     stop_looking_for_padding,
 )
+from .model_copy import copy_sharing_weights
+from .module_hooks import HookWatcher
 from .output import TorchOutput
 from .padded.canonical import CanonicalMemory
 from .paged.capture import capturing
@@ -262,7 +262,7 @@ class TorchEngine(TransformersEngine):
         one_of("packed_weights", packed_weights, _PACKED_WEIGHTS)
         check_model(model)
         check_loaded_model(model)
-        copied = structural_copy(model)
+        copied = copy_sharing_weights(model)
         if packed_weights:
             pack_or_raise(copied, keep=True)
         elif packed_weights is None and copied.device.type == "cpu":
@@ -332,7 +332,7 @@ class TorchEngine(TransformersEngine):
             self.fragments.clear()
             self._graphs = None
             self._let_go()
-            del self._head, self._fused, self._now, self._keepers, self._listeners
+            del self._head, self._fused, self._now, self._keepers, self._hooks
 
     def prefix_cache(self, spans: Sequence[Span]) -> DynamicCache:
         """Copy a path's KV into a cache object that the Transformers model itself accepts.
@@ -426,7 +426,7 @@ class TorchEngine(TransformersEngine):
         )
         self._ids = InputIds(self._device)
         self._wanted = CachedTensor(self._device)
-        self._listeners = Listeners(model)
+        self._hooks = HookWatcher(model)
         self._check_draws(logits.dtype)
         fused = None
         if not self._reproducible:  # it multiplies all rows at once
@@ -472,7 +472,7 @@ class TorchEngine(TransformersEngine):
         self, memory: KVBackend, graphs: bool | None, fused: FusedDecoder | None, own: Own
     ) -> None:
         self.fragments = memory
-        self._graphs = step_graphs(graphs, memory, self._call, self._device, self._weights_lie)
+        self._graphs = step_graphs(graphs, memory, self._call, self._device, self._guard.addresses)
         self._fused = fused
         try:
             check_tree(self, own)
@@ -494,7 +494,7 @@ class TorchEngine(TransformersEngine):
         """Run rows and keep their KV; `answer` makes of the step and the hidden states [T, E] what
         is asked. No fragment has grown where something fails.
         """
-        self._refuse_changed()
+        self._check_model()
         check_rows(rows)
         tokens = self._ids.checked(rows, self.info)
         # A row without KV, before or after, is to be the same to the last bit each time.
@@ -524,7 +524,7 @@ class TorchEngine(TransformersEngine):
     ) -> Tensor:
         adapter = rows[0].adapter if rows else None
         self._lora.use(adapter)  # it is added by hooks on modules
-        is_bare = adapter is None and not self._listeners.hear(self._lora.n_hooks)
+        is_bare = adapter is None and not self._hooks.has_active(self._lora.n_hooks)
         fused = self._fused if is_bare else None
         self._now = self._head if fused is None else fused
         ids = self._ids.packed(tokens, step.order)[None]

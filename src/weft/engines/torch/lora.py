@@ -15,7 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ...errors import ConfigError, ModelLoadError, StaleHandle, Unsupported
 from ..peft import read_config, scale_of
-from .listeners import LEAVES_INPUT
+from .module_hooks import KEEPS_INPUT
 
 _KEY = re.compile(r"^base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])\.weight$")
 _BASE = re.compile(r"^base_model\.model\.(?P<module>.+?)(\.base_layer)?\.weight$")
@@ -79,7 +79,7 @@ class LoraAdapters:
             more = x @ low.down.to(x.dtype).T @ low.up.to(x.dtype).T
             return output + low.scale * more
 
-        setattr(add_low, LEAVES_INPUT, True)
+        setattr(add_low, KEEPS_INPUT, True)
         return add_low
 
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..attention_hook import step_of
-from ..listeners import hooks_of, leave_inputs
+from ..module_hooks import hook_dicts, keep_inputs
 from ..weights.packed import PackedLinear
 
 # Projections of one input, by the names that most models give them.
@@ -146,11 +146,11 @@ class _OneProduct:
 
     @cached_property
     def _hooks(self) -> list[dict[int, Any]]:
-        return hooks_of(self._layers)
+        return hook_dicts(self._layers)
 
     def of(self, number: int, x: Tensor) -> Tensor:
         """Return what one layer makes of x, [..., out]."""
-        if any(self._hooks) and not leave_inputs(self._hooks):
+        if any(self._hooks) and not keep_inputs(self._hooks):
             return of_linear(x, self._layers[number])
         if self._given() is not x:
             self._parts = dict(enumerate(self._siblings.each(x)))

@@ -19,8 +19,8 @@ from ...capabilities import OWN
 from ..base import TransformersEngine
 from ..check import Own, difference
 from ..execution import on_engine_stream, run_in_worker
-from ..listeners import Hooked
 from ..model import BareHead, Head, quiet
+from ..module_hooks import hook_dicts
 from ..output import TorchOutput
 from .paths import Pick, SequenceRunner
 from .state_cache import StateCache
@@ -229,7 +229,7 @@ class RecomputeEngine(TransformersEngine):
         answer: Callable[[], Answer],
     ) -> Answer:
         """Run rows; `pick` is told each one's states [T, E], and `answer` is what is given."""
-        self._refuse_changed()
+        self._check_model()
         check_rows(rows)
         if any(row.prefix or row.kv_out is not None for row in rows):
             raise ForwardError(
@@ -258,7 +258,7 @@ class RecomputeEngine(TransformersEngine):
 
 
 def _why_not_causal(model: PreTrainedModel) -> str:
-    paths = [path or "the model" for path in Hooked(model).paths]
+    paths = [path or "the model" for path, m in model.named_modules() if any(hook_dicts([m]))]
     if not paths:
         return "it is no decoder, and cannot continue text"
     more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
