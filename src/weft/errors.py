@@ -254,11 +254,6 @@ _NO_CODE = "could not create a primitive"  # oneDNN; a "primitive descriptor" it
 _CAUSES = 100  # of an error that are looked at: there may be a circle
 
 
-def has_no_code(error: BaseException) -> bool:
-    """Whether oneDNN had no memory for code: in that thread it makes none any more."""
-    return isinstance(error, RuntimeError) and str(error).endswith(_NO_CODE)
-
-
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error, or what caused it, says that there is no memory: Python's, CUDA's, or that
     of PyTorch on a CPU, of a library or of Triton, which is a RuntimeError like any other.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -16,7 +14,6 @@ pytest.importorskip("transformers")
 from families import build, plain_logits  # noqa: E402
 from weft.engines.base import Fragment, Row, Span  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
-from weft.engines.torch.execution import run_in_worker  # noqa: E402
 from weft.engines.torch.layout import Layout, Slots  # noqa: E402
 from weft.errors import ForwardError, ModelLoadError  # noqa: E402
 
@@ -190,26 +187,3 @@ def test_what_else_fails_as_slots_are_moved_is_told(
             memory.free(lower)
     memory.free(upper)
     assert memory.usage() == (0, 0)
-
-
-def test_another_thread_computes_where_onednn_makes_no_code_any_more() -> None:
-    def without_code() -> int:
-        raise RuntimeError("could not create a primitive")
-
-    def seen() -> list[int]:
-        for _ in range(2):  # the thread that goes on may be spoilt, too
-            with pytest.raises(RuntimeError, match="a primitive"):
-                run_in_worker(CPU, without_code)
-            threads = [run_in_worker(CPU, threading.get_ident) for _ in range(2)]
-            assert threads[0] == threads[1] != threading.get_ident()
-        with torch.inference_mode():
-            assert run_in_worker(CPU, torch.is_inference_mode_enabled)
-        return threads
-
-    with ThreadPoolExecutor(1) as executor:
-        assert executor.submit(run_in_worker, CPU, threading.get_ident).result()
-        executor.submit(seen).result()
-        own = executor.submit(threading.get_ident).result()
-        card = torch.device("cuda")  # where oneDNN computes nothing
-        assert executor.submit(run_in_worker, card, threading.get_ident).result() == own
-    assert run_in_worker(CPU, threading.get_ident) == threading.get_ident()

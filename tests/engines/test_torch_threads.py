@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
@@ -29,52 +25,6 @@ def test_what_the_environment_says_holds(name: str, monkeypatch: pytest.MonkeyPa
     before = torch.get_num_threads()
     with CpuThreads(CPU).limited(8):
         assert torch.get_num_threads() == before
-
-
-@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="PyTorch without MKL")
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="only Linux tells of threads")
-def test_products_take_no_more_threads_than_they_are_let(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Those of MKL, too, after somebody has said how many PyTorch is to take."""
-    for name in threads_module._VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        threads = CpuThreads(CPU, idle=lambda: 1)
-        threads._auto.choice(8, 2).index = 0
-        a, b = torch.rand(64, 1024), torch.rand(1024, 1024)
-        a @ b
-        while any(is_running()):  # threads that have worked look out for more for a while
-            time.sleep(0.01)
-        worked = working()
-        with threads.limited(8):
-            for _ in range(30):
-                a @ b
-                torch.exp(b)
-        mine = [each - worked.get(name, 0) for name, each in working().items()]
-        assert sorted(mine)[-2] < 0.3 * max(mine)
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
-
-
-def is_running() -> Iterator[bool]:
-    """Yield for each thread of this process but the calling one whether it runs or could."""
-    for place in Path("/proc/self/task").iterdir():
-        with suppress(OSError):  # it has ended
-            if int(place.name) != threading.get_native_id():
-                yield (place / "stat").read_text().rpartition(")")[2].split()[0] == "R"
-
-
-def working() -> dict[str, int]:
-    """How long each thread of this process has run: ns, by its number."""
-    found = {}
-    for place in Path("/proc/self/task").iterdir():
-        with suppress(OSError):  # it has ended
-            found[place.name] = int((place / "schedstat").read_text().split()[0])
-    return found
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from .compatibility import (
     check_probe,
     prefix_caching_obstacle,
 )
-from .execution import autocast_disabled, on_engine_stream, run_in_worker
+from .execution import autocast_disabled, on_engine_stream
 from .fused.decoder import FusedDecoder
 from .fused.modules import fuse_modules
 from .gguf_loader import load_gguf
@@ -502,15 +502,12 @@ class TorchEngine(TransformersEngine):
         is_limited = self._threads.can_limit and not is_plain
         n_tokens = sum([row.n_tokens for row in rows]) if is_limited else 0
 
-        def work() -> Answer:
+        try:
             with self._threads.limited(n_tokens), on_engine_stream(self._device):
                 step = self.fragments.begin(rows)
                 answers = answer(step, self._hidden(step, rows, tokens))
                 step.commit()
             return answers
-
-        try:
-            return run_in_worker(self._device, work)
         except WeftError:
             raise
         except Exception as error:

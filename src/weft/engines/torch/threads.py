@@ -6,11 +6,8 @@ process, one often waits for a preempted one, and a forward takes up to twenty t
 
 from __future__ import annotations
 
-import ctypes
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 
@@ -18,38 +15,6 @@ from ..._core.system_resources import ThreadTimes, idle_cores, thread_times, usa
 from ..threads import AutoThreads, Limit, is_any_set
 
 _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-
-
-class Mkl:
-    """MKL's own thread count of the calling thread.
-
-    After a call of `torch.set_num_threads` it takes precedence over OpenMP's.
-    """
-
-    def __init__(self) -> None:
-        self._set: Callable[[int], int] | None = None
-        if torch.backends.mkl.is_available():  # PyTorch has it within its own library
-            places = Path(torch.__file__).parent.glob("lib/*torch_cpu.*")
-            for place in places:
-                try:  # NOTE: the C function; the lower-case one is Fortran's and takes a pointer
-                    self._set = ctypes.CDLL(str(place)).MKL_Set_Num_Threads_Local
-                except (OSError, AttributeError):  # a library of another kind
-                    continue
-
-    @contextmanager
-    def to(self, n: int) -> Iterator[None]:
-        """Limit MKL to `n` threads inside a block, and restore its count. Cost: 1 µs."""
-        if self._set is None:
-            yield
-            return
-        process, before = os.getpid(), self._set(n)
-        try:
-            yield
-        finally:
-            if os.getpid() == process:
-                now = self._set(before)
-                if now != n:  # the caller has set another count inside the block
-                    self._set(now)
 
 
 @contextmanager
@@ -62,7 +27,7 @@ def one_thread_if_busy(idle: Callable[[], int] = idle_cores) -> Iterator[None]:
     if not is_free or idle() >= min(torch.get_num_threads(), usable_cores()):
         yield
         return
-    with Limit("openmp").to(1), Mkl().to(1):
+    with Limit("openmp").to(1):
         yield
 
 
@@ -83,7 +48,6 @@ class CpuThreads:
         self._auto = AutoThreads(idle=idle, waits=waits)
         is_free = device.type == "cpu" and not is_any_set(_VARIABLES)
         self._limit = Limit("openmp") if is_free else None
-        self._mkl = Mkl()
 
     @property
     def can_limit(self) -> bool:
@@ -105,5 +69,5 @@ class CpuThreads:
             yield
             return
         with self._auto.measured(n, min(own, usable_cores()), kind) as threads:
-            with self._limit.to(threads), self._mkl.to(threads):
+            with self._limit.to(threads):
                 yield

@@ -18,7 +18,7 @@ from ...base import EngineInfo, Row, Score, check_rows, row_tokens
 from ...capabilities import OWN
 from ..base import TransformersEngine
 from ..check import Own, difference
-from ..execution import on_engine_stream, run_in_worker
+from ..execution import on_engine_stream
 from ..model import BareHead, Head, quiet
 from ..module_hooks import hook_dicts
 from ..output import TorchOutput
@@ -244,13 +244,10 @@ class RecomputeEngine(TransformersEngine):
 
         n_tokens = sum([len(path) for path in tokens])
 
-        def work() -> Answer:
+        try:
             with self._threads.limited(n_tokens), on_engine_stream(self._device):
                 self._runner.run(tokens, needed, adapter, pick)
                 return answer()
-
-        try:
-            return run_in_worker(self._device, work)
         except WeftError:
             raise
         except Exception as error:
