@@ -5,7 +5,6 @@ turn in one process, log-probabilities and entropies of all tokens included:
 
   numpy    `Chain.draw`, the reference
   torch    the same with PyTorch's passes over the rows: what the torch engine does on a CPU
-  device   the draw that the torch engine makes on a GPU, on this CPU; with `--device`
 
 ms are medians of wall-clock time over `--repeat` rounds; x is numpy / torch.
 """
@@ -31,7 +30,6 @@ from weft._core.sampling.sampler import Chain, DrawBatch, Sampler
 from weft.constraints.base import n_words
 from weft.constraints.kinds import AllowMatcher
 from weft.engines.torch.sampling.cpu_reductions import TorchPasses
-from weft.engines.torch.sampling.drawer import TorchSampler
 
 RULES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
@@ -71,10 +69,10 @@ def samplers(rule: str, n: int, n_vocab: int) -> list[Sampler]:
     return made
 
 
-def sides(rule: str, logits: np.ndarray, *, device: bool) -> dict[str, Callable[[int], object]]:
+def sides(rule: str, logits: np.ndarray) -> dict[str, Callable[[int], object]]:
     n, n_vocab = logits.shape
     chain, passes = Chain(samplers(rule, n, n_vocab)), TorchPasses()
-    rows, tensor = np.arange(n), torch.from_numpy(logits)
+    rows = np.arange(n)
 
     def batch(position: int) -> DrawBatch:
         return DrawBatch(rows, chain, np.full(n, position, dtype=np.uint64))
@@ -83,9 +81,6 @@ def sides(rule: str, logits: np.ndarray, *, device: bool) -> dict[str, Callable[
         "numpy": lambda position: batch(position).on_host(logits),
         "torch": lambda position: batch(position).on_host(logits, passes),
     }
-    if device:
-        drawer = TorchSampler(torch.device("cpu"))
-        made["device"] = lambda position: drawer.draw(tensor, batch(position)).result()
     return made
 
 
@@ -97,7 +92,6 @@ def main() -> None:
     parser.add_argument("--vocabularies", type=int, nargs="+", default=[32_000, 131_072])
     parser.add_argument("--shapes", nargs="+", choices=sorted(SHAPES), default=["zipf", "flat"])
     parser.add_argument("--rules", nargs="+", choices=list(RULES), default=list(RULES))
-    parser.add_argument("--device", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     figures = []
@@ -106,7 +100,7 @@ def main() -> None:
             for shape in options.shapes:
                 logits = SHAPES[shape](n, n_vocab)
                 for rule in options.rules:
-                    runs = sides(rule, logits, device=options.device)
+                    runs = sides(rule, logits)
                     taken: dict[str, list[float]] = {name: [] for name in runs}
                     for position in range(options.repeat + 1):
                         for name, run in runs.items():

@@ -8,7 +8,7 @@
   deep    trees below short nodes, which are handed down to what lies below them, and are not
   host    4,096 slots of eight layers to pinned memory and back
   kernel  head sizes, windows, caps, sinks, groups and dtypes over one small tree
-  draw    tokens of rows of 128,256 logits, by the kernels and by operations of PyTorch in turn
+  draw    tokens of rows of 128,256 logits, by the kernels
   experts the experts of one layer of a mixture in bfloat16, by the kernels and as Transformers has
           them in turn, and what share of the copy rate the reads of weights are
   router  a mixture's choice of experts by the kernel, and by the router's own code
@@ -65,7 +65,7 @@ from weft.engines.torch.paged import (
 )
 from weft.engines.torch.paged.pool import own
 from weft.engines.torch.paged.step import PagedMemory, PagedStep
-from weft.engines.torch.sampling.drawer import TorchSampler
+from weft.engines.torch.sampling.sampler import TorchSampler
 
 COLD = 8  # layers that are timed in turn
 # By rows of a tile. Those of few rows and 32 keys find registers enough beside one of 128 rows on a
@@ -220,9 +220,7 @@ FLAT = 0.6  # deviation of a random model's logits
 
 @torch.inference_mode()
 def draw(rule: str, n: int, *, dry: bool) -> dict[str, Any]:
-    """Draw n tokens by one rule, by kernels and by operations; see which rows the reference draws
-    otherwise.
-    """
+    """Draw n tokens by one rule; compare some rows with the reference."""
     n_vocab = 5000 if dry else 128256
     random = torch.Generator(device()).manual_seed(n)
     shape = (n, n_vocab)
@@ -235,17 +233,16 @@ def draw(rule: str, n: int, *, dry: bool) -> dict[str, Any]:
     some = min(n, 16)
     few = DrawBatch(batch.rows[:some], Chain(samplers[:some]), batch.positions[:some])
     want = few.on_host(logits[:some].float().cpu().numpy())
-    for name, has_kernels in (("kernels", True), ("operations", False)):
-        drawer = TorchSampler(device(), kernels=has_kernels)
-        got = drawer.draw(logits, batch).result()
-        job = partial(drawer.packed, logits, batch)
-        seconds, is_alone = timed_alone(job, 0.05)
-        figures |= {f"{name}_ms": seconds * 1e3, f"{name}_alone": is_alone}
-        figures[f"{name}_launched_ms"] = timed(job, 0.05) * 1e3
-        n_others = int((got.ids[:some] != want.ids).sum())
-        off = float(np.abs(got.logprobs[:some] - want.logprobs).max())
-        if n_others or not off < 1e-3:
-            raise AssertionError(f"by {name} {n_others} of {some} differ, logprobs by {off:.3g}")
+    sampler = TorchSampler(device(), kernels=True)
+    got = sampler.draw(logits, batch).result()
+    job = partial(sampler.packed, logits, batch)
+    seconds, is_alone = timed_alone(job, 0.05)
+    figures |= {"kernels_ms": seconds * 1e3, "kernels_alone": is_alone}
+    figures["kernels_launched_ms"] = timed(job, 0.05) * 1e3
+    n_others = int((got.ids[:some] != want.ids).sum())
+    off = float(np.abs(got.logprobs[:some] - want.logprobs).max())
+    if n_others or not off < 1e-3:
+        raise AssertionError(f"{n_others} of {some} differ, logprobs by {off:.3g}")
     return figures
 
 

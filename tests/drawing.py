@@ -168,26 +168,9 @@ def assert_draws_agree(
     return n_ties
 
 
-def everything(n_vocab: int) -> list[Sampler]:
-    """Samplers that take every way through the draw."""
-    options: list[dict[str, Any]] = [
-        {},
-        {"temperature": 0},
-        {"top_p": 0.9, "temperature": 0.6},
-        {"min_p": 0.1},
-        {"top_k": 40, "top_p": 0.9},
-        {"typical_p": 0.8},
-        {"presence_penalty": 1.0, "repetition_penalty": 1.2},
-        {"logit_bias": {3: 1.0}},
-    ]
-    samplers = [Sampler(SamplingParams(**each), i) for i, each in enumerate(options)]
-    samplers[6].prime([1, 2])
-    return [*samplers, Sampler(SamplingParams(), 9, allowing([1, 2, n_vocab - 1], n_vocab))]
-
-
 def note_draws(monkeypatch: pytest.MonkeyPatch) -> list[DrawBatch]:
     """Let any device draw as a card does, unchecked, and note what is drawn."""
-    from weft.engines.torch.sampling.drawer import TorchSampler
+    from weft.engines.torch.sampling.sampler import TorchSampler
 
     drawn: list[DrawBatch] = []
     whole = TorchSampler.draw
@@ -196,7 +179,7 @@ def note_draws(monkeypatch: pytest.MonkeyPatch) -> list[DrawBatch]:
         drawn.append(batch)
         return whole(self, logits, batch)
 
-    monkeypatch.setattr("weft.engines.torch.sampling.drawer.DEVICES", frozenset(("cpu", "cuda")))
+    monkeypatch.setattr("weft.engines.torch.sampling.sampler.is_for_triton", lambda _: True)
     monkeypatch.setattr("weft.engines.torch.base.difference_of_draws", lambda *_: "")
     monkeypatch.setattr(TorchSampler, "draw", noted)
     return drawn

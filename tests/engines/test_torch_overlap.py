@@ -28,9 +28,9 @@ from weft.engines.base import FutureTokens, Row, Span  # noqa: E402
 from weft.engines.torch import TorchEngine, weight_layout  # noqa: E402
 from weft.engines.torch.engine import open_model  # noqa: E402
 from weft.engines.torch.paged import elementwise, experts, graph_inputs, kernel, routers  # noqa: E402
-from weft.engines.torch.sampling import drawer  # noqa: E402
 from weft.engines.torch.sampling import kernel as draw_kernel  # noqa: E402
-from weft.engines.torch.sampling.drawer import TorchDraws, TorchSampler  # noqa: E402
+from weft.engines.torch.sampling import sampler  # noqa: E402
+from weft.engines.torch.sampling.sampler import TorchDraws, TorchSampler  # noqa: E402
 from weft.errors import ContextOverflow  # noqa: E402
 
 if not (kernel.is_interpreted() or torch.cuda.is_available()):
@@ -42,7 +42,7 @@ DEVICE = torch.device("cpu" if kernel.is_interpreted() else "cuda")
 
 @pytest.fixture(autouse=True)
 def _draws_on_the_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(drawer, "DEVICES", frozenset(("cpu", "cuda")))
+    monkeypatch.setattr(sampler, "is_for_triton", lambda _: True)
     with torch.inference_mode():
         yield
 
@@ -88,12 +88,12 @@ def test_texts_are_the_same_with_steps_in_flight(
     graphs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of runs that end at different lengths, with penalties and without; the rule is one."""
-    monkeypatch.setattr(drawer, "DEVICES", frozenset[str]())
+    monkeypatch.setattr(sampler, "is_for_triton", lambda _: False)
     texts: list[list[str]] = []
     n_late = 0
     for is_card in (False, True):
         if is_card:
-            monkeypatch.setattr(drawer, "DEVICES", frozenset(("cpu", "cuda")))
+            monkeypatch.setattr(sampler, "is_for_triton", lambda _: True)
         engine = TorchEngine.load(shallow(), dtype="float32", kv="paged", graphs=graphs)
         if is_card:
             as_a_card(engine)

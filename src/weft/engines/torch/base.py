@@ -22,7 +22,7 @@ from .model import context_of, fingerprint_of, freeze_rope
 from .model_guard import ModelGuard
 from .output import DeviceLogits
 from .sampling.check import difference_of_draws
-from .sampling.drawer import TorchSampler
+from .sampling.sampler import TorchSampler
 from .select_backend import check_kernels
 from .threads import CpuThreads
 from .upload import upload
@@ -74,7 +74,7 @@ class TransformersEngine(Engine):
 
     def draw(self, rows: Sequence[RetainedRow], batch: DrawBatch) -> Draws:
         """Draw from kept rows where steps draw, too; see Engine.draw."""
-        if not self._drawer.can(batch):
+        if not self._drawer.supports(batch):
             return self._drawer.on_host(np.stack([row.logits() for row in rows]), batch)
         with on_engine_stream(self._device):
             logits = torch.stack([self._here(row) for row in rows])
@@ -87,24 +87,22 @@ class TransformersEngine(Engine):
         return upload(row.logits(), self._device)
 
     def _check_draws(self, dtype: torch.dtype) -> None:
-        """Have draws made by what draws as the reference does here. dtype: of the logits.
+        """Sample on the host if the kernels differ from the reference. dtype: of the logits.
 
-        Raises: ModelLoadError where there is no memory for it, or it broke the device.
+        Raises: ModelLoadError if memory is exhausted or a kernel broke the device.
         """
-        drawer = self._drawer
-        while drawer.is_asked:
-            try:
-                why = difference_of_draws(drawer, self.info.n_vocab, dtype)
-            except Exception as error:
-                if is_out_of_memory(error):
-                    raise ModelLoadError(
-                        f"there is no memory left to draw with: {error}"
-                    ) from error
-                why = f"{type(error).__name__}: {error}"
-                check_kernels(self._device, why)
-            if not why:
-                return
-            drawer.step_down(why)
+        sampler = self._drawer
+        if not sampler.on_device:
+            return
+        try:
+            why = difference_of_draws(sampler, self.info.n_vocab, dtype)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise ModelLoadError(f"there is no memory left to draw with: {error}") from error
+            why = f"{type(error).__name__}: {error}"
+            check_kernels(self._device, why)
+        if why:
+            sampler.fall_back(why)
 
     def _free_bytes(self) -> int | None:
         """Return what a card has left now; None on a host."""

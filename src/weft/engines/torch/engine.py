@@ -167,7 +167,7 @@ class TorchEngine(TransformersEngine):
                 weights are quantised as they are read. A folder that is quantised needs none.
             state_bytes: see `RecomputeEngine`; for models of that kind alone.
             kv: "paged", a pool of slots and tree attention in Triton; "padded", rectangles and
-                PyTorch's own operations, by which tokens are drawn then, too; "auto": on CUDA
+                PyTorch's own operations; tokens are then sampled on the host; "auto": on CUDA
                 "paged" if the model passes its check there, and "padded" elsewhere.
             graphs: play a step of paged KV from a CUDA graph, once some have been alike. None:
                 where there is CUDA. True runs the same without one on a CPU, for tests.

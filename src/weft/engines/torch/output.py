@@ -12,7 +12,7 @@ from torch import Tensor
 from ..._core.sampling.metrics import broken_logits
 from ..base import Draws, Output, RetainedLogits, Score
 from .execution import on_default_stream, on_engine_stream
-from .sampling.drawer import TorchSampler
+from .sampling.sampler import TorchSampler
 
 if TYPE_CHECKING:
     import numpy as np
@@ -158,7 +158,7 @@ class TorchOutput(Output):
         return self._scores
 
     def draw(self, batch: DrawBatch) -> Draws:
-        if self._drawer.can(batch):
+        if self._drawer.supports(batch):
             return self._drawer.draw(self._device_logits, batch)
         return self._drawer.on_host(self._host(), batch)
 

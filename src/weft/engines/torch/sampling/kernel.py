@@ -255,23 +255,29 @@ class SampleArgs(NamedTuple):
     edges: Cutoffs | None = None
 
     @classmethod
-    def of(cls, logits: Tensor, place: RowIndex, seats: SamplingTensors) -> SampleArgs:
-        """Put together what some samplers draw from. logits: [R, V]."""
-        by = (seats.streams, seats.positions, seats.is_greedy, seats.early, seats.late)
+    def from_tensors(cls, logits: Tensor, index: RowIndex, tensors: SamplingTensors) -> SampleArgs:
+        """Collect the inputs of the samplers of `tensors`. logits: [R, V]."""
+        by = (
+            tensors.streams,
+            tensors.positions,
+            tensors.is_greedy,
+            tensors.early,
+            tensors.late,
+        )
         logits = logits if logits.stride(-1) == 1 else logits.contiguous()
-        left, rows, allowed = logits, place.rows, seats.allowed
-        is_edited = seats.is_edited or seats.typical is not None
+        left, rows, allowed = logits, index.rows, tensors.allowed
+        is_edited = tensors.is_edited or tensors.typical is not None
         if is_edited:
-            left, allowed = filters.edited(place.of(logits).float(), seats), None
+            left, allowed = filters.edited(index.of(logits).float(), tensors), None
             rows = torch.arange(len(left), device=left.device)
-        if seats.typical is not None:
-            left = filters.left_of_typical(left, seats)
+        if tensors.typical is not None:
+            left = filters.left_of_typical(left, tensors)
         edges = None
-        if seats.cut:
-            edges = find_cutoffs(left, rows, seats.early, allowed=allowed, **seats.cut)
+        if tensors.cut:
+            edges = find_cutoffs(left, rows, tensors.early, allowed=allowed, **tensors.cut)
         if not is_edited:
-            return cls(logits, place.rows, *by, allowed=allowed, edges=edges)
-        return cls(logits, place.rows, *by, left=left, left_rows=rows, edges=edges)
+            return cls(logits, index.rows, *by, allowed=allowed, edges=edges)
+        return cls(logits, index.rows, *by, left=left, left_rows=rows, edges=edges)
 
 
 def draw_tokens(chances: SampleArgs, *, kept: bool = False) -> Tensor:

@@ -1,14 +1,12 @@
-"""What rows draw by, as tensors on the logits' device: fixed for a chain, or overwritten each step.
+"""Sampling parameters of rows as tensors on the logits' device.
 
-Every shape is known before a draw begins: rows are sorted by how they are drawn when a chain is
-first seen, and lists of tokens are padded. So a draw asks the device nothing, and what changes from
-step to step (positions, counts, masks) is written over in place.
+Shapes do not depend on values, so sampling never waits for the device. Lists of tokens are padded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,48 +16,33 @@ from torch import Tensor
 
 from ...._core.sampling.sampler import Sampler, SamplingArrays, check_ids
 from ..upload import copy_to_device, upload
-from .noise import keys_of
 
-# The filters that there are tensors for. A row that asks for another one is drawn for on the host.
+# Rows with any other filter are sampled on the host.
 KNOWN_FILTERS = frozenset(("top_k", "typical_p", "top_p", "min_p"))
-# Those that leave what lies above an edge, and where they are off.
+# Filters with a cutoff (a value and an id), and the value that turns each off.
 EDGES = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-# Rows that ask for more of the likeliest than this have all of their tokens ranked.
-_DEEPEST = 2048
 _NO_ENTRY = -1
-_ALIGNED = 4  # numbers: 16 bytes of any kind
-# For so many steps keys are made at once.
-_AHEAD = 64
-
-
-@dataclass(frozen=True, slots=True)
-class RankGroup:
-    """Rows of a block that are drawn for alike.
-
-    rows: int64 [n]; None: all of the block. depth: how many of the likeliest are ranked.
-    """
-
-    rows: Tensor | None
-    depth: int = 0
+_ALIGNED = 4  # numbers: 16 bytes or more of any dtype
 
 
 @dataclass(frozen=True, slots=True)
 class RowIndex:
-    """Which rows of a step's logits some samplers draw from.
+    """Numbers of the rows of a step's logits that samplers read.
 
-    rows: int64 [B], on the device. first: of the first, where the others follow it; None elsewhere.
+    rows: int64 [B], on the device. first: number of the first row if the others follow it directly;
+    else None.
     """
 
     rows: Tensor
     first: int | None
 
     @classmethod
-    def at(cls, rows: NDArray[np.int64], device: torch.device) -> RowIndex:
-        follow = bool((np.diff(rows) == 1).all())
-        return cls(upload(rows, device), int(rows[0]) if follow else None)
+    def from_array(cls, rows: NDArray[np.int64], device: torch.device) -> RowIndex:
+        is_range = bool((np.diff(rows) == 1).all())
+        return cls(upload(rows, device), int(rows[0]) if is_range else None)
 
     def of(self, logits: Tensor) -> Tensor:
-        """Return these rows of logits [R, V]: [B, V]; a view where they are neighbours."""
+        """Return these rows of logits [R, V]: [B, V]; a view if they are contiguous."""
         if self.first is None:
             return logits.index_select(0, self.rows)
         return logits[self.first : self.first + len(self.rows)]
@@ -67,87 +50,70 @@ class RowIndex:
 
 @dataclass(slots=True)
 class SamplingTensors:
-    """Some rows of a chain, B of them.
+    """Sampling parameters and state of B samplers of a chain, on a device.
 
-    streams: int64 [B], the bits of uint64. early, late, filters: as `SamplingArrays`, float64 [B]
-    and by name. repetition, presence, frequency: float32 [B].
-    bias_ids, bias: int64 and float32 [B, P], padded with 0 for token 0; None where no row has any.
-    cut: the filters that leave what lies above an edge, by name, [B]: those that any row asks for.
-    typical: rows that ask for the one that does not, int64 [n]: all of their filters are left out
-    of `cut`, as those of greedy rows are.
-    is_greedy: int64 [B], 1 for rows that take the largest logit; greedy: the same rows. wide: rows
-    whose filters, if any, need no order but of the value; nucleus: those among the wide, numbered
-    there, that ask for top-p. ranked: the rest. lowest: whether a wide row asks for min-p.
-
-    Overwritten each step: positions: int64 [B], of the tokens to be drawn; keys: int64 [B], of the
-    streams there, for those who ask (`make_keys`); seen: int32 [2, B, H], ids and counts of tokens
-    that penalties look at, count -1 where there is none; allowed: int32 [B, words], a bit a token,
-    of constraints.
+    Parameters are fixed. Positions, counts and masks are overwritten in place at each step.
     """
 
     n_vocab: int
+    # uint64 random streams as int64 bits: int64 [B].
     streams: Tensor
+    # Positions of the tokens to sample: int64 [B]; overwritten each step.
     positions: Tensor
+    # Temperatures before and after the filters: float64 [B]; see `SamplingArrays`.
     early: Tensor
     late: Tensor
+    # 1 for greedy rows: int64 [B].
     is_greedy: Tensor
+    # Filter values by name: float64 [B].
     filters: dict[str, Tensor]
+    # Penalties: float32 [B].
     repetition: Tensor
     presence: Tensor
     frequency: Tensor
+    # Biased token ids (int64) and biases (float32), [B, P], padded with 0 for token 0; None: none.
     bias_ids: Tensor | None
     bias: Tensor | None
+    # Values [B] of the filters with a cutoff that a row uses, by name. They are off in greedy rows
+    # and in rows with typical_p.
     cut: dict[str, Tensor]
+    # Rows with typical_p, which has no cutoff: int64 [n]; None: none.
     typical: Tensor | None
-    greedy: RankGroup | None
-    wide: RankGroup | None
-    nucleus: RankGroup | None
-    lowest: bool
-    ranked: tuple[RankGroup, ...]
+    # Penalised token ids and their counts: int32 [2, B, H]; count -1 pads. Overwritten each step.
     seen: Tensor | None = None
+    # Tokens that constraints allow, a bit a token: int32 [B, words]; overwritten each step.
     allowed: Tensor | None = None
-    keys: Tensor | None = None
-    _now: NDArray[np.uint64] | None = None
-    _first: NDArray[np.uint64] = field(default_factory=lambda: np.zeros(1, dtype=np.uint64))
-    _ahead: Tensor | None = None
+    _last_positions: NDArray[np.uint64] | None = None
 
     @classmethod
-    def of(cls, samplers: Sequence[Sampler], n_vocab: int, device: torch.device) -> SamplingTensors:
-        """Put the parameters of B samplers on a device.
+    def from_samplers(
+        cls, samplers: Sequence[Sampler], n_vocab: int, device: torch.device
+    ) -> SamplingTensors:
+        """Copy the parameters of B samplers to a device.
 
         Raises: ConfigError for a biased token outside of the vocabulary.
         """
         arrays = SamplingArrays.of([sampler.params for sampler in samplers])
         check_ids(arrays.bias_ids, n_vocab, "logit_bias")
-        deep = np.zeros(len(samplers), dtype=bool)  # ranked, and all of it
-        top_k = arrays.filters["top_k"]
-        near = (top_k > 0) & (top_k <= min(_DEEPEST, n_vocab))
-        typical = arrays.asked.get("typical_p", deep) & ~arrays.greedy
-        deep |= typical
-        deep |= top_k > 0
-        deep &= ~(near | arrays.greedy)
-        near &= ~arrays.greedy
-        wide = ~(near | deep | arrays.greedy)
-        mass = arrays.filters["top_p"][wide] != 1
-        depth = min(n_vocab, 1 << (int(top_k[near].max(initial=1)) - 1).bit_length())
-        ranked = ((near, depth), (deep, n_vocab))
-        made = ((_rank(rows, device, deepest), rows) for rows, deepest in ranked)
+        no_rows = np.zeros(len(samplers), dtype=bool)
+        typical = arrays.asked.get("typical_p", no_rows) & ~arrays.greedy
         bias_ids, bias = _padded_bias(arrays)
         streams = np.array([s.stream for s in samplers], np.uint64).view(np.int64)
-        whole = _together([streams, np.zeros_like(streams), arrays.greedy], np.int64, device)
+        integers = [streams, np.zeros_like(streams), arrays.greedy]
+        streams_, positions, is_greedy = _upload_together(integers, np.int64, device)
         names = sorted(KNOWN_FILTERS)
-        filters = [arrays.filters[name] for name in names]
-        parts = _together([arrays.early, arrays.late, *filters], np.float64, device)
+        doubles = [arrays.early, arrays.late, *(arrays.filters[name] for name in names)]
+        early, late, *filters = _upload_together(doubles, np.float64, device)
         counts = [arrays.repetition, arrays.presence, arrays.frequency]
-        repetition, presence, frequency = _together(counts, np.float32, device)
+        repetition, presence, frequency = _upload_together(counts, np.float32, device)
         return cls(
             n_vocab=n_vocab,
-            streams=whole[0],
-            positions=whole[1],
-            early=parts[0],
-            late=parts[1],
-            is_greedy=whole[2],
-            filters=dict(zip(names, parts[2:], strict=True)),
+            streams=streams_,
+            positions=positions,
+            early=early,
+            late=late,
+            is_greedy=is_greedy,
+            filters=dict(zip(names, filters, strict=True)),
             repetition=repetition,
             presence=presence,
             frequency=frequency,
@@ -155,104 +121,77 @@ class SamplingTensors:
             bias=None if bias is None else upload(bias, device),
             cut={name: upload(values, device) for name, values in _cut(arrays).items()},
             typical=upload(np.flatnonzero(typical), device) if typical.any() else None,
-            greedy=_rank(arrays.greedy, device),
-            wide=_rank(wide, device),
-            nucleus=_rank(mass, device) if mass.any() else None,
-            lowest=bool(arrays.filters["min_p"][wide].any()),
-            ranked=tuple(rank for rank, _ in made if rank is not None),
         )
 
     @property
     def is_edited(self) -> bool:
-        """Whether tokens have other logits than the model's, beside those that are banned."""
+        """True if biases or penalties change logits."""
         return self.bias is not None or self.seen is not None
 
-    def place(self, positions: NDArray[np.uint64]) -> None:
-        """Write where the tokens to be drawn will be: uint64 [B].
+    def set_positions(self, positions: NDArray[np.uint64]) -> None:
+        """Write the positions of the tokens to sample: uint64 [B].
 
-        While all rows go on by one the host sends nothing.
+        If all rows advance by one, the host copies nothing.
         """
-        if self._now is not None and np.array_equal(positions, self._now + np.uint64(1)):
+        last = self._last_positions
+        if last is not None and np.array_equal(positions, last + np.uint64(1)):
             self.positions += 1
-        elif self._now is None or not np.array_equal(positions, self._now):
+        elif last is None or not np.array_equal(positions, last):
             copy_to_device(self.positions, positions.view(np.int64))
-        self._now = positions.copy()
+        self._last_positions = positions.copy()
 
-    def make_keys(self) -> Tensor:
-        """Return the keys of the streams where the tokens to be drawn will be: int64 [B].
+    def set_counts(self, samplers: Sequence[Sampler]) -> None:
+        """Write the token counts of penalties, if a sampler has any.
 
-        They are made some steps ahead.
-        """
-        assert self._now is not None
-        positions, device = self._now, self.streams.device
-        steps = positions - self._first  # unsigned: a step back is a huge one
-        step = int(steps[0])
-        if step >= _AHEAD or self._ahead is None or not (steps == step).all():
-            at = positions + np.arange(_AHEAD, dtype=np.uint64)[:, None]
-            counters = upload(at.view(np.int64).reshape(-1), device)
-            made = keys_of(self.streams.repeat(_AHEAD), counters)
-            self._first, self._ahead, step = positions.copy(), made.view(_AHEAD, -1), 0
-        self.keys = self._ahead[step]
-        return self.keys
-
-    def count(self, samplers: Sequence[Sampler]) -> None:
-        """Write the tokens that penalties count, if any sampler has some.
-
-        Raises: ConfigError for one outside of the vocabulary.
+        Raises: ConfigError for a token outside of the vocabulary.
         """
         histories = [sampler.history for sampler in samplers]
         if all(history is None for history in histories):
             return
         longest = max([len(history) for history in histories if history is not None])
-        held = 0 if self.seen is None else self.seen.shape[2]
-        width = max(held, 1 << max(longest - 1, 0).bit_length())
+        old_width = 0 if self.seen is None else self.seen.shape[2]
+        width = max(old_width, 1 << max(longest - 1, 0).bit_length())
         seen = np.zeros((2, len(samplers), width), dtype=np.int32)
         seen[1] = _NO_ENTRY
         for row, history in enumerate(histories):
             if history is not None and len(history):
                 check_ids(history.ids, self.n_vocab, "penalties")
-                # The first token again and again: what is written twice is the same.
+                # Pad with the first token: a second write stores the same value.
                 seen[0, row], seen[1, row] = history.ids[0], history.counts[0]
                 seen[0, row, : len(history)] = history.ids
                 seen[1, row, : len(history)] = history.counts
-        self.seen = _kept(self.seen, seen, self.streams.device)
+        self.seen = _overwrite(self.seen, seen, self.streams.device)
 
-    def allow(self, bits: NDArray[np.int32]) -> None:
-        """Write which tokens constraints allow: int32 [B, words]."""
-        self.allowed = _kept(self.allowed, bits, self.streams.device)
+    def set_allowed(self, bits: NDArray[np.int32]) -> None:
+        """Write the tokens that constraints allow: int32 [B, words]."""
+        self.allowed = _overwrite(self.allowed, bits, self.streams.device)
 
 
-def _together(
+def _upload_together(
     arrays: Sequence[NDArray[Any]], dtype: type[np.generic], device: torch.device
 ) -> list[Tensor]:
-    """Copy arrays of one length to a device as one. Each begins where Triton's kernels like it, as
-    others are compiled for tensors that lie otherwise.
+    """Copy arrays of equal length to a device in one transfer.
+
+    Each starts at 16 bytes, because Triton compiles separate kernels for other alignments.
     """
     n = len(arrays[0])
-    held = np.zeros((len(arrays), -(-n // _ALIGNED) * _ALIGNED), dtype)
-    held[:, :n] = arrays
-    return [row[:n] for row in upload(held, device)]
+    rows = np.zeros((len(arrays), -(-n // _ALIGNED) * _ALIGNED), dtype)
+    rows[:, :n] = arrays
+    return [row[:n] for row in upload(rows, device)]
 
 
-def _kept(held: Tensor | None, values: NDArray[Any], device: torch.device) -> Tensor:
-    """Write into what is held, where the shape is the same."""
-    if held is None or held.shape != values.shape:
+def _overwrite(tensor: Tensor | None, values: NDArray[Any], device: torch.device) -> Tensor:
+    """Return a tensor with these values: the given one if its shape fits."""
+    if tensor is None or tensor.shape != values.shape:
         return upload(values, device)
-    copy_to_device(held, values)
-    return held
-
-
-def _rank(wanted: NDArray[np.bool_], device: torch.device, depth: int = 0) -> RankGroup | None:
-    rows = np.flatnonzero(wanted)
-    if not len(rows):
-        return None
-    return RankGroup(None if len(rows) == len(wanted) else upload(rows, device), depth)
+    copy_to_device(tensor, values)
+    return tensor
 
 
 def _cut(arrays: SamplingArrays) -> dict[str, NDArray[Any]]:
-    other = arrays.greedy | arrays.asked.get("typical_p", np.zeros_like(arrays.greedy))
-    found = {name: np.where(other, off, arrays.filters[name]) for name, off in EDGES.items()}
-    return {name: values for name, values in found.items() if (values != EDGES[name]).any()}
+    is_off = arrays.greedy | arrays.asked.get("typical_p", np.zeros_like(arrays.greedy))
+    cuts = {name: np.where(is_off, off, arrays.filters[name]) for name, off in EDGES.items()}
+    return {name: values for name, values in cuts.items() if (values != EDGES[name]).any()}
 
 
 def _padded_bias(

@@ -472,7 +472,7 @@ def count_level(
 
 @triton.jit
 def _floor(top, early, share):
-    """Return the least logit that min-p keeps, as `cuts.floors` does; -inf where it is off."""
+    """Return the least logit that min-p keeps, -inf where it is off."""
     wide = top.to(tl.float64)
     least = tl.log(tl.where(share > 0, share, 1.0))
     about = (wide + least * early).to(tl.float32)

@@ -9,36 +9,41 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
+pytest.importorskip("triton", reason="triton is not installed; it comes with torch for CUDA")
 
 from families import N_VOCAB, build  # noqa: E402
 from weft._core.sampling.params import SamplingParams  # noqa: E402
 from weft._core.sampling.sampler import Chain, Sampler, draw_batch  # noqa: E402
 from weft.engines.base import Row  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
+from weft.engines.torch.paged.kernel import is_interpreted  # noqa: E402
 from weft.engines.torch.recompute.engine import RecomputeEngine  # noqa: E402
-from weft.engines.torch.sampling import check, drawer, filters  # noqa: E402
-from weft.engines.torch.sampling.drawer import TorchDraws, TorchSampler  # noqa: E402
+from weft.engines.torch.sampling import check, kernel, sampler  # noqa: E402
+from weft.engines.torch.sampling.sampler import TorchDraws, TorchSampler  # noqa: E402
 from weft.engines.torch.sampling.sampling_tensors import SamplingTensors  # noqa: E402
 from weft.errors import ForwardError, ModelLoadError  # noqa: E402
 
-pytestmark = pytest.mark.torch
-CPU = torch.device("cpu")
+if not (is_interpreted() or torch.cuda.is_available()):
+    pytest.skip("triton has neither its interpreter nor a card", allow_module_level=True)
+
+pytestmark = [pytest.mark.torch, pytest.mark.kernels]
+DEVICE = torch.device("cpu" if is_interpreted() else "cuda")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 @pytest.fixture(autouse=True)
 def _as_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines draw on the device, and ask anew whether it does so well."""
-    monkeypatch.setattr(drawer, "DEVICES", frozenset(("cpu", "cuda")))
+    monkeypatch.setattr(sampler, "is_for_triton", lambda _: True)
     monkeypatch.setattr(check, "_agreed", set())
 
 
 def difference(n_vocab: int = 700, dtype: Any = torch.float32) -> str:
-    return check.difference_of_draws(TorchSampler(CPU, kernels=False), n_vocab, dtype)
+    return check.difference_of_draws(TorchSampler(DEVICE, kernels=True), n_vocab, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("n_vocab", [2, 700, 9000])
+@pytest.mark.parametrize("n_vocab", [2, 700, 5000])
 def test_what_draws_as_the_reference_passes(n_vocab: int, dtype: Any) -> None:
     assert difference(n_vocab, dtype) == ""
 
@@ -49,24 +54,36 @@ def changed(owner: Any, name: str, change: Callable[[Any], Any]) -> tuple[Any, s
     return owner, name, lambda *args, **named: change(whole(*args, **named))
 
 
-OTHERS = torch.arange(32).roll(1)
-PLACE, FORGOTTEN = SamplingTensors.place, lambda *_: None
+SET_POSITIONS = SamplingTensors.set_positions
+
+
+def shifted(row: int) -> Callable[[Any], Any]:
+    """Add 0.01 to the float32 bits of one line of the packed result."""
+
+    def change(packed: Any) -> Any:
+        figures = packed[row].int().view(torch.float32) + 0.01
+        packed[row] = figures.view(torch.int32).long()
+        return packed
+
+    return change
+
+
+def uncut(logits: Any, rows: Any, *_: Any, **__: Any) -> Any:
+    least = torch.full(rows.shape, -torch.inf, device=rows.device)
+    return kernel.Cutoffs(least, torch.full_like(rows, logits.shape[1]))
+
+
 FAULTS: dict[str, tuple[tuple[Any, str, Any], str]] = {
-    "noise": (changed(drawer, "group_noise", lambda n: n.take(OTHERS[: len(n.member)])),
-              "with temperatures alone"),
-    "positions": ((SamplingTensors, "place", lambda self, at: PLACE(self, at % 2**32)),
-                  "with temperatures alone"),
-    "totals": (changed(drawer, "_moments", lambda m: (m[0] + 0.01, m[1])),
-               "with temperatures alone figures"),
-    "entropies": (changed(drawer, "_moments", lambda m: (m[0], m[1] * torch.nan)),
-                  "with temperatures alone figures"),
-    "masks": ((SamplingTensors, "allow", FORGOTTEN), "with a constraint"),
-    "penalties": ((SamplingTensors, "count", FORGOTTEN), "with penalties and a bias"),
-    "top_p": ((filters, "nucleus", lambda logits, *_: logits > -torch.inf), "with top_p"),
-    "top_k": (changed(filters, "ranking", lambda r: r._replace(heights=r.heights * 0.5)),
-              "with top_k and top_p"),
-    "min_p": (changed(filters, "floors", lambda least: least - 2), "with min_p"),
-}  # fmt: skip
+    "positions": (
+        (SamplingTensors, "set_positions", lambda self, at: SET_POSITIONS(self, at % 2**32)),
+        "with temperatures alone",
+    ),
+    "logprobs": (changed(kernel, "draw_tokens", shifted(1)), "with temperatures alone figures"),
+    "entropies": (changed(kernel, "draw_tokens", shifted(2)), "with temperatures alone figures"),
+    "masks": ((SamplingTensors, "set_allowed", lambda *_: None), "with a constraint"),
+    "penalties": ((SamplingTensors, "set_counts", lambda *_: None), "with penalties and a bias"),
+    "top_p": ((kernel, "find_cutoffs", uncut), "with top_p"),
+}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -84,7 +101,7 @@ def first_tokens(engine: TorchEngine | RecomputeEngine) -> list[int]:
     chain = Chain([Sampler(SamplingParams(), seed) for seed in range(4)])
     batch = draw_batch(chain, 0, [1, 2, 3, 4])
     drawn: list[int] = output.draw(batch).result().ids.tolist()
-    assert isinstance(output.draw(batch), TorchDraws) == engine._drawer.is_asked
+    assert isinstance(output.draw(batch), TorchDraws) == engine._drawer.on_device
     return drawn
 
 
@@ -92,14 +109,14 @@ def first_tokens(engine: TorchEngine | RecomputeEngine) -> list[int]:
 def test_a_device_that_draws_other_tokens_draws_none(
     family: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    well = TorchEngine.adopt(build(family))
-    assert well._drawer.is_asked
-    assert "tokens are drawn" not in caplog.text
+    well = TorchEngine.adopt(build(family).to(DEVICE))
+    assert well._drawer.on_device
+    assert "tokens are sampled" not in caplog.text
     check._agreed.clear()
-    monkeypatch.setattr(*changed(drawer, "_moments", lambda m: (m[0] + 0.01, m[1])))
-    ill = TorchEngine.adopt(build(family))
-    assert not ill._drawer.is_asked
-    assert "tokens are drawn on the host" in caplog.text
+    monkeypatch.setattr(*changed(kernel, "draw_tokens", shifted(1)))
+    ill = TorchEngine.adopt(build(family).to(DEVICE))
+    assert not ill._drawer.on_device
+    assert "tokens are sampled on the host" in caplog.text
     assert "figures differ from the reference's by 0.01 nats" in caplog.text
     assert first_tokens(ill) == first_tokens(well)
 
@@ -108,12 +125,12 @@ def test_a_process_asks_once_for_logits_of_a_kind(monkeypatch: pytest.MonkeyPatc
     asked = []
     whole = TorchSampler.draw
     monkeypatch.setattr(TorchSampler, "draw", lambda *args: asked.append(1) or whole(*args))
-    TorchEngine.adopt(build("llama"))
+    TorchEngine.adopt(build("llama").to(DEVICE))
     n = len(asked)
     assert n > 3
-    TorchEngine.adopt(build("qwen2"))
+    TorchEngine.adopt(build("qwen2").to(DEVICE))
     assert len(asked) == n
-    TorchEngine.adopt(build("llama").bfloat16())
+    TorchEngine.adopt(build("llama").half().to(DEVICE))
     assert len(asked) == 2 * n
 
 
@@ -124,8 +141,8 @@ def test_an_error_of_a_draw_leaves_the_device(
         raise ForwardError("the device failed in a step")
 
     monkeypatch.setattr(TorchSampler, "draw", fails)
-    engine = TorchEngine.adopt(build("llama"))
-    assert not engine._drawer.is_asked
+    engine = TorchEngine.adopt(build("llama").to(DEVICE))
+    assert not engine._drawer.on_device
     assert "ForwardError: the device failed in a step" in caplog.text
 
 
@@ -137,10 +154,10 @@ def test_no_memory_to_draw_with_is_no_reason_to_draw_elsewhere(
 
     monkeypatch.setattr(TorchSampler, "draw", has_none)
     with pytest.raises(ModelLoadError, match=r"no memory left to draw with: CUDA out of memory"):
-        TorchEngine.adopt(build("llama"))
+        TorchEngine.adopt(build("llama").to(DEVICE))
 
 
 def test_a_host_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawer, "DEVICES", frozenset(("cuda",)))
+    monkeypatch.setattr(sampler, "is_for_triton", lambda _: False)
     monkeypatch.setattr(TorchSampler, "draw", None)
-    assert TorchEngine.adopt(build("llama")).info.n_vocab == N_VOCAB
+    assert TorchEngine.adopt(build("llama").to(DEVICE)).info.n_vocab == N_VOCAB

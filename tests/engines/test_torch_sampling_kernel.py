@@ -21,16 +21,18 @@ from drawing import (  # noqa: E402
     texts_of_many_rules,
 )
 from families import N_VOCAB, build  # noqa: E402
-from weft._core.sampling.params import SamplingParams  # noqa: E402
+from weft._core.sampling.params import PARAMETERS, SamplingParams  # noqa: E402
 from weft._core.sampling.sampler import BROKEN, NOTHING, Chain, DrawBatch, Sampler  # noqa: E402
 from weft.engines.base import RetainedRow, Row  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
 from weft.engines.torch.paged import kernel  # noqa: E402
 from weft.engines.torch.sampling import check  # noqa: E402
-from weft.engines.torch.sampling import drawer as device_draws  # noqa: E402
 from weft.engines.torch.sampling import kernel as draw_kernel  # noqa: E402
+from weft.engines.torch.sampling import sampler as sampler_module  # noqa: E402
 from weft.engines.torch.sampling.check import difference_of_draws  # noqa: E402
-from weft.engines.torch.sampling.drawer import TorchSampler  # noqa: E402
+from weft.engines.torch.sampling.sampler import TorchSampler  # noqa: E402
+from weft.engines.torch.sampling.sampling_tensors import KNOWN_FILTERS  # noqa: E402
+from weft.errors import ConfigError  # noqa: E402
 
 # The interpreter, or a card where there is one and TRITON_INTERPRET is not set.
 if not (kernel.is_interpreted() or torch.cuda.is_available()):
@@ -136,24 +138,24 @@ def test_rows_in_several_blocks_draw_as_in_one(monkeypatch: pytest.MonkeyPatch) 
     logits = there(random_logits(random, 11, 500))
     batch = DrawBatch(random.permutation(11), Chain(samplers), np.arange(11, dtype=np.uint64))
     whole = drawer().draw(logits, batch)
-    monkeypatch.setattr(device_draws, "_BLOCK_OF_KERNELS", 500 * 4)
-    monkeypatch.setattr(device_draws, "_BLOCK", 500 * 4)
+    monkeypatch.setattr(sampler_module, "_BLOCK", 500 * 4)
+    monkeypatch.setattr(sampler_module, "_TYPICAL_BLOCK", 500 * 4)
     parts = drawer().draw(logits, batch)
     assert torch.equal(whole.ids, parts.ids)
     assert np.array_equal(whole.result().logprobs, parts.result().logprobs)
 
 
-def test_what_operations_rank_is_drawn_in_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that ask for typical_p take a hundred bytes a logit, with kernels as without."""
+def test_rows_with_typical_p_are_sampled_in_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Typical sampling needs a hundred bytes a logit."""
     blocks: list[int] = []
-    of_block = TorchSampler._of_block
+    sample_block = TorchSampler._sample_block
 
-    def noted(self: TorchSampler, logits: Any, seats: Any, place: Any, **named: Any) -> Any:
-        blocks.append(len(seats.streams))
-        return of_block(self, logits, seats, place, **named)
+    def noted(self: TorchSampler, logits: Any, tensors: Any, rows: Any, **named: Any) -> Any:
+        blocks.append(len(tensors.streams))
+        return sample_block(self, logits, tensors, rows, **named)
 
-    monkeypatch.setattr(TorchSampler, "_of_block", noted)
-    monkeypatch.setattr(device_draws, "_BLOCK", 500 * 4)
+    monkeypatch.setattr(TorchSampler, "_sample_block", noted)
+    monkeypatch.setattr(sampler_module, "_TYPICAL_BLOCK", 500 * 4)
     logits = there(random_logits(np.random.default_rng(7), 8, 500))
     for typical_p, want in ((1.0, [8]), (0.9, [4, 4])):
         blocks.clear()
@@ -202,7 +204,7 @@ def test_plain_rules_read_logits_where_they_are(monkeypatch: pytest.MonkeyPatch)
     assert chances.edges is not None
 
 
-def test_where_kernels_do_not_run_operations_draw(
+def test_kernels_that_cannot_be_compiled_fall_back_to_the_host(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As on a machine without a C compiler, which Triton asks for at its first launch."""
@@ -218,7 +220,7 @@ def test_where_kernels_do_not_run_operations_draw(
     with monkeypatch.context() as patch:
         patch.setattr(draw_kernel, "draw_tokens", fails)
         assert np.array_equal(drawer_without.draw(there(logits), batch).result().ids, want)
-    assert np.array_equal(drawer_without.draw(there(logits), batch).result().ids, want)
+    assert not drawer_without.supports(batch)
     assert len(caplog.messages) == 1
     assert "Failed to find C compiler" in caplog.text
     drawer_with = drawer()
@@ -241,7 +243,7 @@ def test_no_memory_for_a_kernel_is_no_fault_of_the_machine(
         patch.setattr(draw_kernel, "draw_tokens", has_none)
         with pytest.raises(RuntimeError, match="out of memory"):
             kept.draw(there(logits), batch)
-    assert kept.has_kernels
+    assert kept.on_device
 
 
 def test_the_load_check_passes_kernels_that_draw_as_the_reference(
@@ -249,7 +251,7 @@ def test_the_load_check_passes_kernels_that_draw_as_the_reference(
 ) -> None:
     asked = drawer()
     assert difference_of_draws(asked, 700, torch.bfloat16) == ""
-    assert asked.has_kernels
+    assert asked.on_device
     assert not caplog.messages
 
 
@@ -259,36 +261,99 @@ def _no_edge(logits: Any, rows: Any, *_: Any, **__: Any) -> Any:
     return draw_kernel.Cutoffs(least, torch.full_like(rows, logits.shape[1]))
 
 
-def test_kernels_that_draw_other_tokens_draw_none(
+def test_kernels_with_wrong_cutoffs_fall_back_to_the_host(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = TorchSampler.__init__
-    monkeypatch.setattr(
-        TorchSampler, "__init__", lambda self, at, **_: made(self, at, kernels=True)
-    )
-    monkeypatch.setattr(device_draws, "DEVICES", frozenset(("cpu", "cuda")))
+    monkeypatch.setattr(sampler_module, "is_for_triton", lambda _: True)
     monkeypatch.setattr(check, "_agreed", set())
     monkeypatch.setattr(draw_kernel, "find_cutoffs", _no_edge)
     engine = TorchEngine.adopt(build("llama").to(DEVICE))
-    assert "by operations of PyTorch" in caplog.text
+    assert "tokens are sampled on the host" in caplog.text
     assert "with top_p" in caplog.text
-    assert engine._drawer.is_asked
-    assert not engine._drawer.has_kernels
+    assert not engine._drawer.on_device
 
 
 def test_who_asks_for_padded_rows_runs_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_draws, "is_for_triton", lambda _: True)
-    assert TorchEngine.adopt(build("llama").to(DEVICE))._drawer.has_kernels
-    assert not TorchEngine.adopt(build("llama").to(DEVICE), kv="padded")._drawer.has_kernels
+    monkeypatch.setattr(sampler_module, "is_for_triton", lambda _: True)
+    assert TorchEngine.adopt(build("llama").to(DEVICE))._drawer.on_device
+    assert not TorchEngine.adopt(build("llama").to(DEVICE), kv="padded")._drawer.on_device
+
+
+def test_a_batch_with_an_unknown_filter_is_not_supported() -> None:
+    class Strange(Chain):
+        @property
+        def asked_filters(self) -> frozenset[str]:
+            return frozenset(("top_k", "tail_free"))
+
+    at, row = np.zeros(1, dtype=np.uint64), np.zeros(1, np.int64)
+    sampler = Sampler(SamplingParams(top_k=3), 1)
+    assert not TorchSampler(DEVICE, kernels=False).supports(DrawBatch(row, Chain([sampler]), at))
+    assert drawer().supports(DrawBatch(row, Chain([sampler]), at))
+    assert not drawer().supports(DrawBatch(row, Strange([sampler]), at))
+
+
+def test_known_filters_are_sampling_parameters() -> None:
+    assert {name for name, of in PARAMETERS.items() if of.is_filter} >= KNOWN_FILTERS
+
+
+def test_a_cutoff_among_equals_keeps_as_many_as_the_reference() -> None:
+    """A row of few values: the edges of top-k and top-p lie in the middle of equals."""
+    logits = np.repeat(np.array([[2.0, 1.0, 0.0]], dtype=np.float32), 1000, axis=1)
+    logits = np.random.default_rng(0).permuted(logits, axis=1)
+    for options in ({"top_k": 500}, {"top_k": 1700}, {"top_p": 0.3}, {"top_p": 0.77}):
+        chain = Chain([Sampler(SamplingParams(**options), seed) for seed in range(60)])
+        batch = DrawBatch(np.zeros(60, np.int64), chain, np.arange(60, dtype=np.uint64))
+        got = drawer().draw(there(logits), batch).result()
+        assert np.array_equal(got.ids, batch.on_host(logits).ids), options
+
+
+def test_a_kept_chain_draws_as_its_reference_step_after_step() -> None:
+    """Counts, masks and positions are written over; so are rows in another order."""
+    random = np.random.default_rng(6)
+    samplers = [random_sampler(random, 300) for _ in range(12)]
+    chain, sampler_ = Chain(samplers), drawer()
+    position = 3
+    for step in range(12):
+        logits = random_logits(random, 14, 300)
+        rows = random.permutation(14)[:12] if step % 5 == 0 else np.arange(12) + step % 3
+        position += 1 if step % 7 else 5
+        positions = np.full(12, position, dtype=np.uint64)
+        batch = DrawBatch(rows, chain, positions)
+        want = batch.on_host(logits)
+        got = sampler_.draw(there(logits), batch).result()
+        assert_draws_agree(samplers, logits, rows, positions, got, want, LEVEL)
+        for sampler, token in zip(samplers, want.ids.tolist(), strict=True):
+            sampler.count([max(token, 0)])
+
+
+def test_ids_outside_the_vocabulary_are_errors() -> None:
+    logits, at = torch.zeros((1, 6), device=DEVICE), np.zeros(1, dtype=np.uint64)
+    biased = Chain([Sampler(SamplingParams(logit_bias={6: 1.0}), 1)])
+    with pytest.raises(ConfigError, match="token id 6 in logit_bias"):
+        drawer().draw(logits, DrawBatch(np.zeros(1, np.int64), biased, at))
+    seen = Sampler(SamplingParams(presence_penalty=1.0), 1)
+    seen.prime([9])
+    with pytest.raises(ConfigError, match="token id 9"):
+        drawer().draw(logits, DrawBatch(np.zeros(1, np.int64), Chain([seen]), at))
+
+
+def test_tensors_of_a_chain_are_freed_with_it() -> None:
+    import gc
+    import weakref
+
+    chain = Chain([Sampler(SamplingParams(), 1)])
+    sampler_ = drawer()
+    batch = DrawBatch(np.zeros(1, np.int64), chain, np.zeros(1, np.uint64))
+    sampler_.draw(torch.zeros((1, 10), device=DEVICE), batch)
+    gone = weakref.ref(chain)
+    del chain, batch
+    gc.collect()
+    assert gone() is None
 
 
 @pytest.fixture
 def on_the_device(monkeypatch: pytest.MonkeyPatch) -> list[DrawBatch]:
-    """Let engines draw by kernels; what they drew."""
-    made = TorchSampler.__init__
-    monkeypatch.setattr(
-        TorchSampler, "__init__", lambda self, device, **_: made(self, device, kernels=True)
-    )
+    """Let engines sample with kernels; return the batches."""
     return note_draws(monkeypatch)
 
 
@@ -314,7 +379,7 @@ def test_texts_of_kernels_are_those_of_the_host(
 ) -> None:
     found = texts_of_many_rules()
     assert len(on_the_device) > 20
-    monkeypatch.setattr(device_draws, "DEVICES", frozenset())
+    monkeypatch.setattr(sampler_module, "is_for_triton", lambda _: False)
     assert texts_of_many_rules() == found
 
 
