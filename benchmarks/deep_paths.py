@@ -27,7 +27,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from common import median, report
 
 import weft
-from weft.engines import packing
+from weft.engines import shared_prefixes as prefixes
 from weft.engines.numpy import step
 
 N_STEPS = 8
@@ -37,12 +37,12 @@ PROMPT = [(7 * i * i + 13 * i + 5) % 500 + 4 for i in range(32)]
 @contextmanager
 def one_by_one() -> Iterator[None]:
     """Let spans be met as they were before they were put together."""
-    before = packing.JOINED, step.SHORT
-    packing.JOINED = step.SHORT = 0
+    before = prefixes.JOINED, step.SHORT
+    prefixes.JOINED = step.SHORT = 0
     try:
         yield
     finally:
-        packing.JOINED, step.SHORT = before
+        prefixes.JOINED, step.SHORT = before
 
 
 class Side:

@@ -14,7 +14,7 @@ pytest.importorskip("mlx_lm", reason="mlx-lm is not installed")
 
 from mlx_families import CONFIGS, FAMILIES, N_VOCAB, build, plain_logits  # noqa: E402
 from weft._core.sampling import metrics  # noqa: E402
-from weft.engines import packing  # noqa: E402
+from weft.engines import shared_prefixes as prefixes  # noqa: E402
 from weft.engines.base import Row, ScoreSpan, Span  # noqa: E402
 from weft.engines.mlx import MlxEngine  # noqa: E402
 from weft.engines.mlx.kv import KVShape, MlxFragment, MlxMemory, SlotShape  # noqa: E402
@@ -113,8 +113,8 @@ def test_a_path_of_many_short_nodes_decodes_as_its_tokens(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, joined: int
 ) -> None:
     """Nodes one below the other, with rows below them all, some and one; one is longer."""
-    monkeypatch.setattr(packing, "SHORT", 4)
-    monkeypatch.setattr(packing, "JOINED", joined)
+    monkeypatch.setattr(prefixes, "SHORT", 4)
+    monkeypatch.setattr(prefixes, "JOINED", joined)
     paths: list[tuple[Path, list[int]]] = [((), [])]
     at = 0
     for size in (2, 1, 3, 7, 1, 4, 2):
@@ -157,8 +157,8 @@ def test_stretches_that_share_spans_otherwise_are_met_as_well(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of one token leave the path after its first node, rows of several after the second."""
-    monkeypatch.setattr(packing, "SHORT", 0)  # no bundles
-    monkeypatch.setattr(packing, "COPIED", 0)
+    monkeypatch.setattr(prefixes, "SHORT", 0)  # no bundles
+    monkeypatch.setattr(prefixes, "COPIED", 0)
     path: Path = ()
     for at in range(0, 12, 4):
         path = bench.node(path, IDS[at : at + 4])

@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 
 from families import FAMILIES, N_CTX, N_VOCAB, build, cases, plain_logits  # noqa: E402
 from weft._core.sampling import metrics  # noqa: E402
-from weft.engines import packing  # noqa: E402
+from weft.engines import shared_prefixes as prefixes  # noqa: E402
 from weft.engines.base import Fragment, Row, ScoreSpan, Span  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
 from weft.engines.torch.model import cache_name  # noqa: E402
@@ -137,8 +137,8 @@ def test_a_path_of_many_short_nodes_decodes_as_its_tokens(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, joined: int
 ) -> None:
     """Nodes one below the other, with rows below them all, some and one; one is longer."""
-    monkeypatch.setattr(packing, "SHORT", 4)
-    monkeypatch.setattr(packing, "JOINED", joined)
+    monkeypatch.setattr(prefixes, "SHORT", 4)
+    monkeypatch.setattr(prefixes, "JOINED", joined)
     paths: list[tuple[tuple[Span, ...], list[int]]] = [((), [])]
     at = 0
     for size in (2, 1, 3, 7, 1, 4, 2):

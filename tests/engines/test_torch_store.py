@@ -12,7 +12,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from families import build, plain_logits  # noqa: E402
-from weft.engines import packing, padded_pool  # noqa: E402
+from weft.engines import padded_pool  # noqa: E402
+from weft.engines import shared_prefixes as prefixes  # noqa: E402
 from weft.engines.base import Fragment, Row, Span  # noqa: E402
 from weft.engines.padded_pool import SharedBlock, TailBuffer  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
@@ -310,9 +311,9 @@ def test_bundled_short_spans_equal_spans_met_one_by_one(
         for i, path in enumerate(paths)
     ]
     logits = []
-    for short in (0, packing.SHORT):
-        monkeypatch.setattr(packing, "SHORT", short)
-        monkeypatch.setattr(packing, "JOINED", short)
+    for short in (0, prefixes.SHORT):
+        monkeypatch.setattr(prefixes, "SHORT", short)
+        monkeypatch.setattr(prefixes, "JOINED", short)
         kinds = {type(s) for s in plan_step(rows, memory).spans}
         assert kinds == (
             {shared_prefixes.PrefixGroup}
@@ -365,7 +366,7 @@ def test_paths_that_are_read_in_turn_move_what_they_share_a_few_times_only(
         put(self, fragments)
 
     monkeypatch.setattr(padded_pool.PaddedPool, "_put_in_line", counted)
-    monkeypatch.setattr(packing, "MOST_MOVES", 4)
+    monkeypatch.setattr(prefixes, "MOST_MOVES", 4)
     trunk = _chain(engine, 2, size=40)
     ends = []
     for at in (80, 120):
@@ -381,7 +382,7 @@ def test_paths_that_are_read_in_turn_move_what_they_share_a_few_times_only(
                 assert _error(output, i, model, [*ids, 5 + turn + i]) < 1e-4
         if turn == 8:
             before = n_moved
-    assert 0 < n_moved <= 4 * packing.MOST_MOVES
+    assert 0 < n_moved <= 4 * prefixes.MOST_MOVES
     assert n_moved == before
 
 
@@ -418,8 +419,8 @@ def test_stretches_that_share_spans_otherwise_are_met_as_well(
     engine: TorchEngine, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of one token leave the path after its first node, rows of several after the second."""
-    monkeypatch.setattr(packing, "SHORT", 0)  # no bundles
-    monkeypatch.setattr(packing, "COPIED", 0)
+    monkeypatch.setattr(prefixes, "SHORT", 0)  # no bundles
+    monkeypatch.setattr(prefixes, "COPIED", 0)
     memory, path = engine.fragments, _chain(engine, 3)
     other = _grow(engine, IDS[20:30])
     rows = [
@@ -428,7 +429,7 @@ def test_stretches_that_share_spans_otherwise_are_met_as_well(
         Row((Span(other, 10),), [5], 10, memory.new(None), (0,)),
         Row(path[:2], IDS[8:11], 8, None, (2,)),
     ]
-    stretches = packing.shared_prefixes_of(plan_step(rows, memory).reaches(rows, KV, 6), memory)
+    stretches = prefixes.shared_prefixes_of(plan_step(rows, memory).reaches(rows, KV, 6), memory)
     assert [len(stretch.spans) for stretch in stretches] == [1, 2, 1, 2]
     output = engine.forward(rows)
     for number, ids in enumerate(([*IDS[:4], 5], [*IDS[:12], 5], [*IDS[20:30], 5], IDS[:11])):

@@ -51,7 +51,7 @@ def test_the_command_runs_it_by_name(installed: dict[str, str], tmp_path: Path) 
 def test_what_it_cannot_do_is_said(installed: dict[str, str], tmp_path: Path) -> None:
     done = weft(installed, "run", "hi", "--engine", "ngram", "-m", "tiny")
     assert done.returncode == 3
-    assert "there is no" in done.stderr
+    assert "corpus.txt does not exist" in done.stderr
     assert "corpus.txt" in done.stderr
 
 

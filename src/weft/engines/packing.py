@@ -17,17 +17,7 @@ from typing import Any, Generic, NamedTuple
 
 from .base import Row, Span
 from .padded_pool import B, F, PaddedPool, TailBuffer, own, width_for
-
-# A span up to this many slots and queries joins a bundle, if there are SEVERAL of its kind.
-SHORT = 64
-FEW = 16
-SEVERAL = 3
-# Spans one below the other, with the same queries, that are no longer than this are moved together:
-# a product more costs as much as some hundred slots, and what is moved once mostly stays.
-JOINED = 1024
-MOST_MOVES = 64
-# As long as this they are copied instead, where that puts several into a bundle.
-COPIED = 256
+from .shared_prefixes import QuerySpan
 
 
 class DecodeGroup(NamedTuple, Generic[F, B]):
@@ -46,91 +36,6 @@ class PrefillGroup(NamedTuple):
     sizes: tuple[int, ...]
     start: int
     stop: int
-
-
-class QuerySpan(NamedTuple, Generic[F]):
-    """The packed queries start..stop below one span. first: absolute position of its first slot.
-
-    grows: whether a row of the step writes to it: it stays where it is.
-    """
-
-    fragment: F
-    length: int
-    first: int
-    start: int
-    stop: int
-    grows: bool = False
-
-
-class SharedPrefix(NamedTuple, Generic[F]):
-    """Spans one below the other, and the packed queries start..stop below all of them.
-
-    length: slots of them all. first: absolute position of the first slot.
-    """
-
-    spans: tuple[tuple[F, int], ...]
-    length: int
-    first: int
-    start: int
-    stop: int
-
-    @property
-    def is_short(self) -> bool:
-        """Whether it joins a bundle, where there are several."""
-        return self.length <= (SHORT if len(self.spans) == 1 else COPIED)
-
-    @property
-    def size(self) -> int:
-        """Those of one size waste little where they are filled up to the longest."""
-        return max(self.length, SHORT).bit_length()
-
-
-def shared_prefixes_of(
-    reaches: Sequence[QuerySpan[F]], memory: PaddedPool[F, Any]
-) -> list[SharedPrefix[F]]:
-    """Put spans together that follow each other and have the same queries.
-
-    A search that goes on from the best of each round has many of them; on its own, each would cost
-    a product a layer. Those that lie one behind the other already cost nothing; others are only put
-    together up to JOINED, so that a path that grows is not moved again and again, and while none of
-    them was moved MOST_MOVES times: paths that part below it would take it to and fro.
-    """
-    growing = {id(reach.fragment) for reach in reaches if reach.grows}
-
-    def goes_on(last: SharedPrefix[F], piece: SharedPrefix[F]) -> bool:
-        ends = id(last.spans[-1][0]), id(piece.spans[-1][0])
-        return _follows(last, piece) and growing.isdisjoint(ends)
-
-    pieces: list[SharedPrefix[F]] = []
-    for fragment, length, first, start, stop, _ in reaches:
-        piece = SharedPrefix(((fragment, length),), length, first, start, stop)
-        last = pieces[-1] if pieces else None
-        if last and goes_on(last, piece) and memory.is_next(last.spans[-1][0], fragment):
-            pieces[-1] = _both(last, piece)
-        else:
-            pieces.append(piece)
-    found: list[SharedPrefix[F]] = []
-    may_move = False  # what was found last
-    for piece in pieces:
-        last, could_move = found[-1] if found else None, may_move
-        may_move = all(kv.n_moves < MOST_MOVES for kv, _ in piece.spans)
-        is_free = could_move and may_move
-        if last and is_free and max(last.length, piece.length) <= JOINED and goes_on(last, piece):
-            found[-1] = _both(last, piece)
-        else:
-            found.append(piece)
-    return found
-
-
-def _follows(last: SharedPrefix[F], piece: SharedPrefix[F]) -> bool:
-    fragment, length = last.spans[-1]
-    is_below = last.first + last.length == piece.first and fragment.length == length
-    return is_below and (last.start, last.stop) == (piece.start, piece.stop)
-
-
-def _both(last: SharedPrefix[F], piece: SharedPrefix[F]) -> SharedPrefix[F]:
-    spans, length = (*last.spans, *piece.spans), last.length + piece.length
-    return SharedPrefix(spans, length, last.first, last.start, last.stop)
 
 
 @dataclass(slots=True)

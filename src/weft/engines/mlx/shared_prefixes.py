@@ -16,19 +16,16 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from ..base import Row
-from ..packing import (
-    FEW,
-    SEVERAL,
-    DecodeGroup,
-    Packing,
-    PrefillGroup,
+from ..packing import DecodeGroup, Packing, PrefillGroup, lanes_of, seen
+from ..padded_pool import own
+from ..shared_prefixes import (
     QuerySpan,
     SharedPrefix,
-    lanes_of,
-    seen,
-    shared_prefixes_of,
+    group_prefixes,
+    levels_of,
+    pad_queries,
+    visible_keys,
 )
-from ..padded_pool import own
 from .attention import HIDDEN, AttentionSpec, PartialAttention, bias_of, join, meet, meet_span
 from .kv import Arrays, MlxFragment, MlxMemory, RowTailBuffer
 
@@ -119,21 +116,15 @@ class PrefixGroup:
         return meet_span(q, keys, values, how.is_latent, mask.bias)
 
     def mask(self, window: int | None, positions: Sequence[int]) -> PieceMask | None:
-        """What a window lets the queries see: a key less than `window` positions before them.
-
-        oldest query                     newest query
-        ├── window ──┤ sees from low     ├── window ──┤ sees all after `newest - window`
-        """
-        if window is None:
-            return PieceMask()
+        """Return the keys inside a sliding window of the queries; None if there are none."""
         queries = [positions[at] for at in self.where]
-        oldest, newest = min(queries), max(queries)
-        last = self.first + self.length - 1
-        low = max(0, oldest - window + 1 - self.first)
-        if last <= oldest - window:
+        visible = visible_keys(self.first, self.length, window, queries)
+        if visible is None:
             return None
-        if self.first + low > newest - window:
+        low = visible.low
+        if window is None or not visible.is_masked:
             return PieceMask(low)
+        last = self.first + self.length - 1
         key = mx.arange(self.first + low, last + 1)[None]
         return PieceMask(low, bias_of(key > mx.array(queries)[:, None] - window))
 
@@ -148,18 +139,9 @@ class PrefixBatch:
         self.members = members
         self.arrays: Arrays = memory.padded([m.spans for m in members])
         self.lengths = [m.length for m in members]
-        self.n_queries = max(m.stop - m.start for m in members)
-        self.where: list[int] = []
-        padded: list[int] = []
-        kept: list[int] = []
-        for number, m in enumerate(members):
-            queries = range(m.start, m.stop)
-            padded += [queries[min(i, len(queries) - 1)] for i in range(self.n_queries)]
-            kept += [number * self.n_queries + i for i in range(len(queries))]
-            self.where += queries
-        self.places = padded
-        self.padded = mx.array(padded)
-        self.kept = None if len(kept) == len(padded) else mx.array(kept)
+        self.n_queries, self.places, kept, self.where = pad_queries(members)
+        self.padded = mx.array(self.places)
+        self.kept = None if kept is None else mx.array(kept)
         slots = mx.arange(max(self.lengths))
         self.bias = None
         if min(self.lengths) != max(self.lengths):
@@ -255,37 +237,14 @@ class PrefixLevel:
 def arrange(
     reaches: Sequence[QuerySpan[MlxFragment]], memory: MlxMemory, n_queries: int
 ) -> list[PrefixLevel]:
-    """Put stretches on levels, below each other where they share a query; bundle what is short."""
-    levels: list[list[SharedPrefix[MlxFragment]]] = []
-    depth = [0] * n_queries
-    for stretch in shared_prefixes_of(reaches, memory):
-        level = max(depth[stretch.start : stretch.stop])
-        depth[stretch.start : stretch.stop] = [level + 1] * (stretch.stop - stretch.start)
-        while len(levels) <= level:
-            levels.append([])
-        levels[level].append(stretch)
-    pieces = [_pieces(members) for members in levels]
-    for alone, _ in pieces:
-        for stretch in alone:  # all of them before any view is taken
-            memory.make_contiguous([fragment for fragment, _ in stretch.spans])
-    found: list[PrefixLevel] = []
-    for alone, bundles in pieces:
-        lone = [PrefixGroup(m, memory) for m in alone]
-        found.append(
-            PrefixLevel([*lone, *(PrefixBatch(some, memory) for some in bundles)], n_queries)
-        )
-    return found
-
-
-Stretches = list[SharedPrefix[MlxFragment]]
-
-
-def _pieces(members: Stretches) -> tuple[Stretches, list[Stretches]]:
-    """Return the stretches of a level that are met alone, and the bundles of the others."""
-    alone: Stretches = []
-    sizes: dict[int, Stretches] = {}
-    for m in members:
-        is_bundled = m.is_short and m.stop - m.start <= FEW
-        (sizes.setdefault(m.size, []) if is_bundled else alone).append(m)
-    alone += [m for some in sizes.values() if len(some) < SEVERAL for m in some]
-    return alone, [some for some in sizes.values() if len(some) >= SEVERAL]
+    """Group the spans above a step's rows; return the arrays of each group, level by level."""
+    singles, batches = group_prefixes(reaches, memory)
+    for prefix in singles:  # all of them before any view is taken
+        memory.make_contiguous([fragment for fragment, _ in prefix.spans])
+    groups = [*([prefix] for prefix in singles), *batches]
+    pieces = [
+        *(PrefixGroup(prefix, memory) for prefix in singles),
+        *(PrefixBatch(batch, memory) for batch in batches),
+    ]
+    levels = levels_of(groups, n_queries)
+    return [PrefixLevel([pieces[number] for number in level], n_queries) for level in levels]

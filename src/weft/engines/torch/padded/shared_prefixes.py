@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...packing import FEW, SEVERAL, QuerySpan, SharedPrefix, shared_prefixes_of
+from ...shared_prefixes import QuerySpan, SharedPrefix, group_prefixes, pad_queries, visible_keys
 from ..input_tensors import CachedTensor
 from ..kv_backend import AttentionSpec
 from .attention import Mask, attend, merge
@@ -48,21 +48,15 @@ class PrefixGroup:
     def through(
         self, window: int | None, group: int, positions: Positions, like: Tensor
     ) -> PrefixGroupView | None:
-        """What a window lets the queries see: a key less than `window` positions before them.
-
-        oldest query                     newest query
-        ├── window ──┤ sees from low     ├── window ──┤ sees all after `newest - window`
-        """
-        if window is None:
-            return PrefixGroupView(self, 0, None)
+        """Return the keys inside a sliding window of the queries; None if there are none."""
         queries = positions.known[self.start : self.stop]
-        oldest, newest = min(queries), max(queries)
-        last = self.first + self.length - 1
-        low = max(0, oldest - window + 1 - self.first)
-        if last <= oldest - window:
+        visible = visible_keys(self.first, self.length, window, queries)
+        if visible is None:
             return None
-        if self.first + low > newest - window:
+        low = visible.low
+        if window is None or not visible.is_masked:
             return PrefixGroupView(self, low, None)
+        last = self.first + self.length - 1
         device = like.device
         query = positions.there[self.start : self.stop].repeat_interleave(group)[:, None]
         key = torch.arange(self.first + low, last + 1, device=device)[None]
@@ -114,19 +108,11 @@ class PrefixBatch:
     def __init__(self, members: list[SharedPrefix[KV]], store: PaddedKVPool) -> None:
         self.members = members
         self.keys, self.values = store.padded([m.spans for m in members])
-        self.n_queries = max(m.stop - m.start for m in members)
-        padded: list[int] = []
-        kept: list[int] = []
-        where: list[int] = []
-        for number, m in enumerate(members):
-            queries = range(m.start, m.stop)
-            padded += [queries[min(i, len(queries) - 1)] for i in range(self.n_queries)]
-            kept += [number * self.n_queries + i for i in range(len(queries))]
-            where += queries
+        self.n_queries, padded, kept, where = pad_queries(members)
         device = store.layout.device
         self.firsts, self.lengths = CachedTensor(device), CachedTensor(device)
         self.padded = torch.tensor(padded, device=device)
-        self.kept = None if len(kept) == len(padded) else torch.tensor(kept, device=device)
+        self.kept = None if kept is None else torch.tensor(kept, device=device)
         self.where: slice | Tensor = torch.tensor(where, device=device)
         if where == list(range(where[0], where[-1] + 1)):
             self.where = slice(where[0], where[-1] + 1)
@@ -187,28 +173,15 @@ class PrefixBatchView(NamedTuple):
             out[bundle.where], lse[bundle.where] = some, some_lse
 
 
-def group_prefixes(
+def load_prefixes(
     reaches: Sequence[QuerySpan[KV]], store: PaddedKVPool
 ) -> list[PrefixGroup | PrefixBatch]:
-    """Bundle what is short, a bundle a level of nesting; the rest become parts."""
-    levels: dict[tuple[int, int], list[SharedPrefix[KV]]] = {}
-    alone: list[SharedPrefix[KV]] = []
-    depth: dict[int, int] = {}
-    for stretch in shared_prefixes_of(reaches, store):
-        queries = range(stretch.start, stretch.stop)
-        if not stretch.is_short or len(queries) > FEW:
-            alone.append(stretch)
-            continue
-        level = max(depth.get(q, 0) for q in queries)
-        depth.update(dict.fromkeys(queries, level + 1))
-        levels.setdefault((level, stretch.size), []).append(stretch)
-    bundles = [
-        PrefixBatch(members, store) for members in levels.values() if len(members) >= SEVERAL
-    ]
-    alone += [m for members in levels.values() if len(members) < SEVERAL for m in members]
-    for stretch in alone:  # all of them before any view is taken
-        store.make_contiguous([fragment for fragment, _ in stretch.spans])
-    return [*(PrefixGroup(stretch, store) for stretch in alone), *bundles]
+    """Group the spans above a step's rows and return the tensors of each group."""
+    singles, groups = group_prefixes(reaches, store)
+    batches = [PrefixBatch(members, store) for members in groups]
+    for prefix in singles:  # all of them before any view is taken
+        store.make_contiguous([fragment for fragment, _ in prefix.spans])
+    return [*(PrefixGroup(prefix, store) for prefix in singles), *batches]
 
 
 def bias_of(hidden: Tensor, like: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from .shared_prefixes import (
     PrefixGroup,
     PrefixGroupView,
     bias_of,
-    group_prefixes,
+    load_prefixes,
 )
 
 _POSITIONS = -1
@@ -290,10 +290,10 @@ def _is_plain(q: Tensor, v: Tensor, spec: AttentionSpec) -> bool:
 class LanePlan(Packing[KV, DeviceBank]):
     """How one set of rows is packed, and what they meet.
 
-    arrange: finds the spans; not asked where a row steps alone.
+    load_prefixes: returns the groups; not called if one row steps alone.
     """
 
-    group_prefixes: Callable[[], list[PrefixGroup | PrefixBatch]] = list
+    load_prefixes: Callable[[], list[PrefixGroup | PrefixBatch]] = list
     _spans: list[PrefixGroup | PrefixBatch] | None = None
     _counted: dict[int, IncrementingTensor] = field(default_factory=dict)
 
@@ -308,7 +308,7 @@ class LanePlan(Packing[KV, DeviceBank]):
     def spans(self) -> list[PrefixGroup | PrefixBatch]:
         """The spans above the rows, and the queries below each."""
         if self._spans is None:
-            self._spans = self.group_prefixes()
+            self._spans = self.load_prefixes()
         return self._spans
 
 
@@ -338,5 +338,5 @@ def _build(rows: Sequence[Row], store: PaddedKVPool) -> LanePlan:
         else:
             plan.chunks.append(PrefillGroup(tuple(rows[i].n_tokens for i in members), start, stop))
     reaches = plan.reaches(rows, KV, sum(row.n_tokens for row in rows))
-    plan.group_prefixes = lambda: group_prefixes(reaches, store)
+    plan.load_prefixes = lambda: load_prefixes(reaches, store)
     return plan

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+import random
+from itertools import combinations, pairwise
 from typing import Any
 
-from weft.engines.packing import (
+from weft.engines.padded_pool import PaddedFragment
+from weft.engines.shared_prefixes import (
     COPIED,
+    FEW,
     JOINED,
     MOST_MOVES,
+    SEVERAL,
     SHORT,
     QuerySpan,
     SharedPrefix,
+    group_prefixes,
+    levels_of,
+    pad_queries,
     shared_prefixes_of,
+    visible_keys,
 )
-from weft.engines.padded_pool import PaddedFragment
 
 Reaches = list[QuerySpan[PaddedFragment]]
 
@@ -119,3 +126,81 @@ def test_short_ones_and_several_up_to_a_size_join_bundles() -> None:
 def test_stretches_of_about_one_length_have_one_size() -> None:
     sizes = [found_of(chain(*[32] * n))[0].size for n in (1, 2, 3, 4, 6, 7, 8)]
     assert sizes == [7, 7, 7, 8, 8, 8, 9]
+
+
+def random_tree(rng: random.Random, n_queries: int) -> Reaches:
+    """Spans of a random tree, depth first; each node is above a slice of its parent's queries."""
+    spans: Reaches = []
+
+    def node(start: int, stop: int, first: int) -> None:
+        length = rng.choice((1, 5, SHORT, SHORT + 1, 300))
+        fragment = PaddedFragment()
+        fragment.length = length
+        spans.append(QuerySpan(fragment, length, first, start, stop))
+        if stop - start > 1 and rng.random() < 0.8:
+            cut = rng.randint(start + 1, stop - 1)
+            for part in ((start, cut), (cut, stop)):
+                if rng.random() < 0.9:
+                    node(*part, first + length)
+
+    node(0, n_queries, 0)
+    return spans
+
+
+def test_groups_of_random_trees_cover_each_query_once() -> None:
+    for seed in range(50):
+        rng = random.Random(seed)
+        n_queries = rng.randint(1, 60)
+        spans = random_tree(rng, n_queries)
+        prefixes = shared_prefixes_of(spans, Apart())  # type: ignore[arg-type]
+        singles, batches = group_prefixes(spans, Apart())  # type: ignore[arg-type]
+        assert len(prefixes) == len(singles) + sum(map(len, batches))
+        assert set(prefixes) == {*singles, *(each for batch in batches for each in batch)}
+        for batch in batches:
+            assert len(batch) >= SEVERAL
+            assert all(each.is_short and each.stop - each.start <= FEW for each in batch)
+            for one, other in combinations(batch, 2):
+                assert one.stop <= other.start or other.stop <= one.start
+        groups = [*([single] for single in singles), *batches]
+        levels = levels_of(groups, n_queries)
+        assert sorted(number for level in levels for number in level) == list(range(len(groups)))
+        for level in levels:
+            queries = [
+                query
+                for number in level
+                for each in groups[number]
+                for query in range(each.start, each.stop)
+            ]
+            assert len(queries) == len(set(queries))
+
+
+def test_queries_of_a_batch_are_padded_with_the_last_query_of_a_prefix() -> None:
+    batch = [
+        SharedPrefix(((PaddedFragment(), 1),), 1, 0, start, stop)
+        for start, stop in ((4, 6), (0, 3), (8, 9))
+    ]
+    assert pad_queries(batch) == (
+        3,
+        [4, 5, 5, 0, 1, 2, 8, 8, 8],
+        [0, 1, 3, 4, 5, 6],
+        [4, 5, 0, 1, 2, 8],
+    )
+    assert pad_queries(batch[:1]).kept is None
+
+
+def test_visible_keys_equal_those_of_a_mask() -> None:
+    for seed in range(200):
+        rng = random.Random(seed)
+        first, length = rng.randint(0, 20), rng.randint(1, 20)
+        positions = [first + length + rng.randint(0, 12) for _ in range(rng.randint(1, 5))]
+        window = rng.choice((None, rng.randint(1, 40)))
+        keys = range(first, first + length)
+        seen = [[window is None or key > at - window for key in keys] for at in positions]
+        visible = visible_keys(first, length, window, positions)
+        if not any(map(any, seen)):
+            assert visible is None
+            continue
+        columns = [any(column) for column in zip(*seen, strict=True)]
+        assert visible is not None
+        assert visible.low == columns.index(True)
+        assert visible.is_masked == (not all(all(row[visible.low :]) for row in seen))
