@@ -112,13 +112,13 @@ def bounded(n_contexts: int) -> dict[str, Any]:
     while asked < n_contexts:
         asyncio.run(ask(1000))
         asked += 1000
-        most_rows = max(most_rows, lm.scheduler.rows.used_bytes)
+        most_rows = max(most_rows, lm.scheduler.logits_cache.used_bytes)
         most_kv = max(most_kv, lm.stats().kv_bytes)
     return {
         "contexts": asked,
         "s": round(time.perf_counter() - began, 1),
         "rows MB": round(most_rows / 1e6, 1),
-        "of": round(lm.scheduler.rows.budget_bytes / 1e6, 1),
+        "of": round(lm.scheduler.logits_cache.budget_bytes / 1e6, 1),
         "KV MB": round(most_kv / 1e6, 1),
         "of ": round((64 << 20) / 1e6, 1),
     }

@@ -108,7 +108,7 @@ class Work:
         ops = [self.op_extend, self.op_run, self.op_run, self.op_step, self.op_step, self.op_step]
         rare = [self.op_atomic, self.op_cancel]
         self.random.choice(ops + (rare if self.random.random() < 0.4 else []))()
-        if self.rig.scheduler.flight is None:
+        if self.rig.scheduler.in_flight is None:
             self.rig.tree.check()
         self.look()
 

@@ -193,7 +193,7 @@ class Rig:
 
     def finish(self) -> None:
         """Close, and see that nothing is left."""
-        if self.scheduler.flight is None:
+        if self.scheduler.in_flight is None:
             self.tree.check()
         self.driver.close()
         self.tree.check()

@@ -71,7 +71,7 @@ def test_a_store_is_awaited_and_tells_what_there_is(lm, branch) -> None:
         await store.acommit([(b, p.token) for b, p in zip(forks, pieces, strict=True)])
         await store.aprefill([(forks[0], [5, 6]), (forks[1], [])])
         for fork in forks:
-            lm.scheduler.rows.read(fork.require_row())
+            lm.scheduler.logits_cache.read(fork.require_row())
         again = await store.aproduce(forks[1:])
         assert [piece.token for piece in again] == [b.produce().token for b in forks[1:]]
 

@@ -99,7 +99,7 @@ def test_rows_that_were_dropped_are_read_again(lm: LM) -> None:
     lockstep(store, branches, 2)
     for branch in branches:
         assert branch.row is not None
-        lm.scheduler.rows.drop(branch.row)
+        lm.scheduler.logits_cache.evict(branch.row)
     np.testing.assert_allclose(branches[0].logits, plain(lm, branches[0].tokens), atol=1e-4)
 
 
@@ -108,7 +108,7 @@ def test_figures_of_a_token_that_was_not_drawn_survive_a_dropped_row(lm: LM) -> 
     for branch in (kept, dropped):
         branch.commit(77)
     assert dropped.row is not None
-    lm.scheduler.rows.drop(dropped.row)
+    lm.scheduler.logits_cache.evict(dropped.row)
     dropped.drawn = None
     for branch in (kept, dropped):
         branch.commit(78)
@@ -264,7 +264,7 @@ def test_every_branch_draws_though_the_cache_is_cleared_meanwhile(
         nonlocal n_looks
         n_looks += 1
         if n_looks == when:
-            lm.scheduler.rows.clear()
+            lm.scheduler.logits_cache.clear()
         return drawn.fget(branch)
 
     monkeypatch.setattr(State, "drawn", drawn.getter(look))

@@ -412,7 +412,7 @@ def test_known_parameters_are_mapped_or_refused(hf, tmp_path) -> None:
     capped = AsyncMlxLM(weft.load("tiny"), cache_size=3)
     for number in range(9):
         capped.next_token_logprobs_sync([5, number])
-    assert capped.lm.scheduler.rows.used_bytes <= 3 * 4 * capped.lm.info.n_vocab
+    assert capped.lm.scheduler.logits_cache.used_bytes <= 3 * 4 * capped.lm.info.n_vocab
 
 
 @pytest.mark.torch

@@ -316,10 +316,10 @@ def test_the_event_loop_is_free_while_a_long_prompt_runs(make) -> None:
 def test_rows_stay_within_their_budget_and_come_back_for_a_token(make, oracle) -> None:
     lm = counted(make)
     model, ids = AsyncLM(lm), prompt_ids(lm)
-    lm.scheduler.rows.budget_bytes = 8 * 4 * lm.info.n_vocab
+    lm.scheduler.logits_cache.budget_bytes = 8 * 4 * lm.info.n_vocab
     contexts = [[*ids, number] for number in range(300)]
     asyncio.run(model.batch_next_token_logprobs(contexts))
-    assert lm.scheduler.rows.used_bytes <= lm.scheduler.rows.budget_bytes
+    assert lm.scheduler.logits_cache.used_bytes <= lm.scheduler.logits_cache.budget_bytes
     prefilled, calls = lm.stats().prefilled, len(lm.engine.calls)
     row = model.next_token_logprobs_sync(contexts[0])
     same(row, log_softmax(oracle(contexts[0]))[-1])

@@ -404,7 +404,7 @@ def test_figures_are_the_models_whatever_logits_are_set(make, kind, way, are_kep
         else:
             store.merge_logits(bent, [plain], -2.0)
         if not are_kept:
-            lm.scheduler.rows.clear()
+            lm.scheduler.logits_cache.clear()
         drawn = store.produce([bent])[0] if step else bent.produce()
         plain.steer({drawn.token: math.inf})
         assert drawn.logprob == pytest.approx(plain.produce().logprob, abs=1e-4)

@@ -9,7 +9,7 @@ from contract.conftest import WITH_KV, Make, Oracle
 from contract.helpers import assert_close, prompt_ids, run_item
 from fakes import Tight
 from weft import Branch, BranchStore
-from weft._core.sched.admit import Shortage
+from weft._core.sched.admission import MemoryPressure
 from weft._core.sched.work import Extend, Logits
 from weft.engines.base import Engine
 from weft.errors import KVFull
@@ -63,7 +63,7 @@ def test_any_budget_gives_the_same_or_says_that_it_is_full(kind: str, make: Make
                 assert_close(mine, theirs)
             else:
                 assert mine is None or mine == theirs, slots
-        lm.driver.exclusive(lm.scheduler.settle)
+        lm.driver.exclusive(lm.scheduler.close_idle_sequences)
         assert lm.tree.room.must == 0
         lm.tree.check()
         n_full.append(sum(each is None for each in got))
@@ -92,7 +92,7 @@ def test_less_memory_than_was_promised_gives_the_same(
         else:
             assert mine == theirs
     assert engines[0].n_refused
-    lm.driver.exclusive(lm.scheduler.settle)
+    lm.driver.exclusive(lm.scheduler.close_idle_sequences)
     assert lm.tree.room.must == 0
     lm.tree.check()
 
@@ -138,7 +138,9 @@ def test_kv_of_what_was_done_again_agrees_with_a_plain_forward(
     kind: str, where: str, make: Make, oracle: Oracle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of each path is there, and what comes after it is as if it had been read at once."""
-    monkeypatch.setattr(Shortage, "ease", Shortage.forget)  # so that steps are large each time
+    monkeypatch.setattr(
+        MemoryPressure, "relax", MemoryPressure.reset
+    )  # so that steps are large each time
     engines: list[Tight] = []
 
     def tight(engine: Engine) -> Engine:

@@ -65,7 +65,7 @@ def test_a_tree_of_paths_agrees_with_plain_forwards(family: tuple[LM, Plain]) ->
     lm.drive(tickets)
     for path, ticket in zip(paths, tickets, strict=True):
         assert_close(ticket.result()[0], plain(path)[-1])
-    lm.scheduler.rows.clear()
+    lm.scheduler.logits_cache.clear()
     place = lm.place(paths[1])
     for depth in (15, 13, 6, 1):
         clipped = [*paths[1][:depth], 70, 71]

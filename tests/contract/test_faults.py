@@ -224,7 +224,7 @@ def test_when_the_driver_thread_ends_by_an_error_nobody_waits_for_ever(
 
     lm = make("numpy")
     with monkeypatch.context() as broken:
-        broken.setattr(lm.scheduler, "_plan", plan)
+        broken.setattr(lm.scheduler, "_schedule", plan)
         broken.setattr(lm.scheduler, "_recover", recover)
         lm.driver.start()
         (ticket,) = lm.submit([Extend(lm.place(prompt_ids(lm)))])
@@ -245,15 +245,15 @@ def test_when_the_driver_thread_ends_by_an_error_nobody_waits_for_ever(
 def test_nothing_is_stepped_after_a_close_that_came_first(make: Make) -> None:
     lm = make("numpy")
     (ticket,) = lm.submit([Extend(lm.place(prompt_ids(lm)))])
-    turn = lm.driver._turn
+    turn = lm.driver._stepping_turn
 
     def close_first() -> AbstractContextManager[None]:
-        lm.driver._turn = turn  # type: ignore[method-assign]
+        lm.driver._stepping_turn = turn  # type: ignore[method-assign]
         lm.driver.close()
         lm.scheduler.submit([Extend(lm.tree.held(lm.tree.root()), [5])])  # overtaken by the close
         return turn()
 
-    lm.driver._turn = close_first  # type: ignore[method-assign, assignment]
+    lm.driver._stepping_turn = close_first  # type: ignore[method-assign, assignment]
     lm.drive([ticket])
     with pytest.raises(Cancelled):
         ticket.result()

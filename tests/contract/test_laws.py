@@ -55,7 +55,7 @@ def test_2_extending_a_child_changes_no_siblings_logits(
     before = logits_at(lm, left)
     logits_at(lm, right)
     logits_at(lm, [*right, 31, 32, 33])
-    lm.scheduler.rows.clear()
+    lm.scheduler.logits_cache.clear()
     assert_close(logits_at(lm, left), before)
     assert_close(before, oracle(left)[-1])
 
@@ -82,7 +82,7 @@ def test_4_splitting_anywhere_changes_nothing(kv_kind: str, make: Make, oracle: 
     for cut in range(1, len(ids)):
         branch = [*ids[:cut], 99]
         assert_close(logits_at(lm, branch), oracle(branch)[-1])
-        lm.scheduler.rows.clear()
+        lm.scheduler.logits_cache.clear()
         assert_close(logits_at(lm, ids), want)
         lm.tree.check()
     assert_close(want, oracle(ids)[-1])

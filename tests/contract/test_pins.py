@@ -27,7 +27,7 @@ def press(lm: LM, n_tokens: int = SLOTS // 2) -> None:
 
 def left(lm: LM) -> int:
     """How many slots work and pins need, once all that is idle is closed."""
-    lm.driver.exclusive(lm.scheduler.settle)
+    lm.driver.exclusive(lm.scheduler.close_idle_sequences)
     lm.tree.check()
     return lm.tree.room.must
 
@@ -42,7 +42,7 @@ def test_a_pinned_path_outlasts_pressure_and_an_unpinned_one_goes(kv_kind: str, 
     press(lm)
     assert lm.kv.size(ids) == len(ids)
     ran = lm.stats().prefilled
-    lm.scheduler.rows.clear()
+    lm.scheduler.logits_cache.clear()
     assert_close(logits_at(lm, ids), before)
     assert lm.stats().prefilled == ran, "nothing of it is computed again, but one token is read"
     pin.unpin()
@@ -233,7 +233,7 @@ def test_the_pins_of_an_adapter_go_with_it(make: Make) -> None:
     assert theirs is not None
     assert left(lm) == 7
     lm.driver.exclusive(
-        lambda: lm.scheduler.retire("gone#1", "the LoRA adapter 'gone' was removed")
+        lambda: lm.scheduler.drop_namespace("gone#1", "the LoRA adapter 'gone' was removed")
     )
     assert (theirs.is_pinned, pin.is_pinned, left(lm)) == (False, True, 4)
     with pytest.raises(StaleHandle, match="'gone' was removed"):
@@ -266,7 +266,7 @@ def test_a_pin_ends_with_its_lm_and_nothing_can_be_pinned_then(make: Make) -> No
     pin = lm.kv.pin([1, 2, 3])
     assert repr(pin) == "<Pin of 3 tokens, pinned>"
     lm.driver.exclusive(
-        lambda: lm.scheduler.retire("gone#1", "the LoRA adapter 'gone' was removed")
+        lambda: lm.scheduler.drop_namespace("gone#1", "the LoRA adapter 'gone' was removed")
     )
     assert pin.is_pinned, "a pin of another adapter stays"
     pin.unpin()
@@ -301,7 +301,7 @@ def test_offloading_by_hand_moves_a_path_and_brings_it_back(kv_kind: str, make: 
     assert lm.kv.offload(ids) == 20
     assert lm.kv.sizes(ids) == (0, 20)
     ran = lm.stats().prefilled
-    lm.scheduler.rows.clear()
+    lm.scheduler.logits_cache.clear()
     assert_close(logits_at(lm, [*ids]), want)
     assert lm.stats().prefilled == ran
     assert lm.kv.sizes(ids) == (20, 0)

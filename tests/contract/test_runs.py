@@ -301,12 +301,12 @@ def test_the_start_of_many_greedy_runs_costs_no_more_than_linear(make: Make) -> 
         lm.submit([run_item(lm, lm.place([i], place), 1, temperature=0) for i in range(n)])
 
         def start() -> None:
-            lm.scheduler.take_in()
+            lm.scheduler.drain_inbox()
             lm.scheduler.admission.admit(may_evict=True)
 
         with lm.scheduler.lock:
             n_lines = lines_run(start)
-        assert len(lm.scheduler.desk.fresh) == n
+        assert len(lm.scheduler.queues.to_check) == n
         return n_lines
 
     assert cost(400) < 2.5 * cost(200)

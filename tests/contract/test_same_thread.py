@@ -82,7 +82,7 @@ def test_one_thread_calls_the_engine_from_first_to_last(make: Make) -> None:
     assert threading.get_ident() not in engine.threads
     lm.clear_cache()  # there is none
     with pytest.raises(StaleHandle):
-        lm.driver.exclusive(lm.scheduler.settle)
+        lm.driver.exclusive(lm.scheduler.close_idle_sequences)
 
 
 def test_an_error_of_an_errand_reaches_who_sent_it(make: Make) -> None:

@@ -144,7 +144,7 @@ def test_idle_prompts_go_to_the_host_and_come_back_with_their_numbers() -> None:
         ask = weft.AsyncLM(lm)
         first = [ask.next_token_logprobs_sync(prompt) for prompt in prompts]
         assert lm.stats().offloaded_bytes > 0
-        lm.scheduler.rows.clear()
+        lm.scheduler.logits_cache.clear()
         prefilled = lm.scheduler.counters.prefilled
         for prompt, logprobs in zip(prompts, first, strict=True):
             np.testing.assert_allclose(ask.next_token_logprobs_sync(prompt), logprobs, atol=1e-4)

@@ -108,7 +108,7 @@ def test_logits_that_were_set_stay_set(lm) -> None:
     mine = np.zeros(lm.info.n_vocab, np.float32)
     mine[9] = 5
     branch.set_logits(mine)
-    lm.scheduler.rows.budget_bytes = 0
+    lm.scheduler.logits_cache.budget_bytes = 0
     lm.clear_cache()
     Branch.create(lm).prefill([4, 5])
     assert branch.produce().token == 9

@@ -155,7 +155,7 @@ def test_trim_drops_the_rest_and_recompute_agrees(lm: LM) -> None:
     short = lm.kv.trim(place, 12)
     assert short.ids() == IDS[:12]
     assert lm.kv.size(place) == 12
-    lm.scheduler.rows.clear()
+    lm.scheduler.logits_cache.clear()
     np.testing.assert_allclose(logits(lm, IDS), want, atol=1e-4)
     for length in (-1, 31, True, 1.5):
         with pytest.raises(ConfigError, match="length is"):

@@ -65,7 +65,7 @@ class ExactRows:
 
     def _row(self, place: Place) -> Floats:
         self._lm.see_weights()
-        key = (self._lm.scheduler.rows.n_clears, place.namespace, *place.ids())
+        key = (self._lm.scheduler.logits_cache.n_clears, place.namespace, *place.ids())
         with self._lock:
             row = self._rows.get(key)
             if row is not None:
@@ -115,7 +115,7 @@ def walk(lm: LM, place: Place) -> tuple[CacheNode, int, CacheNode | None, int]:
 def view(lm: LM, cursor: Cursor) -> CacheNode:
     """Return what is known of a place now: its depth, whether it has KV, a copy of its row."""
     at = resolve(cursor)
-    row = lm.scheduler.rows.get(at)
+    row = lm.scheduler.logits_cache.get(at)
     return CacheNode(at.depth, at.node.fragment is not None, None if row is None else row.copy())
 
 

@@ -16,7 +16,7 @@ from .._core.sampling.metrics import entropy, surprisal
 from .._core.sampling.params import SamplingParams
 from .._core.sampling.rng import fresh_seed, stream_of
 from .._core.sched.driver import deferred_interrupt
-from .._core.sched.rows import LogitsRow
+from .._core.sched.logits_cache import LogitsRow
 from .._core.validation import whole_number
 from ..constraints.base import n_words
 from ..errors import ConfigError, GrammarError, HasChildren
@@ -360,7 +360,7 @@ class Branch(
 
     async def aproduce(self) -> Produced:
         """The awaitable form of `produce`."""
-        row, rows = self.row_for_draw(), self.lm.scheduler.rows
+        row, rows = self.row_for_draw(), self.lm.scheduler.logits_cache
         await self.lm.asee_weights()
         while row is not None and self.drawn is None and rows.read(row) is None:
             await arun(ReadCall(self.lm, [self]))

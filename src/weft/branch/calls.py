@@ -23,8 +23,8 @@ from .state import Accepted, BranchRegistry
 if TYPE_CHECKING:
     from .._core.sampling.sampler import Sampler
     from .._core.sched.jobs import Committed
-    from .._core.sched.lines import Line
-    from .._core.sched.rows import LogitsRow
+    from .._core.sched.logits_cache import LogitsRow
+    from .._core.sched.sequences import TokenSequence
     from .._core.sched.work import Want
     from ..engines.base import Score
     from ..lm.lm import LM
@@ -84,8 +84,8 @@ class CommitCall:
         item = work.Commit(lines, tokens, [part.next_sampler() for part in parts])
 
         def apply(answers: list[Any]) -> None:
-            for part, line, answer in zip(parts, lines, answers[0], strict=True):
-                part.finish(line, answer)
+            for part, sequence, answer in zip(parts, lines, answers[0], strict=True):
+                part.finish(sequence, answer)
 
         yield Stage([item], apply)
 
@@ -115,13 +115,13 @@ class _CommitPart:
             return False
         drawn = branch.drawn
         is_known = drawn is not None and drawn.token == self.token
-        return not is_known and branch.lm.scheduler.rows.read(branch.row) is None
+        return not is_known and branch.lm.scheduler.logits_cache.read(branch.row) is None
 
     def next_sampler(self) -> Sampler:
         """Return the sampler of the next token, which the same step draws."""
         return self.sampler.steered(self.steering) if self.steering else self.sampler
 
-    def finish(self, line: Line, answer: Committed) -> None:
+    def finish(self, sequence: TokenSequence, answer: Committed) -> None:
         branch, token = self.branch, self.token
         raw, kept = branch.surprisals(token) or (None, None) if self.is_unscored else (None, None)
         if self.is_accepted:
@@ -132,7 +132,7 @@ class _CommitPart:
                 branch.sampler = self.sampler
             else:  # the caller replaced it while the commit ran
                 branch.sampler.accept(token)
-        branch.advance(line, token)
+        branch.advance(sequence, token)
         branch.row, branch.custom_logits = answer.row, None
         branch.stream.push(token)
         is_valid = branch.sampler is self.sampler and branch.steering is self.steering
@@ -200,7 +200,7 @@ class _PrefillPart:
         self.first = next(unscored, self.n_ahead)
 
     def outputs(self) -> tuple[Want, ...]:
-        start, row = self.branch.position, Logits(self.place.depth, kept=True)
+        start, row = self.branch.position, Logits(self.place.depth, cached=True)
         if self.first == self.n_ahead:
             return (row,)
         return row, Scores(start + self.first, start + self.n_ahead)
@@ -226,7 +226,7 @@ class ReadCall:
 
         def apply(answers: list[list[Any]]) -> None:
             for branch, answer in zip(self.branches, answers, strict=True):
-                branch.lm.scheduler.rows.fill(branch.require_row(), answer[0], wanted=True)
+                branch.lm.scheduler.logits_cache.set(branch.require_row(), answer[0], keep=True)
 
         yield Stage(
             [Extend(branch.place, (), (Logits(branch.position),)) for branch in self.branches],

@@ -12,7 +12,7 @@ from .._core import atomic_files
 from .._core.atomic_files import field, number, shown, whole
 from .._core.sampling.params import SamplingParams
 from .._core.sampling.rng import stream_of
-from .._core.sched.rows import LogitsRow
+from .._core.sched.logits_cache import LogitsRow
 from ..errors import (
     ConfigError,
     ConstraintError,

@@ -22,13 +22,13 @@ from .._core.sampling.params import SamplingParams
 from .._core.sampling.rng import stream_of
 from .._core.sampling.sampler import BROKEN, Sampler, draw_rows
 from .._core.sched.driver import deferred_interrupt
-from .._core.sched.rows import LogitsRow
+from .._core.sched.logits_cache import LogitsRow
 from .._core.validation import as_index
 from ..errors import ConfigError, ConstraintError, DeadEnd, ForwardError, StaleHandle, WeftError
 from ..lm.lm import LM, Adapters
 
 if TYPE_CHECKING:
-    from .._core.sched.lines import Line
+    from .._core.sched.sequences import TokenSequence
     from .branch import Branch
 
 Floats = NDArray[np.float32]
@@ -46,7 +46,7 @@ class State:
         self.lm = lm
         self.registry = BranchRegistry.for_lm(lm)
         self.number = next(self.registry.numbers)
-        self.line: Line | None = None
+        self.sequence: TokenSequence | None = None
         self._place = place
         self._depth = place.depth
         self.params = params
@@ -54,7 +54,7 @@ class State:
         self.row: LogitsRow | None = None
         self.custom_logits: Floats | None = None
         self.last: Accepted | None = None
-        self._rows = lm.scheduler.rows
+        self._rows = lm.scheduler.logits_cache
         self._drawn: Produced | None = None
         self._drawn_when = 0
         self.steering: dict[int, float] = {}
@@ -93,52 +93,52 @@ class State:
 
         That costs a commit its speed: `base`, `ids` and `position` do without.
         """
-        line, self.line = self.line, None
-        if line is not None:
-            place = self.lm.scheduler.lines.release(line)
+        sequence, self.sequence = self.sequence, None
+        if sequence is not None:
+            place = self.lm.scheduler.sequences.release(sequence)
             # A commit that was interrupted may have run its token all the same.
             self._place = place if place.depth == self._depth else place.at(self._depth)
         return self._place
 
     @place.setter
     def place(self, place: Place) -> None:
-        line, self.line = self.line, None
-        if line is not None:
-            self.lm.scheduler.lines.release(line)
+        sequence, self.sequence = self.sequence, None
+        if sequence is not None:
+            self.lm.scheduler.sequences.release(sequence)
         self._place, self._depth = place, place.depth
 
     @property
     def base(self) -> Place:
         """The tip, or the place after which its line has the rest."""
-        return self._place if self.line is None else self.line.base
+        return self._place if self.sequence is None else self.sequence.base
 
     def tip(self) -> Place:
         """Return the tip as a place to look at: commits go on as fast as before."""
-        line = self.line
-        if line is None:
+        sequence = self.sequence
+        if sequence is None:
             return self._place
         with self.lm.scheduler.lock:
-            return line.end().at(self._depth)
+            return sequence.end().at(self._depth)
 
     def ids(self) -> list[int]:
         """Return all token ids of the path, a new list."""
-        line = self.line
-        if line is None:
+        sequence = self.sequence
+        if sequence is None:
             return self._place.ids()
         with self.lm.scheduler.lock:
-            return line.end().ids()[: self._depth]
+            return sequence.end().ids()[: self._depth]
 
-    def open_sequence(self) -> Line:
+    def open_sequence(self) -> TokenSequence:
         """Return the line that commits go on with."""
-        if self.line is None:
-            self.line = self.lm.scheduler.lines.begin(self, self._place)
-        return self.line
+        if self.sequence is None:
+            self.sequence = self.lm.scheduler.sequences.create(self, self._place)
+        return self.sequence
 
-    def advance(self, line: Line, token: int) -> None:
+    def advance(self, sequence: TokenSequence, token: int) -> None:
         """A commit has run a token after the tip, on a line of this branch."""
         if self.unused_in is not None:
             self.unused_in.set_used(self)
-        if self.line is line:
+        if self.sequence is sequence:
             self._depth += 1
         else:  # forked while the commit was on its way
             self.place = self.lm.place((token,), after=self._place)
@@ -557,10 +557,10 @@ class BranchRegistry:
         """Return how many tokens of a branch's path have KV. Cost: as of `Lines.held`."""
         lm = self.lm()
         with lm.scheduler.lock:
-            line = branch.line
-            if line is not None and line.tail is not None:  # which has its path pinned
-                return min(line.base.depth + line.n_held(), branch.position)
-            return lm.scheduler.lines.held(branch.tip())
+            sequence = branch.sequence
+            if sequence is not None and sequence.tail is not None:  # which has its path pinned
+                return min(sequence.base.depth + sequence.n_in_tail(), branch.position)
+            return lm.scheduler.sequences.n_cached(branch.tip())
 
     def available(self) -> int:
         """Return how many more branches `n_seq_max` allows; 0 if as many or more are live."""
@@ -569,7 +569,7 @@ class BranchRegistry:
     def pressure(self) -> Pressure:
         """Return how full the LM is. Cost: O(live branches)."""
         lm = self.lm()
-        lm.driver.exclusive(lm.scheduler.settle)
+        lm.driver.exclusive(lm.scheduler.close_idle_sequences)
         room = lm.tree.room
         branches = list(self.branches)
         return Pressure(

@@ -78,7 +78,7 @@ class BranchStore(Listed):
     def _without_rows(self, branches: Sequence[Branch]) -> list[Branch]:
         check_pairs(self.lm, [(branch, None) for branch in branches], "produce")
         rows = ((branch, branch.row_for_draw()) for branch in branches if branch.drawn is None)
-        read = self.lm.scheduler.rows.read
+        read = self.lm.scheduler.logits_cache.read
         return [branch for branch, row in rows if row is not None and read(row) is None]
 
     def retain_only(self, branch: Branch) -> None:

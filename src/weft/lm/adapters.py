@@ -100,7 +100,7 @@ class Adapters:
 
 
 def _retire(lm: LM, name: str, space: str, why: str) -> None:
-    lm.scheduler.retire(space, f"the LoRA adapter {name!r} was {why}")
+    lm.scheduler.drop_namespace(space, f"the LoRA adapter {name!r} was {why}")
     lm.engine.remove_adapter(space)
 
 

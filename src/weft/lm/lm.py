@@ -33,7 +33,7 @@ from .._core.sampling.params import (
 )
 from .._core.sampling.sampler import Sampler
 from .._core.sched.driver import Channel, Driver
-from .._core.sched.native import check_steps
+from .._core.sched.engine_runs import check_steps
 from .._core.sched.scheduler import Scheduler
 from .._core.sched.work import Extend, Item, Logits, Run, Ticket
 from .._core.tokens.parse import ChatOutput, parse_chat_output
@@ -254,7 +254,7 @@ class LM(
 
     def turn_of_loop(self) -> Awaitable[None] | None:
         """Return what a call waits for first, where one pass of its loop makes very many."""
-        return self.driver.turn_of_loop()
+        return self.driver.start_call()
 
     async def asubmit(self, items: Sequence[Item], *, atomic: bool = False) -> list[Ticket]:
         """Queue work from an event loop; what one pass of the loop submits shares a step."""
@@ -532,15 +532,15 @@ class LM(
         Every call that runs the model does so first; for what is kept beside the tree. Where
         something runs that has begun with the weights of before, this waits for its end.
         """
-        if not self.closed and self.scheduler.has_other_weights():
-            self.driver.exclusive(self.scheduler.see_weights)
-            if self.scheduler.has_other_weights():
+        if not self.closed and self.scheduler.weights_changed():
+            self.driver.exclusive(self.scheduler.check_weights)
+            if self.scheduler.weights_changed():
                 # What is asked for now begins once they are seen; see `Scheduler._awaits_weights`.
                 self.drive(self.submit([Extend(self.place([0]), (), (Logits(1),))]))
 
     async def asee_weights(self) -> None:
         """As `see_weights`, without blocking the loop."""
-        if self.scheduler.has_other_weights():
+        if self.scheduler.weights_changed():
             await asyncio.to_thread(self.see_weights)
 
     def close(self) -> None:

@@ -89,11 +89,11 @@ class Pin:
         tree, name = self._lm.tree, self.place.namespace
         if self._lm.closed:
             raise StaleHandle("this LM is closed; load it again")
-        if name is not None and name in self._lm.scheduler.retired:
-            raise StaleHandle(self._lm.scheduler.retired[name])
+        if name is not None and name in self._lm.scheduler.dropped_namespaces:
+            raise StaleHandle(self._lm.scheduler.dropped_namespaces[name])
         self._hold = tree.pin_by_hand(self.place, self)
         if self._hold is None:  # sessions that nothing runs in may hold the room
-            self._lm.scheduler.lines.relieve()
+            self._lm.scheduler.sequences.close_idle()
             self._hold = tree.pin_by_hand(self.place, self)
         return self._hold is not None
 
@@ -334,7 +334,7 @@ class PathKV:
         return path
 
     def _sizes(self, place: Place) -> KvSizes:
-        cursor, device = self._lm.tree.find(place), self._lm.scheduler.lines.held(place)
+        cursor, device = self._lm.tree.find(place), self._lm.scheduler.sequences.n_cached(place)
         depth, host = cursor.depth, 0
         for node in self._lm.tree.up(cursor):
             host += max(depth - max(node.start, device), 0) if node.host is not None else 0
@@ -344,7 +344,7 @@ class PathKV:
     def _after(self, place: Place, start: int) -> list[Node]:
         """Return the nodes of a path after its first `start` tokens, the last one first."""
         tree = self._lm.tree
-        self._lm.scheduler.lines.relieve()  # theirs goes into the tree
+        self._lm.scheduler.sequences.close_idle()  # theirs goes into the tree
         tree.cut(tree.place(place.at(start)))
         return [n for n in tree.up(tree.cut(tree.place(place))) if n.start >= start]
 

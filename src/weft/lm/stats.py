@@ -93,7 +93,7 @@ def format_bytes(n_bytes: int) -> str:
 
 def gather_stats(scheduler: Scheduler) -> Stats:
     """Read the figures of a scheduler and its tree. Cost: O(nodes of the tree)."""
-    tree, counters, rows = scheduler.tree, scheduler.counters, scheduler.rows
+    tree, counters, rows = scheduler.tree, scheduler.counters, scheduler.logits_cache
     with scheduler.lock:
         tree.drain_released()
         per_token = scheduler.engine.info.kv_bytes_per_token
@@ -117,7 +117,7 @@ def gather_stats(scheduler: Scheduler) -> Stats:
             kv_budget_bytes=None if capacity is None else capacity * per_token,
             pinned_tokens=tree.room.pinned + tree.room.tails,
             evicted=tree.n_evicted,
-            parked=counters.parked,
+            parked=counters.preempted,
             plan_s=counters.plan_s,
             forward_s=counters.forward_s,
             deliver_s=counters.deliver_s,

@@ -11,7 +11,7 @@ from fakes import BrokenFragments
 from weft._core.kv.place import Cursor, Node, Place, common_prefix, resolve
 from weft._core.kv.room import EvictionQueue, HostTier, split_exported
 from weft._core.kv.tree import TokenTree
-from weft._core.sched.rows import LogitsRow
+from weft._core.sched.logits_cache import LogitsRow
 
 
 def compute(tree: TokenTree, kv: ListFragments, ids: list[int]) -> Cursor:

@@ -111,7 +111,7 @@ def test_a_fork_waits_for_the_step_of_another_thread(make: MakeRig, *, has_threa
     """Its locks were held for ever in the other process, where a close did not end."""
     engine = Threads()
     rig, begun, forking = make(engine), threading.Event(), threading.Event()
-    pause = rig.driver.pause
+    pause = rig.driver.before_fork
 
     def slow() -> None:
         begun.set()
@@ -122,7 +122,7 @@ def test_a_fork_waits_for_the_step_of_another_thread(make: MakeRig, *, has_threa
         pause()
 
     engine.during = slow
-    rig.driver.pause = pause_of_fork  # type: ignore[method-assign]
+    rig.driver.before_fork = pause_of_fork  # type: ignore[method-assign]
     if has_thread:
         rig.driver.start()
     thread = beside(lambda: rig.drive(logits_item(rig, [1, 2])))
@@ -145,7 +145,7 @@ def test_a_fork_waits_for_the_step_of_another_thread(make: MakeRig, *, has_threa
 def test_a_fork_in_a_step_that_does_not_end_soon_is_told(
     make: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver_module, "END_S", 0.05)
+    monkeypatch.setattr(driver_module, "MAX_EXIT_WAIT_S", 0.05)
     engine = Threads()
     rig, begun, goes_on = make(engine), threading.Event(), threading.Event()
 
@@ -298,7 +298,7 @@ def test_who_awaits_what_another_thread_steps_inline_is_told(
             entered.wait()
         step()
 
-    inner = rig.scheduler.enter
+    inner = rig.scheduler.enqueue
 
     def entering(jobs: list[Any]) -> None:
         inner(jobs)
@@ -306,7 +306,7 @@ def test_who_awaits_what_another_thread_steps_inline_is_told(
             entered.set()
 
     monkeypatch.setattr(rig.scheduler, "step", stepping)
-    monkeypatch.setattr(rig.scheduler, "enter", entering)
+    monkeypatch.setattr(rig.scheduler, "enqueue", entering)
     (ticket,) = driver.submit([Extend(rig.place([1, 2, 3]), (), (Logits(3),))])
     driver.drive([ticket])
     join(*other)
@@ -367,7 +367,7 @@ def test_pump_yields_a_list_a_step_until_all_is_done(make: MakeRig) -> None:
     assert [len(events) for events in heard] == [2] * 6
     for i, ticket in enumerate(tickets):
         assert [events[i] for events in heard] == ticket.result().tokens
-    assert channel.take() == []
+    assert channel.drain() == []
 
 
 def test_leaving_a_pump_early_cancels_nothing(make: MakeRig) -> None:
@@ -483,14 +483,14 @@ def test_a_forgotten_lm_ends_its_thread() -> None:
 def test_an_lm_closed_while_its_thread_looks_for_work_ends_it(make: MakeRig) -> None:
     """Closed after a turn that found nothing, before the thread sleeps."""
     rig = make()
-    turn = rig.driver.turn
+    turn = rig.driver.run_once
 
     def last_turn() -> bool:
         worked = turn()
         rig.driver.closed = True
         return worked
 
-    rig.driver.turn = last_turn  # type: ignore[method-assign]
+    rig.driver.run_once = last_turn  # type: ignore[method-assign]
     rig.driver.start()
     assert rig.driver._thread is not None
     join(rig.driver._thread)
@@ -503,7 +503,7 @@ def test_work_that_comes_before_the_thread_sleeps_is_done_at_once(
     """Submitted after a turn that found nothing: the thread looks again instead of sleeping."""
     monkeypatch.setattr(driver_module, "IDLE_S", 1e6)
     rig = make()
-    turn, tickets = rig.driver.turn, []
+    turn, tickets = rig.driver.run_once, []
 
     def turn_then_work() -> bool:
         worked = turn()
@@ -511,7 +511,7 @@ def test_work_that_comes_before_the_thread_sleeps_is_done_at_once(
             tickets.extend(rig.scheduler.submit([logits_item(rig, [1])]))  # wakes nobody
         return worked
 
-    rig.driver.turn = turn_then_work  # type: ignore[method-assign]
+    rig.driver.run_once = turn_then_work  # type: ignore[method-assign]
     rig.driver.start()
     while not (tickets and tickets[0].done):
         time.sleep(0.001)

@@ -12,7 +12,7 @@ from rig import MakeRig, MemoryEngine, Rig, assert_result, logits_after, run
 from weft._core.kv.place import Place
 from weft._core.sched import driver as driver_module
 from weft._core.sched.driver import Channel
-from weft._core.sched.outbox import TURNS, Outbox, Waiter
+from weft._core.sched.loop_bridge import MAX_PER_PASS, EventLoopBridge, Waiter
 from weft._core.sched.work import Extend, FinishReason, Logits, RunState
 from weft.errors import Cancelled, ConfigError, StaleHandle
 
@@ -162,11 +162,11 @@ def test_the_table_of_loops_is_read_under_the_lock_it_grows_under(make: MakeRig)
 
     class Watched(dict[Any, Any]):
         def items(self) -> Any:
-            assert rig.driver._news._is_owned()  # type: ignore[attr-defined]
+            assert rig.driver._changed._is_owned()  # type: ignore[attr-defined]
             return super().items()
 
         def __setitem__(self, key: Any, value: Any) -> None:
-            assert rig.driver._news._is_owned()  # type: ignore[attr-defined]
+            assert rig.driver._changed._is_owned()  # type: ignore[attr-defined]
             super().__setitem__(key, value)
 
     rig.driver._loops = Watched()  # type: ignore[assignment]
@@ -261,25 +261,25 @@ def test_a_closed_driver_refuses_async_work_and_tells_who_waits(make: MakeRig) -
 
 def test_a_loop_that_was_closed_is_not_told() -> None:
     loop = asyncio.new_event_loop()
-    outbox = Outbox(list.clear)
-    waiter = Waiter(outbox, loop)
+    bridge = EventLoopBridge(list.clear)
+    waiter = Waiter(bridge, loop)
     loop.close()
-    waiter.fire()
-    outbox.deliver(loop)
-    outbox.deliver(loop)
+    waiter.wake()
+    bridge.flush(loop)
+    bridge.flush(loop)
     assert not waiter.future.done()
 
 
 def test_only_futures_that_still_wait_are_set() -> None:
-    outbox = Outbox(list.clear)
+    bridge = EventLoopBridge(list.clear)
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        gone, waiting = Waiter(outbox, loop), Waiter(outbox, loop)
+        gone, waiting = Waiter(bridge, loop), Waiter(bridge, loop)
         gone.future.cancel()
-        gone.fire()
-        waiting.fire()
-        outbox.deliver(loop)
+        gone.wake()
+        waiting.wake()
+        bridge.flush(loop)
         await waiting.future
         assert gone.future.cancelled()
 
@@ -289,10 +289,10 @@ def test_only_futures_that_still_wait_are_set() -> None:
 def test_many_calls_begin_in_many_passes_and_are_one_step(make: MakeRig) -> None:
     engine = MemoryEngine()
     rig = make(engine, n_batch=4096)
-    n, passes = 5 * TURNS + 3, list[int]()
+    n, passes = 5 * MAX_PER_PASS + 3, list[int]()
 
     async def one(i: int, began: list[int]) -> float:
-        if (turn := rig.driver.turn_of_loop()) is not None:
+        if (turn := rig.driver.start_call()) is not None:
             await turn
         began[-1] += 1
         logits = (await answer(rig, logits_item(rig, [i % 7, i % 11, i % 13])))[0]
@@ -308,7 +308,7 @@ def test_many_calls_begin_in_many_passes_and_are_one_step(make: MakeRig) -> None
 
     found = asyncio.run(main())
     assert found == [float(logits_after([i % 7, i % 11, i % 13])[0]) for i in range(n)]
-    assert max(passes) <= TURNS
+    assert max(passes) <= MAX_PER_PASS
     assert len(engine.sizes) <= 3  # a node that others pass is computed before them
 
 
@@ -316,13 +316,13 @@ def test_a_call_that_is_cancelled_before_its_turn_takes_none(make: MakeRig) -> N
     rig = make()
 
     async def begin() -> None:
-        if (turn := rig.driver.turn_of_loop()) is not None:
+        if (turn := rig.driver.start_call()) is not None:
             await turn
 
     async def main() -> int:
-        tasks = [asyncio.create_task(begin()) for _ in range(3 * TURNS)]
+        tasks = [asyncio.create_task(begin()) for _ in range(3 * MAX_PER_PASS)]
         await asyncio.sleep(0)
-        for task in tasks[TURNS : 2 * TURNS]:
+        for task in tasks[MAX_PER_PASS : 2 * MAX_PER_PASS]:
             task.cancel()
         for n_passes in range(100):
             if all(task.done() for task in tasks):
@@ -370,8 +370,8 @@ def test_work_that_ends_between_steps_is_told_to_its_loop(make: MakeRig) -> None
         await asyncio.sleep(0)
 
         def end() -> None:
-            rig.scheduler.enter(jobs)
-            rig.scheduler.retire("adapter", "it is gone")
+            rig.scheduler.enqueue(jobs)
+            rig.scheduler.drop_namespace("adapter", "it is gone")
 
         await asyncio.to_thread(rig.driver.exclusive, end)
         await waiting

@@ -239,18 +239,18 @@ def test_a_commit_that_cannot_be_undone_is_computed_again(make: MakeRig, number:
     engine.fragments = wrapped.fragments
     rig = make(engine, n_batch=2)
     owners = [Owner() for _ in range(4)]
-    lines = [rig.scheduler.lines.begin(owner, rig.place([1, 2, 3])) for owner in owners]
-    (first,) = rig.submit(Commit(lines, [4, 5, 6, 7], [None] * 4))
+    sequences = [rig.scheduler.sequences.create(owner, rig.place([1, 2, 3])) for owner in owners]
+    (first,) = rig.submit(Commit(sequences, [4, 5, 6, 7], [None] * 4))
     rig.driver.drive([first])
     first.result()
-    (failed,) = rig.submit(Commit(lines, [8] * 4, [None] * 4))
+    (failed,) = rig.submit(Commit(sequences, [8] * 4, [None] * 4))
     rig.driver.drive([failed])
     with pytest.raises(ForwardError, match="forward 5"):
         failed.result()
-    (again,) = rig.submit(Commit(lines, [9] * 4, [None] * 4))
+    (again,) = rig.submit(Commit(sequences, [9] * 4, [None] * 4))
     rig.driver.drive([again])
     for token, found in zip([4, 5, 6, 7], again.result(), strict=True):
-        logits = rig.scheduler.rows.read(found.row)
+        logits = rig.scheduler.logits_cache.read(found.row)
         assert logits.tolist() == logits_after([1, 2, 3, token, 9]).tolist()
 
 
@@ -283,7 +283,7 @@ def test_a_job_that_fails_beside_a_step_in_flight_does_not_touch_it(make: MakeRi
     rig.drive(Extend(rig.place([1, 2, 3, 4])))
     (flying,) = rig.submit(Extend(rig.place([7, 8]), (), (Logits(2),)))
     rig.step()
-    assert rig.scheduler.flight is not None
+    assert rig.scheduler.in_flight is not None
     (cutting,) = rig.submit(run(rig.place([1, 2, 3])))
     rig.driver.drive([flying, cutting])
     assert flying.result()[0].tolist() == logits_after([7, 8]).tolist()
@@ -304,7 +304,7 @@ def test_an_error_that_nobody_foresaw_answers_all_that_is_open(
     tickets = rig.submit(run(rig.place([1, 2, 3]), max_tokens=50), read)
     rig.step(3)
     with monkeypatch.context() as patch:
-        patch.setattr(rig.scheduler.desk, "promote", lambda: 1 / 0)
+        patch.setattr(rig.scheduler.queues, "advance", lambda: 1 / 0)
         rig.step()
     for ticket in tickets:
         assert isinstance(ticket.error, ForwardError)
@@ -315,15 +315,15 @@ def test_an_error_that_nobody_foresaw_answers_all_that_is_open(
 
 def test_work_that_cannot_even_be_undone_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig()
-    desk = rig.scheduler.desk
+    queues = rig.scheduler.queues
     tickets = rig.submit(*(run(rig.place([1, 2, i]), max_tokens=50) for i in range(3)))
     rig.step(3)
     with monkeypatch.context() as patch:
-        patch.setattr(desk, "promote", lambda: 1 / 0)
-        patch.setattr(desk, "fail", lambda *_: 1 / 0)
+        patch.setattr(queues, "advance", lambda: 1 / 0)
+        patch.setattr(queues, "fail", lambda *_: 1 / 0)
         rig.step()
     assert all(isinstance(ticket.error, ForwardError) for ticket in tickets)
-    assert not desk.jobs()
+    assert not queues.jobs()
     rig.driver.close()
 
 
@@ -450,10 +450,10 @@ def test_a_row_that_cannot_be_made_fails_its_run_alone(
     tickets = rig.submit(*items)
     row = RunJob.row
 
-    def failing(job: RunJob, desk: Any) -> Row:
+    def failing(job: RunJob, queues: Any) -> Row:
         if job.members[0].item is items[1]:
             raise MemoryError("no room for a row")
-        return row(job, desk)
+        return row(job, queues)
 
     monkeypatch.setattr(RunJob, "row", failing)
     rig.driver.drive(tickets)
@@ -477,8 +477,8 @@ def test_who_fails_when_told_of_an_answer_fails_nobody_else(make: MakeRig) -> No
 
 def test_who_fails_when_told_of_a_commit_fails_nobody_else(make: MakeRig) -> None:
     rig, owner = make(), Owner()
-    line = rig.scheduler.lines.begin(owner, rig.place([1, 2, 3]))
-    (ticket,) = rig.submit(Commit([line], [4], [None]))
+    sequence = rig.scheduler.sequences.create(owner, rig.place([1, 2, 3]))
+    (ticket,) = rig.submit(Commit([sequence], [4], [None]))
 
     def failing(ticket: Ticket) -> None:
         raise Boom("what was told cannot be done")
@@ -487,7 +487,7 @@ def test_who_fails_when_told_of_a_commit_fails_nobody_else(make: MakeRig) -> Non
     other = run(rig.place([1, 2]))
     (result,) = rig.drive(other)
     assert_result(rig, other, result)
-    assert rig.scheduler.rows.read(ticket.result()[0].row) is not None
+    assert rig.scheduler.logits_cache.read(ticket.result()[0].row) is not None
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -566,13 +566,13 @@ def test_what_is_forced_for_a_step_that_is_put_off_runs_in_the_next(
     item = held_to(run(rig.place([1, 2, 3]), max_tokens=9), Odd([4, 5]))
     (want,) = rig.drive(item)
     rig.driver.exclusive(rig.scheduler.clear)
-    fit, seen = rig.scheduler.admission.fit, list[bool]()
+    fit, seen = rig.scheduler.admission.reserve_slots, list[bool]()
 
     def put_off(*given: Any, **more: Any) -> bool:
         seen.append(True)
         return len(seen) % 2 == 0 and fit(*given, **more)
 
-    monkeypatch.setattr(rig.scheduler.admission, "fit", put_off)
+    monkeypatch.setattr(rig.scheduler.admission, "reserve_slots", put_off)
     (ticket,) = rig.submit(held_to(run(rig.place([1, 2, 3]), max_tokens=9), Odd([4, 5])))
     while not ticket.done:
         rig.step()

@@ -168,7 +168,7 @@ class Struck(threading.Condition):
 def test_ctrl_c_of_one_who_waits_leaves_nothing_taken(make: MakeRig, at: int) -> None:
     """While the thread steps: it goes on, and so does whoever asks next."""
     rig = make()
-    news = rig.driver._news = Struck(at)
+    news = rig.driver._changed = Struck(at)
     rig.driver._caller = 0  # another thread has called before
     with pytest.raises(KeyboardInterrupt):
         rig.drive(run(rig.place([1, 2]), 0, max_tokens=40))

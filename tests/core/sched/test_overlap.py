@@ -167,16 +167,16 @@ def test_what_is_committed_beside_a_live_run_joins(make: MakeRig, late: bool) ->
     n_before, ids = rig.tree.n_nodes, [5, 6, 7]
     place = rig.place(ids)
     for number in range(200):
-        line = rig.scheduler.lines.begin(rig, place)
+        sequence = rig.scheduler.sequences.create(rig, place)
         ids.append(number % 16)
-        (done,) = rig.driver.submit([Commit([line], [ids[-1]], [None])])
+        (done,) = rig.driver.submit([Commit([sequence], [ids[-1]], [None])])
         while not done.done:
             rig.step()
-        place = rig.scheduler.lines.release(line)
+        place = rig.scheduler.sequences.release(sequence)
     rig.step()
     assert not ticket.done
     assert rig.tree.n_nodes - n_before < 12
-    assert rig.scheduler.desk.to_join == []
+    assert rig.scheduler.queues.to_join == []
     rig.tree.check()
     assert np.array_equal(rig.ask(ids, Logits(100))[0], logits_after(ids[:100]))
     ticket.cancel()
@@ -197,10 +197,10 @@ def test_a_chain_that_a_live_run_reads_joins_once_it_has_ended(make: MakeRig) ->
     rig.step(4)
     n_nodes = rig.tree.n_nodes
     rig.tree.clear()  # the other branches go, the chain stays
-    rig.scheduler.desk.to_join.append(rig.tree.held(rig.tree.match(ids[:-1])))
+    rig.scheduler.queues.to_join.append(rig.tree.held(rig.tree.match(ids[:-1])))
     rig.step(3)
     assert rig.tree.n_nodes == n_nodes - 12
-    assert len(rig.scheduler.desk.to_join) == 1
+    assert len(rig.scheduler.queues.to_join) == 1
     rig.driver.drive([ticket])
     assert rig.tree.n_nodes < 5
     rig.tree.check()

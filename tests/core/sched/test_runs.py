@@ -161,7 +161,7 @@ def test_a_parked_run_resumes_by_computing_what_was_evicted(make: MakeRig) -> No
     for item, result in zip(items, rig.drive(*items), strict=True):
         assert_result(rig, item, result)
     counters = rig.scheduler.counters
-    assert counters.parked > 0
+    assert counters.preempted > 0
     assert counters.recomputed > 0
     assert rig.tree.n_evicted > 0
 
@@ -172,7 +172,7 @@ def test_penalties_of_a_parked_run_go_on_where_they_were(make: MakeRig) -> None:
     items = [run(rig.place([i] * 3), i, **options) for i in range(3)]
     for item, result in zip(items, rig.drive(*items), strict=True):
         assert_result(rig, item, result)
-    assert rig.scheduler.counters.parked > 0
+    assert rig.scheduler.counters.preempted > 0
 
 
 def test_a_live_run_that_outgrows_all_room_fails_and_leaves_none_of_it(make: MakeRig) -> None:

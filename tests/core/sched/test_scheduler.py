@@ -6,7 +6,7 @@ import pytest
 
 from fakes import Boom, BrokenEngine, HiddenFake, LateFake, Wrapped
 from rig import MakeRig, MemoryEngine, assert_result, logits_after, run
-from weft._core.sched.step import as_forward_error
+from weft._core.sched.batch import as_forward_error
 from weft._core.sched.work import Extend, Logits, Run
 from weft.engines.base import Engine, Output, Row
 from weft.errors import Cancelled, ConfigError, ForwardError, KVFull, WeftError
@@ -67,7 +67,7 @@ def test_runs_in_little_room_are_parked_and_end_as_ever(
     items = [run(rig.place([1]), i, max_tokens=5) for i in range(3)]
     results = rig.drive(*items)
     if n_batch == 3 or capacity < 9:
-        assert (rig.scheduler.counters.parked > 0) == (n_batch > 1)
+        assert (rig.scheduler.counters.preempted > 0) == (n_batch > 1)
     for item, result in zip(items, results, strict=True):
         assert_result(rig, item, result)
 
@@ -77,7 +77,7 @@ def test_work_that_cannot_go_on_fails_instead_of_being_tried_for_ever(
 ) -> None:
     rig = make(capacity=4)
     tickets = rig.submit(Extend(rig.place([1])), Extend(rig.place([2, 3, 4, 5])))
-    monkeypatch.setattr(rig.scheduler.desk.reader, "pack", lambda claims, budget, desk: [])
+    monkeypatch.setattr(rig.scheduler.queues.prefill, "plan", lambda claims, budget, queues: [])
     rig.driver.drive(tickets)
     for ticket in tickets:
         with pytest.raises(WeftError, match="report this as a bug"):
@@ -118,7 +118,7 @@ def test_a_run_cancelled_in_the_queue_has_made_nothing(make: MakeRig) -> None:
     first, second = run(rig.place([1, 2, 3])), run(rig.place([4, 5, 6, 7]))
     tickets = rig.submit(first, second)
     rig.step()
-    assert len(rig.scheduler.desk.queue) == 1
+    assert len(rig.scheduler.queues.waiting) == 1
     tickets[1].cancel("interrupted")
     rig.step()
     result = tickets[1].result()
@@ -130,7 +130,7 @@ def test_a_parked_run_that_is_cancelled_keeps_what_it_made(make: MakeRig) -> Non
     rig = make(capacity=12)
     items = [run(rig.place([i + 1]), i, max_tokens=9) for i in range(2)]
     tickets = rig.submit(*items)
-    while not rig.scheduler.counters.parked:
+    while not rig.scheduler.counters.preempted:
         rig.step()
     tickets[1].cancel()
     rig.step()
@@ -156,7 +156,7 @@ def test_a_step_that_fails_after_its_work_was_cancelled_changes_nothing(make: Ma
     rig = make(LateFake(MemoryEngine(), {0}))
     (ticket,) = rig.submit(Extend(rig.place([1, 2]), (), (Logits(2),)))
     rig.step()
-    assert rig.scheduler.flight is not None
+    assert rig.scheduler.in_flight is not None
     ticket.cancel()
     rig.step(2)
     with pytest.raises(Cancelled):
@@ -233,7 +233,7 @@ def test_close_fails_what_waits_and_what_is_in_flight(make: MakeRig) -> None:
     )
     (live,) = rig.submit(run(rig.place([7, 8, 9])))
     rig.step()
-    assert rig.scheduler.flight is not None
+    assert rig.scheduler.in_flight is not None
     rig.driver.close()
     assert tickets[0].result()[0].tolist() == logits_after([1, 2, 3]).tolist()
     for ticket in (tickets[1], live):

@@ -73,13 +73,15 @@ def test_new_work_begins_beside_a_run_that_is_longer_than_the_budget(make: MakeR
     assert_result(rig, long, ticket.result())
 
 
-def _commit(rig: Rig, n_lines: int) -> Ticket:
-    owners = [Owner() for _ in range(n_lines)]
-    lines = [rig.scheduler.lines.begin(owner, rig.place(PATH)) for owner in owners]
-    (ticket,) = rig.submit(Commit(lines, [i % 4 for i in range(n_lines)], [sampler()] * n_lines))
+def _commit(rig: Rig, n_sequences: int) -> Ticket:
+    owners = [Owner() for _ in range(n_sequences)]
+    sequences = [rig.scheduler.sequences.create(owner, rig.place(PATH)) for owner in owners]
+    (ticket,) = rig.submit(
+        Commit(sequences, [i % 4 for i in range(n_sequences)], [sampler()] * n_sequences)
+    )
     rig.driver.drive([ticket])
     for i, found in enumerate(ticket.result()):
-        row = rig.scheduler.rows.read(found.row)
+        row = rig.scheduler.logits_cache.read(found.row)
         np.testing.assert_array_equal(row, logits_after([*PATH, i % 4]))
     return ticket
 

@@ -35,7 +35,7 @@ def client(served: Served) -> Iterator[Client]:
         for row in client.looms(limit=200).data:
             client.remove_loom(row.id, purge=True)
         lm = served.service.models.lm()
-        lm.driver.exclusive(lm.scheduler.settle)
+        lm.driver.exclusive(lm.scheduler.close_idle_sequences)
         assert lm.tree.room.must == 0, "a pin was left"
         lm.clear_cache()
 
@@ -60,7 +60,7 @@ def pinned(client: Client, loom: str) -> list[int]:
 
 def must(served: Served) -> int:
     lm = served.service.models.lm()
-    lm.driver.exclusive(lm.scheduler.settle)
+    lm.driver.exclusive(lm.scheduler.close_idle_sequences)
     return int(lm.tree.room.must)
 
 

@@ -18,16 +18,16 @@ from ...errors import Cancelled, ConstraintError, DeadEnd, WeftError
 from ..kv.place import Place
 from ..sampling.metrics import broken_logits, join_scores
 from ..sampling.sampler import BROKEN, Chain, DrawnToken, draw_at
-from .lines import Line
-from .reads import Claim, Need
-from .rows import LentRow, LogitsRow
-from .step import LinesPart, RunsPart
+from .batch import DecodePart, SequencePart
+from .logits_cache import LogitsRow, PinnedLogits
+from .prefill import LogitsRequest, PathClaim
+from .sequences import TokenSequence
 from .work import Commit, Extend, FinishReason, Run, RunResult, RunState, Scores, Ticket
 
 if TYPE_CHECKING:
     from ...engines.base import Draws
     from ..sampling.sampler import DrawBatch, DrawResult
-    from .desk import Desk
+    from .queues import JobQueues
 
 # So many forced tokens are worth a step in which a run that overlaps has no row.
 _WORTH_WAITING = 3
@@ -42,12 +42,12 @@ class Job(ABC):
     their tails, once these are closed. can_park: it can go on from what is known, see `park`.
     """
 
-    by_content = True
-    can_park = True
+    needs_closed_tails = True
+    can_preempt = True
 
     def __init__(self, age: int, tickets: Sequence[Ticket]) -> None:
         self.age = age
-        self.claims: list[Claim] = []
+        self.claims: list[PathClaim] = []
         self.admitted = False
         self.done = False
         self.outstanding = 0
@@ -71,39 +71,39 @@ class Job(ABC):
         """Return how many paths it needs at once."""
         return len(self.claims)
 
-    def lines(self) -> Sequence[Line]:
+    def sequences(self) -> Sequence[TokenSequence]:
         """Return the lines that it goes on with."""
         return ()
 
     def prepare(self) -> None:
         """Say which paths must be pinned first."""
 
-    def note_reused(self, claim: Claim, reused: int) -> None:
+    def note_reused(self, claim: PathClaim, reused: int) -> None:
         """Note how many of a path's tokens were there at its first admission."""
 
-    def start(self, desk: Desk) -> None:
+    def start(self, queues: JobQueues) -> None:
         """Go on after admission: claims are looked at, others wait for them."""
         for claim in self.claims:
-            desk.look_at(claim)
+            queues.recheck(claim)
 
     @abstractmethod
-    def ready(self, claim: Claim, desk: Desk) -> None:
+    def ready(self, claim: PathClaim, queues: JobQueues) -> None:
         """A claim has all it wants."""
 
-    def park(self, desk: Desk) -> None:
+    def preempt(self, queues: JobQueues) -> None:
         """Stop, and let everything go that can be computed again; nothing of it is in flight."""
 
-    def stop(self, desk: Desk) -> None:
+    def stop(self, queues: JobQueues) -> None:
         """Let go of everything: the job ends."""
 
-    def conclude(self, desk: Desk) -> None:
+    def finish_failed_step(self, queues: JobQueues) -> None:
         """End, if what it had in flight, which was undone, is all that kept it from that."""
         if self.error is not None:
-            desk.fail(self, self.error)
+            queues.fail(self, self.error)
 
-    def cancel(self, ticket: Ticket, desk: Desk) -> None:
+    def cancel(self, ticket: Ticket, queues: JobQueues) -> None:
         """End for one ticket, early."""
-        desk.fail(self, Cancelled("the work was cancelled before it was done"))
+        queues.fail(self, Cancelled("the work was cancelled before it was done"))
 
 
 class ExtendJob(Job):
@@ -124,51 +124,51 @@ class ExtendJob(Job):
         """Claim each item's path, once: what was answered stays answered when it is parked."""
         if self.claims:
             return
-        exact = len(self._tickets) > 1  # paths that must fit together are counted exactly
+        at_node_end = len(self._tickets) > 1  # paths that must fit together are counted exactly
         for number, ticket in enumerate(self._tickets):
             item: Extend = ticket.item
-            claim = Claim(self, item.place, item.tokens, exact=exact)
-            claim.needs = [_need(claim, want) for want in item.wants]
-            claim.number = number
+            claim = PathClaim(self, item.place, item.tokens, at_node_end=at_node_end)
+            claim.requests = [_logits_request(claim, want) for want in item.wants]
+            claim.index = number
             self.claims.append(claim)
 
-    def note_reused(self, claim: Claim, reused: int) -> None:
-        self._tickets[claim.number].reused = reused
+    def note_reused(self, claim: PathClaim, reused: int) -> None:
+        self._tickets[claim.index].reused = reused
 
-    def ready(self, claim: Claim, desk: Desk) -> None:
-        ticket = self._tickets[claim.number]
-        pairs = zip(ticket.item.wants, claim.needs, strict=True)
-        answers = [_answer(want, need, desk) for want, need in pairs]
+    def ready(self, claim: PathClaim, queues: JobQueues) -> None:
+        ticket = self._tickets[claim.index]
+        pairs = zip(ticket.item.wants, claim.requests, strict=True)
+        answers = [_answer(want, request, queues) for want, request in pairs]
         if len(self._tickets) == 1:  # mostly
             ticket.resolve(answers)
-            desk.end(self)
+            queues.end(self)
             return
-        self._answers[claim.number] = answers
+        self._answers[claim.index] = answers
         if len(self._answers) == len(self._tickets):
             for number, ticket in enumerate(self._tickets):
                 ticket.resolve(self._answers[number])
-            desk.end(self)
+            queues.end(self)
 
 
-def _need(claim: Claim, want: Any) -> Need:
+def _logits_request(claim: PathClaim, want: Any) -> LogitsRequest:
     if isinstance(want, Scores):
-        return Need(claim, want.first - 1, want.last - 1, want.top)
-    return Need(claim, want.depth - 1, want.depth, None)
+        return LogitsRequest(claim, want.first - 1, want.last - 1, want.top)
+    return LogitsRequest(claim, want.depth - 1, want.depth, None)
 
 
-def _answer(want: Any, need: Need, desk: Desk) -> Any:
+def _answer(want: Any, request: LogitsRequest, queues: JobQueues) -> Any:
     if isinstance(want, Scores):
-        return join_scores(need.answers())
-    lent: LentRow = need.parts[0][1]
-    if want.lent:
-        return lent.at
-    return lent.row if want.kept else desk.rows.read_lent(lent)
+        return join_scores(request.answers())
+    pinned: PinnedLogits = request.results[0][1]
+    if want.pinned:
+        return pinned.at
+    return pinned.row if want.cached else queues.logits_cache.read_pinned(pinned)
 
 
 # Runs -----------------------------------------------------------------------------------------
 
 
-class Member:
+class RunMember:
     """One ticket of a run; equal greedy runs from one place are one run with several members."""
 
     __slots__ = ("item", "state", "ticket")
@@ -206,17 +206,17 @@ class RunJob(Job):
     def __init__(self, age: int, tickets: Sequence[Ticket]) -> None:
         super().__init__(age, tickets)
         item: Run = tickets[0].item
-        self.members = [Member(ticket) for ticket in tickets]
+        self.members = [RunMember(ticket) for ticket in tickets]
         self.sampler = item.sampler
-        self.line = Line(item.place)
+        self.sequence = TokenSequence(item.place)
         self.stops = item.stop_ids
         self.n_drawn = 0
         self.forced: list[int] = []
-        self.put_off: list[int] = []
-        self.late: FutureTokens | None = None
+        self.deferred: list[int] = []
+        self.future: FutureTokens | None = None
         self.n_forced = 0
-        self.ending = False
-        self.stands_aside = False
+        self.is_ending = False
+        self.waits_for_draw = False
         self.is_primed = False
         self.first_drawn: DrawnToken | None = None
         self.draws_alone = False
@@ -225,7 +225,7 @@ class RunJob(Job):
         return [member.ticket for member in self.members]
 
     def namespaces(self) -> set[str | None]:
-        return {self.line.base.namespace}
+        return {self.sequence.base.namespace}
 
     @property
     def limit(self) -> int:
@@ -233,100 +233,100 @@ class RunJob(Job):
         return max(member.item.max_tokens for member in self.members)
 
     def longest_path(self) -> int:
-        return self.line.depth
+        return self.sequence.depth
 
-    def lines(self) -> Sequence[Line]:
-        return (self.line,)
+    def sequences(self) -> Sequence[TokenSequence]:
+        return (self.sequence,)
 
     def prepare(self) -> None:
         if not self.claims:
-            claim = Claim(self, self.line.base)
-            claim.wants_kv = False
-            claim.needs = [Need(claim, claim.depth - 1, claim.depth, None)]
+            claim = PathClaim(self, self.sequence.base)
+            claim.needs_kv = False
+            claim.requests = [LogitsRequest(claim, claim.depth - 1, claim.depth, None)]
             self.claims = [claim]
-        self.claims[0].place = self.line.base
+        self.claims[0].place = self.sequence.base
 
-    def note_reused(self, claim: Claim, reused: int) -> None:
+    def note_reused(self, claim: PathClaim, reused: int) -> None:
         for member in self.members:
             member.ticket.reused = reused
 
-    def start(self, desk: Desk) -> None:
-        if self.line.depth >= desk.n_ctx:
-            self.end_all("context", desk)
-        elif self.n_drawn or not desk.merge(self):
-            super().start(desk)
+    def start(self, queues: JobQueues) -> None:
+        if self.sequence.depth >= queues.n_ctx:
+            self.end_all("context", queues)
+        elif self.n_drawn or not queues.merge_greedy(self):
+            super().start(queues)
 
-    def ready(self, claim: Claim, desk: Desk) -> None:
+    def ready(self, claim: PathClaim, queues: JobQueues) -> None:
         if self.n_drawn:
-            desk.live[self] = None
+            queues.running[self] = None
         else:
-            desk.first.append(self)
+            queues.first_draws.append(self)
 
     def first_row(self) -> RetainedRow:
         """Return the logits that the first token is drawn from."""
-        lent: LentRow = self.claims[0].needs[0].answers()[0]
-        return lent.at
+        pinned: PinnedLogits = self.claims[0].requests[0].answers()[0]
+        return pinned.at
 
-    def prime(self, desk: Desk) -> None:
+    def prime(self, queues: JobQueues) -> None:
         """Let penalties see the prompt, once."""
         claim = self.claims[0]
         if self.sampler.needs_host and not self.is_primed:
             assert claim.cursor is not None
             self.is_primed = True
-            self.sampler.prime(desk.tree.ids(claim.cursor))
+            self.sampler.prime(queues.tree.ids(claim.cursor))
 
-    def begin(self, drawn: DrawnToken, desk: Desk) -> None:
+    def start_decoding(self, drawn: DrawnToken, queues: JobQueues) -> None:
         """Go on from the first draw."""
         claim, self.first_drawn = self.claims[0], None
-        claim.needs, claim.wants_kv = [], True
-        self.accept(drawn, desk)
+        claim.requests, claim.needs_kv = [], True
+        self.accept(drawn, queues)
         if not self.done:
-            desk.look_at(claim)
+            queues.recheck(claim)
 
     # A step of it
 
     def can_step(self, n_ctx: int) -> bool:
         """Whether its next token can be run now."""
-        if self.ending or self.error is not None:
+        if self.is_ending or self.error is not None:
             return False
-        if self.late is None:
+        if self.future is None:
             return not self.outstanding
         n_new = self.n_forced + 1
-        ends = self.n_drawn + n_new >= self.limit or self.line.depth + n_new >= n_ctx
-        return not (ends or self.stands_aside)
+        ends = self.n_drawn + n_new >= self.limit or self.sequence.depth + n_new >= n_ctx
+        return not (ends or self.waits_for_draw)
 
     @property
     def is_wanted(self) -> bool:
         """Whether what its row in flight gives is to be drawn from."""
-        return not (self.done or self.ending or self.error is not None)
+        return not (self.done or self.is_ending or self.error is not None)
 
-    def look_ahead(self, draws: Draws, entry: int, desk: Desk) -> None:
+    def look_ahead(self, draws: Draws, entry: int, queues: JobQueues) -> None:
         """Go on from an entry of draws that have begun; or stand aside until they have landed.
 
         What is forced is drawn token by token, unless there is enough of it; or a bias might forbid
         what is taken unseen when it is forced.
         """
-        self.late = FutureTokens(draws, entry)
+        self.future = FutureTokens(draws, entry)
         sampler = self.sampler
         if sampler.matcher is not None:
-            room = min(self.limit - self.n_drawn, desk.n_ctx - self.line.depth) - 1
+            room = min(self.limit - self.n_drawn, queues.n_ctx - self.sequence.depth) - 1
             is_long = min(len(sampler.matcher.forced(sampler.banned)), room) >= _WORTH_WAITING
-            self.stands_aside = is_long or bool(sampler.params.logit_bias)
+            self.waits_for_draw = is_long or bool(sampler.params.logit_bias)
 
-    def force(self, most: int, desk: Desk) -> None:
+    def force(self, budget: int, queues: JobQueues) -> None:
         """Let the next row run what the constraint forces, too: it need not be drawn.
 
         The sampler goes on already; the tokens are accepted when the row has run.
         """
         matcher = self.sampler.matcher
-        if self.late is not None:  # the draw tells first
+        if self.future is not None:  # the draw tells first
             return
-        if self.forced or self.put_off:
-            known = [*self.forced, *self.put_off]
-            self.forced, self.put_off = known[: max(most, 0)], known[max(most, 0) :]
+        if self.forced or self.deferred:
+            known = [*self.forced, *self.deferred]
+            self.forced, self.deferred = known[: max(budget, 0)], known[max(budget, 0) :]
             return
         assert matcher is not None
-        room = min(most, self.limit - self.n_drawn - 1, desk.n_ctx - self.line.depth - 1)
+        room = min(budget, self.limit - self.n_drawn - 1, queues.n_ctx - self.sequence.depth - 1)
         for token in matcher.forced(self.sampler.banned)[: max(room, 0)]:
             if token in self.stops:
                 break
@@ -336,20 +336,22 @@ class RunJob(Job):
                 break
             self.forced.append(token)
 
-    def row(self, desk: Desk) -> Row:
+    def row(self, queues: JobQueues) -> Row:
         """Return the row of its next token."""
-        line, tokens = self.line, self.line.tokens
-        if self.late is not None:
-            return line.row(desk.tree, self.late, len(tokens))
-        if line.tail is not None and self.forced:  # alone it may have got a slot only
-            n = line.tail.reserved - line.tail.fragment.length - 1
-            self.forced, self.put_off = self.forced[:n], [*self.forced[n:], *self.put_off]
-        if not (self.forced or self.put_off):
-            return line.row(desk.tree, tokens[-1:], len(tokens) - 1)
-        scored = (ScoreSpan(0, (*self.forced, *self.put_off[:1])),)
-        return line.row(desk.tree, (tokens[-1], *self.forced), len(tokens) - 1, scored)
+        sequence, tokens = self.sequence, self.sequence.tokens
+        if self.future is not None:
+            return sequence.row(queues.tree, self.future, len(tokens))
+        if sequence.tail is not None and self.forced:  # alone it may have got a slot only
+            n = sequence.tail.reserved - sequence.tail.fragment.length - 1
+            self.forced, self.deferred = self.forced[:n], [*self.forced[n:], *self.deferred]
+        if not (self.forced or self.deferred):
+            return sequence.row(queues.tree, tokens[-1:], len(tokens) - 1)
+        scored = (ScoreSpan(0, (*self.forced, *self.deferred[:1])),)
+        return sequence.row(queues.tree, (tokens[-1], *self.forced), len(tokens) - 1, scored)
 
-    def accept_forced(self, part: RunsPart, number: int, forced: Sequence[int], desk: Desk) -> None:
+    def accept_forced(
+        self, part: DecodePart, number: int, forced: Sequence[int], queues: JobQueues
+    ) -> None:
         """Accept what the constraint forced and the row has run, as far as nothing ends the run."""
         assert part.output is not None
         score = part.output.scores()[part.first_row + number][0]
@@ -359,9 +361,9 @@ class RunJob(Job):
             if not self.is_wanted:
                 return
             # The only token that was legal.
-            self._take(DrawnToken(token, logprob, entropy, legal_logmass=logprob), desk)
+            self._take(DrawnToken(token, logprob, entropy, legal_logmass=logprob), queues)
 
-    def accept(self, drawn: DrawnToken, desk: Desk) -> None:
+    def accept(self, drawn: DrawnToken, queues: JobQueues) -> None:
         """Note a drawn token and end the members that are done with it."""
         token, _, _, legal = drawn
         sampler, matcher = self.sampler, self.sampler.matcher
@@ -372,37 +374,37 @@ class RunJob(Job):
                 matcher is None or (token in self.stops and matcher.must_end)
             ):
                 drawn = drawn._replace(legal_logmass=None)
-            self._take(drawn, desk)
+            self._take(drawn, queues)
             if matcher is None:
                 return
         elif matcher is None or token == BROKEN or not matcher.must_end:
-            desk.fail(self, self._cannot_go_on(token))
+            queues.fail(self, self._cannot_go_on(token))
             return
-        self._end_if_must(desk)
+        self._end_if_must(queues)
 
-    def _end_if_must(self, desk: Desk) -> None:
+    def _end_if_must(self, queues: JobQueues) -> None:
         """End where only an end token may follow: it need not be drawn."""
         if (matcher := self.sampler.matcher) is not None and not self.done and matcher.must_end:
             own = self.stops - self.sampler.params.constraint.stop_ids
             for member in self.members:
                 member.state.ended_by = min(own, default=None)
-            self.end_all("stop", desk)
+            self.end_all("stop", queues)
 
-    def _take(self, drawn: DrawnToken, desk: Desk) -> None:
+    def _take(self, drawn: DrawnToken, queues: JobQueues) -> None:
         token, logprob, entropy, legal = drawn
-        desk.counters.decoded += 1
+        queues.counters.decoded += 1
         if legal is not None:
             for member in self.members:
                 member.state.legal_logmass.append(legal)
         if token in self.stops:  # the same for all members
             for member in self.members:
                 member.state.ended_by = token
-            self.end_all("stop", desk)
+            self.end_all("stop", queues)
             return
         self.n_drawn += 1
-        line = self.line
-        line.tokens.append(token)
-        is_full = line.depth >= desk.n_ctx
+        sequence = self.sequence
+        sequence.tokens.append(token)
+        is_full = sequence.depth >= queues.n_ctx
         is_last = is_full
         for member in self.members:
             item, state = member.item, member.state
@@ -414,14 +416,14 @@ class RunJob(Job):
             if len(state.tokens) >= item.max_tokens:
                 state.finish_reason = "length"
             if item.sink is not None:
-                self._tell(member)
+                self._call_sink(member)
             is_last = is_last or state.finish_reason is not None
         if is_full:
-            self.end_all("context", desk)
+            self.end_all("context", queues)
         elif is_last:
-            self.settle(desk)
+            self.resolve_finished(queues)
 
-    def _tell(self, member: Member) -> None:
+    def _call_sink(self, member: RunMember) -> None:
         assert member.item.sink is not None
         try:
             reason = member.item.sink(member.state)
@@ -440,75 +442,75 @@ class RunJob(Job):
             return ConstraintError(f"after {self.n_drawn} new tokens, {matcher.failure}")
         return DeadEnd(
             f"the constraint and the logit bias leave no token after {self.n_drawn} new ones:"
-            f" the last token ids are {self.line.tokens[-8:]}",
-            token_ids=self.line.end().ids(),
+            f" the last token ids are {self.sequence.tokens[-8:]}",
+            token_ids=self.sequence.end().ids(),
         )
 
     # Its end
 
-    def end_all(self, reason: FinishReason, desk: Desk) -> None:
+    def end_all(self, reason: FinishReason, queues: JobQueues) -> None:
         """End all members now, with what they have."""
         for member in self.members:
             member.state.finish_reason = member.state.finish_reason or reason
-        self.settle(desk)
+        self.resolve_finished(queues)
 
-    def settle(self, desk: Desk) -> None:
+    def resolve_finished(self, queues: JobQueues) -> None:
         """Answer the members that are done; end the run when none is left."""
         going = [member for member in self.members if member.state.finish_reason is None]
         if going:
             for member in self.members:
                 if member.state.finish_reason is not None:
                     ids = tuple(member.state.tokens)
-                    name = self.line.base.namespace
-                    place = Place(desk.tree.holds, name, member.item.place, ids)
+                    name = self.sequence.base.namespace
+                    place = Place(queues.tree.holds, name, member.item.place, ids)
                     member.ticket.resolve(member.result(place))
             self.members = going
         elif self.outstanding:
-            self.ending = True  # its slots are there, what is drawn after them is not wanted
+            self.is_ending = True  # its slots are there, what is drawn after them is not wanted
         else:
-            self.finish(desk)
+            self.finish(queues)
 
-    def finish(self, desk: Desk) -> None:
+    def finish(self, queues: JobQueues) -> None:
         """Put the tokens into the tree and answer the members."""
-        self.line.close(desk.tree)
-        end = self.line.end()
-        desk.place(end)
-        desk.to_join.append(self.line.base)
-        desk.live.pop(self, None)
+        self.sequence.close(queues.tree)
+        end = self.sequence.end()
+        queues.insert(end)
+        queues.to_join.append(self.sequence.base)
+        queues.running.pop(self, None)
         for member in self.members:
             place = end.at(member.item.place.depth + len(member.state.tokens))  # each its own hold
             member.ticket.resolve(member.result(place))
-        desk.end(self)
+        queues.end(self)
 
-    def cancel(self, ticket: Ticket, desk: Desk) -> None:
+    def cancel(self, ticket: Ticket, queues: JobQueues) -> None:
         for member in self.members:
             if member.ticket is ticket:
                 member.state.finish_reason = ticket.cancel_reason
-        self.settle(desk)
+        self.resolve_finished(queues)
 
-    def park(self, desk: Desk) -> None:
+    def preempt(self, queues: JobQueues) -> None:
         """Its last token is to be run, also where a step that was undone has run it already."""
-        desk.live.pop(self, None)
-        self.line.trim(desk.tree, max(len(self.line.tokens) - 1, 0))
-        self.line.close(desk.tree)
+        queues.running.pop(self, None)
+        self.sequence.trim(queues.tree, max(len(self.sequence.tokens) - 1, 0))
+        self.sequence.close(queues.tree)
 
-    def stop(self, desk: Desk) -> None:
-        desk.live.pop(self, None)
-        self.line.drop(desk.tree)
+    def stop(self, queues: JobQueues) -> None:
+        queues.running.pop(self, None)
+        self.sequence.drop(queues.tree)
 
-    def conclude(self, desk: Desk) -> None:
-        super().conclude(desk)
-        if self.ending and not self.done:  # what the step has written may be anything
-            self.line.trim(desk.tree, max(len(self.line.tokens) - 1, 0))
-            self.finish(desk)
+    def finish_failed_step(self, queues: JobQueues) -> None:
+        super().finish_failed_step(queues)
+        if self.is_ending and not self.done:  # what the step has written may be anything
+            self.sequence.trim(queues.tree, max(len(self.sequence.tokens) - 1, 0))
+            self.finish(queues)
 
-    def carry(self, other: RunJob, desk: Desk) -> None:
+    def absorb(self, other: RunJob, queues: JobQueues) -> None:
         """Let the tickets of an equal run be this one's, too; that run is over."""
         self.members += other.members
         for member in other.members:
             member.ticket.job = self
         other.members = []
-        desk.end(other)
+        queues.end(other)
 
     def merge_key(self) -> MergeKey:
         """Return what greedy runs that are one run have in common; None for other runs."""
@@ -536,7 +538,7 @@ class Committed(NamedTuple):
 class CommitJob(Job):
     """A commit on its way: the tokens from `next` on are still to be run."""
 
-    by_content = False
+    needs_closed_tails = False
 
     def __init__(self, age: int, tickets: Sequence[Ticket]) -> None:
         super().__init__(age, tickets)
@@ -551,90 +553,92 @@ class CommitJob(Job):
         return [self.ticket]
 
     def namespaces(self) -> set[str | None]:
-        return {line.base.namespace for line in self.item.lines}
+        return {sequence.base.namespace for sequence in self.item.sequences}
 
     def longest_path(self) -> int:
-        return max((line.depth + 1 for line in self.item.lines), default=0)
+        return max((sequence.depth + 1 for sequence in self.item.sequences), default=0)
 
     def n_paths(self) -> int:
-        return len(self.item.lines)
+        return len(self.item.sequences)
 
-    def lines(self) -> Sequence[Line]:
-        return self.item.lines
+    def sequences(self) -> Sequence[TokenSequence]:
+        return self.item.sequences
 
     def prepare(self) -> None:
         """Claim the paths of lines that are not open; the others have theirs pinned."""
-        closed = [line for line in self.item.lines if not line.is_open]
-        self.claims = [Claim(self, line.base) for line in closed]
-        for claim, line in zip(self.claims, closed, strict=True):
-            claim.seen = line.seen
+        closed = [sequence for sequence in self.item.sequences if not sequence.is_open]
+        self.claims = [PathClaim(self, sequence.base) for sequence in closed]
+        for claim, sequence in zip(self.claims, closed, strict=True):
+            claim.was_admitted = sequence.was_admitted
         self.n_waiting = len(self.claims)
 
-    def start(self, desk: Desk) -> None:
-        desk.commits[self] = None
-        for line in self.item.lines:
-            line.job, line.seen = self, True
-        super().start(desk)
+    def start(self, queues: JobQueues) -> None:
+        queues.commits[self] = None
+        for sequence in self.item.sequences:
+            sequence.job, sequence.was_admitted = self, True
+        super().start(queues)
 
-    def ready(self, claim: Claim, desk: Desk) -> None:
+    def ready(self, claim: PathClaim, queues: JobQueues) -> None:
         self.n_waiting -= 1
 
-    def share(self, most: int, desk: Desk) -> int:
-        """Return the line before which a step stops: `most` tokens on, all of one adapter."""
-        if desk.runs_whole_paths:
-            costs = accumulate(line.depth + 1 for line in self.item.lines[self.next :])
-            most = max(sum(1 for _ in takewhile(lambda cost: cost <= most, costs)), 1)
+    def share(self, budget: int, queues: JobQueues) -> int:
+        """Return the line before which a step stops: `budget` tokens on, all of one adapter."""
+        if queues.runs_whole_paths:
+            costs = accumulate(sequence.depth + 1 for sequence in self.item.sequences[self.next :])
+            budget = max(sum(1 for _ in takewhile(lambda cost: cost <= budget, costs)), 1)
         if not self._is_mixed:
-            return min(self.next + most, len(self.item.lines))
-        lines = self.item.lines[self.next : self.next + most]
-        name = lines[0].base.namespace
-        same = takewhile(lambda line: line.base.namespace == name, lines)
+            return min(self.next + budget, len(self.item.sequences))
+        sequences = self.item.sequences[self.next : self.next + budget]
+        name = sequences[0].base.namespace
+        same = takewhile(lambda sequence: sequence.base.namespace == name, sequences)
         return self.next + sum(1 for _ in same)
 
-    def finish(self, desk: Desk) -> None:
+    def finish(self, queues: JobQueues) -> None:
         """All has run: the lines go on by their tokens."""
-        for line, token in zip(self.item.lines, self.item.tokens, strict=True):
-            line.tokens.append(token)
-            line.job = None
-            if not desk.lines.is_leased(line):  # released while this was on its way
-                desk.lines.close(line)
-        desk.commits.pop(self, None)
+        for sequence, token in zip(self.item.sequences, self.item.tokens, strict=True):
+            sequence.tokens.append(token)
+            sequence.job = None
+            if not queues.sequences.is_leased(sequence):  # released while this was on its way
+                queues.sequences.close(sequence)
+        queues.commits.pop(self, None)
         self.ticket.resolve(self.committed)
-        desk.end(self)
+        queues.end(self)
 
-    def park(self, desk: Desk) -> None:
+    def preempt(self, queues: JobQueues) -> None:
         """Undo what has run, and begin anew when there is room."""
-        self.stop(desk)
-        for line in self.item.lines:
-            desk.lines.close(line)
+        self.stop(queues)
+        for sequence in self.item.sequences:
+            queues.sequences.close(sequence)
 
-    def stop(self, desk: Desk) -> None:
-        desk.commits.pop(self, None)
+    def stop(self, queues: JobQueues) -> None:
+        queues.commits.pop(self, None)
         self.next, self.committed = 0, []
-        for line in self.item.lines:
-            line.trim(desk.tree, len(line.tokens))
-            line.job = None
+        for sequence in self.item.sequences:
+            sequence.trim(queues.tree, len(sequence.tokens))
+            sequence.job = None
 
 
-class CommitPart(LinesPart):
+class CommitPart(SequencePart):
     """What one step runs of a commit: its lines first, first + 1, … last - 1."""
 
-    def __init__(self, job: CommitJob, first: int, last: int, desk: Desk) -> None:
+    def __init__(self, job: CommitJob, first: int, last: int, queues: JobQueues) -> None:
         item = job.item
-        super().__init__(item.lines[first].base.namespace)
+        super().__init__(item.sequences[first].base.namespace)
         self.job = job
         self.last = last
-        pairs = zip(item.lines[first:last], item.tokens[first:last], strict=True)
-        self._rows = [line.row(desk.tree, (token,), len(line.tokens)) for line, token in pairs]
+        pairs = zip(item.sequences[first:last], item.tokens[first:last], strict=True)
+        self._rows = [
+            sequence.row(queues.tree, (token,), len(sequence.tokens)) for sequence, token in pairs
+        ]
         self._n_tokens = len(self._rows)
-        if desk.runs_whole_paths:
+        if queues.runs_whole_paths:
             self._n_tokens = sum([row.n_tokens for row in self._rows])
         self._samplers = item.samplers[first:last]
         drawing = [sampler for sampler in self._samplers if sampler is not None]
         self._chain: Chain | None = None
         if drawing:
-            self._chain = desk.commit_chains.of(drawing)
-            self._chain.prepare(desk.info.n_vocab)
+            self._chain = queues.commit_samplers.get(drawing)
+            self._chain.prepare(queues.info.n_vocab)
         self._draws: Draws | None = None
         self._result: DrawResult | None = None
         job.outstanding += 1
@@ -651,7 +655,7 @@ class CommitPart(LinesPart):
     def jobs(self) -> Iterable[Job]:
         return [self.job]
 
-    def n_kept(self) -> int:
+    def n_stored(self) -> int:
         return len(self._rows)
 
     def draw(self) -> None:
@@ -664,22 +668,22 @@ class CommitPart(LinesPart):
         positions = [self._rows[i].position + self._rows[i].n_tokens for i in drawn]
         return draw_at(chain, [self.first_logit + i for i in drawn], positions)
 
-    def land(self) -> None:
+    def wait(self) -> None:
         if self._draws is not None:
             self._result = self._draws.result()
 
-    def deliver(self, desk: Desk) -> None:
+    def process_outputs(self, queues: JobQueues) -> None:
         job = self.job
         job.outstanding -= 1
-        desk.counters.decoded += len(self._rows)
+        queues.counters.decoded += len(self._rows)
         drawn = self._drawn()
-        for row, sampler in zip(self.kept, self._samplers, strict=True):
+        for row, sampler in zip(self.stored, self._samplers, strict=True):
             job.committed.append(Committed(row, next(drawn) if sampler is not None else None))
         job.next = self.last
         if job.error is not None:
-            desk.fail(job, job.error)
-        elif job.next == len(job.item.lines):
-            job.finish(desk)
+            queues.fail(job, job.error)
+        elif job.next == len(job.item.sequences):
+            job.finish(queues)
 
     def _drawn(self) -> Any:
         result = self._result
@@ -688,7 +692,7 @@ class CommitPart(LinesPart):
         each = zip(result.ids.tolist(), result.logprobs.tolist(), result.kept.tolist(), strict=True)
         return (drawn if drawn[0] >= 0 else None for drawn in each)
 
-    def discard(self, desk: Desk) -> None:
+    def discard(self, queues: JobQueues) -> None:
         self.job.outstanding -= 1
 
 

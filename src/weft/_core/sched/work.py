@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ..kv.place import Place
     from ..sampling.sampler import Sampler
     from .jobs import Job
-    from .lines import Line
+    from .sequences import TokenSequence
 
 FinishReason = Literal["stop", "length", "context", "cancelled", "interrupted", "error"]
 
@@ -28,8 +28,8 @@ class Logits(NamedTuple):
     """
 
     depth: int
-    kept: bool = False
-    lent: bool = False
+    cached: bool = False
+    pinned: bool = False
 
 
 class Scores(NamedTuple):
@@ -93,13 +93,13 @@ class Commit:
     The result is one `jobs.Committed` a line.
     """
 
-    lines: Sequence[Line]
+    sequences: Sequence[TokenSequence]
     tokens: Sequence[int]
     samplers: Sequence[Sampler | None]
 
     def namespaces(self) -> list[str | None]:
         """Return whose trees it works in."""
-        return [line.base.namespace for line in self.lines]
+        return [sequence.base.namespace for sequence in self.sequences]
 
 
 Item = Extend | Run | Commit
@@ -222,7 +222,7 @@ class Counters:
     decoded: int = 0
     recomputed: int = 0
     steps: int = 0
-    parked: int = 0
+    preempted: int = 0
     evicted: int = 0
     plan_s: float = 0.0
     forward_s: float = 0.0

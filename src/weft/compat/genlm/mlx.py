@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..._core.sched.rows import LogitsRow
+from ..._core.sched.logits_cache import LogitsRow
 from ...asynclm.asynclm import whole_numbers
 from ...engines.hub import resolve
 from ...errors import ConfigError
@@ -155,12 +155,12 @@ class AsyncMlxLM(KnownLM):
 
     def _keep(self, place: Place, logprobs: np.ndarray) -> None:
         """Store a logits row at a tree position, as if a step had computed it."""
-        tree, rows = self.lm.tree, self.lm.scheduler.rows
+        tree, rows = self.lm.tree, self.lm.scheduler.logits_cache
 
         def keep() -> None:
             row = LogitsRow()
-            rows.fill(row, logprobs)
-            rows.put(tree.place(place), row)
+            rows.set(row, logprobs)
+            rows.attach(tree.place(place), row)
 
         self.lm.driver.exclusive(keep)
 

@@ -434,7 +434,7 @@ def _bitsandbytes(options: Mapping[str, Any]) -> Any:
 def cap_rows(lm: LM, n_rows: int) -> None:
     """Keep at most so many rows of logits in the LM's cache."""
     n_bytes = whole_number("cache_size", n_rows, 0) * 4 * lm.info.n_vocab
-    rows = lm.scheduler.rows
+    rows = lm.scheduler.logits_cache
     rows.budget_bytes = min(rows.budget_bytes, n_bytes)
 
 

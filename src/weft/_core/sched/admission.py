@@ -11,13 +11,13 @@ from collections.abc import Callable
 from ...errors import KVFull, is_out_of_memory
 from ..kv.room import Room
 from ..kv.tree import TokenTree, is_evictable
-from .desk import Desk
+from .batch import as_forward_error
 from .jobs import Job
-from .step import as_forward_error
+from .queues import JobQueues
 
 _log = logging.getLogger(__name__)
-EASE_S = 10.0  # then more is tried again: who had the memory may have given it back
-_MOST_EASE_S = 80.0  # if they have not, it is tried half as often each time
+RELAX_S = 10.0  # then more is tried again: who had the memory may have given it back
+_MAX_RELAX_S = 80.0  # if they have not, it is tried half as often each time
 
 
 class Admission:
@@ -28,10 +28,12 @@ class Admission:
     asking again.
     """
 
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
-        self.tree: TokenTree = desk.tree
-        self.shortage = Shortage(desk.tree.room, cuts_rows=desk.tree.fragments is not None)
+    def __init__(self, queues: JobQueues) -> None:
+        self.queues = queues
+        self.tree: TokenTree = queues.tree
+        self.pressure = MemoryPressure(
+            queues.tree.room, splits_rows=queues.tree.fragments is not None
+        )
 
     def admit(self, *, may_evict: bool) -> int:
         """Admit from the head of the queue while there is room; return how many were looked at.
@@ -39,12 +41,12 @@ class Admission:
         may_evict: no step is in flight; otherwise a job that needs others' room waits for it.
         """
         n = 0
-        while (job := self.desk.head()) is not None:
+        while (job := self.queues.head()) is not None:
             try:
-                verdict = self._try(job, may_evict)
+                verdict = self._try_admit(job, may_evict)
             except Exception as error:
-                self._undo(job)
-                self.desk.fail(job, as_forward_error(error))
+                self._unpin_paths(job)
+                self.queues.fail(job, as_forward_error(error))
                 verdict = "failed"
             if verdict == "wait":
                 return n
@@ -52,36 +54,36 @@ class Admission:
             if verdict == "drain":
                 return n
             if verdict == "never":
-                self.desk.fail(job, self.kv_full(job))
+                self.queues.fail(job, self.kv_full(job))
             elif verdict == "admitted":
-                self.desk.take(job)
+                self.queues.admit(job)
         return n
 
-    def _try(self, job: Job, may_evict: bool) -> str:
+    def _try_admit(self, job: Job, may_evict: bool) -> str:
         room = self.tree.room
-        counts = self._enter_all(job)
+        counts = self._pin_paths(job)
         # Others grow meanwhile, and a run will want its first slots.
-        reserve = room.growth if self.desk.admitted else 0
-        if (room.is_over or self._is_short(reserve)) and self.desk.lines.relieve():
-            self._undo(job)
-            counts = self._enter_all(job)  # its own lines may have been idle
+        reserve = room.growth if self.queues.admitted else 0
+        if (room.is_over or self._is_short(reserve)) and self.queues.sequences.close_idle():
+            self._unpin_paths(job)
+            counts = self._pin_paths(job)  # its own lines may have been idle
         if room.is_over or self._is_short(reserve):
             if not may_evict:
-                self._undo(job)
+                self._unpin_paths(job)
                 return "drain"
             if self._is_short(reserve) or not self.tree.make_room():
-                has_more = not self.desk.admitted and self.shortage.yields(room.must)
-                self._undo(job)
+                has_more = not self.queues.admitted and self.pressure.grow(room.must)
+                self._unpin_paths(job)
                 if has_more:
-                    return self._try(job, may_evict)
-                return "wait" if self.desk.admitted else "never"
-        counters = self.desk.counters
+                    return self._try_admit(job, may_evict)
+                return "wait" if self.queues.admitted else "never"
+        counters = self.queues.counters
         for claim, (reused, missing) in zip(job.claims, counts, strict=True):
-            if not claim.seen:
+            if not claim.was_admitted:
                 if self.tree.fragments is not None:
                     counters.reused += reused
                     job.note_reused(claim, reused)
-                claim.seen = True
+                claim.was_admitted = True
             else:
                 counters.recomputed += missing
         return "admitted"
@@ -91,13 +93,13 @@ class Admission:
         capacity = self.tree.room.capacity
         return capacity is not None and self.tree.room.must + reserve > capacity
 
-    def _enter_all(self, job: Job) -> list[tuple[int, int]]:
+    def _pin_paths(self, job: Job) -> list[tuple[int, int]]:
         job.prepare()
-        return [claim.enter(self.tree) for claim in job.claims]
+        return [claim.pin_path(self.tree) for claim in job.claims]
 
-    def _undo(self, job: Job) -> None:
+    def _unpin_paths(self, job: Job) -> None:
         for claim in job.claims:
-            claim.leave(self.tree)
+            claim.unpin_path(self.tree)
 
     def offload_idle(self, n_slots: int | None) -> None:
         """Copy unpinned KV beyond `n_slots` to the host, least recently used first.
@@ -117,7 +119,7 @@ class Admission:
 
     # Room for what the next step writes -------------------------------------------------------
 
-    def fit(self, reserve: Callable[[], None], *, in_flight: bool) -> bool:
+    def reserve_slots(self, reserve: Callable[[], None], *, in_flight: bool) -> bool:
         """Make room for what `reserve` asks for; False: what is in flight must land first.
 
         Evicts, then parks the youngest job, last fails the only one; `reserve` is asked again after
@@ -129,33 +131,33 @@ class Admission:
         while True:
             reserve()
             if room.is_over:
-                self.desk.lines.relieve()
+                self.queues.sequences.close_idle()
             if not room.is_over:
                 return True
             if in_flight:
                 return False
             if (room.capacity is None or room.must <= room.capacity) and self.tree.make_room():
                 return True
-            if not self._sacrifice():
+            if not self._preempt_youngest():
                 return True
 
-    def _sacrifice(self) -> bool:
+    def _preempt_youngest(self) -> bool:
         """Park the youngest admitted job; the last one makes do with a slot more, or fails.
 
         Returns whether a job is gone.
         """
-        job = max(self.desk.admitted, key=lambda job: job.age)
-        if len(self.desk.admitted) > 1:
-            self.desk.park(job)
+        job = max(self.queues.admitted, key=lambda job: job.age)
+        if len(self.queues.admitted) > 1:
+            self.queues.preempt(job)
             return True
         room = self.tree.room
         for tail in self.tree.tails:
             room.tighten(tail, tail.fragment.length + 1)
-        self.shortage.yields(room.must)
+        self.pressure.grow(room.must)
         may_fit = room.capacity is not None and room.must <= room.capacity
         if may_fit and self.tree.make_room():
             return False
-        self.desk.fail(job, self.kv_full(job))
+        self.queues.fail(job, self.kv_full(job))
         return True
 
     def kv_full(self, job: Job) -> KVFull:
@@ -165,7 +167,7 @@ class Admission:
         needed = job.longest_path()
         limit = f"the KV budget of {capacity} slots ({room.resident} hold KV now)"
         hint = "load the model with a larger kv_budget, or use a shorter path"
-        if self.shortage.is_of_slots:
+        if self.pressure.limits_slots:
             limit = f"the {capacity} slots that there is memory for now"
             hint = "close what else takes memory on the device, or use a shorter path"
         by_hand = self.tree.n_pinned_by_hand()
@@ -181,115 +183,115 @@ class Admission:
             needed=needed,
             capacity=capacity,
             # What there is memory for now may be more later; what was asked for stays.
-            never_fits=needed > capacity > 0 and not self.shortage.is_of_slots,
+            never_fits=needed > capacity > 0 and not self.pressure.limits_slots,
             hint=hint,
         )
 
 
-class Shortage:
+class MemoryPressure:
     """Keeps the steps to what an engine finds memory for, which others may take on the same device.
 
     most: tokens that a step may have; None: as many as ever.
     """
 
-    def __init__(self, room: Room, *, cuts_rows: bool) -> None:
+    def __init__(self, room: Room, *, splits_rows: bool) -> None:
         """cuts_rows: a row may be run in parts, of which each is held."""
-        self.most: int | None = None
-        self._cuts_rows = cuts_rows
+        self.max_step_tokens: int | None = None
+        self._splits_rows = splits_rows
         self._room = room
-        self._asked = room.capacity
+        self._configured = room.capacity
         self._is_guess = False  # that the room is smaller; else the engine has said it
         self._since: float | None = None
-        self._eased = -_MOST_EASE_S
-        self._ease_s = EASE_S
+        self._relaxed = -_MAX_RELAX_S
+        self._relax_s = RELAX_S
 
     @property
-    def is_of_slots(self) -> bool:
+    def limits_slots(self) -> bool:
         """Whether the room is smaller than was asked for."""
-        return self._room.capacity != self._asked
+        return self._room.capacity != self._configured
 
-    def takes(self, error: BaseException, n_rows: int, n_tokens: int, least: int) -> bool:
+    def reduce(self, error: BaseException, n_rows: int, n_tokens: int, min_slots: int) -> bool:
         """Ask for less, if it was memory that a step of this size wanted; False: it was not, or
         there is nothing less to ask for.
 
         least: slots that the oldest job needs, about. Each time it is less, so who does the step
         again comes to an end.
         """
-        if isinstance(error, KVFull) and self._has_fewer_slots(error, least):
+        if isinstance(error, KVFull) and self._lower_slots(error, min_slots):
             pass
         elif isinstance(error, KVFull) or is_out_of_memory(error):
-            had_less = self.most is not None
-            is_less = self._has_smaller_steps(n_rows, n_tokens)
+            had_less = self.max_step_tokens is not None
+            is_less = self._halve_step(n_rows, n_tokens)
             # Where that does not do, or cannot be, KV that can be computed again goes.
-            if (had_less or not is_less) and not self._has_half_the_slots(least) and not is_less:
+            if (had_less or not is_less) and not self._halve_slots(min_slots) and not is_less:
                 return False
         else:
             return False
         now = time.monotonic()
-        if self._since is None and now - self._eased > self._ease_s:
-            self._ease_s = EASE_S
+        if self._since is None and now - self._relaxed > self._relax_s:
+            self._relax_s = RELAX_S
         self._since = now
         _log.warning(
             "no memory for a step of %d tokens, which is done again: for %d s, %s tokens a step at"
             " most, and %s slots of KV: %s",
             n_tokens,
-            self._ease_s,
-            self.most or "any number of",
+            self._relax_s,
+            self.max_step_tokens or "any number of",
             self._room.capacity,
             error,
         )
         return True
 
-    def _has_smaller_steps(self, n_rows: int, n_tokens: int) -> bool:
+    def _halve_step(self, n_rows: int, n_tokens: int) -> bool:
         """Halve the tokens of a step, if one can be smaller."""
-        if self.most == 1 or (n_rows <= 1 and (n_tokens <= 1 or not self._cuts_rows)):
+        if self.max_step_tokens == 1 or (n_rows <= 1 and (n_tokens <= 1 or not self._splits_rows)):
             return False
-        self.most = max(min(n_tokens, self.most or n_tokens) // 2, 1)
+        self.max_step_tokens = max(min(n_tokens, self.max_step_tokens or n_tokens) // 2, 1)
         return True
 
-    def _has_half_the_slots(self, least: int) -> bool:
+    def _halve_slots(self, min_slots: int) -> bool:
         """Lower the room to half of what is held: most engines give the memory of the rest back."""
         room = self._room
         held = room.resident + room.tails
-        found = max(held // 2, least + room.growth)
-        if found >= (held if room.capacity is None else min(held, room.capacity)):
+        capacity = max(held // 2, min_slots + room.growth)
+        if capacity >= (held if room.capacity is None else min(held, room.capacity)):
             return False
-        room.capacity, self._is_guess = found, True
+        room.capacity, self._is_guess = capacity, True
         return True
 
-    def yields(self, needed: int) -> bool:
+    def grow(self, needed: int) -> bool:
         """Give work that is alone the slots that it must have, if nobody knows that they are not
         there; return whether it has more now.
         """
         room = self._room
-        most = needed if self._asked is None else min(needed, self._asked)
-        if not (self._is_guess and room.capacity is not None and room.capacity < most):
+        limit = needed if self._configured is None else min(needed, self._configured)
+        if not (self._is_guess and room.capacity is not None and room.capacity < limit):
             return False
-        room.capacity = most
+        room.capacity = limit
         return True
 
-    def _has_fewer_slots(self, error: KVFull, least: int) -> bool:
+    def _lower_slots(self, error: KVFull, min_slots: int) -> bool:
         """Lower the room to what the engine says that it has; where that is no less, by as much as
         it lacks: something that the room does not count took them."""
         room = self._room
         # What would not do for the oldest job is what there is now: more may be made.
-        if room.capacity is None or error.capacity < least:
+        if room.capacity is None or error.capacity < min_slots:
             return False
-        found, is_guess = min(room.capacity, error.capacity), False
-        if found == room.capacity:
-            found, is_guess = min(found, room.used) - max(error.needed, 1), True
-            if found < least:
+        capacity, is_guess = min(room.capacity, error.capacity), False
+        if capacity == room.capacity:
+            capacity, is_guess = min(capacity, room.used) - max(error.needed, 1), True
+            if capacity < min_slots:
                 return False
-        room.capacity, self._is_guess = found, is_guess
+        room.capacity, self._is_guess = capacity, is_guess
         return True
 
-    def ease(self) -> None:
+    def relax(self) -> None:
         """Ask for all again, if it is long enough ago."""
-        if self._since is not None and time.monotonic() - self._since > self._ease_s:
-            self.forget()
-            self._eased = time.monotonic()
-            self._ease_s = min(2 * self._ease_s, _MOST_EASE_S)
+        if self._since is not None and time.monotonic() - self._since > self._relax_s:
+            self.reset()
+            self._relaxed = time.monotonic()
+            self._relax_s = min(2 * self._relax_s, _MAX_RELAX_S)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Ask for all again."""
-        self.most, self._room.capacity, self._since = None, self._asked, None
+        self.max_step_tokens, self._room.capacity, self._since = None, self._configured, None

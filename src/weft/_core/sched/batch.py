@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 from ...engines.base import Engine, Output, RetainedLogits, RetainedRow, Row
 from ...errors import ForwardError, WeftError, is_out_of_memory
 from ..sampling.sampler import Chain, DrawnToken, draw_at, draw_batch
-from .lines import LAST
-from .rows import LogitsRow, RowStore
+from .logits_cache import LogitsCache, LogitsRow
+from .sequences import LAST_LOGITS
 
 if TYPE_CHECKING:
     from ...engines.base import Draws
     from ..sampling.sampler import DrawResult
-    from .desk import Desk
     from .jobs import Job, RunJob
-    from .reads import PathPart
+    from .prefill import PrefillChunk
+    from .queues import JobQueues
 
 
-class Part(ABC):
+class BatchPart(ABC):
     """Some rows of a model call, and what to do with the answer.
 
     namespace: the adapter that its rows name. output, first_row, first_logit: where its answers
@@ -30,7 +30,7 @@ class Part(ABC):
     hangs: the rows kept are hung on the tree.
     """
 
-    hangs = False
+    in_tree = False
 
     def __init__(self, namespace: str | None) -> None:
         self.namespace = namespace
@@ -39,9 +39,9 @@ class Part(ABC):
         self.output: Output | None = None
         self.first_row = 0
         self.first_logit = 0
-        self.kept: list[LogitsRow] = []
-        self.kept_in: RetainedLogits | None = None
-        self.first_kept = 0
+        self.stored: list[LogitsRow] = []
+        self.stored_in: RetainedLogits | None = None
+        self.first_stored = 0
 
     @abstractmethod
     def rows(self) -> list[Row]:
@@ -55,14 +55,14 @@ class Part(ABC):
     def jobs(self) -> Iterable[Job]:
         """Return the jobs that fail when the step does."""
 
-    def n_kept(self) -> int:
+    def n_stored(self) -> int:
         """Return how many of its logits rows, the first ones, others may ask for."""
         return 0
 
     def draw(self) -> None:
         """Start drawing from the output, once all steps before have landed; does not wait."""
 
-    def land(self) -> None:
+    def wait(self) -> None:
         """Wait for what was drawn. Raises what made it fail."""
 
     def attempt(self, action: Callable[[], None]) -> None:
@@ -74,15 +74,15 @@ class Part(ABC):
                 self.error = error
 
     @abstractmethod
-    def deliver(self, desk: Desk) -> None:
+    def process_outputs(self, queues: JobQueues) -> None:
         """Give out what the step brought. Under the lock, once the step has landed."""
 
     @abstractmethod
-    def discard(self, desk: Desk) -> None:
+    def discard(self, queues: JobQueues) -> None:
         """Undo what the part has written or promised: its step failed, and nothing runs."""
 
 
-class LinesPart(Part):
+class SequencePart(BatchPart):
     """A part whose rows are the next tokens of lines."""
 
     @abstractmethod
@@ -90,44 +90,44 @@ class LinesPart(Part):
         """Return how many tokens its rows run."""
 
 
-class RunsPart(LinesPart):
+class DecodePart(SequencePart):
     """The next row of each of some runs, and a draw from each."""
 
-    def __init__(self, runs: Sequence[RunJob], rows: list[Row], desk: Desk) -> None:
+    def __init__(self, runs: Sequence[RunJob], rows: list[Row], queues: JobQueues) -> None:
         super().__init__(rows[0].adapter)
         self.runs = runs
         self._rows = rows
         self._n_tokens = 0
-        self._ends: list[int] = []  # the positions of what is drawn
+        self._positions: list[int] = []  # the positions of what is drawn
         self._forced: dict[int, list[int]] = {}  # by number of the run
-        self._told: set[int] = set()  # those whose next token is forced, too: not drawn
-        self._desk = desk
-        self._overlap = desk.info.async_scheduling
+        self._known_next: set[int] = set()  # those whose next token is forced, too: not drawn
+        self._queues = queues
+        self._overlap = queues.info.async_scheduling
         self._chain: Chain | None = None
         if not self._overlap:
-            self._chain = desk.run_chains.of([run.sampler for run in runs])
-            self._chain.prepare(desk.info.n_vocab)
+            self._chain = queues.run_samplers.get([run.sampler for run in runs])
+            self._chain.prepare(queues.info.n_vocab)
         self._drawing: list[int] | None = None  # numbers of the runs that draw; None: all
         self._draws: Draws | None = None
         self._result: DrawResult | None = None
         for run, row in zip(runs, rows, strict=True):
             run.outstanding += 1
-            if row.logits_at is LAST:  # one token, mostly
+            if row.logits_at is LAST_LOGITS:  # one token, mostly
                 self._n_tokens += 1
-                self._ends.append(row.position + 1)
+                self._positions.append(row.position + 1)
             else:
-                self._add_long(run, row, desk)
+                self._add_long_row(run, row, queues)
 
-    def _add_long(self, run: RunJob, row: Row, desk: Desk) -> None:
+    def _add_long_row(self, run: RunJob, row: Row, queues: JobQueues) -> None:
         """Count a row of forced tokens, or of a whole path: hidden engines run these."""
-        self._n_tokens += row.n_tokens if desk.counts_rows_whole else 1 + len(run.forced)
-        if run.forced or run.put_off:
-            if run.put_off:
-                self._told.add(len(self._ends))
-            forced = [*run.forced, *run.put_off[:1]]
-            self._forced[len(self._ends)] = forced
-            run.forced, run.put_off, run.n_forced = [], run.put_off[1:], len(forced)
-        self._ends.append(row.position + row.n_tokens)
+        self._n_tokens += row.n_tokens if queues.counts_rows_whole else 1 + len(run.forced)
+        if run.forced or run.deferred:
+            if run.deferred:
+                self._known_next.add(len(self._positions))
+            forced = [*run.forced, *run.deferred[:1]]
+            self._forced[len(self._positions)] = forced
+            run.forced, run.deferred, run.n_forced = [], run.deferred[1:], len(forced)
+        self._positions.append(row.position + row.n_tokens)
 
     def rows(self) -> list[Row]:
         return self._rows
@@ -144,59 +144,65 @@ class RunsPart(LinesPart):
     def draw(self) -> None:
         assert self.output is not None
         if self._overlap:
-            self._draw_late(self.output)
+            self._draw_overlapped(self.output)
         else:
             assert self._chain is not None
-            self._draws = self.output.draw(draw_batch(self._chain, self.first_logit, self._ends))
+            self._draws = self.output.draw(
+                draw_batch(self._chain, self.first_logit, self._positions)
+            )
 
-    def _draw_late(self, output: Output) -> None:
+    def _draw_overlapped(self, output: Output) -> None:
         """Draw for the runs that go on: the step before, which may have ended some, has landed."""
         runs = enumerate(self.runs)
-        drawing = [number for number, run in runs if run.is_wanted and number not in self._told]
+        drawing = [
+            number for number, run in runs if run.is_wanted and number not in self._known_next
+        ]
         self._drawing = drawing if len(drawing) < len(self.runs) else None
         if not drawing:
             return
-        desk = self._desk
-        chain = desk.run_chains.of([self.runs[number].sampler for number in drawing])
-        chain.prepare(desk.info.n_vocab)
+        queues = self._queues
+        chain = queues.run_samplers.get([self.runs[number].sampler for number in drawing])
+        chain.prepare(queues.info.n_vocab)
         if self._drawing is None:
-            batch = draw_batch(chain, self.first_logit, self._ends)
+            batch = draw_batch(chain, self.first_logit, self._positions)
         else:
             rows = [self.first_logit + number for number in drawing]
-            batch = draw_at(chain, rows, [self._ends[number] for number in drawing], kept=False)
+            batch = draw_at(
+                chain, rows, [self._positions[number] for number in drawing], kept=False
+            )
         self._draws = output.draw(batch)
         for entry, number in enumerate(drawing):
-            self.runs[number].look_ahead(self._draws, entry, desk)
+            self.runs[number].look_ahead(self._draws, entry, queues)
 
-    def land(self) -> None:
+    def wait(self) -> None:
         if self._draws is not None:
             self._result = self._draws.result()
 
-    def deliver(self, desk: Desk) -> None:
+    def process_outputs(self, queues: JobQueues) -> None:
         result = self._result
         if result is None or self._drawing is not None:
-            drawn = self._some_drawn()
+            drawn = self._expand_drawn()
         else:
             drawn = result.drawn()
         for number, (run, one) in enumerate(zip(self.runs, drawn, strict=True)):
             run.outstanding -= 1
-            if run.late is not None:
-                self._landed(run)
+            if run.future is not None:
+                self._clear_future(run)
             try:
                 if run.error is not None:
-                    desk.fail(run, run.error)
+                    queues.fail(run, run.error)
                     continue
                 if self._forced and number in self._forced:
                     run.n_forced = 0
-                    run.accept_forced(self, number, self._forced[number], desk)
-                if run.ending:
-                    run.settle(desk)
-                elif not run.done and number not in self._told:
-                    run.accept(one, desk)
+                    run.accept_forced(self, number, self._forced[number], queues)
+                if run.is_ending:
+                    run.resolve_finished(queues)
+                elif not run.done and number not in self._known_next:
+                    run.accept(one, queues)
             except Exception as error:
-                desk.fault(run, error)
+                queues.handle_error(run, error)
 
-    def _some_drawn(self) -> list[DrawnToken]:
+    def _expand_drawn(self) -> list[DrawnToken]:
         """Return what was drawn, an entry a run; anything for those that did not draw."""
         assert self._drawing is not None
         drawn = [DrawnToken(0, 0.0, 0.0)] * len(self.runs)
@@ -205,19 +211,19 @@ class RunsPart(LinesPart):
                 drawn[number] = one
         return drawn
 
-    def _landed(self, run: RunJob) -> None:
-        if run.late is not None and run.late.draws is self._draws:
-            run.late = None
+    def _clear_future(self, run: RunJob) -> None:
+        if run.future is not None and run.future.draws is self._draws:
+            run.future = None
 
-    def discard(self, desk: Desk) -> None:
+    def discard(self, queues: JobQueues) -> None:
         for number, run in enumerate(self.runs):
             run.outstanding -= 1
-            self._landed(run)
+            self._clear_future(run)
             if number in self._forced:  # its sampler is past them: they are to be run as they are
-                run.put_off, run.n_forced = [*self._forced[number], *run.put_off], 0
+                run.deferred, run.n_forced = [*self._forced[number], *run.deferred], 0
 
 
-class FirstsPart(Part):
+class FirstTokenPart(BatchPart):
     """The first draw of each of some runs, from rows that others of the step bring, or kept ones.
 
     Nothing fails with it: runs that it gives nothing draw by themselves.
@@ -227,16 +233,16 @@ class FirstsPart(Part):
         self,
         namespace: str | None,
         runs: Sequence[RunJob],
-        desk: Desk,
-        places: Sequence[tuple[PathPart, int]] = (),
+        queues: JobQueues,
+        places: Sequence[tuple[PrefillChunk, int]] = (),
     ) -> None:
         """places: for each run the part that brings its row, and which of its tokens' row it is."""
         super().__init__(namespace)
         self._runs = runs
         self._places = places
-        self._desk = desk
+        self._queues = queues
         self._chain = Chain([run.sampler for run in runs])
-        self._chain.prepare(desk.info.n_vocab)
+        self._chain.prepare(queues.info.n_vocab)
         self._draws: Draws | None = None
         self._result: DrawResult | None = None
 
@@ -250,7 +256,7 @@ class FirstsPart(Part):
         return ()
 
     def draw(self) -> None:
-        ends = [run.line.depth for run in self._runs]
+        ends = [run.sequence.depth for run in self._runs]
         if self._places:
             assert self.output is not None
             at = [part.first_logit + part.logits_at.index(token) for part, token in self._places]
@@ -259,27 +265,27 @@ class FirstsPart(Part):
             numbers: dict[RetainedRow, int] = {}
             at = [numbers.setdefault(run.first_row(), len(numbers)) for run in self._runs]
             batch = draw_at(self._chain, at, ends, kept=False)
-            self._draws = self._desk.engine.draw(list(numbers), batch)
+            self._draws = self._queues.engine.draw(list(numbers), batch)
 
-    def land(self) -> None:
+    def wait(self) -> None:
         assert self._draws is not None
         self._result = self._draws.result()
 
-    def deliver(self, desk: Desk) -> None:
+    def process_outputs(self, queues: JobQueues) -> None:
         assert self._result is not None
         for run, first in zip(self._runs, self._result.drawn(), strict=True):
             run.first_drawn = first
-        self.discard(desk)
+        self.discard(queues)
 
-    def discard(self, desk: Desk) -> None:
+    def discard(self, queues: JobQueues) -> None:
         if not self._places:  # the others are looked at when their rows are there
-            desk.first += self._runs
+            queues.first_draws += self._runs
 
 
-class Call:
+class ForwardBatch:
     """One model call of a step: all parts of one adapter."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[BatchPart]) -> None:
         self.parts = parts
         self.output: Output | None = None
         self.n_logits = 0
@@ -304,49 +310,49 @@ class Call:
         for part in self.parts:
             part.attempt(part.draw)
 
-    def land(self) -> None:
+    def wait(self) -> None:
         """Wait for the model, and for the draws. Raises what made the model fail."""
         if self.output is not None:
             self.output.synchronize()
         for part in self.parts:
-            part.attempt(part.land)
+            part.attempt(part.wait)
 
-    def keep(self, store: RowStore) -> None:
+    def store_logits(self, cache: LogitsCache) -> None:
         """Keep the logits rows that somebody may ask for."""
-        n_kept = sum([part.n_kept() for part in self.parts])
-        if not n_kept:
+        n_stored = sum([part.n_stored() for part in self.parts])
+        if not n_stored:
             return
         assert self.output is not None
-        indices: Sequence[int] = range(n_kept)
-        if n_kept < self.n_logits:
-            indices = [part.first_logit + i for part in self.parts for i in range(part.n_kept())]
+        indices: Sequence[int] = range(n_stored)
+        if n_stored < self.n_logits:
+            indices = [part.first_logit + i for part in self.parts for i in range(part.n_stored())]
         kept, first = self.output.retain(indices), 0
-        hung: list[tuple[Part, int]] = []
+        in_tree: list[tuple[BatchPart, int]] = []
         numbers: list[int] = []  # of the rows that are hung: there may be very many parts of one
         for part in self.parts:
-            n = part.n_kept()
+            n = part.n_stored()
             if n:
-                part.kept_in, part.first_kept = kept, first
-                if part.hangs:
-                    hung.append((part, len(numbers)))
+                part.stored_in, part.first_stored = kept, first
+                if part.in_tree:
+                    in_tree.append((part, len(numbers)))
                     numbers += range(first, first + n)
                 else:
-                    part.kept = store.keep(kept, range(first, first + n), n_kept, hung=False)
+                    part.stored = cache.add(kept, range(first, first + n), n_stored, in_tree=False)
                 first += n
-        rows = store.keep(kept, numbers, n_kept, hung=True) if hung else []
-        for part, at in hung:
-            part.kept = rows[at : at + part.n_kept()]
-        store.shrink()
+        rows = cache.add(kept, numbers, n_stored, in_tree=True) if in_tree else []
+        for part, at in in_tree:
+            part.stored = rows[at : at + part.n_stored()]
+        cache.evict_excess()
 
 
-class Step:
+class ScheduledStep:
     """A step on its way. `error` is what made it fail."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
-        by_name: dict[str | None, list[Part]] = {}
+    def __init__(self, parts: Sequence[BatchPart]) -> None:
+        by_name: dict[str | None, list[BatchPart]] = {}
         for part in parts:
             by_name.setdefault(part.namespace, []).append(part)
-        self.calls = [Call(some) for some in by_name.values()]
+        self.batches = [ForwardBatch(some) for some in by_name.values()]
         self.parts = parts
         self.error: BaseException | None = None
 
@@ -355,7 +361,7 @@ class Step:
         rows = [row for part in self.parts for row in part.rows()]
         return len(rows), sum([row.n_tokens for row in rows])
 
-    def wanted_memory(self) -> Exception | None:
+    def memory_error(self) -> Exception | None:
         """Return what a part that has landed lacked, if that was memory: then nothing of the step
         is given out, and all of it can be done again.
         """
@@ -365,12 +371,12 @@ class Step:
                 return error
         return None
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait for what a failed step, or one launched from it, has on the device."""
-        for call in self.calls:
-            if call.output is not None:
+        for batch in self.batches:
+            if batch.output is not None:
                 with suppress(Exception):
-                    call.output.synchronize()
+                    batch.output.synchronize()
 
 
 def as_forward_error(error: BaseException) -> WeftError:

@@ -5,7 +5,7 @@ import pytest
 
 from fakes import HiddenFake, LateFake
 from rig import MakeRig, MemoryEngine, logits_after, score_of
-from weft._core.sched.reads import Claim, Need
+from weft._core.sched.prefill import LogitsRequest, PathClaim
 from weft._core.sched.work import Extend, Logits, Scores
 
 PATH = [3, 1, 2, 2, 1, 3, 0, 1, 2, 0, 3]
@@ -52,7 +52,7 @@ def test_work_that_comes_while_its_path_is_in_flight_waits_for_it(make: MakeRig)
     rig = make(engine, n_batch=64)
     (first,) = rig.submit(Extend(rig.place(PATH), (), (Logits(len(PATH)),)))
     rig.step()
-    assert rig.scheduler.flight is not None
+    assert rig.scheduler.in_flight is not None
     (second,) = rig.submit(Extend(rig.place(PATH), (), (Logits(len(PATH)),)))
     rig.driver.drive([first, second])
     assert sum(row.n_tokens for rows in engine.calls for row in rows) == len(PATH)
@@ -71,13 +71,13 @@ def test_a_hidden_engine_gets_one_row_for_all_that_is_open_on_a_path(make: MakeR
 def test_a_hidden_task_that_waits_for_its_answers_gets_no_second_row(make: MakeRig) -> None:
     rig = make(HiddenFake(MemoryEngine()), n_batch=64)
     (ticket,) = rig.submit(Extend(rig.place(PATH), (), (Logits(4),)))
-    desk = rig.scheduler.desk
-    rig.scheduler.take_in()
+    queues = rig.scheduler.queues
+    rig.scheduler.drain_inbox()
     rig.scheduler.admission.admit(may_evict=True)
-    desk.promote()
-    (part,) = desk.reader.pack(desk.waiting_in_turn(64), 64, desk)
-    assert desk.reader.pack(desk.waiting_in_turn(64), 64, desk) == []
-    part.discard(desk)
+    queues.advance()
+    (part,) = queues.prefill.plan(queues.prefill_order(64), 64, queues)
+    assert queues.prefill.plan(queues.prefill_order(64), 64, queues) == []
+    part.discard(queues)
     rig.driver.drive([ticket])
     assert ticket.result()[0].tolist() == logits_after(PATH[:4]).tolist()
 
@@ -98,7 +98,7 @@ def test_what_is_taken_of_a_need_is_open_no_more(
     """The need is [2, 8)."""
     rig = make()
     (ticket,) = rig.submit(Extend(rig.place(PATH)))
-    need = Need(Claim(ticket.job, rig.place(PATH)), 2, 8, 0)
-    got = need.take(*taken)
-    assert need.todo == left
+    request = LogitsRequest(PathClaim(ticket.job, rig.place(PATH)), 2, 8, 0)
+    got = request.pop_range(*taken)
+    assert request.remaining == left
     assert sum(b - a for a, b in [*got, *left]) == 6

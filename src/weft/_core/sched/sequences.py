@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from .jobs import Job
 
 _log = logging.getLogger(__name__)
-LAST = (0,)  # the logits of a row of one token
+LAST_LOGITS = (0,)  # the logits of a row of one token
 
 
-class Line:
+class TokenSequence:
     """Known tokens after a place: `base`, then `tokens`.
 
     While it is open the path is pinned, and the slots of its tokens, as far as they were run, are
@@ -33,7 +33,18 @@ class Line:
     path before.
     """
 
-    __slots__ = ("_epoch", "_ids", "_pin", "_row", "base", "job", "lease", "seen", "tail", "tokens")
+    __slots__ = (
+        "_epoch",
+        "_ids",
+        "_pin",
+        "_row",
+        "base",
+        "job",
+        "lease",
+        "tail",
+        "tokens",
+        "was_admitted",
+    )
 
     def __init__(self, base: Place) -> None:
         self.base = base
@@ -41,7 +52,7 @@ class Line:
         self.tail: Tail | None = None
         self.job: Job | None = None
         self.lease: Lease | None = None
-        self.seen = False
+        self.was_admitted = False
         self._pin: Cursor | None = None
         self._row: Row | None = None
         self._epoch = -1
@@ -63,11 +74,11 @@ class Line:
             return self.base
         return Place(self.base.holds, self.base.namespace, self.base, tuple(self.tokens))
 
-    def n_held(self) -> int:
+    def n_in_tail(self) -> int:
         """Return how many of its own tokens its tail has the KV of."""
         return 0 if self.tail is None else min(self.tail.fragment.length, len(self.tokens))
 
-    def reach(self, path: Container[Node], ids: list[int]) -> int:
+    def cached_depth(self, path: Container[Node], ids: list[int]) -> int:
         """Return the depth down to which its tail has the KV of a path, 0 for none of it.
 
         path: the nodes of what the tree knows of the path, its root too. ids: all of its tokens.
@@ -77,7 +88,7 @@ class Line:
         node, depth = resolve(self.tail.cursor)
         if node not in path or depth > len(ids):
             return 0
-        same = common_prefix(self.tokens[: self.n_held()], ids, depth)
+        same = common_prefix(self.tokens[: self.n_in_tail()], ids, depth)
         return depth + same if same else 0
 
     def open(self, tree: TokenTree) -> None:
@@ -116,7 +127,7 @@ class Line:
         """
         tail = self.tail
         if tail is None:
-            return self._whole_row(tokens, n_before, scored)
+            return self._full_row(tokens, n_before, scored)
         row = self._row
         if row is None or self._epoch != tree.epoch:
             path = tree.path(tail.cursor)
@@ -124,11 +135,11 @@ class Line:
             self._epoch = tree.epoch
         row.tokens = tokens
         row.position = tail.cursor.depth + tail.fragment.length
-        row.logits_at = LAST if not scored else (row.n_tokens - 1,)
+        row.logits_at = LAST_LOGITS if not scored else (row.n_tokens - 1,)
         row.scores = scored
         return row
 
-    def _whole_row(
+    def _full_row(
         self, tokens: Sequence[int] | FutureTokens, n_before: int, scored: tuple[ScoreSpan, ...]
     ) -> Row:
         """Hidden engines: the whole path every step."""
@@ -148,7 +159,7 @@ class Line:
             return
         tree.trim(tail.fragment, n)
         if tail.fragment.length != n:
-            self._move(tree, n)
+            self._advance_base(tree, n)
             self.drop(tree)
 
     def close(self, tree: TokenTree) -> None:
@@ -162,7 +173,7 @@ class Line:
             return
         self._pin = self.tail = self._row = None
         if tail is not None:
-            run = self._move(tree, tail.fragment.length)
+            run = self._advance_base(tree, tail.fragment.length)
             try:
                 end = tree.end_tail(tail, run)
                 if run:
@@ -171,7 +182,7 @@ class Line:
                 _log.warning("the engine could not keep the KV of a path: %r", error)
         tree.unpin(pin)
 
-    def _move(self, tree: TokenTree, n: int) -> list[int]:
+    def _advance_base(self, tree: TokenTree, n: int) -> list[int]:
         """Let the place be the one after the first n own tokens; return these."""
         run, self.tokens = self.tokens[:n], self.tokens[n:]
         if run:
@@ -191,11 +202,11 @@ class Line:
 class Lease(weakref.ref[Any]):
     """Who goes on with a line; its callback tells when nobody does, and is no Python code."""
 
-    __slots__ = ("line",)
-    line: Line
+    __slots__ = ("sequence",)
+    sequence: TokenSequence
 
 
-class Lines:
+class SequenceRegistry:
     """The lines that go on a token a call: a branch has one while it is committed to.
 
     An idle one may be closed at any time. opened: those that are. gone: leases of lines that were
@@ -206,54 +217,54 @@ class Lines:
     def __init__(self, tree: TokenTree, join: Callable[[Place], None]) -> None:
         """join: told of places whose chains may be joined."""
         self.tree = tree
-        self.opened: dict[Line, None] = {}
+        self.opened: dict[TokenSequence, None] = {}
         self._join = join
         self._leases: dict[int, Lease] = {}
-        self.gone: deque[Any] = deque()
+        self.released: deque[Any] = deque()
 
-    def begin(self, owner: Any, place: Place) -> Line:
+    def create(self, owner: Any, place: Place) -> TokenSequence:
         """Return a line at a place, for as long as `owner` lives."""
-        line = Line(place)
-        lease = line.lease = Lease(owner, self.gone.append)
-        lease.line = line
+        sequence = TokenSequence(place)
+        lease = sequence.lease = Lease(owner, self.released.append)
+        lease.sequence = sequence
         self._leases[id(lease)] = lease
-        return line
+        return sequence
 
-    def release(self, line: Line) -> Place:
+    def release(self, sequence: TokenSequence) -> Place:
         """Go on with a line no longer; return the place at its end. Its KV is there at once."""
         with self.tree.holds.lock:
-            self.gone.append(line.lease)
-            return line.end()
+            self.released.append(sequence.lease)
+            return sequence.end()
 
-    def is_leased(self, line: Line) -> bool:
+    def is_leased(self, sequence: TokenSequence) -> bool:
         """Whether somebody goes on with it."""
-        return id(line.lease) in self._leases
+        return id(sequence.lease) in self._leases
 
-    def open(self, line: Line) -> None:
+    def open(self, sequence: TokenSequence) -> None:
         """Open a line, and know it as open."""
-        line.open(self.tree)
-        self.opened[line] = None
+        sequence.open(self.tree)
+        self.opened[sequence] = None
 
-    def close(self, line: Line) -> None:
+    def close(self, sequence: TokenSequence) -> None:
         """Close a line; its KV can be found, read and evicted by others."""
-        self.opened.pop(line, None)
-        if line.is_open:
-            line.close(self.tree)
-            self._join(line.base)
+        self.opened.pop(sequence, None)
+        if sequence.is_open:
+            sequence.close(self.tree)
+            self._join(sequence.base)
 
-    def drain(self) -> None:
+    def close_released(self) -> None:
         """Close the lines that were released, or whose owners are gone."""
         busy = []
-        while self.gone:
-            lease = self.gone.popleft()
-            if lease.line.job is not None:
+        while self.released:
+            lease = self.released.popleft()
+            if lease.sequence.job is not None:
                 busy.append(lease)
             elif self._leases.pop(id(lease), None) is not None:
-                lease.line.lease = None  # else Python's collector of cycles would have to come
-                self.close(lease.line)
-        self.gone.extend(busy)
+                lease.sequence.lease = None  # else Python's collector of cycles would have to come
+                self.close(lease.sequence)
+        self.released.extend(busy)
 
-    def held(self, place: Place) -> int:
+    def n_cached(self, place: Place) -> int:
         """Return how many tokens of a path have KV, in the tree or in lines; changes nothing.
 
         What a step in flight computes is not there yet. Cost: O(nodes + tokens not in the tree);
@@ -268,12 +279,12 @@ class Lines:
         if n == place.depth or not self.opened:
             return n
         path, ids = {*nodes, tree.root(place.namespace).node}, place.ids()
-        return max(n, *(line.reach(path, ids) for line in self.opened))
+        return max(n, *(sequence.cached_depth(path, ids) for sequence in self.opened))
 
-    def relieve(self) -> bool:
+    def close_idle(self) -> bool:
         """Close all idle lines; return whether there were any."""
         n_open = len(self.opened)
-        self.drain()
-        for line in [line for line in self.opened if line.job is None]:
-            self.close(line)
+        self.close_released()
+        for sequence in [sequence for sequence in self.opened if sequence.job is None]:
+            self.close(sequence)
         return len(self.opened) < n_open

@@ -12,11 +12,11 @@ from ...errors import WeftError, is_out_of_memory
 from ..kv.place import Place
 from ..kv.tree import TokenTree
 from ..sampling.sampler import Chain, DrawBatch, DrawResult, Sampler, draw_at
+from .batch import BatchPart, FirstTokenPart, as_forward_error
 from .jobs import CommitJob, Job, MergeKey, RunJob
-from .lines import Lines
-from .reads import Claim, PathPart, Reader
-from .rows import RowStore
-from .step import FirstsPart, Part, as_forward_error
+from .logits_cache import LogitsCache
+from .prefill import PathClaim, PrefillChunk, PrefillPlanner
+from .sequences import SequenceRegistry
 from .work import Counters
 
 _log = logging.getLogger(__name__)
@@ -24,13 +24,13 @@ Value = TypeVar("Value")
 Given = ParamSpec("Given")
 
 
-class KeptChain:
+class BatchSamplerCache:
     """The chain of the samplers that drew last: mostly the same ones draw again."""
 
     def __init__(self) -> None:
         self._chain: Chain | None = None
 
-    def of(self, samplers: Sequence[Sampler]) -> Chain:
+    def get(self, samplers: Sequence[Sampler]) -> Chain:
         """Return the chain of these samplers; the kept one where they step together again."""
         if self._chain is None or self._chain.samplers != tuple(samplers):
             self._chain = Chain(samplers)
@@ -41,7 +41,7 @@ class KeptChain:
         self._chain = None
 
 
-class Desk:
+class JobQueues:
     """All jobs of a scheduler, under its lock.
 
     queue: by age, not admitted. admitted: with their paths pinned. fresh: claims to look at.
@@ -51,7 +51,12 @@ class Desk:
     """
 
     def __init__(
-        self, tree: TokenTree, engine: Engine, counters: Counters, rows: RowStore, n_ctx: int
+        self,
+        tree: TokenTree,
+        engine: Engine,
+        counters: Counters,
+        logits_cache: LogitsCache,
+        n_ctx: int,
     ) -> None:
         self.tree = tree
         self.engine = engine
@@ -61,23 +66,23 @@ class Desk:
         # Hidden engines are given whole paths, of which most may be known to them.
         self.runs_whole_paths = info.no_prefix_cache and not info.caches_state
         self.counts_rows_whole = self.runs_whole_paths or tree.fragments is not None
-        self.rows = rows
-        self.reader = Reader(
-            tree, rows, n_to_run=engine.n_tokens_to_run if info.no_prefix_cache else None
+        self.logits_cache = logits_cache
+        self.prefill = PrefillPlanner(
+            tree, logits_cache, n_to_run=engine.n_tokens_to_run if info.no_prefix_cache else None
         )
         self.to_join: list[Place] = []
-        self.lines = Lines(tree, self.to_join.append)
-        self.queue: list[tuple[int, Job]] = []
+        self.sequences = SequenceRegistry(tree, self.to_join.append)
+        self.waiting: list[tuple[int, Job]] = []
         self.admitted: dict[Job, None] = {}
-        self.fresh: dict[Claim, None] = {}
-        self.waiting: dict[Claim, None] = {}
-        self.first: list[RunJob] = []
-        self.late_firsts: list[RunJob] = []
-        self.live: dict[RunJob, None] = {}
+        self.to_check: dict[PathClaim, None] = {}
+        self.unscheduled: dict[PathClaim, None] = {}
+        self.first_draws: list[RunJob] = []
+        self.deferred_first_draws: list[RunJob] = []
+        self.running: dict[RunJob, None] = {}
         self.commits: dict[CommitJob, None] = {}
-        self.run_chains = KeptChain()
-        self.commit_chains = KeptChain()
-        self.n_moves = 0  # jobs that were parked or ended, claims that were complete
+        self.run_samplers = BatchSamplerCache()
+        self.commit_samplers = BatchSamplerCache()
+        self.n_transitions = 0  # jobs that were parked or ended, claims that were complete
         self._greedy: dict[MergeKey, RunJob] = {}  # those that wait for their first draw
 
     @property
@@ -87,60 +92,60 @@ class Desk:
 
     def jobs(self) -> list[Job]:
         """Return all jobs, the oldest first."""
-        queued = [job for _, job in self.queue if not job.done]
+        queued = [job for _, job in self.waiting if not job.done]
         return sorted([*queued, *self.admitted], key=lambda job: job.age)
 
-    def least(self) -> int:
+    def min_slots(self) -> int:
         """Return how many slots the oldest admitted job needs, beside what is pinned by hand."""
         if not self.admitted:
             return 0
         job = min(self.admitted, key=lambda job: job.age)
-        lines = job.lines()
+        sequences = job.sequences()
         ends = [claim.path() for claim in job.claims if claim.pin is not None]
-        ends += [line.tail.cursor for line in lines if line.tail is not None]
+        ends += [sequence.tail.cursor for sequence in sequences if sequence.tail is not None]
         ends += [hold.cursor for hold in self.tree.pins]
         nodes = {node for end in ends for node in self.tree.up(end)}
-        own = sum([len(line.tokens) + 1 for line in lines])
+        own = sum([len(sequence.tokens) + 1 for sequence in sequences])
         return sum([len(node.tokens) for node in nodes]) + own
 
     # Coming and going -------------------------------------------------------------------------
 
     def add(self, job: Job) -> None:
         """Queue a job; parked ones go back to their place by age."""
-        heapq.heappush(self.queue, (job.age, job))
+        heapq.heappush(self.waiting, (job.age, job))
 
     def head(self) -> Job | None:
         """Return the oldest job that waits for admission."""
-        while self.queue and self.queue[0][1].done:
-            heapq.heappop(self.queue)
-        return self.queue[0][1] if self.queue else None
+        while self.waiting and self.waiting[0][1].done:
+            heapq.heappop(self.waiting)
+        return self.waiting[0][1] if self.waiting else None
 
-    def take(self, job: Job) -> None:
+    def admit(self, job: Job) -> None:
         """Let the job at the head, whose paths are pinned, start."""
-        heapq.heappop(self.queue)
+        heapq.heappop(self.waiting)
         job.admitted = True
         self.admitted[job] = None
         try:
             job.start(self)
         except Exception as error:
-            self.fault(job, error)
+            self.handle_error(job, error)
 
-    def park(self, job: Job) -> None:
+    def preempt(self, job: Job) -> None:
         """Send an admitted job back: its KV becomes evictable, what it made is kept."""
-        job.park(self)
-        self._let_go(job)
-        self.counters.parked += 1
-        self.n_moves += 1
+        job.preempt(self)
+        self._release(job)
+        self.counters.preempted += 1
+        self.n_transitions += 1
         self.add(job)
 
-    def begin_anew(self) -> None:
+    def preempt_all(self) -> None:
         """Send all admitted jobs back, of which nothing is in flight: they go on from what is
         known, the oldest first, as far as there is room now.
         """
-        self.first, self.late_firsts = [], []
+        self.first_draws, self.deferred_first_draws = [], []
         for job in list(self.admitted):
-            if job.can_park:
-                self.guard(job, self.park, job)
+            if job.can_preempt:
+                self.guard(job, self.preempt, job)
 
     def fail(self, job: Job, error: WeftError) -> None:
         """End a job with an error; what it has in flight must land first."""
@@ -157,23 +162,23 @@ class Desk:
     def end(self, job: Job) -> None:
         """Take a job whose tickets are answered out of everything."""
         job.done = True
-        self.n_moves += 1
-        self._let_go(job)
-        if not self.live:
-            self.run_chains.clear()
+        self.n_transitions += 1
+        self._release(job)
+        if not self.running:
+            self.run_samplers.clear()
         # No cycles: what the job held is let go now, not when the collector comes by.
         for claim in job.claims:
-            claim.needs = []
+            claim.requests = []
         job.claims = []
 
-    def _let_go(self, job: Job) -> None:
-        fresh, waiting = self.fresh, self.waiting
+    def _release(self, job: Job) -> None:
+        fresh, waiting = self.to_check, self.unscheduled
         for claim in job.claims:
             if claim in fresh:
                 del fresh[claim]
             if claim in waiting:
                 del waiting[claim]
-            claim.leave(self.tree)
+            claim.unpin_path(self.tree)
         self.admitted.pop(job, None)
         job.admitted = False
 
@@ -186,16 +191,16 @@ class Desk:
         try:
             return action(*given, **more)
         except Exception as error:
-            self.fault(job, error)
+            self.handle_error(job, error)
             return None
 
-    def fault(self, job: Job, error: Exception) -> None:
+    def handle_error(self, job: Job, error: Exception) -> None:
         """Fail a job by what went wrong in it."""
         if not isinstance(error, WeftError):
             _log.warning("work failed outside the model call: %r", error)
         self.fail(job, as_forward_error(error))
 
-    def place(self, place: Place) -> None:
+    def insert(self, place: Place) -> None:
         """Put a place into the tree; where the engine cannot split a node for it, it waits."""
         try:
             self.tree.place(place)
@@ -204,63 +209,63 @@ class Desk:
 
     # Claims -----------------------------------------------------------------------------------
 
-    def look_at(self, claim: Claim) -> None:
+    def recheck(self, claim: PathClaim) -> None:
         """Something changed for a claim: see whether it has all it wants."""
         if claim.pin is not None:
-            self.fresh[claim] = None
+            self.to_check[claim] = None
 
-    def promote(self) -> None:
+    def advance(self) -> None:
         """Let jobs go on whose claims have all they want; the others wait for parts."""
-        while self.fresh or self.first:
-            fresh, self.fresh = self.fresh, {}
+        while self.to_check or self.first_draws:
+            fresh, self.to_check = self.to_check, {}
             for claim in fresh:
                 try:  # as `guard` has it: many come by here each step
-                    self._promote(claim)
+                    self._advance(claim)
                 except Exception as error:
-                    self.fault(claim.job, error)
-            first, self.first = self.first, []
-            self._draw_first([run for run in first if not run.done])
+                    self.handle_error(claim.job, error)
+            first, self.first_draws = self.first_draws, []
+            self._draw_first_tokens([run for run in first if not run.done])
 
-    def _promote(self, claim: Claim) -> None:
+    def _advance(self, claim: PathClaim) -> None:
         if claim.pin is None or claim.outstanding or claim.job.done:
             return
-        if self.reader.is_complete(claim):
-            self.n_moves += 1
-            self.waiting.pop(claim, None)
+        if self.prefill.is_complete(claim):
+            self.n_transitions += 1
+            self.unscheduled.pop(claim, None)
             claim.job.ready(claim, self)
         else:
-            self.waiting[claim] = None
+            self.unscheduled[claim] = None
 
-    def waiting_in_turn(self, budget: int) -> list[tuple[Claim, int]]:
+    def prefill_order(self, budget: int) -> list[tuple[PathClaim, int]]:
         """Return the claims that parts are packed for, and how many tokens each may have.
 
         budget: tokens of the step. The oldest first; but where it does not do for all, half of it
         goes to those that need the fewest: nobody waits for all of a book that somebody else has
         brought, and the book is read, too. Claims of one path need it once.
         """
-        claims = sorted(self.waiting, key=lambda claim: claim.job.age)
+        claims = sorted(self.unscheduled, key=lambda claim: claim.job.age)
         if len(claims) > 1:
-            n_open = {claim: self.reader.n_open(claim) for claim in claims}
-            if sum(n_open.values()) <= budget:
+            n_remaining = {claim: self.prefill.n_remaining(claim) for claim in claims}
+            if sum(n_remaining.values()) <= budget:
                 return [(claim, budget) for claim in claims]
             paths = {claim: claim.path() for claim in claims}
             of_path = dict.fromkeys(paths.values(), 0)
-            for claim, n in n_open.items():
+            for claim, n in n_remaining.items():
                 of_path[paths[claim]] = max(of_path[paths[claim]], n)
             if sum(of_path.values()) > budget > 1:
                 left, first = budget // 2, []
-                for claim in sorted(claims, key=lambda claim: n_open[claim]):
+                for claim in sorted(claims, key=lambda claim: n_remaining[claim]):
                     if left <= 0:
                         break
                     first.append((claim, left))
-                    del n_open[claim]
+                    del n_remaining[claim]
                     left -= of_path.pop(paths[claim], 0)
-                return first + [(claim, budget) for claim in claims if claim in n_open]
+                return first + [(claim, budget) for claim in claims if claim in n_remaining]
         return [(claim, budget) for claim in claims]
 
     # First draws ------------------------------------------------------------------------------
 
-    def merge(self, run: RunJob) -> bool:
+    def merge_greedy(self, run: RunJob) -> bool:
         """Let an equal greedy run that has not begun carry this one; return whether it does."""
         key = run.merge_key()
         if key is None:
@@ -269,10 +274,10 @@ class Desk:
         if other is run or other.done or other.n_drawn:
             self._greedy[key] = run
             return False
-        other.carry(run, self)
+        other.absorb(run, self)
         return True
 
-    def _draw_first(self, runs: list[RunJob]) -> None:
+    def _draw_first_tokens(self, runs: list[RunJob]) -> None:
         """Draw the first token of runs from the logits at their places."""
         if not runs:
             return
@@ -280,29 +285,29 @@ class Desk:
         for run in runs:
             self.guard(run, run.prime, self)
             if run.first_drawn is not None:
-                self.guard(run, run.begin, run.first_drawn, self)
+                self.guard(run, run.start_decoding, run.first_drawn, self)
         runs = [run for run in runs if not (run.done or run.n_drawn)]
         if self.info.async_scheduling:
-            self.late_firsts += [run for run in runs if not run.draws_alone]
+            self.deferred_first_draws += [run for run in runs if not run.draws_alone]
             runs = [run for run in runs if run.draws_alone]
         if not runs:
             return
         numbers: dict[RetainedRow, int] = {}
         at = [numbers.setdefault(run.first_row(), len(numbers)) for run in runs]
         try:
-            chain, ends = Chain([run.sampler for run in runs]), [run.line.depth for run in runs]
+            chain, ends = Chain([run.sampler for run in runs]), [run.sequence.depth for run in runs]
             batch = draw_at(chain, at, ends, kept=False)
-            result = self._drawn(list(numbers), batch)
+            result = self._draw_from(list(numbers), batch)
         except Exception as error:  # one of them cannot draw: find it, the others go on
             for run in runs if len(runs) > 1 else []:
-                self._draw_first([run])
+                self._draw_first_tokens([run])
             if len(runs) == 1:
                 self.fail(runs[0], as_forward_error(error))
             return
         for run, drawn in zip(runs, result.drawn(), strict=True):
-            self.guard(run, run.begin, drawn, self)
+            self.guard(run, run.start_decoding, drawn, self)
 
-    def _drawn(self, rows: Sequence[RetainedRow], batch: DrawBatch) -> DrawResult:
+    def _draw_from(self, rows: Sequence[RetainedRow], batch: DrawBatch) -> DrawResult:
         try:
             return self.engine.draw(rows, batch).result()
         except Exception as error:
@@ -310,26 +315,26 @@ class Desk:
                 raise
             return batch.on_host([row.logits() for row in rows])  # a row at a time
 
-    def firsts_of(self, parts: Sequence[PathPart]) -> list[Part]:
+    def first_token_parts(self, parts: Sequence[PrefillChunk]) -> list[BatchPart]:
         """Return parts that draw the first tokens of runs from the rows that these parts bring."""
-        found: dict[str | None, list[tuple[RunJob, tuple[PathPart, int]]]] = {}
+        found: dict[str | None, list[tuple[RunJob, tuple[PrefillChunk, int]]]] = {}
         for part in parts:
-            for need, first, _ in part.takes:
-                run = need.claim.job
+            for request, first, _ in part.answers_for:
+                run = request.claim.job
                 if isinstance(run, RunJob):
                     self.guard(run, run.prime, self)
                     if not run.done:
                         place = (part, first - part.start)
                         found.setdefault(part.namespace, []).append((run, place))
         return [
-            FirstsPart(name, [run for run, _ in pairs], self, [place for _, place in pairs])
+            FirstTokenPart(name, [run for run, _ in pairs], self, [place for _, place in pairs])
             for name, pairs in found.items()
         ]
 
-    def late_firsts_part(self) -> list[Part]:
+    def deferred_first_token_parts(self) -> list[BatchPart]:
         """Return the part that draws the first tokens of runs from rows that were kept, if any."""
-        runs = [run for run in self.late_firsts if run.admitted]
-        self.late_firsts = []
+        runs = [run for run in self.deferred_first_draws if run.admitted]
+        self.deferred_first_draws = []
         for run in runs:
             run.draws_alone = True  # should this go wrong
-        return [FirstsPart(None, runs, self)] if runs else []
+        return [FirstTokenPart(None, runs, self)] if runs else []

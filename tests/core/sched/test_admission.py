@@ -10,7 +10,7 @@ from weft.errors import KVFull
 
 def ages(rig: Rig) -> list[int]:
     """Of the jobs that wait for admission, the one that comes next first."""
-    return [age for age, job in sorted(rig.scheduler.desk.queue) if not job.done]
+    return [age for age, job in sorted(rig.scheduler.queues.waiting) if not job.done]
 
 
 def test_a_younger_job_never_overtakes_one_that_waits(make: MakeRig) -> None:
@@ -31,7 +31,7 @@ def test_a_parked_job_returns_to_its_place_by_age(make: MakeRig) -> None:
     rig = make(capacity=14)
     items = [run(rig.place([i]), i, max_tokens=9) for i in range(3)]
     tickets = rig.submit(*items)
-    while not rig.scheduler.counters.parked:
+    while not rig.scheduler.counters.preempted:
         rig.step()
     late = run(rig.place([9]), 9, max_tokens=3)
     tickets += rig.submit(late)
@@ -52,13 +52,13 @@ def test_what_is_admitted_is_older_than_all_that_waits(make: MakeRig, growth: in
     tickets = rig.submit(*items)
     while not all(ticket.done for ticket in tickets):
         rig.step()
-        admitted = [job.age for job in rig.scheduler.desk.admitted]
+        admitted = [job.age for job in rig.scheduler.queues.admitted]
         queued = ages(rig)
         assert max(admitted, default=0) < min(queued, default=99)
         rig.tree.check()
     for item, ticket in zip(items, tickets, strict=True):
         assert_result(rig, item, ticket.result())
-    assert rig.scheduler.counters.parked > 0
+    assert rig.scheduler.counters.preempted > 0
 
 
 def test_a_run_that_is_alone_uses_the_last_slots_though_they_are_less_than_it_reserves(
@@ -94,7 +94,7 @@ def test_a_job_that_needs_others_room_waits_for_the_flight_to_land(make: MakeRig
     rig.drive(Extend(held))
     (first,) = rig.submit(Extend(rig.place([5])))
     rig.step()
-    assert rig.scheduler.flight is not None
+    assert rig.scheduler.in_flight is not None
     (second,) = rig.submit(Extend(rig.place([6, 7, 8])))
     rig.driver.drive([first, second])
     assert second.result() == []

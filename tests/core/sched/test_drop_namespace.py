@@ -30,15 +30,15 @@ def test_work_of_a_namespace_that_goes_fails_alone(make: MakeRig, kind: str, n_s
     """Whether it is queued, waiting, live, in flight or committing."""
     rig = make(ENGINES[kind](), n_batch=8)
     owner, places = Owner(), {n: rig.place([1, 2, 3], namespace=n) for n in (None, "law", "med")}
-    lines = {n: rig.scheduler.lines.begin(owner, place) for n, place in places.items()}
+    sequences = {n: rig.scheduler.sequences.create(owner, place) for n, place in places.items()}
     items, work = {}, {}
     for number, (name, place) in enumerate(places.items()):
         items[name] = run(place, number, max_tokens=8)
         long = Extend(rig.place([4] * 11, place), (), (Logits(14),))
-        commit = Commit([lines[name]], [5], [sampler(number)])
+        commit = Commit([sequences[name]], [5], [sampler(number)])
         work[name] = rig.submit(items[name], long, commit)
     rig.step(n_steps)
-    rig.driver.exclusive(lambda: rig.scheduler.retire("law", "law was removed"))
+    rig.driver.exclusive(lambda: rig.scheduler.drop_namespace("law", "law was removed"))
     rig.driver.drive([ticket for tickets in work.values() for ticket in tickets])
     for ticket in work["law"]:
         assert ticket.error is None or str(ticket.error) == "law was removed"
@@ -47,8 +47,8 @@ def test_work_of_a_namespace_that_goes_fails_alone(make: MakeRig, kind: str, n_s
         generated, long, committed = work[name]
         assert_result(rig, items[name], generated.result())
         assert long.result()[0].tolist() == logits_after([1, 2, 3] + [4] * 11).tolist()
-        assert rig.scheduler.rows.read(committed.result()[0].row) is not None
-    for item in (Extend(places["law"]), items["law"], Commit([lines["law"]], [5], [None])):
+        assert rig.scheduler.logits_cache.read(committed.result()[0].row) is not None
+    for item in (Extend(places["law"]), items["law"], Commit([sequences["law"]], [5], [None])):
         with pytest.raises(StaleHandle, match="law was removed"):
             rig.submit(item)
     assert all(node.namespace != "law" or not node.resident for node in rig.tree.nodes())
@@ -58,11 +58,11 @@ def test_the_root_of_a_namespace_goes_with_the_last_place_in_it(make: MakeRig) -
     rig = make()
     place = rig.place([1, 2], namespace="law")
     rig.drive(Extend(place))
-    rig.driver.exclusive(lambda: rig.scheduler.retire("law", "gone"))
+    rig.driver.exclusive(lambda: rig.scheduler.drop_namespace("law", "gone"))
     assert place.ids() == [1, 2]
     del place
     rig.drive(Extend(rig.place([1, 2], namespace="med")))
-    rig.driver.exclusive(lambda: rig.scheduler.retire("med", "gone"))
+    rig.driver.exclusive(lambda: rig.scheduler.drop_namespace("med", "gone"))
     assert not rig.tree.roots.keys() & {"law", "med"}
 
 
@@ -70,11 +70,13 @@ def test_work_in_two_namespaces_that_both_went_fails_once(make: MakeRig) -> None
     """They went after it was prepared, and before it entered."""
     rig, owner = make(), Owner()
     places = [rig.place([1, 2], namespace=name) for name in ("law", "med")]
-    lines = [rig.scheduler.lines.begin(owner, place) for place in places]
-    tickets, jobs = rig.scheduler.prepare([Commit(lines, [3, 4], [None, None])])
+    sequences = [rig.scheduler.sequences.create(owner, place) for place in places]
+    tickets, jobs = rig.scheduler.prepare([Commit(sequences, [3, 4], [None, None])])
     for name in ("law", "med"):
-        rig.driver.exclusive(lambda name=name: rig.scheduler.retire(name, f"{name} was removed"))
-    rig.scheduler.enter(jobs)
+        rig.driver.exclusive(
+            lambda name=name: rig.scheduler.drop_namespace(name, f"{name} was removed")
+        )
+    rig.scheduler.enqueue(jobs)
     rig.driver.drive(tickets)
     with pytest.raises(StaleHandle, match="law was removed"):
         tickets[0].result()
@@ -87,9 +89,9 @@ def test_a_commit_of_lines_of_several_namespaces_gives_each_its_own(
     rig, owner = make(ENGINES[kind]()), Owner()
     names = [None, None, "law", "med", "med"]
     places = [rig.place([1, number], namespace=name) for number, name in enumerate(names)]
-    lines = [rig.scheduler.lines.begin(owner, place) for place in places]
-    (found,) = rig.drive(Commit(lines, [5] * 5, [sampler(n) for n in range(5)]))
+    sequences = [rig.scheduler.sequences.create(owner, place) for place in places]
+    (found,) = rig.drive(Commit(sequences, [5] * 5, [sampler(n) for n in range(5)]))
     for number, each in enumerate(found):
-        row = rig.scheduler.rows.read(each.row)
+        row = rig.scheduler.logits_cache.read(each.row)
         assert row is not None
         assert row.tolist() == logits_after([1, number, 5]).tolist()

@@ -13,7 +13,7 @@ import pytest
 from fakes import Boom, OwnLoopFake
 from rig import MemoryEngine, Rig, assert_result, run
 from weft._core.sampling.sampler import Sampler
-from weft._core.sched.native import why_not_native
+from weft._core.sched.engine_runs import why_not_generated
 from weft._core.sched.work import Extend, Logits, Run, RunState, Scores
 from weft.constraints.base import Matcher
 from weft.engines.generation import EventCallback, GenerationEvent, GenerationRequest
@@ -431,16 +431,16 @@ def test_scores_alone_are_taken_without_steps_where_the_engine_scores() -> None:
     rig.drive(Extend(place, (), (Scores(1, 5),)))
     with pytest.raises(Unsupported, match="whole runs only: no next-token distributions, no"):
         rig.submit(Extend(place, (), (Scores(1, 5, top=2),)))
-    assert why_not_native(run(place).sampler, None) == "anything but steps"
+    assert why_not_generated(run(place).sampler, None) == "anything but steps"
     rig.finish()
 
 
 def test_a_constraint_that_has_begun_stays_here() -> None:
     rig = Rig(engine := fake())
     begun = run(rig.place(PROMPT)).sampler
-    assert why_not_native(begun, engine.native) is None
+    assert why_not_generated(begun, engine.native) is None
     begun.resumed = True
-    why = why_not_native(begun, engine.native)
+    why = why_not_generated(begun, engine.native)
     assert why == "a constraint that has begun before this node"
     rig.finish()
 
@@ -481,8 +481,8 @@ def test_an_end_is_heard_once_and_nothing_that_ended_is_cancelled() -> None:
     rig = Rig(engine)
     results = rig.drive(*(run(rig.place(PROMPT), i, temperature=0.9) for i in range(2)))
     assert [(result.tokens, result.finish_reason) for result in results] == [([3], "length")] * 2
-    assert rig.scheduler.abroad is not None
-    assert (cancelled, rig.scheduler.abroad.n_away) == ([], 0)
+    assert rig.scheduler.engine_runs is not None
+    assert (cancelled, rig.scheduler.engine_runs.n_in_flight) == ([], 0)
     rig.finish()
 
 
@@ -513,7 +513,7 @@ def test_what_is_cancelled_is_cancelled_there_and_nobody_waits_for_it() -> None:
     rig = Rig(engine)
     tickets = rig.submit(*(run(rig.place(PROMPT), i, temperature=0.9) for i in range(3)))
     rig.step()
-    abroad = rig.scheduler.abroad
+    abroad = rig.scheduler.engine_runs
     assert abroad is not None
     assert not abroad.is_idle
     for ticket in tickets:

@@ -14,79 +14,79 @@ from ...engines.base import Engine
 from ...engines.generation import EngineGenerator, GenerationEvent, GenerationRequest
 from ...errors import ForwardError, Unsupported
 from ..sampling.sampler import DrawnToken
+from .batch import as_forward_error
 from .jobs import MergeKey, RunJob
-from .reads import Claim
-from .step import as_forward_error
+from .prefill import PathClaim
 from .work import Extend, Item, Run, Scores, Ticket
 
 if TYPE_CHECKING:
     from ..sampling.params import SamplingParams
     from ..sampling.sampler import Sampler
-    from .desk import Desk
+    from .queues import JobQueues
 
 _log = logging.getLogger(__name__)
 
 
-class NativeJob(RunJob):
+class EngineRunJob(RunJob):
     """A run that the engine generates: waiting to be handed over, then heard of until it ends.
 
     family: what it has in common with its siblings, while it waits. flight: what it is on its way
     as; None while it waits.
     """
 
-    can_park = False
+    can_preempt = False
 
-    def __init__(self, age: int, tickets: Sequence[Ticket], abroad: Abroad) -> None:
+    def __init__(self, age: int, tickets: Sequence[Ticket], engine_runs: EngineRunQueue) -> None:
         super().__init__(age, tickets)
-        self.abroad = abroad
-        self.family: MergeKey = None
-        self.flight: Flight | None = None
-        self._figures: tuple[bool, bool] | None = None  # whether logprobs, entropies are told
+        self.engine_runs = engine_runs
+        self.sibling_key: MergeKey = None
+        self.in_flight: InFlightRun | None = None
+        self._reported: tuple[bool, bool] | None = None  # whether logprobs, entropies are told
 
     def prepare(self) -> None:
         """Claim the path, of which nothing has to be known here."""
-        claim = Claim(self, self.line.base)
-        claim.wants_kv = False
+        claim = PathClaim(self, self.sequence.base)
+        claim.needs_kv = False
         self.claims = [claim]
 
-    def start(self, desk: Desk) -> None:
-        if self.line.depth >= desk.n_ctx:
-            self.end_all("context", desk)
+    def start(self, queues: JobQueues) -> None:
+        if self.sequence.depth >= queues.n_ctx:
+            self.end_all("context", queues)
         else:
-            self.abroad.add(self)
+            self.engine_runs.add(self)
 
-    def ask(self, desk: Desk) -> GenerationRequest:
+    def to_request(self, queues: JobQueues) -> GenerationRequest:
         """Return what the engine is asked for, with this run as its only sibling."""
-        sampler, line = self.sampler, self.line
+        sampler, sequence = self.sampler, self.sequence
         params = replace(sampler.params, n=1, seed=None, max_tokens=1)
-        n_left = min(self.limit, desk.n_ctx - line.depth)
-        ids = tuple(line.end().ids())
-        name = line.base.namespace
+        n_left = min(self.limit, queues.n_ctx - sequence.depth)
+        ids = tuple(sequence.end().ids())
+        name = sequence.base.namespace
         return GenerationRequest(ids, params, (sampler.stream,), n_left, self.stops, name)
 
-    def hear(self, event: GenerationEvent, desk: Desk) -> None:
+    def process_event(self, event: GenerationEvent, queues: JobQueues) -> None:
         """Go on by what the engine tells; after its end nothing more is heard."""
         known = (event.logprobs is not None, event.entropies is not None)
         n = len(event.tokens)
         logprobs = [None] * n if event.logprobs is None else event.logprobs
         entropies = [None] * n if event.entropies is None else event.entropies
-        if n and known != self._figures:
-            self._figures = known if self._figures is None else self._fewer(known)
+        if n and known != self._reported:
+            self._reported = known if self._reported is None else self._clear_unreported(known)
         for token, logprob, entropy in zip(event.tokens, logprobs, entropies, strict=True):
             if self.done:
                 return
             if self.sampler.needs_host and token not in self.stops:
                 self.sampler.accept(token)
-            of_all = self._figures or known
+            of_all = self._reported or known
             drawn = DrawnToken(
                 token, logprob if of_all[0] else None, entropy if of_all[1] else None
             )
-            self._take(drawn, desk)
-            self._end_if_must(desk)
+            self._take(drawn, queues)
+            self._end_if_must(queues)
         if self.done or not event.is_last:
             return
         if event.error is not None:
-            desk.fail(self, as_forward_error(event.error))
+            queues.fail(self, as_forward_error(event.error))
             return
         if event.ended_by is not None:
             for member in self.members:
@@ -94,14 +94,14 @@ class NativeJob(RunJob):
         matcher = self.sampler.matcher
         if event.end == "stop" and matcher is not None and not matcher.may_end:
             why = "the engine ended a text that its constraint does not let end"
-            desk.fail(self, ForwardError(f"{why}, after {self.n_drawn} tokens"))
+            queues.fail(self, ForwardError(f"{why}, after {self.n_drawn} tokens"))
             return
-        self.end_all(event.end or "error", desk)
+        self.end_all(event.end or "error", queues)
 
-    def _fewer(self, known: tuple[bool, bool]) -> tuple[bool, bool]:
+    def _clear_unreported(self, known: tuple[bool, bool]) -> tuple[bool, bool]:
         """Figures that are not told of every token are those of none."""
-        assert self._figures is not None
-        both = (known[0] and self._figures[0], known[1] and self._figures[1])
+        assert self._reported is not None
+        both = (known[0] and self._reported[0], known[1] and self._reported[1])
         for member in self.members:
             if not both[0]:
                 member.state.logprobs.clear()
@@ -109,13 +109,13 @@ class NativeJob(RunJob):
                 member.state.entropies.clear()
         return both
 
-    def finish(self, desk: Desk) -> None:
-        self.abroad.leave(self)
-        super().finish(desk)
+    def finish(self, queues: JobQueues) -> None:
+        self.engine_runs.cancel(self)
+        super().finish(queues)
 
-    def stop(self, desk: Desk) -> None:
-        self.abroad.leave(self)
-        super().stop(desk)
+    def stop(self, queues: JobQueues) -> None:
+        self.engine_runs.cancel(self)
+        super().stop(queues)
 
     def merge_key(self) -> MergeKey:
         """Return what runs have in common that are siblings of one prompt."""
@@ -125,152 +125,156 @@ class NativeJob(RunJob):
         return (cursor, params, self.stops, length)
 
 
-class Flight:
+class InFlightRun:
     """Siblings on their way: which job is which, and which of them are not over yet."""
 
-    def __init__(self, jobs: Sequence[NativeJob]) -> None:
-        self.jobs: list[NativeJob | None] = list(jobs)
+    def __init__(self, jobs: Sequence[EngineRunJob]) -> None:
+        self.jobs: list[EngineRunJob | None] = list(jobs)
         self.open = set(range(len(jobs)))
         self.handle: Any = None
 
 
-class Abroad:
+class EngineRunQueue:
     """The runs that an engine generates by itself, under the scheduler's lock but for `tell`.
 
     n_away: siblings there that are not over.
     """
 
-    def __init__(self, native: EngineGenerator) -> None:
-        self._native = native
-        self.n_away = 0
+    def __init__(self, generator: EngineGenerator) -> None:
+        self._generator = generator
+        self.n_in_flight = 0
         # Those that wait for room there; families and their members in the order they came, which
         # is that of their age.
-        self._waiting: dict[MergeKey, dict[NativeJob, None]] = {}
-        self._n_heard_of = 0  # jobs on their way that somebody waits for
-        self._heard: deque[tuple[Flight, GenerationEvent]] = deque()
-        self._news = threading.Event()
+        self._waiting: dict[MergeKey, dict[EngineRunJob, None]] = {}
+        self._n_awaited = 0  # jobs on their way that somebody waits for
+        self._events: deque[tuple[InFlightRun, GenerationEvent]] = deque()
+        self._changed = threading.Event()
 
     @property
     def is_idle(self) -> bool:
         """Nobody waits for news."""
-        return not self._waiting and not self._n_heard_of
+        return not self._waiting and not self._n_awaited
 
-    def add(self, job: NativeJob) -> None:
+    def add(self, job: EngineRunJob) -> None:
         """Let a job wait for its turn."""
-        job.family = job.merge_key()
-        self._waiting.setdefault(job.family, {})[job] = None
+        job.sibling_key = job.merge_key()
+        self._waiting.setdefault(job.sibling_key, {})[job] = None
 
-    def _take(self, job: NativeJob) -> None:
+    def _remove_waiting(self, job: EngineRunJob) -> None:
         """A job waits no longer."""
-        family = self._waiting.get(job.family)
-        if family is not None:
-            family.pop(job, None)
-            if not family:
-                del self._waiting[job.family]
+        sibling_key = self._waiting.get(job.sibling_key)
+        if sibling_key is not None:
+            sibling_key.pop(job, None)
+            if not sibling_key:
+                del self._waiting[job.sibling_key]
 
-    def leave(self, job: NativeJob) -> None:
+    def cancel(self, job: EngineRunJob) -> None:
         """A job is over: what of it is on its way is not wanted any more."""
-        self._take(job)
-        flight, job.flight = job.flight, None
-        if flight is None:
+        self._remove_waiting(job)
+        in_flight, job.in_flight = job.in_flight, None
+        if in_flight is None:
             return
-        self._n_heard_of -= 1
-        number = flight.jobs.index(job)
-        flight.jobs[number] = None
-        if number in flight.open and flight.handle is not None:
+        self._n_awaited -= 1
+        number = in_flight.jobs.index(job)
+        in_flight.jobs[number] = None
+        if number in in_flight.open and in_flight.handle is not None:
             try:
-                self._native.cancel(flight.handle, number)
+                self._generator.cancel(in_flight.handle, number)
             except Exception as error:  # it runs to its end there; nobody hears of it
                 _log.warning("a run could not be cancelled: %r", error)
 
     def wake(self) -> None:
         """End a wait; any thread."""
-        self._news.set()
+        self._changed.set()
 
     def wait(self, seconds: float) -> None:
         """Wait until there is news, or so long. Without the lock."""
-        self._news.wait(seconds)
+        self._changed.wait(seconds)
 
     # Handing over
 
-    def send(self, desk: Desk) -> int:
+    def submit_waiting(self, queues: JobQueues) -> int:
         """Hand over what may go, the oldest first; return how often something did, or failed."""
         n_sent = 0
-        while self._waiting and self.n_away < self._native.most:
-            self._start(self._siblings(desk), desk)
+        while self._waiting and self.n_in_flight < self._generator.most:
+            self._submit(self._siblings(queues), queues)
             n_sent += 1
         return n_sent
 
-    def _siblings(self, desk: Desk) -> list[NativeJob]:
+    def _siblings(self, queues: JobQueues) -> list[EngineRunJob]:
         """Take the oldest waiting job, with its siblings as far as there is room."""
-        family = next(iter(self._waiting.values()))
-        first = next(iter(family))
+        sibling_key = next(iter(self._waiting.values()))
+        first = next(iter(sibling_key))
         if first.sampler.greedy:  # all say the same
-            for job in list(family)[1:]:
-                self._take(job)
-                first.carry(job, desk)
-        most = 1 if first.sampler.matcher is not None else self._native.most - self.n_away
-        siblings = list(islice(family, most))
+            for job in list(sibling_key)[1:]:
+                self._remove_waiting(job)
+                first.absorb(job, queues)
+        most = 1 if first.sampler.matcher is not None else self._generator.most - self.n_in_flight
+        siblings = list(islice(sibling_key, most))
         for job in siblings:
-            self._take(job)
+            self._remove_waiting(job)
         return siblings
 
-    def _start(self, jobs: list[NativeJob], desk: Desk) -> None:
+    def _submit(self, jobs: list[EngineRunJob], queues: JobQueues) -> None:
         for job in jobs:
-            desk.guard(job, _prime, job, desk)
+            queues.guard(job, _prime, job, queues)
         jobs = [job for job in jobs if not job.done]
         if not jobs:
             return
-        flight = Flight(jobs)
-        ask = replace(jobs[0].ask(desk), streams=tuple(job.sampler.stream for job in jobs))
+        in_flight = InFlightRun(jobs)
+        to_request = replace(
+            jobs[0].to_request(queues), streams=tuple(job.sampler.stream for job in jobs)
+        )
         try:
-            flight.handle = self._native.start(ask, lambda event: self._tell(flight, event))
+            in_flight.handle = self._generator.start(
+                to_request, lambda event: self._on_event(in_flight, event)
+            )
         except Exception as error:
             for job in jobs:
-                desk.fail(job, as_forward_error(error))
+                queues.fail(job, as_forward_error(error))
             return
         for job in jobs:
-            job.flight = flight
-        self.n_away += len(jobs)
-        self._n_heard_of += len(jobs)
+            job.in_flight = in_flight
+        self.n_in_flight += len(jobs)
+        self._n_awaited += len(jobs)
 
     # Hearing
 
-    def _tell(self, flight: Flight, event: GenerationEvent) -> None:
-        self._heard.append((flight, event))
-        self._news.set()
+    def _on_event(self, in_flight: InFlightRun, event: GenerationEvent) -> None:
+        self._events.append((in_flight, event))
+        self._changed.set()
 
-    def hear(self, desk: Desk) -> int:
+    def process_events(self, queues: JobQueues) -> int:
         """Give what was told to the jobs; return how many events there were."""
-        self._news.clear()
+        self._changed.clear()
         n_heard = 0
-        while self._heard:
-            flight, event = self._heard.popleft()
+        while self._events:
+            in_flight, event = self._events.popleft()
             n_heard += 1
-            job = flight.jobs[event.sibling]
-            if event.is_last and event.sibling in flight.open:
-                flight.open.discard(event.sibling)
-                self.n_away -= 1
+            job = in_flight.jobs[event.sibling]
+            if event.is_last and event.sibling in in_flight.open:
+                in_flight.open.discard(event.sibling)
+                self.n_in_flight -= 1
             if job is not None:
-                desk.guard(job, job.hear, event, desk)
+                queues.guard(job, job.process_event, event, queues)
         return n_heard
 
 
-def _prime(job: NativeJob, desk: Desk) -> None:
+def _prime(job: EngineRunJob, queues: JobQueues) -> None:
     """Let penalties see the prompt."""
     if job.sampler.needs_host:
-        job.sampler.prime(job.line.base.ids())
+        job.sampler.prime(job.sequence.base.ids())
 
 
-def refuse(items: Iterable[Item], engine: Engine) -> None:
+def check_steps_needed(items: Iterable[Item], engine: Engine) -> None:
     """Raise Unsupported for work that an engine without steps cannot do."""
     name, scores = engine.info.name, engine.info.capabilities.scoring
     for item in items:
         if scores and isinstance(item, Extend) and _is_scoring(item):
             continue
         if not isinstance(item, Run):
-            raise without_steps(engine)
-        why = why_not_native(item.sampler, engine.native)
+            raise no_steps_error(engine)
+        why = why_not_generated(item.sampler, engine.native)
         if why is not None:
             raise Unsupported(
                 f"{engine.info.model} on the {name} engine generates whole runs only, and cannot"
@@ -278,7 +282,7 @@ def refuse(items: Iterable[Item], engine: Engine) -> None:
             )
 
 
-def without_steps(engine: Engine) -> Unsupported:
+def no_steps_error(engine: Engine) -> Unsupported:
     """Return what is raised for work that needs the steps an engine does not have."""
     info = engine.info
     measuring = "" if info.capabilities.scoring else ", no measuring"
@@ -292,18 +296,18 @@ def without_steps(engine: Engine) -> Unsupported:
 def check_steps(params: SamplingParams, engine: Engine) -> None:
     """Raise Unsupported for an engine without steps, and for what its rows do not carry."""
     if not engine.info.capabilities.steps:
-        raise without_steps(engine)
-    check_rows_suffice(params, engine)
+        raise no_steps_error(engine)
+    check_params(params, engine)
 
 
-def refuse_scaled(items: Iterable[Item], engine: Engine) -> None:
+def check_raw_logits(items: Iterable[Item], engine: Engine) -> None:
     """Raise Unsupported for runs that would need the logits of an engine that has none, raw."""
     for item in items:
-        if isinstance(item, Run) and why_not_native(item.sampler, engine.native) is not None:
-            check_rows_suffice(item.sampler.params, engine)
+        if isinstance(item, Run) and why_not_generated(item.sampler, engine.native) is not None:
+            check_params(item.sampler.params, engine)
 
 
-def check_rows_suffice(params: SamplingParams, engine: Engine) -> None:
+def check_params(params: SamplingParams, engine: Engine) -> None:
     """Raise Unsupported for parameters that cannot be honoured by the engine's rows."""
     if params.repetition_penalty != 1 and not engine.info.capabilities.raw_logits:
         raise Unsupported(
@@ -320,10 +324,10 @@ def _is_scoring(item: Extend) -> bool:
     )
 
 
-def why_not_native(sampler: Sampler, native: EngineGenerator | None) -> str | None:
+def why_not_generated(sampler: Sampler, generator: EngineGenerator | None) -> str | None:
     """Say why the engine cannot generate a run by itself; None: it can."""
-    if native is None:
+    if generator is None:
         return "anything but steps"
     if sampler.resumed:
         return "a constraint that has begun before this node"
-    return native.unsupported_params(sampler.params)
+    return generator.unsupported_params(sampler.params)

@@ -13,7 +13,7 @@ from fakes import BrokenEngine, HiddenFake, LateFake, SequenceFake
 from rig import MakeRig, MemoryEngine, Rig, assert_result, draw_after, logits_after, run, sampler
 from weft._core.kv.place import Place
 from weft._core.sched.jobs import CommitJob
-from weft._core.sched.lines import Line
+from weft._core.sched.sequences import TokenSequence
 from weft._core.sched.work import Commit, Extend, Logits, Ticket
 from weft.engines.base import Engine
 from weft.errors import Cancelled, ForwardError, KVFull
@@ -33,7 +33,7 @@ class Owner:
         self.rig = rig
         self.ids = list(ids)
         self.number = number
-        self.line = rig.scheduler.lines.begin(self, place)
+        self.sequence = rig.scheduler.sequences.create(self, place)
 
     @property
     def sampler(self):
@@ -41,8 +41,8 @@ class Owner:
 
 
 def commit(owners: Sequence[Owner], tokens: Sequence[int], rig: Rig) -> Ticket:
-    lines = [owner.line for owner in owners]
-    (ticket,) = rig.submit(Commit(lines, tokens, [owner.sampler for owner in owners]))
+    sequences = [owner.sequence for owner in owners]
+    (ticket,) = rig.submit(Commit(sequences, tokens, [owner.sampler for owner in owners]))
     return ticket
 
 
@@ -50,7 +50,7 @@ def assert_committed(owners: Sequence[Owner], tokens: Sequence[int], ticket: Tic
     """A commit gave what the rule says; the owners' paths go on."""
     for owner, token, found in zip(owners, tokens, ticket.result(), strict=True):
         owner.ids.append(token)
-        logits = owner.rig.scheduler.rows.read(found.row)
+        logits = owner.rig.scheduler.logits_cache.read(found.row)
         assert logits is not None
         np.testing.assert_array_equal(logits, logits_after(owner.ids))
         drawn = draw_after(owner.ids, owner.sampler)
@@ -60,9 +60,9 @@ def assert_committed(owners: Sequence[Owner], tokens: Sequence[int], ticket: Tic
         np.testing.assert_allclose(found.drawn[1:], [drawn.logprobs[0], drawn.kept[0]], atol=1e-6)
 
 
-def assert_path(rig: Rig, line: Line, ids: Sequence[int]) -> None:
+def assert_path(rig: Rig, sequence: TokenSequence, ids: Sequence[int]) -> None:
     with rig.scheduler.lock:
-        assert line.end().ids() == list(ids)
+        assert sequence.end().ids() == list(ids)
 
 
 @pytest.mark.parametrize("kind", ENGINES)
@@ -98,16 +98,16 @@ def test_random_commits_give_what_the_rule_says(make: MakeRig, kind: str, seed: 
                     assert isinstance(ticket.error, KVFull | ForwardError | Cancelled)
         elif call == "fork" and len(owners) < 7:
             parent = rng.choice(owners)
-            place = rig.scheduler.lines.release(parent.line)
-            parent.line = rig.scheduler.lines.begin(parent, place)
+            place = rig.scheduler.sequences.release(parent.sequence)
+            parent.sequence = rig.scheduler.sequences.create(parent, place)
             owners.append(Owner(rig, place.fork(), parent.ids, number))
             number += 1
         elif call == "rewind":
             owner = rng.choice(owners)
-            place = rig.scheduler.lines.release(owner.line)
+            place = rig.scheduler.sequences.release(owner.sequence)
             depth = rng.randrange(1, place.depth + 1)
-            owner.line, owner.ids = (
-                rig.scheduler.lines.begin(owner, place.at(depth)),
+            owner.sequence, owner.ids = (
+                rig.scheduler.sequences.create(owner, place.at(depth)),
                 owner.ids[:depth],
             )
         elif call == "drop" and len(owners) > 2:
@@ -117,11 +117,11 @@ def test_random_commits_give_what_the_rule_says(make: MakeRig, kind: str, seed: 
             item = run(place, 3, max_tokens=2) if rng.random() < 0.5 else Extend(place, [0, 1])
             rig.drive_quietly(item)
         for owner in owners:
-            assert_path(rig, owner.line, owner.ids)
+            assert_path(rig, owner.sequence, owner.ids)
             if len(owner.ids) > 34:
-                owner.line = rig.scheduler.lines.begin(owner, rig.place([1, 2, 3]))
+                owner.sequence = rig.scheduler.sequences.create(owner, rig.place([1, 2, 3]))
                 owner.ids = [1, 2, 3]
-        if rig.scheduler.flight is None:
+        if rig.scheduler.in_flight is None:
             rig.tree.check()
     assert n_done > 10
 
@@ -152,8 +152,8 @@ def test_a_pass_that_fails_takes_back_those_before_it(make: MakeRig) -> None:
     with pytest.raises(ForwardError):
         failed.result()
     for owner in owners:
-        assert owner.line.tail is not None
-        assert owner.line.tail.fragment.length == len(owner.line.tokens) == 1
+        assert owner.sequence.tail is not None
+        assert owner.sequence.tail.fragment.length == len(owner.sequence.tokens) == 1
     rig.driver.drive([again := commit(owners, tokens, rig)])
     assert_committed(owners, tokens, again)
 
@@ -166,7 +166,7 @@ def test_idle_lines_make_room_for_others_and_wake(make: MakeRig) -> None:
             rig.driver.drive([ticket := commit([owner], [5], rig)])
             assert_committed([owner], [5], ticket)
     assert len(rig.ask([9] * 20, Logits(20))[0]) == 16
-    assert not rig.scheduler.lines.opened
+    assert not rig.scheduler.sequences.opened
     for owner in owners:
         rig.driver.drive([ticket := commit([owner], [6], rig)])
         assert_committed([owner], [6], ticket)
@@ -181,7 +181,7 @@ def test_what_a_line_has_run_is_found_by_others(make: MakeRig) -> None:
     before = rig.scheduler.counters.prefilled
     rig.drive(Extend(rig.place([1, 2, 3, 4, 5])))
     assert rig.scheduler.counters.prefilled == before
-    child = Owner(rig, rig.scheduler.lines.release(owner.line), owner.ids, 1)
+    child = Owner(rig, rig.scheduler.sequences.release(owner.sequence), owner.ids, 1)
     rig.driver.drive([ticket := commit([child], [7], rig)])
     assert_committed([child], [7], ticket)
     assert rig.scheduler.counters.prefilled == before
@@ -189,7 +189,7 @@ def test_what_a_line_has_run_is_found_by_others(make: MakeRig) -> None:
 
 def test_the_kv_of_lines_is_told_to_whoever_asks_and_none_of_them_closes(make: MakeRig) -> None:
     rig = make(MemoryEngine())
-    lines, prompt = rig.scheduler.lines, [1, 2, 3, 4, 5]
+    sequences, prompt = rig.scheduler.sequences, [1, 2, 3, 4, 5]
     rig.drive(Extend(rig.place(prompt)))
     near, far = Owner(rig, rig.place(prompt), prompt, 0), Owner(rig, rig.place([9]), [9], 1)
     for tokens in ([6, 8], [7, 8]):
@@ -198,18 +198,18 @@ def test_the_kv_of_lines_is_told_to_whoever_asks_and_none_of_them_closes(make: M
 
     def told(*ids: int) -> int:
         with rig.scheduler.lock:
-            return lines.held(rig.place(ids))
+            return sequences.n_cached(rig.place(ids))
 
-    opened = list(lines.opened)
+    opened = list(sequences.opened)
     assert told(*prompt, 6, 7) == told(*prompt, 6, 7, 2) == 7
     assert told(*prompt, 6, 2) == 6
     assert told(*prompt, 2) == told(*prompt) == 5
     assert (told(1, 2, 9, 9), told(9, 8, 8, 1), told(9), told(2), told()) == (2, 3, 1, 0, 0)
-    assert list(lines.opened) == opened
-    lines.release(near.line)  # forked, say
+    assert list(sequences.opened) == opened
+    sequences.release(near.sequence)  # forked, say
     assert told(*prompt, 6, 7) == 7
     with rig.scheduler.lock:
-        far.line.drop(rig.tree)  # the engine could not keep it
+        far.sequence.drop(rig.tree)  # the engine could not keep it
     assert told(9, 8, 8) == 1
     rig.finish()
 
@@ -219,17 +219,19 @@ def test_lines_whose_owners_are_gone_hold_nothing(make: MakeRig) -> None:
     owner = Owner(rig, rig.place([1, 2]), [1, 2], 0)
     rig.driver.drive([commit([owner], [3], rig)])
     assert rig.tree.room.must > 0
-    number = id(owner.line)
+    number = id(owner.sequence)
     gc.collect()
     gc.disable()  # as loops do that train: nothing here is a cycle
     try:
         del owner
         rig.driver.try_drain()
-        assert number not in [id(each) for each in gc.get_objects() if isinstance(each, Line)]
+        assert number not in [
+            id(each) for each in gc.get_objects() if isinstance(each, TokenSequence)
+        ]
     finally:
         gc.enable()
     assert rig.tree.room.must == 0
-    assert not rig.scheduler.lines.opened
+    assert not rig.scheduler.sequences.opened
 
 
 def test_a_commit_that_is_cancelled_in_flight_ends_when_it_has_landed(make: MakeRig) -> None:
@@ -239,8 +241,8 @@ def test_a_commit_that_is_cancelled_in_flight_ends_when_it_has_landed(make: Make
     ticket = commit([owner], [4], rig)
     other = run(rig.place([1, 2, 3]), max_tokens=12)
     (generated,) = rig.submit(other)
-    while rig.scheduler.flight is None or not any(
-        isinstance(job, CommitJob) and job.outstanding for job in rig.scheduler.desk.commits
+    while rig.scheduler.in_flight is None or not any(
+        isinstance(job, CommitJob) and job.outstanding for job in rig.scheduler.queues.commits
     ):
         rig.step()
     ticket.cancel()
@@ -259,14 +261,14 @@ def test_a_line_whose_owner_goes_while_it_runs_is_closed_when_that_has_landed(
     ticket = commit([owner], [4], rig)
     rig.step()
     with rig.scheduler.lock:
-        rig.scheduler.lines.release(owner.line)
-        rig.scheduler.lines.drain()
-        assert owner.line in rig.scheduler.lines.opened
+        rig.scheduler.sequences.release(owner.sequence)
+        rig.scheduler.sequences.close_released()
+        assert owner.sequence in rig.scheduler.sequences.opened
     assert not ticket.done
     rig.driver.drive([ticket])
     assert_committed([owner], [4], ticket)
     rig.driver.try_drain()
-    assert owner.line not in rig.scheduler.lines.opened
+    assert owner.sequence not in rig.scheduler.sequences.opened
 
 
 def test_a_commit_waits_for_who_writes_where_its_lines_begin(make: MakeRig) -> None:

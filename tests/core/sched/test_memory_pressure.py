@@ -25,18 +25,18 @@ from rig import (
     text_after,
 )
 from weft._core.kv.room import Room
-from weft._core.sched import admit
-from weft._core.sched.admit import EASE_S, Shortage
+from weft._core.sched import admission
+from weft._core.sched.admission import RELAX_S, MemoryPressure
 from weft._core.sched.work import Commit, Extend, Logits, Scores, Sink
 from weft.engines.base import Engine, Output, Row
 from weft.errors import ForwardError, KVFull
 
 KINDS: dict[str, Callable[..., Engine]] = {
-    "plain": lambda **short: Tight(MemoryEngine(), **short),
-    "sequence": lambda **short: Tight(SequenceFake(MemoryEngine(), 6), **short),
-    "hidden": lambda **short: Tight(HiddenFake(MemoryEngine()), **short),
-    "late": lambda **short: Tight(LateFake(MemoryEngine()), **short),
-    "late below": lambda **short: LateFake(Tight(MemoryEngine(), **short)),
+    "plain": lambda **pressure: Tight(MemoryEngine(), **pressure),
+    "sequence": lambda **pressure: Tight(SequenceFake(MemoryEngine(), 6), **pressure),
+    "hidden": lambda **pressure: Tight(HiddenFake(MemoryEngine()), **pressure),
+    "late": lambda **pressure: Tight(LateFake(MemoryEngine()), **pressure),
+    "late below": lambda **pressure: LateFake(Tight(MemoryEngine(), **pressure)),
 }
 
 
@@ -45,7 +45,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        monkeypatch.setattr(admit.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(admission.time, "monotonic", lambda: self.now)
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_random_work_loses_nothing(kind: str, where: str, seed: int) -> None:
     for turn in range(120):
         work.turn()
         if turn % 20 == 0:
-            rig.scheduler.admission.shortage.forget()  # so that steps are large again
+            rig.scheduler.admission.pressure.reset()  # so that steps are large again
     rig.driver.drive([ticket for ticket, _, _ in work.open])
     work.look()
     assert not work.open
@@ -137,16 +137,16 @@ def test_a_commit_is_done_again_from_its_first_line(
     engine = KINDS[kind](where=where)
     rig = make(engine, n_batch=4)
     owners = [Owner() for _ in range(6)]
-    lines = [rig.scheduler.lines.begin(owner, rig.place([1, 2, 3])) for owner in owners]
+    sequences = [rig.scheduler.sequences.create(owner, rig.place([1, 2, 3])) for owner in owners]
     paths = [[1, 2, 3] for _ in owners]
     for turn in range(4):
         tight_of(engine).most_tokens = 2 if turn == 2 else None
         tokens = [(turn + n) % 5 for n in range(6)]
-        (ticket,) = rig.submit(Commit(lines, tokens, [sampler(n) for n in range(6)]))
+        (ticket,) = rig.submit(Commit(sequences, tokens, [sampler(n) for n in range(6)]))
         rig.driver.drive([ticket])
         for n, found in enumerate(ticket.result()):
             paths[n].append(tokens[n])
-            logits = rig.scheduler.rows.read(found.row)
+            logits = rig.scheduler.logits_cache.read(found.row)
             np.testing.assert_array_equal(logits, logits_after(paths[n]))
             assert found.drawn[0] == int(draw_after(paths[n], sampler(n)).ids[0])
     assert tight_of(engine).n_refused
@@ -162,13 +162,13 @@ def test_there_are_as_many_slots_as_the_engine_has(make: MakeRig, clock: Clock, 
         assert_result(rig, item, result)
     assert tight_of(engine).n_refused
     assert rig.tree.room.capacity == 40
-    assert rig.scheduler.counters.parked
+    assert rig.scheduler.counters.preempted
     # Nobody else's path can have more, and it says so.
     (ticket,) = rig.drive_quietly(Extend(rig.place([]), [4] * 50))
     with pytest.raises(KVFull, match=r"50 tokens cannot fit in the 40 slots that there is memory"):
         ticket.result()
     tight_of(engine).most_slots = None
-    clock.now += EASE_S + 1
+    clock.now += RELAX_S + 1
     (answer,) = rig.drive(Extend(rig.place([]), [4] * 50, (Logits(50),)))
     np.testing.assert_array_equal(answer[0], logits_after([4] * 50))
     assert rig.tree.room.capacity == 100
@@ -437,9 +437,9 @@ def test_a_run_that_was_sent_back_goes_on_beside_the_leaf_that_others_let_grow(
     (ticket,) = rig.submit(item)
     rig.step(n_steps)
     rig.drive(Extend(leaf, ()))
-    rig.scheduler.land_flight()
-    rig.scheduler.desk.begin_anew()
-    queue = rig.scheduler.desk.queue
+    rig.scheduler.finish_in_flight()
+    rig.scheduler.queues.preempt_all()
+    queue = rig.scheduler.queues.waiting
     kept = list(queue)
     queue.clear()
     (growing,) = rig.submit(Extend(leaf, [5]))
@@ -454,7 +454,7 @@ def test_between_steps_there_is_what_there_would_be_in_one(make: MakeRig, clock:
     rig = make(engine, capacity=100)
     rig.drive(*(run(rig.place([1, 2, 3]), i, max_tokens=10) for i in range(6)))
     assert rig.tree.room.capacity == 40
-    clock.now += EASE_S + 1
+    clock.now += RELAX_S + 1
     place = rig.place([4] * 50)
     assert rig.driver.exclusive(lambda: rig.tree.pin_by_hand(place, owner))
     assert rig.tree.room.capacity == 100
@@ -462,51 +462,51 @@ def test_between_steps_there_is_what_there_would_be_in_one(make: MakeRig, clock:
 
 def test_less_is_asked_for_each_time_and_all_again_later(clock: Clock) -> None:
     room = Room(100, None)
-    short = Shortage(room, cuts_rows=True)
-    assert not short.takes(RuntimeError("broken"), 4, 40, 0)
-    assert not short.takes(KVFull("no", needed=101, capacity=100), 1, 1, 0)
-    assert short.takes(MemoryError(), 1, 40, 0)
-    assert (short.most, room.capacity) == (20, 100)
-    assert short.takes(KVFull("no", needed=8, capacity=70), 4, 40, 0)
-    assert (room.capacity, short.is_of_slots) == (70, True)
+    pressure = MemoryPressure(room, splits_rows=True)
+    assert not pressure.reduce(RuntimeError("broken"), 4, 40, 0)
+    assert not pressure.reduce(KVFull("no", needed=101, capacity=100), 1, 1, 0)
+    assert pressure.reduce(MemoryError(), 1, 40, 0)
+    assert (pressure.max_step_tokens, room.capacity) == (20, 100)
+    assert pressure.reduce(KVFull("no", needed=8, capacity=70), 4, 40, 0)
+    assert (room.capacity, pressure.limits_slots) == (70, True)
     room.resident = 70
-    assert short.takes(KVFull("no", needed=8, capacity=70), 4, 40, 0)
+    assert pressure.reduce(KVFull("no", needed=8, capacity=70), 4, 40, 0)
     assert room.capacity == 62
-    clock.now += EASE_S - 1
-    short.ease()
-    assert (short.most, room.capacity) == (20, 62)
+    clock.now += RELAX_S - 1
+    pressure.relax()
+    assert (pressure.max_step_tokens, room.capacity) == (20, 62)
     clock.now += 2
-    short.ease()
-    assert (short.most, room.capacity, short.is_of_slots) == (None, 100, False)
+    pressure.relax()
+    assert (pressure.max_step_tokens, room.capacity, pressure.limits_slots) == (None, 100, False)
     for waited in (20, 40, 80, 80):  # who took it has not given it back
-        assert short.takes(MemoryError(), 1, 40, 0)
+        assert pressure.reduce(MemoryError(), 1, 40, 0)
         clock.now += waited - 1
-        short.ease()
-        assert short.most == 20
+        pressure.relax()
+        assert pressure.max_step_tokens == 20
         clock.now += 2
-        short.ease()
-        assert short.most is None
+        pressure.relax()
+        assert pressure.max_step_tokens is None
     clock.now += 81
-    assert short.takes(MemoryError(), 1, 40, 0)
-    clock.now += EASE_S + 1
-    short.ease()
-    assert short.most is None
+    assert pressure.reduce(MemoryError(), 1, 40, 0)
+    clock.now += RELAX_S + 1
+    pressure.relax()
+    assert pressure.max_step_tokens is None
     room.resident, room.tails = 50, 10
-    assert short.takes(MemoryError(), 4, 40, 20)
-    assert (short.most, room.capacity) == (20, 100)
-    assert short.takes(MemoryError(), 4, 20, 20)
-    assert (short.most, room.capacity) == (10, 30)
-    assert short.yields(35)
+    assert pressure.reduce(MemoryError(), 4, 40, 20)
+    assert (pressure.max_step_tokens, room.capacity) == (20, 100)
+    assert pressure.reduce(MemoryError(), 4, 20, 20)
+    assert (pressure.max_step_tokens, room.capacity) == (10, 30)
+    assert pressure.grow(35)
     assert room.capacity == 35
-    assert not short.yields(35)
-    assert short.yields(200)
+    assert not pressure.grow(35)
+    assert pressure.grow(200)
     assert room.capacity == 100
-    assert short.takes(MemoryError(), 1, 1, 20)  # which cannot be smaller
+    assert pressure.reduce(MemoryError(), 1, 1, 20)  # which cannot be smaller
     assert room.capacity == 30
-    assert not short.takes(MemoryError(), 1, 1, 59)
-    assert short.takes(KVFull("no", needed=8, capacity=25), 1, 1, 20)
-    assert not short.yields(35)  # the engine has said it
-    unlimited = Shortage(Room(None, None), cuts_rows=False)
-    assert unlimited.takes(KVFull("no", needed=8, capacity=70), 2, 40, 0)
-    assert unlimited.most == 20
-    assert not unlimited.takes(MemoryError(), 1, 40, 0)
+    assert not pressure.reduce(MemoryError(), 1, 1, 59)
+    assert pressure.reduce(KVFull("no", needed=8, capacity=25), 1, 1, 20)
+    assert not pressure.grow(35)  # the engine has said it
+    unlimited = MemoryPressure(Room(None, None), splits_rows=False)
+    assert unlimited.reduce(KVFull("no", needed=8, capacity=70), 2, 40, 0)
+    assert unlimited.max_step_tokens == 20
+    assert not unlimited.reduce(MemoryError(), 1, 40, 0)
