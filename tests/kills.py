@@ -27,7 +27,7 @@ import weft
 from searches import small, tree
 from weft import Branch, Loom, samples
 from weft._core import atomic_files
-from weft.cli import chat, here, run
+from weft.cli import chat, local_backend, run
 from weft.cli.app import app
 from weft.service.store import Library
 
@@ -210,7 +210,7 @@ class Command(Trial):
     def __init__(self, folder: Path, lm: weft.LM) -> None:
         super().__init__(folder, lm)
         os.environ["WEFT_HOME"] = str(folder)
-        for module in (run, here, chat):
+        for module in (run, local_backend, chat):
             module.load_model = lambda *_: lm  # type: ignore[attr-defined]
         Child(lambda: self.call(*self.begin), folder).wait()
         self.first = self.count()

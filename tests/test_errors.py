@@ -9,7 +9,7 @@ import pytest
 
 import weft
 from weft import errors
-from weft.cli.failures import tell
+from weft.cli.failures import print_error
 
 
 def shown(error: BaseException) -> str:
@@ -29,7 +29,7 @@ def test_hint_in_the_message_is_no_note() -> None:
 
 
 def test_command_shows_the_hint_once(capsys: pytest.CaptureFixture[str]) -> None:
-    tell(errors.ConfigError("it is wrong", hint="do this"), "grow")
+    print_error(errors.ConfigError("it is wrong", hint="do this"), "grow")
     assert capsys.readouterr().err.count("do this") == 1
 
 

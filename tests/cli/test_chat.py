@@ -12,7 +12,7 @@ import weft as weft_
 from cli.conftest import loom_of, names
 from shallow import shallow
 from weft import samples
-from weft.cli import here
+from weft.cli import local_backend
 from weft.viz.lanes import TextDisplay
 
 # Of answers whose words do not matter.
@@ -55,7 +55,7 @@ def test_a_pipe_gets_the_answers_and_nothing_else(weft) -> None:
 
 def test_verbose_chat_shows_sampling_of_each_answer(weft) -> None:
     result = weft("chat", "-v", "--max-tokens", "2", stdin=lines("Hi", "Ho", "/quit"))
-    assert result.stderr.count("info: cli.draw: sampling: temperature 1") == 2
+    assert result.stderr.count("info: cli.growth_display: sampling: temperature 1") == 2
 
 
 def test_undo_goes_back_and_keeps_what_was_said_in_the_tree(weft) -> None:
@@ -184,7 +184,7 @@ def test_mistakes_that_are_typed_at_a_terminal_are_no_failure_of_the_chat(in_ter
 def test_ctrl_c_before_an_answer_has_begun_keeps_the_chat_going(
     weft, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begin, pressed = here.GrowerHere.begin, []
+    begin, pressed = local_backend.LocalModel.create_loom, []
 
     def interrupted(*given: Any, **named: Any) -> Any:
         if not pressed:
@@ -192,7 +192,7 @@ def test_ctrl_c_before_an_answer_has_begun_keeps_the_chat_going(
             raise KeyboardInterrupt
         return begin(*given, **named)
 
-    monkeypatch.setattr(here.GrowerHere, "begin", interrupted)
+    monkeypatch.setattr(local_backend.LocalModel, "create_loom", interrupted)
     result = weft("chat", *FEW, stdin=lines(samples.greeting, samples.sum))
     assert result.exit_code == 0
     assert "stopped" in result.stderr

@@ -13,7 +13,7 @@ import pytest
 
 from weft import errors, samples
 from weft._core.error_mapping import OUTCOMES, outcome_of
-from weft.cli.advice import quoted
+from weft.cli.hints import quoted
 from weft.service.store.database import Database
 
 MISTAKES = [

@@ -24,7 +24,7 @@ from cli.conftest import ENDLESS, clean_environment, loom_of, names
 from durable import wait_durable
 from serving import KEY, Served, serving
 from weft import samples
-from weft.cli.there import KeptThere
+from weft.cli.server_backend import ServerLoomSession
 from weft.errors import CapacityError
 from weft.service.api import runtime_file
 from weft.service.server import ServerConfig
@@ -211,21 +211,21 @@ def test_branches_that_cannot_be_read_back_are_told(
 ) -> None:
     """They are kept, and nobody is told that there are none."""
     assert weft("run", samples.story, "-n", "1", *FEW).exit_code == 0
-    read = KeptThere._nodes
+    read = ServerLoomSession._nodes
     n_read: list[int] = []
 
-    def failing(kept: KeptThere, **which: Any) -> Any:
+    def failing(kept: ServerLoomSession, **which: Any) -> Any:
         if which.get("depth") == 1:
             n_read.append(1)
             raise CapacityError("out of memory")
         return read(kept, **which)
 
-    monkeypatch.setattr(KeptThere, "_nodes", failing)
+    monkeypatch.setattr(ServerLoomSession, "_nodes", failing)
     result = weft("grow", "1", "-n", "2", "--json", *FEW)
     assert n_read
     assert result.exit_code == 4
     assert "out of memory" in result.output
-    monkeypatch.setattr(KeptThere, "_nodes", read)
+    monkeypatch.setattr(ServerLoomSession, "_nodes", read)
     assert len(told(weft("tree", "--json"))["nodes"]) == 4
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from cli.conftest import ENDLESS
 from weft import samples
-from weft.cli.advice import quoted
+from weft.cli.hints import quoted
 from weft.lm.results import Delta
 from weft.viz.lanes import Lanes, Printer
 from weft.viz.terminal import TerminalWriter

@@ -21,7 +21,7 @@ import weft as package
 from cli.conftest import ENDLESS, held, loom_of, names
 from durable import wait_durable
 from weft import Loom, samples
-from weft.cli import here
+from weft.cli import local_backend
 from weft.cli import terminal as terminal_module
 from weft.cli.terminal import terminal
 from weft.errors import ConfigError, ForwardError, StoreError
@@ -47,7 +47,7 @@ def in_terminal_named(weft, monkeypatch: pytest.MonkeyPatch) -> Callable[..., An
     """`in_terminal_named("A", "read")`: the command, typed in that terminal."""
 
     def run(mark: str, *arguments: str) -> Any:
-        monkeypatch.setattr(here, "terminal", lambda: mark)
+        monkeypatch.setattr(local_backend, "terminal", lambda: mark)
         return weft(*arguments)
 
     return run

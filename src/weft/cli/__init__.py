@@ -19,7 +19,7 @@ def main() -> None:
         escape_unencodable(sys.stdout, sys.stderr)
         # A shell that completes says so by a variable and gives no arguments.
         if len(sys.argv) < 2 and "_WEFT_COMPLETE" not in os.environ:
-            from .screen import show
+            from .start_screen import show
 
             show(TerminalWriter.for_stream(sys.stdout))
             sys.stdout.flush()

@@ -10,21 +10,21 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..viz.terminal import TerminalWriter, write_object
-from . import failures, options, screen
-from .bring import import_
+from . import failures, options, start_screen
 from .chat import chat
 from .demo import demo
 from .doctor import doctor, models
 from .export import export
 from .find import find
-from .look import next_, read, tree
+from .import_ import import_
 from .looms import ls, rm
 from .page import open_
 from .run import grow, run
-from .screen import show
 from .serve import serve
 from .solve import solve
+from .start_screen import show
 from .undo import redo, undo
+from .views import next_, read, tree
 
 
 class Verbs(TyperGroup):
@@ -86,7 +86,11 @@ def top(
     elif context.invoked_subcommand is None:
         if as_json:
             write_object(
-                {"weft": __version__, "engines": screen.engines(), "models": screen.models()}
+                {
+                    "weft": __version__,
+                    "engines": start_screen.engines(),
+                    "models": start_screen.models(),
+                }
             )
         else:
             show(TerminalWriter.for_stream(sys.stdout))

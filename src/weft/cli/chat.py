@@ -12,17 +12,17 @@ from ..errors import ConfigError, WeftError
 from ..service.interchange.said import said_at
 from ..viz.lanes import BETWEEN, NullDisplay, TextDisplay
 from ..viz.terminal import TerminalWriter
-from . import advice, options
-from .desk import with_grower, with_model
-from .draw import grow_watched, show_tree
-from .failures import guarded, tell
+from . import hints, options
+from .backend import load_for_new_loom, open_with_model
+from .failures import handle_errors, print_error
+from .growth_display import grow_and_show, show_tree
 from .model import TINY
 from .run import ask, settings_of, write_growth
 
 if TYPE_CHECKING:
     from ..loom import Heddle
-    from .desk import Grower
-    from .kept import Kept
+    from .backend import ModelHandle
+    from .session import LoomSession
 
 _HELP = """\
   /fork [N]   N other answers to what you said last (4), and choose; Enter keeps the first
@@ -35,7 +35,7 @@ _HELP = """\
 _HINT = "/help lists the commands"
 
 
-@guarded
+@handle_errors
 @options.with_sampling
 def chat(
     context: typer.Context,
@@ -69,42 +69,43 @@ def chat(
         if system is not None:
             raise ConfigError("-s has no meaning with -c: the loom has its system message")
         own = model if options.was_typed(context, "model") else None
-        with with_model(loom, own, engine, kv_budget) as kept:
-            talk = Chat(kept.grower, sampling, kept=kept, as_json=as_json)
+        with open_with_model(loom, own, engine, kv_budget) as session:
+            talk = Chat(session.model_handle, sampling, session=session, as_json=as_json)
             talk.show_so_far()
             talk.run()
         return
-    with with_grower(options.chosen_model(context, model), engine, kv_budget) as grower:
-        Chat(grower, sampling, system=system, as_json=as_json).run()
+    with load_for_new_loom(options.chosen_model(context, model), engine, kv_budget) as model_handle:
+        Chat(model_handle, sampling, system=system, as_json=as_json).run()
 
 
 class Chat:
-    """One chat. kept: its loom, None until something is said; `kept.at` is the last answer.
+    """One chat. kept: its loom, None until something is said; `session.at` is the last answer.
 
     as_json: answers are objects. Answers go to stdout; all else, `out`, does so on a terminal only.
     """
 
     def __init__(
         self,
-        grower: Grower,
+        model_handle: ModelHandle,
         sampling: dict[str, Any],
         *,
         system: str | None = None,
-        kept: Kept | None = None,
+        session: LoomSession | None = None,
         as_json: bool = False,
     ) -> None:
-        if not grower.has_template:
+        if not model_handle.has_template:
             raise ConfigError(
-                f"{grower.source} has no chat template: it continues text and does not answer",
-                hint=grower.template_hint('weft run "…" --raw continues a text'),
+                f"{model_handle.source} has no chat template: it continues text"
+                " and does not answer",
+                hint=model_handle.template_hint('weft run "…" --raw continues a text'),
             )
         self.answers = TerminalWriter.for_stream(sys.stdout)
         is_seen = self.answers.is_terminal and not as_json
         self.out = self.answers if is_seen else TerminalWriter.for_stream(sys.stderr)
-        self.grower = grower
+        self.model_handle = model_handle
         self.sampling = sampling
         self.system = system
-        self.kept = kept
+        self.session = session
         self.as_json = as_json
         self.has_answered = False
         self.failure = 0  # the exit code of the first mistake
@@ -116,15 +117,15 @@ class Chat:
         """
         if not self.as_json:
             self.out.line(
-                (f"{self.grower.source} · /help lists the commands, Ctrl-D leaves", "dim")
+                (f"{self.model_handle.source} · /help lists the commands, Ctrl-D leaves", "dim")
             )
         line = self._ask("> ")
         while line is not None and line not in ("/quit", "/exit", "/q"):
             typed = None
             try:
-                typed = self.obey(line)
+                typed = self.run_command(line)
             except WeftError as error:
-                code = tell(error, "chat", as_json=self.as_json)
+                code = print_error(error, "chat", as_json=self.as_json)
                 self.failure = self.failure or code
             except KeyboardInterrupt:  # before its answer has begun
                 if self.as_json:
@@ -137,20 +138,20 @@ class Chat:
             raise typer.Exit(self.failure)
 
     def _say_what_next(self) -> None:
-        stats = self.grower.stats()
+        stats = self.model_handle.stats()
         if stats.steps:
             self.out.facts(str(stats))
-        if self.kept is not None and self.kept.name:
-            advice.suggest(["weft", "chat", "-c"], ["weft", "tree"], ["weft", "read"])
+        if self.session is not None and self.session.name:
+            hints.suggest(["weft", "chat", "-c"], ["weft", "tree"], ["weft", "read"])
         else:
-            model = self.grower.source
+            model = self.model_handle.source
             demo = [["weft", "chat"]] if model == TINY else []
-            advice.suggest(*demo, *advice.for_model(model))
+            hints.suggest(*demo, *hints.for_model(model))
 
     def _ask(self, prompt: str) -> str | None:
         return ask(self.out, "" if self.as_json else prompt)
 
-    def obey(self, line: str) -> str | None:
+    def run_command(self, line: str) -> str | None:
         """Do what one line says; return the next one where it has been typed already."""
         word, _, rest = line.partition(" ")
         if not line:
@@ -160,12 +161,12 @@ class Chat:
         if word == "/undo":
             self.undo()
         elif word == "/clear":
-            self.kept = None
+            self.session = None
             self.out.line(("a new chat", "dim"))
         elif word == "/tree":
-            if self.kept is None:
+            if self.session is None:
                 raise ConfigError("nothing has been said yet", hint=_HINT)
-            show_tree(self.out, self.kept)
+            show_tree(self.out, self.session)
         elif word.startswith("/") and word != "/":
             if word not in ("/help", "/?"):
                 raise ConfigError(f"there is no command {word}", hint=_HINT)
@@ -180,107 +181,109 @@ class Chat:
         if self.has_answered and self.out is not self.answers and not self.as_json:
             self.answers.write(f"{BETWEEN}\n")
         self.has_answered = True
-        if self.kept is None:
-            self.kept = self.grower.begin(text, chat=True, system=self.system, special=False)
-            node: Heddle = self.kept.loom
+        if self.session is None:
+            self.session = self.model_handle.create_loom(
+                text, chat=True, system=self.system, special=False
+            )
+            node: Heddle = self.session.loom
         else:
-            node = self.kept.say(self.kept.at, text, chat=True)
+            node = self.session.add_user_text(self.session.at, text, chat=True)
         shown = NullDisplay if self.as_json else partial(TextDisplay, self.answers)
         sampling = self._sampling(node)
         try:
-            made, done = grow_watched(self.out, self.kept, node, 1, sampling, shown)
+            made, done = grow_and_show(self.out, self.session, node, 1, sampling, shown)
         except OSError as error:
             if not isinstance(error, WeftError):  # nobody reads: it is kept as far as it came
-                self.kept.try_save()
+                self.session.try_save()
             raise
         if not done:
             self.out.line(("stopped", "dim"))
         if not made or not made[0].text:
-            advice.warn_if_poor(self.grower.source, made)
-        is_kept = self.kept.try_save()
+            hints.warn_if_poor(self.model_handle.source, made)
+        is_kept = self.session.try_save()
         if self.as_json:
-            write_growth(self.kept, made, is_kept=is_kept, said=text)
+            write_growth(self.session, made, is_kept=is_kept, said=text)
 
     def fork(self, number: str) -> str | None:
         """Grow other answers to what was said last, and go on from the one that is chosen.
 
         Returns what was typed instead of a choice.
         """
-        kept, node = self.kept, self.said()
-        if kept is None or node is None:
+        session, node = self.session, self.said()
+        if session is None or node is None:
             raise ConfigError("there is no answer to fork yet: say something first", hint=_HINT)
         if number and not number.isdecimal():
             raise ConfigError(f"/fork takes a number of answers, not {number!r}", hint=_HINT)
         n, shown = int(number or 4), NullDisplay if self.as_json else None
-        first = kept.at if kept.at is not node else None
+        first = session.at if session.at is not node else None
         sampling = self._sampling(node)
-        made, _ = grow_watched(self.out, kept, node, n, sampling, shown)
-        kept.at = first or kept.at
-        numbers = kept.numbers()
+        made, _ = grow_and_show(self.out, session, node, n, sampling, shown)
+        session.at = first or session.at
+        numbers = session.numbers()
         if self.out.is_live:
             for each in made:
                 self.out.block(str(numbers[each.id]), each.text.strip("\n"))
-        advice.warn_if_poor(self.grower.source, made)
-        is_kept = kept.try_save()
+        hints.warn_if_poor(self.model_handle.source, made)
+        is_kept = session.try_save()
         if self.as_json:
-            said = said_at(node) or kept.loom.user_prompt
-            write_growth(kept, made, is_kept=is_kept, said=said)
-        typed = self._choose(kept, node) if made else None
-        self.out.line((f"going on from {kept.number(kept.at)}", "dim"))
-        if kept.name:
-            kept.try_note()
+            said = said_at(node) or session.loom.user_prompt
+            write_growth(session, made, is_kept=is_kept, said=said)
+        typed = self._choose(session, node) if made else None
+        self.out.line((f"going on from {session.number(session.at)}", "dim"))
+        if session.name:
+            session.try_note()
         return typed
 
-    def _choose(self, kept: Kept, node: Heddle) -> str | None:
+    def _choose(self, session: LoomSession, node: Heddle) -> str | None:
         """Ask which answer to go on from; return what was typed instead."""
-        numbers = kept.numbers()
+        numbers = session.numbers()
         allowed = sorted(numbers[each.id] for each in node.children)
         ways = ", ".join(map(str, allowed))
         while True:
-            line = self._ask(f"which one? {ways}; Enter keeps {kept.number(kept.at)} > ")
+            line = self._ask(f"which one? {ways}; Enter keeps {session.number(session.at)} > ")
             if not line:
                 return None
             if not line.isdecimal():
                 return line
             if line in map(str, allowed):
-                kept.at = kept.node(line)
+                session.at = session.node(line)
                 return None
             what = f"{line} is no answer to what you said last; allowed are {ways}"
-            tell(ConfigError(what, hint=_HINT), "chat", as_json=self.as_json)
+            print_error(ConfigError(what, hint=_HINT), "chat", as_json=self.as_json)
 
     def undo(self) -> None:
         """Go back to the answer before what was said last."""
-        kept, node = self.kept, self.said()
-        if kept is None or node is None:
+        session, node = self.session, self.said()
+        if session is None or node is None:
             raise ConfigError("there is nothing to undo", hint=_HINT)
         if node.parent is None:
-            self.kept = None
+            self.session = None
             self.out.line(("back at the beginning", "dim"))
             return
-        kept.at = node.parent
-        if kept.name:
-            kept.try_note()
+        session.at = node.parent
+        if session.name:
+            session.try_note()
         self.out.line((f"back before: {said_at(node) or node.text}", "dim"))
 
     def said(self) -> Heddle | None:
         """Return the node with what the user said last."""
-        if self.kept is None:
+        if self.session is None:
             return None
-        path = self.kept.at.path
+        path = self.session.at.path
         return next((node for node in reversed(path) if said_at(node) is not None), path[0])
 
     def show_so_far(self) -> None:
         """Write the end of a chat that goes on."""
-        if self.kept is not None:
-            from .look import show_path
+        if self.session is not None:
+            from .views import show_path
 
-            show_path(self.out, self.kept, self.kept.at)
+            show_path(self.out, self.session, self.session.at)
 
     def _sampling(self, node: Heddle) -> dict[str, Any]:
-        earlier = settings_of(self.kept.at) if self.kept is not None else {}
+        earlier = settings_of(self.session.at) if self.session is not None else {}
         # A chat has no stop strings and lengths of its own.
-        kept = {name: value for name, value in earlier.items() if name not in ("stop",)}
-        sampling = {**kept, **self.sampling}
+        session = {name: value for name, value in earlier.items() if name not in ("stop",)}
+        sampling = {**session, **self.sampling}
         if "seed" in sampling:
             # The answers that are there came of this seed: the next ones are to differ.
             sampling["seed"] = (sampling["seed"] + len(node.children)) % 2**64

@@ -13,8 +13,8 @@ from ..viz.lanes import DeltaDisplay, Lanes, NullDisplay, show_stream
 from ..viz.outline import counted
 from ..viz.terminal import TerminalWriter, write_object
 from ..viz.text import Picture, show_votes
-from . import advice, options, solve
-from .failures import guarded
+from . import hints, options, solve
+from .failures import handle_errors
 from .model import TINY, load_model
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ MAX_TOKENS = 400
 TEMPERATURE, SEED = 1.2, 1
 
 
-@guarded
+@handle_errors
 def demo(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
     """Show what it does, on the embedded model: no download, no GPU."""
     from .. import samples
@@ -55,7 +55,7 @@ def demo(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
         out.line()
         out.facts(str(lm.stats()), "bold")
         out.line((f"all of it in {seconds:.1f} s", "dim"))
-    advice.suggest(
+    hints.suggest(
         ["weft", "run", samples.story, "-n", "4"],
         ["weft", "solve", samples.game24],
         ["weft", "doctor"],

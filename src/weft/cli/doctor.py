@@ -20,9 +20,9 @@ from ..engines.hub import SMOLLM2, SMOLLM2_COMMAND, smollm2_file
 from ..errors import ConfigError, EngineError, ModelLoadError, WeftError
 from ..viz.outline import counted
 from ..viz.terminal import TerminalWriter, write_object
-from . import advice, engines, options, screen
-from .desk import desk
-from .failures import guarded
+from . import engines, hints, options, start_screen
+from .backend import select_backend
+from .failures import handle_errors
 from .model import TINY, load_model
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ VARIABLES = (
 )
 
 
-@guarded
+@handle_errors
 def doctor(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
     """Show what is here, and try the embedded model."""
     out = TerminalWriter.for_stream(sys.stdout)
@@ -56,7 +56,7 @@ def doctor(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
         _kept(out)
         _on_disk(out)
         if tried.works:
-            advice.suggest(["weft", "demo"], ["weft", "run", samples.story, "-n", "4"])
+            hints.suggest(["weft", "demo"], ["weft", "run", samples.story, "-n", "4"])
     if not tried.works:
         raise typer.Exit(UNAVAILABLE)
 
@@ -104,8 +104,8 @@ def machine_object(out: TerminalWriter, tried: Tried) -> dict[str, Any]:
         "home": where,
         "home_problem": problem or None,
         "looms": looms,
-        "cache": screen.cache_folder(),
-        "models": ["tiny", *screen.packaged_models(), *screen.cached_models()],
+        "cache": start_screen.cache_folder(),
+        "models": ["tiny", *start_screen.packaged_models(), *start_screen.cached_models()],
         "environment": environment(),
     }
 
@@ -128,8 +128,8 @@ def clash() -> str:
 def kept_looms() -> tuple[int, str, str]:
     """Return how many looms are kept, where, and why none can be kept; "" for nothing wrong."""
     try:
-        with desk() as at:
-            return len(at.rows()), at.where(), ""
+        with select_backend() as backend:
+            return len(backend.rows()), backend.where(), ""
     except WeftError as error:
         return 0, os.environ.get("WEFT_HOME", ""), str(error)
 
@@ -179,19 +179,19 @@ def _kept(out: TerminalWriter) -> None:
 
 
 def _on_disk(out: TerminalWriter) -> None:
-    names, where = screen.cached_models(), screen.cache_folder()
+    names, where = start_screen.cached_models(), start_screen.cache_folder()
     row(
         out,
         "cache",
         f"{where}: {counted(len(names), 'model')}" if names else f"{where}: no models yet",
     )
-    for name in [*([SMOLLM2] if screen.packaged_models() else []), *names]:
+    for name in [*([SMOLLM2] if start_screen.packaged_models() else []), *names]:
         row(out, "", f"  weft run -m {name} …")
-    if not screen.packaged_models():
+    if not start_screen.packaged_models():
         row(
             out, "get one", f"{SMOLLM2_COMMAND}, then weft run -m {SMOLLM2} … (a chat model, 98 MB)"
         )
-    title = "get one" if screen.packaged_models() else ""
+    title = "get one" if start_screen.packaged_models() else ""
     row(out, title, "hf download ORG/NAME --local-dir ./folder, then weft run -m ./folder …")
 
 
@@ -239,7 +239,7 @@ class Found(NamedTuple):
     lacks: str = ""
 
 
-@guarded
+@handle_errors
 def models(
     at: Annotated[
         str | None,
@@ -256,10 +256,10 @@ def models(
     if at is not None:
         list_server(at, as_json=as_json)
         return
-    found = [embedded(), smollm2(), *map(cached, screen.cached_models())]
+    found = [embedded(), smollm2(), *map(cached, start_screen.cached_models())]
     if as_json:
         rows = [model_object(each) for each in found]
-        write_object({"cache": screen.cache_folder(), "models": rows})
+        write_object({"cache": start_screen.cache_folder(), "models": rows})
         return
     from ..lm.stats import format_bytes
 
@@ -271,11 +271,11 @@ def models(
         lacks = (f"  {each.lacks}", "yellow") if each.lacks else ""
         out.line((name, "cyan"), f"  {size:>8}  {each.kind}", lacks)
     out.line()
-    out.line(("cache    ", "bold"), screen.cache_folder())
+    out.line(("cache    ", "bold"), start_screen.cache_folder())
     out.line(("get one  ", "bold"), "hf download ORG/NAME --local-dir ./folder")
     out.line(("use it   ", "bold"), "weft run -m ./folder …, or WEFT_MODEL=./folder for all")
     ready = next((each.name for each in found[1:] if not each.lacks), TINY)
-    advice.suggest(["weft", "run", "-m", ready, samples.story, "-n", "4"])
+    hints.suggest(["weft", "run", "-m", ready, samples.story, "-n", "4"])
 
 
 def list_server(url: str, *, as_json: bool) -> None:
@@ -309,7 +309,7 @@ def list_server(url: str, *, as_json: bool) -> None:
         name = each.model + " " * (width - cell_len(each.model))
         context = f"{each.n_ctx:,} tokens" if each.n_ctx else ""
         out.line((name, "cyan"), f"  {each.dialect.name}  {context}")
-    advice.suggest(
+    hints.suggest(
         ["weft", "run", "-m", address.with_model(listed[0].model), samples.story, "-n", "4"]
     )
 
@@ -340,7 +340,9 @@ def smollm2() -> Found:
 
 def cached(name: str) -> Found:
     """Return a model of the Hub's cache: the snapshot that was changed last."""
-    snapshots = Path(screen.cache_folder()) / f"models--{name.replace('/', '--')}" / "snapshots"
+    snapshots = (
+        Path(start_screen.cache_folder()) / f"models--{name.replace('/', '--')}" / "snapshots"
+    )
     try:
         newest = max(snapshots.iterdir(), key=lambda folder: folder.stat().st_mtime, default=None)
     except OSError:

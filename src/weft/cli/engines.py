@@ -10,7 +10,7 @@ from ..engines import engine_class, install_hint, plugins
 from ..engines.capabilities import OWN, ROWS, cells
 from ..errors import EngineUnavailable
 from ..viz.terminal import TerminalWriter
-from . import screen
+from . import start_screen
 
 # Too long for a table's cells.
 _IN_WORDS = ("fork", "grammar", "devices", "families", "quantised", "several_gpus")
@@ -25,7 +25,7 @@ def versions(name: str) -> dict[str, str] | None:
     if any(find_spec(package) is None for package in packages):
         return None
     found = packages_distributions()
-    return {each: screen.installed(found.get(each, [each])[0]) for each in packages}
+    return {each: start_screen.installed(found.get(each, [each])[0]) for each in packages}
 
 
 def backends(name: str) -> str:

@@ -14,17 +14,17 @@ from ..service.interchange.exporters import EXPORTERS, exporter_of, scope_of
 from ..service.interchange.scope import Scope
 from ..viz.outline import counted
 from ..viz.terminal import TerminalWriter, write_object
-from . import advice, options
-from .desk import opened, with_model
-from .failures import guarded
-from .kept import Kept
+from . import hints, options
+from .backend import open_session, open_with_model
+from .failures import handle_errors
 from .options import Tint, complete_nodes
+from .session import LoomSession
 
 SUFFIXES = tuple(dict.fromkeys(each.suffix for each in EXPORTERS.values()))
 _TINTS = {Tint.PROB: "probability", Tint.ENTROPY: "entropy"}
 
 
-@guarded
+@handle_errors
 def export(
     path: Annotated[
         Path, typer.Argument(help=f"Where to write; one of {' '.join(SUFFIXES)}.", dir_okay=True)
@@ -94,19 +94,19 @@ def export(
     refuse_place(path, force=force)
     with ExitStack() as stack:
         if kv:
-            kept = stack.enter_context(with_model(loom, None, "auto", "auto"))
+            session = stack.enter_context(open_with_model(loom, None, "auto", "auto"))
         else:
-            kept = opened_for(exporter.name, loom, stack)
-        at = kept.node(node)
+            session = opened_for(exporter.name, loom, stack)
+        at = session.node(node)
         chosen = scope or scope_of(exporter, at)
-        at = kept.loom if chosen is Scope.TREE else at
-        kept.export(at, path, exporter.name, chosen, kv=kv, **own)
-        number = kept.number(at)
+        at = session.loom if chosen is Scope.TREE else at
+        session.export(at, path, exporter.name, chosen, kv=kv, **own)
+        number = session.number(at)
     if as_json:
-        told = {"file": str(path), "loom": kept.name, "scope": chosen.value, "node": number}
+        told = {"file": str(path), "loom": session.name, "scope": chosen.value, "node": number}
         write_object(told)
     else:
-        tell_written(kept, chosen, path, number)
+        tell_written(session, chosen, path, number)
 
 
 def _options(format: str, *, color: Tint | None, top: int, by: str | None) -> dict[str, Any]:
@@ -125,15 +125,15 @@ def _options(format: str, *, color: Tint | None, top: int, by: str | None) -> di
     return {"by": by}
 
 
-def tell_written(kept: Kept, scope: Scope, path: Path, number: int) -> None:
+def tell_written(session: LoomSession, scope: Scope, path: Path, number: int) -> None:
     """Say what was written."""
     what = {
         Scope.PATH: f"the path to node {number}",
         Scope.SUBTREE: f"node {number}, the path to it and all below it",
-        Scope.TREE: f"the whole tree, {counted(kept.loom.count_children() - 1, 'node')}",
+        Scope.TREE: f"the whole tree, {counted(session.loom.count_children() - 1, 'node')}",
     }[scope]
     TerminalWriter.for_stream(sys.stdout).line(f"wrote {path}: {what}")
-    advice.suggest(["weft", "tree"], ["weft", "ls"])
+    hints.suggest(["weft", "tree"], ["weft", "ls"])
 
 
 def refuse_place(path: Path, *, force: bool) -> None:
@@ -146,14 +146,14 @@ def refuse_place(path: Path, *, force: bool) -> None:
         raise StoreError(f"{path} is there already", hint="--force writes over it")
 
 
-def opened_for(format: str, loom: str | None, stack: ExitStack) -> Kept:
+def opened_for(format: str, loom: str | None, stack: ExitStack) -> LoomSession:
     """Open the loom; for a page with its model, whose tokenizer tells the tokens apart."""
     if format in ("html", "tokens"):
         try:
-            return stack.enter_context(with_model(loom, None, "auto", "auto"))
+            return stack.enter_context(open_with_model(loom, None, "auto", "auto"))
         except (EngineError, ModelMismatch) as error:
             note = f"without its model the {format} shows no tokens apart: {error}"
             if format == "tokens":
                 note = f"without its model tokens have no texts: {error}"
             TerminalWriter.for_stream(sys.stderr).line((note, "yellow"))
-    return stack.enter_context(opened(loom))
+    return stack.enter_context(open_session(loom))

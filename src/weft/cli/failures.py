@@ -23,7 +23,7 @@ Args = ParamSpec("Args")
 UsageMistake: type[Exception] = typer.BadParameter.__mro__[2]
 
 
-def guarded(verb: Callable[Args, None]) -> Callable[Args, None]:
+def handle_errors(verb: Callable[Args, None]) -> Callable[Args, None]:
     """Wrap a verb: mistakes and failures become a message and an exit code."""
 
     @functools.wraps(verb)
@@ -34,7 +34,9 @@ def guarded(verb: Callable[Args, None]) -> Callable[Args, None]:
             sys.stdout.flush()
         except (errors.WeftError, MemoryError) as error:
             as_json = kwargs.get("as_json") is True
-            raise typer.Exit(tell(error, verb.__name__.rstrip("_"), as_json=as_json)) from None
+            raise typer.Exit(
+                print_error(error, verb.__name__.rstrip("_"), as_json=as_json)
+            ) from None
         except KeyboardInterrupt:
             write("Cancelled", "interrupted", "", INTERRUPTED, kwargs.get("as_json") is True)
             raise typer.Exit(INTERRUPTED) from None
@@ -45,7 +47,7 @@ def guarded(verb: Callable[Args, None]) -> Callable[Args, None]:
     return run
 
 
-def tell(error: BaseException, verb: str, *, as_json: bool = False) -> int:
+def print_error(error: BaseException, verb: str, *, as_json: bool = False) -> int:
     """Write an error of a verb and its hint to stderr, or one JSON object; return the exit code."""
     outcome = outcome_of(error)
     message = str(error) or type(error).__name__

@@ -10,15 +10,15 @@ import typer
 from ..errors import ConfigError
 from ..viz.outline import counted
 from ..viz.terminal import Part, TerminalWriter, write_object
-from . import advice, options
-from .desk import desk
-from .failures import guarded
+from . import hints, options
+from .backend import select_backend
+from .failures import handle_errors
 
 if TYPE_CHECKING:
     from ..service.store import Hit
 
 
-@guarded
+@handle_errors
 def find(
     words: Annotated[
         list[str],
@@ -44,8 +44,8 @@ def find(
     asked = " ".join(f'"{word}"' if " " in word.strip() else word for word in words)
     if not asked.strip():
         raise ConfigError("there is nothing to find: give some words")
-    with desk() as at:
-        hits = at.find(asked, None if loom is None else at.known(loom), limit)
+    with select_backend() as backend:
+        hits = backend.find(asked, None if loom is None else backend.find_or_import(loom), limit)
     if as_json:
         write_object({"words": asked, "hits": [hit_object(hit) for hit in hits]})
         return
@@ -58,7 +58,7 @@ def find(
         return
     more = " or more: --limit shows them" if len(hits) == limit else ""
     about.line((f"{counted(len(hits), 'node')}{more}", "dim"))
-    advice.suggest(["weft", "read", str(hits[0].number), "--loom", hits[0].loom])
+    hints.suggest(["weft", "read", str(hits[0].number), "--loom", hits[0].loom])
 
 
 def show_hit(out: TerminalWriter, hit: Hit) -> None:

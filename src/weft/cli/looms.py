@@ -14,23 +14,23 @@ from .. import samples
 from ..errors import ConfigError
 from ..viz.outline import counted
 from ..viz.terminal import TerminalWriter, write_object
-from . import advice, options
-from .desk import LoomDesk, desk
-from .failures import guarded
+from . import hints, options
+from .backend import Backend, select_backend
+from .failures import handle_errors
 from .options import complete_looms_and_nodes
 
 if TYPE_CHECKING:
     from ..service.store import LoomRow
 
 
-@guarded
+@handle_errors
 def ls(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
     """List the looms that are kept.
 
     The one changed last is first; * is the one drawn last in this terminal.
     """
-    with desk() as at:
-        rows, last, where = at.rows(), at.own(), at.where()
+    with select_backend() as backend:
+        rows, last, where = backend.rows(), backend.last_loom(), backend.where()
     if as_json:
         looms = [loom_object(row) for row in rows]
         write_object({"where": where, "last": last, "looms": looms})
@@ -38,12 +38,12 @@ def ls(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
     out = TerminalWriter.for_stream(sys.stdout)
     if not rows:
         out.line(f"no loom yet in {where}")
-        advice.suggest(["weft", "run", samples.story, "-n", "4"])
+        hints.suggest(["weft", "run", samples.story, "-n", "4"])
         return
     width = max(cell_len(row.name) for row in rows)
     for row in rows:
         show_row(out, row, width, is_last=row.name == last)
-    advice.suggest(["weft", "tree", rows[0].name], ["weft", "read"])
+    hints.suggest(["weft", "tree", rows[0].name], ["weft", "read"])
 
 
 def show_row(out: TerminalWriter, row: LoomRow, width: int, *, is_last: bool) -> None:
@@ -80,7 +80,7 @@ def age(changed_s: float) -> str:
     return "now"
 
 
-@guarded
+@handle_errors
 def rm(
     what: Annotated[
         list[str] | None,
@@ -98,22 +98,22 @@ def rm(
     """Remove looms or nodes; --undo brings them back."""
     if undo == bool(what):
         raise ConfigError("give what to remove, or --undo alone", hint="weft ls, weft tree")
-    with desk() as at:
+    with select_backend() as backend:
         if undo:
-            names = bring_back(at, loom)
+            names = bring_back(backend, loom)
             _told(as_json, "restored", names)
             commands = [["weft", "tree", name] for name in names[:3]]
         else:
-            told, seen = remove(at, list(dict.fromkeys(what or ())), loom)
+            told, seen = remove(backend, list(dict.fromkeys(what or ())), loom)
             _told(as_json, "removed", told)
             commands = [["weft", "rm", "--undo"], ["weft", seen]]
     if not as_json:
-        advice.suggest(*commands)
+        hints.suggest(*commands)
 
 
-def bring_back(at: LoomDesk, loom: str | None) -> list[str]:
+def bring_back(backend: Backend, loom: str | None) -> list[str]:
     """Bring back what was removed last; return the looms' names, and say which are others now."""
-    restored = at.restore(loom)
+    restored = backend.restore(loom)
     for before, name in restored:
         if name != before:
             note = f"{before} is another loom by now: what was removed is {name}"
@@ -121,7 +121,7 @@ def bring_back(at: LoomDesk, loom: str | None) -> list[str]:
     return [name for _, name in restored]
 
 
-def remove(at: LoomDesk, wanted: list[str], loom: str | None) -> tuple[list[str], str]:
+def remove(backend: Backend, wanted: list[str], loom: str | None) -> tuple[list[str], str]:
     """Remove looms or nodes; return what, in words, and the verb that shows what is left."""
     nodes = [each for each in wanted if each.isdecimal()]
     if nodes and len(nodes) < len(wanted):
@@ -129,35 +129,35 @@ def remove(at: LoomDesk, wanted: list[str], loom: str | None) -> tuple[list[str]
     if loom is not None and not nodes:
         raise ConfigError("--loom says of which loom nodes are removed; no node is given")
     if nodes:
-        return remove_nodes(at, nodes, loom), "tree"
-    return remove_looms(at, wanted), "ls"
+        return remove_nodes(backend, nodes, loom), "tree"
+    return remove_looms(backend, wanted), "ls"
 
 
-def remove_looms(at: LoomDesk, names: list[str]) -> list[str]:
+def remove_looms(backend: Backend, names: list[str]) -> list[str]:
     """Remove looms; return their names."""
-    rows = [at.row(name) for name in names]
-    at.remove([row.name for row in rows])
+    rows = [backend.row(name) for name in names]
+    backend.remove([row.name for row in rows])
     return [row.name for row in rows]
 
 
-def remove_nodes(at: LoomDesk, numbers: list[str], loom: str | None) -> list[str]:
+def remove_nodes(backend: Backend, numbers: list[str], loom: str | None) -> list[str]:
     """Remove nodes of the loom named, or drawn last here; return what was removed, in words."""
-    kept = at.open(at.chosen_to_change(loom, f"rm {' '.join(numbers)}"))
-    nodes = [kept.node(number) for number in numbers]
-    if kept.loom in nodes:
+    session = backend.open(backend.resolve_name_to_change(loom, f"rm {' '.join(numbers)}"))
+    nodes = [session.node(number) for number in numbers]
+    if session.loom in nodes:
         raise ConfigError(
-            "node 0 is the prompt", hint=f"weft rm {kept.name} removes the whole loom"
+            "node 0 is the prompt", hint=f"weft rm {session.name} removes the whole loom"
         )
     # What stands below another of them goes with it.
     tops = [node for node in nodes if not any(above in nodes for above in node.path[:-1])]
     told = []
     for node in tops:
         rest = node.count_children() - 1
-        told.append(f"node {kept.number(node)}" + (f" and {rest} below it" if rest else ""))
-        if node in kept.at.path:
-            kept.at = node.parent or kept.loom
-    kept.remove(tops)
-    kept.note()
+        told.append(f"node {session.number(node)}" + (f" and {rest} below it" if rest else ""))
+        if node in session.at.path:
+            session.at = node.parent or session.loom
+    session.remove(tops)
+    session.note()
     return told
 
 

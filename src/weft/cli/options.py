@@ -19,7 +19,7 @@ from ..errors import ConfigError, GrammarError, WeftError
 from ..viz.color_scale import ENTROPY, PROBABILITY, ColorScale
 from ..viz.terminal import TerminalWriter, escape_controls
 from ..viz.text import node_label
-from .advice import quoted
+from .hints import quoted
 
 _LABEL = 40
 
@@ -38,7 +38,7 @@ class Tint(StrEnum):
 
 def complete_models(incomplete: str) -> list[str]:
     """Return the models here that begin so; folders are the shell's own business."""
-    from .screen import cached_models, packaged_models
+    from .start_screen import cached_models, packaged_models
 
     names = ("tiny", *packaged_models(), *cached_models())
     return [name for name in names if name.startswith(incomplete)]
@@ -64,11 +64,11 @@ def complete_looms_and_nodes(context: typer.Context, incomplete: str) -> list[tu
 
 
 def _looms() -> Iterator[tuple[str, str]]:
-    from .desk import desk
+    from .backend import select_backend
 
     try:
-        with desk() as at:
-            rows = at.rows()
+        with select_backend() as backend:
+            rows = backend.rows()
     except WeftError:
         return
     for row in rows:
@@ -77,11 +77,11 @@ def _looms() -> Iterator[tuple[str, str]]:
 
 
 def _nodes(loom: str | None) -> Iterator[tuple[str, str]]:
-    from .desk import desk
+    from .backend import select_backend
 
-    with desk() as at:
-        kept = at.open(loom or at.own() or at.anybodys())
-        texts = {kept.number(node): node_label(node) for node in kept.loom.walk()}
+    with select_backend() as backend:
+        session = backend.open(loom or backend.last_loom() or backend.last_loom_anywhere())
+        texts = {session.number(node): node_label(node) for node in session.loom.walk()}
     for number in sorted(texts):
         yield str(number), _line(texts[number])
 

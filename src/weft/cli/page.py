@@ -12,12 +12,12 @@ from ..errors import Unreachable, Unsupported
 from ..viz.terminal import TerminalWriter, write_object
 from . import options
 from .browser import has_screen, show
-from .failures import guarded
+from .failures import handle_errors
 
 _LAUNCH_S = 5.0
 
 
-@guarded
+@handle_errors
 def open_(
     loom: options.OptionalLoom = None,
     browser: Annotated[
@@ -32,10 +32,10 @@ def open_(
     verbose: options.Verbose = 0,
 ) -> None:
     """Open a loom in the browser, at the server that runs."""
-    from .desk import desk
+    from .backend import select_backend
 
-    with desk() as at:
-        base = at.page()
+    with select_backend() as backend:
+        base = backend.page()
         if base is None:
             raise Unreachable(
                 "no server of yours answers at the usual port, and the page is a server's",
@@ -43,10 +43,10 @@ def open_(
             )
         if not base:
             raise Unsupported(
-                f"the server at {at.where()} has no page",
+                f"the server at {backend.where()} has no page",
                 hint="weft tree, or weft export page.html",
             )
-        name = at.chosen(loom)
+        name = backend.resolve_name(loom)
     url = f"{base}#{quote(name)}"
     if as_json:
         write_object({"url": url, "loom": name})

@@ -15,20 +15,20 @@ from .._core.error_mapping import INTERRUPTED
 from ..errors import ConfigError, EngineError, Terminal, WeftError
 from ..viz.lanes import NullDisplay, Printer
 from ..viz.terminal import TerminalWriter, write_object
-from . import advice, options
-from .desk import with_grower, with_model
-from .draw import grow_watched, show_cost, show_growth, show_tree
-from .failures import guarded, tell, write
-from .look import show_next, show_path
+from . import hints, options
+from .backend import load_for_new_loom, open_with_model
+from .failures import handle_errors, print_error, write
+from .growth_display import grow_and_show, show_cost, show_growth, show_tree
 from .model import TINY
 from .options import Tint
+from .views import show_next, show_path
 
 if TYPE_CHECKING:
     from ..loom import Heddle
-    from .kept import Kept
+    from .session import LoomSession
 
 
-@guarded
+@handle_errors
 @options.with_sampling
 def run(
     context: typer.Context,
@@ -68,7 +68,9 @@ def run(
     more = options.given(max_tokens=max_tokens, seed=seed, stop=options.stops(stop))
     sampling = {**sampling, **more, **options.constraint(json_schema)}
     as_text = options.is_text(text_or_tree, color=color, interactive=interactive, json=as_json)
-    wish = Wish(n, sampling, color, keep=keep, as_json=as_json, as_text=as_text, stays=interactive)
+    request = GrowRequest(
+        n, sampling, color, keep=keep, as_json=as_json, as_text=as_text, stays=interactive
+    )
     # Where one stays, what comes in are the keys.
     if interactive:
         text = options.joined(prompt, "run") or ""
@@ -81,38 +83,45 @@ def run(
         if system is not None:
             raise ConfigError("-s has no meaning with -c: the loom has its system message")
         own = model if options.was_typed(context, "model") else None
-        with with_model(loom, own, engine, kv_budget) as kept:
-            carry_on(kept, text, chat, wish, special=special)
+        with open_with_model(loom, own, engine, kv_budget) as session:
+            continue_loom(session, text, chat, request, special=special)
         return
-    with with_grower(options.chosen_model(context, model), engine, kv_budget) as grower:
-        kept = grower.begin(text, chat=chat, system=system, special=special, keep=keep)
+    with load_for_new_loom(options.chosen_model(context, model), engine, kv_budget) as model_handle:
+        session = model_handle.create_loom(
+            text, chat=chat, system=system, special=special, keep=keep
+        )
         try:
-            grow_and_report(kept, kept.loom, wish)
+            grow_and_report(session, session.loom, request)
         except (WeftError, KeyboardInterrupt):
-            keep = keep and bool(kept.loom.children)
+            keep = keep and bool(session.loom.children)
             raise
         finally:
             if not keep:
-                kept.discard()
+                session.discard()
 
 
-def carry_on(
-    kept: Kept, text: str, chat: bool | None, wish: Wish, *, special: bool = False
+def continue_loom(
+    session: LoomSession,
+    text: str,
+    chat: bool | None,
+    request: GrowRequest,
+    *,
+    special: bool = False,
 ) -> None:
     """Say a text to the node where the reader stands, and grow there; "" grows on as it is."""
-    node = kept.at
+    node = session.at
     TerminalWriter.for_stream(sys.stderr).line(
-        (f"continuing node {kept.number(node)} of {kept.name}", "dim")
+        (f"continuing node {session.number(node)} of {session.name}", "dim")
     )
-    wish = wish.with_settings_of(node)
+    request = request.with_settings_of(node)
     if special and not text:
         raise ConfigError("--special is about the text that is said to the node; give one")
     if text:
-        node = kept.say(node, text, chat=chat, special=special)
-    grow_and_report(kept, node, wish)
+        node = session.add_user_text(node, text, chat=chat, special=special)
+    grow_and_report(session, node, request)
 
 
-@guarded
+@handle_errors
 @options.with_sampling
 def grow(
     node: options.Node,
@@ -157,7 +166,7 @@ def grow(
     more = options.given(max_tokens=max_tokens, seed=seed, stop=options.stops(stop))
     sampling = {**sampling, **more}
     as_text = options.is_text(text_or_tree, color=color, interactive=interactive, json=as_json)
-    wish = Wish(
+    request = GrowRequest(
         n, sampling, color, as_json=as_json, as_text=as_text, stays=interactive, force=force
     )
     said = options.joined(text, "grow", node)
@@ -165,16 +174,16 @@ def grow(
         options.check_text(said, "the text")
     elif special:
         raise ConfigError("--special is about the TEXT that is said to the node; give one")
-    with with_model(loom, model, engine, kv_budget) as kept:
-        at = kept.node(node)
-        wish = wish.with_settings_of(at)
+    with open_with_model(loom, model, engine, kv_budget) as session:
+        at = session.node(node)
+        request = request.with_settings_of(at)
         if said is not None:
-            at = kept.say(at, said, chat=chat, special=special)
-        grow_and_report(kept, at, wish)
+            at = session.add_user_text(at, said, chat=chat, special=special)
+        grow_and_report(session, at, request)
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class GrowRequest:
     """What to grow and how to show it.
 
     as_text: the texts alone. stays: keys follow, in the same process.
@@ -193,7 +202,7 @@ class Wish:
         if self.stays and self.as_json:
             raise ConfigError("-i and --json exclude each other: keys need a screen")
 
-    def with_settings_of(self, node: Heddle) -> Wish:
+    def with_settings_of(self, node: Heddle) -> GrowRequest:
         """Return the wish with how the node was grown, for what was not asked for."""
         return replace(self, sampling={**settings_of(node), **self.sampling})
 
@@ -209,34 +218,36 @@ def settings_of(node: Heddle) -> dict[str, Any]:
     return {name: value for name, value in params.keywords().items() if name not in left_out}
 
 
-def grow_and_report(kept: Kept, node: Heddle, wish: Wish) -> None:
+def grow_and_report(session: LoomSession, node: Heddle, request: GrowRequest) -> None:
     """Grow, keep, show, suggest; with `stays`, go on by keys. Leaves with 130 on Ctrl-C."""
     out = TerminalWriter.for_stream(sys.stdout)
-    made, done = grown(out, kept, node, wish)
-    is_kept = wish.keep and kept.try_save()
-    if wish.as_json:
-        write_growth(kept, made, is_kept=is_kept)
+    made, done = grown(out, session, node, request)
+    is_kept = request.keep and session.try_save()
+    if request.as_json:
+        write_growth(session, made, is_kept=is_kept)
     else:
-        if wish.as_text:
-            show_cost(TerminalWriter.for_stream(sys.stderr), kept, made, is_kept=is_kept)
+        if request.as_text:
+            show_cost(TerminalWriter.for_stream(sys.stderr), session, made, is_kept=is_kept)
         else:
-            show_growth(out, kept, made, wish.tint, is_kept=is_kept)
+            show_growth(out, session, made, request.tint, is_kept=is_kept)
         if done:
-            advice.warn_if_poor(kept.model, made)
-    if wish.stays:
-        converse(out, kept, wish)
-    elif done and not wish.as_json:
+            hints.warn_if_poor(session.model, made)
+    if request.stays:
+        converse(out, session, request)
+    elif done and not request.as_json:
         if is_kept:
-            advice.after_growth(kept, made)
+            hints.after_growth(session, made)
         else:
-            advice.after_unkept(kept)
-    if not done and not wish.stays:
+            hints.after_unkept(session)
+    if not done and not request.stays:
         told = "interrupted: the branches are as far as they came"
-        write("Cancelled", told, "", INTERRUPTED, wish.as_json)
+        write("Cancelled", told, "", INTERRUPTED, request.as_json)
         raise typer.Exit(INTERRUPTED)
 
 
-def grown(out: TerminalWriter, kept: Kept, node: Heddle, wish: Wish) -> tuple[list[Heddle], bool]:
+def grown(
+    out: TerminalWriter, session: LoomSession, node: Heddle, request: GrowRequest
+) -> tuple[list[Heddle], bool]:
     """Grow at a node, watched; a node that has ended is told by its number.
 
     Branches that had ended when the model call failed, or its server died, are kept; all of them
@@ -244,49 +255,51 @@ def grown(out: TerminalWriter, kept: Kept, node: Heddle, wish: Wish) -> tuple[li
     """
     shown = (
         NullDisplay
-        if wish.as_json
-        else partial(Printer, out, wish.n, first=None)
-        if wish.as_text
+        if request.as_json
+        else partial(Printer, out, request.n, first=None)
+        if request.as_text
         else None
     )
     n_before = len(node.children)
     try:
-        return grow_watched(out, kept, node, wish.n, wish.sampling, shown, force=wish.force)
+        return grow_and_show(
+            out, session, node, request.n, request.sampling, shown, force=request.force
+        )
     except EngineError:
-        if wish.keep and len(node.children) > n_before and kept.try_save():
+        if request.keep and len(node.children) > n_before and session.try_save():
             TerminalWriter.for_stream(sys.stderr).line(
-                f"the branches that had ended are kept: {kept.name}"
+                f"the branches that had ended are kept: {session.name}"
             )
         raise
     except OSError as error:
         is_ours = isinstance(error, WeftError)  # else it is what is written to
-        if wish.keep and not is_ours and kept.try_save():
+        if request.keep and not is_ours and session.try_save():
             TerminalWriter.for_stream(sys.stderr).line(
-                (f"kept as {kept.name}, as far as it came", "dim")
+                (f"kept as {session.name}, as far as it came", "dim")
             )
         raise
     except Terminal:
-        number, up = kept.number(node), kept.number(node.parent or node)
+        number, up = session.number(node), session.number(node.parent or node)
         raise Terminal(
             f"node {number} has ended: its last token is an end token",
-            hint=f'weft grow {number} "…" says something to it, weft grow {up} -n {wish.n} grows '
-            "others beside it, --force grows it anyway",
+            hint=f'weft grow {number} "…" says something to it, weft grow {up} -n {request.n} '
+            "grows others beside it, --force grows it anyway",
         ) from None
 
 
-def write_growth(kept: Kept, made: list[Heddle], *, is_kept: bool, **more: Any) -> None:
+def write_growth(session: LoomSession, made: list[Heddle], *, is_kept: bool, **more: Any) -> None:
     """Write what was grown as an object, after `more`."""
     from ..service.store.wire import growth_object
 
-    name, numbers = (kept.name, kept.numbers()) if is_kept else (None, None)
+    name, numbers = (session.name, session.numbers()) if is_kept else (None, None)
     told = growth_object(
-        kept.loom,
+        session.loom,
         made,
         name,
         numbers,
-        model=kept.model,
-        engine=kept.grower.engine,
-        stats=kept.grower.stats(),
+        model=session.model,
+        engine=session.model_handle.engine,
+        stats=session.model_handle.stats(),
     )
     write_object({**more, **told})
 
@@ -298,55 +311,57 @@ _HELP = """\
 r and n alone mean the node last read or grown; 0 is the prompt."""
 
 
-def converse(out: TerminalWriter, kept: Kept, wish: Wish) -> None:
+def converse(out: TerminalWriter, session: LoomSession, request: GrowRequest) -> None:
     """Read keys until q or the end of input; a mistake is told and the next key read."""
     while True:
         out.line()
-        last = kept.highest()
+        last = session.highest()
         keys = f"{'1-' if last > 1 else ''}{last} grow · r read · n next · q quit"
         line = ask(out, f"{keys} > ")
         if line is None or line in ("q", "quit", "exit"):
             return
         try:
-            obey(out, kept, wish, line)
+            run_command(out, session, request, line)
         except WeftError as error:
-            tell(error, "run")
+            print_error(error, "run")
         except KeyboardInterrupt:
             TerminalWriter.for_stream(sys.stderr).line("interrupted")
 
 
-def obey(out: TerminalWriter, kept: Kept, wish: Wish, line: str) -> None:
+def run_command(out: TerminalWriter, session: LoomSession, request: GrowRequest, line: str) -> None:
     """Do what one line says."""
     word, _, rest = line.strip().partition(" ")
     rest = rest.strip()
     if word.isdecimal():
-        _grow(out, kept, wish, word, rest)
+        _grow(out, session, request, word, rest)
     elif word in ("r", "read"):
-        kept.at = kept.node(rest or None)
-        show_path(out, kept, kept.at)
+        session.at = session.node(rest or None)
+        show_path(out, session, session.at)
     elif word in ("n", "next"):
-        kept.at = kept.node(rest or None)
-        show_next(out, kept, kept.at, kept.next(kept.at))
+        session.at = session.node(rest or None)
+        show_next(out, session, session.at, session.next(session.at))
     elif word in ("t", "tree"):
-        show_tree(out, kept)
+        show_tree(out, session)
     else:
         out.lines([out.text(row) for row in _HELP.splitlines()])
-    if wish.keep and kept.name:
-        kept.try_note()
+    if request.keep and session.name:
+        session.try_note()
 
 
-def _grow(out: TerminalWriter, kept: Kept, wish: Wish, number: str, text: str) -> None:
-    node = kept.node(number)
-    wish = wish.with_settings_of(node)
+def _grow(
+    out: TerminalWriter, session: LoomSession, request: GrowRequest, number: str, text: str
+) -> None:
+    node = session.node(number)
+    request = request.with_settings_of(node)
     if text:
-        node = kept.say(node, text)
+        node = session.add_user_text(node, text)
     # A seed that was given belongs to the first call: the same branches would come again.
-    fresh = {name: value for name, value in wish.sampling.items() if name != "seed"}
-    wish = Wish(wish.n, fresh, wish.tint, keep=wish.keep, force=wish.force)
-    made, _ = grown(out, kept, node, wish)
-    is_kept = wish.keep and kept.try_save()
-    show_growth(out, kept, made, wish.tint, is_kept=is_kept)
-    advice.warn_if_poor(kept.model, made)
+    fresh = {name: value for name, value in request.sampling.items() if name != "seed"}
+    request = GrowRequest(request.n, fresh, request.tint, keep=request.keep, force=request.force)
+    made, _ = grown(out, session, node, request)
+    is_kept = request.keep and session.try_save()
+    show_growth(out, session, made, request.tint, is_kept=is_kept)
+    hints.warn_if_poor(session.model, made)
 
 
 def ask(out: TerminalWriter, prompt: str) -> str | None:

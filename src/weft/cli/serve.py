@@ -15,13 +15,13 @@ from ..service.api.address import address
 from ..viz.terminal import TerminalWriter
 from . import options
 from .browser import has_screen, show
-from .failures import guarded
+from .failures import handle_errors
 from .model import TINY
 
 _PANEL = "Access"
 
 
-@guarded
+@handle_errors
 def serve(
     context: typer.Context,
     model: Annotated[

@@ -30,16 +30,16 @@ from ..search.strategies import (
 from ..viz.outline import counted
 from ..viz.terminal import TerminalWriter, write_object
 from ..viz.text import Picture, show_votes
-from . import advice, options
-from .desk import with_grower
-from .failures import guarded, write
+from . import hints, options
+from .backend import load_for_new_loom
+from .failures import handle_errors, write
 from .model import TINY
 
 if TYPE_CHECKING:
     from ..loom import Heddle, Loom
     from ..search import Level, SearchResult
-    from .desk import Grower
-    from .kept import Kept
+    from .backend import ModelHandle
+    from .session import LoomSession
 
 _TOP = 3  # children of a node that are drawn, beside those on the path
 _VOTES = 5
@@ -91,7 +91,7 @@ Resume = Annotated[
 ]
 
 
-@guarded
+@handle_errors
 def solve(
     context: typer.Context,
     prompt: options.Prompt = None,
@@ -126,42 +126,52 @@ def solve(
     usual = default_for(text) if breadth is None else FOR_TASKS
     by = STRATEGIES[strategy or begun.get("strategy", usual)]
     chosen = {**begun.get("options", {}), **chosen}
-    refuse_wrong(by, chosen)
+    check_options(by, chosen)
     wished = options.chosen_model(context, model)
     if not options.was_typed(context, "model"):
         wished = begun.get("model", wished)
-    with with_grower(wished, engine, kv_budget, resumes=resume is not None) as grower:
-        if resume is not None and not grower.resumes:
+    with load_for_new_loom(wished, engine, kv_budget, resumes=resume is not None) as model_handle:
+        if resume is not None and not model_handle.resumes:
             raise Unsupported("a search at a server goes on from no file; leave out --resume")
-        model = grower.source
+        model = model_handle.source
         out = TerminalWriter.for_stream(sys.stdout)
-        kept = grower.begin(text, chat=None, system=None, special=False)
-        loom = kept.loom
+        session = model_handle.create_loom(text, chat=None, system=None, special=False)
+        loom = session.loom
         how = {name: value for name, value in chosen.items() if name in _FLAGS}
         loom.meta[SOLVE] = {"strategy": by.name, "options": how}
         asked = {**chosen, **options.given(resume=resume)}
         if not as_json:
             _write_outlook(loom, by, chosen)
         is_drawn = not (as_json or as_text)
-        result = _search_to_end(out, grower, kept, by, asked, is_drawn=is_drawn, as_json=as_json)
-        kept.at = result.best
-        is_kept = kept.try_save()
+        result = _search_to_end(
+            out, model_handle, session, by, asked, is_drawn=is_drawn, as_json=as_json
+        )
+        session.at = result.best
+        is_kept = session.try_save()
         if as_json:
             from ..service.store.wire import search_object
 
-            name, answer = kept.name if is_kept else None, answer_of(result)
+            name, answer = session.name if is_kept else None, answer_of(result)
             told = search_object(
                 by.name,
                 result,
                 answer,
                 name,
                 model=model,
-                engine=grower.engine,
-                stats=grower.stats(),
+                engine=model_handle.engine,
+                stats=model_handle.stats(),
             )
             write_object(told)
         else:
-            _report(out, grower, model, by, result, kept.name if is_kept else "", as_text=as_text)
+            _report(
+                out,
+                model_handle,
+                model,
+                by,
+                result,
+                session.name if is_kept else "",
+                as_text=as_text,
+            )
 
 
 def _write_outlook(loom: Loom, strategy: Strategy, chosen: dict[str, Any]) -> None:
@@ -196,7 +206,7 @@ def _begun(resume: Path | None) -> dict[str, Any]:
     return {**told, **how}
 
 
-def refuse_wrong(strategy: Strategy, chosen: dict[str, Any]) -> None:
+def check_options(strategy: Strategy, chosen: dict[str, Any]) -> None:
     """Raise ConfigError for a wrong number, or an option that the strategy has no use for."""
     for name in strategy.unused():
         if name in chosen:
@@ -252,8 +262,8 @@ def verdict(result: SearchResult) -> tuple[str, str]:
 
 def _search_to_end(
     out: TerminalWriter,
-    grower: Grower,
-    kept: Kept,
+    model_handle: ModelHandle,
+    session: LoomSession,
     strategy: Strategy,
     chosen: dict[str, Any],
     *,
@@ -263,24 +273,26 @@ def _search_to_end(
     quiet = out if is_drawn else TerminalWriter(out.console, False, out.is_ascii)
 
     def noted(level: Level, show: Callable[[Level], object]) -> None:
-        root = root_of(level, kept.loom)
-        if root is not kept.loom:  # the one of the file that the search goes on from
-            kept.loom, kept.at = root, root
+        root = root_of(level, session.loom)
+        if root is not session.loom:  # the one of the file that the search goes on from
+            session.loom, session.at = root, root
         show(level)
 
     try:
         result: SearchResult = watched(
             quiet,
-            kept.loom,
-            lambda show: grower.search(kept, strategy, chosen, lambda level: noted(level, show)),
+            session.loom,
+            lambda show: model_handle.search(
+                session, strategy, chosen, lambda level: noted(level, show)
+            ),
         )
-        kept.loom = result.loom
+        session.loom = result.loom
     except KeyboardInterrupt:
-        is_kept = kept.try_save()
+        is_kept = session.try_save()
         if is_drawn:
-            out.console.print(picture_of(out, kept.loom))
-            out.facts(str(grower.stats()) + (f" · kept as {kept.name}" if is_kept else ""))
-        where = "above" if is_drawn else f"kept as {kept.name}" if is_kept else "not kept"
+            out.console.print(picture_of(out, session.loom))
+            out.facts(str(model_handle.stats()) + (f" · kept as {session.name}" if is_kept else ""))
+        where = "above" if is_drawn else f"kept as {session.name}" if is_kept else "not kept"
         write("Cancelled", f"interrupted; the tree so far is {where}", "", INTERRUPTED, as_json)
         raise typer.Exit(INTERRUPTED) from None
     return result
@@ -288,7 +300,7 @@ def _search_to_end(
 
 def _report(
     out: TerminalWriter,
-    grower: Grower,
+    model_handle: ModelHandle,
     model: str,
     strategy: Strategy,
     result: SearchResult,
@@ -302,9 +314,9 @@ def _report(
     else:
         _draw_result(out, result)
     out.facts(f"{strategy.title} · {result.cost}", "")
-    out.facts(str(grower.stats()) + (f" · kept as {name}" if name else ""))
-    kept = [["weft", "tree", "--top", "3"], ["weft", "read"]] if name else []
-    advice.suggest(*_again(grower, model, strategy, result), *kept)
+    out.facts(str(model_handle.stats()) + (f" · kept as {name}" if name else ""))
+    views = [["weft", "tree", "--top", "3"], ["weft", "read"]] if name else []
+    hints.suggest(*_again(model_handle, model, strategy, result), *views)
 
 
 def _draw_result(out: TerminalWriter, result: SearchResult) -> None:
@@ -319,16 +331,18 @@ def _draw_result(out: TerminalWriter, result: SearchResult) -> None:
     out.line((answer_of(result) or "no answer yet", "bold"), verdict(result))
 
 
-def _again(grower: Grower, model: str, strategy: Strategy, result: SearchResult) -> list[list[str]]:
+def _again(
+    model_handle: ModelHandle, model: str, strategy: Strategy, result: SearchResult
+) -> list[list[str]]:
     """Return a command that searches for the same in another way."""
-    asked, same = result.loom.user_prompt, advice.of_model(model)
-    if not advice.can_repeat(asked):
-        return advice.for_model(model)
+    asked, same = result.loom.user_prompt, hints.of_model(model)
+    if not hints.can_repeat(asked):
+        return hints.for_model(model)
     usual = default_for(asked)
     if usual == DEFAULT:  # steps of an unknown task are not judged
         more = ["-n", "32"] if strategy.name == usual else []
         return [["weft", "solve", asked, *more, *same]]
-    can = list(STRATEGIES) if grower.has_next else list(WITHOUT_VERDICTS)
+    can = list(STRATEGIES) if model_handle.has_next else list(WITHOUT_VERDICTS)
     if result.solved is False and "adaptive" in can:
         surest = ["--strategy", "adaptive"] if strategy.name != "adaptive" else ["-b", "8"]
         return [["weft", "solve", asked, *surest, *same]]

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 
 from ..viz.outline import counted
 from ..viz.terminal import TerminalWriter, write_object
-from . import advice, options
-from .desk import desk
-from .draw import show_tree
-from .failures import guarded
-from .kept import Kept, Turned
+from . import hints, options
+from .backend import select_backend
+from .failures import handle_errors
+from .growth_display import show_tree
+from .session import LoomSession, UndoResult
 
 
-@guarded
+@handle_errors
 def undo(
     loom: options.Loom = None, as_json: options.Json = False, verbose: options.Verbose = 0
 ) -> None:
@@ -22,29 +22,29 @@ def undo(
 
     Call it again for the change before that; weft redo goes the other way.
     """
-    with desk() as at:
-        kept = at.open(at.chosen_to_change(loom, "undo"))
-        _tell(kept, kept.undo(), "undid", "weft redo", as_json=as_json)
+    with select_backend() as backend:
+        session = backend.open(backend.resolve_name_to_change(loom, "undo"))
+        _tell(session, session.undo(), "undid", "weft redo", as_json=as_json)
 
 
-@guarded
+@handle_errors
 def redo(
     loom: options.Loom = None, as_json: options.Json = False, verbose: options.Verbose = 0
 ) -> None:
     """Do again what weft undo took back last."""
-    with desk() as at:
-        kept = at.open(at.chosen_to_change(loom, "redo"))
-        _tell(kept, kept.redo(), "did again", "weft undo", as_json=as_json)
+    with select_backend() as backend:
+        session = backend.open(backend.resolve_name_to_change(loom, "redo"))
+        _tell(session, session.redo(), "did again", "weft undo", as_json=as_json)
 
 
-def _tell(kept: Kept, turned: Turned, did: str, other: str, *, as_json: bool) -> None:
-    numbers = kept.numbers()
-    added = sorted(numbers[node.id] for node in turned.added)
-    changed = sorted(numbers[node.id] for node in turned.changed)
-    removed = sorted(turned.removed)
-    kept.try_note()
+def _tell(session: LoomSession, result: UndoResult, did: str, other: str, *, as_json: bool) -> None:
+    numbers = session.numbers()
+    added = sorted(numbers[node.id] for node in result.added)
+    changed = sorted(numbers[node.id] for node in result.changed)
+    removed = sorted(result.removed)
+    session.try_note()
     if as_json:
-        told = {"kind": turned.kind, "loom": kept.name, "at": kept.number(kept.at)}
+        told = {"kind": result.kind, "loom": session.name, "at": session.number(session.at)}
         write_object({**told, "added": added, "changed": changed, "removed": removed})
         return
     parts = [
@@ -53,10 +53,12 @@ def _tell(kept: Kept, turned: Turned, did: str, other: str, *, as_json: bool) ->
         if found
     ]
     out = TerminalWriter.for_stream(sys.stdout)
-    out.line((f"{did} {turned.kind}", "bold"), f" in {kept.name}: {', '.join(parts) or 'nothing'}")
+    out.line(
+        (f"{did} {result.kind}", "bold"), f" in {session.name}: {', '.join(parts) or 'nothing'}"
+    )
     out.line()
-    show_tree(out, kept, turned.added or turned.changed)
-    advice.suggest(other.split(), ["weft", "tree"])
+    show_tree(out, session, result.added or result.changed)
+    hints.suggest(other.split(), ["weft", "tree"])
 
 
 def spans(numbers: Iterable[int]) -> str:

@@ -13,7 +13,7 @@ from .model import TINY
 
 if TYPE_CHECKING:
     from ..loom import Heddle
-    from .kept import Kept
+    from .session import LoomSession
 
 _LONG = 60  # a prompt above this is not repeated
 
@@ -36,41 +36,41 @@ def quoted(argument: str) -> str:
     return safe if safe == argument or set(argument) & set('"$`\\!%') else f'"{argument}"'
 
 
-def after_growth(kept: Kept, made: Sequence[Heddle]) -> None:
+def after_growth(session: LoomSession, made: Sequence[Heddle]) -> None:
     """Suggest how to go on from new branches of a kept loom."""
-    numbers = kept.numbers()
+    numbers = session.numbers()
     if not made:
         suggest(["weft", "tree"])
         return
-    at = kept.at if any(node is kept.at for node in made) else made[0]
+    at = session.at if any(node is session.at for node in made) else made[0]
     number = str(numbers[at.id])
     going = next((node for node in made if not node.terminal), None)
-    if going is not None and kept.grower.continues:
+    if going is not None and session.model_handle.continues:
         grow = ["weft", "grow", str(numbers[going.id]), "-n", "4"]
     else:
         # None can go on: from where they began, others can be had.
-        begin = at.parent or kept.loom
+        begin = at.parent or session.loom
         grow = ["weft", "grow", str(numbers[begin.id]), "-n", "4"]
-    ask = [["weft", "next", number]] if kept.grower.has_next else []
+    ask = [["weft", "next", number]] if session.model_handle.has_next else []
     suggest(grow, ["weft", "read", number], *ask)
 
 
-def after_unkept(kept: Kept) -> None:
+def after_unkept(session: LoomSession) -> None:
     """Suggest how to go on where nothing is kept: the same model, asked in the same way."""
     from ..search import Game24
 
-    loom = kept.loom
-    same = of_model(kept.model)
-    if kept.model != TINY:
+    loom = session.loom
+    same = of_model(session.model)
+    if session.model != TINY:
         if not can_repeat(loom.user_prompt):
-            suggest(*for_model(kept.model))
+            suggest(*for_model(session.model))
             return
-        raw = ["--raw"] if not loom.chat_template_used and kept.grower.has_template else []
+        raw = ["--raw"] if not loom.chat_template_used and session.model_handle.has_template else []
         solve = [] if raw else [["weft", "solve", loom.user_prompt, *same]]
         suggest(["weft", "run", loom.user_prompt, "-n", "8", *raw, *same], *solve)
         return
     asked = loom.user_prompt if can_repeat(loom.user_prompt) else samples.story
-    if not loom.chat_template_used and kept.grower.has_template:
+    if not loom.chat_template_used and session.model_handle.has_template:
         same.append("--raw")
     puzzle = asked if Game24.read(asked) is not None else samples.game24
     suggest(

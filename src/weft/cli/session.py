@@ -15,11 +15,11 @@ from ..viz.terminal import TerminalWriter
 if TYPE_CHECKING:
     from ..lm.results import Delta, Distribution
     from ..loom import Heddle, Loom
-    from .desk import Grower
+    from .backend import ModelHandle
 
 
 @dataclass(slots=True)
-class Sprouts:
+class GenerationStream:
     """Branches on their way. first: the number of the first one, the others follow it.
 
     deltas: what comes; closing it keeps what came. made: the branches that there are, when it is
@@ -33,7 +33,7 @@ class Sprouts:
 
 
 @dataclass(slots=True)
-class Turned:
+class UndoResult:
     """An operation that was undone, or done again. kind: of it. removed: numbers."""
 
     kind: str
@@ -42,23 +42,23 @@ class Turned:
     removed: list[int]
 
 
-class Kept(ABC):
+class LoomSession(ABC):
     """An open loom. name: "" as long as it is not kept. at: the node last read or grown.
 
     Without a grower it can be read only.
     """
 
-    def __init__(self, loom: Loom, name: str, grower: Grower | None = None) -> None:
+    def __init__(self, loom: Loom, name: str, model_handle: ModelHandle | None = None) -> None:
         self.loom = loom
         self.name = name
         self.at: Heddle = loom
-        self.given_grower = grower
+        self.optional_handle = model_handle
 
     @property
-    def grower(self) -> Grower:
+    def model_handle(self) -> ModelHandle:
         """The model that grows it."""
-        assert self.given_grower is not None
-        return self.given_grower
+        assert self.optional_handle is not None
+        return self.optional_handle
 
     @property
     @abstractmethod
@@ -105,14 +105,16 @@ class Kept(ABC):
         """Return the highest number of a node that was here."""
         return max(self.numbers().values())
 
-    # Sprouts
+    # GenerationStream
 
     @abstractmethod
-    def grow(self, node: Heddle, n: int, sampling: dict[str, Any], *, force: bool) -> Sprouts:
+    def grow(
+        self, node: Heddle, n: int, sampling: dict[str, Any], *, force: bool
+    ) -> GenerationStream:
         """Begin to grow n branches at a node. Raises: as `Heddle.stream`."""
 
     @abstractmethod
-    def say(
+    def add_user_text(
         self, node: Heddle, text: str, *, chat: bool | None = None, special: bool = False
     ) -> Heddle:
         """Add what the user says at a node, and return it.
@@ -157,11 +159,11 @@ class Kept(ABC):
         """Take nodes away, with all below them."""
 
     @abstractmethod
-    def undo(self) -> Turned:
+    def undo(self) -> UndoResult:
         """Undo the last change of this loom that is not undone."""
 
     @abstractmethod
-    def redo(self) -> Turned:
+    def redo(self) -> UndoResult:
         """Do again what was undone last."""
 
     def try_save(self) -> bool:
@@ -169,7 +171,7 @@ class Kept(ABC):
         try:
             self.save()
         except StoreError as error:
-            tell_unkept(error)
+            warn_not_saved(error)
             if self.name:
                 note = f"what was written before that is kept as {self.name}"
                 TerminalWriter.for_stream(sys.stderr).line((note, "dim"))
@@ -181,10 +183,10 @@ class Kept(ABC):
         try:
             self.note()
         except StoreError as error:
-            tell_unkept(error)
+            warn_not_saved(error)
 
 
-def tell_unkept(error: StoreError) -> None:
+def warn_not_saved(error: StoreError) -> None:
     """Say that something was shown and not kept."""
     out = TerminalWriter.for_stream(sys.stderr)
     out.line(("not kept: ", "bold yellow"), str(error))
@@ -192,14 +194,14 @@ def tell_unkept(error: StoreError) -> None:
         out.line(("hint: ", "bold"), error.hint)
 
 
-def best_of(nodes: list[Heddle]) -> Heddle | None:
+def likeliest(nodes: list[Heddle]) -> Heddle | None:
     """Return the likeliest of some branches: where the reader goes on."""
     from ..loom.node import in_call_order
 
     return max(in_call_order(nodes), key=lambda node: node.mean_logprob, default=None)
 
 
-def refuse_special(special: bool) -> None:
+def check_not_special(special: bool) -> None:
     """Refuse --special for what is said in a chat."""
     if special:
         raise ConfigError(

@@ -6,7 +6,7 @@ from ..loom import Heddle
 from ..service.interchange.said import said_at
 
 
-class Spoken(Heddle):
+class ChatNode(Heddle):
     """A node of a loom that the command opened; its pictures show turns as they were typed."""
 
     def display_text(self) -> str:

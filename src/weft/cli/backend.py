@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 from .. import samples
 from ..errors import ConfigError, NotFound, StoreError
 from ..viz.terminal import TerminalWriter
-from .kept import Kept
+from .session import LoomSession
 
 if TYPE_CHECKING:
     from ..lm.stats import Stats
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..service.store import Hit, LoomRow
 
 
-class Brought(NamedTuple):
+class ImportResult(NamedTuple):
     """What came of a file. is_text: texts without tokens. dropped: what was left out, in words."""
 
     names: list[str]
@@ -36,7 +36,7 @@ class Brought(NamedTuple):
     is_text: bool = False
 
 
-class Grower(Protocol):
+class ModelHandle(Protocol):
     """A model that grows looms.
 
     source: as -m names it. engine: the name of the one that runs it. has_next: whether it tells
@@ -63,15 +63,15 @@ class Grower(Protocol):
         """Return what to do without a chat template."""
         ...
 
-    def begin(
+    def create_loom(
         self, text: str, *, chat: bool | None, system: str | None, special: bool, keep: bool = True
-    ) -> Kept:
+    ) -> LoomSession:
         """Return the loom of a prompt. chat: True insists on the chat template, None takes one."""
         ...
 
     def search(
         self,
-        kept: Kept,
+        session: LoomSession,
         strategy: Strategy,
         options: dict[str, Any],
         progress: Callable[[Level], object],
@@ -80,7 +80,7 @@ class Grower(Protocol):
         ...
 
 
-class LoomDesk(ABC):
+class Backend(ABC):
     """Where the looms are."""
 
     @abstractmethod
@@ -96,33 +96,33 @@ class LoomDesk(ABC):
         """Return what a list says of one loom. Raises: ConfigError for none such."""
 
     @abstractmethod
-    def own(self) -> str | None:
+    def last_loom(self) -> str | None:
         """Return the loom drawn last in this terminal; None if there is none (any more)."""
 
     @abstractmethod
-    def try_anybodys(self) -> str | None:
+    def try_last_loom_anywhere(self) -> str | None:
         """Return the loom drawn last in any terminal, else the one changed last."""
 
     @abstractmethod
-    def open(self, name: str) -> Kept:
+    def open(self, name: str) -> LoomSession:
         """Open a loom to read it."""
 
     @abstractmethod
-    def growing(
+    def open_with_model(
         self, name: str, model: str | None, engine: str, kv_budget: str
-    ) -> AbstractContextManager[Kept]:
+    ) -> AbstractContextManager[LoomSession]:
         """Open a loom with the model that it was made with, or the one that is given."""
 
     @abstractmethod
     def model(
         self, model: str | None, engine: str, kv_budget: str
-    ) -> AbstractContextManager[Grower]:
+    ) -> AbstractContextManager[ModelHandle]:
         """Make a model ready for new looms; None: the one that there is."""
 
     @abstractmethod
-    def bring(
+    def import_file(
         self, file: Path, *, format: str, name: str | None, model: str | None, engine: str
-    ) -> Brought:
+    ) -> ImportResult:
         """Keep the looms of a file. model: make its texts tokens of this one."""
 
     def page(self) -> str | None:
@@ -155,13 +155,13 @@ class LoomDesk(ABC):
         self.close()
 
     @property
-    def home(self) -> LoomDesk:
+    def home(self) -> Backend:
         """The same looms in this process, where they can be had there; else this."""
         return self
 
     # What is the same everywhere
 
-    def known(self, name: str) -> str:
+    def find_or_import(self, name: str) -> str:
         """Return the name of a loom that is here. Of a file a copy is kept first, and told."""
         try:
             return self.row(name).name
@@ -169,56 +169,58 @@ class LoomDesk(ABC):
             file = Path(name)
             if not _is_file(file):
                 raise
-        (kept, *_) = self.bring(file, format="weft", name=None, model=None, engine="auto").names
+        (kept, *_) = self.import_file(
+            file, format="weft", name=None, model=None, engine="auto"
+        ).names
         note = f"kept a copy of {file} as {kept}; --loom {kept} goes on with that"
         TerminalWriter.for_stream(sys.stderr).line((note, "dim"))
         return kept
 
-    def anybodys(self) -> str:
-        """As `try_anybodys`. Raises: StoreError for none."""
-        last = self.try_anybodys()
+    def last_loom_anywhere(self) -> str:
+        """As `try_last_loom_anywhere`. Raises: StoreError for none."""
+        last = self.try_last_loom_anywhere()
         if last is None:
             raise StoreError(
                 "there is no loom yet", hint=f'weft run "{samples.story}" -n 4 makes one'
             )
         return last
 
-    def chosen(self, name: str | None) -> str:
+    def resolve_name(self, name: str | None) -> str:
         """Return the loom that a verb is about: the one named, else the one drawn last here.
 
         A terminal in which none was drawn gets the one drawn last in another, and is told so.
         """
         if name is not None:
-            return self.known(name)
-        if (own := self.own()) is not None:
+            return self.find_or_import(name)
+        if (own := self.last_loom()) is not None:
             return own
-        last = self.anybodys()
+        last = self.last_loom_anywhere()
         note = f"this terminal has no loom of its own: taking {last}, drawn last elsewhere"
         TerminalWriter.for_stream(sys.stderr).line((f"{note}; --loom takes another", "dim"))
         return last
 
-    def chosen_to_change(self, name: str | None, command: str) -> str:
+    def resolve_name_to_change(self, name: str | None, command: str) -> str:
         """Return the loom that a command changes: the one named, else the one drawn last here.
 
         Raises: ConfigError if this terminal has drawn none; the loom of another terminal is not
         changed unless it is named.
         """
-        if name is not None or self.own() is not None:
-            return self.chosen(name)
-        last = self.anybodys()
+        if name is not None or self.last_loom() is not None:
+            return self.resolve_name(name)
+        last = self.last_loom_anywhere()
         raise ConfigError(
             "no loom was drawn in this terminal, so it is not clear which one is meant",
             hint=f"weft {command} --loom {last}, or weft tree {last} first",
         )
 
 
-def desk() -> LoomDesk:
+def select_backend() -> Backend:
     """Return where this command's looms are.
 
     At the server that WEFT_HOST names; else at one of this user that answers where servers do, with
     the same looms; else here.
     """
-    from .here import DeskHere
+    from .local_backend import LocalBackend
 
     if os.environ.get("WEFT_HOST") or os.environ.get("WEFT_PORT"):
         return _there()
@@ -226,47 +228,52 @@ def desk() -> LoomDesk:
     from ..service.api.runtime_file import find_server
 
     server = find_server(address().port)
-    return DeskHere() if server is None else _there(server, DeskHere())
+    return LocalBackend() if server is None else _there(server, LocalBackend())
 
 
-def _there(server: RunningServer | None = None, here: LoomDesk | None = None) -> LoomDesk:
+def _there(server: RunningServer | None = None, here: Backend | None = None) -> Backend:
     from ..service.client import Client
-    from .there import DeskThere
+    from .server_backend import ServerBackend
 
     # WEFT_API_KEY is sent only to a server that the user named.
     client = Client() if server is None else Client(server.url, server.token)
     client.connection.is_verified = server is not None  # `find_server` has checked that it is Weft
-    return DeskThere(client, here)
+    return ServerBackend(client, here)
 
 
 @contextmanager
-def opened(name: str | None = None) -> Iterator[Kept]:
+def open_session(name: str | None = None) -> Iterator[LoomSession]:
     """Open a loom to read it: the one with this name, or the one drawn last."""
-    with desk() as at:
-        yield at.open(at.chosen(name))
+    with select_backend() as backend:
+        yield backend.open(backend.resolve_name(name))
 
 
 @contextmanager
-def with_grower(
+def load_for_new_loom(
     model: str | None, engine: str, kv_budget: str, *, resumes: bool = False
-) -> Iterator[Grower]:
+) -> Iterator[ModelHandle]:
     """Make a model ready for new looms; None: the one that there is.
 
     resumes: a search is to go on from a file, which no server does that was not asked for by name.
     """
-    with desk() as at:
-        with (at.home if resumes else at).model(model, engine, kv_budget) as grower:
-            yield grower
+    with select_backend() as backend:
+        with (backend.home if resumes else backend).model(model, engine, kv_budget) as model_handle:
+            yield model_handle
 
 
 @contextmanager
-def with_model(name: str | None, model: str | None, engine: str, kv_budget: str) -> Iterator[Kept]:
-    """Open a loom, as `opened`, with the model that it was made with, or the one that is given."""
-    with desk() as at, at.growing(at.chosen(name), model, engine, kv_budget) as kept:
-        yield kept
+def open_with_model(
+    name: str | None, model: str | None, engine: str, kv_budget: str
+) -> Iterator[LoomSession]:
+    """Open a loom with its own model, or with the one given; otherwise like `open_session`."""
+    with (
+        select_backend() as backend,
+        backend.open_with_model(backend.resolve_name(name), model, engine, kv_budget) as session,
+    ):
+        yield session
 
 
-def refuse_texts(row: LoomRow) -> None:
+def check_has_tokens(row: LoomRow) -> None:
     """Raise ConfigError for a loom of texts that are no tokens of any model."""
     from ..service.store.file import NO_MODEL
 

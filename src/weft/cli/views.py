@@ -14,19 +14,19 @@ from ..viz.color_scale import ColorScale
 from ..viz.outline import counted
 from ..viz.terminal import TerminalWriter, write_object
 from ..viz.text import Picture, color_tokens, legend, node_label, show_distribution
-from . import advice, options
-from .desk import opened, with_model
-from .draw import below_root
-from .failures import guarded
+from . import hints, options
+from .backend import open_session, open_with_model
+from .failures import handle_errors
+from .growth_display import below_root
 from .options import Tint
 
 if TYPE_CHECKING:
     from ..lm.results import Distribution
     from ..loom import Heddle
-    from .kept import Kept
+    from .session import LoomSession
 
 
-@guarded
+@handle_errors
 def tree(
     loom: options.OptionalLoom = None,
     named: options.Loom = None,
@@ -42,31 +42,33 @@ def tree(
     """
     if loom is not None and named is not None and loom != named:
         raise ConfigError(f"two looms are named: {loom} and {named}; one is drawn")
-    with opened(loom or named) as kept:
-        show_loom(kept, top, as_json=as_json)
+    with open_session(loom or named) as session:
+        show_loom(session, top, as_json=as_json)
 
 
-def show_loom(kept: Kept, top: int, *, as_json: bool) -> None:
+def show_loom(session: LoomSession, top: int, *, as_json: bool) -> None:
     """Draw a loom, or write it as an object."""
     top = whole_number("--top", top, 0)
     if as_json:
         from ..service.store.wire import tree_object
 
-        write_object(tree_object(kept.loom, kept.name, kept.model, kept.at, kept.numbers()))
-        kept.try_note()
+        write_object(
+            tree_object(session.loom, session.name, session.model, session.at, session.numbers())
+        )
+        session.try_note()
         return
     out = TerminalWriter.for_stream(sys.stdout)
-    path = frozenset(each.id for each in kept.at.path[1:])
-    out.lines(Picture(out, below_root(kept), path=path, top=top).lines(kept.loom))
+    path = frozenset(each.id for each in session.at.path[1:])
+    out.lines(Picture(out, below_root(session), path=path, top=top).lines(session.loom))
     out.line()
-    out.facts(facts_of(kept))
-    kept.try_note()
-    advise(kept)
+    out.facts(facts_of(session))
+    session.try_note()
+    advise(session)
 
 
-def facts_of(kept: Kept) -> str:
+def facts_of(session: LoomSession) -> str:
     """Return what a loom holds, in one line."""
-    nodes = list(kept.loom.walk())
+    nodes = list(session.loom.walk())
     held = sum(len(node.tokens) for node in nodes)
     depth: dict[str, int] = {}
     unshared = 0
@@ -75,26 +77,26 @@ def facts_of(kept: Kept) -> str:
         depth[node.id] = above + len(node.tokens)
         if not node.children:
             unshared += depth[node.id]
-    n_leaves = kept.loom.count_leaves()
+    n_leaves = session.loom.count_leaves()
     return (
-        f"{kept.name} · {counted(len(nodes) - 1, 'node')}, {counted(n_leaves, 'path')} · "
-        f"{counted(held, 'token')} ({unshared} unshared) · {kept.model}"
+        f"{session.name} · {counted(len(nodes) - 1, 'node')}, {counted(n_leaves, 'path')} · "
+        f"{counted(held, 'token')} ({unshared} unshared) · {session.model}"
     )
 
 
-def advise(kept: Kept) -> None:
+def advise(session: LoomSession) -> None:
     """Suggest what to do with the tree."""
-    numbers = kept.numbers()
-    leaves = kept.loom.leaves
-    at = kept.at if kept.at is not kept.loom else leaves[0]
-    begin = (at.parent or kept.loom) if at.terminal else at
+    numbers = session.numbers()
+    leaves = session.loom.leaves
+    at = session.at if session.at is not session.loom else leaves[0]
+    begin = (at.parent or session.loom) if at.terminal else at
     commands = [["weft", "grow", str(numbers[begin.id]), "-n", "4"]]
-    if at is not kept.loom:
+    if at is not session.loom:
         commands.append(["weft", "read", str(numbers[at.id])])
-    advice.suggest(*commands, ["weft", "export", f"{kept.name}.html"])
+    hints.suggest(*commands, ["weft", "export", f"{session.name}.html"])
 
 
-@guarded
+@handle_errors
 def read(
     node: options.OptionalNode = None,
     loom: options.Loom = None,
@@ -106,40 +108,38 @@ def read(
 
     One then stands at its end: `weft run -c` and `weft chat -c` go on from there.
     """
-    with opened(loom) as kept:
-        read_node(kept, node, color, as_json=as_json)
+    with open_session(loom) as session:
+        read_node(session, node, color, as_json=as_json)
 
 
-def read_node(kept: Kept, node: str | None, color: Tint | None, *, as_json: bool) -> None:
+def read_node(session: LoomSession, node: str | None, color: Tint | None, *, as_json: bool) -> None:
     """Write a path, or an object of it; the reader stands at its end."""
-    at = kept.at = kept.node(node)
+    at = session.at = session.node(node)
     if as_json:
         from ..service.store.wire import path_object
 
-        write_object(path_object(at, kept.name, written(at.path[1:]), kept.numbers()))
+        write_object(path_object(at, session.name, written(at.path[1:]), session.numbers()))
     else:
-        show_path(TerminalWriter.for_stream(sys.stdout), kept, at, color)
-    kept.try_note()
+        show_path(TerminalWriter.for_stream(sys.stdout), session, at, color)
+    session.try_note()
     if not as_json:
-        number = str(kept.number(at))
+        number = str(session.number(at))
         if at.terminal:
-            advice.suggest(
-                ["weft", "grow", number, "…"], ["weft", "next", number], ["weft", "tree"]
-            )
+            hints.suggest(["weft", "grow", number, "…"], ["weft", "next", number], ["weft", "tree"])
         else:
             grow = ["weft", "grow", number, "-n", "4"]
-            advice.suggest(grow, ["weft", "next", number], ["weft", "tree"])
+            hints.suggest(grow, ["weft", "next", number], ["weft", "tree"])
 
 
 def show_path(
     out: TerminalWriter,
-    kept: Kept,
+    session: LoomSession,
     node: Heddle,
     tint: Tint | None = None,
 ) -> None:
     """Write the prompt, what follows down to the node, and how it ended."""
-    prompt = kept.loom.user_prompt or kept.loom.text
-    if kept.loom.chat_template_used:
+    prompt = session.loom.user_prompt or session.loom.text
+    if session.loom.chat_template_used:
         if out.is_terminal:
             out.lines([out.text((row, "bold")) for row in prompt.split("\n")])
         else:
@@ -148,8 +148,8 @@ def show_path(
     if tint is not None:
         out.lines([legend(out, tint.scale)])
         out.line()
-        _show_tinted(out, kept, node, tint.scale)
-    elif kept.loom.chat_template_used:
+        _show_tinted(out, session, node, tint.scale)
+    elif session.loom.chat_template_used:
         _write(out, written(node.path[1:]))
     else:
         _write(out, prompt + written(node.path[1:]))
@@ -160,7 +160,7 @@ def show_path(
     sampled = [each for each in node.path if each.logprobs]
     n_tokens = sum(len(each.tokens) for each in sampled)
     facts = [
-        f"node {kept.number(node)} of {kept.name}" if kept.name else "",
+        f"node {session.number(node)} of {session.name}" if session.name else "",
         counted(n_tokens, "token"),
     ]
     facts.append(ending(node))
@@ -179,14 +179,16 @@ def ending(node: Heddle) -> str:
     }.get(node.finish_reason, str(node.finish_reason))
 
 
-def _show_tinted(out: TerminalWriter, kept: Kept, node: Heddle, scale: ColorScale) -> None:
+def _show_tinted(
+    out: TerminalWriter, session: LoomSession, node: Heddle, scale: ColorScale
+) -> None:
     from rich.text import Text
 
     whole = Text()
     for each in node.path[1:]:
         said = said_at(each)
         whole.append_text(
-            color_tokens(out, kept.pieces(each), each, scale)
+            color_tokens(out, session.pieces(each), each, scale)
             if said is None
             else out.text((f"\n\n> {said}\n\n", "bold"))
         )
@@ -200,7 +202,7 @@ def _write(out: TerminalWriter, text: str) -> None:
         out.write(text if text.endswith("\n") else f"{text}\n")
 
 
-@guarded
+@handle_errors
 def next_(
     node: options.OptionalNode = None,
     top: Annotated[int, typer.Option("--top", help="How many tokens.")] = 10,
@@ -212,39 +214,43 @@ def next_(
     verbose: options.Verbose = 0,
 ) -> None:
     """Show the likeliest next tokens at a node."""
-    with with_model(loom, model, engine, kv_budget) as kept:
-        at = kept.at = kept.node(node)
-        found = kept.next(at, top)
+    with open_with_model(loom, model, engine, kv_budget) as session:
+        at = session.at = session.node(node)
+        found = session.next(at, top)
         if as_json:
             from ..service.store.wire import next_object
 
-            write_object(next_object(at, kept.name, found, kept.numbers(), kept.grower.stats()))
-            kept.try_note()
+            write_object(
+                next_object(
+                    at, session.name, found, session.numbers(), session.model_handle.stats()
+                )
+            )
+            session.try_note()
             return
         out = TerminalWriter.for_stream(sys.stdout)
-        show_next(out, kept, at, found)
+        show_next(out, session, at, found)
         out.line()
-        out.facts(str(kept.grower.stats()))
-        kept.try_note()
-        number = str(kept.number(at))
-        other = other_way(kept, found)
+        out.facts(str(session.model_handle.stats()))
+        session.try_note()
+        number = str(session.number(at))
+        other = other_way(session, found)
         take = [["weft", "grow", number, *other, "-n", "4"]] if other else []
-        advice.suggest(*take, ["weft", "read", number], ["weft", "tree"])
+        hints.suggest(*take, ["weft", "read", number], ["weft", "tree"])
 
 
-def other_way(kept: Kept, found: Distribution) -> list[str]:
+def other_way(session: LoomSession, found: Distribution) -> list[str]:
     """Return how to take the second likeliest token, where it is one that can be typed."""
-    if len(found) < 2 or found[1].p < 0.01 or kept.grower.is_stop_token(found[1].id):
+    if len(found) < 2 or found[1].p < 0.01 or session.model_handle.is_stop_token(found[1].id):
         return []
     text = found[1].text
     if not TerminalWriter.for_stream(sys.stderr).is_as_typed(text) or "\ufffd" in text:
         return []
-    return ["--raw", text] if kept.loom.chat_template_used else [text]
+    return ["--raw", text] if session.loom.chat_template_used else [text]
 
 
-def show_next(out: TerminalWriter, kept: Kept, node: Heddle, found: Distribution) -> None:
+def show_next(out: TerminalWriter, session: LoomSession, node: Heddle, found: Distribution) -> None:
     """Write the table with its bars."""
-    number = kept.number(node)
+    number = session.number(node)
     head = f"after node {number}: " if number else "after the prompt: "
     out.line((head, "bold"), out.fit(_end_of(node), out.width - len(head) - 1))
     out.line()

@@ -15,10 +15,10 @@ from ..errors import ConfigError, ModelLoadError, ModelMismatch, StoreError
 from ..service.interchange.said import SAID
 from ..viz.outline import counted
 from ..viz.terminal import TerminalWriter
-from .desk import Brought, LoomDesk, refuse_texts
-from .kept import Kept, Sprouts, Turned, refuse_special
+from .backend import Backend, ImportResult, check_has_tokens
+from .chat_node import ChatNode
 from .model import TINY, load_model
-from .spoken import Spoken
+from .session import GenerationStream, LoomSession, UndoResult, check_not_special
 from .terminal import terminal
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 _SHOWN = 300  # characters of a prompt's beginning, and of its end, that -v shows
 
 
-class DeskHere(LoomDesk):
+class LocalBackend(Backend):
     """The looms of the library."""
 
     @cached_property
@@ -63,40 +63,42 @@ class DeskHere(LoomDesk):
         """Return what a list says of one loom."""
         return self.library.row(name)
 
-    def own(self) -> str | None:
+    def last_loom(self) -> str | None:
         """Return the loom drawn last in this terminal."""
         stand = self.library.last(terminal())
         return None if stand is None else stand.loom
 
-    def try_anybodys(self) -> str | None:
+    def try_last_loom_anywhere(self) -> str | None:
         """Return the loom drawn last in any terminal, else the one changed last."""
         stand = self.library.anybodys()
         return None if stand is None else stand.loom
 
-    def open(self, name: str) -> KeptHere:
+    def open(self, name: str) -> LocalLoomSession:
         """Open a loom to read it."""
-        return self.held(self.library.open(name, heddle_class=Spoken))
+        return self._session(self.library.open(name, heddle_class=ChatNode))
 
-    def held(self, kept: KeptLoom, grower: GrowerHere | None = None) -> KeptHere:
+    def _session(
+        self, stored: KeptLoom, model_handle: LocalModel | None = None
+    ) -> LocalLoomSession:
         """Return a kept loom, where its reader stands."""
-        found = KeptHere(self, kept.loom, kept, grower)
+        found = LocalLoomSession(self, stored.loom, stored, model_handle)
         stand = self.library.last(terminal())
-        if stand is not None and stand.loom == kept.name:
+        if stand is not None and stand.loom == stored.name:
             try:
-                found.at = kept.node(stand.number)
+                found.at = stored.node(stand.number)
             except ConfigError:
-                _log.info("the node that was read last is not in %s any more", kept.name)
+                _log.info("the node that was read last is not in %s any more", stored.name)
         return found
 
     @contextmanager
-    def growing(
+    def open_with_model(
         self, name: str, model: str | None, engine: str, kv_budget: str
-    ) -> Iterator[KeptHere]:
+    ) -> Iterator[LocalLoomSession]:
         """Open a loom with its model. The engine is the one that it remembers, if that fits."""
         from ..loading import fits
 
         row = self.row(name)
-        refuse_texts(row)
+        check_has_tokens(row)
         if engine == "auto" and row.engine and fits(row.engine, model or row.model):
             engine = row.engine
         try:
@@ -110,7 +112,7 @@ class DeskHere(LoomDesk):
             ) from error
         with lm:
             try:
-                held = self.library.open(name, lm, heddle_class=Spoken)
+                stored = self.library.open(name, lm, heddle_class=ChatNode)
             except ModelMismatch as error:
                 raise ModelMismatch(
                     f"the loom {name} was made with another model than {model or row.model}: "
@@ -118,19 +120,19 @@ class DeskHere(LoomDesk):
                     hint=f"-m {row.model}" if model else "fetch that version of the model again",
                 ) from error
             if model is not None:
-                note_model(held.loom, model, engine)
-            yield self.held(held, GrowerHere(self, lm, model or row.model, engine))
+                save_model_choice(stored.loom, model, engine)
+            yield self._session(stored, LocalModel(self, lm, model or row.model, engine))
 
     @contextmanager
-    def model(self, model: str | None, engine: str, kv_budget: str) -> Iterator[GrowerHere]:
+    def model(self, model: str | None, engine: str, kv_budget: str) -> Iterator[LocalModel]:
         """Load a model for new looms; None: the embedded one."""
         model = model or TINY
         with load_model(model, engine, kv_budget) as lm:
-            yield GrowerHere(self, lm, model, engine)
+            yield LocalModel(self, lm, model, engine)
 
-    def bring(
+    def import_file(
         self, file: Path, *, format: str, name: str | None, model: str | None, engine: str
-    ) -> Brought:
+    ) -> ImportResult:
         """Keep the looms of a file. model: make its texts tokens of this one."""
         from ..service.interchange import read
 
@@ -138,20 +140,22 @@ class DeskHere(LoomDesk):
             lm = None
             if model is not None:
                 lm = stack.enter_context(load_model(model, engine))
-            report = read(file, lm, format=format, heddle_class=Spoken)
+            report = read(file, lm, format=format, heddle_class=ChatNode)
             stem = file.name.removesuffix(".json").removesuffix(".loom")
             names = []
             for each in report.looms:
                 if model is not None:
-                    note_model(each.loom, model, engine)
+                    save_model_choice(each.loom, model, engine)
                 own = each.title or (stem if len(report.looms) == 1 else None)
                 given = {"name": name} if len(report.looms) == 1 else {}
-                kept = self.library.create(each.loom, title=name or own, **given)
-                names.append(kept.name)
+                stored = self.library.create(each.loom, title=name or own, **given)
+                names.append(stored.name)
                 if each.at is not each.loom:
-                    self.library.note(terminal(), kept.id, kept.number(each.at))
+                    self.library.note(terminal(), stored.id, stored.number(each.at))
         is_text = lm is None and not report.looms[0].loom.tokens
-        return Brought(names, report.recognised_as, report.n_nodes, list(report.dropped), is_text)
+        return ImportResult(
+            names, report.recognised_as, report.n_nodes, list(report.dropped), is_text
+        )
 
     def find(self, words: str, loom: str | None, limit: int) -> list[Hit]:
         """Return the nodes that have these words."""
@@ -167,16 +171,16 @@ class DeskHere(LoomDesk):
         Returns the names that they had and have. loom: nodes of this one.
         """
         if loom is not None:
-            return self.library.bring_back(self.known(loom), only_nodes=True)
-        return self.library.bring_back(self.own())
+            return self.library.bring_back(self.find_or_import(loom), only_nodes=True)
+        return self.library.bring_back(self.last_loom())
 
 
-class GrowerHere:
+class LocalModel:
     """A model that is loaded in this process."""
 
-    def __init__(self, desk: DeskHere, lm: LM, source: str, asked: str) -> None:
+    def __init__(self, backend: LocalBackend, lm: LM, source: str, asked: str) -> None:
         """asked: the engine that was asked for."""
-        self.desk = desk
+        self.backend = backend
         self.lm = lm
         self.source = source
         self.asked = asked
@@ -204,17 +208,17 @@ class GrowerHere:
             f"{otherwise}"
         )
 
-    def begin(
+    def create_loom(
         self, text: str, *, chat: bool | None, system: str | None, special: bool, keep: bool = True
-    ) -> KeptHere:
+    ) -> LocalLoomSession:
         """Return the loom of a prompt; it is kept from its first tokens on."""
         from ..loom import Loom
 
         if chat or (chat is None and self.has_template):
-            refuse_special(special)
+            check_not_special(special)
         if chat and text:
             turns = [{"role": "user", "content": text}]
-            loom = Loom(self.lm, turns, system=system, heddle_class=Spoken)
+            loom = Loom(self.lm, turns, system=system, heddle_class=ChatNode)
         else:
             loom = Loom(
                 self.lm,
@@ -222,17 +226,17 @@ class GrowerHere:
                 template=chat is None,
                 special=special,
                 system=system,
-                heddle_class=Spoken,
+                heddle_class=ChatNode,
             )
-        note_model(loom, self.source, self.asked)
+        save_model_choice(loom, self.source, self.asked)
         how = "through the chat template" if loom.chat_template_used else "as raw text"
         shown = _shortened(self.lm.text.decode(loom.tokens))
         _log.info("prompt of %s, %s: %r", counted(len(loom.tokens), "token"), how, shown)
-        return KeptHere(self.desk, loom, None, self, keeps=keep)
+        return LocalLoomSession(self.backend, loom, None, self, is_persistent=keep)
 
     def search(
         self,
-        kept: Kept,
+        session: LoomSession,
         strategy: Strategy,
         options: dict[str, Any],
         progress: Callable[[Level], object],
@@ -240,43 +244,43 @@ class GrowerHere:
         """Search in a loom that is just begun; it is kept while it grows."""
         from ..search.core import run
 
-        assert isinstance(kept, KeptHere)
+        assert isinstance(session, LocalLoomSession)
         file = options.get("resume")
-        kept.begin_search(goes_on=file is not None and Path(file).exists())
+        session.begin_search(goes_on=file is not None and Path(file).exists())
 
         def seen(level: Level) -> None:
             progress(level)
-            kept.keep_round()
+            session.keep_round()
 
         try:
             options = strategy.options(**options)
-            steps = strategy.steps(self.lm, kept.loom, progress=seen, **options)
-            return run(steps, kept.work)
+            steps = strategy.steps(self.lm, session.loom, progress=seen, **options)
+            return run(steps, session.work)
         except Exception:
-            kept.end_failed()
+            session.end_failed()
             raise
 
 
-class KeptHere(Kept):
+class LocalLoomSession(LoomSession):
     """A loom in memory, and its rows. held: None until it is kept."""
 
     def __init__(
         self,
-        desk: DeskHere,
+        backend: LocalBackend,
         loom: Loom,
-        held: KeptLoom | None,
-        grower: GrowerHere | None = None,
+        stored: KeptLoom | None,
+        model_handle: LocalModel | None = None,
         *,
-        keeps: bool = True,
+        is_persistent: bool = True,
     ) -> None:
-        super().__init__(loom, "" if held is None else held.name, grower)
-        self.desk = desk
-        self.held = held
-        self.keeps = keeps
-        self._begun: dict[str, Any] | None = None  # the prompt's meta before it was searched
+        super().__init__(loom, "" if stored is None else stored.name, model_handle)
+        self.backend = backend
+        self.stored = stored
+        self.is_persistent = is_persistent
+        self._prompt_meta: dict[str, Any] | None = None  # the prompt's meta before it was searched
         self._act: str | None = None  # the search that its operations are parts of
-        self._is_put_off = False  # a search waits once for a database that fails, not every round
-        self._counted: dict[str, int] = {}  # numbers of a loom that is not kept
+        self._is_deferred = False  # a search waits once for a database that fails, not every round
+        self._temporary_numbers: dict[str, int] = {}  # numbers of a loom that is not kept
 
     @property
     def model(self) -> str:
@@ -287,23 +291,25 @@ class KeptHere(Kept):
 
     def numbers(self) -> Mapping[str, int]:
         """Return number by id."""
-        if self.held is not None:
-            return self.held.numbers()
+        if self.stored is not None:
+            return self.stored.numbers()
         from ..loom.node import preorder_by_call
 
         for node in preorder_by_call(self.loom):
-            self._counted.setdefault(node.id, len(self._counted))
-        return self._counted
+            self._temporary_numbers.setdefault(node.id, len(self._temporary_numbers))
+        return self._temporary_numbers
 
     def node(self, given: str | None) -> Heddle:
         """Return the node with this number or id."""
-        if given is None or self.held is None:
+        if given is None or self.stored is None:
             return super().node(given)
-        return self.held.node(given)
+        return self.stored.node(given)
 
     # Growing
 
-    def grow(self, node: Heddle, n: int, sampling: dict[str, Any], *, force: bool) -> Sprouts:
+    def grow(
+        self, node: Heddle, n: int, sampling: dict[str, Any], *, force: bool
+    ) -> GenerationStream:
         """Begin to grow n branches at a node; what has come is kept while more comes."""
         from .._core.sampling.params import SamplingParams
         from ..loom.grow import check_not_terminal, deltas, plan
@@ -314,7 +320,7 @@ class KeptHere(Kept):
             check_not_terminal(node)
         growth = plan([node], params, force=force, streamed=True)
         branches = [pending.child for pending in growth.branches]
-        self._try_begin(branches)
+        self._try_store(branches)
         counters = lm.scheduler.counters
         before, length = counters.prefilled, sum(len(each.tokens) for each in node.path)
 
@@ -324,26 +330,26 @@ class KeptHere(Kept):
             return f"reading {counted(length, 'token')}{of} …"
 
         first = self._first_of(branches)
-        news = self._kept_as_they_come(deltas(growth))
-        return Sprouts(first, news, lambda: list(growth.children), waiting)
+        news = self._persist_stream(deltas(growth))
+        return GenerationStream(first, news, lambda: list(growth.children), waiting)
 
     def _first_of(self, branches: list[Heddle]) -> int:
         numbers = self.numbers()
-        if self.held is None:
+        if self.stored is None:
             for branch in branches:
-                self._counted.setdefault(branch.id, len(self._counted))
+                self._temporary_numbers.setdefault(branch.id, len(self._temporary_numbers))
         return numbers.get(branches[0].id, len(numbers))
 
-    def _kept_as_they_come(
+    def _persist_stream(
         self, news: Generator[Delta, None, object], begun: Iterable[Heddle] = ()
     ) -> Generator[Delta, None, None]:
         """begun: branches that have their numbers already, if they are kept at all."""
         from ..service.store.following import Follower
 
-        if self.held is None or self._is_put_off:
+        if self.stored is None or self._is_deferred:
             yield from news
             return
-        follower = Follower(self.held, begun)
+        follower = Follower(self.stored, begun)
         try:
             with closing(news):
                 for delta in news:
@@ -360,9 +366,9 @@ class KeptHere(Kept):
 
         goes_on: in the loom of a file, which is known from its first round on.
         """
-        self._begun = deepcopy(self.loom.meta)
+        self._prompt_meta = deepcopy(self.loom.meta)
         if not goes_on:
-            self._try_begin(())
+            self._try_store(())
 
     def work(self, work: Work, loop: BackgroundLoop) -> Any:
         """Do a piece of the search's work; what grows here is kept while it grows."""
@@ -379,9 +385,9 @@ class KeptHere(Kept):
 
         growth = plan(list(work.rows), work.params(self._lm), force=False, streamed=True)
         branches = [pending.child for pending in growth.branches]
-        self._try_begin(branches)
+        self._try_store(branches)
         made: dict[int, Heddle] = {}
-        with closing(self._kept_as_they_come(deltas(growth), branches)) as news:
+        with closing(self._persist_stream(deltas(growth), branches)) as news:
             for delta in news:
                 made[delta.branch] = delta.node
                 if work.is_over is not None and work.is_over():
@@ -390,7 +396,7 @@ class KeptHere(Kept):
 
     def keep_round(self) -> None:
         """Keep what a round of the search has made."""
-        self._try_begin(())
+        self._try_store(())
 
     def end_failed(self) -> None:
         """The search has failed: keep what it has made, or nothing if that is nothing."""
@@ -401,7 +407,7 @@ class KeptHere(Kept):
                 (f"what had grown is kept: {self.name}", "dim")
             )
 
-    def say(
+    def add_user_text(
         self, node: Heddle, text: str, *, chat: bool | None = None, special: bool = False
     ) -> Heddle:
         """Add what the user says at a node, and return it."""
@@ -409,11 +415,11 @@ class KeptHere(Kept):
             raise ConfigError("there is nothing to say: the text is empty")
         if not (self.loom.chat_template_used if chat is None else chat):
             return node.add(text, special=special)
-        refuse_special(special)
-        if not self.grower.has_template:
+        check_not_special(special)
+        if not self.model_handle.has_template:
             raise ConfigError(
                 "this model has no chat template: it continues text and does not answer",
-                hint=self.grower.template_hint("--raw adds the text as it is"),
+                hint=self.model_handle.template_hint("--raw adds the text as it is"),
             )
         said = node.add(self._lm.turn_delta([{"role": "user", "content": text}]))
         said.meta[SAID] = text
@@ -439,8 +445,8 @@ class KeptHere(Kept):
 
         if format == "markdown":
             options["name"] = self.name
-        if self.held is not None and "bookmark" in EXPORTERS[format].options:
-            marks, known = self.held.bookmarks(), self.held.numbers()
+        if self.stored is not None and "bookmark" in EXPORTERS[format].options:
+            marks, known = self.stored.bookmarks(), self.stored.numbers()
             options["bookmark"] = lambda each: marks.get(known.get(each.id, -1))
         if format == "html":
             options["mark"] = self.at
@@ -449,7 +455,7 @@ class KeptHere(Kept):
 
     @cached_property
     def _text(self) -> Tokenizer:
-        if self.given_grower is not None:
+        if self.optional_handle is not None:
             return self._lm.text
         from ..engines.hub import tokenizer_of
 
@@ -457,73 +463,73 @@ class KeptHere(Kept):
 
     @property
     def _lm(self) -> LM:
-        assert isinstance(self.given_grower, GrowerHere)
-        return self.given_grower.lm
+        assert isinstance(self.optional_handle, LocalModel)
+        return self.optional_handle.lm
 
     # Keeping
 
     def save(self) -> None:
         """Keep what has changed; a loom that is not kept yet gets its name."""
-        if self.held is None:
-            self._begin_grown()
+        if self.stored is None:
+            self._store_grown()
         else:
-            self.held.commit(self._kind, act=self._act)
-            self.name = self.held.name
+            self.stored.commit(self._kind, act=self._act)
+            self.name = self.stored.name
         self.note()
 
     def note(self) -> None:
         """Remember that this is the loom drawn last in this terminal, and where one stands."""
-        if self.held is not None:
-            self.desk.library.note(terminal(), self.held.id, self.held.number(self.at))
+        if self.stored is not None:
+            self.backend.library.note(terminal(), self.stored.id, self.stored.number(self.at))
 
     def remove(self, nodes: Sequence[Heddle]) -> None:
         """Take nodes away, with all below them."""
-        assert self.held is not None
+        assert self.stored is not None
         for node in nodes:
             node.remove()
-        self.held.commit("remove")
+        self.stored.commit("remove")
 
-    def undo(self) -> Turned:
+    def undo(self) -> UndoResult:
         """Undo the last change of this loom that is not undone."""
-        assert self.held is not None
-        return self._turned(self.held.undo)
+        assert self.stored is not None
+        return self._turned(self.stored.undo)
 
-    def redo(self) -> Turned:
+    def redo(self) -> UndoResult:
         """Do again what was undone last."""
-        assert self.held is not None
-        return self._turned(self.held.redo)
+        assert self.stored is not None
+        return self._turned(self.stored.redo)
 
-    def _turned(self, turn: Callable[[], Change]) -> Turned:
-        assert self.held is not None
-        before, path = {each.key: each for each in self.held.history()}, self.at.path
+    def _turned(self, turn: Callable[[], Change]) -> UndoResult:
+        assert self.stored is not None
+        before, path = {each.key: each for each in self.stored.history()}, self.at.path
         change = turn()
         kind = next(
-            (each.kind for each in self.held.history() if before[each.key].state != each.state),
+            (each.kind for each in self.stored.history() if before[each.key].state != each.state),
             change.kind,
         )
         # Where one stood may be gone: then one stands at the nearest that is there.
         self.at = next(node for node in reversed(path) if node.path[0] is self.loom)
-        numbers = self.held.numbers()
+        numbers = self.stored.numbers()
         removed = [numbers[node_id] for node_id in change.removed]
-        return Turned(kind, change.added, change.changed, removed)
+        return UndoResult(kind, change.added, change.changed, removed)
 
     def discard(self) -> None:
         """Forget a loom of which nothing came, or that was not to be kept."""
-        if self.held is not None:
+        if self.stored is not None:
             with suppress(StoreError):
-                self.desk.library.remove(self.held.id)
-                self.desk.library.purge([self.held.id])
-            self.held, self.name = None, ""
+                self.backend.library.remove(self.stored.id)
+                self.backend.library.purge([self.stored.id])
+            self.stored, self.name = None, ""
 
     @property
     def _kind(self) -> str:
-        return "grow" if self._begun is None else "run"
+        return "grow" if self._prompt_meta is None else "run"
 
-    def _begin(self) -> None:
-        self.held = self.desk.library.create(self.loom)
-        self.name = self.held.name
+    def _store(self) -> None:
+        self.stored = self.backend.library.create(self.loom)
+        self.name = self.stored.name
 
-    def _begin_grown(self) -> None:
+    def _store_grown(self) -> None:
         """Keep the prompt, and what has grown as an operation of its own: undo takes it back."""
         from .._core.sched.driver import deferred_interrupt
 
@@ -531,41 +537,41 @@ class KeptHere(Kept):
         grown, meta = list(loom.children), loom.meta
         with deferred_interrupt():
             loom.children.clear()
-            loom.meta = meta if self._begun is None else self._begun
+            loom.meta = meta if self._prompt_meta is None else self._prompt_meta
             try:
-                self._begin()
+                self._store()
             finally:
                 loom.children.extend(grown)
                 loom.meta = meta
-            assert self.held is not None
+            assert self.stored is not None
             try:
-                if self._begun is not None:
-                    self._act = self.held.new_act()
-                self.held.commit(self._kind, act=self._act)
+                if self._prompt_meta is not None:
+                    self._act = self.stored.new_act()
+                self.stored.commit(self._kind, act=self._act)
             except StoreError:
                 self.discard()
                 raise
 
-    def _try_begin(self, branches: Sequence[Heddle]) -> None:
+    def _try_store(self, branches: Sequence[Heddle]) -> None:
         """Let branches have rows, and so numbers, before they have tokens."""
-        if not self.keeps or self._is_put_off:
+        if not self.is_persistent or self._is_deferred:
             return
         try:
-            if self.held is None:
-                self._begin_grown()
-            assert self.held is not None
-            self.held.commit("say" if self._begun is None else "run", act=self._act)
+            if self.stored is None:
+                self._store_grown()
+            assert self.stored is not None
+            self.stored.commit("say" if self._prompt_meta is None else "run", act=self._act)
             if branches:
-                self.held.append(branches)
+                self.stored.append(branches)
         except StoreError as error:
             _log.info("not kept yet: %s", error)  # told at the end, if it lasts
-            if self._begun is not None:
-                self._is_put_off = True
+            if self._prompt_meta is not None:
+                self._is_deferred = True
                 note = f"not kept yet, and tried again at the end: {error}"
                 TerminalWriter.for_stream(sys.stderr).line((note, "dim"))
 
 
-def note_model(loom: Loom, model: str, engine: str) -> None:
+def save_model_choice(loom: Loom, model: str, engine: str) -> None:
     """Note in a loom what to load to grow it again: a folder by its whole path."""
     from ..loading import is_url
 

@@ -15,15 +15,15 @@ from .options import Tint
 
 if TYPE_CHECKING:
     from ..loom import Heddle
-    from .kept import Kept, Sprouts
+    from .session import GenerationStream, LoomSession
 
 _log = logging.getLogger(__name__)
 _WHOLE = 40  # nodes up to which a tree is drawn whole after each growth
 
 
-def grow_watched(
+def grow_and_show(
     out: TerminalWriter,
-    kept: Kept,
+    session: LoomSession,
     node: Heddle,
     n: int,
     sampling: dict[str, Any],
@@ -37,59 +37,69 @@ def grow_watched(
     a terminal, plain lines elsewhere.
     On Ctrl-C they are as far as they came. The reader then stands at the likeliest.
     """
-    from .kept import best_of
+    from .session import likeliest
 
-    growing = kept.grow(node, n, sampling, force=force)
+    growing = session.grow(node, n, sampling, force=force)
     shown = watcher() if watcher is not None else _watcher(out, n, growing)
     done = show_stream(shown, growing.deltas)
     made = growing.made()
     if made and made[0].params is not None:
         _log.info("sampling: %s", made[0].params.summary())
-    kept.at = best_of(made) or node
+    session.at = likeliest(made) or node
     return made, done
 
 
 def show_growth(
-    out: TerminalWriter, kept: Kept, made: Sequence[Heddle], tint: Tint | None, *, is_kept: bool
+    out: TerminalWriter,
+    session: LoomSession,
+    made: Sequence[Heddle],
+    tint: Tint | None,
+    *,
+    is_kept: bool,
 ) -> None:
     """Show the texts where the tree has no room for them, the tree, and what was saved."""
-    numbers = kept.numbers()
+    numbers = session.numbers()
     if out.is_live or tint is not None:
-        show_texts(out, kept, [(numbers[node.id], node) for node in made], tint)
+        show_texts(out, session, [(numbers[node.id], node) for node in made], tint)
     elif made:
         out.line()
-    show_tree(out, kept, made)
+    show_tree(out, session, made)
     out.line()
-    show_cost(out, kept, made, is_kept=is_kept)
+    show_cost(out, session, made, is_kept=is_kept)
 
 
-def show_cost(out: TerminalWriter, kept: Kept, made: Sequence[Heddle], *, is_kept: bool) -> None:
+def show_cost(
+    out: TerminalWriter, session: LoomSession, made: Sequence[Heddle], *, is_kept: bool
+) -> None:
     """Write what was computed, by which engine and sampling, and the name of the loom."""
-    facts = [str(kept.grower.stats())]
+    facts = [str(session.model_handle.stats())]
     if made and made[0].params is not None:
-        facts.append(f"{kept.grower.engine}: {made[0].params.summary()}")
+        facts.append(f"{session.model_handle.engine}: {made[0].params.summary()}")
     if is_kept:
-        facts.append(f"kept as {kept.name}")
+        facts.append(f"kept as {session.name}")
     out.facts(" · ".join(facts))
 
 
-def show_tree(out: TerminalWriter, kept: Kept, made: Sequence[Heddle] = ()) -> None:
+def show_tree(out: TerminalWriter, session: LoomSession, made: Sequence[Heddle] = ()) -> None:
     """Draw the loom; of a large one the path to the new branches, and these."""
     focus: frozenset[str] = frozenset()
-    if made and made[0].parent is not None and kept.loom.count_children() > _WHOLE:
+    if made and made[0].parent is not None and session.loom.count_children() > _WHOLE:
         focus = frozenset(node.id for node in made[0].parent.path[1:])
-    out.lines(Picture(out, below_root(kept), focus=focus).lines(kept.loom))
+    out.lines(Picture(out, below_root(session), focus=focus).lines(session.loom))
 
 
-def below_root(kept: Kept) -> dict[str, int]:
+def below_root(session: LoomSession) -> dict[str, int]:
     """Return the numbers to draw: the root's is always 0 and is not written."""
-    numbers = dict(kept.numbers())
-    numbers.pop(kept.loom.id, None)
+    numbers = dict(session.numbers())
+    numbers.pop(session.loom.id, None)
     return numbers
 
 
 def show_texts(
-    out: TerminalWriter, kept: Kept, branches: Sequence[tuple[int, Heddle]], tint: Tint | None
+    out: TerminalWriter,
+    session: LoomSession,
+    branches: Sequence[tuple[int, Heddle]],
+    tint: Tint | None,
 ) -> None:
     """Write out what does not fit into the tree's lines; equal texts once."""
     same: dict[str, list[tuple[int, Heddle]]] = {}
@@ -102,17 +112,17 @@ def show_texts(
         out.line()
     for text, group in same.items():
         head = " ".join(str(number) for number, _ in group)
-        out.block(head, text if tint is None else _stripped(out, kept, group[0][1], tint))
+        out.block(head, text if tint is None else _stripped(out, session, group[0][1], tint))
         out.line()
 
 
-def _stripped(out: TerminalWriter, kept: Kept, node: Heddle, tint: Tint) -> Text:
-    made = color_tokens(out, kept.pieces(node), node, tint.scale)
+def _stripped(out: TerminalWriter, session: LoomSession, node: Heddle, tint: Tint) -> Text:
+    made = color_tokens(out, session.pieces(node), node, tint.scale)
     start = len(made.plain) - len(made.plain.lstrip("\n"))
     return made[start:]
 
 
-def _watcher(out: TerminalWriter, n: int, growing: Sprouts) -> DeltaDisplay:
+def _watcher(out: TerminalWriter, n: int, growing: GenerationStream) -> DeltaDisplay:
     if not out.is_live:
         return Printer(out, n, first=growing.first)
     return Lanes(out, n, growing.waiting, first=growing.first)

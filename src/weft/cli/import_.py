@@ -11,13 +11,13 @@ import typer
 from ..errors import ConfigError, StoreError
 from ..viz.outline import counted
 from ..viz.terminal import TerminalWriter, write_object
-from . import advice, options
-from .advice import quoted
-from .desk import desk
-from .failures import guarded
+from . import hints, options
+from .backend import select_backend
+from .failures import handle_errors
+from .hints import quoted
 
 
-@guarded
+@handle_errors
 def import_(
     file: Annotated[
         Path,
@@ -52,8 +52,8 @@ def import_(
         raise ConfigError(f"{file} is a folder; give a file in it")
     if not file.exists():
         raise StoreError(f"there is no file {file}")
-    with desk() as at:
-        brought = at.bring(file, format=format, name=name, model=model, engine=engine)
+    with select_backend() as backend:
+        brought = backend.import_file(file, format=format, name=name, model=model, engine=engine)
     if as_json:
         write_object(
             {
@@ -76,4 +76,4 @@ def import_(
         again = " ".join(map(quoted, ["weft", "import", str(file), "-m", "MODEL"]))
         note = f"these are texts without tokens, to be read; {again} makes them ones to grow"
         TerminalWriter.for_stream(sys.stderr).line((note, "dim"))
-    advice.suggest(["weft", "tree", first], ["weft", "ls"])
+    hints.suggest(["weft", "tree", first], ["weft", "ls"])

@@ -26,10 +26,10 @@ from ..service.api.sampling import SamplingFields
 from ..service.client.call import ApiCall
 from ..service.store.facts import LoomRow
 from ..viz.outline import counted
-from .desk import Brought, LoomDesk, refuse_texts
-from .kept import Kept, Sprouts, Turned, refuse_special
+from .backend import Backend, ImportResult, check_has_tokens
+from .chat_node import ChatNode
 from .model import TINY
-from .spoken import Spoken
+from .session import GenerationStream, LoomSession, UndoResult, check_not_special
 from .terminal import terminal
 
 if TYPE_CHECKING:
@@ -42,20 +42,20 @@ if TYPE_CHECKING:
     from ..service.api.models import ModelObject
     from ..service.client import Client
     from ..service.store import Hit
-    from .desk import Grower
+    from .backend import ModelHandle
 
 _PAGE = 1000
-_WHOLE = ("tokens", "meta", "params")
+_ALL_FIELDS = ("tokens", "meta", "params")
 
 
-class DeskThere(LoomDesk):
+class ServerBackend(Backend):
     """The looms of a server.
 
     here: the same looms in this process, for what the server has no model for; None where the
     server is elsewhere, or was asked for by name.
     """
 
-    def __init__(self, client: Client, here: LoomDesk | None = None) -> None:
+    def __init__(self, client: Client, here: Backend | None = None) -> None:
         self.client = client
         self.here = here
 
@@ -66,7 +66,7 @@ class DeskThere(LoomDesk):
             self.here.close()
 
     @property
-    def home(self) -> LoomDesk:
+    def home(self) -> Backend:
         """The same looms in this process, where the server was not asked for by name."""
         return self if self.here is None else self.here
 
@@ -95,54 +95,56 @@ class DeskThere(LoomDesk):
                 raise
             raise ConfigError(str(error), hint=error.hint) from error
 
-    def own(self) -> str | None:
+    def last_loom(self) -> str | None:
         """Return the loom drawn last in this terminal."""
         mark = terminal()
         return self.client.drawn_last(mark).loom if mark else None
 
-    def try_anybodys(self) -> str | None:
+    def try_last_loom_anywhere(self) -> str | None:
         """Return the loom drawn last in any terminal, else the one changed last."""
         return self.client.drawn_last(terminal() or "-").anybodys
 
-    def open(self, name: str) -> KeptThere:
+    def open(self, name: str) -> ServerLoomSession:
         """Open a loom to read it."""
-        return self.held(name, None)
+        return self._session(name, None)
 
-    def held(self, name: str, grower: GrowerThere | None) -> KeptThere:
+    def _session(self, name: str, model_handle: ServerModel | None) -> ServerLoomSession:
         """Return a loom, where its reader stands."""
-        kept = KeptThere(self, self.client.loom(name), grower)
+        session = ServerLoomSession(self, self.client.loom(name), model_handle)
         mark = terminal()
         if mark:
             drawn = self.client.drawn_last(mark)
-            if drawn.loom == kept.name:
-                kept.at = kept.by_number.get(drawn.node, kept.loom)
-        return kept
+            if drawn.loom == session.name:
+                session.at = session.by_number.get(drawn.node, session.loom)
+        return session
 
     @contextmanager
-    def growing(self, name: str, model: str | None, engine: str, kv_budget: str) -> Iterator[Kept]:
+    def open_with_model(
+        self, name: str, model: str | None, engine: str, kv_budget: str
+    ) -> Iterator[LoomSession]:
         """Open a loom with its model."""
         row = self.row(name)
-        refuse_texts(row)
+        check_has_tokens(row)
         found = self._model(model or row.model, engine, kv_budget)
         if found is None and self.here is not None:
-            with self.here.growing(name, model, engine, kv_budget) as kept:
-                yield kept
+            with self.here.open_with_model(name, model, engine, kv_budget) as session:
+                yield session
             return
         if found is None:
             found = self._loaded(model or row.model, engine, kv_budget)
-        yield self.held(name, GrowerThere(self, found))
+        yield self._session(name, ServerModel(self, found))
 
     @contextmanager
-    def model(self, model: str | None, engine: str, kv_budget: str) -> Iterator[Grower]:
+    def model(self, model: str | None, engine: str, kv_budget: str) -> Iterator[ModelHandle]:
         """Take a model of the server's for new looms; None: its default one."""
         found = self._model(model, engine, kv_budget)
         if found is None and self.here is not None:
-            with self.here.model(model, engine, kv_budget) as grower:
-                yield grower
+            with self.here.model(model, engine, kv_budget) as model_handle:
+                yield model_handle
             return
         if found is None:
             found = self._loaded(model or TINY, engine, kv_budget)
-        yield GrowerThere(self, found)
+        yield ServerModel(self, found)
 
     def _model(self, source: str | None, engine: str, kv_budget: str) -> ModelObject | None:
         """Return the model that is wished for, if it is loaded there."""
@@ -170,21 +172,23 @@ class DeskThere(LoomDesk):
             raise ModelLoadError(f"{self.where()} has not loaded {source}")
         return self.client.model(told.model)
 
-    def bring(
+    def import_file(
         self, file: Path, *, format: str, name: str | None, model: str | None, engine: str
-    ) -> Brought:
+    ) -> ImportResult:
         """Keep the looms of a file. model: make its texts tokens of this one."""
         if model is not None:
             found = self._model(model, engine, "auto")
             if found is None and self.here is not None:
-                return self.here.bring(file, format=format, name=name, model=model, engine=engine)
+                return self.here.import_file(
+                    file, format=format, name=name, model=model, engine=engine
+                )
             model = (found or self._loaded(model, engine, "auto")).id
         try:
             told = self.client.import_looms(read(file), format=format, model=model, name=name)
         except FormatError as error:
             raise FormatError(f"{file}: {error}", hint=error.hint) from error
         names = [each.name for each in told.looms]
-        return Brought(names, told.recognised_as, told.nodes, told.dropped)
+        return ImportResult(names, told.recognised_as, told.nodes, told.dropped)
 
     def page(self) -> str | None:
         """Return the address of the page; "" where the server has none."""
@@ -211,17 +215,17 @@ class DeskThere(LoomDesk):
     def restore(self, loom: str | None) -> list[tuple[str, str]]:
         """Bring back what was removed last: looms, or nodes of the loom drawn last here."""
         if loom is not None:
-            told = self.client.restore_looms(nodes_of=self.known(loom), only_nodes=True)
+            told = self.client.restore_looms(nodes_of=self.find_or_import(loom), only_nodes=True)
         else:
-            told = self.client.restore_looms(nodes_of=self.own())
+            told = self.client.restore_looms(nodes_of=self.last_loom())
         return list(zip(told.names, (row.name for row in told.data), strict=True))
 
 
-class GrowerThere:
+class ServerModel:
     """A model of a server. What it counts is of this command."""
 
-    def __init__(self, desk: DeskThere, model: ModelObject) -> None:
-        self.desk = desk
+    def __init__(self, backend: ServerBackend, model: ModelObject) -> None:
+        self.backend = backend
         self.id = model.id
         self.source = model.source
         self.engine = model.engine or ""
@@ -236,7 +240,7 @@ class GrowerThere:
         """Return what this command's work has read and written there; KV is the model's."""
         from ..lm.stats import Stats
 
-        kv = next((each for each in self.desk.client.kv().data if each.model == self.id), None)
+        kv = next((each for each in self.backend.client.kv().data if each.model == self.id), None)
         cached = self.usage.cached_tokens
         return Stats(
             prefilled=self.usage.prompt_tokens - (cached or 0),
@@ -286,52 +290,52 @@ class GrowerThere:
         """Return what to do without a chat template."""
         return otherwise
 
-    def begin(
+    def create_loom(
         self, text: str, *, chat: bool | None, system: str | None, special: bool, keep: bool = True
-    ) -> KeptThere:
+    ) -> ServerLoomSession:
         """Make the loom of a prompt; one that is not to be kept goes at the end."""
         if chat or (chat is None and self.has_template):
-            refuse_special(special)
+            check_not_special(special)
         given: dict[str, Any] = {"model": self.id, "system": system}
         if chat and text:
             given["messages"] = [{"role": "user", "content": text}]
         else:
             given |= {"prompt": text, "template": chat is None, "special": special or None}
-        told = self.desk.client.create_loom(**given)
-        return KeptThere(self.desk, told, self, keeps=keep)
+        told = self.backend.client.create_loom(**given)
+        return ServerLoomSession(self.backend, told, self, is_persistent=keep)
 
     def search(
         self,
-        kept: Kept,
+        session: LoomSession,
         strategy: Strategy,
         options: dict[str, Any],
         progress: Callable[[Level], object],
     ) -> SearchResult:
         """Search in a loom that is just begun."""
-        assert isinstance(kept, KeptThere)
-        return kept.search(strategy, options)
+        assert isinstance(session, ServerLoomSession)
+        return session.search(strategy, options)
 
 
-class KeptThere(Kept):
+class ServerLoomSession(LoomSession):
     """A loom of a server, read into this process; what changes is changed there, then read."""
 
     def __init__(
         self,
-        desk: DeskThere,
+        backend: ServerBackend,
         told: LoomObject,
-        grower: GrowerThere | None,
+        model_handle: ServerModel | None,
         *,
-        keeps: bool = True,
+        is_persistent: bool = True,
     ) -> None:
-        self.desk = desk
-        self.client = desk.client
+        self.backend = backend
+        self.client = backend.client
         self.id = told.id
-        self.keeps = keeps
+        self.is_persistent = is_persistent
         self._model = str((told.meta or {}).get("model") or told.model)
         self.by_number: dict[int, Heddle] = {}
         self._numbers: dict[str, int] = {}
-        super().__init__(self._read(told), told.name if keeps else "", grower)
-        self._given = grower
+        super().__init__(self._read(told), told.name if is_persistent else "", model_handle)
+        self._model_handle = model_handle
 
     @property
     def model(self) -> str:
@@ -348,7 +352,7 @@ class KeptThere(Kept):
 
         mark = ModelMark(told.model, "", 0)
         made = Prompt([], told.prompt, bool(told.chat_template_used))
-        loom = bare_loom(mark, made, told.created, None, None, Loom, Spoken)
+        loom = bare_loom(mark, made, told.created, None, None, Loom, ChatNode)
         for each in self._nodes():
             if each.parent is None:
                 self._fill(loom, each)
@@ -362,7 +366,7 @@ class KeptThere(Kept):
     def _nodes(self, **which: Any) -> Iterator[NodeObject]:
         after = None
         while True:
-            page = self.client.nodes(self.id, fields=_WHOLE, limit=_PAGE, after=after, **which)
+            page = self.client.nodes(self.id, fields=_ALL_FIELDS, limit=_PAGE, after=after, **which)
             yield from page.data
             if (after := page.next) is None:
                 return
@@ -402,16 +406,18 @@ class KeptThere(Kept):
 
     # Growing
 
-    def grow(self, node: Heddle, n: int, sampling: dict[str, Any], *, force: bool) -> Sprouts:
+    def grow(
+        self, node: Heddle, n: int, sampling: dict[str, Any], *, force: bool
+    ) -> GenerationStream:
         """Begin to grow n branches at a node."""
         options = _fields(sampling)
-        assert self._given is not None
+        assert self._model_handle is not None
         job = self.client.begin(
-            self.id, self._number(node), n=n, force=force, model=self._given.id, **options
+            self.id, self._number(node), n=n, force=force, model=self._model_handle.id, **options
         )
         made: list[Heddle] = []
         length = sum(len(each.tokens) for each in node.path)
-        return Sprouts(
+        return GenerationStream(
             job.branches[0].node,
             self._follow(node, job, made),
             lambda: made,
@@ -449,8 +455,8 @@ class KeptThere(Kept):
             is_whole = True
         finally:
             self._take_in(parent, job, made, is_told=not is_whole)
-            assert self._given is not None
-            self._given.count(reader.usage, time.monotonic() - began)
+            assert self._model_handle is not None
+            self._model_handle.count(reader.usage, time.monotonic() - began)
 
     def _take_in(self, parent: Heddle, job: JobReply, made: list[Heddle], *, is_told: bool) -> None:
         """Read what has become of the branches. is_told: an error is, and no other one matters."""
@@ -471,7 +477,7 @@ class KeptThere(Kept):
                 parent.children.append(node)
                 made.append(node)
 
-    def say(
+    def add_user_text(
         self, node: Heddle, text: str, *, chat: bool | None = None, special: bool = False
     ) -> Heddle:
         """Add what the user says at a node, and return it."""
@@ -479,11 +485,11 @@ class KeptThere(Kept):
             raise ConfigError("there is nothing to say: the text is empty")
         is_turn = self.loom.chat_template_used if chat is None else chat
         if is_turn:
-            refuse_special(special)
-            if not self.grower.has_template:
+            check_not_special(special)
+            if not self.model_handle.has_template:
                 raise ConfigError(
                     "this model has no chat template: it continues text and does not answer",
-                    hint=self.grower.template_hint("--raw adds the text as it is"),
+                    hint=self.model_handle.template_hint("--raw adds the text as it is"),
                 )
         what = {"message": text} if is_turn else {"text": text, "special": special or None}
         changed = self.client.add(self.id, self._number(node), **what)
@@ -493,7 +499,7 @@ class KeptThere(Kept):
         from ..loom.node import new_child
 
         node = new_child(parent)
-        self._fill(node, self.client.node(self.id, number, fields=_WHOLE))
+        self._fill(node, self.client.node(self.id, number, fields=_ALL_FIELDS))
         parent.children.append(node)
         return node
 
@@ -539,7 +545,7 @@ class KeptThere(Kept):
         from ..search import SearchResult
         from ..search.core import Cost, Vote
 
-        assert self._given is not None
+        assert self._model_handle is not None
         began = time.monotonic()
         try:
             job = self.client.begin_search(self.id, strategy=strategy.name, **options)
@@ -552,7 +558,7 @@ class KeptThere(Kept):
             self.client.cancel(job.job)
             self._again()
             raise
-        self._given.count(ended.usage, time.monotonic() - began)
+        self._model_handle.count(ended.usage, time.monotonic() - began)
         self._again()
         told = ended.result or {}
         best = self.by_number.get(told.get("best", 0), self.loom)
@@ -585,15 +591,15 @@ class KeptThere(Kept):
         for node in nodes:
             node.remove()
 
-    def undo(self) -> Turned:
+    def undo(self) -> UndoResult:
         """Undo the last change of this loom that is not undone."""
         return self._turned("done", self.client.undo)
 
-    def redo(self) -> Turned:
+    def redo(self) -> UndoResult:
         """Do again what was undone last."""
         return self._turned("undone", self.client.redo)
 
-    def _turned(self, state: str, turn: Callable[[str], Any]) -> Turned:
+    def _turned(self, state: str, turn: Callable[[str], Any]) -> UndoResult:
         operations = [each for each in self.client.history(self.id).data if each.state == state]
         which = operations[0 if state == "done" else -1] if operations else None
         try:
@@ -601,7 +607,7 @@ class KeptThere(Kept):
         except WeftError as error:
             raise StoreError(str(error), hint=error.hint) from error
         self._again()
-        return Turned(
+        return UndoResult(
             changed.kind if which is None else which.kind,
             [self.by_number[each.node] for each in changed.added],
             [self.by_number[each.node] for each in changed.changed],
