@@ -80,7 +80,7 @@ def test_measure_of_empty_list_returns_empty(loom: Loom) -> None:
 
 @pytest.mark.parametrize("bad", [[[1], 2], [b"a"], [[1], {"a": 1}], [[[1]]]])
 def test_measure_of_batch_with_no_text_in_it_is_rejected(loom: Loom, bad: Any) -> None:
-    with pytest.raises(ConfigError, match=r"allowed is a text, or a list of|whole numbers"):
+    with pytest.raises(ConfigError, match=r"allowed is a text, or a list of|integers"):
         loom.measure(bad)
 
 

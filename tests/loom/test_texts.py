@@ -51,7 +51,7 @@ def test_what_needs_tokens_says_that_there_is_no_model(loom: Loom) -> None:
         lambda: setattr(node, "text", "x"),
         lambda: node.place,
     ):
-        with pytest.raises(ConfigError, match="made without a model"):
+        with pytest.raises(ConfigError, match="has no model"):
             ask()
     with pytest.raises(ConfigError, match="takes a text as its prompt, not list"):
         Loom(None, [1, 2])

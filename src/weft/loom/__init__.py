@@ -1,4 +1,4 @@
-"""The reasoning face: a tree of heddles under a loom."""
+"""Looms: trees of text whose nodes can be grown, edited, measured and saved."""
 
 from .grow import Branches
 from .heddle import Heddle

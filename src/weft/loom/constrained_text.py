@@ -1,4 +1,4 @@
-"""Constraints over the nodes of a path: where each begins, and spaces moved from the prompt."""
+"""Constrained text that spans several nodes of a path: where it begins, and its parsed value."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
     from ..constraints.base import Constraint
     from .node import HeddleState
 
-# Key of a node's meta: the spaces moved from the end of its text into the constrained text.
+# Key in a node's meta: the spaces moved from the end of its text into the constrained text.
 HEAL = "heal"
 
 
 def constrained_nodes(node: HeddleState | None, constraint: Any) -> list[HeddleState]:
     """Return the nodes of one constrained text, from its first node down to `node`.
 
-    All have an equal constraint: if a call ended before the text was complete, growing the node
-    with an equal constraint continues the text.
+    All of them have an equal constraint. If a call ended before the text was complete, growing the
+    node with an equal constraint continues the text.
     """
-    found: list[HeddleState] = []
+    nodes: list[HeddleState] = []
     while node is not None and node.params is not None and node.params.constraint == constraint:
-        found.append(node)
+        nodes.append(node)
         node = node.parent
-    return found[::-1]
+    return nodes[::-1]
 
 
 def constrained_tokens(node: HeddleState, constraint: Any) -> list[int]:
-    """Return the tokens of the constrained text before a branch of `node`."""
+    """Return the tokens of the constrained text that a branch of `node` continues."""
     if not constraint.is_resumed:
         return []
     return [token for each in constrained_nodes(node, constraint) for token in each.tokens]
@@ -47,7 +47,7 @@ def parsed_text(node: HeddleState) -> Any:
 
 
 def healed_constraint(node: HeddleState, constraint: Constraint) -> Constraint:
-    """Return the constraint of a node's branches, with the spaces moved from the prompt first."""
+    """Return the constraint for a node's branches, preceded by the spaces moved from the prompt."""
     prefix = _prefix(node, constraint)
     return after(prefix, constraint) if prefix else constraint
 
@@ -61,14 +61,14 @@ def _prefix(node: HeddleState, constraint: Constraint) -> str:
 
 
 def warn_of_prompt_before(node: HeddleState, constraint: Constraint) -> None:
-    """Warn if a constraint begins after a given (not generated) text that ends in a space."""
+    """Warn if a constraint begins after a prompt or added text that ends in a space."""
     is_given = node.params is None and not getattr(node, "chat_template_used", False)
     if is_given and can_begin_after(constraint) and node.lm is not None:
         node.lm.text.warn_of_end_space(node.tokens)
 
 
 def strip_end_spaces(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[list[int], str]:
-    """Return a prompt's tokens without the spaces at its end, and these spaces."""
+    """Return a prompt's tokens without the spaces at its end, and those spaces."""
     n = len(ids)
     while n > 1 and tokenizer.is_spaces(ids[n - 1]):
         n -= 1

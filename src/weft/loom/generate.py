@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class GeneratedNode(Heddle):
-    """A node whose `str` is its text, not a drawing of its tree."""
+    """A node whose `str` is its text instead of a drawing of its tree."""
 
     def __str__(self) -> str:
         return self.text
@@ -50,7 +50,7 @@ async def agenerate(
     template: bool,
     **sampling: Any,
 ) -> Branches:
-    """As `generate`, in a running event loop."""
+    """Await `n` answers; see `LM.agenerate`."""
     loom = _loom(lm, prompt, system=system, template=template)
     return await loom.agrow(n, params, **sampling)
 

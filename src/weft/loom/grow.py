@@ -1,7 +1,4 @@
-"""Growing: many branches of many nodes, submitted together, attached as they end.
-
-Those of one parent stand in branch order, whatever the order in which they end.
-"""
+"""Generate many branches of many nodes in one batch, and attach them in branch order."""
 
 from __future__ import annotations
 
@@ -42,17 +39,17 @@ if TYPE_CHECKING:
     from ..lm.lm import LM
     from .heddle import Heddle
 
-# Branches that a representation shows before it says how many more there are.
-_SCREEN = 20
-_FEW = 8  # branches that are planned in well under a millisecond
+_SCREEN = 20  # branches that a representation lists before it counts the rest
+_FEW = 8  # branches that `plan` handles in well under a millisecond
 
 
 @remedied(OF_BRANCHES)
 class Branches(Listed, list["Heddle"]):
-    """The children a call made, in branch order.
+    """The children that one call generated, in branch order: a list of heddles.
 
-    skipped: terminal nodes left alone. failed: why branches are missing that their constraint left
-    no token; a call of which no branch is left raises instead.
+    skipped: terminal nodes that the call did not grow.
+    failed: the errors of branches that are missing because their constraint allowed no token. If
+    all branches fail, the call raises instead.
     """
 
     def __init__(
@@ -81,30 +78,26 @@ class Branches(Listed, list["Heddle"]):
 
 
 _log = logging.getLogger(__name__)
-# Does what an iterator yields, within one call: Ctrl-C is seen before it or after it.
-_at_once = deque[None](maxlen=0).extend
+# Consumes an iterator in one C call, so that KeyboardInterrupt arrives before or after it.
+_exhaust = deque[None](maxlen=0).extend
 _extend: Callable[[list[Any], Iterable[Any]], None] = list.extend
 
 
 class Event(NamedTuple):
-    """One new token of a branch; without a token: the branch is over.
+    """One new token of a branch, or the end of the branch."""
 
-    logprob, entropy: None if the engine does not report them. stop: the stop string that the token
-    completes; the branch then has no further tokens. legal_logmass: None without a constraint.
-    """
-
-    branch: int
-    token: int | None
-    logprob: float | None = None
-    entropy: float | None = None
-    stop: str | None = None
-    legal_logmass: float | None = None
+    branch: int  # its number in the call
+    token: int | None  # None: the branch has ended
+    logprob: float | None = None  # nats; None if the engine does not report it
+    entropy: float | None = None  # nats; None if the engine does not report it
+    stop: str | None = None  # the stop string that the token completes; the branch ends here
+    legal_logmass: float | None = None  # None without a constraint
 
 
 class StopStrings:
-    """Watches a growing text for stop strings, across token borders.
+    """Finds stop strings in a growing text, also across token boundaries.
 
-    Cost: one search a stop string in the new bytes and a tail shorter than the longest stop string.
+    Cost: for each stop string one search in the new bytes and a tail shorter than the longest one.
     """
 
     __slots__ = ("_longest", "_stops", "_tail", "_unwatched")
@@ -118,28 +111,28 @@ class StopStrings:
     def push(self, piece: bytes) -> str | None:
         """Return the stop string that these bytes complete, or None.
 
-        Of several, the one that ends first; of those, the longest.
+        If they complete several, return the one that ends first; if several end there, the longest.
         """
         if not self._stops:
             return None
-        # window:  tail (seen before) │ piece        a match must end in the piece
-        seen = len(self._tail)
+        # window:  tail (searched before) │ piece        a match must end in the piece
+        n_tail = len(self._tail)
         window = self._tail + piece
-        found: list[tuple[int, int, str]] = []
+        matches: list[tuple[int, int, str]] = []
         for stop, encoded in self._stops:
             size = len(encoded)
-            at = window.find(encoded, max(0, seen - size + 1))
+            at = window.find(encoded, max(0, n_tail - size + 1))
             if at >= 0:
-                found.append((at + size, -size, stop))
+                matches.append((at + size, -size, stop))
         self._tail = window[max(0, len(window) - self._longest + 1) :]
         self._unwatched -= 1
-        return min(found)[2] if found and self._unwatched < 0 else None
+        return min(matches)[2] if matches and self._unwatched < 0 else None
 
 
 class StopWatcher:
-    """A run's sink: looks for stop strings, and tells a channel of every token.
+    """A run's sink: it detects stop strings and sends each token to a channel.
 
-    It knows no heddle: the scheduler may hold it longer than anybody holds the tree.
+    It holds no reference to a node, because the scheduler may keep it longer than the tree exists.
     """
 
     def __init__(
@@ -164,50 +157,50 @@ class StopWatcher:
         return "stop" if self.stopped is not None else None
 
     def on_end(self, ticket: Ticket) -> None:
-        """Tell the channel that the branch is over, in order with its tokens."""
+        """Send the end of the branch, after all of its tokens."""
         if self._channel is not None:
             self._channel.put(Event(self.branch, None))
 
 
 class SiblingOrder:
-    """The children that a call's branches of one parent have become: they stand in branch order."""
+    """Inserts the children of one call and one parent in branch order, whichever ends first."""
 
     def __init__(self, parent: Heddle) -> None:
         self._parent = parent
-        self._numbers: list[int] = []  # of the branches that are there, ascending
-        self._there: list[Heddle] = []
-        self._first = 0  # where the first of them was
+        self._numbers: list[int] = []  # of the attached branches, ascending
+        self._attached: list[Heddle] = []
+        self._first = 0  # index of the first attached branch among the parent's children
 
     def insert(self, number: int, child: Heddle) -> None:
-        """Put a branch's child before those of later ones. Cost: O(1) while nobody else edits."""
+        """Insert a branch's child before those with larger numbers.
+
+        Cost: O(1), unless the caller edits the children meanwhile.
+        """
         at = bisect.bisect(self._numbers, number)
         children = child_list(self._parent)
         where = self._where(children, at)
-        if not self._there:
+        if not self._attached:
             self._first = where
         children.insert(where, child)
         self._numbers.insert(at, number)
-        self._there.insert(at, child)
+        self._attached.insert(at, child)
 
     def _where(self, children: list[Heddle], at: int) -> int:
-        """Return where the one with that rank stands among the children, or the next one there."""
-        while at < len(self._there):
-            where, child = self._first + at, self._there[at]
+        """Return the index in `children` for the child with this rank."""
+        while at < len(self._attached):
+            where, child = self._first + at, self._attached[at]
             if where < len(children) and children[where] is child:
                 return where
-            found = [i for i, each in enumerate(children) if each is child]
-            if found:  # somebody edited
-                self._first = found[0] - at
-                return found[0]
-            del self._there[at], self._numbers[at]  # clipped
+            moved_to = next((i for i, other in enumerate(children) if other is child), None)
+            if moved_to is not None:  # the caller edited the children
+                self._first = moved_to - at
+                return moved_to
+            del self._attached[at], self._numbers[at]  # the caller removed the child
         return len(children)
 
 
 class PendingBranch:
-    """One growing branch: its future child node, and the tokens delivered so far.
-
-    stop: the stop string in the delivered tokens; the end event follows later.
-    """
+    """A branch that is growing: its future child node, and the tokens delivered so far."""
 
     def __init__(
         self,
@@ -218,22 +211,24 @@ class PendingBranch:
         watch: StopWatcher | None,
         siblings: SiblingOrder,
     ) -> None:
-        """beside: one for all of its call's branches of this parent."""
         self.index = index
         self.child = child
-        self.stop_ids = frozenset[int]()  # of its constraint
+        self.stop_ids = frozenset[int]()  # end tokens of its constraint
         self.parent = parent
         self.origin = origin
         self.watch = watch
-        self.siblings = siblings
+        self.siblings = siblings  # shared by the call's branches of this parent
         self.ticket: Ticket | None = None
         self.text: TextStream | None = None
-        self.stop: str | None = None
+        self.stop: str | None = None  # the stop string in the delivered tokens
         self.over = False
         self.attached = False
 
     def finish(self) -> None:
-        """Take the run's result over into the child and attach it, once."""
+        """Copy the run's result into the child and attach the child.
+
+        Does nothing the second time.
+        """
         assert self.ticket is not None
         if self.over:
             return
@@ -245,10 +240,10 @@ class PendingBranch:
         child.finish_reason = "stop" if child.stop_string is not None else result.finish_reason
         self._attach(result.end)
 
-    def told(
+    def new_texts(
         self, events: list[Event]
     ) -> tuple[list[tuple[str, float | None]], FinishReason | None]:
-        """Return the new tokens' texts and logprobs, and why the branch is over, if it is."""
+        """Return the new tokens' texts and logprobs, and the finish reason of an ended branch."""
         assert self.text is not None
         assert self.ticket is not None
         new = [(self.text.push(e.token), e.logprob) for e in events if e.token is not None]
@@ -261,15 +256,15 @@ class PendingBranch:
 
     @property
     def complete_text(self) -> str:
-        """The text so far, as it was told: a character that is not whole yet waits."""
+        """The text so far, without an incomplete character at its end."""
         waits = self.text is not None and self.text.waits
         return self.child.text.removesuffix("\ufffd") if waits else self.child.text
 
     def keep(self, reason: FinishReason) -> None:
-        """End the branch early with the delivered tokens; drop a branch without tokens.
+        """End the branch early with the delivered tokens; discard a branch without tokens.
 
-        If the tokens end with a stop string, or number `max_tokens`, the finish reason is that of
-        a complete run.
+        If the tokens end with a stop string, or number `max_tokens`, the finish reason is that of a
+        complete run.
         """
         child, params = self.child, self.child.params
         assert params is not None
@@ -286,7 +281,7 @@ class PendingBranch:
         child = self.child
         if not child.tokens and child.finish_reason in ("cancelled", "interrupted"):
             return
-        # The parent may have changed meanwhile: the child's place is then made anew when used.
+        # If the parent changed meanwhile, the child computes its place when it is used.
         set_place(child, end if is_place_of(self.parent, self.origin) else None)
         self.siblings.insert(self.index, child)
         self.attached = True
@@ -296,7 +291,10 @@ BranchEvents = tuple[PendingBranch, list[Event]]
 
 
 class Growth:
-    """All branches of one call. Fill with `add`, then `run`, `steps` or their async twins, once."""
+    """All branches of one call.
+
+    Fill it with `add`; then call `run`, `news` or an async twin, once.
+    """
 
     def __init__(self, lm: LM, *, streamed: bool = False) -> None:
         self.lm = lm
@@ -307,26 +305,27 @@ class Growth:
         self._channel = Channel() if streamed else None
         self._failed: list[ConstraintError] = []
         self._over: asyncio.Future[None] | None = None
-        self.reason: FinishReason = "cancelled"  # of what is left when it ends early
+        self.reason: FinishReason = "cancelled"  # of branches that have not ended when it closes
 
     def add(self, node: Heddle, params: SamplingParams, *, first: int = 0) -> list[PendingBranch]:
-        """Plan `params.n` branches of a node, numbered from `first` in their call. Runs nothing."""
+        """Plan `params.n` branches of a node, numbered from `first` within the call.
+
+        Runs nothing.
+        """
         if lm_of(node) is not self.lm:
             raise ConfigError(
                 "the nodes of one call must belong to one model; grow the others apart"
             )
         origin = node.place
         if not origin.depth:
-            raise ConfigError(
-                "the node's whole path is empty: there are no tokens to continue. Add text"
-            )
+            raise ConfigError("the node's path is empty: there are no tokens to continue. Add text")
         if params.constraint is not None:
             warn_of_prompt_before(node, params.constraint)
         siblings = SiblingOrder(node)
         for branch in range(params.n):
             child = new_child(node)
             child.params, child.lineage = params, (first + branch,)
-            # No sink where nobody needs each token: the host then does nothing for it.
+            # Without a sink the host does no work per token.
             watched = params.stop or self._channel is not None
             index = len(self.branches)
             watch = StopWatcher(index, self.lm, params, self._channel) if watched else None
@@ -361,16 +360,16 @@ class Growth:
 
     @property
     def children(self) -> Branches:
-        """The children made, in branch order: those that are in the tree."""
-        made = (pending.child for pending in self.branches if pending.attached)
-        return Branches(made, skipped=self.skipped, failed=self._failed)
+        """The attached children, in branch order."""
+        attached = (pending.child for pending in self.branches if pending.attached)
+        return Branches(attached, skipped=self.skipped, failed=self._failed)
 
     # All at once
 
     def run(self, display: GrowthDisplay | None = None) -> Branches:
-        """Grow to the end and attach the children; on an error none of them. See `Branches.failed`.
+        """Run all branches to their end and attach the children. On an error, attach none.
 
-        A watcher needs a streamed growth.
+        display: shows the branches as they grow; needs `streamed=True`. See also `Branches.failed`.
         """
         try:
             self._submit()
@@ -392,12 +391,12 @@ class Growth:
             display.open()
             for events in self.lm.pump(self._channel, self._tickets):
                 for pending, of_one in self._sorted(events):
-                    display.push(pending.index, *pending.told(of_one))
+                    display.push(pending.index, *pending.new_texts(of_one))
         finally:
             display.close()
 
     async def arun(self) -> Branches:
-        """As `run`, beside a running loop. A cancelled task keeps what was made, as "cancelled"."""
+        """Await `run`. A cancelled task keeps the tokens so far, with finish_reason "cancelled"."""
         await self._asubmit()
         try:
             await self.lm.adrive(self._tickets)
@@ -408,7 +407,7 @@ class Growth:
             raise
         return self._finish_all()
 
-    @deferred_interrupt()  # or runs would go on that nobody can cancel
+    @deferred_interrupt()  # an interrupt here would leave runs without a ticket to cancel them
     def _submit(self) -> None:
         if self._runs:
             self._take(self.lm.submit(self._runs))
@@ -443,7 +442,10 @@ class Growth:
     # Step by step
 
     def news(self) -> Generator[list[BranchEvents], None, None]:
-        """Yield what each step brought, for `delta`. Closing it keeps what `delta` told."""
+        """Yield the events of each step, for `delta`.
+
+        Closing the generator keeps what `delta` applied.
+        """
         assert self._channel is not None
         try:
             self._submit()
@@ -458,7 +460,7 @@ class Growth:
         self._raise_errors()
 
     async def anews(self) -> AsyncGenerator[list[BranchEvents], None]:
-        """As `news`, beside a running loop."""
+        """The async form of `news`."""
         assert self._channel is not None
         try:
             await self._asubmit()
@@ -470,9 +472,11 @@ class Growth:
         self._raise_errors()
 
     def over(self) -> asyncio.Future[None]:
-        """Return what is set once all runs have ended; for one running loop, after `anews` began.
+        """Return a future of the running loop that is set when all runs have ended.
 
-        Who tells of many steps at once need not wait then for the next time.
+        Call it after `anews` has started.
+
+        A caller that collects events of several steps stops waiting when it is set.
         """
         if self._over is None:
             self._over = self.lm.when_done(self._tickets)
@@ -480,8 +484,8 @@ class Growth:
 
     @deferred_interrupt()
     def abandon(self, reason: FinishReason) -> None:
-        """End what is not over; what was told of it is kept."""
-        # No waiting here: a generator may be closed by the garbage collector, anywhere. The
+        """Cancel the branches that have not ended; keep the tokens that `delta` applied."""
+        # Do not wait here: the garbage collector may close a generator on any thread. The
         # scheduler drops cancelled runs in its next step.
         self._cancel(reason)
         for pending in self.branches:
@@ -492,14 +496,14 @@ class Growth:
         return [Event(pending.index, None) for pending in self.branches if not pending.over]
 
     def _sorted(self, events: Iterable[Event]) -> list[BranchEvents]:
-        came: dict[int, list[Event]] = {}
+        by_branch: dict[int, list[Event]] = {}
         for event in events:
             if not self.branches[event.branch].over:
-                came.setdefault(event.branch, []).append(event)
-        return [(self.branches[index], of_one) for index, of_one in came.items()]
+                by_branch.setdefault(event.branch, []).append(event)
+        return [(self.branches[index], events) for index, events in by_branch.items()]
 
     def _raise_errors(self) -> None:
-        """Raise the first error, unless it is of branches' own constraints and others are left."""
+        """Raise the first error, unless constraints failed some branches but not all."""
         errors = [ticket.error for ticket in self._tickets if ticket.error and not ticket.cancelled]
         failed = [error for error in errors if isinstance(error, ConstraintError)]
         for error in errors:
@@ -526,7 +530,7 @@ def deltas(growth: Growth | None) -> Generator[Delta, None, Branches]:
 
 
 async def adeltas(growth: Growth | None) -> AsyncGenerator[Delta, None]:
-    """As `deltas`, beside a running loop."""
+    """Yield the deltas of a growth in a running event loop."""
     if growth is None:
         return
     async with aclosing(growth.anews()) as steps:
@@ -536,7 +540,7 @@ async def adeltas(growth: Growth | None) -> AsyncGenerator[Delta, None]:
 
 
 def delta(pending: PendingBranch, events: list[Event]) -> Delta:
-    """Move a branch on by its new events, whole or not at all, and tell what they were."""
+    """Apply new events to a branch's child, atomically, and return them as a `Delta`."""
     child, text = pending.child, pending.text
     assert text is not None
     assert pending.ticket is not None
@@ -549,7 +553,7 @@ def delta(pending: PendingBranch, events: list[Event]) -> Delta:
     texts = tuple([text.push(token) for token in tokens])
     piece = "".join(texts) + (text.flush() if is_over else "")
     lists: tuple[list[Any], ...] = growing_lists(child)
-    _at_once(map(_extend, lists, (tokens, logprobs, entropies, legal)))
+    _exhaust(map(_extend, lists, (tokens, logprobs, entropies, legal)))
     if new:
         pending.stop = new[-1].stop
     if is_over:
@@ -569,9 +573,9 @@ def _end(pending: PendingBranch) -> None:
 def plan(
     nodes: list[Heddle], params: SamplingParams, *, force: bool, streamed: bool, first: int = 0
 ) -> Growth:
-    """Plan one call over `nodes`: terminal ones are skipped and reported, unless forced.
+    """Plan one call over `nodes`. Terminal nodes are skipped and reported, unless forced.
 
-    first: the number of its first branch.
+    first: the number of the call's first branch.
     """
     params = seeded(params)
     growth = Growth(lm_of(nodes[0]), streamed=streamed)
@@ -586,7 +590,7 @@ def plan(
 
 
 def is_quick(nodes: list[Heddle], params: SamplingParams) -> bool:
-    """Whether `plan` has little to do: a few branches of known places, nothing to compile."""
+    """Return True if `plan` takes well under a millisecond: few branches, nothing to compile."""
     is_few = params.n * len(nodes) <= _FEW and params.constraint is None
     return is_few and all(map(is_place_known, nodes))
 
@@ -597,7 +601,10 @@ def seeded(params: SamplingParams) -> SamplingParams:
 
 
 def check_not_terminal(node: Heddle, how: str = "force=True") -> None:
-    """Raise Terminal for a node that ended with an end token; `how` it is grown all the same."""
+    """Raise Terminal for a node that ended with an end token.
+
+    how: the option that grows such a node anyway, for the message.
+    """
     if node.terminal:
         raise Terminal(
             "this node ended with an end token and cannot be grown. "
@@ -607,11 +614,11 @@ def check_not_terminal(node: Heddle, how: str = "force=True") -> None:
 
 
 class DeferredGrowth:
-    """Growing calls that `apply_at_leaves` puts off.
+    """Growing calls that `apply_at_leaves` collects and runs in one batch.
 
-    All of them run when children of any are looked at, at the latest after the last leaf's turn.
-    A leaf gets the children that it would get alone; equal ones get different ones from one seed,
-    as their branches are numbered through.
+    They run when a caller first reads the children of any of them, and at the latest after the last
+    leaf. A leaf gets the same children as if grown alone. Leaves with equal paths and seed get
+    different children, because their branches are numbered consecutively.
     """
 
     def __init__(self) -> None:
@@ -619,21 +626,21 @@ class DeferredGrowth:
         self._numbers: Counter[tuple[tuple[int, ...], int | None]] = Counter()
 
     def defer(self, node: Heddle, params: SamplingParams) -> LazyChildren:
-        """Take a growing call over; return the list that its children will be in."""
+        """Add a growing call; return the list that its children will be in."""
         children = LazyChildren(self)
         self._calls.append((node, params, self.number(node, params), children))
         set_pending_growth(node, self)
         return children
 
     def number(self, node: Heddle, params: SamplingParams) -> int:
-        """Return the number of a call's first branch, among those of equal leaves and one seed."""
+        """Return the number of a call's first branch, among calls on equal paths with one seed."""
         key = (tuple(node.get_prefix_tokens()), params.seed)
         first = self._numbers[key]
         self._numbers[key] += params.n
         return first
 
     def flush(self) -> None:
-        """Grow everything put off so far, in one batch. On an error nothing of it is there."""
+        """Run all deferred calls in one batch. On an error, none of them attaches children."""
         calls, self._calls = self._calls, []
         for node, _, _, children in calls:
             set_pending_growth(node, None)
@@ -646,26 +653,26 @@ class DeferredGrowth:
         ]
         growth.run()
         for (*_, children), branches in zip(calls, planned, strict=True):
-            children.made = [pending.child for pending in branches if pending.attached]
+            children.nodes = [pending.child for pending in branches if pending.attached]
 
 
 class LazyChildren(UserList["Heddle"]):
-    """A list of children that are made when it is first looked at."""
+    """A list of children that runs its deferred call when it is first read."""
 
     def __init__(self, deferred: DeferredGrowth) -> None:
         self.deferred: DeferredGrowth | None = deferred
-        self.made: list[Heddle] = []
+        self.nodes: list[Heddle] = []
 
     @property
     def data(self) -> list[Heddle]:  # type: ignore[override]
         """The children."""
         if self.deferred is not None:
             self.deferred.flush()
-        return self.made
+        return self.nodes
 
 
 def call_on_each(nodes: list[Heddle], func: Callable[[Heddle], Any]) -> list[Any]:
-    """Call `func` on each node; growing calls that it makes on that node run as one batch."""
+    """Call `func` on each node. Growing calls that it makes on that node run as one batch."""
     deferred = DeferredGrowth()
     results = []
     try:
@@ -676,26 +683,26 @@ def call_on_each(nodes: list[Heddle], func: Callable[[Heddle], Any]) -> list[Any
             finally:
                 set_deferral(node, None)
     except Exception:
-        # The calls before the one that failed were made: their children are there.
+        # Run the calls that succeeded before the one that raised.
         deferred.flush()
         raise
     deferred.flush()
-    return [result.made if isinstance(result, LazyChildren) else result for result in results]
+    return [result.nodes if isinstance(result, LazyChildren) else result for result in results]
 
 
 class GrowthDisplay(Protocol):
     """Shows the branches of a call while they grow."""
 
     def open(self) -> None:
-        """Show that it begins."""
+        """Show that the call has started."""
         ...
 
     def push(
         self, branch: int, pieces: list[tuple[str, float | None]], ended: FinishReason | None
     ) -> None:
-        """Take the new tokens of a branch: their texts and logprobs."""
+        """Add the new tokens of a branch: their texts and logprobs. ended: None while it grows."""
         ...
 
     def close(self) -> None:
-        """Show how it ended. Branches without an end were stopped."""
+        """Show the final state. Branches that never ended were stopped."""
         ...

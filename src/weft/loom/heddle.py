@@ -1,4 +1,4 @@
-"""Heddle: a node of a reasoning tree that grows, answers questions and shows itself."""
+"""`Heddle`: a node of a loom that generates children, scores text and renders its tree."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class RenderMixin(HeddleState):
-    """A node as text, HTML, Graphviz and Mermaid. Nothing here changes the tree."""
+    """Renders a node's tree as text, HTML, Graphviz and Mermaid. Nothing here changes the tree."""
 
     def show(
         self,
@@ -54,13 +54,13 @@ class RenderMixin(HeddleState):
         file: TextIO | None = None,
         limit: int | None = None,
     ) -> None:
-        """Write the tree from here down to the terminal.
+        """Write the tree from this node down to the terminal.
 
         Args:
-            node: what to write for a node instead of its text and figures.
-            edge: what to write on the line to a node, before it.
-            file: instead of standard output.
-            limit: lines at most; the rest is counted.
+            node: returns the label of a node; None: its text and statistics.
+            edge: returns the label of the line to a node, written before the node.
+            file: a text stream; None: standard output.
+            limit: maximum number of lines; the rest is counted.
         """
         from ..viz.text import show
 
@@ -100,22 +100,24 @@ class RenderMixin(HeddleState):
         node: Label | None = None,
         mark: Heddle | None = None,
     ) -> str | None:
-        """Return the tree from here down as one HTML page, or write it to a file.
+        """Return the tree from this node down as one HTML page, or write it to a file.
 
-        The page folds, loads nothing and can be searched; its tokens are tinted, and the figures
-        of a token show under the pointer. Beyond 60 nodes it begins with an overview, and only the
-        path to `mark`, or else the best one, is unfolded.
+        The page loads nothing, folds, and can be searched. Its tokens are colored, and a token's
+        statistics appear under the pointer. Above 60 nodes the page starts with an overview and
+        unfolds only the path to `mark`, or to the best leaf.
 
         Args:
-            path: a file to write to; then None is returned.
-            tint: "probability", "entropy" or "none": the tint when the page is opened.
-            top: alternatives to show for each sampled token. From 1 on the model is asked: one
-                forward over each node's tokens.
-            limit: nodes at most, those nearest to here; the rest is counted.
-            node: what to write for a node instead of its text.
-            mark: the path to this node is marked.
+            path: a file to write to; the call then returns None.
+            tint: "probability", "entropy" or "none": the token colors when the page opens.
+            top: alternatives to show for each sampled token, 0 or more. From 1 on, the model runs
+                one forward over each node's tokens.
+            limit: maximum number of nodes, nearest to this node first; the rest is counted.
+            node: returns the label of a node; None: its text.
+            mark: the path to this node is highlighted.
 
-        Raises: ConfigError for `top` without a model, StoreError when the file cannot be written.
+        Returns: the page, or None if `path` is given.
+
+        Raises: ConfigError for `top` without a model; StoreError if the file cannot be written.
         """
         from ..viz.html import to_html
 
@@ -132,11 +134,11 @@ class RenderMixin(HeddleState):
         edge: Label | None = None,
         limit: int | None = None,
     ) -> str:
-        """Return the tree from here down in Graphviz's language; boxes are tinted by mean p.
+        """Return the tree from this node down as a Graphviz digraph, colored by mean probability.
 
         Args:
-            node, edge: what to write in a box and on the line to it.
-            limit: nodes at most, those nearest to here; the rest is counted.
+            node, edge: return the label of a box, and of the line to it.
+            limit: maximum number of nodes, nearest to this node first; the rest is counted.
         """
         from ..viz.graph import to_dot
 
@@ -149,12 +151,12 @@ class RenderMixin(HeddleState):
         edge: Label | None = None,
         limit: int | None = 150,
     ) -> str:
-        """Return the tree from here down as a Mermaid flowchart, for Markdown pages.
+        """Return the tree from this node down as a Mermaid flowchart, for Markdown pages.
 
         Args:
-            node, edge: what to write in a box and on the line to it.
-            limit: nodes at most, those nearest to here; never more than Mermaid takes at its
-                defaults. The rest is counted.
+            node, edge: return the label of a box, and of the line to it.
+            limit: maximum number of nodes, nearest to this node first, within Mermaid's own limits.
+                The rest is counted.
         """
         from ..viz.graph import to_mermaid
 
@@ -162,7 +164,7 @@ class RenderMixin(HeddleState):
 
     @property
     def _heddle(self) -> Heddle:
-        # Nodes are always heddles: this class is a part of theirs.
+        # The only subclass is Heddle.
         return cast("Heddle", self)
 
     def __str__(self) -> str:
@@ -176,7 +178,7 @@ class RenderMixin(HeddleState):
         return tree(self._heddle)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        """Return the drawing as text and as HTML: a notebook keeps both."""
+        """Return the drawing as text and as HTML, so that a saved notebook contains both."""
         from ..viz.notebook import plain
 
         return {"text/plain": plain(self._heddle), "text/html": self._repr_html_()}
@@ -184,16 +186,17 @@ class RenderMixin(HeddleState):
 
 @remedied(OF_NODE)
 class Heddle(Listed, RenderMixin):
-    """A node: some tokens that continue its parent's. Equal siblings are two nodes over one KV.
+    """A node of a loom: some tokens that continue its parent's.
 
-    May be subclassed: children are of their parent's class, made by its constructor.
+    Equal siblings are separate nodes that share their KV. Subclasses are allowed: children have
+    their parent's class and are created by its constructor.
     """
 
     # Growing
 
     @property
     def default_sampling(self) -> SamplingParams:
-        """The default sampling parameters of growing calls on this node."""
+        """The sampling parameters that growing calls on this node start from."""
         lm = self._binding.live_lm()
         return lm.chat_defaults if self._binding.is_chat else lm.defaults
 
@@ -211,25 +214,30 @@ class Heddle(Listed, RenderMixin):
         """Generate `n` continuations and return them, attached as children.
 
         Args:
-            n: continuations of each node; None: 1, or as `params` says. A SamplingParams object
-                here is taken as `params`.
-            params: SamplingParams that replace all defaults; keywords change single values of them.
-            at: grow these nodes instead of this one, all in one batch; n each, in their order.
-                Terminal ones are left alone and listed in `skipped` of the result.
+            n: continuations of each node; None: `n` of `params`, or 1. A SamplingParams object here
+                is taken as `params`.
+            params: replaces all defaults; keywords then change single values.
+            at: grow these nodes instead of this one, all in one batch: n each, in their order.
+                Terminal nodes are not grown; the result lists them in `skipped`.
             force: grow terminal nodes too.
-            show: in a notebook, show the branches while they grow; elsewhere nothing is shown.
+            show: in a notebook, draw the branches while they grow. No effect elsewhere.
             sampling: keywords of SamplingParams. Defaults: `lm.chat_defaults` in a loom whose
-                prompt went through a chat template, `lm.defaults` in others.
-                presence_penalty and frequency_penalty count what this call generates: all of the
-                path before is its prompt, which repetition_penalty counts, too.
+                prompt used a chat template, `lm.defaults` in others. presence_penalty and
+                frequency_penalty count the tokens of this call; repetition_penalty also counts the
+                path before it.
+
+        Returns: the new children, in branch order.
 
         Raises:
             Terminal: this one node ended with an end token.
+            ConfigError: an argument is outside what is allowed.
+            ConstraintError: the constraint allowed no token in any branch.
 
-        On an error no child is there; only what a constraint leaves no token is left out alone, and
-        told by `failed` of the result. Ctrl-C keeps what was made as finish_reason "interrupted".
+        On an error no child is attached. If a constraint allows no token in some branches only,
+        these are missing and `failed` of the result has their errors. Ctrl-C keeps the tokens so
+        far as nodes with finish_reason "interrupted".
         """
-        # Looked up, not imported: where IPython does not run there is nobody to show it to.
+        # Looked up, not imported: branches are drawn only if IPython is already running.
         ipython = sys.modules.get("IPython")
         is_shown = (
             boolean("show", show) and ipython is not None and ipython.get_ipython() is not None
@@ -254,7 +262,10 @@ class Heddle(Listed, RenderMixin):
         show: bool = True,
         **sampling: Unpack[BranchOptions],
     ) -> Branches:
-        """As `grow`, in a running event loop. Shows nothing. A cancelled task keeps its tokens."""
+        """Await `grow` in a running event loop. Nothing is drawn.
+
+        A cancelled task keeps its tokens.
+        """
         boolean("show", show)
         growth = self._plan(n, params, at, force, sampling)
         return await growth.arun() if growth is not None else Branches()
@@ -270,13 +281,15 @@ class Heddle(Listed, RenderMixin):
         show: bool = True,
         **sampling: Unpack[BranchOptions],
     ) -> Generator[Delta, None, Branches]:
-        """As `grow`, token by token: yield what is new, attach each child as it ends.
+        """Generate as `grow` does, yielding new tokens as they are drawn.
 
-        Mistakes raise at the call; the model runs from the first `next`. Leaving the loop early
-        keeps what was delivered as nodes with finish_reason "cancelled". An error of one branch is
-        raised at the end.
+        Mistakes raise at the call; the model runs from the first `next`. Each child is attached
+        when it ends. Leaving the loop early keeps the delivered tokens as nodes with finish_reason
+        "cancelled". An error of one branch is raised at the end.
 
-        show: accepted as in `grow`, without effect: the caller shows the stream.
+        show: accepted as in `grow`, without effect.
+
+        Returns: a generator of `Delta`; its return value is the `Branches`.
         """
         boolean("show", show)
         return deltas(self._plan(n, params, at, force, sampling, streamed=True))
@@ -292,7 +305,7 @@ class Heddle(Listed, RenderMixin):
         show: bool = True,
         **sampling: Unpack[BranchOptions],
     ) -> AsyncGenerator[Delta, None]:
-        """As `stream`, beside a running loop."""
+        """The async form of `stream`, for a running event loop."""
         boolean("show", show)
         return adeltas(self._plan(n, params, at, force, sampling, streamed=True))
 
@@ -325,29 +338,42 @@ class Heddle(Listed, RenderMixin):
         return plan(nodes, params, force=force, streamed=streamed, first=first)
 
     def add(self, text: str | Sequence[int], *, special: bool | None = None) -> Heddle:
-        """Add a child with this text (or these token ids) and return it. Runs no model.
+        """Add a child with this text, or these token ids, and return it. Runs no model.
 
-        The text is tokenised as a continuation: no BOS and no space creep in. Empty text makes an
-        empty node. Raises ContextOverflow when the path gets longer than the context.
+        The text is tokenized as a continuation, without a BOS token or an extra space. Empty text
+        gives an empty node.
 
-        special: True reads special tokens that stand in the text as such, False as plain text; None
-        as the class does (`reads_special`, False here). Never True for what others have typed.
+        Args:
+            text: a text, or token ids of the model's vocabulary.
+            special: True parses special tokens in the text; False keeps them as plain text; None:
+                as the class does (`reads_special`, False here). Never pass True for text from
+                users.
+
+        Raises:
+            ContextOverflow: the path would be longer than the context.
+            ConfigError: an id outside the vocabulary.
         """
         if isinstance(text, str):
             return add_text(self, text, special)
         return add_tokens(self, ids_of(self, text, special))
 
-    # Asking
+    # Scoring
 
     def next(self, top: int = 10) -> Distribution:
-        """Return the `top` likeliest next tokens; raw probabilities, no filter."""
+        """Return the `top` likeliest next tokens by raw probability, before any filter.
+
+        Args:
+            top: how many tokens to return, 1 or more.
+
+        Raises: ConfigError if the path is empty.
+        """
         lm, item = self._binding.live_lm(), next_item(self, top)
         tickets = lm.submit([item])
         lm.drive(tickets)
         return distribution(lm, tickets[0].result()[0], top)
 
     async def anext(self, top: int = 10) -> Distribution:
-        """As `next`, beside a running loop."""
+        """Await `next` in a running event loop."""
         lm, item = self._binding.live_lm(), next_item(self, top)
         tickets = await lm.asubmit([item])
         await lm.adrive(tickets)
@@ -362,14 +388,17 @@ class Heddle(Listed, RenderMixin):
     def measure(
         self, text: str | Sequence[int] | Texts, *, special: bool | None = None
     ) -> TextScore | list[TextScore]:
-        """Return how likely a text is after the node. Adds nothing.
+        """Return the log-probability of a text after the node. Adds nothing to the tree.
 
         Args:
             text: a text or its token ids, or a list of these. The texts of a list share model
-                calls; an empty list is an empty batch.
+                calls; an empty list gives an empty list.
             special: as for `add`.
 
         Returns: a TextScore, or a list of them in the order of the texts.
+
+        Raises: ConfigError for a text without tokens; ContextOverflow.
+
         Cost: a list of 50 short texts takes a third to a sixth of the time of 50 calls.
         """
         lm, items = self._binding.live_lm(), measure_items(self, text, special)
@@ -389,7 +418,7 @@ class Heddle(Listed, RenderMixin):
     async def ameasure(
         self, text: str | Sequence[int] | Texts, *, special: bool | None = None
     ) -> TextScore | list[TextScore]:
-        """As `measure`, beside a running loop."""
+        """Await `measure` in a running event loop."""
         lm, items = self._binding.live_lm(), measure_items(self, text, special)
         tickets = await lm.asubmit(items)
         await lm.adrive(tickets)
@@ -398,25 +427,25 @@ class Heddle(Listed, RenderMixin):
 
     @property
     def logprob(self) -> float:
-        """The sum of the sampled tokens' logprobs, in nats; -inf without any, as `mean_logprob`."""
+        """The sum of the sampled tokens' logprobs, in nats; -inf if the node has none."""
         return math.fsum(self.logprobs) if self.logprobs else -math.inf
 
     @property
     def frag(self) -> list[KVFrag]:
-        """The KV of the node's own tokens, one fragment a layer. Cost: exports the path."""
+        """The KV of the node's own tokens, one fragment per layer. Cost: exports the path."""
         return fragments(self)
 
     def get_prefix_cache(self) -> Any:
-        """Return the path's KV as the engine library's own cache, which its model accepts.
+        """Return the path's KV as a cache object of the engine's library, for its own model.
 
-        Raises Unsupported on engines whose library has none.
+        Raises: Unsupported on engines whose library has no such object.
         """
         return self._binding.live_lm().kv.engine_cache(at_end(self))
 
-    # The known names
+    # N8Loom's names
 
     def add_text_child(self, text: str | Sequence[int], *, special: bool | None = None) -> Heddle:
-        """The known name of `add`."""
+        """N8Loom's name of `add`."""
         return self.add(text, special=special)
 
     def make_children(
@@ -428,18 +457,18 @@ class Heddle(Listed, RenderMixin):
         stop_strings: str | Sequence[str] = (),
         **kwargs: Any,
     ) -> list[Heddle]:
-        """As `grow`, with the known defaults; [] on a terminal node.
+        """N8Loom's form of `grow`, with N8Loom's defaults; [] on a terminal node.
 
-        Inside `apply_at_leaves` the list is filled when it is looked at, for all leaves in one
-        batch.
+        Inside `apply_at_leaves`, the returned list is filled when it is first read, for all leaves
+        in one batch.
         """
         own = {"n": n, "max_tokens": max_tokens, "min_p": min_p, **kwargs}
         params = n8loom_names.params(temp=temp, stop_strings=stop_strings, **own)
         if self.terminal:
             return Branches()
         if self._defers_to is not None:
-            _ = self.place  # which says what is wrong, if something is
-            # A UserList: it reads and behaves like the list it becomes.
+            _ = self.place  # raises now what growing would raise later
+            # A UserList, which behaves like a list.
             return self._defers_to.defer(self, seeded(params))  # type: ignore[return-value]
         return plan([self], params, force=False, streamed=False).run()
 
@@ -452,18 +481,18 @@ class Heddle(Listed, RenderMixin):
         stop_strings: str | Sequence[str] = (),
         **kwargs: Any,
     ) -> Generator[n8loom_names.StreamItem, None, Branches]:
-        """As `make_children`, yielding the known items; `deltas` in each holds what is new."""
+        """N8Loom's form of `stream`: yields its items, with new tokens in "deltas"."""
         own = {"n": n, "max_tokens": max_tokens, "min_p": min_p, **kwargs}
         params = n8loom_names.params(temp=temp, stop_strings=stop_strings, **own)
         first = self._first_number(params)
         return n8loom_names.items(plan([self], params, force=False, streamed=True, first=first))
 
     def ramify(self, arg: str | list[str] | None = None, **kwargs: Any) -> Any:
-        """Add a text child (a text), text children (a list of texts), or generate (nothing).
+        """N8Loom's call for both: add text children, or generate.
 
-        Generating takes the keywords of `make_children`; `stream=True` returns
-        `make_child_stream`. With text they are checked and have no effect; `special` is as for
-        `add`.
+        A text adds one child and returns it; a list of texts adds children and returns them. None
+        generates with the keywords of `make_children`; `stream=True` returns `make_child_stream`.
+        With text, these keywords are only checked; `special` is as for `add`.
         """
         streamed = kwargs.pop("stream", False)
         if isinstance(arg, str) or n8loom_names.ramify_texts(arg) is not None:
@@ -471,11 +500,11 @@ class Heddle(Listed, RenderMixin):
             n8loom_names.params(**kwargs)
             # A subclass may define add_text_child(text) without further parameters.
             options = {} if special is None else {"special": special}
-            made = [
+            children = [
                 self.add_text_child(text, **options)
                 for text in ([arg] if isinstance(arg, str) else arg or ())
             ]
-            return made[0] if isinstance(arg, str) else made
+            return children[0] if isinstance(arg, str) else children
         return self.make_child_stream(**kwargs) if streamed else self.make_children(**kwargs)
 
     def at_all_leaves(self, func: Callable[[Heddle], Any]) -> list[Any]:
@@ -483,9 +512,9 @@ class Heddle(Listed, RenderMixin):
         return call_on_each(leaves_below(self), func)
 
     def apply_at_leaves(self, *funcs: Callable[[Heddle], Any]) -> list[Any]:
-        """Call each function on every leaf that there is then; return the results of the last one.
+        """Call each function on every leaf that exists then; return the results of the last one.
 
-        `ramify` and `make_children` that a function calls on its own leaf run as one batch for all
+        `ramify` and `make_children` calls of a function on its own leaf run as one batch for all
         leaves.
         """
         results: list[Any] = []
@@ -493,10 +522,8 @@ class Heddle(Listed, RenderMixin):
             results = call_on_each(leaves_below(self), func)
         return results
 
-    # Making
-
     def _first_number(self, params: SamplingParams) -> int:
-        """Return the number of a call's first branch: more than 0 for equal leaves in a batch."""
+        """Return the number of a call's first branch: above 0 for equal leaves in a batch."""
         return 0 if self._defers_to is None else self._defers_to.number(self, params)
 
 
@@ -506,14 +533,14 @@ def params_of(
     sampling: Mapping[str, Any],
     defaults: SamplingParams,
 ) -> SamplingParams:
-    """Return the sampling of a growing call. Raises: ConfigError."""
+    """Return the sampling parameters of a growing call. Raises: ConfigError."""
     if isinstance(n, SamplingParams):
         if params is not None:
             raise ConfigError("params is given twice; give grow(params) or grow(4, params)")
         n, params = None, n
     if isinstance(n, Mapping):
         raise ConfigError(
-            f"n is {n!r:.80}; allowed is a whole number or a SamplingParams object. Give"
+            f"n is {n!r:.80}; allowed is an integer or a SamplingParams object. Give"
             " params=SamplingParams(max_tokens=1), or keywords: grow(max_tokens=1)"
         )
     if params is not None and not isinstance(params, SamplingParams):
@@ -526,10 +553,10 @@ def params_of(
 
 
 def at_end(node: HeddleState) -> Place:
-    """Return the node's place; ConfigError when nothing stands before it."""
+    """Return the node's place. Raises: ConfigError if the path is empty."""
     place = node.place
     if not place.depth:
-        raise ConfigError("there is nothing to ask after: the node's whole path is empty. Add text")
+        raise ConfigError("the node's path is empty: there is no context to score after. Add text")
     return place
 
 
@@ -541,7 +568,7 @@ def next_item(node: HeddleState, top: int) -> Extend:
 
 
 def distribution(lm: LM, logits: NDArray[np.float32], top: int) -> Distribution:
-    """Return the `top` likeliest ids, ties by lower id."""
+    """Return the `top` likeliest ids; equal ones in the order of their ids."""
     logprobs = log_softmax(logits)
     order = largest(logprobs[None], top)[0].tolist()
     values = logprobs[order].astype(np.float64)
@@ -555,13 +582,13 @@ def distribution(lm: LM, logits: NDArray[np.float32], top: int) -> Distribution:
 
 
 def ids_of(node: HeddleState, text: str | Sequence[int], special: bool | None) -> Sequence[int]:
-    """Return a text's token ids as what goes on after the node; token ids as they are."""
+    """Return the token ids of a text after the node; token ids unchanged."""
     if isinstance(text, str):
         return encode_after(node, text, special)
     if isinstance(text, bytes | bytearray | Mapping) or not isinstance(text, Iterable):
         raise ConfigError(f"the text is {text!r:.80}; allowed is a text, or a list of token ids")
     if special is not None:
-        raise ConfigError("special is about how a text is read; token ids are what they are")
+        raise ConfigError("special applies to text only; leave it out for token ids")
     return checked_ids(text)
 
 
@@ -584,7 +611,7 @@ def _scores_of(tickets: Sequence[Ticket]) -> list[Score]:
 def measure_item(
     node: HeddleState, text: str | Sequence[int], special: bool | None = None
 ) -> Extend:
-    """Return the work item of `measure`."""
+    """Return the work item of `measure` for one text."""
     ids = list(ids_of(node, text, special))
     if not ids:
         raise ConfigError("there is nothing to measure: the text has no tokens")
@@ -594,6 +621,6 @@ def measure_item(
 
 
 def text_score(lm: LM, item: Extend, score: Score) -> TextScore:
-    """Return the answer to `measure_item`."""
+    """Return the TextScore of a `measure_item` and its answer."""
     texts = tuple(lm.text.token_text(token) for token in item.tokens)
     return TextScore(tuple(item.tokens), texts, tuple(score.logprobs.tolist()))

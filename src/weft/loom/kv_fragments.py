@@ -1,4 +1,4 @@
-"""KV as arrays that callers see: fragments of nodes, layers of paths."""
+"""KV as arrays for callers: fragments of nodes, layers of paths."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ if TYPE_CHECKING:
     from .node import HeddleState
 
 
-ADAPTER = "adapter"  # among the marks: which one made the KV
+ADAPTER = "adapter"  # key in the marks: name of the LoRA adapter that computed the KV
 
 
 class KVFrag(tuple[Any, Any]):
     """Keys and values of consecutive tokens in one layer: arrays [1, n_kv_heads, T, head_dim].
 
-    They are NumPy's; of the mlx engine MLX's, in the model's dtype.
-    `token_ids` are the tokens they belong to, `start` is where on the path they begin, `marks` is
-    what the engine notes beside its arrays. Rotary positions are baked into keys: a fragment is
-    valid only at its own position and after its own prefix.
+    The arrays are NumPy's, or MLX's in the model's dtype for the mlx engine. A fragment is valid
+    only at its own position and after its own prefix, because rotary positions are part of the
+    keys.
+
+    token_ids: the tokens that the arrays belong to.
+    start: the position on the path where they begin.
+    marks: what the engine stores in addition to the arrays, by name.
     """
 
     token_ids: tuple[int, ...]
@@ -61,14 +64,14 @@ class KVFrag(tuple[Any, Any]):
 
 
 class ExportedKV(NamedTuple):
-    """A whole path's KV: one pair (keys, values) of arrays [n_kv_heads, T, head_dim] a layer."""
+    """The KV of a full path: for each layer (keys, values), arrays [n_kv_heads, T, head_dim]."""
 
     layers: list[tuple[NDArray[Any], NDArray[Any]]]
     marks: dict[str, Any]
 
 
 def export(lm: LM, place: Place) -> ExportedKV:
-    """Return the KV of the path to `place`; bfloat16, which NumPy does not have, as float32."""
+    """Return the KV of the path to `place`; bfloat16 as float32, because NumPy has no bfloat16."""
     arrays = lm.kv.export(place)
     names: list[tuple[str, str]] = []
     while f"k.{len(names)}" in arrays:
@@ -90,7 +93,7 @@ def load(
     layers: Sequence[tuple[NDArray[Any], NDArray[Any]]],
     marks: Mapping[str, Any],
 ) -> Place:
-    """Put a whole path's KV, as `export` gives it, into the token tree; return the place after."""
+    """Insert a full path's KV, as `export` returns it, into the token tree; return its end."""
     arrays = dict(marks)
     for i, (keys, values) in enumerate(layers):
         arrays[f"k.{i}"] = _narrowed(keys, marks, f"k.{i}")
@@ -99,17 +102,21 @@ def load(
 
 
 def fragments(node: HeddleState) -> list[KVFrag]:
-    """Return the node's own KV, one fragment a layer. Cost: exports the whole path."""
+    """Return the node's own KV, one fragment per layer. Cost: exports the full path."""
     lm, place, tokens = lm_of(node), node.place, node.tokens
     if not place.depth:
         return []
     start = place.depth - len(tokens)
-    found, given = export(lm, place), lm.engine.library_array
+    exported, to_array = export(lm, place), lm.engine.library_array
     return [
         KVFrag(
-            given(keys[None, :, start:]), given(values[None, :, start:]), tokens, start, found.marks
+            to_array(keys[None, :, start:]),
+            to_array(values[None, :, start:]),
+            tokens,
+            start,
+            exported.marks,
         )
-        for keys, values in found.layers
+        for keys, values in exported.layers
     ]
 
 

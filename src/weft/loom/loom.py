@@ -1,4 +1,4 @@
-"""Loom: the root of a reasoning tree, and its prompt."""
+"""`Loom`: the root of a tree of generated text, and its prompt."""
 
 from __future__ import annotations
 
@@ -22,16 +22,19 @@ if TYPE_CHECKING:
     from ..service.store.file import ModelMark
 
 
-MESSAGES = "messages"  # in a root's meta: what its prompt was rendered from, if more than one
+MESSAGES = "messages"  # key in a root's meta: the chat messages of its prompt, if several
 
 
 class Loom(Heddle):
-    """The root heddle: its tokens are the prompt. A context manager."""
+    """The root heddle; its tokens are the prompt. A context manager that closes the loom.
 
-    heddle_class: type[Heddle] = Heddle  # of the nodes below
+    heddle_class: the class of the nodes below it.
+    dropped: what `open` left out of the file, one sentence each.
+    """
+
+    heddle_class: type[Heddle] = Heddle
     _is_root = True
-    # Whose tokens an opened loom holds, and what of its file was left out; set by the store.
-    saved_by: ModelMark
+    saved_by: ModelMark  # the model whose tokens an opened loom has; set by the store
     dropped: tuple[str, ...] = ()
 
     @overload
@@ -78,23 +81,28 @@ class Loom(Heddle):
         heal: bool = False,
         heddle_class: type[Heddle] | None = None,
     ) -> None:
-        """Make a loom: `Loom(lm, prompt)`, or `Loom(model, tokenizer, prompt)` with loaded objects.
+        """Create a loom: `Loom(lm, prompt)`, or `Loom(model, tokenizer, prompt)`.
 
         Args:
-            model: an LM, or a loaded model with its `tokenizer`. None: a loom of texts alone, for a
-                tree that no model writes; `add` takes texts, and nothing needs tokens.
-            prompt: a text, chat messages, or token ids. A text goes through the model's chat
+            model: an LM, or a loaded model with its `tokenizer`. None: a loom of texts without
+                token ids, for trees that no model grows.
+            prompt: a text, chat messages, or token ids. A text is rendered by the model's chat
                 template, if it has one.
-            template: False takes a text as it is.
-            special: how special tokens in a text that is taken as it is are read: True as such,
-                False as plain text; None as the class does (`reads_special`, False here). What goes
-                through a chat template is never read so.
+            template: False takes a text without the chat template.
+            special: for a text without a chat template: True parses special tokens, False keeps
+                them as plain text. None: as the class does (`reads_special`, False here). Text in a
+                chat template is always plain.
             system: a system message before the prompt; needs a chat template.
-            adapter: a LoRA adapter's name, see `LM.add_adapter`; all nodes run with it.
+            adapter: the name of a LoRA adapter, see `LM.add_adapter`; all nodes run with it.
             heal: True moves the spaces at the end of a raw prompt (`template=False`) to the start
-                of the text that a grammar or schema (`constraint=`) writes, because most models'
-                word tokens begin with a space. Raises ConfigError for other prompts.
-            heddle_class: the class of the nodes below; the loom class's own where it is left out.
+                of the text that a `constraint=` generates. Most models' word tokens begin with a
+                space.
+            heddle_class: the class of the nodes below; None: that of the loom's class.
+
+        Raises:
+            ConfigError: an argument is outside what is allowed, or the template rejects the
+                messages.
+            ContextOverflow: the prompt is longer than the context.
         """
         if is_lm(tokenizer) or is_lm(prompt):
             raise ConfigError("the model comes first, then the prompt: Loom(lm, prompt)")
@@ -110,9 +118,9 @@ class Loom(Heddle):
                     raise ConfigError(f"{name} has no meaning for a loom without a model")
             self._begin_text(prompt, heddle_class)
             return
-        binding = ModelBinding.of(model, tokenizer)
+        binding = ModelBinding.from_model(model, tokenizer)
         lm = binding.text_lm()
-        made = read_prompt(
+        rendered = read_prompt(
             lm.text,
             prompt,
             template=template,
@@ -123,20 +131,20 @@ class Loom(Heddle):
         )
         left = ""
         if boolean("heal", heal):
-            if not isinstance(prompt, str) or made.chat_template_used:
+            if not isinstance(prompt, str) or rendered.chat_template_used:
                 raise ConfigError(
                     "heal=True is for a text that is taken as it is: give it with template=False."
                     " A chat template's spaces, and token ids, are what they are"
                 )
-            ids, left = strip_end_spaces(lm.text, made.ids)
-            made = made._replace(ids=ids)
-        self._begin(binding, made, heddle_class)
+            ids, left = strip_end_spaces(lm.text, rendered.ids)
+            rendered = rendered._replace(ids=ids)
+        self._begin(binding, rendered, heddle_class)
         if left:
             self.meta[HEAL] = left
-        if len(made.messages) > 1:
-            self.meta[MESSAGES] = list(made.messages)
+        if len(rendered.messages) > 1:
+            self.meta[MESSAGES] = list(rendered.messages)
         binding.adapter = adapter
-        self._place = lm.place(made.ids, namespace=adapter)
+        self._place = lm.place(rendered.ids, namespace=adapter)
 
     def _begin(
         self, binding: ModelBinding, prompt: Prompt, heddle_class: type[Heddle] | None
@@ -162,23 +170,23 @@ class Loom(Heddle):
     def restored(
         cls, binding: ModelBinding, prompt: Prompt, heddle_class: type[Heddle] | None
     ) -> Self:
-        """Make a loom from a file's content: nothing is tokenised or templated again."""
+        """Create a loom from a file's content, without rendering its prompt again."""
         loom = cls.__new__(cls)
         loom._begin(binding, prompt, heddle_class)
         return loom
 
     def _encode_own(self, text: str) -> list[int]:
-        # A root is a whole text, in which special tokens are rendered: they are read back as such.
+        # The text of a root shows its special tokens, so they are parsed again.
         return self._binding.text_lm().text.encode(text, special=True, add_bos=False)
 
     @property
     def adapter(self) -> str | None:
-        """The name of the LoRA adapter that its nodes run with; None: the model alone."""
+        """The name of the LoRA adapter that its nodes run with; None: the base model."""
         return self._binding.adapter
 
     @property
     def chat_template_used(self) -> bool:
-        """True if the prompt went through a chat template; nodes then grow by `chat_defaults`."""
+        """True if the prompt used a chat template; nodes then grow with `lm.chat_defaults`."""
         return self._binding.is_chat
 
     @chat_template_used.setter
@@ -186,7 +194,7 @@ class Loom(Heddle):
         self._binding.is_chat = is_used
 
     def display_text(self) -> str:
-        """Return the prompt to show: without the chat template, if one was used.
+        """Return the prompt to display: the user's text, if a chat template was used.
 
         An imported loom returns the display text of its file until its prompt changes.
         """
@@ -195,12 +203,17 @@ class Loom(Heddle):
         return super().display_text()
 
     def save(self, path: str | os.PathLike[str], *, kv: bool = False) -> None:
-        """Write the whole loom to a file, atomically: it is the old one or the new one.
+        """Write the loom to a file, atomically.
 
-        kv: write the KV of all nodes beside it, to `NAME.kv.safetensors`; `open` finds it there.
+        Args:
+            path: the file to write.
+            kv: also write the KV of all nodes, to `NAME.kv.safetensors` in the same folder; `open`
+                reads it.
 
-        Raises StoreError when it cannot be written, ConfigError for a `meta` that is not JSON,
-        Unsupported for `kv` on an engine whose KV no file holds; the loom is saved then.
+        Raises:
+            StoreError: the file cannot be written.
+            ConfigError: a `meta` is not JSON.
+            Unsupported: `kv` on an engine whose KV cannot be stored; the loom is saved.
         """
         from ..service.store.file import save
 
@@ -216,20 +229,22 @@ class Loom(Heddle):
         heddle_class: type[Heddle] | None = None,
         kv: bool = True,
     ) -> Self:
-        """Read a saved loom. Without an LM it can be read, searched and saved, not grown.
+        """Read a saved loom. Without an LM it can be read, searched and saved, but not grown.
 
-        Where a node of the file has figures for some of its tokens only, the tokens are taken and
-        the figures are not; `dropped` of the loom says of which, in words. KV that was saved beside
-        it is taken as far as it is of this model and these tokens; the rest is computed when used.
+        If a node's logprobs cover only some of its tokens, they are ignored; `dropped` of the loom
+        says for which nodes. Saved KV is loaded if it matches this model and these tokens; other KV
+        is computed when it is used.
 
         Args:
-            force: take the tokens as they are even if another model with the same vocabulary size
-                saved them.
-            kv: False leaves KV beside the file alone.
+            path: a file that `save` or an export wrote.
+            lm: the model that grows the loom, or None.
+            force: accept the tokens even if another model with the same vocabulary size saved them.
+            heddle_class: the class of the nodes; None: that of the loom's class.
+            kv: False ignores a file with saved KV.
 
         Raises:
-            FormatError: the file is no loom, broken, or of a newer version.
-            StoreError: it cannot be read.
+            FormatError: the file is no loom, is broken, or has a newer version.
+            StoreError: the file cannot be read.
             ModelMismatch: another model saved it.
         """
         from ..service.store.file import load
@@ -244,7 +259,7 @@ class Loom(Heddle):
         )
 
     def close(self) -> None:
-        """Let go of all places in the token tree; idempotent. Reading and saving still work."""
+        """Release all places in the token tree; idempotent. Reading and saving still work."""
         self._binding.closed = True
         clear_places(self)
 
@@ -261,15 +276,12 @@ _EMPTY = "the prompt is empty: there are no tokens to continue. Give it some tex
 
 
 class Prompt(NamedTuple):
-    """ids: what the root holds. user_prompt: what the user asked, untemplated.
-
-    messages: what was rendered, where all of it is text.
-    """
+    """A prompt as token ids, with the texts it came from."""
 
     ids: list[int]
-    user_prompt: str
+    user_prompt: str  # the user's text, without a template
     chat_template_used: bool
-    messages: Sequence[dict[str, Any]] = ()
+    messages: Sequence[dict[str, Any]] = ()  # the rendered messages, if all are text
 
 
 def read_prompt(
@@ -282,12 +294,14 @@ def read_prompt(
     system: str | None = None,
     check: Callable[[str], None] | None = None,
 ) -> Prompt:
-    """Return the prompt as token ids. A template's error is raised, never worked around.
+    """Return the prompt as token ids. Raises what the chat template raises.
 
-    A str goes through the chat template when there is one and `template` is true; messages need
-    one; token ids, and what `format_chat` gives, are taken as they are. special: read special
-    tokens in a str that is taken as it is; None: as `reads_special` says. check: is given what is
-    about to be tokenised, and raises for what is too long.
+    A str uses the chat template if there is one and `template` is true. Chat messages need a
+    template. Token ids, and prompts of `format_chat`, are taken unchanged.
+
+    Args:
+        special: parse special tokens in a str without a template; None: as `reads_special`.
+        check: called with the text before it is tokenized; raises if it is too long.
     """
     if isinstance(prompt, ChatPrompt):
         if system is not None:
@@ -296,34 +310,34 @@ def read_prompt(
     is_raw = isinstance(prompt, str) and not (template and tokenizer.chat_template is not None)
     if special and not is_raw:
         raise ConfigError(
-            "special=True is for a text that is taken as it is: give it with template=False. What"
-            " is said in a chat stays text, and token ids are what they are"
+            "special=True needs a text without a chat template: give template=False. Chat messages"
+            " are always plain text, and token ids are not parsed"
         )
     if isinstance(prompt, str):
         if not prompt:
             raise ConfigError(_EMPTY)
         if is_raw:
             reads = reads_special if special is None else special
-            made = _from_text(tokenizer, prompt, reads, system, check)
+            result = _from_text(tokenizer, prompt, reads, system, check)
         else:
             messages = [{"role": "user", "content": prompt}]
-            made = _from_messages(tokenizer, messages, template, system, check)
+            result = _from_messages(tokenizer, messages, template, system, check)
     elif isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], dict):
-        made = _from_messages(tokenizer, list(prompt), template, system, check)
+        result = _from_messages(tokenizer, list(prompt), template, system, check)
     elif isinstance(prompt, Sequence) and not isinstance(prompt, bytes):
         if system is not None:
             raise ConfigError("system needs a text prompt; put it into the token ids yourself")
         ids = checked_ids(prompt)  # type: ignore[arg-type]
         tokenizer.warn_without_bos(ids)
-        made = Prompt(ids, tokenizer.decode(ids) if _all_known(tokenizer, ids) else "", False)
+        result = Prompt(ids, tokenizer.decode(ids) if _all_known(tokenizer, ids) else "", False)
     else:
         raise ConfigError(
             "a prompt is a text, a list of chat messages or a list of token ids, "
             f"not {type(prompt).__name__}"
         )
-    if not made.ids:
+    if not result.ids:
         raise ConfigError(_EMPTY)
-    return made
+    return result
 
 
 def _from_text(
@@ -341,7 +355,7 @@ def _from_text(
     if check is not None:
         check(text)
     ids, begin = tokenizer.encode(text, special=special), tokenizer.bos_token_id
-    # A text that says its own begin token needs no second one.
+    # A text that contains its own begin token needs no second one.
     is_doubled = special and begin is not None and ids[:2] == [begin, begin]
     return Prompt(ids[1:] if is_doubled else ids, text, False)
 
@@ -366,13 +380,13 @@ def _from_messages(
     if check is not None:
         check("".join(piece for piece, _ in pieces))
     ids = tokenizer.chat_ids(pieces)  # with its BOS, if the template writes one
-    asked = [m.get("content") for m in messages if isinstance(m, dict) and m.get("role") == "user"]
-    user_prompt = asked[-1] if asked and isinstance(asked[-1], str) else ""
+    contents = [m.get("content") for m in messages if isinstance(m, dict) and m["role"] == "user"]
+    user_prompt = contents[-1] if contents and isinstance(contents[-1], str) else ""
     return Prompt(ids, user_prompt, True, _texts(messages))
 
 
 def _texts(messages: list[Any]) -> list[dict[str, Any]]:
-    """Return messages that are text and no more; none where one holds anything else."""
+    """Return messages that consist of text only; [] if any of them contains something else."""
     kept = [{"role": m.get("role"), "content": m.get("content")} for m in messages]
     plain = all(isinstance(value, str) for each in kept for value in each.values())
     return kept if plain and kept == messages else []

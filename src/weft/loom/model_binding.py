@@ -1,4 +1,4 @@
-"""The LM behind a loom, as all of its nodes share it."""
+"""The model that all nodes of a loom share."""
 
 from __future__ import annotations
 
@@ -18,12 +18,7 @@ def is_lm(model: object) -> bool:
 
 
 class ModelBinding:
-    """The LM behind a loom. `model` and `tokenizer` are the objects that the caller handed in.
-
-    is_text: the loom was made without a model; its nodes are texts without token ids.
-    is_chat: the prompt went through a chat template, so nodes use the model's chat defaults.
-    adapter: the name of the LoRA adapter that its nodes run with; None: the model alone.
-    """
+    """The LM behind a loom, shared by all of its nodes."""
 
     __slots__ = ("adapter", "closed", "is_chat", "is_text", "lm", "model", "tokenizer")
 
@@ -31,16 +26,16 @@ class ModelBinding:
         self, lm: LM | None, model: Any = None, tokenizer: Any = None, *, is_text: bool = False
     ) -> None:
         self.lm = lm
-        self.is_text = is_text
-        self.model = model
-        self.tokenizer = tokenizer
+        self.is_text = is_text  # no model: nodes are texts without token ids
+        self.model = model  # as the caller passed it
+        self.tokenizer = tokenizer  # as the caller passed it
         self.closed = False
-        self.is_chat = False
-        self.adapter: str | None = None
+        self.is_chat = False  # the prompt used a chat template: nodes use the chat defaults
+        self.adapter: str | None = None  # name of a LoRA adapter; None: the base model
 
     @classmethod
-    def of(cls, model: Any, tokenizer: Any = None) -> ModelBinding:
-        """Return a home over an LM, or over the one LM of an already loaded model."""
+    def from_model(cls, model: Any, tokenizer: Any = None) -> ModelBinding:
+        """Return a binding to an LM, or to the one LM of an already loaded model."""
         if isinstance(model, ModelBinding):
             return model
         from ..lm.lm import LM
@@ -49,11 +44,14 @@ class ModelBinding:
         return cls(lm, model, lm.tokenizer if tokenizer is None else tokenizer)
 
     def text_lm(self) -> LM:
-        """Return the LM for its tokenizer; works after close."""
+        """Return the LM for its tokenizer; works after close.
+
+        Raises: ConfigError without a model.
+        """
         if self.is_text:
             raise ConfigError(
-                "this loom was made without a model: texts can be added to it, read and saved. "
-                "For all else make one with a model: Loom(lm, prompt)",
+                "this loom has no model: texts can be added to it, read and saved. "
+                "For anything else create one with a model: Loom(lm, prompt)",
                 hint="Loom(lm, prompt)",
             )
         if self.lm is None:
@@ -65,7 +63,7 @@ class ModelBinding:
         return self.lm
 
     def live_lm(self) -> LM:
-        """Return the LM to run it."""
+        """Return the LM to run it. Raises: StaleHandle if the loom is closed."""
         lm = self.text_lm()
         if self.closed:
             raise StaleHandle("this loom is closed: it can be read and saved, not grown")

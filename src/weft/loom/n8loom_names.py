@@ -1,4 +1,4 @@
-"""The known names' streaming items and defaults."""
+"""N8Loom's names on a `Heddle`: its sampling parameters and its stream items."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _NEUTRAL = SamplingParams()
 def params(
     *, temp: float = 0.8, stop_strings: str | Sequence[str] = (), **own: Any
 ) -> SamplingParams:
-    """Return the known parameters as ours: neutral defaults, temperature before the filters.
+    """Return N8Loom's parameters as SamplingParams, with neutral defaults and temperature first.
 
-    own: our own names; `temperature` and `stop` among them replace `temp` and `stop_strings`.
+    own: parameters by Weft's names; `temperature` and `stop` replace `temp` and `stop_strings`.
     """
     known = {"temperature": temp, "stop": stop_strings or None, "temperature_first": True}
     return SamplingParams.resolve({**known, **own}, _NEUTRAL)
 
 
 StreamItem = dict[str, Any]
-"""One item of a known stream. All of it is JSON, but for the nodes in "children" of the last."""
+"""One item of `make_child_stream`: JSON data, except for the nodes in "children" of the last."""
 
 
 def items(growth: Growth) -> Generator[StreamItem, None, Branches]:
-    """Yield the known items: an "update" a step, then "final"; return the children."""
+    """Yield N8Loom's stream items: an "update" for each step, then "final"; return the children."""
     tokens: list[list[int]] = [[] for _ in growth.branches]
     texts = [""] * len(tokens)
     ended = [False] * len(tokens)
@@ -83,7 +83,7 @@ def _as_dict(new: Delta) -> dict[str, Any]:
 
 
 def ramify_texts(arg: object) -> list[str] | None:
-    """Return the texts that `ramify` is to add; None when it is to generate."""
+    """Return the texts that `ramify` adds; None if it generates."""
     if arg is None:
         return None
     if isinstance(arg, list) and all(isinstance(each, str) for each in arg):

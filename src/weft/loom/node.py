@@ -1,6 +1,6 @@
-"""A node of a reasoning tree: tokens, figures, place, neighbours; its edits, and walks.
+"""The state of a loom's node: tokens, text, statistics, neighbors; its edits and walks.
 
-Ctrl-C waits for the end of an edit: it is done whole or not at all.
+Ctrl-C during an edit is deferred to its end, so edits are atomic.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ if TYPE_CHECKING:
     from .heddle import Heddle
 
 
-DISPLAY = "display_text"  # in the meta of an imported node: the text to show instead of its own
+DISPLAY = "display_text"  # key in an imported node's meta: the text to show instead of its own
 
 
 class HeddleState(
     Uncopied, instead="save the loom and open it elsewhere: loom.save(path), Loom.open(path, lm)"
 ):
-    """Reading and editing of a node; `Heddle` adds what runs the model. Never made alone.
+    """Reading and editing of a node.
 
-    Tokens are the truth: text is a view of them, and the place in the token tree (where KV is
-    found) is made when needed and dropped when anything before it changes.
+    `Heddle` adds what runs the model; only `Heddle` is instantiated.
+
+    The tokens define a node. Its text is decoded from them. Its place in the token tree, where its
+    KV is, is computed when needed and cleared when anything before the node changes.
     """
 
     logprobs: list[float]
@@ -45,7 +47,7 @@ class HeddleState(
     params: SamplingParams | None
     finish_reason: FinishReason | None
     meta: dict[str, Any]
-    # Whether special tokens that stand in given text are read as such, where a call does not say.
+    # Parse special tokens in text, unless a call says otherwise.
     reads_special = False
     _is_root = False
 
@@ -59,16 +61,17 @@ class HeddleState(
         parent: Heddle | None = None,
         trim_toks: int | None = None,
     ) -> None:
-        """Make a node that is in no list of children yet; see `add` and `add_child`.
+        """Create a node that is in no list of children yet; see `add` and `add_child`.
 
         Args:
             model: an LM, or a loaded model with its `tokenizer`.
-            text: text that continues what stands before it, or token ids. Special tokens in it are
-                read as such if the class says so, by `reads_special`.
-            frags, trim_toks: accepted for known callers and not needed: KV is found by tokens, and
-                what to trim from an encoding follows from the tokenizer.
+            text: a text that continues the parent's, or token ids. Special tokens are parsed if the
+                class's `reads_special` is True.
+            children: nodes to attach.
+            parent: the node above; None for a root.
+            frags, trim_toks: accepted for N8Loom's callers; ignored.
         """
-        self._binding = ModelBinding.of(model, tokenizer)
+        self._binding = ModelBinding.from_model(model, tokenizer)
         self._tokens = self._encode(text) if isinstance(text, str) else checked_ids(text)
         self._text: str | None = None
         self._place: Place | None = None
@@ -90,11 +93,11 @@ class HeddleState(
         for child in children or ():
             self.add_child(child)
 
-    # What it holds
+    # Content
 
     @property
     def parent(self) -> Heddle | None:
-        """The node above, None for a root; `add_child` and `remove` change it."""
+        """The node above; None for a root. `add_child` and `remove` change it."""
         return self._parent
 
     @property
@@ -104,24 +107,27 @@ class HeddleState(
 
     @property
     def model(self) -> Any:
-        """The model object that the loom was made with (an LM, or the loaded model)."""
+        """The model object that was passed to the loom: an LM, or a loaded model."""
         return self._binding.model
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer object that the loom was made with."""
+        """The tokenizer object that was passed to the loom."""
         return self._binding.tokenizer
 
     @property
     def children(self) -> list[Heddle]:
-        """The children, oldest first; the node's own list: change it through the methods only."""
+        """The children, oldest first: the node's own list. Change it through methods only."""
         if self._pending_growth is not None:
             self._pending_growth.flush()
         return self._children
 
     @property
     def tokens(self) -> list[int]:
-        """The node's own token ids, a copy. Setting them resets what was recorded of the old."""
+        """A copy of the node's own token ids.
+
+        Setting them clears the statistics of the old tokens.
+        """
         return list(self._tokens)
 
     @tokens.setter
@@ -130,10 +136,10 @@ class HeddleState(
 
     @property
     def text(self) -> str:
-        """The node's own text. Setting it tokenises anew; what stands below keeps its tokens.
+        """The node's own text. Setting it tokenizes the new text; nodes below keep their tokens.
 
-        Special tokens that are set in a root are read as such, in other nodes as `reads_special`
-        says.
+        In a root, special tokens in the text are parsed; in other nodes only if `reads_special` is
+        True.
         """
         if self._text is None:
             lm = self._binding.text_lm()
@@ -149,28 +155,33 @@ class HeddleState(
 
     @property
     def parsed(self) -> Any:
-        """The object that the text stands for, by the constraint it was grown with.
+        """The value of the text under the constraint that generated it.
 
-        Of a JSON schema the data, of a Pydantic class its object, else the text. Raises:
-        Unfinished, a ValueError, for JSON that breaks off, as at `max_tokens`; ConfigError for a
-        node without a constraint.
+        A JSON schema gives the data, a Pydantic class its object, other constraints the text.
+
+        Raises:
+            Unfinished: a ValueError: the JSON is incomplete, such as at `max_tokens`.
+            ConfigError: the node was grown without a constraint.
         """
         return parsed_text(self)
 
     @property
     def mean_logprob(self) -> float:
-        """The mean logprob of the sampled tokens; -inf for none, so that it never ranks first."""
+        """The mean logprob of the sampled tokens, in nats; -inf without any."""
         return math.fsum(self.logprobs) / len(self.logprobs) if self.logprobs else -math.inf
 
     @property
     def mean_p(self) -> float:
-        """The arithmetic mean of the sampled tokens' probabilities; 0.0 when there is none."""
+        """The arithmetic mean of the sampled tokens' probabilities; 0.0 without any."""
         total = math.fsum(math.exp(logprob) for logprob in self.logprobs)
         return total / len(self.logprobs) if self.logprobs else 0.0
 
     @property
     def score(self) -> float | None:
-        """Yours: what a search or a scorer thinks of the node. Takes anything that is a number."""
+        """A number of the caller's or of a search; None if not scored.
+
+        Accepts anything float() does.
+        """
         return self._score
 
     @score.setter
@@ -178,9 +189,9 @@ class HeddleState(
         self._score = None if score is None else _number("score", score)
 
     def _child(self, token_ids: Sequence[int]) -> Heddle:
-        """Make a child that is in no list yet."""
-        made: Any = getattr(self, "heddle_class", type(self))  # a root says what stands below it
-        child: Heddle = made(self._binding, None, list(token_ids), None, None, self)
+        """Return a child that is in no list yet."""
+        child_class: Any = getattr(self, "heddle_class", type(self))  # set on roots only
+        child: Heddle = child_class(self._binding, None, list(token_ids), None, None, self)
         return child
 
     def _encode(self, text: str, special: bool | None = None) -> list[int]:
@@ -190,7 +201,7 @@ class HeddleState(
     def _encode_own(self, text: str) -> list[int]:
         return self._encode(text)
 
-    # Around it
+    # Neighbors
 
     @property
     def path(self) -> list[Heddle]:
@@ -199,7 +210,7 @@ class HeddleState(
 
     @property
     def leaves(self) -> list[Heddle]:
-        """The childless nodes from here down; a childless node is its own leaf. Cost: O(nodes)."""
+        """The leaves from this node down; a childless node is its own leaf. Cost: O(nodes)."""
         return leaves_below(self)
 
     def walk(self) -> Iterator[Heddle]:
@@ -207,27 +218,27 @@ class HeddleState(
         return preorder(self)
 
     def find(self, node_id: str) -> Heddle:
-        """Return the node with this id, from here down, or raise TreeError. Cost: O(nodes)."""
+        """Return the node with this id, from this node down. Cost: O(nodes). Raises: TreeError."""
         for node in preorder(self):
             if node.id == node_id:
                 return node
         raise TreeError(f"no node has the id {node_id!r} from here down")
 
     def get_all_children(self, depth: int = 0) -> list[Heddle]:
-        """Return all nodes below, parents first; this one too when `depth` is above 0."""
+        """Return all nodes below, parents first; this node too if `depth` is above 0."""
         nodes = list(preorder(self))
         return nodes if depth > 0 else nodes[1:]
 
     def get_all_leaves(self) -> list[Heddle]:
-        """The known name of `leaves`."""
+        """N8Loom's name of `leaves`."""
         return leaves_below(self)
 
     def count_children(self) -> int:
-        """Return how many nodes there are from here down, this one included."""
+        """Return the number of nodes from this node down, this node included."""
         return sum(1 for _ in preorder(self))
 
     def count_leaves(self) -> int:
-        """Return how many leaves there are from here down; 1 for a childless node."""
+        """Return the number of leaves from this node down; 1 for a childless node."""
         return len(leaves_below(self))
 
     def apply_all_children(
@@ -235,8 +246,11 @@ class HeddleState(
     ) -> list[Any]:
         """Call `func` on all nodes below, parents first, and return the results.
 
-        The nodes are those there are at the call. A childless node is its own leaf, so with
-        `leaves_only` it is called on.
+        The nodes are those that exist at the call.
+
+        Args:
+            apply_self: call it on this node too.
+            leaves_only: call it on the leaves instead; a childless node is its own leaf.
         """
         if leaves_only:
             return [func(node) for node in leaves_below(self)]
@@ -244,8 +258,8 @@ class HeddleState(
 
     @property
     def place(self) -> Place:
-        """Where the node ends in the token tree; `lm.kv` takes it."""
-        # Made from the nearest ancestor that has one.
+        """The node's end in the token tree, an argument of `lm.kv`'s methods."""
+        # Computed from the nearest ancestor that has one.
         lm = self._binding.live_lm()
         if self._place is None:
             parts: list[list[int]] = []
@@ -258,14 +272,17 @@ class HeddleState(
             self._place = lm.place(ids, after=after, namespace=self._binding.adapter)
         return self._place
 
-    # What stands before it
+    # The path before it
 
     def get_prefix_tokens(self, exclude: int = 0) -> list[int]:
-        """Return the token ids from the root to here, less those of the first `exclude` nodes."""
+        """Return the token ids of the path to this node, without its first `exclude` nodes."""
         return [token for node in self._from(exclude) for token in node._tokens]
 
     def get_prefix_text(self, exclude: int = 0) -> str:
-        """Return the text from the root to here; a character split over nodes is whole in it."""
+        """Return the text from the root to this node, without that of the first `exclude` nodes.
+
+        A character that is split over nodes is complete in it.
+        """
         nodes = self._from(exclude)
         if self._binding.lm is None:
             return "".join(node.text for node in nodes)
@@ -273,73 +290,80 @@ class HeddleState(
         return self._binding.lm.text.decode(ids, first=bool(nodes) and nodes[0]._is_root)
 
     def get_display_text(self, exclude: int = 0) -> str:
-        """Return the `display_text()` of all nodes from the root to here, joined."""
+        """Return the `display_text()` of all nodes from the root to this one, joined."""
         return "".join(node.display_text() for node in self._from(exclude))
 
     def _from(self, exclude: int) -> list[Heddle]:
-        """Return the path from the root to here without its first nodes."""
+        """Return the path from the root to this node without its first nodes."""
         return path_to(self)[whole_number("exclude", exclude, 0) :]
 
     def crown(self) -> str:
-        """Return the text below the root, down to here."""
+        """Return the text from below the root to this node."""
         return self.get_prefix_text(1)
 
     def display_text(self) -> str:
-        """Return the text to show for this node; subclasses may override it.
+        """Return the text to display for this node; subclasses may override it.
 
         An imported node returns the display text of its file until its own text changes.
         """
         shown = imported_display(self)
         return self.text if shown is None else shown
 
-    # Changing it
+    # Edits
 
     def clip(self, token_limit: int) -> Self:
-        """Keep the first `token_limit` tokens (negative: drop so many) and return the node.
+        """Keep the first `token_limit` tokens (negative: remove that many) and return the node.
 
-        Does nothing when there are no more than that. Otherwise children are dropped, and the
-        node, no longer ended, grows on from its new end.
+        Does nothing if the node has no more tokens than that. Otherwise its children are removed,
+        and the node is no longer terminal.
         """
         clip_tokens(self, token_limit)
         return self
 
     def trim(self, token_trim: int) -> Self:
-        """Take the last `token_trim` tokens away, as `clip` does; 0 takes none."""
+        """Remove the last `token_trim` tokens, as `clip` does, and return the node."""
         if n := whole_number("token_trim", token_trim, 0):
             clip_tokens(self, -n)
         return self
 
     def to_leaf(self) -> Self:
-        """Drop all children. Each dropped child lives on with only itself as its path."""
+        """Remove all children and return the node.
+
+        Each removed child becomes the root of its own path.
+        """
         drop_children(self)
         return self
 
     def split(self, at: int) -> Heddle:
-        """Cut before token `at` (negative: from the end) and return the new lower node.
+        """Split the node before token `at` (negative: from the end) and return the new lower node.
 
-        This node keeps its place, id and first `at` tokens. The lower node takes the rest, the
-        children, the score and how the branch ended.
+        This node keeps its position, id and first `at` tokens. The lower node gets the other
+        tokens, the children, the score and the finish reason.
         """
         return split_node(self, at)
 
     def merge(self) -> Self:
-        """Join the node with its only child: what `split` did, taken back.
+        """Merge the node with its only child, the inverse of `split`, and return the node.
 
-        The node keeps its place and id, and takes the child's tokens, figures, children and end.
-        Raises: TreeError unless it has one child; ConfigError for a root, which is the prompt.
+        The node keeps its position and id, and takes the child's tokens, statistics, children and
+        finish reason.
+
+        Raises:
+            TreeError: the node does not have exactly one child.
+            ConfigError: the node is a root, which is the prompt.
         """
         merge_child(self)
         return self
 
     def remove(self) -> Self:
-        """Take the node and all below it out of the tree; its path is then only itself."""
+        """Remove the node and all below it from the tree and return it; its path is then itself."""
         if self.parent is None:
             raise TreeError("a root cannot be removed; close the loom instead")
         detach_node(self)
         return self
 
     def remove_child(self, child: Heddle) -> Heddle:
-        """Take a child and all below it out of the tree and return it, as `remove` does.
+        """Remove a child and all below it from the tree and return it, as `remove` does.
 
         Raises: NotAChild, a ValueError, for any other object.
         """
@@ -350,10 +374,9 @@ class HeddleState(
         return child.remove()
 
     def add_child(self, child: Heddle) -> Heddle:
-        """Put a node (taken from its parent, if it has one) and all below it here and return it.
+        """Move a node and all below it under this node and return it.
 
-        From now on it continues this node: its next tokens are computed for the new context. What
-        was recorded of its tokens stays as it was.
+        Its next tokens are computed for the new context. Statistics of its existing tokens stay.
         """
         adopt_node(self, child)
         return child
@@ -371,16 +394,16 @@ class HeddleState(
         return f"<{type(self).__name__} {self.id} {shown!r} {', '.join(facts)}>"
 
 
-# What a node is made of, for the files of this package and of the store: users have its methods.
+# Access to private state, for this package and for the store. Users call the methods above.
 
 
 def lm_of(node: HeddleState) -> LM:
-    """Return the LM that runs a node. Raises: ConfigError without one, StaleHandle when closed."""
+    """Return the LM that runs a node. Raises: ConfigError without one, StaleHandle if closed."""
     return node._binding.live_lm()
 
 
 def rebind(node: HeddleState) -> ModelBinding:
-    """Return another home over the same LM, for a copy of the loom."""
+    """Return a new binding to the same LM, for a copy of the loom."""
     binding = node._binding
     copy = ModelBinding(binding.lm, binding.model, binding.tokenizer, is_text=binding.is_text)
     copy.closed, copy.adapter, copy.is_chat = binding.closed, binding.adapter, binding.is_chat
@@ -388,7 +411,7 @@ def rebind(node: HeddleState) -> ModelBinding:
 
 
 def encode_after(node: HeddleState, text: str, special: bool | None) -> list[int]:
-    """Return a text's token ids as what goes on after the node."""
+    """Return a text's token ids as a continuation of the node."""
     return node._encode(text, special)
 
 
@@ -398,7 +421,7 @@ def new_child(parent: HeddleState, token_ids: Sequence[int] = ()) -> Heddle:
 
 
 def child_list(parent: HeddleState) -> list[Heddle]:
-    """Return the node's own list as it stands: nothing that was put off is made for it."""
+    """Return the node's own list of children, without running deferred growth."""
     return parent._children
 
 
@@ -414,7 +437,7 @@ def add_text(parent: HeddleState, text: str, special: bool | None = None) -> Hed
 
 
 def add_tokens(parent: HeddleState, token_ids: Sequence[int]) -> Heddle:
-    """Append a child with these tokens. Raises: ContextOverflow, and nothing has changed."""
+    """Append a child with these tokens. Raises: ContextOverflow; nothing has changed then."""
     child = new_child(parent, token_ids)
     child._place = lm_of(parent).place(child._tokens, after=parent.place)
     parent.children.append(child)
@@ -422,19 +445,19 @@ def add_tokens(parent: HeddleState, token_ids: Sequence[int]) -> Heddle:
 
 
 def set_text(node: HeddleState, text: str) -> None:
-    """Say what a node's text is, where no tokenizer says it."""
+    """Set a node's text in a loom without a tokenizer."""
     node._text = text
 
 
 def set_run(node: HeddleState, result: RunResult) -> None:
-    """Give a node the tokens and figures of a finished run."""
+    """Set the tokens and statistics of a finished run on a node."""
     node._tokens, node._text = list(result.tokens), None
     node.logprobs, node.entropies = list(result.logprobs), list(result.entropies)
     node.legal_logmass = list(result.legal_logmass)
 
 
 def set_tokens(node: HeddleState, token_ids: list[int]) -> None:
-    """Give a node tokens that were checked when they were made; its figures are the caller's."""
+    """Set tokens that are valid already; the caller sets the statistics."""
     node._tokens, node._text = list(token_ids), None
 
 
@@ -445,27 +468,27 @@ def growing_lists(node: HeddleState) -> tuple[list[int], list[float], list[float
 
 
 def set_place(node: HeddleState, place: Place | None) -> None:
-    """Say where a node ends; None: it is made anew when used."""
+    """Set the node's place; None: compute it when it is used."""
     node._place = place
 
 
 def is_place_known(node: HeddleState) -> bool:
-    """Whether a node's place is made already: asking for it costs nothing then."""
+    """Return True if the node's place is computed already."""
     return node._place is not None
 
 
 def is_place_of(node: HeddleState, place: Place) -> bool:
-    """Whether this very place still is the node's: nothing before it has changed."""
+    """Return True if `place` still is the node's place: nothing before the node has changed."""
     return node._place is place
 
 
 def set_deferral(node: HeddleState, deferred: DeferredGrowth | None) -> None:
-    """Let the growing calls that are made on a node be put off, into a batch."""
+    """Defer growing calls on this node into `deferred`; None: run them at once."""
     node._defers_to = deferred
 
 
 def set_pending_growth(node: HeddleState, deferred: DeferredGrowth | None) -> None:
-    """Say which batch a node's children are in until it is grown."""
+    """Set the deferred growth that will create the node's children."""
     node._pending_growth = deferred
 
 
@@ -479,15 +502,15 @@ def _number(name: str, value: float) -> float:
 
 
 def checked_ids(given: Sequence[int]) -> list[int]:
-    """Return the ids as a new list of ints; ConfigError for what is no whole number."""
+    """Return the ids as a new list of ints. Raises: ConfigError for anything but integers."""
     try:
         return [index(token) for token in given]
     except TypeError as error:
-        raise ConfigError(f"token ids are whole numbers; {error}") from error
+        raise ConfigError(f"token ids must be integers; {error}") from error
 
 
 def clear_places(top: HeddleState) -> None:
-    """Reset the places from here down: the context before them has changed. Cost: O(nodes)."""
+    """Clear the places from a node down, after the context before them changed. Cost: O(nodes)."""
     for node in preorder(top):
         node._place = None
 
@@ -499,7 +522,7 @@ def imported_display(node: HeddleState) -> str | None:
 
 
 def clear_end(node: HeddleState) -> None:
-    """The node no longer ends where it ended: what was said of its end goes."""
+    """Clear what describes the end of a node whose tokens changed."""
     node.meta.pop(DISPLAY, None)
     node.finish_reason = None
     node.stop_string = None
@@ -510,9 +533,9 @@ def clear_end(node: HeddleState) -> None:
 
 @deferred_interrupt()
 def replace_tokens(node: HeddleState, given: Sequence[int]) -> None:
-    """Give the node other tokens. Nothing has changed if they are refused."""
+    """Set other tokens on a node. On an error nothing has changed."""
     lm, new = node._binding.live_lm(), checked_ids(given)
-    # Refuses what is no token or does not fit, before anything changes.
+    # Raises for invalid ids and for a path that is too long, before anything changes.
     lm.place(new, after=None if node.parent is None else node.parent.place)
     node._tokens = new
     node._text = None
@@ -524,7 +547,7 @@ def replace_tokens(node: HeddleState, given: Sequence[int]) -> None:
 
 @deferred_interrupt()
 def clip_tokens(node: HeddleState, limit: int) -> None:
-    """Keep the first `limit` tokens; negative counts from the end and stops at none."""
+    """Keep the first `limit` tokens; a negative limit counts from the end."""
     limit = whole_number("the token limit", limit)
     length = len(node._tokens)
     keep = max(0, length + limit) if limit < 0 else limit
@@ -549,14 +572,13 @@ def _cut(node: HeddleState, keep: int) -> None:
 
 @deferred_interrupt()
 def drop_children(node: HeddleState) -> None:
-    """Detach every child."""
     for child in list(node.children):
         detach_node(child)
 
 
 @deferred_interrupt()
 def detach_node(node: HeddleState) -> None:
-    """Take a node out of its parent's children; its path is then itself. Cost: O(nodes below)."""
+    """Remove a node from its parent's children. Cost: O(nodes below)."""
     if node.parent is not None:
         siblings = node.parent.children
         del siblings[next(i for i, each in enumerate(siblings) if each is node)]
@@ -566,7 +588,7 @@ def detach_node(node: HeddleState) -> None:
 
 @deferred_interrupt()
 def adopt_node(parent: HeddleState, child: Heddle) -> None:
-    """Make `child` the last child of `parent`, wherever it was before."""
+    """Make `child` the last child of `parent`, and remove it from its previous parent."""
     if is_below(parent, child):
         raise TreeError("a node cannot become a child of itself or of a node below it")
     if child._is_root:
@@ -583,7 +605,7 @@ def adopt_node(parent: HeddleState, child: Heddle) -> None:
 
 @deferred_interrupt()
 def split_node(node: HeddleState, at: int) -> Heddle:
-    """Cut before token `at`; see Node.split."""
+    """Split a node before token `at`; see `HeddleState.split`."""
     length = len(node._tokens)
     cut = at + length if at < 0 else at
     if not 0 < cut < length:
@@ -608,7 +630,7 @@ def split_node(node: HeddleState, at: int) -> Heddle:
 
 @deferred_interrupt()
 def merge_child(node: HeddleState) -> None:
-    """Join a node with its only child; see Node.merge."""
+    """Merge a node with its only child; see `HeddleState.merge`."""
     if node._is_root:
         raise ConfigError("the root is the prompt; it cannot be joined with what follows it")
     if len(node.children) != 1:
@@ -618,11 +640,11 @@ def merge_child(node: HeddleState) -> None:
     text = None if node._tokens or child._tokens else (node._text or "") + (child._text or "")
     node.meta.pop(DISPLAY, None)
     for name in ("logprobs", "entropies", "legal_logmass"):
-        # Figures of some tokens only would be taken for those of the first ones.
+        # Values of some tokens only would be attributed to the first tokens.
         upper, lower = getattr(node, name), getattr(child, name)
         # legal_logmass may have one more, for an end token.
-        whole = len(upper) == len(node._tokens) and len(lower) >= len(child._tokens)
-        setattr(node, name, [*upper, *lower] if whole else [])
+        is_complete = len(upper) == len(node._tokens) and len(lower) >= len(child._tokens)
+        setattr(node, name, [*upper, *lower] if is_complete else [])
     node._tokens, node._text = [*node._tokens, *child._tokens], text
     node._place = child._place
     if child.params is not None and node.params is not None:
@@ -636,7 +658,10 @@ def merge_child(node: HeddleState) -> None:
 
 
 def preorder(node: HeddleState) -> Iterator[Heddle]:
-    """Yield the node and all below it, parents first; children are read after their parent."""
+    """Yield the node and all below it, parents first.
+
+    A node's children are read after it is yielded.
+    """
     stack = [cast("Heddle", node)]
     while stack:
         top = stack.pop()
@@ -645,7 +670,7 @@ def preorder(node: HeddleState) -> Iterator[Heddle]:
 
 
 def leaves_below(node: HeddleState) -> list[Heddle]:
-    """Return the childless nodes from here down, in order; a childless node is its own leaf."""
+    """Return the leaves from a node down, in order; a childless node is its own leaf."""
     return [each for each in preorder(node) if not each.children]
 
 
@@ -658,7 +683,7 @@ def path_to(node: HeddleState) -> list[Heddle]:
 
 
 def is_below(node: HeddleState, top: HeddleState) -> bool:
-    """Whether `node` is `top` or below it."""
+    """Return True if `node` is `top` or below it."""
     at: HeddleState | None = node
     while at is not None:
         if at is top:
@@ -668,7 +693,7 @@ def is_below(node: HeddleState, top: HeddleState) -> bool:
 
 
 def preorder_by_call(node: HeddleState) -> Iterator[Heddle]:
-    """Yield as `preorder`, children `in_call_order`: the order in which nodes get their numbers."""
+    """Yield as `preorder`, children `in_call_order`: the order in which nodes are numbered."""
     stack = [cast("Heddle", node)]
     while stack:
         top = stack.pop()
@@ -677,7 +702,7 @@ def preorder_by_call(node: HeddleState) -> Iterator[Heddle]:
 
 
 def in_call_order(children: Iterable[Heddle]) -> list[Heddle]:
-    """Return children as they were asked for, call by call, whichever ended first."""
+    """Return children call by call, and by branch number within a call, whichever ended first."""
     kept = list(children)
     first: dict[object, int] = {}
     for place, child in enumerate(kept):
@@ -686,5 +711,5 @@ def in_call_order(children: Iterable[Heddle]) -> list[Heddle]:
 
 
 def _call(node: Heddle) -> object:
-    """What the children of one call share."""
+    """Return a key that the children of one call share."""
     return node.id if node.params is None else node.params.seed
