@@ -3,7 +3,7 @@
 A path: `generations` rounds of two texts of `each` tokens, of which the first is gone on from; the
 others stay. Then n branches grow below the ends of all paths at once. Sides, in turn in one run:
 
-  one by one  every node of the path is met on its own (`lanes.JOINED` of 0)
+  one by one  every node of the path is met on its own (`lanes.MAX_MERGED` of 0)
   together    short nodes one below the other are met as one
   one node    the same tokens in one node: what is left to gain
 
@@ -37,12 +37,12 @@ PROMPT = [(7 * i * i + 13 * i + 5) % 500 + 4 for i in range(32)]
 @contextmanager
 def one_by_one() -> Iterator[None]:
     """Let spans be met as they were before they were put together."""
-    before = prefixes.JOINED, step.SHORT
-    prefixes.JOINED = step.SHORT = 0
+    before = prefixes.MAX_MERGED, step.SHORT
+    prefixes.MAX_MERGED = step.SHORT = 0
     try:
         yield
     finally:
-        prefixes.JOINED, step.SHORT = before
+        prefixes.MAX_MERGED, step.SHORT = before
 
 
 class Side:

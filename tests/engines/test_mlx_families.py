@@ -22,7 +22,7 @@ from weft.engines.mlx.shared_prefixes import plan_step  # noqa: E402
 
 pytestmark = pytest.mark.mlx
 
-# Largest absolute difference of logits (they reach about 4) from the same model's own forward.
+# Largest absolute difference of logits (they query_span about 4) from the same model's own forward.
 TOLERANCE = {"float32": 1e-4, "float16": 0.03, "bfloat16": 0.25}
 IDS = [(i * i * 5 + 11 * i + 3) % (N_VOCAB - 3) + 3 for i in range(120)]
 
@@ -113,8 +113,8 @@ def test_a_path_of_many_short_nodes_decodes_as_its_tokens(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, joined: int
 ) -> None:
     """Nodes one below the other, with rows below them all, some and one; one is longer."""
-    monkeypatch.setattr(prefixes, "SHORT", 4)
-    monkeypatch.setattr(prefixes, "JOINED", joined)
+    monkeypatch.setattr(prefixes, "MAX_SHORT", 4)
+    monkeypatch.setattr(prefixes, "MAX_MERGED", joined)
     paths: list[tuple[Path, list[int]]] = [((), [])]
     at = 0
     for size in (2, 1, 3, 7, 1, 4, 2):
@@ -150,15 +150,15 @@ def test_short_nodes_one_below_the_other_are_one_level() -> None:
     (level,) = plan_step(rows, memory).levels
     (piece,) = level.pieces
     assert (piece.first, piece.length) == (0, 20)
-    assert memory.is_in_line([span.fragment for span in path])
+    assert memory.is_contiguous([span.fragment for span in path])
 
 
 def test_stretches_that_share_spans_otherwise_are_met_as_well(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of one token leave the path after its first node, rows of several after the second."""
-    monkeypatch.setattr(prefixes, "SHORT", 0)  # no bundles
-    monkeypatch.setattr(prefixes, "COPIED", 0)
+    monkeypatch.setattr(prefixes, "MAX_SHORT", 0)  # no bundles
+    monkeypatch.setattr(prefixes, "MAX_COPIED", 0)
     path: Path = ()
     for at in range(0, 12, 4):
         path = bench.node(path, IDS[at : at + 4])

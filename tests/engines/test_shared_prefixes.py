@@ -8,22 +8,22 @@ from typing import Any
 
 from weft.engines.padded_pool import PaddedFragment
 from weft.engines.shared_prefixes import (
-    COPIED,
-    FEW,
-    JOINED,
-    MOST_MOVES,
-    SEVERAL,
-    SHORT,
+    MAX_BATCH_QUERIES,
+    MAX_COPIED,
+    MAX_MERGED,
+    MAX_MOVES,
+    MAX_SHORT,
+    MIN_BATCH,
     QuerySpan,
     SharedPrefix,
+    assign_levels,
+    find_shared_prefixes,
     group_prefixes,
-    levels_of,
     pad_queries,
-    shared_prefixes_of,
     visible_keys,
 )
 
-Reaches = list[QuerySpan[PaddedFragment]]
+QuerySpans = list[QuerySpan[PaddedFragment]]
 
 
 class Apart:
@@ -32,11 +32,11 @@ class Apart:
     def __init__(self, *next_to: tuple[PaddedFragment, PaddedFragment]) -> None:
         self.pairs = next_to
 
-    def is_next(self, upper: PaddedFragment, lower: PaddedFragment) -> bool:
+    def is_adjacent(self, upper: PaddedFragment, lower: PaddedFragment) -> bool:
         return any(upper is one and lower is other for one, other in self.pairs)
 
 
-def chain(*lengths: int, start: int = 0, stop: int = 8) -> Reaches:
+def chain(*lengths: int, start: int = 0, stop: int = 8) -> QuerySpans:
     """Spans one below the other, above the queries start..stop."""
     first, found = 0, []
     for length in lengths:
@@ -47,23 +47,25 @@ def chain(*lengths: int, start: int = 0, stop: int = 8) -> Reaches:
     return found
 
 
-def found_of(reaches: Reaches, memory: Any = None) -> list[SharedPrefix[PaddedFragment]]:
-    return shared_prefixes_of(reaches, memory or Apart())
+def found_of(query_spans: QuerySpans, memory: Any = None) -> list[SharedPrefix[PaddedFragment]]:
+    return find_shared_prefixes(query_spans, memory or Apart())
 
 
-def lengths_of(reaches: Reaches, memory: Any = None) -> list[list[int]]:
-    return [[length for _, length in stretch.spans] for stretch in found_of(reaches, memory)]
+def lengths_of(query_spans: QuerySpans, memory: Any = None) -> list[list[int]]:
+    return [[length for _, length in stretch.spans] for stretch in found_of(query_spans, memory)]
 
 
 def test_short_spans_with_the_same_queries_are_one_stretch() -> None:
-    reaches = chain(3, JOINED - 5, 5)
-    (stretch,) = found_of(reaches)
-    assert stretch.spans == tuple((reach.fragment, reach.length) for reach in reaches)
-    assert stretch[1:] == (JOINED + 3, 0, 0, 8)
+    query_spans = chain(3, MAX_MERGED - 5, 5)
+    (stretch,) = found_of(query_spans)
+    assert stretch.spans == tuple(
+        (query_span.fragment, query_span.length) for query_span in query_spans
+    )
+    assert stretch[1:] == (MAX_MERGED + 3, 0, 0, 8)
 
 
 def test_long_spans_and_what_is_below_other_queries_stay_apart() -> None:
-    assert lengths_of(chain(3, JOINED + 1, 5, 6)) == [[3], [JOINED + 1], [5, 6]]
+    assert lengths_of(chain(3, MAX_MERGED + 1, 5, 6)) == [[3], [MAX_MERGED + 1], [5, 6]]
     assert lengths_of([*chain(3, 4), *chain(3, 4, stop=7)]) == [[3, 4], [3, 4]]
     trunk = chain(20)
     left = [r._replace(first=r.first + 20) for r in chain(2, 2, stop=4)]
@@ -72,8 +74,8 @@ def test_long_spans_and_what_is_below_other_queries_stay_apart() -> None:
 
 
 def test_a_path_that_grows_is_not_moved_again_and_again() -> None:
-    """What has come together to more than JOINED stays, and the next ones begin anew."""
-    each = JOINED // 4
+    """What has come together to more than MAX_MERGED stays, and the next ones begin anew."""
+    each = MAX_MERGED // 4
     for n in range(1, 20):
         found = found_of(chain(*[each] * n))
         assert [len(s.spans) for s in found] == [5] * (n // 5) + [n % 5] * (n % 5 > 0)
@@ -83,41 +85,41 @@ def test_a_path_that_grows_is_not_moved_again_and_again() -> None:
 
 def test_what_was_moved_often_stays_where_it_is() -> None:
     """Two paths that part below a trunk, stepped in turn, would take it to and fro."""
-    reaches = chain(3, 4, 5, 6)
-    fragments = [reach.fragment for reach in reaches]
-    fragments[1].n_moves = MOST_MOVES - 1
-    assert lengths_of(reaches) == [[3, 4, 5, 6]]
+    query_spans = chain(3, 4, 5, 6)
+    fragments = [query_span.fragment for query_span in query_spans]
+    fragments[1].n_moves = MAX_MOVES - 1
+    assert lengths_of(query_spans) == [[3, 4, 5, 6]]
     fragments[1].n_moves += 1
-    assert lengths_of(reaches) == [[3], [4], [5, 6]]
+    assert lengths_of(query_spans) == [[3], [4], [5, 6]]
     memory = Apart((fragments[0], fragments[1]))
-    assert lengths_of(reaches, memory) == [[3, 4], [5, 6]]  # they need not be moved
+    assert lengths_of(query_spans, memory) == [[3, 4], [5, 6]]  # they need not be moved
 
 
 def test_those_side_by_side_are_one_however_long() -> None:
-    reaches = chain(JOINED, JOINED, 3, JOINED, 5)
-    fragments = [reach.fragment for reach in reaches]
+    query_spans = chain(MAX_MERGED, MAX_MERGED, 3, MAX_MERGED, 5)
+    fragments = [query_span.fragment for query_span in query_spans]
     memory = Apart(*pairwise(fragments[:4]))
-    assert lengths_of(reaches, memory) == [[JOINED, JOINED, 3, JOINED], [5]]
+    assert lengths_of(query_spans, memory) == [[MAX_MERGED, MAX_MERGED, 3, MAX_MERGED], [5]]
     fragments[1].length += 1  # the path ends within it
-    assert lengths_of(reaches, memory) == [[JOINED, JOINED], [3, JOINED], [5]]
+    assert lengths_of(query_spans, memory) == [[MAX_MERGED, MAX_MERGED], [3, MAX_MERGED], [5]]
 
 
 def test_tails_and_what_ends_early_have_nothing_below_them() -> None:
-    reaches = chain(3, 4, 5)
-    tail = reaches[2]._replace(grows=True)
-    assert lengths_of([*reaches[:2], tail]) == [[3, 4], [5]]
-    side = Apart((reaches[1].fragment, reaches[2].fragment))
-    assert lengths_of([*reaches[:2], tail], side) == [[3, 4], [5]]
-    reaches[1].fragment.length = 6
-    assert lengths_of(reaches) == [[3, 4], [5]]
+    query_spans = chain(3, 4, 5)
+    tail = query_spans[2]._replace(grows=True)
+    assert lengths_of([*query_spans[:2], tail]) == [[3, 4], [5]]
+    side = Apart((query_spans[1].fragment, query_spans[2].fragment))
+    assert lengths_of([*query_spans[:2], tail], side) == [[3, 4], [5]]
+    query_spans[1].fragment.length = 6
+    assert lengths_of(query_spans) == [[3, 4], [5]]
 
 
 def test_short_ones_and_several_up_to_a_size_join_bundles() -> None:
     for lengths, is_short in (
-        ([SHORT], True),
-        ([SHORT + 1], False),
-        ([COPIED - SHORT, SHORT], True),
-        ([COPIED - SHORT, SHORT + 1], False),
+        ([MAX_SHORT], True),
+        ([MAX_SHORT + 1], False),
+        ([MAX_COPIED - MAX_SHORT, MAX_SHORT], True),
+        ([MAX_COPIED - MAX_SHORT, MAX_SHORT + 1], False),
     ):
         (stretch,) = found_of(chain(*lengths))
         assert stretch.is_short == is_short
@@ -128,12 +130,12 @@ def test_stretches_of_about_one_length_have_one_size() -> None:
     assert sizes == [7, 7, 7, 8, 8, 8, 9]
 
 
-def random_tree(rng: random.Random, n_queries: int) -> Reaches:
+def random_tree(rng: random.Random, n_queries: int) -> QuerySpans:
     """Spans of a random tree, depth first; each node is above a slice of its parent's queries."""
-    spans: Reaches = []
+    spans: QuerySpans = []
 
     def node(start: int, stop: int, first: int) -> None:
-        length = rng.choice((1, 5, SHORT, SHORT + 1, 300))
+        length = rng.choice((1, 5, MAX_SHORT, MAX_SHORT + 1, 300))
         fragment = PaddedFragment()
         fragment.length = length
         spans.append(QuerySpan(fragment, length, first, start, stop))
@@ -152,17 +154,19 @@ def test_groups_of_random_trees_cover_each_query_once() -> None:
         rng = random.Random(seed)
         n_queries = rng.randint(1, 60)
         spans = random_tree(rng, n_queries)
-        prefixes = shared_prefixes_of(spans, Apart())  # type: ignore[arg-type]
+        prefixes = find_shared_prefixes(spans, Apart())  # type: ignore[arg-type]
         singles, batches = group_prefixes(spans, Apart())  # type: ignore[arg-type]
         assert len(prefixes) == len(singles) + sum(map(len, batches))
         assert set(prefixes) == {*singles, *(each for batch in batches for each in batch)}
         for batch in batches:
-            assert len(batch) >= SEVERAL
-            assert all(each.is_short and each.stop - each.start <= FEW for each in batch)
+            assert len(batch) >= MIN_BATCH
+            assert all(
+                each.is_short and each.stop - each.start <= MAX_BATCH_QUERIES for each in batch
+            )
             for one, other in combinations(batch, 2):
                 assert one.stop <= other.start or other.stop <= one.start
         groups = [*([single] for single in singles), *batches]
-        levels = levels_of(groups, n_queries)
+        levels = assign_levels(groups, n_queries)
         assert sorted(number for level in levels for number in level) == list(range(len(groups)))
         for level in levels:
             queries = [

@@ -22,7 +22,7 @@ from weft.errors import Unsupported  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-# Largest absolute difference of logits (they reach about 4) from the float32 oracle.
+# Largest absolute difference of logits (they query_span about 4) from the float32 oracle.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 0.03, torch.bfloat16: 0.25}
 OTHER_CACHES = {"deepseek_v3": "holds no keys and values", "minimax": "takes no cache"}
 IDS = [(i * i * 5 + 11 * i + 3) % (N_VOCAB - 3) + 3 for i in range(60)]
@@ -137,8 +137,8 @@ def test_a_path_of_many_short_nodes_decodes_as_its_tokens(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, joined: int
 ) -> None:
     """Nodes one below the other, with rows below them all, some and one; one is longer."""
-    monkeypatch.setattr(prefixes, "SHORT", 4)
-    monkeypatch.setattr(prefixes, "JOINED", joined)
+    monkeypatch.setattr(prefixes, "MAX_SHORT", 4)
+    monkeypatch.setattr(prefixes, "MAX_MERGED", joined)
     paths: list[tuple[tuple[Span, ...], list[int]]] = [((), [])]
     at = 0
     for size in (2, 1, 3, 7, 1, 4, 2):

@@ -59,7 +59,7 @@ def _error(output: Any, index: int, model: Any, ids: list[int]) -> float:
 def _allocated(engine: TorchEngine) -> int:
     """Bytes of the distinct buffers behind all tensors of the store, found without its counters."""
     memory = engine.fragments
-    slots = [b.slots for b in memory._banks.values()]
+    slots = [b.slots for b in memory._buffers.values()]
     slots += {id(f.home): f.home.slots for f in _ALL if isinstance(f.home, SharedBlock)}.values()
     own = [t.untyped_storage() for s in slots for t in (*s.keys, *s.values)]
     if memory.alone is not None:
@@ -311,9 +311,9 @@ def test_bundled_short_spans_equal_spans_met_one_by_one(
         for i, path in enumerate(paths)
     ]
     logits = []
-    for short in (0, prefixes.SHORT):
-        monkeypatch.setattr(prefixes, "SHORT", short)
-        monkeypatch.setattr(prefixes, "JOINED", short)
+    for short in (0, prefixes.MAX_SHORT):
+        monkeypatch.setattr(prefixes, "MAX_SHORT", short)
+        monkeypatch.setattr(prefixes, "MAX_MERGED", short)
         kinds = {type(s) for s in plan_step(rows, memory).spans}
         assert kinds == (
             {shared_prefixes.PrefixGroup}
@@ -358,15 +358,15 @@ def test_short_spans_one_below_the_other_are_one_part(engine: TorchEngine) -> No
 def test_paths_that_are_read_in_turn_move_what_they_share_a_few_times_only(
     engine: TorchEngine, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memory, n_moved, put = engine.fragments, 0, padded_pool.PaddedPool._put_in_line
+    memory, n_moved, put = engine.fragments, 0, padded_pool.PaddedPool._move_to_new_block
 
     def counted(self: Any, fragments: Any) -> None:
         nonlocal n_moved
         n_moved += 1
         put(self, fragments)
 
-    monkeypatch.setattr(padded_pool.PaddedPool, "_put_in_line", counted)
-    monkeypatch.setattr(prefixes, "MOST_MOVES", 4)
+    monkeypatch.setattr(padded_pool.PaddedPool, "_move_to_new_block", counted)
+    monkeypatch.setattr(prefixes, "MAX_MOVES", 4)
     trunk = _chain(engine, 2, size=40)
     ends = []
     for at in (80, 120):
@@ -382,7 +382,7 @@ def test_paths_that_are_read_in_turn_move_what_they_share_a_few_times_only(
                 assert _error(output, i, model, [*ids, 5 + turn + i]) < 1e-4
         if turn == 8:
             before = n_moved
-    assert 0 < n_moved <= 4 * prefixes.MOST_MOVES
+    assert 0 < n_moved <= 4 * prefixes.MAX_MOVES
     assert n_moved == before
 
 
@@ -405,7 +405,7 @@ def test_what_is_moved_together_is_cut_and_freed_as_before(engine: TorchEngine, 
     assert read((*joined[:5], Span(path[5].fragment, 2)), IDS[:22]) < 1e-4
     for end, n in ((5, 20), (4, 12), (3, 9)):  # from the lowest on
         memory.free(joined[end].fragment)
-        assert memory.is_in_line([span.fragment for span in joined[:end]])
+        assert memory.is_contiguous([span.fragment for span in joined[:end]])
         assert read(joined[:end], IDS[:n]) < 1e-4
         n_spare = (n + 5) // padded_pool.SPARE
         assert (n + 5) * slot <= memory.usage().bytes <= (n + 5 + n_spare) * slot
@@ -419,8 +419,8 @@ def test_stretches_that_share_spans_otherwise_are_met_as_well(
     engine: TorchEngine, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of one token leave the path after its first node, rows of several after the second."""
-    monkeypatch.setattr(prefixes, "SHORT", 0)  # no bundles
-    monkeypatch.setattr(prefixes, "COPIED", 0)
+    monkeypatch.setattr(prefixes, "MAX_SHORT", 0)  # no bundles
+    monkeypatch.setattr(prefixes, "MAX_COPIED", 0)
     memory, path = engine.fragments, _chain(engine, 3)
     other = _grow(engine, IDS[20:30])
     rows = [
@@ -429,7 +429,9 @@ def test_stretches_that_share_spans_otherwise_are_met_as_well(
         Row((Span(other, 10),), [5], 10, memory.new(None), (0,)),
         Row(path[:2], IDS[8:11], 8, None, (2,)),
     ]
-    stretches = prefixes.shared_prefixes_of(plan_step(rows, memory).reaches(rows, KV, 6), memory)
+    stretches = prefixes.find_shared_prefixes(
+        plan_step(rows, memory).query_spans(rows, KV, 6), memory
+    )
     assert [len(stretch.spans) for stretch in stretches] == [1, 2, 1, 2]
     output = engine.forward(rows)
     for number, ids in enumerate(([*IDS[:4], 5], [*IDS[:12], 5], [*IDS[20:30], 5], IDS[:11])):
@@ -439,16 +441,16 @@ def test_stretches_that_share_spans_otherwise_are_met_as_well(
 def test_what_lies_in_line_lies_side_by_side_and_in_order(engine: TorchEngine) -> None:
     memory = engine.fragments
     one, two, three, four = (_grow(engine, IDS[at : at + 4]) for at in range(0, 16, 4))
-    assert not memory.is_in_line([one, two])
+    assert not memory.is_contiguous([one, two])
     memory.make_contiguous([one, two, three])
-    assert memory.is_in_line([one, two, three])
-    assert not memory.is_in_line([one, three])
-    assert not memory.is_in_line([two, one])
-    assert not memory.is_in_line([three, four])
+    assert memory.is_contiguous([one, two, three])
+    assert not memory.is_contiguous([one, three])
+    assert not memory.is_contiguous([two, one])
+    assert not memory.is_contiguous([three, four])
     before = memory.usage()
     memory.make_contiguous([four, two])  # what stays in the old block has no hole beside it
     assert memory.usage() == before
-    assert memory.is_in_line([one, three])
+    assert memory.is_contiguous([one, three])
 
 
 def test_a_long_tail_is_not_moved_to_its_path(

@@ -1,12 +1,13 @@
-"""How the rows of one step are packed, for engines whose tails lie in banks.
+"""Order of a step's tokens in the model call, for engines with padded KV.
 
-Rows are packed in lanes, each in depth-first order, so that the queries below a node are a slice:
+Rows are packed in groups, depth first within a group, so that the queries below a node are a
+slice::
 
-    ├── bank lane: rows of one token, tails in one bank ──┤├── chunk lane: rows of n tokens ──┤ …
-         a node's queries     ├────────┤
+    ├── decode group: rows of one token, tails in one buffer ──┤├── prefill group: n tokens each ──┤
+         queries of a node     ├────────┤
 
-A plan holds views and slices only; positions and lengths of a step are read when it runs. One that
-has bank lanes only fits the next step too, if that has the same rows.
+A packing contains only views and slices. Positions and lengths are read when a step runs. A packing
+without prefill groups is reused for the next step with the same rows.
 """
 
 from __future__ import annotations
@@ -16,14 +17,22 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple
 
 from .base import Row, Span
-from .padded_pool import B, F, PaddedPool, TailBuffer, own, width_for
+from .padded_pool import B, F, PaddedPool, TailBuffer, own, width_class
 from .shared_prefixes import QuerySpan
 
 
 class DecodeGroup(NamedTuple, Generic[F, B]):
-    """Rows of one token each, packed at start..stop in the order of the bank's, from `first` on."""
+    """Rows of one token each, packed at start … stop - 1.
 
-    bank: B
+    Args:
+        buffer: tail buffer that holds their tails.
+        first: buffer row of the first tail; the others follow.
+        tails: fragments that the rows write to.
+        start: first packed token.
+        stop: one more than the last packed token.
+    """
+
+    buffer: B
     first: int
     tails: list[F]
     start: int
@@ -31,7 +40,13 @@ class DecodeGroup(NamedTuple, Generic[F, B]):
 
 
 class PrefillGroup(NamedTuple):
-    """Rows of `sizes` tokens, packed one after the other at start..stop."""
+    """Rows of several tokens, packed one after the other at start … stop - 1.
+
+    Args:
+        sizes: tokens of each row.
+        start: first packed token.
+        stop: one more than the last packed token.
+    """
 
     sizes: tuple[int, ...]
     start: int
@@ -40,72 +55,81 @@ class PrefillGroup(NamedTuple):
 
 @dataclass(slots=True)
 class Packing(Generic[F, B]):
-    """How one set of rows is packed.
+    """Order of the tokens of one set of rows.
 
-    order: row numbers as packed. starts: packed index of each row's first token, by row number.
+    Attributes:
+        rows: prefix and KV fragment of each row, to recognize the same rows in the next step.
+        order: row numbers in packed order.
+        starts: packed index of each row's first token, by row number.
+        decode_groups: groups of rows of one token.
+        prefill_groups: groups of rows of several tokens.
     """
 
     rows: list[tuple[tuple[Span, ...], F | None]]
     order: list[int]
     starts: list[int]
-    banks: list[DecodeGroup[F, B]] = field(default_factory=list)
-    chunks: list[PrefillGroup] = field(default_factory=list)
+    decode_groups: list[DecodeGroup[F, B]] = field(default_factory=list)
+    prefill_groups: list[PrefillGroup] = field(default_factory=list)
 
     @property
-    def n_banked(self) -> int:
-        """Packed tokens of the bank lanes, which come first."""
-        return self.banks[-1].stop if self.banks else 0
+    def n_decode_tokens(self) -> int:
+        """Number of packed tokens in decode groups, which come first."""
+        return self.decode_groups[-1].stop if self.decode_groups else 0
 
-    def fits(self, rows: Sequence[Row], *, crowd: bool) -> bool:
-        """Would planning these rows give this plan again?"""
-        if self.chunks or len(rows) != len(self.rows):
+    def fits(self, rows: Sequence[Row], *, large_batch: bool) -> bool:
+        """Return True if this packing is right for these rows, too."""
+        if self.prefill_groups or len(rows) != len(self.rows):
             return False
-        for row, (path, dest) in zip(rows, self.rows, strict=True):
-            if row.prefix is not path or row.kv_out is not dest or row.n_tokens != 1:
+        for row, (prefix, kv_out) in zip(rows, self.rows, strict=True):
+            if row.prefix is not prefix or row.kv_out is not kv_out or row.n_tokens != 1:
                 return False
-        for lane in self.banks:
-            longest = max([tail.length for tail in lane.tails]) + 1
-            if longest > lane.bank.room or width_for(longest, crowd=crowd) != lane.bank.width:
+        for group in self.decode_groups:
+            longest = max([tail.length for tail in group.tails]) + 1
+            if longest > group.buffer.room:
+                return False
+            if width_class(longest, large_batch=large_batch) != group.buffer.width:
                 return False
         return True
 
-    def reaches(self, rows: Sequence[Row], kind: type[F], n_packed: int) -> list[QuerySpan[F]]:
-        """Find the slice of queries below each span, of the rows within the first `n_packed`.
+    def query_spans(self, rows: Sequence[Row], kind: type[F], n_packed: int) -> list[QuerySpan[F]]:
+        """Return each span of KV with the slice of queries that attend to it.
 
-        A row whose tail is in no bank sees it as one span more.
+        Covers rows within the first `n_packed` tokens. A tail outside a tail buffer is one more
+        span.
         """
-        found: list[QuerySpan[F]] = []
+        spans: list[QuerySpan[F]] = []
         latest: dict[tuple[int, int], int] = {}
-        growing = {id(dest) for _, dest in self.rows}
+        growing = {id(kv_out) for _, kv_out in self.rows}
         for i in self.order:
             start, stop, first = self.starts[i], self.starts[i] + rows[i].n_tokens, 0
             if stop > n_packed:
                 break
-            for fragment, length in seen(rows[i], is_banked=start < self.n_banked):
+            is_buffered = start < self.n_decode_tokens
+            for fragment, length in visible_spans(rows[i], is_buffered=is_buffered):
                 if not length:
                     continue
                 key = (id(fragment), length)
                 at = latest.get(key)
-                if at is not None and found[at].stop == start:
-                    found[at] = found[at]._replace(stop=stop)
+                if at is not None and spans[at].stop == start:
+                    spans[at] = spans[at]._replace(stop=stop)
                 else:
-                    latest[key] = len(found)
+                    latest[key] = len(spans)
                     kv, grows = own(fragment, kind), id(fragment) in growing
-                    found.append(QuerySpan(kv, length, first, start, stop, grows))
+                    spans.append(QuerySpan(kv, length, first, start, stop, grows))
                 first += length
-        return found
+        return spans
 
 
-def seen(row: Row, *, is_banked: bool) -> list[Span]:
-    """Return the spans that a row's tokens see; a tail in a bank is met there."""
+def visible_spans(row: Row, *, is_buffered: bool) -> list[Span]:
+    """Return the spans that a row attends to, except a tail in a tail buffer."""
     tail = row.kv_out
-    if tail is None or is_banked:
+    if tail is None or is_buffered:
         return list(row.prefix)
     return [*row.prefix, Span(tail, tail.length)]
 
 
 def depth_first(rows: Sequence[Row]) -> list[tuple[int, ...]]:
-    """Return a sort key a row: rows below the same spans come out together."""
+    """Return a sort key per row that puts rows below the same spans next to each other."""
     numbers: dict[tuple[int, int], int] = {}
     keys: dict[int, tuple[int, ...]] = {}
     for row in rows:
@@ -117,31 +141,41 @@ def depth_first(rows: Sequence[Row]) -> list[tuple[int, ...]]:
     return [keys[id(row.prefix)] for row in rows]
 
 
-def lanes_of(
+def group_rows(
     rows: Sequence[Row],
-    dests: Sequence[F | None],
+    kv_outs: Sequence[F | None],
     memory: PaddedPool[F, Any],
     *,
     long_row: int | None = None,
 ) -> dict[tuple[str, int], list[int]]:
-    """Return row numbers by lane, those of a lane depth first.
+    """Return row numbers by group, depth first within a group.
 
-    A lane is ("bank", width class of the tail), ("chunk", tokens up to a power of two) or, of rows
-    of `long_row` tokens or more, ("long", 0).
+    Args:
+        rows: rows of the step.
+        kv_outs: fragment that each row writes to, or None.
+        memory: pool that holds the fragments.
+        long_row: number of tokens from which on a row is packed separately; None for no limit.
+
+    Returns:
+        Row numbers by key: ("decode", width class of the tail), ("prefill", number of tokens
+            rounded
+        up to a power of two) or ("separate", 0).
     """
-    pairs = list(zip(rows, dests, strict=True))
-    single = [dest for row, dest in pairs if row.n_tokens == 1 and dest is not None]
-    n_long = sum(not memory.is_banked(dest, 0) for dest in single)
-    crowd = memory.is_large_batch(sum(not isinstance(dest.home, TailBuffer) for dest in single))
-    lanes: dict[tuple[str, int], list[int]] = {}
-    for i, (row, dest) in enumerate(pairs):
+    pairs = list(zip(rows, kv_outs, strict=True))
+    tails = [kv_out for row, kv_out in pairs if row.n_tokens == 1 and kv_out is not None]
+    n_long = sum(not memory.is_buffered(tail, 0) for tail in tails)
+    n_new = sum(not isinstance(tail.home, TailBuffer) for tail in tails)
+    large_batch = memory.is_large_batch(n_new)
+    groups: dict[tuple[str, int], list[int]] = {}
+    for i, (row, kv_out) in enumerate(pairs):
         n = row.n_tokens
         if long_row is not None and n >= long_row:
-            kind = ("long", 0)
-        elif n == 1 and dest is not None and memory.is_banked(dest, n_long):
-            kind = ("bank", width_for(dest.length + 1, crowd=crowd))
+            key = ("separate", 0)
+        elif n == 1 and kv_out is not None and memory.is_buffered(kv_out, n_long):
+            key = ("decode", width_class(kv_out.length + 1, large_batch=large_batch))
         else:
-            kind = ("chunk", 1 << (n - 1).bit_length())
-        lanes.setdefault(kind, []).append(i)
+            key = ("prefill", 1 << (n - 1).bit_length())
+        groups.setdefault(key, []).append(i)
     ranks = depth_first(rows)
-    return {kind: sorted(lanes[kind], key=ranks.__getitem__) for kind in sorted(lanes)}
+    # Decode groups come first and separate rows last, in alphabetical order.
+    return {key: sorted(groups[key], key=ranks.__getitem__) for key in sorted(groups)}

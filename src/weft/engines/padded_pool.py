@@ -1,8 +1,8 @@
-"""Where fragments lie when arrays have to be rectangles: settled ones in blocks, tails in banks.
+"""KV memory in rectangular arrays: finished fragments in blocks, growing tails in padded buffers.
 
-A bank holds tails that grow side by side, a row each, padded to one length, so that one product
-meets many of them. This file knows which fragment lies where, and counts; the engines hold the
-arrays, whatever these are, and copy what is in them.
+A tail buffer holds tails that grow together, one per row, padded to one length. One attention call
+covers all of them. This module records where each fragment is and counts slots. The engines
+allocate the arrays and copy their contents.
 """
 
 from __future__ import annotations
@@ -17,18 +17,23 @@ from .base import Fragment, Usage
 
 GROW_BY = 32
 SMALLEST = 64
-# Tails that would take more than this with GROW_BY slots each are a crowd.
-CROWD_BYTES = 128 << 20
-# A token after a fragment at least this long goes to its block: moving it to a bank costs more.
+# A batch is large if GROW_BY slots for each of its tails exceed this.
+LARGE_BATCH_BYTES = 128 << 20
+# A token after a fragment at least this long is appended to its block: a move to a buffer costs
+# more.
 LONG = 256
-# Room and holes up to this share of a fragment's slots are left in place.
+# Unused slots up to this fraction (1 / SPARE) of a block are not compacted.
 SPARE = 16
 
 
 class PaddedFragment(Fragment):
-    """Slots start..start+length of a block, or the head of row `start` of a bank.
+    """Slots start … start + length of a block, or the first `length` slots of row `start` of a
+    buffer.
 
-    n_moves: how often it was put in line with others.
+    Attributes:
+        home: the block or buffer; None if the fragment is empty.
+        start: first slot in the block, or row of the buffer.
+        n_moves: number of times that it was moved next to other fragments.
     """
 
     __slots__ = ("home", "n_moves", "start")
@@ -44,7 +49,13 @@ F = TypeVar("F", bound=PaddedFragment)
 
 
 class SharedBlock:
-    """Arrays of one fragment, or of several after splits; `users` share them."""
+    """Arrays of one fragment, or of several fragments after splits.
+
+    Attributes:
+        slots: the engine's arrays.
+        capacity: number of slots.
+        users: fragments in the block.
+    """
 
     __slots__ = ("capacity", "slots", "users")
 
@@ -55,13 +66,19 @@ class SharedBlock:
 
 
 class TailBuffer:
-    """Tails of one width class, one row each.
+    """Tails of one width class, one per row.
 
     [0, len) of a row   tokens of its fragment
-    [len, room)         room to grow, up to `width`
+    [len, room)         capacity to grow, up to `width`
 
-    members: fragment of each row; None is a hole. A step's rows lie side by side, in its order.
-    n_members: those that are no holes. n_rows: rows that there is memory for.
+    Attributes:
+        width: maximum length of a tail.
+        room: allocated slots per row.
+        n_rows: allocated rows.
+        members: fragment of each used row; None for a hole. Rows of a step are adjacent and in its
+            order.
+        n_members: number of members without holes.
+        slots: the engine's arrays.
     """
 
     __slots__ = ("members", "n_members", "n_rows", "room", "slots", "width")
@@ -76,60 +93,70 @@ class TailBuffer:
 
     @property
     def is_sparse(self) -> bool:
-        """Whether most of its rows are holes."""
+        """True if at least half of its rows are holes."""
         return 2 * self.n_members <= len(self.members)
 
     def find(self, tails: Sequence[PaddedFragment]) -> int | None:
-        """Return the row of the first of `tails`, if they lie side by side in this order."""
+        """Return the row of the first tail if `tails` occupy adjacent rows in this order; else
+        None.
+        """
         first = tails[0].start
         if tails[0].home is not self or first + len(tails) > len(self.members):
             return None
-        found = self.members[first : first + len(tails)]
-        return first if all(a is b for a, b in zip(found, tails, strict=True)) else None
+        members = self.members[first : first + len(tails)]
+        return first if all(a is b for a, b in zip(members, tails, strict=True)) else None
 
 
 B = TypeVar("B", bound=TailBuffer)
 
 
 class PaddedPool(ABC, Generic[F, B]):
-    """Fragments in blocks and banks. Splits share a block; growth, joins and settling copy.
+    """Fragments in blocks and tail buffers.
 
-    kind: the engine's fragments. slot_bytes: of one slot, all layers.
+    Fragments share a block after a split. Growth, joins and `settle` copy slots.
+
+    Args:
+        slot_bytes: bytes of one slot over all layers.
+
+    Attributes:
+        kind: the engine's fragment class.
     """
 
     kind: type[F]
 
     def __init__(self, slot_bytes: int) -> None:
         self.slot_bytes = slot_bytes
-        self._banks: dict[int, B] = {}
+        self._buffers: dict[int, B] = {}
         self._slots = 0
         self._block_bytes = 0
 
-    # What the engine's arrays do
+    # Implemented by the engines
 
     @abstractmethod
-    def held(self, kv: F, capacity: int) -> Any:
-        """Return arrays of `capacity` slots, at least one, that begin with the fragment's."""
+    def copy_slots(self, kv: F, capacity: int) -> Any:
+        """Return new arrays of `capacity` slots (at least one) that start with the fragment's
+        slots.
+        """
 
     @abstractmethod
-    def together(self, parts: Sequence[F]) -> Any:
-        """Return arrays of the slots of fragments, one behind the other; none is empty."""
+    def concatenate(self, parts: Sequence[F]) -> Any:
+        """Return new arrays with the slots of fragments in order; none of them is empty."""
 
     @abstractmethod
-    def moved(self) -> None:
-        """Drop whatever says where slots lie: some lie elsewhere now."""
+    def on_slots_moved(self) -> None:
+        """Clear cached positions of slots; called when slots move."""
 
     @abstractmethod
-    def cut(self) -> None:
-        """Drop whatever copies a fragment's slots, too: fragments begin or end elsewhere now."""
+    def on_fragments_cut(self) -> None:
+        """Clear cached positions and copies of slots; called when fragments change their extent."""
 
-    # The protocol
+    # `Fragments`
 
     def split(self, fragment: Fragment, at: int) -> F:
         lower = own(fragment, self.kind)
         if not 0 < at < lower.length:
             raise ConfigError(f"cannot split a fragment of {lower.length} slots before slot {at}")
-        self.cut()
+        self.on_fragments_cut()
         if isinstance(lower.home, TailBuffer):
             self._move(lower, lower.length)
         block = lower.home
@@ -144,12 +171,12 @@ class PaddedPool(ABC, Generic[F, B]):
 
     def join(self, upper: Fragment, lower: Fragment) -> None:
         first, second = own(upper, self.kind), own(lower, self.kind)
-        self.cut()
+        self.on_fragments_cut()
         home = second.home
-        is_next = first.start + first.length == second.start
+        is_adjacent = first.start + first.length == second.start
         if not first.length:
-            self._leave(first)
-        elif isinstance(home, SharedBlock) and first.home is home and is_next:
+            self._remove(first)
+        elif isinstance(home, SharedBlock) and first.home is home and is_adjacent:
             home.users.remove(first)
             second.start = first.start
             second.length += first.length
@@ -161,11 +188,11 @@ class PaddedPool(ABC, Generic[F, B]):
         kv = own(fragment, self.kind)
         if not 0 <= length <= kv.length:
             raise ConfigError(f"cannot trim a fragment of {kv.length} slots to {length}")
-        self.cut()
+        self.on_fragments_cut()
         self._slots -= kv.length - length
         kv.length = length
         if not length:
-            self._leave(kv)
+            self._remove(kv)
 
     def settle(self, fragment: Fragment) -> None:
         kv = own(fragment, self.kind)
@@ -176,60 +203,68 @@ class PaddedPool(ABC, Generic[F, B]):
 
     def free(self, fragment: Fragment) -> None:
         kv = own(fragment, self.kind)
-        self.cut()
+        self.on_fragments_cut()
         self._slots -= kv.length
         block = kv.home
-        self._leave(kv)
+        self._remove(kv)
         kv.length = 0
         if isinstance(block, SharedBlock) and block.users:
             self._compact(block)
 
     def usage(self) -> Usage:
-        n_banked = sum(bank.n_rows * bank.room for bank in self._banks.values())
-        return Usage(self._slots, self._block_bytes + n_banked * self.slot_bytes)
+        n_buffered = sum(buffer.n_rows * buffer.room for buffer in self._buffers.values())
+        return Usage(self._slots, self._block_bytes + n_buffered * self.slot_bytes)
 
-    # What a step needs
+    # Called by steps
 
-    def is_banked(self, kv: F, n_long: int) -> bool:
-        """Should one more slot of `kv` go to a bank? `n_long` fragments of the step are long."""
+    def is_buffered(self, kv: F, n_long: int) -> bool:
+        """Return True if the next slot of `kv` belongs in a tail buffer.
+
+        Args:
+            kv: fragment that grows.
+            n_long: number of long fragments that grow in this step.
+        """
         if isinstance(kv.home, TailBuffer) or kv.length < LONG:
             return True
-        return n_long > 3  # a few keep a product of their own; many are worth one copy
+        return n_long > 3  # a few get an attention call each; for more, one copy is cheaper
 
     def is_large_batch(self, n_more: int = 0) -> bool:
-        """Are the tails in banks, and `n_more`, so many that none may have room to spare?"""
-        n = n_more + sum(bank.n_members for bank in self._banks.values())
-        return n * GROW_BY * self.slot_bytes > CROWD_BYTES
+        """Return True if the buffered tails and `n_more` others are too many for spare capacity
+        each.
+        """
+        n = n_more + sum(buffer.n_members for buffer in self._buffers.values())
+        return n * GROW_BY * self.slot_bytes > LARGE_BATCH_BYTES
 
-    def grew(self, kv: F, n: int) -> None:
+    def count_written(self, kv: F, n: int) -> None:
         """Count `n` slots that a finished forward wrote."""
         kv.length += n
         self._slots += n
 
     def clear(self) -> None:
-        """Forget everything."""
-        self.cut()
-        self._banks.clear()
+        """Remove all fragments."""
+        self.on_fragments_cut()
+        self._buffers.clear()
         self._slots = self._block_bytes = 0
 
-    def is_next(self, upper: F, lower: F) -> bool:
-        """Whether the slots of one begin where those of the other end."""
-        is_there = isinstance(upper.home, SharedBlock) and upper.home is lower.home
-        return is_there and upper.start + upper.length == lower.start
+    def is_adjacent(self, upper: F, lower: F) -> bool:
+        """Return True if the slots of `lower` start where those of `upper` end."""
+        is_one_block = isinstance(upper.home, SharedBlock) and upper.home is lower.home
+        return is_one_block and upper.start + upper.length == lower.start
 
-    def is_in_line(self, fragments: Sequence[F]) -> bool:
-        """Whether they all lie one behind the other."""
-        return all(self.is_next(one, other) for one, other in pairwise(fragments))
+    def is_contiguous(self, fragments: Sequence[F]) -> bool:
+        """Return True if each fragment's slots start where those of the one before end."""
+        return all(self.is_adjacent(one, other) for one, other in pairwise(fragments))
 
     def make_contiguous(self, fragments: Sequence[F]) -> None:
-        """Let fragments that do not grow lie one behind the other, so that they are met as one.
+        """Move fragments that do not grow into one block, in order, for one attention call over all
+        of them.
 
-        No row of a bank changes its place. What has views of these takes them anew.
+        Rows of tail buffers stay in place. Views of these fragments become invalid.
         """
-        if self.is_in_line(fragments):
+        if self.is_contiguous(fragments):
             return
         homes = {id(kv.home): kv.home for kv in fragments}.values()
-        self._put_in_line(fragments)
+        self._move_to_new_block(fragments)
         for kv in fragments:
             kv.n_moves += 1
         for home in homes:
@@ -240,10 +275,10 @@ class PaddedPool(ABC, Generic[F, B]):
 
     def _join_by_copy(self, first: F, second: F) -> None:
         total = first.length + second.length
-        slots = self.together([kv for kv in (first, second) if kv.length])
+        slots = self.concatenate([kv for kv in (first, second) if kv.length])
         homes = [first.home, second.home]
-        self._leave(first)
-        self._leave(second)
+        self._remove(first)
+        self._remove(second)
         self._place(second, slots, total)
         second.length = total
         for home in {id(home): home for home in homes}.values():
@@ -251,25 +286,25 @@ class PaddedPool(ABC, Generic[F, B]):
                 self._compact(home)
 
     def _move(self, kv: F, capacity: int) -> None:
-        """Give the fragment a block of its own."""
-        slots = self.held(kv, capacity) if capacity else None
-        self._leave(kv)
+        """Move the fragment into a block of its own."""
+        slots = self.copy_slots(kv, capacity) if capacity else None
+        self._remove(kv)
         if capacity:
             self._place(kv, slots, capacity)
 
     def _place(self, kv: F, slots: Any, capacity: int) -> None:
-        self.moved()
+        self.on_slots_moved()
         block = SharedBlock(slots, capacity)
         block.users.append(kv)
         kv.home, kv.start = block, 0
         self._block_bytes += capacity * self.slot_bytes
 
-    def _leave(self, kv: PaddedFragment) -> None:
-        """Take the fragment from its home; a home without fragments gives its memory back."""
-        self.moved()
-        self._take_out(kv)
+    def _remove(self, kv: PaddedFragment) -> None:
+        """Remove the fragment from its block or buffer, and release the memory of an empty one."""
+        self.on_slots_moved()
+        self._detach(kv)
 
-    def _take_out(self, kv: PaddedFragment) -> None:
+    def _detach(self, kv: PaddedFragment) -> None:
         home, kv.home = kv.home, None
         if isinstance(home, SharedBlock):
             home.users.remove(kv)
@@ -279,15 +314,15 @@ class PaddedPool(ABC, Generic[F, B]):
             home.members[kv.start] = None
             home.n_members -= 1
             if not home.n_members:
-                self._banks.pop(home.width, None)
+                self._buffers.pop(home.width, None)
         kv.start = 0
 
-    def _put_in_line(self, fragments: Sequence[F]) -> None:
-        """Give fragments, none of which is empty, a block of their own, in their order."""
-        slots, total = self.together(fragments), sum(kv.length for kv in fragments)
+    def _move_to_new_block(self, fragments: Sequence[F]) -> None:
+        """Move fragments, none of which is empty, into one new block in this order."""
+        slots, total = self.concatenate(fragments), sum(kv.length for kv in fragments)
         block, at = SharedBlock(slots, total), 0
         for kv in fragments:
-            self._take_out(kv)
+            self._detach(kv)
             block.users.append(kv)
             kv.home, kv.start = block, at
             at += kv.length
@@ -302,28 +337,32 @@ class PaddedPool(ABC, Generic[F, B]):
         return last and end + n <= block.capacity
 
     def _compact(self, block: SharedBlock) -> None:
-        """Give its fragments a block of their size, if much of this one is empty.
+        """Move a block's fragments into a smaller one if much of it is unused.
 
-        Where there is no memory to save memory with, they stay.
+        If there is no memory for the copy, they stay.
         """
         live = sum(user.length for user in block.users)
         if block.capacity - live > live // SPARE:
-            self.moved()
+            self.on_slots_moved()
             users = [own(user, self.kind) for user in block.users]
             for kv in users:
                 if not kv.length:
-                    self._take_out(kv)
+                    self._detach(kv)
             if live:
                 kept = sorted((kv for kv in users if kv.length), key=lambda kv: kv.start)
                 try:
-                    self._put_in_line(kept)
+                    self._move_to_new_block(kept)
                 except Exception as error:
                     if not is_out_of_memory(error):
                         raise
 
 
 def own(fragment: Fragment, kind: type[F]) -> F:
-    """Return a fragment of an engine. Raises: ConfigError for one of another."""
+    """Return the fragment as one of the engine's class.
+
+    Raises:
+        ConfigError: it belongs to another engine.
+    """
     if not isinstance(fragment, kind):
         raise ConfigError(
             f"a {type(fragment).__name__} is not a fragment of the {kind.engine} engine"
@@ -331,17 +370,18 @@ def own(fragment: Fragment, kind: type[F]) -> F:
     return fragment
 
 
-def width_for(length: int, *, crowd: bool = False) -> int:
-    """The width class of a tail: those of one class share a bank, padded to at most double.
+def width_class(length: int, *, large_batch: bool = False) -> int:
+    """Return the width of the buffer for a tail: at most twice its length, or SMALLEST.
 
-    Short ones share one class, so that few are copied often; a crowd cannot afford that.
+    Short tails share one class, so that small batches are rarely copied. In a large batch that
+    would waste too much memory.
     """
-    return max(1 if crowd else SMALLEST, 1 << (length - 1).bit_length())
+    return max(1 if large_batch else SMALLEST, 1 << (length - 1).bit_length())
 
 
 def room_for(width: int, n_rows: int, length: int, slot_bytes: int) -> int:
-    """The slots that each row of a bank gets when the longest has `length`."""
+    """Return the slots per row of a buffer whose longest tail has `length` tokens."""
     step = GROW_BY
-    if n_rows * GROW_BY * slot_bytes > CROWD_BYTES:
+    if n_rows * GROW_BY * slot_bytes > LARGE_BATCH_BYTES:
         step = max(1, min(GROW_BY, length // 4))
     return min(width, max(1, -(-length // step)) * step)

@@ -2,9 +2,9 @@
 
 An attention call per span of KV costs time for each span, however short. A tree search steps dozens
 of nodes of a dozen tokens, most with few queries. Spans that follow each other and have the same
-queries are therefore merged, and short ones are copied into a padded batch with one call.
+queries are therefore merged. Short ones are copied into a padded batch with one call.
 
-Engines with padded KV share this module. Each holds the tensors of its groups.
+Engines with padded KV share this module. Each of them holds the tensors of its groups.
 """
 
 from __future__ import annotations
@@ -14,22 +14,29 @@ from typing import Any, Generic, NamedTuple
 
 from .padded_pool import F, PaddedPool
 
-# A span up to this many slots and queries joins a bundle, if there are SEVERAL of its kind.
-SHORT = 64
-FEW = 16
-SEVERAL = 3
-# Spans one below the other, with the same queries, that are no longer than this are moved together:
-# a product more costs as much as some hundred slots, and what is moved once mostly stays.
-JOINED = 1024
-MOST_MOVES = 64
-# As long as this they are copied instead, where that puts several into a bundle.
-COPIED = 256
+# A span with up to MAX_SHORT slots and MAX_BATCH_QUERIES queries is copied into a batch, if the
+# batch has at least MIN_BATCH prefixes.
+MAX_SHORT = 64
+MAX_BATCH_QUERIES = 16
+MIN_BATCH = 3
+# Consecutive spans with the same queries are merged up to this many slots. An attention call costs
+# as much as some hundred slots, and moved slots mostly stay in place.
+MAX_MERGED = 1024
+MAX_MOVES = 64
+# Merged prefixes up to this many slots are copied into a batch instead of moved.
+MAX_COPIED = 256
 
 
 class QuerySpan(NamedTuple, Generic[F]):
-    """The packed queries start..stop below one span. first: absolute position of its first slot.
+    """One span of KV and the packed queries start … stop - 1 that attend to it.
 
-    grows: whether a row of the step writes to it: it stays where it is.
+    Args:
+        fragment: fragment that holds the span.
+        length: slots of the span.
+        first: absolute position of its first slot.
+        start: first packed query.
+        stop: one more than the last packed query.
+        grows: True if a row of the step writes to the fragment, which must then stay in place.
     """
 
     fragment: F
@@ -41,9 +48,14 @@ class QuerySpan(NamedTuple, Generic[F]):
 
 
 class SharedPrefix(NamedTuple, Generic[F]):
-    """Spans one below the other, and the packed queries start..stop below all of them.
+    """Consecutive spans with the same packed queries start … stop - 1.
 
-    length: slots of them all. first: absolute position of the first slot.
+    Args:
+        spans: fragments and the number of slots of each.
+        length: slots of all spans.
+        first: absolute position of the first slot.
+        start: first packed query.
+        stop: one more than the last packed query.
     """
 
     spans: tuple[tuple[F, int], ...]
@@ -54,61 +66,73 @@ class SharedPrefix(NamedTuple, Generic[F]):
 
     @property
     def is_short(self) -> bool:
-        """Whether it joins a bundle, where there are several."""
-        return self.length <= (SHORT if len(self.spans) == 1 else COPIED)
+        """True if it may be copied into a batch."""
+        return self.length <= (MAX_SHORT if len(self.spans) == 1 else MAX_COPIED)
 
     @property
     def size(self) -> int:
-        """Those of one size waste little where they are filled up to the longest."""
-        return max(self.length, SHORT).bit_length()
+        """Size class. Prefixes of one class waste little when padded to the longest."""
+        return max(self.length, MAX_SHORT).bit_length()
 
 
-def shared_prefixes_of(
-    reaches: Sequence[QuerySpan[F]], memory: PaddedPool[F, Any]
+def find_shared_prefixes(
+    query_spans: Sequence[QuerySpan[F]], memory: PaddedPool[F, Any]
 ) -> list[SharedPrefix[F]]:
-    """Put spans together that follow each other and have the same queries.
+    """Merge spans that follow each other and have the same queries.
 
-    A search that goes on from the best of each round has many of them; on its own, each would cost
-    a product a layer. Those that lie one behind the other already cost nothing; others are only put
-    together up to JOINED, so that a path that grows is not moved again and again, and while none of
-    them was moved MOST_MOVES times: paths that part below it would take it to and fro.
+    A search that continues from the best node of each round has many such spans. Each would cost an
+    attention call per layer. Spans in adjacent slots are always merged.
+
+    Other spans are moved next to each other only up to MAX_MERGED slots, so that a growing path is
+    not moved repeatedly. Each is moved at most MAX_MOVES times: paths that diverge below would
+    otherwise move it back and forth.
+
+    Args:
+        query_spans: spans in the order of `Packing.query_spans`.
+        memory: the pool that holds the fragments.
     """
-    growing = {id(reach.fragment) for reach in reaches if reach.grows}
+    growing = {id(query_span.fragment) for query_span in query_spans if query_span.grows}
 
-    def goes_on(last: SharedPrefix[F], piece: SharedPrefix[F]) -> bool:
-        ends = id(last.spans[-1][0]), id(piece.spans[-1][0])
-        return _follows(last, piece) and growing.isdisjoint(ends)
+    def may_merge(upper: SharedPrefix[F], lower: SharedPrefix[F]) -> bool:
+        ends = id(upper.spans[-1][0]), id(lower.spans[-1][0])
+        return _follows(upper, lower) and growing.isdisjoint(ends)
 
-    pieces: list[SharedPrefix[F]] = []
-    for fragment, length, first, start, stop, _ in reaches:
-        piece = SharedPrefix(((fragment, length),), length, first, start, stop)
-        last = pieces[-1] if pieces else None
-        if last and goes_on(last, piece) and memory.is_next(last.spans[-1][0], fragment):
-            pieces[-1] = _both(last, piece)
+    adjacent: list[SharedPrefix[F]] = []
+    for fragment, length, first, start, stop, _ in query_spans:
+        lower = SharedPrefix(((fragment, length),), length, first, start, stop)
+        upper = adjacent[-1] if adjacent else None
+        if upper and may_merge(upper, lower) and memory.is_adjacent(upper.spans[-1][0], fragment):
+            adjacent[-1] = _merge(upper, lower)
         else:
-            pieces.append(piece)
-    found: list[SharedPrefix[F]] = []
-    may_move = False  # what was found last
-    for piece in pieces:
-        last, could_move = found[-1] if found else None, may_move
-        may_move = all(kv.n_moves < MOST_MOVES for kv, _ in piece.spans)
-        is_free = could_move and may_move
-        if last and is_free and max(last.length, piece.length) <= JOINED and goes_on(last, piece):
-            found[-1] = _both(last, piece)
+            adjacent.append(lower)
+    merged: list[SharedPrefix[F]] = []
+    upper_may_move = False
+    for lower in adjacent:
+        upper = merged[-1] if merged else None
+        may_move = all(kv.n_moves < MAX_MOVES for kv, _ in lower.spans)
+        if (
+            upper
+            and upper_may_move
+            and may_move
+            and max(upper.length, lower.length) <= MAX_MERGED
+            and may_merge(upper, lower)
+        ):
+            merged[-1] = _merge(upper, lower)
         else:
-            found.append(piece)
-    return found
+            merged.append(lower)
+        upper_may_move = may_move
+    return merged
 
 
-def _follows(last: SharedPrefix[F], piece: SharedPrefix[F]) -> bool:
-    fragment, length = last.spans[-1]
-    is_below = last.first + last.length == piece.first and fragment.length == length
-    return is_below and (last.start, last.stop) == (piece.start, piece.stop)
+def _follows(upper: SharedPrefix[F], lower: SharedPrefix[F]) -> bool:
+    fragment, length = upper.spans[-1]
+    is_below = upper.first + upper.length == lower.first and fragment.length == length
+    return is_below and (upper.start, upper.stop) == (lower.start, lower.stop)
 
 
-def _both(last: SharedPrefix[F], piece: SharedPrefix[F]) -> SharedPrefix[F]:
-    spans, length = (*last.spans, *piece.spans), last.length + piece.length
-    return SharedPrefix(spans, length, last.first, last.start, last.stop)
+def _merge(upper: SharedPrefix[F], lower: SharedPrefix[F]) -> SharedPrefix[F]:
+    spans, length = (*upper.spans, *lower.spans), upper.length + lower.length
+    return SharedPrefix(spans, length, upper.first, upper.start, upper.stop)
 
 
 class PrefixGroups(NamedTuple, Generic[F]):
@@ -124,25 +148,27 @@ class PrefixGroups(NamedTuple, Generic[F]):
     batches: list[list[SharedPrefix[F]]]
 
 
-def group_prefixes(reaches: Sequence[QuerySpan[F]], memory: PaddedPool[F, Any]) -> PrefixGroups[F]:
+def group_prefixes(
+    query_spans: Sequence[QuerySpan[F]], memory: PaddedPool[F, Any]
+) -> PrefixGroups[F]:
     """Merge spans and put short ones with few queries into batches."""
     singles: list[SharedPrefix[F]] = []
     by_size: dict[tuple[int, int], list[SharedPrefix[F]]] = {}
     depth: dict[int, int] = {}  # short prefixes above, by query
-    for prefix in shared_prefixes_of(reaches, memory):
+    for prefix in find_shared_prefixes(query_spans, memory):
         queries = range(prefix.start, prefix.stop)
-        if not prefix.is_short or len(queries) > FEW:
+        if not prefix.is_short or len(queries) > MAX_BATCH_QUERIES:
             singles.append(prefix)
             continue
         level = max(depth.get(query, 0) for query in queries)
         depth.update(dict.fromkeys(queries, level + 1))
         by_size.setdefault((level, prefix.size), []).append(prefix)
-    batches = [batch for batch in by_size.values() if len(batch) >= SEVERAL]
-    singles += [prefix for batch in by_size.values() if len(batch) < SEVERAL for prefix in batch]
+    batches = [batch for batch in by_size.values() if len(batch) >= MIN_BATCH]
+    singles += [prefix for batch in by_size.values() if len(batch) < MIN_BATCH for prefix in batch]
     return PrefixGroups(singles, batches)
 
 
-def levels_of(groups: Sequence[Sequence[SharedPrefix[F]]], n_queries: int) -> list[list[int]]:
+def assign_levels(groups: Sequence[Sequence[SharedPrefix[F]]], n_queries: int) -> list[list[int]]:
     """Distribute groups over levels, so that no query belongs to two groups of a level.
 
     Args:

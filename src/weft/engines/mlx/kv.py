@@ -2,7 +2,7 @@
 
 Arrays of MLX are values: writing into one copies it, unless nothing else refers to it, lazily or
 not. So what grows is written in one place, whoever holds a view of it lets go first (`plan`), and
-what leaves a bank or a block gets arrays of its own.
+what leaves a buffer or a block gets arrays of its own.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class MlxFragment(PaddedFragment):
 
 
 class RowTailBuffer(TailBuffer):
-    """A bank whose rows are in arrays [R, K, room, D]."""
+    """A buffer whose rows are in arrays [R, K, room, D]."""
 
     __slots__ = ()
     slots: Arrays
@@ -106,18 +106,18 @@ class MlxMemory(PaddedPool[MlxFragment, RowTailBuffer]):
         self.slot = slot
         self.plan: StepPlan | None = None
 
-    def moved(self) -> None:
+    def on_slots_moved(self) -> None:
         self.plan = None
 
-    def cut(self) -> None:
+    def on_fragments_cut(self) -> None:
         self.plan = None
 
-    def held(self, kv: MlxFragment, capacity: int) -> Arrays:
+    def copy_slots(self, kv: MlxFragment, capacity: int) -> Arrays:
         if not kv.length:
             return self.slot.zeros(capacity)
         return self.slot.hold(self.views(kv, kv.length), capacity)
 
-    def together(self, parts: Sequence[MlxFragment]) -> Arrays:
+    def concatenate(self, parts: Sequence[MlxFragment]) -> Arrays:
         found = zip(*(self.views(kv, kv.length) for kv in parts), strict=True)
         whole = (mx.concatenate(list(each), axis=1) for each in found)
         return self.slot.hold(whole, sum(kv.length for kv in parts))
@@ -179,17 +179,17 @@ class MlxMemory(PaddedPool[MlxFragment, RowTailBuffer]):
         mx.eval(together)
         return together
 
-    def bank_for(self, tails: Sequence[MlxFragment], width: int) -> tuple[RowTailBuffer, int]:
-        """Return the bank of a width class with `tails` side by side, and the row of the first.
+    def buffer_for(self, tails: Sequence[MlxFragment], width: int) -> tuple[RowTailBuffer, int]:
+        """Return the buffer of a width class with `tails` side by side, and the row of the first.
 
         There is room for one slot more.
         """
         longest = max(tail.length for tail in tails) + 1
-        bank = self._banks.get(width) or RowTailBuffer(width)
-        first = bank.find(tails)
-        if first is None or longest > bank.room or bank.is_sparse:
-            first = self._seat(bank, tails, longest)
-        return bank, first
+        buffer = self._buffers.get(width) or RowTailBuffer(width)
+        first = buffer.find(tails)
+        if first is None or longest > buffer.room or buffer.is_sparse:
+            first = self._seat(buffer, tails, longest)
+        return buffer, first
 
     def cache(self, spans: Sequence[Span], make: Callable[[], list[Any]]) -> list[Any]:
         """Return caches of the model's own kind that hold a copy of a path's KV."""
@@ -223,33 +223,35 @@ class MlxMemory(PaddedPool[MlxFragment, RowTailBuffer]):
         """Return the arrays that hold the fragment, and perhaps others."""
         return [] if kv.home is None else list(kv.home.slots)
 
-    def _seat(self, bank: RowTailBuffer, tails: Sequence[MlxFragment], length: int) -> int:
-        """Make `tails` the last rows of the bank, with room for `length`; return the first.
+    def _seat(self, buffer: RowTailBuffer, tails: Sequence[MlxFragment], length: int) -> int:
+        """Make `tails` the last rows of the buffer, with room for `length`; return the first.
 
-        Where they do not fit, the bank gets new arrays, without holes.
+        Where they do not fit, the buffer gets new arrays, without holes.
         """
         self.plan = None
         named = {id(tail) for tail in tails}
-        staying = [m for m in bank.members if m is not None and id(m) not in named]
-        are_new = len(staying) == bank.n_members
-        fits = len(bank.members) + len(tails) <= bank.n_rows and length <= bank.room
-        if are_new and fits and not bank.is_sparse:
-            members: list[PaddedFragment | None] = [*bank.members, *tails]
-            first = len(bank.members)
-            arrays = bank.slots
+        staying = [m for m in buffer.members if m is not None and id(m) not in named]
+        are_new = len(staying) == buffer.n_members
+        fits = len(buffer.members) + len(tails) <= buffer.n_rows and length <= buffer.room
+        if are_new and fits and not buffer.is_sparse:
+            members: list[PaddedFragment | None] = [*buffer.members, *tails]
+            first = len(buffer.members)
+            arrays = buffer.slots
             _fill(arrays, tails, first)
         else:
             members, first = [*staying, *tails], len(staying)
-            n_rows = len(members) + (len(members) // 4 if bank.members else 0)
+            n_rows = len(members) + (len(members) // 4 if buffer.members else 0)
             longest = max(length, *(m.length for m in members if m is not None))
-            arrays = self.slot.zeros(room_for(bank.width, n_rows, longest, self.slot_bytes), n_rows)
+            arrays = self.slot.zeros(
+                room_for(buffer.width, n_rows, longest, self.slot_bytes), n_rows
+            )
             _fill(arrays, [*staying, *tails], 0)
         mx.eval(arrays)
         for tail in tails:
-            if tail.home is not bank:
-                self._leave(tail)
-        bank.hold(arrays, members)
-        self._banks[bank.width] = bank
+            if tail.home is not buffer:
+                self._remove(tail)
+        buffer.hold(arrays, members)
+        self._buffers[buffer.width] = buffer
         return first
 
 
@@ -298,7 +300,7 @@ class MlxFragments(Fragments):
 
 
 def _fill(arrays: Arrays, tails: Sequence[PaddedFragment], first: int) -> None:
-    """Copy tails into rows first, first + 1, … of a bank's arrays; those of one bank together."""
+    """Copy tails into rows first, first + 1, … of a buffer's arrays, one copy per source buffer."""
     room = int(arrays[0].shape[2])
     by_bank: dict[int, list[int]] = {}
     for number, tail in enumerate(tails):

@@ -16,13 +16,13 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from ..base import Row
-from ..packing import DecodeGroup, Packing, PrefillGroup, lanes_of, seen
+from ..packing import DecodeGroup, Packing, PrefillGroup, group_rows, visible_spans
 from ..padded_pool import own
 from ..shared_prefixes import (
     QuerySpan,
     SharedPrefix,
+    assign_levels,
     group_prefixes,
-    levels_of,
     pad_queries,
     visible_keys,
 )
@@ -57,13 +57,13 @@ class StepPlan(Packing[MlxFragment, RowTailBuffer]):
 def plan_step(rows: Sequence[Row], memory: MlxMemory) -> StepPlan:
     """Return a plan for the rows, the memory's if it fits; tails move to their banks."""
     cached = memory.plan
-    if cached is not None and cached.fits(rows, crowd=memory.is_large_batch()):
+    if cached is not None and cached.fits(rows, large_batch=memory.is_large_batch()):
         return cached
     memory.plan = None
     plan = _pack(rows, memory)
-    reaches = plan.reaches(rows, MlxFragment, plan.n_lanes)
-    plan.levels = arrange(reaches, memory, plan.n_lanes)
-    memory.plan = plan if not plan.chunks and not plan.longs else None
+    query_spans = plan.query_spans(rows, MlxFragment, plan.n_lanes)
+    plan.levels = arrange(query_spans, memory, plan.n_lanes)
+    memory.plan = plan if not plan.prefill_groups and not plan.longs else None
     return plan
 
 
@@ -72,23 +72,31 @@ def _pack(rows: Sequence[Row], memory: MlxMemory) -> StepPlan:
     paths = [(row.prefix, dest) for row, dest in zip(rows, dests, strict=True)]
     plan = StepPlan(paths, [], [0] * len(rows))
     stop = 0
-    for (kind, size), members in lanes_of(rows, dests, memory, long_row=LONG_ROW).items():
+    for (kind, size), members in group_rows(rows, dests, memory, long_row=LONG_ROW).items():
         start = stop
         for i in members:
             plan.starts[i] = stop
             stop += rows[i].n_tokens
         plan.order += members
-        if kind == "bank":
+        if kind == "decode":
             tails = [tail for i in members if (tail := dests[i]) is not None]
-            plan.banks.append(DecodeGroup(*memory.bank_for(tails, size), tails, start, stop))
-        elif kind == "chunk":
-            plan.chunks.append(PrefillGroup(tuple(rows[i].n_tokens for i in members), start, stop))
+            plan.decode_groups.append(
+                DecodeGroup(*memory.buffer_for(tails, size), tails, start, stop)
+            )
+        elif kind == "prefill":
+            plan.prefill_groups.append(
+                PrefillGroup(tuple(rows[i].n_tokens for i in members), start, stop)
+            )
         else:
             for i in members:
                 at = plan.starts[i]
-                spans = [(own(f, MlxFragment), n) for f, n in seen(rows[i], is_banked=False) if n]
+                spans = [
+                    (own(f, MlxFragment), n)
+                    for f, n in visible_spans(rows[i], is_buffered=False)
+                    if n
+                ]
                 plan.longs.append(LongRow(i, spans, at, at + rows[i].n_tokens))
-        if kind != "long":
+        if kind != "separate":
             plan.n_lanes = stop
     return plan
 
@@ -99,7 +107,7 @@ class PrefixGroup:
     def __init__(self, stretch: SharedPrefix[MlxFragment], memory: MlxMemory) -> None:
         self.where = list(range(stretch.start, stretch.stop))
         self.first, self.length = stretch.first, stretch.length
-        if memory.is_in_line([fragment for fragment, _ in stretch.spans]):
+        if memory.is_contiguous([fragment for fragment, _ in stretch.spans]):
             self.arrays = memory.views(stretch.spans[0][0], self.length)
         else:  # another stretch of this step has some of them
             self.arrays = [array[0] for array in memory.padded([stretch.spans])]
@@ -235,16 +243,16 @@ class PrefixLevel:
 
 
 def arrange(
-    reaches: Sequence[QuerySpan[MlxFragment]], memory: MlxMemory, n_queries: int
+    query_spans: Sequence[QuerySpan[MlxFragment]], memory: MlxMemory, n_queries: int
 ) -> list[PrefixLevel]:
     """Group the spans above a step's rows; return the arrays of each group, level by level."""
-    singles, batches = group_prefixes(reaches, memory)
+    singles, batches = group_prefixes(query_spans, memory)
     for prefix in singles:  # all of them before any view is taken
         memory.make_contiguous([fragment for fragment, _ in prefix.spans])
     groups = [*([prefix] for prefix in singles), *batches]
-    pieces = [
+    pieces: list[PrefixGroup | PrefixBatch] = [
         *(PrefixGroup(prefix, memory) for prefix in singles),
         *(PrefixBatch(batch, memory) for batch in batches),
     ]
-    levels = levels_of(groups, n_queries)
+    levels = assign_levels(groups, n_queries)
     return [PrefixLevel([pieces[number] for number in level], n_queries) for level in levels]

@@ -80,7 +80,7 @@ class PackedStep(ABC):
                 written += self.memory.arrays_of(kv)
         mx.eval(written)
         for kv, n in grown:
-            self.memory.grew(kv, n)
+            self.memory.count_written(kv, n)
 
 
 class TreeStep(PackedStep):
@@ -91,12 +91,12 @@ class TreeStep(PackedStep):
         self.call = call
         self.plan = plan = plan_step(rows, memory)
         self.starts = plan.starts
-        self.n_written = plan.n_banked
+        self.n_written = plan.n_decode_tokens
         self.positions: list[int] = []
         for i in plan.order:
             self.positions += range(rows[i].position, rows[i].position + rows[i].n_tokens)
         self.offsets = mx.array(self.positions)
-        self._lengths = [[tail.length for tail in lane.tails] for lane in plan.banks]
+        self._lengths = [[tail.length for tail in lane.tails] for lane in plan.decode_groups]
         self._masks: dict[int | None, list[list[PieceMask | None]]] = {}
         self._bank_masks: dict[tuple[int, int | None], tuple[int, mx.array | None]] = {}
         self._squares: dict[tuple[int, int | None], mx.array | None] = {}
@@ -110,13 +110,13 @@ class TreeStep(PackedStep):
             self.call.step = None
 
     def state(self) -> list[mx.array]:
-        changed = super().state() if self.plan.chunks or self.plan.longs else []
-        for lane in self.plan.banks:
-            changed += lane.bank.slots
+        changed = super().state() if self.plan.prefill_groups or self.plan.longs else []
+        for lane in self.plan.decode_groups:
+            changed += lane.buffer.slots
         return changed
 
     def release(self) -> None:
-        if self.plan.chunks or self.plan.longs:  # not for the next step
+        if self.plan.prefill_groups or self.plan.longs:  # not for the next step
             self.plan.levels, self.plan.longs = [], []
 
     # What the model calls, layer by layer
@@ -125,8 +125,8 @@ class TreeStep(PackedStep):
         """Take a layer's new slots [T, K, 1, D]; those of bank rows are written at once."""
         k, v = keys[:, :, 0], values[:, :, 0]
         self.fresh[layer] = k, v
-        for lane, lengths in zip(self.plan.banks, self._lengths, strict=True):
-            for array, new in zip(lane.bank.slots[2 * layer :], (k, v), strict=False):
+        for lane, lengths in zip(self.plan.decode_groups, self._lengths, strict=True):
+            for array, new in zip(lane.buffer.slots[2 * layer :], (k, v), strict=False):
                 new = new[lane.start : lane.stop]
                 rows = slice(lane.first, lane.first + len(lengths))
                 if min(lengths) == max(lengths):
@@ -155,9 +155,10 @@ class TreeStep(PackedStep):
     ) -> PartialAttention:
         plan = self.plan
         results = [
-            self._bank(number, lane, layer, q, how) for number, lane in enumerate(plan.banks)
+            self._bank(number, lane, layer, q, how)
+            for number, lane in enumerate(plan.decode_groups)
         ]
-        results += [self._chunk(lane, q, k, v, how) for lane in plan.chunks]
+        results += [self._chunk(lane, q, k, v, how) for lane in plan.prefill_groups]
         found = join([each.out for each in results], [each.lse for each in results])
         if not plan.levels:
             return found
@@ -182,7 +183,7 @@ class TreeStep(PackedStep):
         low, bias = self._bank_mask(number, how.window)
         high = max(self._lengths[number]) + 1
         keys, values = (
-            array[rows, :, low:high] for array in lane.bank.slots[2 * layer : 2 * layer + 2]
+            array[rows, :, low:high] for array in lane.buffer.slots[2 * layer : 2 * layer + 2]
         )
         return PartialAttention(*meet(q[lane.start : lane.stop], keys, values, how.is_latent, bias))
 

@@ -39,11 +39,13 @@ class CanonicalStep(PaddedStep):
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec
     ) -> Tensor:
         q, k, v = query[0], key[0], value[0]
-        if self.plan.chunks:
+        if self.plan.prefill_groups:
             self.keys[layer], self.values[layer] = k, v
-        for number, lane in enumerate(self.plan.banks):
-            self._write(lane.bank.keys[layer], self._writes[number], k[:, lane.start : lane.stop])
-            self._write(lane.bank.values[layer], self._writes[number], v[:, lane.start : lane.stop])
+        for number, lane in enumerate(self.plan.decode_groups):
+            self._write(lane.buffer.keys[layer], self._writes[number], k[:, lane.start : lane.stop])
+            self._write(
+                lane.buffer.values[layer], self._writes[number], v[:, lane.start : lane.stop]
+            )
         out = v.new_empty(q.shape[1], q.shape[0], v.shape[-1])
         for row, start in zip(self.rows, self.starts, strict=True):
             here = slice(start, start + row.n_tokens)

@@ -131,14 +131,14 @@ class PaddedKVPool(PaddedPool[KV, DeviceBank], KVBackend):
         self._last: tuple[object, object, int] | None = None  # a row that stepped alone
         self._copies = HostTransfer(layout.device)
 
-    def moved(self) -> None:
+    def on_slots_moved(self) -> None:
         self.plan = None
 
-    def cut(self) -> None:
+    def on_fragments_cut(self) -> None:
         self.plan = self.alone = None
 
     @torch.inference_mode()
-    def held(self, kv: KV, capacity: int) -> Slots:
+    def copy_slots(self, kv: KV, capacity: int) -> Slots:
         if capacity == kv.length:
             return self._copy(kv)
         slots = self.layout.empty(capacity)
@@ -147,7 +147,7 @@ class PaddedKVPool(PaddedPool[KV, DeviceBank], KVBackend):
         return slots
 
     @torch.inference_mode()
-    def together(self, parts: Sequence[KV]) -> Slots:
+    def concatenate(self, parts: Sequence[KV]) -> Slots:
         slots, at = self.layout.empty(sum(kv.length for kv in parts)), 0
         for kv in parts:
             slots.copy_from(_slots_of(kv), (slice(at, at + kv.length),), _where(kv))
@@ -220,8 +220,8 @@ class PaddedKVPool(PaddedPool[KV, DeviceBank], KVBackend):
         self._last = row.prefix, row.kv_out, row.position
         if self.alone is None or not self.alone.fits(row):
             follows = last is not None and last[0] is row.prefix and last[1] is row.kv_out
-            is_next = follows and last is not None and last[2] + 1 == row.position
-            self.alone = Alone(row, self) if is_next else None
+            is_adjacent = follows and last is not None and last[2] + 1 == row.position
+            self.alone = Alone(row, self) if is_adjacent else None
         return self.alone
 
     def one_piece(
@@ -269,15 +269,15 @@ class PaddedKVPool(PaddedPool[KV, DeviceBank], KVBackend):
             per_layer([t.transpose(2, 3) for t in slots.values]),
         )
 
-    def bank_for(self, tails: list[KV], width: int) -> tuple[DeviceBank, int]:
+    def buffer_for(self, tails: list[KV], width: int) -> tuple[DeviceBank, int]:
         """The bank of a width class with `tails` side by side, and the row of the first.
 
         There is room for one slot more.
         """
         longest = max(t.length for t in tails) + 1
-        bank = self._banks.get(width)
+        bank = self._buffers.get(width)
         if bank is None:
-            bank = self._banks[width] = DeviceBank(self.layout, width)
+            bank = self._buffers[width] = DeviceBank(self.layout, width)
         bank.compact()
         bank.widen(longest)
         first = bank.find(tails)
@@ -299,7 +299,7 @@ class PaddedKVPool(PaddedPool[KV, DeviceBank], KVBackend):
         fresh = self.layout.gather(keys, values, start, stop)
         n = stop - start
         if not kv.length:
-            self._leave(kv)
+            self._remove(kv)
             self._place(kv, fresh, n)
             return
         self.plan = None
@@ -328,13 +328,13 @@ class PaddedKVPool(PaddedPool[KV, DeviceBank], KVBackend):
                 bank.slots.copy_from(_slots_of(kv), (row, slice(0, n)), _where(kv))
         device = self.layout.device
         for width, group in by_bank.items():
-            source = self._banks[width]
+            source = self._buffers[width]
             into = torch.tensor([rows[id(kv)] for kv in group], device=device)
             of = torch.tensor([kv.start for kv in group], device=device)
             span = slice(0, min(source.room, bank.room))
             bank.slots.copy_from(source.slots, (into, span), (of, span))
         for kv in tails:
-            self._leave(kv)
+            self._remove(kv)
             kv.home, kv.start = bank, rows[id(kv)]
 
 

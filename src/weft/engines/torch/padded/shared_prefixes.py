@@ -40,7 +40,7 @@ class PrefixGroup:
 
     def __init__(self, stretch: SharedPrefix[KV], store: PaddedKVPool) -> None:
         spans, self.length, self.first, self.start, self.stop = stretch
-        if store.is_in_line([fragment for fragment, _ in spans]):
+        if store.is_contiguous([fragment for fragment, _ in spans]):
             self.keys, self.values = store.views(spans[0][0], self.length)
         else:  # another stretch of this step has some of them
             self.keys, self.values = store.padded([spans])
@@ -174,10 +174,10 @@ class PrefixBatchView(NamedTuple):
 
 
 def load_prefixes(
-    reaches: Sequence[QuerySpan[KV]], store: PaddedKVPool
+    query_spans: Sequence[QuerySpan[KV]], store: PaddedKVPool
 ) -> list[PrefixGroup | PrefixBatch]:
     """Group the spans above a step's rows and return the tensors of each group."""
-    singles, groups = group_prefixes(reaches, store)
+    singles, groups = group_prefixes(query_spans, store)
     batches = [PrefixBatch(members, store) for members in groups]
     for prefix in singles:  # all of them before any view is taken
         store.make_contiguous([fragment for fragment, _ in prefix.spans])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...base import Row
-from ...packing import DecodeGroup, Packing, PrefillGroup, lanes_of
+from ...packing import DecodeGroup, Packing, PrefillGroup, group_rows
 from ...padded_pool import own
 from ..input_tensors import IncrementingTensor
 from ..kv_backend import AttentionSpec, AttentionStep
@@ -62,10 +62,10 @@ class PaddedStep(AttentionStep):
         self.positions = plan.counted(_POSITIONS, self.device).at(self._places)
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
-        self._lengths = [[t.length for t in lane.tails] for lane in plan.banks]
+        self._lengths = [[t.length for t in lane.tails] for lane in plan.decode_groups]
         self._writes = [
             self._write_index(number, lane.first, n)
-            for number, (lane, n) in enumerate(zip(plan.banks, self._lengths, strict=True))
+            for number, (lane, n) in enumerate(zip(plan.decode_groups, self._lengths, strict=True))
         ]
         self._gathers: dict[int, tuple[Tensor, Tensor]] = {}
         self._bands: dict[tuple[int, int | None], list[CausalBand]] = {}
@@ -81,7 +81,7 @@ class PaddedStep(AttentionStep):
         n_heads, n_tokens, _ = q.shape
         group = n_heads // k.shape[0]
         folded = q.unflatten(0, (-1, group)).transpose(1, 2).flatten(1, 2)
-        if self.plan.chunks:
+        if self.plan.prefill_groups:
             self.keys[layer], self.values[layer] = k, v
         out, lse = self._own(layer, q, folded, k, v, spec)
         for view in self._visible(spec.window, group, q):
@@ -99,20 +99,20 @@ class PaddedStep(AttentionStep):
         self, alone: Alone, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec
     ) -> Tensor:
         """The same for the one row of a step, whose whole path is in one piece."""
-        if self.plan.chunks:
+        if self.plan.prefill_groups:
             self.keys[layer], self.values[layer] = k, v
         else:
-            (lane,) = self.plan.banks
-            self._write(lane.bank.keys[layer], self._writes[0], k)
-            self._write(lane.bank.values[layer], self._writes[0], v)
+            (lane,) = self.plan.decode_groups
+            self._write(lane.buffer.keys[layer], self._writes[0], k)
+            self._write(lane.buffer.values[layer], self._writes[0], v)
         return alone.meet(layer, q, k, v, spec)
 
     def commit(self) -> None:
-        if self.plan.chunks:
+        if self.plan.prefill_groups:
             self._keep_chunks()
         for row in self.rows:
             if isinstance(row.kv_out, KV):
-                self.store.grew(row.kv_out, row.n_tokens)
+                self.store.count_written(row.kv_out, row.n_tokens)
         if self.alone is not None:
             self.alone.n += 1
 
@@ -121,9 +121,9 @@ class PaddedStep(AttentionStep):
         keys, values = (
             [found[layer] for layer in range(len(found))] for found in (self.keys, self.values)
         )
-        n_banked = self.plan.n_banked
+        n_decode_tokens = self.plan.n_decode_tokens
         for row, start in zip(self.rows, self.starts, strict=True):
-            if isinstance(row.kv_out, KV) and start >= n_banked:
+            if isinstance(row.kv_out, KV) and start >= n_decode_tokens:
                 self.store.append(row.kv_out, keys, values, start, start + row.n_tokens)
 
     # Tokens among themselves, and with their live tails
@@ -135,9 +135,9 @@ class PaddedStep(AttentionStep):
         plan = self.plan
         results = [
             self._bank(number, lane, layer, folded, k, v, spec)
-            for number, lane in enumerate(plan.banks)
+            for number, lane in enumerate(plan.decode_groups)
         ]
-        results += [self._chunk(lane, q, k, v, spec) for lane in plan.chunks]
+        results += [self._chunk(lane, q, k, v, spec) for lane in plan.prefill_groups]
         if len(results) == 1:
             out, lse = results[0]
         else:
@@ -157,7 +157,7 @@ class PaddedStep(AttentionStep):
         """Write one new slot a row, then let each row meet its tail; one product for the bank."""
         n_rows = lane.stop - lane.start
         own = slice(lane.first, lane.first + n_rows)
-        keys, values = lane.bank.keys[layer], lane.bank.values[layer]
+        keys, values = lane.buffer.keys[layer], lane.buffer.values[layer]
         self._write(keys, self._writes[number], k[:, lane.start : lane.stop])
         self._write(values, self._writes[number], v[:, lane.start : lane.stop])
         low, bias = self._bank_mask(number, spec.window, k)
@@ -315,28 +315,32 @@ class LanePlan(Packing[KV, DeviceBank]):
 def plan_step(rows: Sequence[Row], store: PaddedKVPool) -> LanePlan:
     """Return a plan for the rows, the cached one if it fits; tails move to their banks."""
     cached = store.plan
-    if cached is not None and cached.fits(rows, crowd=store.is_large_batch()):
+    if cached is not None and cached.fits(rows, large_batch=store.is_large_batch()):
         return cached
     store.plan = None  # tails move to other rows now, whatever comes of it
     plan = _build(rows, store)
-    store.plan = plan if not plan.chunks else None
+    store.plan = plan if not plan.prefill_groups else None
     return plan
 
 
 def _build(rows: Sequence[Row], store: PaddedKVPool) -> LanePlan:
     dests = [None if row.kv_out is None else own(row.kv_out, KV) for row in rows]
     plan = LanePlan([(r.prefix, d) for r, d in zip(rows, dests, strict=True)], [], [0] * len(rows))
-    for (kind, size), members in lanes_of(rows, dests, store).items():
+    for (kind, size), members in group_rows(rows, dests, store).items():
         start = stop = sum(rows[i].n_tokens for i in plan.order)
         for i in members:
             plan.starts[i] = stop
             stop += rows[i].n_tokens
         plan.order += members
-        if kind == "bank":
+        if kind == "decode":
             tails = [d for i in members if (d := dests[i]) is not None]
-            plan.banks.append(DecodeGroup(*store.bank_for(tails, size), tails, start, stop))
+            plan.decode_groups.append(
+                DecodeGroup(*store.buffer_for(tails, size), tails, start, stop)
+            )
         else:
-            plan.chunks.append(PrefillGroup(tuple(rows[i].n_tokens for i in members), start, stop))
-    reaches = plan.reaches(rows, KV, sum(row.n_tokens for row in rows))
-    plan.load_prefixes = lambda: load_prefixes(reaches, store)
+            plan.prefill_groups.append(
+                PrefillGroup(tuple(rows[i].n_tokens for i in members), start, stop)
+            )
+    query_spans = plan.query_spans(rows, KV, sum(row.n_tokens for row in rows))
+    plan.load_prefixes = lambda: load_prefixes(query_spans, store)
     return plan
