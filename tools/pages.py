@@ -193,9 +193,9 @@ def _help(title: str, arguments: list[str]) -> list[str]:
 
 
 def _error_rows() -> Iterator[str]:
-    from weft._core.error_mapping import OUTCOMES
+    from weft._core.error_mapping import ERROR_MAPPINGS
 
-    for kind, outcome in OUTCOMES.items():
+    for kind, outcome in ERROR_MAPPINGS.items():
         says = (inspect.getdoc(kind) or "").partition("\n")[0].replace("|", "\\|")
         if kind is MemoryError:
             says = "Python's own, or the device's: no memory is left."

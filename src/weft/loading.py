@@ -21,7 +21,7 @@ from ._core.sampling.params import ModelDefaults, knows_options
 from ._core.system_resources import bytes_left
 from ._core.tokens.chat import read_chat_template
 from ._core.tokens.tokenizer import Tokenizer
-from ._core.validation import whole_number
+from ._core.validation import check_int
 from .engines import engine_class, install_hint
 from .engines.base import Engine, EngineInfo
 from .engines.capabilities import OWN
@@ -126,7 +126,7 @@ def load(
         EngineUnavailable: the engine's package is not installed, or a server does not answer.
         Unsupported: the engine cannot run this model.
     """
-    n_ctx = None if n_ctx is None else whole_number("n_ctx", n_ctx)
+    n_ctx = None if n_ctx is None else check_int("n_ctx", n_ctx)
     budget = parse_bytes(kv_budget)
     limits = {
         "n_ctx": n_ctx,
@@ -645,7 +645,7 @@ def parse_bytes(budget: str | int, name: str = "kv_budget", *, auto: bool = True
             return size
     else:
         with suppress(ConfigError):
-            return whole_number(name, budget, 1)
+            return check_int(name, budget, 1)
     known = '"auto", ' if auto else ""
     allowed = f'{known}bytes from 1 on, or a size like "4GiB"'
     off = "" if auto else "; None, or leaving it out, turns it off"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from weft import errors, samples
-from weft._core.error_mapping import OUTCOMES, outcome_of
+from weft._core.error_mapping import ERROR_MAPPINGS, map_error
 from weft.cli.hints import quoted
 from weft.service.store.database import Database
 
@@ -119,7 +119,7 @@ def test_every_error_has_its_line_in_the_table() -> None:
         for kind in vars(errors).values()
         if inspect.isclass(kind) and issubclass(kind, errors.WeftError)
     ]
-    assert set(kinds) <= set(OUTCOMES)
+    assert set(kinds) <= set(ERROR_MAPPINGS)
 
 
 @pytest.mark.parametrize(
@@ -138,20 +138,20 @@ def test_every_error_has_its_line_in_the_table() -> None:
     ],
 )
 def test_exit_codes_are_those_of_the_manual(error: BaseException, code: int) -> None:
-    assert outcome_of(error).exit_code == code
+    assert map_error(error).exit_code == code
 
 
 def test_a_failure_caused_by_too_little_memory_is_one_of_memory() -> None:
     error = errors.ForwardError("the model call failed")
     error.__cause__ = MemoryError()
-    assert outcome_of(error).exit_code == 4
+    assert map_error(error).exit_code == 4
 
 
 def test_an_error_of_a_subclass_gets_the_line_of_its_parent() -> None:
     class Special(errors.KVFull):
         pass
 
-    assert outcome_of(Special("x")).exit_code == 4
+    assert map_error(Special("x")).exit_code == 4
 
 
 @pytest.fixture

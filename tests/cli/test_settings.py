@@ -94,12 +94,12 @@ def test_an_unknown_log_level_is_a_mistake(weft, monkeypatch) -> None:
 def test_the_home_is_the_systems_own_place_unless_it_is_given(monkeypatch, tmp_path) -> None:
     from platformdirs import user_data_path
 
-    from weft._core.data_dir import home
+    from weft._core.data_dir import data_dir
 
     monkeypatch.setenv("WEFT_HOME", str(tmp_path))
-    assert home() == tmp_path
+    assert data_dir() == tmp_path
     monkeypatch.setenv("WEFT_HOME", "")
-    assert home() == user_data_path("weft", appauthor=False)
+    assert data_dir() == user_data_path("weft", appauthor=False)
 
 
 @pytest.mark.torch

@@ -103,7 +103,7 @@ def test_what_is_protected_stays(tmp_path: Path) -> None:
     atomic_files.write(tmp_path / "x", "old")
     (tmp_path / "x").chmod(0o400)
     for attempt in (
-        lambda: atomic_files.try_write(tmp_path / "x"),
+        lambda: atomic_files.check_writable(tmp_path / "x"),
         lambda: atomic_files.write(tmp_path / "x", "new"),
     ):
         with pytest.raises(StoreError, match="cannot write .*x: Permission denied"):
@@ -113,8 +113,8 @@ def test_what_is_protected_stays(tmp_path: Path) -> None:
 
 def test_what_is_only_tried_is_not_changed(tmp_path: Path) -> None:
     (tmp_path / "old").write_text("old")
-    atomic_files.try_write(tmp_path / "old")
-    atomic_files.try_write(tmp_path / "new")
+    atomic_files.check_writable(tmp_path / "old")
+    atomic_files.check_writable(tmp_path / "new")
     assert names(tmp_path) == ["old"]
     assert (tmp_path / "old").read_text() == "old"
 
@@ -127,7 +127,7 @@ def test_a_place_that_cannot_be_written_is_a_store_error(
     with pytest.raises(StoreError, match="cannot write") as written:
         atomic_files.write(path, "x")
     with pytest.raises(StoreError) as tried:
-        atomic_files.try_write(path)
+        atomic_files.check_writable(path)
     assert str(tried.value) == str(written.value)
     assert names(tmp_path) == []
 
@@ -175,10 +175,10 @@ def test_what_a_killed_write_left_goes_with_the_next_write(tmp_path: Path) -> No
 def test_what_another_process_still_writes_stays(tmp_path: Path) -> None:
     """Not even when it has been at it for an hour, and goes the moment it dies."""
     code = (
-        "import sys; from weft import files\n"
+        "import sys; from weft._core import atomic_files\n"
         "def parts():\n"
         "    yield 'x'; print(flush=True); sys.stdin.read(1); yield 'y'\n"
-        "files.write(sys.argv[1], parts())"
+        "atomic_files.write(sys.argv[1], parts())"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "slow")]
     for dies in (False, True):
@@ -187,7 +187,7 @@ def test_what_another_process_still_writes_stays(tmp_path: Path) -> None:
             process.stdout.readline()
             (part,) = tmp_path.glob("*.part")
             os.utime(part, (1, 1))
-            atomic_files.sweep(tmp_path)
+            atomic_files.remove_stale_temp_files(tmp_path)
             assert part.exists()
             if dies:
                 process.kill()
@@ -195,7 +195,7 @@ def test_what_another_process_still_writes_stays(tmp_path: Path) -> None:
                 process.communicate(b"\n", 30)
     assert (tmp_path / "slow").read_text() == "xy"
     assert part.exists()
-    atomic_files.sweep(tmp_path)
+    atomic_files.remove_stale_temp_files(tmp_path)
     assert names(tmp_path) == ["slow"]
 
 
@@ -208,7 +208,7 @@ def test_where_files_cannot_be_locked_only_old_leftovers_go(
     atomic_files.write(tmp_path / "x", "1")
     assert names(tmp_path) == sorted([LEFTOVER, "x"])
     os.utime(tmp_path / LEFTOVER, (time.time() - 90,) * 2)
-    atomic_files.sweep(tmp_path)
+    atomic_files.remove_stale_temp_files(tmp_path)
     assert names(tmp_path) == ["x"]
 
 
@@ -325,6 +325,6 @@ def test_messages_show_values_in_short() -> None:
     for _ in range(100_000):
         deep = [deep]
     for value in (deep, "x" * 10_000, list(range(1000)), {str(i): i for i in range(1000)}):
-        assert len(atomic_files.shown(value)) < 200
+        assert len(atomic_files.repr_short(value)) < 200
     while deep:  # freed in pieces
         deep = deep.pop()

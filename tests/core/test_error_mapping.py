@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 from weft import errors
-from weft._core.error_mapping import OUTCOMES, outcome_of
+from weft._core.error_mapping import ERROR_MAPPINGS, map_error
 
 KINDS = [
     kind
@@ -18,8 +18,8 @@ KINDS = [
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_error_has_its_own_row(kind: type[errors.WeftError]) -> None:
-    outcome = OUTCOMES[kind]
-    assert outcome is outcome_of(kind("x"))
+    outcome = ERROR_MAPPINGS[kind]
+    assert outcome is map_error(kind("x"))
     assert outcome.exit_code in (1, 2, 3, 4, 130)
     assert outcome.status in (400, 404, 409, 422, 429, 499, 500, 501, 503)
     assert outcome.kind.endswith("_error")
@@ -27,14 +27,14 @@ def test_every_error_has_its_own_row(kind: type[errors.WeftError]) -> None:
 
 
 def test_what_a_client_did_wrong_is_not_told_as_the_servers_fault() -> None:
-    for kind, outcome in OUTCOMES.items():
+    for kind, outcome in ERROR_MAPPINGS.items():
         assert (outcome.status < 500) == (outcome.kind not in _OURS), kind
 
 
 def test_an_error_that_is_its_own_cause_ends() -> None:
     error = errors.KVFull("x")
     error.__cause__ = error
-    assert outcome_of(error).status == 503
+    assert map_error(error).status == 503
 
 
 _OURS = ("server_error", "unavailable_error", "not_supported_error")
@@ -53,7 +53,7 @@ def test_no_memory_is_told_however_it_is_said() -> None:
     )
     for error in (MemoryError(), told, caused(MemoryError()), caused(told)):
         assert errors.is_out_of_memory(error)
-        assert outcome_of(error).exit_code == 4
+        assert map_error(error).exit_code == 4
     for said in (
         "Triton Error [CUDA]: out of memory",
         "CUBLAS_STATUS_ALLOC_FAILED when calling …",
@@ -71,4 +71,4 @@ def test_no_memory_is_told_however_it_is_said() -> None:
         caused(ValueError("can't allocate memory")),
     ):
         assert not errors.is_out_of_memory(error)
-    assert outcome_of(error).exit_code == 1
+    assert map_error(error).exit_code == 1

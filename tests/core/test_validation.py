@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import weft
-from weft._core.validation import number, one_of, takes_one, whole_number
+from weft._core.validation import check_choice, check_int, check_number, check_unary
 from weft.errors import ConfigError
 from weft.search.core import Budget
 
 
 @pytest.mark.parametrize("given", [2, np.int64(2), np.uint8(2), np.array(2)])
 def test_whole_numbers_come_back_as_ints(given: Any) -> None:
-    number = whole_number("n", given, 1, 3)
+    number = check_int("n", given, 1, 3)
     assert type(number) is int
     assert number == 2
 
@@ -27,12 +27,12 @@ def test_whole_numbers_come_back_as_ints(given: Any) -> None:
 )
 def test_others_are_refused_by_name(given: Any) -> None:
     with pytest.raises(ConfigError, match=r"^n is .*; allowed is a whole number from 1 to 3$"):
-        whole_number("n", given, 1, 3)
+        check_int("n", given, 1, 3)
 
 
 @pytest.mark.parametrize("given", [1, 0.25, np.float32(0.5), np.int64(1)])
 def test_numbers_come_back_as_floats(given: Any) -> None:
-    found = number("x", given, low=0, high=1, open_low=True)
+    found = check_number("x", given, low=0, high=1, open_low=True)
     assert type(found) is float
     assert found == given
 
@@ -43,15 +43,15 @@ def test_numbers_come_back_as_floats(given: Any) -> None:
 )
 def test_what_is_no_number_within_bounds_is_refused_by_name(given: Any) -> None:
     with pytest.raises(ConfigError, match=r"^x is .*; allowed is a finite number > 0 and <= 1$"):
-        number("x", given, low=0, high=1, open_low=True)
+        check_number("x", given, low=0, high=1, open_low=True)
 
 
 @pytest.mark.torch
 def test_a_tensor_of_a_bool_is_no_whole_number() -> None:
     torch = pytest.importorskip("torch")
     with pytest.raises(ConfigError, match=r"n is tensor\(True\)"):
-        whole_number("n", torch.tensor(True))
-    assert whole_number("n", torch.tensor(3)) == 3
+        check_int("n", torch.tensor(True))
+    assert check_int("n", torch.tensor(3)) == 3
 
 
 def test_what_is_kept_of_a_small_number_counts_as_far_as_others() -> None:
@@ -66,12 +66,12 @@ def test_what_is_kept_of_a_small_number_counts_as_far_as_others() -> None:
 
 
 def test_one_of_names_what_is_allowed_and_takes_no_number_for_a_bool() -> None:
-    one_of("flag", None, (None, True, False))
+    check_choice("flag", None, (None, True, False))
     for wrong in (1, 0, "no", "True"):
         with pytest.raises(ConfigError, match=f"flag is {wrong!r}; allowed are True and False"):
-            one_of("flag", wrong, (True, False))
+            check_choice("flag", wrong, (True, False))
     with pytest.raises(ConfigError, match="dtype is 'x'; allowed are 'a', 'b' and 'c', or so"):
-        one_of("dtype", "x", ("a", "b", "c"), ", or so")
+        check_choice("dtype", "x", ("a", "b", "c"), ", or so")
 
 
 class Caller:
@@ -98,7 +98,7 @@ def test_a_function_that_one_argument_cannot_be_handed_to_is_refused(
     function: Any, told: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        takes_one("value", function, "a text")
+        check_unary("value", function, "a text")
     assert str(caught.value) == f"value takes {told}; it has to take one argument, a text"
 
 
@@ -115,4 +115,4 @@ def test_a_function_that_one_argument_cannot_be_handed_to_is_refused(
     ],
 )
 def test_a_function_that_takes_one_argument_or_does_not_tell_is_taken(function: Any) -> None:
-    takes_one("value", function, "a text")
+    check_unary("value", function, "a text")

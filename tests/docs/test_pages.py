@@ -12,7 +12,7 @@ import typer
 
 from tools import pages
 from weft import errors, samples
-from weft._core.error_mapping import OUTCOMES
+from weft._core.error_mapping import ERROR_MAPPINGS
 from weft.cli.app import app
 
 ROOT = Path(__file__).parents[2]
@@ -38,11 +38,11 @@ def test_every_error_and_every_exit_code_is_on_the_page() -> None:
     page = pages.errors_page()
     classes = {one for one in vars(errors).values() if isinstance(one, type)}
     classes -= {errors.PromptWarning}  # a warning ends nothing
-    assert classes <= set(OUTCOMES)
+    assert classes <= set(ERROR_MAPPINGS)
     for kind in classes:
         assert f"| `{kind.__name__}` |" in page
     listed = {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)}
-    assert listed == {0} | {outcome.exit_code for outcome in OUTCOMES.values()}
+    assert listed == {0} | {outcome.exit_code for outcome in ERROR_MAPPINGS.values()}
 
 
 def test_every_page_is_in_the_menu_once() -> None:

@@ -57,10 +57,10 @@ def write(path: AnyPath, content: bytes | str | Iterable[str]) -> None:
         _sweep_once(target.parent)
         _replace(target, content, found)
     except OSError as error:
-        raise StoreError(f"cannot write {shown_path(path)}: {reason(error)}") from error
+        raise StoreError(f"cannot write {display_path(path)}: {error_reason(error)}") from error
 
 
-def try_write(path: AnyPath) -> None:
+def check_writable(path: AnyPath) -> None:
     """Raise what `write` would raise now, before there is anything to write; nothing changes."""
     name = os.fspath(path)
     try:
@@ -68,11 +68,11 @@ def try_write(path: AnyPath) -> None:
         if os.path.isdir(os.path.realpath(name)):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if found is None or stat.S_ISREG(found.st_mode):
-            part = new_part(_target(name, found).parent)
+            part = open_temp(_target(name, found).parent)
             part.close()
             os.unlink(part.name)
     except OSError as error:
-        raise StoreError(f"cannot write {shown_path(path)}: {reason(error)}") from error
+        raise StoreError(f"cannot write {display_path(path)}: {error_reason(error)}") from error
 
 
 def _target(name: str | bytes, found: os.stat_result | None) -> Path:
@@ -82,7 +82,7 @@ def _target(name: str | bytes, found: os.stat_result | None) -> Path:
     return Path(os.fsdecode(os.path.realpath(name)))
 
 
-def sweep(folder: Path) -> None:
+def remove_stale_temp_files(folder: Path) -> None:
     """Remove what killed writes have left in a folder; what somebody still writes stays.
 
     Never raises: what cannot be removed now is removed another time.
@@ -96,7 +96,7 @@ def sweep(folder: Path) -> None:
 
 @lru_cache(maxsize=1024)
 def _sweep_once(folder: Path) -> None:
-    sweep(folder)
+    remove_stale_temp_files(folder)
 
 
 def _replace(
@@ -104,7 +104,7 @@ def _replace(
 ) -> None:
     # In the same folder, so that the last step is one rename; with a name of its own, so that a
     # long one fits and nobody else's file looks like it.
-    file = new_part(target.parent)
+    file = open_temp(target.parent)
     try:
         with file:
             if old is not None:
@@ -137,10 +137,10 @@ def _rename_patiently(part: str, target: Path) -> None:
             time.sleep(0.02)
 
 
-def new_part(folder: Path) -> BinaryIO:
+def open_temp(folder: Path) -> BinaryIO:
     """Return a new file to write to, locked as long as it is open: so it is known to be in use.
 
-    What a killed process leaves of it is removed by the next `sweep` of its folder.
+    `remove_stale_temp_files` removes files that a killed process left in the folder.
     """
     while True:
         file = (folder / f".weft-{secrets.token_hex(8)}.part").open("xb")
@@ -230,7 +230,7 @@ def read(path: AnyPath, error: type[WeftError] = StoreError, *, most: int | None
             check_size(len(data), most)
             return data
     except (OSError, ValueError, MemoryError) as problem:
-        raise error(f"cannot read {shown_path(path)}: {reason(problem)}") from problem
+        raise error(f"cannot read {display_path(path)}: {error_reason(problem)}") from problem
 
 
 def check_size(n_bytes: int, most: int | None) -> None:
@@ -245,7 +245,7 @@ def read_text(path: AnyPath, error: type[WeftError] = StoreError) -> str:
     try:
         return str(data, "utf-8-sig")
     except UnicodeDecodeError as problem:
-        raise error(f"{shown_path(path)} is not UTF-8 text: {problem}") from problem
+        raise error(f"{display_path(path)} is not UTF-8 text: {problem}") from problem
 
 
 def read_json(
@@ -267,7 +267,7 @@ def read_json(
     try:
         return parse_json(data, nan=nan)
     except ValueError as problem:
-        raise error(f"{shown_path(path)} is {what}: {problem}") from problem
+        raise error(f"{display_path(path)} is {what}: {problem}") from problem
 
 
 def parse_json(data: bytes | str, *, nan: bool = False) -> Any:
@@ -280,13 +280,13 @@ def parse_json(data: bytes | str, *, nan: bool = False) -> Any:
 
 
 @contextmanager
-def named(path: AnyPath) -> Iterator[None]:
+def with_filename(path: AnyPath) -> Iterator[None]:
     """Let a FormatError or a ConfigError raised inside say which file it is about."""
     try:
         yield
     except (FormatError, ConfigError) as error:
         kind = FormatError if isinstance(error, FormatError) else ConfigError
-        raise kind(f"{shown_path(path)}: {error}", hint=error.hint) from error
+        raise kind(f"{display_path(path)}: {error}", hint=error.hint) from error
 
 
 def _no_number(name: str) -> None:
@@ -308,36 +308,40 @@ def _open_now(path: str, flags: int) -> int:
 # Looking at what was read ---------------------------------------------------------------------
 
 # What using a value that is not as expected may raise.
-FAULTS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+PARSE_ERRORS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 
 
-def field(record: Mapping[str, Any], name: str, kind: type, where: str) -> Any:
+def require_field(record: Mapping[str, Any], name: str, kind: type, where: str) -> Any:
     """Return a field that must be there and of this kind. Raises: FormatError."""
     if name not in record:
         raise FormatError(f"{where} has no {name!r}; the file is broken")
     value = record[name]
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise FormatError(f"{name!r} of {where} is {shown(value)}; a {kind.__name__} belongs there")
+        raise FormatError(
+            f"{name!r} of {where} is {repr_short(value)}; a {kind.__name__} belongs there"
+        )
     return value
 
 
-def number(value: object, where: str) -> float:
+def parse_number(value: object, where: str) -> float:
     """Return a number; "inf", "-inf" and "nan" are the ones that JSON has no word for."""
     if isinstance(value, str) and value in ("inf", "-inf", "nan"):
         return float(value)
     if not isinstance(value, bool) and isinstance(value, int | float):
         with suppress(OverflowError):
             return float(value)
-    raise FormatError(f"{where} is {shown(value)}; a number belongs there")
+    raise FormatError(f"{where} is {repr_short(value)}; a number belongs there")
 
 
-def whole(value: object, where: str, low: int, high: int | None = None) -> int:
+def parse_int(value: object, where: str, low: int, high: int | None = None) -> int:
     """Return a whole number from `low` to below `high`, if there is one. Raises: FormatError."""
     if isinstance(value, int) and not isinstance(value, bool):
         if value >= low and (high is None or value < high):
             return value
     last = "" if high is None else f" to {high - 1}"
-    raise FormatError(f"{where} is {shown(value)}; a whole number from {low}{last} belongs there")
+    raise FormatError(
+        f"{where} is {repr_short(value)}; a whole number from {low}{last} belongs there"
+    )
 
 
 def json_number(value: float) -> float | str:
@@ -345,18 +349,18 @@ def json_number(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
-def shown(value: object) -> str:
+def repr_short(value: object) -> str:
     """Return a value as a message shows it: short, however large or deep it is."""
     return _brief.repr(value)
 
 
-def shown_path(path: AnyPath) -> str:
+def display_path(path: AnyPath) -> str:
     """Return a path as a message shows it."""
     name = os.fsdecode(path)
     return name if name.isprintable() and name else repr(name)
 
 
-def reason(error: BaseException) -> str:
+def error_reason(error: BaseException) -> str:
     """Return why a file could not be read or written."""
     if isinstance(error, MemoryError):
         return "it does not fit into memory"

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 
-def home() -> Path:
+def data_dir() -> Path:
     """Return the folder: WEFT_HOME, else the system's own place for a user's data."""
     if given := os.environ.get("WEFT_HOME"):
         return Path(given).expanduser()

@@ -14,7 +14,7 @@ FAILURE, USAGE, UNAVAILABLE, MEMORY, INTERRUPTED = 1, 2, 3, 4, 130
 CLIENT_GONE = 499  # nobody reads the answer: in the log only
 
 
-class Outcome(NamedTuple):
+class ErrorMapping(NamedTuple):
     """How an error ends the command and a request.
 
     exit_code: of the command. status, kind, code: HTTP's, and OpenAI's `type` and `code`.
@@ -27,7 +27,7 @@ class Outcome(NamedTuple):
     kind: str
     code: str
     hint: str = ""
-    speaks_first: bool = False
+    overrides_hint: bool = False
 
 
 _DOCTOR = "weft doctor shows what is installed, and what to install for what"
@@ -37,19 +37,19 @@ _REQUEST, _SERVER = "invalid_request_error", "server_error"
 _CONFLICT, _BUSY, _NEVER = "conflict_error", "unavailable_error", "not_supported_error"
 
 # The most special class of an error that is here decides.
-OUTCOMES: dict[type[BaseException], Outcome] = {
-    errors.WeftError: Outcome(FAILURE, 500, _SERVER, "internal_error"),
-    errors.ConfigError: Outcome(USAGE, 400, _REQUEST, "invalid_parameter", _OPTIONS),
-    errors.EngineError: Outcome(UNAVAILABLE, 500, _SERVER, "engine_error", _DOCTOR),
-    errors.EngineUnavailable: Outcome(UNAVAILABLE, 501, _NEVER, "engine_unavailable", _DOCTOR),
-    errors.ModelLoadError: Outcome(UNAVAILABLE, 400, _REQUEST, "model_not_loadable"),
-    errors.Unsupported: Outcome(UNAVAILABLE, 501, _NEVER, "unsupported_by_engine", _DOCTOR),
-    errors.ForwardError: Outcome(
+ERROR_MAPPINGS: dict[type[BaseException], ErrorMapping] = {
+    errors.WeftError: ErrorMapping(FAILURE, 500, _SERVER, "internal_error"),
+    errors.ConfigError: ErrorMapping(USAGE, 400, _REQUEST, "invalid_parameter", _OPTIONS),
+    errors.EngineError: ErrorMapping(UNAVAILABLE, 500, _SERVER, "engine_error", _DOCTOR),
+    errors.EngineUnavailable: ErrorMapping(UNAVAILABLE, 501, _NEVER, "engine_unavailable", _DOCTOR),
+    errors.ModelLoadError: ErrorMapping(UNAVAILABLE, 400, _REQUEST, "model_not_loadable"),
+    errors.Unsupported: ErrorMapping(UNAVAILABLE, 501, _NEVER, "unsupported_by_engine", _DOCTOR),
+    errors.ForwardError: ErrorMapping(
         FAILURE, 500, _SERVER, "engine_error", "weft doctor runs the embedded model as a check"
     ),
-    errors.CapacityError: Outcome(MEMORY, 503, _BUSY, "out_of_memory", _SMALLER, True),
-    errors.KVFull: Outcome(MEMORY, 503, _BUSY, "kv_out_of_memory", _SMALLER, True),
-    errors.ContextOverflow: Outcome(
+    errors.CapacityError: ErrorMapping(MEMORY, 503, _BUSY, "out_of_memory", _SMALLER, True),
+    errors.KVFull: ErrorMapping(MEMORY, 503, _BUSY, "kv_out_of_memory", _SMALLER, True),
+    errors.ContextOverflow: ErrorMapping(
         USAGE,
         400,
         _REQUEST,
@@ -57,36 +57,40 @@ OUTCOMES: dict[type[BaseException], Outcome] = {
         "shorten the prompt, or take a model that holds more",
         True,
     ),
-    errors.TreeError: Outcome(FAILURE, 409, _CONFLICT, "not_possible_here"),
-    errors.StaleHandle: Outcome(FAILURE, 503, _BUSY, "model_unloaded"),
-    errors.HasChildren: Outcome(FAILURE, 409, _CONFLICT, "has_children"),
-    errors.NotAChild: Outcome(FAILURE, 409, _CONFLICT, "not_a_child"),
-    errors.Terminal: Outcome(FAILURE, 409, _CONFLICT, "node_ended"),
-    errors.ConstraintError: Outcome(FAILURE, 422, _REQUEST, "constraint_failed"),
-    errors.GrammarError: Outcome(USAGE, 422, _REQUEST, "invalid_constraint"),
-    errors.Unfinished: Outcome(FAILURE, 422, _REQUEST, "unfinished"),
-    errors.DeadEnd: Outcome(FAILURE, 422, _REQUEST, "no_legal_token"),
-    errors.StoreError: Outcome(FAILURE, 500, _SERVER, "store_error"),
-    errors.StoreUnavailable: Outcome(FAILURE, 503, _BUSY, "store_unavailable"),
-    errors.FormatError: Outcome(FAILURE, 400, _REQUEST, "unknown_format"),
-    errors.ModelMismatch: Outcome(
+    errors.TreeError: ErrorMapping(FAILURE, 409, _CONFLICT, "not_possible_here"),
+    errors.StaleHandle: ErrorMapping(FAILURE, 503, _BUSY, "model_unloaded"),
+    errors.HasChildren: ErrorMapping(FAILURE, 409, _CONFLICT, "has_children"),
+    errors.NotAChild: ErrorMapping(FAILURE, 409, _CONFLICT, "not_a_child"),
+    errors.Terminal: ErrorMapping(FAILURE, 409, _CONFLICT, "node_ended"),
+    errors.ConstraintError: ErrorMapping(FAILURE, 422, _REQUEST, "constraint_failed"),
+    errors.GrammarError: ErrorMapping(USAGE, 422, _REQUEST, "invalid_constraint"),
+    errors.Unfinished: ErrorMapping(FAILURE, 422, _REQUEST, "unfinished"),
+    errors.DeadEnd: ErrorMapping(FAILURE, 422, _REQUEST, "no_legal_token"),
+    errors.StoreError: ErrorMapping(FAILURE, 500, _SERVER, "store_error"),
+    errors.StoreUnavailable: ErrorMapping(FAILURE, 503, _BUSY, "store_unavailable"),
+    errors.FormatError: ErrorMapping(FAILURE, 400, _REQUEST, "unknown_format"),
+    errors.ModelMismatch: ErrorMapping(
         FAILURE, 409, _CONFLICT, "model_mismatch", "take the model that the loom was made with"
     ),
-    errors.LeaseLost: Outcome(FAILURE, 409, _CONFLICT, "lease_lost", "try again"),
-    errors.NotFound: Outcome(FAILURE, 404, "not_found_error", "not_found", "weft ls lists looms"),
-    errors.Conflict: Outcome(FAILURE, 409, _CONFLICT, "revision_mismatch", "read it anew"),
-    errors.QueueFull: Outcome(FAILURE, 429, "rate_limit_error", "queue_full", "try again later"),
-    errors.Unreachable: Outcome(
+    errors.LeaseLost: ErrorMapping(FAILURE, 409, _CONFLICT, "lease_lost", "try again"),
+    errors.NotFound: ErrorMapping(
+        FAILURE, 404, "not_found_error", "not_found", "weft ls lists looms"
+    ),
+    errors.Conflict: ErrorMapping(FAILURE, 409, _CONFLICT, "revision_mismatch", "read it anew"),
+    errors.QueueFull: ErrorMapping(
+        FAILURE, 429, "rate_limit_error", "queue_full", "try again later"
+    ),
+    errors.Unreachable: ErrorMapping(
         UNAVAILABLE, 503, _BUSY, "server_unreachable", "weft serve starts a server"
     ),
-    errors.Cancelled: Outcome(INTERRUPTED, CLIENT_GONE, _REQUEST, "cancelled"),
-    errors.BatchAbandoned: Outcome(FAILURE, 503, _BUSY, "batch_abandoned", "try again"),
-    MemoryError: Outcome(MEMORY, 503, _BUSY, "out_of_memory", _SMALLER),
+    errors.Cancelled: ErrorMapping(INTERRUPTED, CLIENT_GONE, _REQUEST, "cancelled"),
+    errors.BatchAbandoned: ErrorMapping(FAILURE, 503, _BUSY, "batch_abandoned", "try again"),
+    MemoryError: ErrorMapping(MEMORY, 503, _BUSY, "out_of_memory", _SMALLER),
 }
 
 
-def outcome_of(error: BaseException) -> Outcome:
+def map_error(error: BaseException) -> ErrorMapping:
     """Return what becomes of this error."""
     if errors.is_out_of_memory(error):
-        return OUTCOMES[MemoryError]
-    return next(OUTCOMES[kind] for kind in type(error).__mro__ if kind in OUTCOMES)
+        return ERROR_MAPPINGS[MemoryError]
+    return next(ERROR_MAPPINGS[kind] for kind in type(error).__mro__ if kind in ERROR_MAPPINGS)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, ClassVar, NoReturn
 
 
-class Uncopied:
-    """A base of classes whose objects are not copied; `class A(Uncopied, instead="…")`."""
+class NotPicklable:
+    """A base of classes whose objects are not copied; `class A(NotPicklable, instead="…")`."""
 
     __slots__ = ()
     _instead: ClassVar[str]

@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import ConfigError, PromptWarning
 
 
-def whole_number(name: str, value: Any, low: int | None = None, high: int | None = None) -> int:
+def check_int(name: str, value: Any, low: int | None = None, high: int | None = None) -> int:
     """Return a whole number from `low` to `high`, both allowed, as an int; None: no bound.
 
     NumPy's integers are whole numbers, True and False are none. Raises: ConfigError.
@@ -25,21 +25,21 @@ def whole_number(name: str, value: Any, low: int | None = None, high: int | None
     return number
 
 
-def boolean(name: str, value: Any) -> bool:
+def check_bool(name: str, value: Any) -> bool:
     """Return a bool; 0, 1 and None are none. Raises: ConfigError."""
     if not isinstance(value, bool):
         raise ConfigError(f"{name} is {value!r:.80}; allowed is True or False")
     return value
 
 
-def one_of(name: str, value: Any, allowed: Collection[Any], why: str = "") -> None:
+def check_choice(name: str, value: Any, allowed: Collection[Any], why: str = "") -> None:
     """Raise ConfigError for a value that is not among the allowed ones; why: what to add to it."""
     if not any(value is each or (type(value) is type(each) and value == each) for each in allowed):
         shown = " and ".join(", ".join(map(repr, allowed)).rsplit(", ", 1))
         raise ConfigError(f"{name} is {value!r:.80}; allowed are {shown}{why}")
 
 
-def takes_one(name: str, function: Callable[..., Any], what: str) -> None:
+def check_unary(name: str, function: Callable[..., Any], what: str) -> None:
     """Raise ConfigError for a function that one argument cannot be handed to; what: that is.
 
     A function that does not tell what it takes, as some that are built in, is taken as it is.
@@ -56,7 +56,7 @@ def takes_one(name: str, function: Callable[..., Any], what: str) -> None:
         raise ConfigError(f"{name} takes {takes}; it has to take one argument, {what}") from error
 
 
-def half_character(text: str) -> int | None:
+def find_lone_surrogate(text: str) -> int | None:
     """Return where a text has half of a surrogate pair, which no encoding has; None for nowhere."""
     try:
         text.encode()
@@ -65,7 +65,7 @@ def half_character(text: str) -> int | None:
     return None
 
 
-def half_told(name: str, text: str, at: int) -> str:
+def lone_surrogate_message(name: str, text: str, at: int) -> str:
     """Return what is wrong with such a text."""
     return f"{name} has half a character at {at} ({text[at]!r}, a lone surrogate); give whole ones"
 
@@ -82,7 +82,7 @@ def as_index(value: Any) -> int | None:
         return None
 
 
-def number(
+def check_number(
     name: str,
     value: Any,
     *,

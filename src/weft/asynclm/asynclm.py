@@ -24,7 +24,7 @@ from .._core.sched.work import Extend, Logits, Run, RunResult, Ticket
 from .._core.tokens.codec import Token, tokens_of
 from .._core.tokens.text import token_texts
 from .._core.tokens.tokenizer import Tokenizer
-from .._core.validation import whole_number
+from .._core.validation import check_int
 from ..engines.base import HostLogits, RetainedRow
 from ..errors import BatchAbandoned, Cancelled, ConfigError, ContextOverflow, ForwardError
 from ..lm.lm import LM
@@ -101,7 +101,7 @@ class AbstractAsyncLM(ABC):
         self, token_ids_list: Contexts, k: int, lora_name: str | None = None
     ) -> TopRows:
         """Return the `k` likeliest tokens after each context, instead of whole rows."""
-        k = whole_number("k", k, 1)
+        k = check_int("k", k, 1)
 
         async def one(ids: Sequence[int]) -> TopRows:
             return top_of(await self.next_token_logprobs(ids, **named(lora_name)), k)
@@ -112,7 +112,7 @@ class AbstractAsyncLM(ABC):
         self, token_ids_list: Contexts, k: int, lora_name: str | None = None
     ) -> TopRows:
         """Return what `batch_top_logprobs` does; blocks until it is there."""
-        k = whole_number("k", k, 1)
+        k = check_int("k", k, 1)
         options = named(lora_name)
         rows = (self.next_token_logprobs_sync(ids, **options) for ids in token_ids_list)
         return joined([top_of(row, k) for row in rows], k)
@@ -135,7 +135,7 @@ class AbstractAsyncLM(ABC):
         Raises: ContextOverflow for a prompt that is longer than the context.
         """
         prompts = [whole_numbers("prompt_token_ids", prompt_token_ids)]
-        n, ends = whole_number("max_tokens", max_tokens, 0), checked_ends(eos_token_ids)
+        n, ends = check_int("max_tokens", max_tokens, 0), checked_ends(eos_token_ids)
         samplers = [sampler_of(temperature, seed, 0)]
         return (await self._samples(prompts, n, ends, samplers, lora_name))[0]
 
@@ -150,7 +150,7 @@ class AbstractAsyncLM(ABC):
     ) -> list[list[int]]:
         """Return samples after each prompt; equal prompts get different ones under one seed."""
         prompts = [whole_numbers("a prompt", prompt) for prompt in prompt_token_ids_list]
-        n, ends = whole_number("max_tokens", max_tokens, 0), checked_ends(eos_token_ids)
+        n, ends = check_int("max_tokens", max_tokens, 0), checked_ends(eos_token_ids)
         seed = fresh_seed() if seed is None else seed
         samplers = [sampler_of(temperature, seed, number) for number in range(len(prompts))]
         return await self._samples(prompts, n, ends, samplers, lora_name)
@@ -262,12 +262,12 @@ class AsyncLM(AbstractAsyncLM):
             raise ConfigError(f"AsyncLM is of an LM, not {type(lm).__name__}; see weft.load")
         super().__init__(lm.tokenizer)
         self.lm = lm
-        self.batch_size = None if batch_size is None else whole_number("batch_size", batch_size, 1)
+        self.batch_size = None if batch_size is None else check_int("batch_size", batch_size, 1)
         self.strict = strict
         self._as_torch = True if as_torch is None and lm.info.name == "torch" else as_torch
         self._root = lm.root()
         self._device = lm.info.device if on_device else None
-        self._exact = ExactRows(lm, whole_number("strict_bytes", strict_bytes, 0))
+        self._exact = ExactRows(lm, check_int("strict_bytes", strict_bytes, 0))
         self._waiting: set[Ticket] = set()
         self._gates: weakref.WeakKeyDictionary[Any, tuple[int, asyncio.Semaphore]]
         self._gates = weakref.WeakKeyDictionary()
@@ -544,7 +544,7 @@ class AsyncLM(AbstractAsyncLM):
         return (token_ids_list[at : at + size] for at in range(0, len(token_ids_list), size))
 
     def _checked_top(self, k: int) -> int:
-        number = whole_number("k", k, 1)
+        number = check_int("k", k, 1)
         if number > self.lm.info.n_vocab > 0:
             raise ConfigError(f"k is {k}; allowed is 1 to {self.lm.info.n_vocab}, the vocabulary")
         return number

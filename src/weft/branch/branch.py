@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from .._core.nopickle import Uncopied
+from .._core.nopickle import NotPicklable
 from .._core.remedies import OF_BRANCH, Listed, remedied
 from .._core.sampling.metrics import entropy, surprisal
 from .._core.sampling.params import SamplingParams
 from .._core.sampling.rng import fresh_seed, stream_of
 from .._core.sched.driver import deferred_interrupt
 from .._core.sched.logits_cache import LogitsRow
-from .._core.validation import whole_number
+from .._core.validation import check_int
 from ..constraints.base import n_words
 from ..errors import ConfigError, GrammarError, HasChildren
 from .calls import CommitCall, PrefillCall, ReadCall, arun, run
@@ -247,7 +247,7 @@ def constraint_of(grammar: Any) -> Any:
 
 @remedied(OF_BRANCH, camel_case=True)
 class Branch(
-    Uncopied,
+    NotPicklable,
     SamplingControls,
     Listed,
     instead="fork() it, or save it and open it elsewhere: branch.save(path), Branch.load(lm, path)",
@@ -432,7 +432,7 @@ class Branch(
         """
         self._check_none_ahead("rewind")
         stream_seed = None if seed is None else checked_seed(seed)
-        if whole_number("n", n, 0, self.position):
+        if check_int("n", n, 0, self.position):
             self._rewind_to(self.position - n)
         if stream_seed is not None:
             self.reseed(stream_seed, (0,))
@@ -576,7 +576,7 @@ class Branch(
         return f"<Branch {self.number} {state}>"
 
     def _on_path(self, name: str, position: int) -> int:
-        return whole_number(name, position, 0, self.position)
+        return check_int(name, position, 0, self.position)
 
     def _check_none_ahead(self, call: str) -> None:
         self.check_open()

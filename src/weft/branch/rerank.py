@@ -9,7 +9,7 @@ from os.path import commonprefix
 from typing import TYPE_CHECKING
 
 from .._core.sched.work import Extend, Logits, Ticket
-from .._core.validation import whole_number
+from .._core.validation import check_int
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Rerank:
         """
         if "{query}" not in question or "{document}" not in question:
             raise ConfigError(f"question is {question!r}; it needs {{query}} and {{document}}")
-        n_at_once = whole_number("n_at_once", n_at_once, 1)
+        n_at_once = check_int("n_at_once", n_at_once, 1)
         good, bad = (lm.text.continuation(word) for word in words)
         self._shared = commonprefix([good, bad])
         n = len(self._shared)

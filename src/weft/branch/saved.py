@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._core import atomic_files
-from .._core.atomic_files import field, number, shown, whole
+from .._core.atomic_files import parse_int, parse_number, repr_short, require_field
 from .._core.sampling.params import SamplingParams
 from .._core.sampling.rng import stream_of
 from .._core.sched.logits_cache import LogitsRow
@@ -63,7 +63,7 @@ def load(kind: type[Branch], lm: LM, source: Mapping[str, Any] | str | Path) -> 
     data = atomic_files.read_json(
         source, FormatError, "no saved branch, or is broken", unread=StoreError
     )
-    with atomic_files.named(source):
+    with atomic_files.with_filename(source):
         return _loaded(kind, lm, data)
 
 
@@ -72,27 +72,29 @@ def _loaded(kind: type[Branch], lm: LM, data: object) -> Branch:
         raise FormatError(f'this is no saved branch: "format" is not "{FORMAT}"')
     version = data.get("version")
     if version != VERSION:
-        raise FormatError(f"this is a saved branch of version {shown(version)}, not {VERSION}")
+        raise FormatError(f"this is a saved branch of version {repr_short(version)}, not {VERSION}")
     adapter = data.get("adapter")  # absent in files of earlier versions, as the steering is
     if adapter is not None and not isinstance(adapter, str):
-        raise FormatError(f"adapter of {SUBJECT} is {shown(adapter)}; a name or null belongs there")
-    if field(data, "fingerprint", str, SUBJECT) != lm.fingerprint(adapter):
+        raise FormatError(
+            f"adapter of {SUBJECT} is {repr_short(adapter)}; a name or null belongs there"
+        )
+    if require_field(data, "fingerprint", str, SUBJECT) != lm.fingerprint(adapter):
         which = "model" if adapter is None else f"model, or another LoRA adapter named {adapter!r}"
         raise ModelMismatch(f"the branch was saved with another {which}; load it with that one")
     try:
         return _restored(kind, lm, data)
     except ContextOverflow:  # nothing is wrong with the file
         raise
-    except (ConfigError, ConstraintError, *atomic_files.FAULTS) as error:
+    except (ConfigError, ConstraintError, *atomic_files.PARSE_ERRORS) as error:
         raise FormatError(f"{SUBJECT} is broken: {error}") from error
 
 
 def _restored(kind: type[Branch], lm: LM, data: Mapping[str, Any]) -> Branch:
-    saved = SamplingParams.from_dict(field(data, "params", dict, SUBJECT))
+    saved = SamplingParams.from_dict(require_field(data, "params", dict, SUBJECT))
     params = SamplingParams.resolve({}, saved)  # from here on it is drawn by today's rule
     if saved.draw_rule != params.draw_rule:
         _log.warning("the branch was saved by an earlier version: its seed goes on differently")
-    seed = whole(data.get("seed"), f"seed of {SUBJECT}", 0, 2**64)
+    seed = parse_int(data.get("seed"), f"seed of {SUBJECT}", 0, 2**64)
     lineage = tuple(_int_list(data, "lineage", 2**63))
     tokens = _int_list(data, "tokens", lm.info.n_vocab or lm.text.n_vocab)
     ahead = _int_list(data, "ahead", lm.info.n_vocab or lm.text.n_vocab)
@@ -101,16 +103,16 @@ def _restored(kind: type[Branch], lm: LM, data: Mapping[str, Any]) -> Branch:
     lm.check_path(ahead, len(tokens))
     branch = kind(lm, place, params, lm.sampler(params, stream, in_steps=True))
     branch.seed, branch.lineage = seed, lineage
-    for index, each in enumerate(field(data, "accepted", list, SUBJECT)):
+    for index, each in enumerate(require_field(data, "accepted", list, SUBJECT)):
         where = f"accepted token {index} of {SUBJECT}"
         if not isinstance(each, list | tuple) or len(each) != 4:
-            raise FormatError(f"{where} is {shown(each)}; four values belong there")
-        position = whole(each[0], f"position of {where}", 0, len(tokens) + len(ahead))
-        token = whole(each[1], where, 0, lm.info.n_vocab or lm.text.n_vocab)
-        raw, kept = (None if value is None else number(value, where) for value in each[2:])
+            raise FormatError(f"{where} is {repr_short(each)}; four values belong there")
+        position = parse_int(each[0], f"position of {where}", 0, len(tokens) + len(ahead))
+        token = parse_int(each[1], where, 0, lm.info.n_vocab or lm.text.n_vocab)
+        raw, kept = (None if value is None else parse_number(value, where) for value in each[2:])
         branch.last = Accepted(branch.last, position, token, raw, kept)
     n_accepted = 0 if branch.last is None else branch.last.n
-    branch.grammar_from = whole(
+    branch.grammar_from = parse_int(
         data.get("grammar_from"), f"grammar_from of {SUBJECT}", 0, n_accepted + 1
     )
     if len(ahead) > n_accepted:
@@ -124,5 +126,5 @@ def _restored(kind: type[Branch], lm: LM, data: Mapping[str, Any]) -> Branch:
 
 
 def _int_list(data: Mapping[str, Any], name: str, high: int) -> list[int]:
-    given = field(data, name, list, SUBJECT)
-    return [whole(each, f"{name} of {SUBJECT}", 0, high) for each in given]
+    given = require_field(data, name, list, SUBJECT)
+    return [parse_int(each, f"{name} of {SUBJECT}", 0, high) for each in given]

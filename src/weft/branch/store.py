@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .._core.remedies import Listed, remedied
-from .._core.validation import number
+from .._core.validation import check_number
 from ..errors import ConfigError
 from .branch import Branch
 from .calls import CommitCall, PrefillCall, ReadCall, arun, check_pairs, run
@@ -97,7 +97,7 @@ class BranchStore(Listed):
         """
         pairs = [(each, None) for each in (branch, *experts)]
         check_pairs(self.lm, pairs, "merge_logits")
-        weight = number("alpha", alpha)
+        weight = check_number("alpha", alpha)
         if experts:
             total = np.sum([each.effective_logits() for each in experts], axis=0, dtype=np.float64)
             branch.set_logits(branch.effective_logits() + weight * total)

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TextIO
 import typer
 
 from .. import errors
-from .._core.error_mapping import FAILURE, INTERRUPTED, MEMORY, USAGE, outcome_of
+from .._core.error_mapping import FAILURE, INTERRUPTED, MEMORY, USAGE, map_error
 from ..errors import ConfigError, PromptWarning
 from ..viz.terminal import TerminalWriter, escape_controls, write_object
 
@@ -49,12 +49,12 @@ def handle_errors(verb: Callable[Args, None]) -> Callable[Args, None]:
 
 def print_error(error: BaseException, verb: str, *, as_json: bool = False) -> int:
     """Write an error of a verb and its hint to stderr, or one JSON object; return the exit code."""
-    outcome = outcome_of(error)
+    outcome = map_error(error)
     message = str(error) or type(error).__name__
     if outcome.exit_code == MEMORY and isinstance(error, MemoryError):
         message = "out of memory"
     hints = [getattr(error, "hint", ""), outcome.hint.format(verb=verb)]
-    hint = next(filter(None, reversed(hints) if outcome.speaks_first else hints), "")
+    hint = next(filter(None, reversed(hints) if outcome.overrides_hint else hints), "")
     write(type(error).__name__, message, hint, outcome.exit_code, as_json)
     return outcome.exit_code
 

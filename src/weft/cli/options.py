@@ -356,7 +356,7 @@ def constraint(schema: Path | None) -> dict[str, Any]:
     given = atomic_files.read_json(schema, ConfigError, "no JSON schema")
     if not isinstance(given, dict | bool):
         raise GrammarError(
-            f"{schema} holds {atomic_files.shown(given)}; a JSON schema is an object"
+            f"{schema} holds {atomic_files.repr_short(given)}; a JSON schema is an object"
         )
     try:
         made = JsonSchema(given)

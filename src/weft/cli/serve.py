@@ -159,7 +159,7 @@ def serve(
     It runs until Ctrl-C. Options that are not listed here are the engine's, as in
     weft serve ./folder --engine vllm --tensor-parallel-size 2
     """
-    from .._core.validation import whole_number
+    from .._core.validation import check_int
     from ..loading import display_name, parse_bytes
     from ..service.server.config import ServerConfig, ServerLimits
     from ..service.server.run import serve as serve_forever
@@ -186,13 +186,13 @@ def serve(
         memory_budget=None
         if memory_budget is None
         else parse_bytes(memory_budget, "--memory-budget", auto=False),
-        max_models=None if max_models is None else whole_number("--max-models", max_models, 1),
+        max_models=None if max_models is None else check_int("--max-models", max_models, 1),
         db=db,
         grace_s=grace,
         limits=ServerLimits(
-            n=whole_number("--max-n", max_n, 1),
-            tokens=whole_number("--max-tokens", max_tokens, 1),
-            jobs=whole_number("--max-jobs", max_jobs, 1),
+            n=check_int("--max-n", max_n, 1),
+            tokens=check_int("--max-tokens", max_tokens, 1),
+            jobs=check_int("--max-jobs", max_jobs, 1),
         ),
     )
     out = TerminalWriter.for_stream(sys.stderr)

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._core.atomic_files import number, read, write
+from .._core.atomic_files import parse_number, read, write
 from ..errors import (
     ConfigError,
     FormatError,
@@ -378,14 +378,14 @@ class ServerLoomSession(LoomSession):
         set_tokens(node, told.token_ids or [])
         set_text(node, told.text)
         node.id = told.id
-        node.logprobs = [number(value, "a logprob") for value in told.logprobs or ()]
-        node.entropies = [number(value, "an entropy") for value in told.entropies or ()]
+        node.logprobs = [parse_number(value, "a logprob") for value in told.logprobs or ()]
+        node.entropies = [parse_number(value, "an entropy") for value in told.entropies or ()]
         legal = told.legal_logmass or ()
-        node.legal_logmass = [number(value, "a legal_logmass") for value in legal]
+        node.legal_logmass = [parse_number(value, "a legal_logmass") for value in legal]
         node.params = None if told.params is None else SamplingParams.from_dict(told.params)
         node.finish_reason = told.finish_reason  # type: ignore[assignment]
         node.stop_string, node.terminal = told.stop_string, told.ended
-        node.score = None if told.score is None else number(told.score, "a score")
+        node.score = None if told.score is None else parse_number(told.score, "a score")
         node.meta = dict(told.meta or {})
         self.by_number[told.node] = node
         self._numbers[told.id] = told.node
@@ -513,7 +513,7 @@ class ServerLoomSession(LoomSession):
                 each.id,
                 each.text,
                 bytes(each.bytes),
-                number(each.logprob, "a logprob"),
+                parse_number(each.logprob, "a logprob"),
                 each.p,
                 each.rank,
             )

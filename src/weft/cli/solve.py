@@ -14,7 +14,7 @@ from rich.live import Live
 
 from .. import samples
 from .._core.error_mapping import INTERRUPTED
-from .._core.validation import whole_number
+from .._core.validation import check_int
 from ..errors import ConfigError, FormatError, Unsupported
 from ..search.strategies import (
     DEFAULT,
@@ -214,7 +214,7 @@ def check_options(strategy: Strategy, chosen: dict[str, Any]) -> None:
                 f"{_FLAGS[name]} has no meaning for --strategy {strategy.name}; leave it out"
             )
     if (n := chosen.get("n")) is not None:
-        whole_number("-n", n, 1)
+        check_int("-n", n, 1)
 
 
 def picture_of(out: TerminalWriter, loom: Loom, best: Heddle | None = None) -> Group:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .._core.validation import whole_number
+from .._core.validation import check_int
 from ..errors import ConfigError
 from ..service.interchange.said import said_at, written
 from ..viz.color_scale import ColorScale
@@ -48,7 +48,7 @@ def tree(
 
 def show_loom(session: LoomSession, top: int, *, as_json: bool) -> None:
     """Draw a loom, or write it as an object."""
-    top = whole_number("--top", top, 0)
+    top = check_int("--top", top, 0)
     if as_json:
         from ..service.store.wire import tree_object
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
 
-from .._core.nopickle import Uncopied
+from .._core.nopickle import NotPicklable
 from ..errors import ConfigError, ContextOverflow, ForwardError, Unsupported
 from .capabilities import Capabilities as Capabilities
 
@@ -443,7 +443,7 @@ class Fragments(ABC):
         """What is held now."""
 
 
-class Engine(Uncopied, ABC, instead="load it again where it is to run"):
+class Engine(NotPicklable, ABC, instead="load it again where it is to run"):
     """One loaded model.
 
     fragments: its KV memory; None for hidden engines. native: its own generation loop, of hidden

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .._core.atomic_files import FAULTS, parse_json, read_json, reason, shown
+from .._core.atomic_files import PARSE_ERRORS, error_reason, parse_json, read_json, repr_short
 from ..errors import ModelLoadError, Unsupported
 
 _INDEX = "model.safetensors.index.json"
@@ -154,7 +154,9 @@ def architectures(config: Mapping[str, Any]) -> list[str]:
     """
     names = config.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ModelLoadError(f"config.json: architectures is {shown(names)}; names belong there")
+        raise ModelLoadError(
+            f"config.json: architectures is {repr_short(names)}; names belong there"
+        )
     return names
 
 
@@ -247,7 +249,9 @@ def _weight_map(index: Path) -> dict[str, str]:
         raise ModelLoadError(f"{index} has no weight_map; download the folder again")
     for name, file in weight_map.items():
         if not isinstance(file, str):
-            raise ModelLoadError(f"{index} has {shown(file)} for {name!r}; a file belongs there")
+            raise ModelLoadError(
+                f"{index} has {repr_short(file)} for {name!r}; a file belongs there"
+            )
     return weight_map
 
 
@@ -261,12 +265,12 @@ def _read_header(file: Path) -> dict[str, Tensor]:
                 raise _truncated(file, size, 8 + n_header)
             raw = stream.read(n_header)
     except OSError as error:
-        raise ModelLoadError(f"cannot read {file}: {reason(error)}") from error
+        raise ModelLoadError(f"cannot read {file}: {error_reason(error)}") from error
     try:
         header = parse_json(raw)
         header.pop("__metadata__", None)
         tensors = {name: _tensor(file, 8 + n_header, each) for name, each in header.items()}
-    except FAULTS as error:
+    except PARSE_ERRORS as error:
         raise ModelLoadError(f"{file} is not a safetensors file: {error}") from error
     end = max((tensor.end for tensor in tensors.values()), default=0)
     if end > size:
@@ -278,9 +282,9 @@ def _tensor(file: Path, base: int, entry: dict[str, Any]) -> Tensor:
     begin, end = entry["data_offsets"]
     dtype, shape = entry["dtype"], tuple(entry["shape"])
     if not isinstance(dtype, str) or any(type(n) is not int or n < 0 for n in (begin, *shape)):
-        raise ValueError(f"{shown(entry)} describes no tensor")
+        raise ValueError(f"{repr_short(entry)} describes no tensor")
     if type(end) is not int or end < begin:
-        raise ValueError(f"a tensor ends at {shown(end)}, before it begins")
+        raise ValueError(f"a tensor ends at {repr_short(end)}, before it begins")
     return Tensor(file, dtype, shape, base + begin, base + end)
 
 
@@ -323,11 +327,13 @@ def _token_ids(file: Path) -> list[int]:
     model = _read_json(file).get("model")
     vocab = model.get("vocab") if isinstance(model, dict) else None
     if not isinstance(vocab, dict | list | None):
-        raise ModelLoadError(f"{file} has {shown(vocab)} for a vocabulary; download it again")
+        raise ModelLoadError(f"{file} has {repr_short(vocab)} for a vocabulary; download it again")
     ids = list(vocab.values()) if isinstance(vocab, dict) else list(range(len(vocab or ())))
     for each in ids:
         if type(each) is not int:
-            raise ModelLoadError(f"{file} has {shown(each)} for a token's id; download it again")
+            raise ModelLoadError(
+                f"{file} has {repr_short(each)} for a token's id; download it again"
+            )
     return ids
 
 

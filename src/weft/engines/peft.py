@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .._core.atomic_files import FAULTS, read_json, shown
+from .._core.atomic_files import PARSE_ERRORS, read_json, repr_short
 from ..errors import ModelLoadError, Unsupported
 
 # Settings that say how an adapter was trained or made, and those that are followed below. Any other
@@ -38,7 +38,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     begun = config.get("init_lora_weights")
     if not isinstance(begun, str | bool | None) or begun not in _PLAIN_INITS:
         raise Unsupported(
-            f"the adapter in {folder} has init_lora_weights={shown(begun)}, so it is of a changed"
+            f"the adapter in {folder} has init_lora_weights={repr_short(begun)}, so it is of a"
+            " changed"
             " model; save it from PEFT with path_initial_model_for_weight_conversion"
         )
     if config.get("bias", "none") != "none" or config.get("lora_bias"):
@@ -55,5 +56,5 @@ def scale_of(config: Mapping[str, Any], path: str, rank: int) -> float:
                 alpha = own
                 break
         return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    except (re.error, *FAULTS) as error:
+    except (re.error, *PARSE_ERRORS) as error:
         raise ModelLoadError(f"adapter_config.json: the scale of {path}: {error}") from error

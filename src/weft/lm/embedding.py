@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
-from .._core.validation import whole_number
+from .._core.validation import check_int
 from ..engines.base import Engine, Pooling, Row
 from ..errors import ConfigError, ContextOverflow, StaleHandle
 
@@ -63,7 +63,7 @@ def _token_ids(lm: LM, index: int, text: str | Sequence[int]) -> list[int]:
         lm.check_length(text)
         ids = lm.tokenize(text)
     else:
-        ids = [whole_number("a token id", token, 0) for token in text]
+        ids = [check_int("a token id", token, 0) for token in text]
         lm.text.check_ids(ids)
     if not ids:
         raise ConfigError(f"text {index}, {text!r:.60}, has no tokens; leave it out")

@@ -23,7 +23,7 @@ import numpy as np
 
 from .._core.kv.place import Place
 from .._core.kv.tree import TokenTree
-from .._core.nopickle import Uncopied
+from .._core.nopickle import NotPicklable
 from .._core.remedies import OF_LM, Listed, remedied
 from .._core.sampling.params import (
     BranchOptions,
@@ -39,7 +39,7 @@ from .._core.sched.work import Extend, Item, Logits, Run, Ticket
 from .._core.tokens.parse import ChatOutput, parse_chat_output
 from .._core.tokens.tokenizer import Tokenizer
 from .._core.tokens.turns import turn_delta, turn_separator
-from .._core.validation import whole_number
+from .._core.validation import check_int
 from ..constraints import json_schema_to_grammar
 from ..constraints.base import Compiler
 from ..engines.base import UNKNOWN_CONTEXT_LENGTH, Engine, EngineInfo, Pooling
@@ -67,7 +67,7 @@ _adopting = threading.Lock()
 
 @remedied(OF_LM, camel_case=True)
 class LM(
-    Uncopied,
+    NotPicklable,
     Listed,
     instead="load the model there from what it was loaded from (weft.load), or ask weft serve",
 ):
@@ -128,7 +128,7 @@ class LM(
             engine,
             self.tree,
             n_ctx=self.n_ctx,
-            n_batch=whole_number("n_batch", N_BATCH if n_batch is None else n_batch, 1),
+            n_batch=check_int("n_batch", N_BATCH if n_batch is None else n_batch, 1),
             row_cache_bytes=ROW_CACHE_BYTES if row_bytes is None else row_bytes,
         )
         self.driver = Driver(self.scheduler)
@@ -599,7 +599,7 @@ def check_n_ctx(n_ctx: int | None, info: EngineInfo) -> int:
     """Return the context length to use."""
     if n_ctx is None:
         return info.context_length
-    n_ctx = whole_number("n_ctx", n_ctx, 1)
+    n_ctx = check_int("n_ctx", n_ctx, 1)
     if n_ctx > info.context_length:
         raise ConfigError(
             f"n_ctx is {n_ctx}, but {info.model} has {info.context_length} positions;"
@@ -667,7 +667,7 @@ def host_capacity_of(offload_bytes: int | None, info: EngineInfo) -> int:
 def least(n_seq_max: int | None, info: EngineInfo) -> int | None:
     """Return the smaller limit of resident paths; None for none."""
     if n_seq_max is not None:
-        n_seq_max = whole_number("n_seq_max", n_seq_max, 1)
+        n_seq_max = check_int("n_seq_max", n_seq_max, 1)
         if info.kv == "hidden":
             raise Unsupported(
                 f"the {info.name} engine keeps its KV to itself, so n_seq_max has no effect;"

@@ -19,12 +19,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 from .._core import atomic_files
-from .._core.atomic_files import FAULTS, parse_json
+from .._core.atomic_files import PARSE_ERRORS, parse_json
 from .._core.kv.pins import PinHold
 from .._core.kv.place import Cursor, Node, Place
 from .._core.kv.tree import is_evictable
 from .._core.sched.work import Extend
-from .._core.validation import whole_number
+from .._core.validation import check_int
 from ..errors import ConfigError, FormatError, KVFull, ModelMismatch, StaleHandle, Unsupported
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ class PathKV:
         holds; ConfigError for a start that is not on the path. Cost: a copy of the KV.
         """
         place = self._place(path)
-        start = whole_number("start", start, 0, place.depth)
+        start = check_int("start", start, 0, place.depth)
         if not self._lm.tree.host.capacity:
             raise Unsupported(
                 "this model keeps no KV on the host: it was loaded without offload",
@@ -214,7 +214,7 @@ class PathKV:
         Raises: ConfigError for a length that is not on the path.
         """
         place = self._place(path)
-        length = whole_number("length", length, 0, place.depth)
+        length = check_int("length", length, 0, place.depth)
         return self._lm.driver.exclusive(lambda: self._trim(place, length))
 
     def to_bytes(self, path: Path) -> bytes:
@@ -255,7 +255,7 @@ class PathKV:
         if isinstance(source, bytes):
             return self._load(unpack(source))
         data = atomic_files.read(source)
-        with atomic_files.named(source):
+        with atomic_files.with_filename(source):
             return self._load(unpack(data))
 
     def _load(self, saved: SavedPath) -> Place:
@@ -279,7 +279,7 @@ class PathKV:
         Cost: a copy of what is returned.
         """
         place = self._place(path)
-        start = whole_number("start", start, 0, max(place.depth - 1, 0))
+        start = check_int("start", start, 0, max(place.depth - 1, 0))
         return self._with_resident(place, lambda cursor: self._export(cursor, start))
 
     def insert(
@@ -592,7 +592,7 @@ def unpack_all(data: bytes, format: str) -> tuple[SavedPath, dict[str, str]]:
         marks = parse_json(metadata["marks"])
         checksum = int(metadata["crc32"])
         fingerprint, model = str(metadata["fingerprint"]), str(metadata["model"])
-    except (SafetensorError, *FAULTS) as error:
+    except (SafetensorError, *PARSE_ERRORS) as error:
         raise FormatError(f"this saved KV is broken: {error}; save it again") from error
     if checksum != _checksum(arrays):
         raise FormatError("this saved KV is broken: its checksum differs; save it again")
@@ -610,7 +610,7 @@ def _metadata(data: bytes, format: str) -> dict[str, str]:
         (length,) = struct.unpack_from("<Q", data)
         metadata = parse_json(data[8 : 8 + length])["__metadata__"]
         is_ours, version = metadata["format"] == format, int(metadata["version"])
-    except (struct.error, *FAULTS) as error:
+    except (struct.error, *PARSE_ERRORS) as error:
         raise FormatError("this is no saved KV, or it is torn; save it again") from error
     if not is_ours or version < 1:
         raise FormatError(f'this is no saved KV: its format is not "{format}"')

@@ -15,7 +15,7 @@ from .._core.remedies import OF_NODE, Listed, remedied
 from .._core.sampling.metrics import largest, log_softmax
 from .._core.sampling.params import BranchOptions, SamplingParams, accepts_params_first
 from .._core.sched.work import Extend, Logits, Scores, Ticket
-from .._core.validation import boolean, whole_number
+from .._core.validation import check_bool, check_int
 from ..errors import ConfigError
 from ..lm.results import Delta, Distribution, TextScore, TokenProb
 from . import n8loom_names
@@ -240,7 +240,7 @@ class Heddle(Listed, RenderMixin):
         # Looked up, not imported: branches are drawn only if IPython is already running.
         ipython = sys.modules.get("IPython")
         is_shown = (
-            boolean("show", show) and ipython is not None and ipython.get_ipython() is not None
+            check_bool("show", show) and ipython is not None and ipython.get_ipython() is not None
         )
         growth = self._plan(n, params, at, force, sampling, streamed=is_shown)
         if growth is None:
@@ -266,7 +266,7 @@ class Heddle(Listed, RenderMixin):
 
         A cancelled task keeps its tokens.
         """
-        boolean("show", show)
+        check_bool("show", show)
         growth = self._plan(n, params, at, force, sampling)
         return await growth.arun() if growth is not None else Branches()
 
@@ -291,7 +291,7 @@ class Heddle(Listed, RenderMixin):
 
         Returns: a generator of `Delta`; its return value is the `Branches`.
         """
-        boolean("show", show)
+        check_bool("show", show)
         return deltas(self._plan(n, params, at, force, sampling, streamed=True))
 
     @accepts_params_first
@@ -306,7 +306,7 @@ class Heddle(Listed, RenderMixin):
         **sampling: Unpack[BranchOptions],
     ) -> AsyncGenerator[Delta, None]:
         """The async form of `stream`, for a running event loop."""
-        boolean("show", show)
+        check_bool("show", show)
         return adeltas(self._plan(n, params, at, force, sampling, streamed=True))
 
     def _plan(
@@ -320,7 +320,7 @@ class Heddle(Listed, RenderMixin):
         streamed: bool = False,
     ) -> Growth | None:
         params = params_of(n, params, sampling, self.default_sampling)
-        boolean("force", force)
+        check_bool("force", force)
         first = 0
         if at is None or isinstance(at, Heddle):
             nodes = [self if at is None else at]
@@ -562,7 +562,7 @@ def at_end(node: HeddleState) -> Place:
 
 def next_item(node: HeddleState, top: int) -> Extend:
     """Return the work item of `next`."""
-    whole_number("top", top, 1)
+    check_int("top", top, 1)
     place = at_end(node)
     return Extend(place, (), (Logits(place.depth),))
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, overload
 
 from .._core.sampling.params import knows_options
-from .._core.validation import boolean
+from .._core.validation import check_bool
 from ..errors import ConfigError
 from ..lm.chat import ChatPrompt
 from .constrained_text import HEAL, strip_end_spaces
@@ -130,7 +130,7 @@ class Loom(Heddle):
             check=lm.check_length,
         )
         left = ""
-        if boolean("heal", heal):
+        if check_bool("heal", heal):
             if not isinstance(prompt, str) or rendered.chat_template_used:
                 raise ConfigError(
                     "heal=True is for a text that is taken as it is: give it with template=False."

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import index
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from .._core.nopickle import Uncopied
+from .._core.nopickle import NotPicklable
 from .._core.sched.driver import deferred_interrupt
-from .._core.validation import whole_number
+from .._core.validation import check_int
 from ..errors import ConfigError, NotAChild, TreeError
 from .constrained_text import HEAL, parsed_text
 from .model_binding import ModelBinding
@@ -31,7 +31,8 @@ DISPLAY = "display_text"  # key in an imported node's meta: the text to show ins
 
 
 class HeddleState(
-    Uncopied, instead="save the loom and open it elsewhere: loom.save(path), Loom.open(path, lm)"
+    NotPicklable,
+    instead="save the loom and open it elsewhere: loom.save(path), Loom.open(path, lm)",
 ):
     """Reading and editing of a node.
 
@@ -295,7 +296,7 @@ class HeddleState(
 
     def _from(self, exclude: int) -> list[Heddle]:
         """Return the path from the root to this node without its first nodes."""
-        return path_to(self)[whole_number("exclude", exclude, 0) :]
+        return path_to(self)[check_int("exclude", exclude, 0) :]
 
     def crown(self) -> str:
         """Return the text from below the root to this node."""
@@ -322,7 +323,7 @@ class HeddleState(
 
     def trim(self, token_trim: int) -> Self:
         """Remove the last `token_trim` tokens, as `clip` does, and return the node."""
-        if n := whole_number("token_trim", token_trim, 0):
+        if n := check_int("token_trim", token_trim, 0):
             clip_tokens(self, -n)
         return self
 
@@ -548,7 +549,7 @@ def replace_tokens(node: HeddleState, given: Sequence[int]) -> None:
 @deferred_interrupt()
 def clip_tokens(node: HeddleState, limit: int) -> None:
     """Keep the first `limit` tokens; a negative limit counts from the end."""
-    limit = whole_number("the token limit", limit)
+    limit = check_int("the token limit", limit)
     length = len(node._tokens)
     keep = max(0, length + limit) if limit < 0 else limit
     if length <= keep:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Unpack
 
-from .._core.validation import whole_number
+from .._core.validation import check_int
 from ..errors import ConfigError
 from ..lm.lm import LM
 from ..loom import Heddle
@@ -53,8 +53,8 @@ def adaptive(
     The other arguments, and Raises, are those of `tot`. Cost: O(nodes) of host work a round.
     """
     settings = Settings.read(adaptive, options, temperature=1.0, max_tokens=40)
-    counts = {"rounds": rounds, "batch": whole_number("batch", batch, 1)}
-    numbers = (whole_number("widen", widen, 1), depth, settings.answer_tokens)
+    counts = {"rounds": rounds, "batch": check_int("batch", batch, 1)}
+    numbers = (check_int("widen", widen, 1), depth, settings.answer_tokens)
     search = Search(lm, prompt, settings, "adaptive", **counts, numbers=numbers)
     proposer = Proposer(search, n_continue=1, n_suggest=1)
     judge = Judge(search, as_share=True)

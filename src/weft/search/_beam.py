@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Unpack
 
-from .._core.validation import whole_number
+from .._core.validation import check_int
 from ..lm.lm import LM
 from ..loom import Heddle
 from ._tot import BreadthFirst
@@ -50,12 +50,12 @@ def beam(
         ConfigError: an argument is outside what is allowed.
     """
     settings = Settings.read(beam, options, temperature=0.8, max_tokens=40)
-    counts = {"width": whole_number("width", width, 1), "n": check_branches("n", n)}
+    counts = {"width": check_int("width", width, 1), "n": check_branches("n", n)}
     numbers = (depth, settings.answer_tokens)
     search = Search(lm, prompt, settings, "beam", **counts, numbers=numbers)
     proposer = Proposer(search, n_continue=n, n_suggest=0, default="continue")
     judge = Judge(search, asks=False)
-    algorithm = Beam(judge, width, whole_number("depth", depth, 1))
+    algorithm = Beam(judge, width, check_int("depth", depth, 1))
     return (yield from search.run(algorithm, judge, proposer, tries=width, depth=depth))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Unpack
 
-from .._core.validation import takes_one
+from .._core.validation import check_unary
 from ..errors import ConfigError
 from ..lm.lm import LM
 from ..loom import Heddle
@@ -91,7 +91,7 @@ def best_of_n(
         raise ConfigError(
             f"extract is {extract!r:.80}; allowed is a function from a text to its answer, or None"
         )
-    takes_one("extract", extract, "a text")
+    check_unary("extract", extract, "a text")
     search = Search(lm, prompt, settings, "best_of_n", n=n, checked=checked)
     algorithm = Answers(count, extract, is_checked=checked)
     result = yield from search.run(algorithm, Votes(search, asks=False), algorithm.writer(search))

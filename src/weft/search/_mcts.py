@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Unpack
 
-from .._core.validation import number, whole_number
+from .._core.validation import check_int, check_number
 from ..errors import ConfigError
 from ..lm.lm import LM
 from ..loom import Heddle
@@ -51,8 +51,8 @@ def mcts(
     O(nodes) of host work a round.
     """
     settings = Settings.read(mcts, options, temperature=1.0, max_tokens=40)
-    counts = {"rounds": rounds, "batch": whole_number("batch", batch, 1)}
-    exploration = number("exploration", exploration, low=0)
+    counts = {"rounds": rounds, "batch": check_int("batch", batch, 1)}
+    exploration = check_number("exploration", exploration, low=0)
     numbers = (n_continue, n_suggest, depth, settings.answer_tokens, exploration, rollouts)
     search = Search(lm, prompt, settings, "mcts", **counts, numbers=numbers)
     proposer = Proposer(search, n_continue=n_continue, n_suggest=n_suggest)
@@ -79,7 +79,7 @@ class UCT:
         self.rounds = rounds
         self.batch = batch
         self.exploration = exploration
-        self.rollouts = whole_number("rollouts", rollouts, 0)
+        self.rollouts = check_int("rollouts", rollouts, 0)
 
     def next_work(self, search: Search) -> Sequence[WorkItem]:
         """Ask for answers of likely full paths, else for steps below the nodes that UCT picks."""

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any, Unpack
 
 from .._core.atomic_files import json_number
-from .._core.validation import number, whole_number
+from .._core.validation import check_int, check_number
 from ..errors import ConfigError
 from ..lm.lm import LM
 from ..loom import Heddle
@@ -75,7 +75,7 @@ def smc(
         ConfigError: an argument is outside what is allowed.
     """
     settings = Settings.read(smc, options, temperature=1.0, max_tokens=40)
-    ess = number("ess", ess, low=0, high=1)
+    ess = check_number("ess", ess, low=0, high=1)
     n = check_branches("n", n)
     numbers = (ess, depth, settings.answer_tokens)
     search = Search(lm, prompt, settings, "smc", n=n, numbers=numbers)
@@ -87,7 +87,7 @@ def smc(
     if (choice := exact_choice(search, proposer.sources)) is not None:
         proposer.draw_exactly = choice.below
     judge = Potential(search, potential)
-    algorithm = Particles(n, ess, whole_number("depth", depth, 1))
+    algorithm = Particles(n, ess, check_int("depth", depth, 1))
     result = yield from search.run(algorithm, judge, proposer, tries=n, depth=depth)
     return replace(
         result,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, Unpack
 
-from .._core.validation import whole_number
+from .._core.validation import check_int
 from ..errors import ConfigError
 from ..lm.lm import LM
 from ..loom import Heddle
@@ -60,7 +60,7 @@ def tot(
     judge = Judge(search)
     made = BreadthFirst if order == "bfs" else DepthFirst
     levels = max_depth(depth, search)
-    algorithm: Algorithm = made(judge, whole_number("breadth", breadth, 1), levels)
+    algorithm: Algorithm = made(judge, check_int("breadth", breadth, 1), levels)
     return (yield from search.run(algorithm, judge, proposer, tries=breadth, depth=levels))
 
 

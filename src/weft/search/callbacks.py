@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from inspect import Parameter, isawaitable, signature
 from typing import Any, Literal, cast, get_args
 
-from .._core.validation import takes_one
+from .._core.validation import check_unary
 from ..errors import ConfigError
 from ..loom import Heddle
 from .core import Gather, Steps, text_of
@@ -39,7 +39,7 @@ class Callback:
         self.function = function
         if not callable(function):
             raise ConfigError(f"{name} is {reprlib.repr(function)}; allowed is a function")
-        takes_one(name, function, f"named {', '.join(get_args(Takes))}")
+        check_unary(name, function, f"named {', '.join(get_args(Takes))}")
         named = "nodes" if isinstance(function, Scorer) else _first_parameter(function)
         self.takes: Takes = cast("Takes", named) if named in get_args(Takes) else default
         self.one = self.takes.removesuffix("s")

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 from .._core.sampling.params import MAX_N, BranchOptions, SamplingParams, unknown
 from .._core.sampling.rng import fresh_seed
 from .._core.sched.work import Extend
-from .._core.validation import number, takes_one, whole_number
+from .._core.validation import check_int, check_number, check_unary
 from ..constraints.lines import EachLine
 from ..errors import ConfigError
 from ..lm.lm import LM
@@ -261,8 +261,8 @@ class Settings:
         budget = Budget(*(rest.pop(f"budget_{what}", None) for what in ("tokens", "s", "kv_bytes")))
         own = {name: rest.pop(name, None) for name in _OWN}
         seed, path = rest.pop("seed", None), rest.pop("resume", None)
-        answer_tokens = whole_number("answer_tokens", rest.pop("answer_tokens", 256), 0)
-        rest["max_tokens"] = whole_number("max_tokens", rest["max_tokens"], 1)
+        answer_tokens = check_int("answer_tokens", rest.pop("answer_tokens", 256), 0)
+        rest["max_tokens"] = check_int("max_tokens", rest["max_tokens"], 1)
         if (of_line := rest.pop("line_constraint", None)) is not None:
             rest["constraint"] = _each_line(of_line, rest)
         SamplingParams.resolve(rest, SamplingParams())
@@ -280,7 +280,7 @@ class Settings:
                 f"progress is {own['progress']!r:.80}; allowed is a function that takes a Level"
             )
         if own["progress"] is not None:
-            takes_one("progress", own["progress"], "a Level")
+            check_unary("progress", own["progress"], "a Level")
         if not isinstance(path, str | os.PathLike | None):
             raise ConfigError(f"resume is {path!r:.80}; allowed is the path of a file")
         return cls(
@@ -320,12 +320,12 @@ class Budget:
     def __post_init__(self) -> None:
         tokens, seconds = self.tokens, self.seconds
         if tokens is not None:
-            object.__setattr__(self, "tokens", whole_number("budget_tokens", tokens, 1))
+            object.__setattr__(self, "tokens", check_int("budget_tokens", tokens, 1))
         if self.kv_bytes is not None:
-            n_bytes = whole_number("budget_kv_bytes", self.kv_bytes, 1)
+            n_bytes = check_int("budget_kv_bytes", self.kv_bytes, 1)
             object.__setattr__(self, "kv_bytes", n_bytes)
         if seconds is not None:
-            limit = number("budget_s", seconds, low=0, open_low=True)
+            limit = check_number("budget_s", seconds, low=0, open_low=True)
             object.__setattr__(self, "seconds", limit)
 
 
@@ -337,7 +337,7 @@ class Meter:
     ) -> None:
         """held: how many bytes the KV of the whole tree takes now; `slot_bytes` is a token's."""
         self.budget = budget
-        self.seed = fresh_seed() if seed is None else whole_number("seed", seed, 0)
+        self.seed = fresh_seed() if seed is None else check_int("seed", seed, 0)
         self.tree_bytes = tree_bytes
         self.slot_bytes = 1
         self.tokens = 0
@@ -501,7 +501,7 @@ def lines_of(node: Heddle) -> Lines:
 
 def check_branches(name: str, value: int, *, low: int = 1) -> int:
     """Return how many branches one node shall have, or refuse it."""
-    return whole_number(name, value, low, MAX_N)
+    return check_int(name, value, low, MAX_N)
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,7 @@ class Search:
         path = settings.resume
         saved = Loom.open(path, lm) if path is not None and os.path.exists(path) else None
         if path is not None:
-            atomic_files.try_write(path)
+            atomic_files.check_writable(path)
         self.prompt = prompt
         constraint = settings.sampling.get("constraint")
         self.constrained_texts = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from .._core.validation import whole_number
+from .._core.validation import check_int
 from ..errors import Unsupported
 from ..loom import Heddle
 from .core import Steps
@@ -131,7 +131,7 @@ def ranked(nodes: Sequence[Heddle]) -> list[Heddle]:
 
 def max_depth(depth: int | None, search: Search) -> int:
     """Return how many levels there are to search below the start."""
-    given = DEFAULT_DEPTH if depth is None else whole_number("depth", depth, 1)
+    given = DEFAULT_DEPTH if depth is None else check_int("depth", depth, 1)
     if search.over_states or search.task is None or search.task.steps is None:
         return given
     missing = max(search.task.steps - len(search.lines_of(search.start)), 0)
@@ -141,7 +141,7 @@ def max_depth(depth: int | None, search: Search) -> int:
 def max_rounds(rounds: int | None, search: Search, *, checked: int, blind: int) -> int:
     """Return how many rounds a search has: many only where a checker can end it."""
     if rounds is not None:
-        return whole_number("rounds", rounds, 1)
+        return check_int("rounds", rounds, 1)
     return checked if search.checks else blind
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from .._core.validation import whole_number
+from .._core.validation import check_int
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Strategy:
             if rest.get(name, value) != value:
                 raise ConfigError(f"{name} is {value!r} for {self.name}; leave it out")
         if isinstance(n, int):
-            whole_number("n", n, 1)
+            check_int("n", n, 1)
         named = {**self.fixed, **rest}
         for name, number, count in (("breadth", breadth, self.breadth), ("n", n, self.n)):
             if number is None or count is None:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from .._core.validation import whole_number
+from .._core.validation import check_int
 
 if TYPE_CHECKING:
     from ..loom import Heddle
@@ -53,7 +53,7 @@ def by_number(node: Heddle, numbers: Mapping[str, int]) -> list[Heddle]:
 def breadth_first(root: Heddle, limit: int | None, below: Below = oldest_first) -> list[Heddle]:
     """Return the first `limit` nodes, level by level: parents before children."""
     if limit is not None:
-        limit = whole_number("limit", limit, 1)
+        limit = check_int("limit", limit, 1)
     found: list[Heddle] = []
     waiting = deque([root])
     while waiting and (limit is None or len(found) < limit):

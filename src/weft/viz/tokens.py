@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from .._core.sched.work import Extend, Scores
-from .._core.validation import whole_number
+from .._core.validation import check_int
 from ..lm.results import TokenProb
 from ..loom import Loom
 from ..loom.node import lm_of
@@ -117,7 +117,7 @@ def rank_tokens(nodes: Sequence[Heddle], top: int) -> dict[str, list[TokenRank]]
     Adds nothing to the tree. Raises ConfigError where the loom has no model.
     Cost: one forward over each node's tokens.
     """
-    top = whole_number("top", top, 0)
+    top = check_int("top", top, 0)
     sampled = [node for node in nodes if node.logprobs and node.parent is not None]
     if not top or not sampled:
         return {}

@@ -21,7 +21,7 @@ import pytest
 import weft
 from serving import Served, serving
 from weft import errors
-from weft._core.error_mapping import OUTCOMES
+from weft._core.error_mapping import ERROR_MAPPINGS
 from weft.service.api.jobs import BranchObject, JobReply
 from weft.service.client import AsyncClient, Client, call, calls, connection
 from weft.service.client.call import (
@@ -340,12 +340,12 @@ def test_who_missed_too_much_is_told_the_rest_of_each_text() -> None:
 # Errors
 
 
-@pytest.mark.parametrize("kind", [each for each in OUTCOMES if each is not MemoryError])
+@pytest.mark.parametrize("kind", [each for each in ERROR_MAPPINGS if each is not MemoryError])
 def test_an_error_of_the_server_is_the_error_that_would_be_raised_here(kind: Any) -> None:
-    outcome = OUTCOMES[kind]
+    outcome = ERROR_MAPPINGS[kind]
     told = {"message": "so", "type": outcome.kind, "code": outcome.code, "hint": "do"}
     error = error_from_object(told, outcome.status)
-    assert OUTCOMES[type(error)].code == outcome.code
+    assert ERROR_MAPPINGS[type(error)].code == outcome.code
     assert (str(error), error.hint) == ("so", "do")
 
 

@@ -18,7 +18,13 @@ from numbers import Real
 from typing import Any, ParamSpec, TypedDict, TypeVar, cast
 
 from ...errors import ConfigError
-from ..validation import boolean, half_character, half_told, number, whole_number
+from ..validation import (
+    check_bool,
+    check_int,
+    check_number,
+    find_lone_surrogate,
+    lone_surrogate_message,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -243,7 +249,7 @@ class SamplingParams:
         given = {name: value for name, value in data.items() if name not in ("draw_rule", "unset")}
         made = cls.resolve({**given, "logit_bias": parsed, "constraint": constraint})
         made = replace(made, unset=unset)
-        object.__setattr__(made, "draw_rule", whole_number("draw_rule", rule, 1))
+        object.__setattr__(made, "draw_rule", check_int("draw_rule", rule, 1))
         return made
 
     def summary(self) -> str:
@@ -415,7 +421,7 @@ def _biases(
 
 
 def _bias(token_id: object, value: object) -> tuple[int, float]:
-    whole = whole_number("a token id in logit_bias", token_id, 0)
+    whole = check_int("a token id in logit_bias", token_id, 0)
     if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(float(value)):
         raise ConfigError(
             f"logit_bias of token {whole} is {value!r}; allowed is any number, "
@@ -436,8 +442,8 @@ def _stops(name: str, given: str | Sequence[str] | None) -> tuple[str, ...]:
             raise ConfigError(
                 f"{name} has {stop!r}; allowed are non-empty strings. Leave stop out to have none"
             )
-        if (at := half_character(stop)) is not None:
-            raise ConfigError(half_told(name, stop, at))
+        if (at := find_lone_surrogate(stop)) is not None:
+            raise ConfigError(lone_surrogate_message(name, stop, at))
     return tuple(dict.fromkeys(stops))
 
 
@@ -446,64 +452,62 @@ TEMPERATURE = Flag(float, ("--temperature", "--temp"), "0 is greedy.")
 # A row a parameter. Filters cut in the order of their rows; top-k is the first of them.
 PARAMETERS: Mapping[str, Parameter] = {
     "n": Parameter(
-        partial(whole_number, low=1, high=MAX_N),
+        partial(check_int, low=1, high=MAX_N),
         also=("best_of", "num_return_sequences", "num_samples"),
         nearly={"num_beams": "plain branches"},
     ),
     "max_tokens": Parameter(
-        partial(whole_number, low=1),
+        partial(check_int, low=1),
         also=("max_completion_tokens", "max_new_tokens", "n_predict", "num_predict"),
         nearly={"max_length": "it counts new tokens only"},
     ),
     "temperature": Parameter(
-        partial(number, low=0.0),
+        partial(check_number, low=0.0),
         also=("temp",),
         nearly={"do_sample": "0 is greedy"},
         from_model=True,
         flag=TEMPERATURE,
     ),
     "top_k": Parameter(
-        partial(whole_number, low=0, high=2**31 - 1),
+        partial(check_int, low=0, high=2**31 - 1),
         also=("topk",),
         from_model=True,
         is_filter=True,
         flag=Flag(int, ("--top-k",), "Keep the k likeliest; 0: all."),
     ),
     "typical_p": Parameter(
-        partial(number, low=0.0, high=1.0, open_low=True),
+        partial(check_number, low=0.0, high=1.0, open_low=True),
         also=("typical",),
         from_model=True,
         is_filter=True,
     ),
     "top_p": Parameter(
-        partial(number, low=0.0, high=1.0, open_low=True),
+        partial(check_number, low=0.0, high=1.0, open_low=True),
         also=("topp",),
         from_model=True,
         is_filter=True,
         flag=Flag(float, ("--top-p",), "Keep this much probability."),
     ),
     "min_p": Parameter(
-        partial(number, low=0.0, high=1.0),
+        partial(check_number, low=0.0, high=1.0),
         from_model=True,
         is_filter=True,
         flag=Flag(float, ("--min-p",), "Drop what is this much less likely than the best."),
     ),
     "repetition_penalty": Parameter(
-        partial(number, low=0.0, open_low=True),
+        partial(check_number, low=0.0, open_low=True),
         also=("repeat_penalty",),
         from_model=True,
         for_greedy=True,
     ),
-    "presence_penalty": Parameter(number),
-    "frequency_penalty": Parameter(number),
-    "penalty_last_n": Parameter(_or_none(partial(whole_number, low=1)), also=("repeat_last_n",)),
+    "presence_penalty": Parameter(check_number),
+    "frequency_penalty": Parameter(check_number),
+    "penalty_last_n": Parameter(_or_none(partial(check_int, low=1)), also=("repeat_last_n",)),
     "logit_bias": Parameter(_biases),
     "stop": Parameter(_stops, also=("stop_sequences", "stop_strings")),
-    "seed": Parameter(
-        _or_none(partial(whole_number, low=0, high=2**64 - 1)), also=("random_seed",)
-    ),
+    "seed": Parameter(_or_none(partial(check_int, low=0, high=2**64 - 1)), also=("random_seed",)),
     "constraint": Parameter(_or_none(_constraint), also=("grammar", "response_format")),
-    "temperature_first": Parameter(boolean),
+    "temperature_first": Parameter(check_bool),
 }
 # What other libraries have and there is no parameter for.
 _NOWHERE = {

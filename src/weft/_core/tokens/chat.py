@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError
-from ..atomic_files import FAULTS, read_text
+from ..atomic_files import PARSE_ERRORS, read_text
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -83,7 +83,7 @@ def render_chat(
     }
     try:
         return render(_compiled(template), names)
-    except (TemplateError, *FAULTS, MemoryError) as error:
+    except (TemplateError, *PARSE_ERRORS, MemoryError) as error:
         raise ConfigError(
             f"the model's chat template refused the messages{_line(error)}: {_why(error)}. Change "
             "the messages, or give the prompt as plain text with template=False"
@@ -200,7 +200,7 @@ def template_words(template: str) -> frozenset[str]:
 
     try:
         parsed = environment().parse(template)
-    except (TemplateError, *FAULTS, MemoryError):
+    except (TemplateError, *PARSE_ERRORS, MemoryError):
         return frozenset()
     return frozenset(
         each.value for each in parsed.find_all(nodes.Const) if isinstance(each.value, str)
@@ -254,7 +254,7 @@ def _compared_roles(template: str) -> frozenset[str]:
 
     try:
         compared = list(environment().parse(template).find_all(nodes.Compare))
-    except (TemplateError, *FAULTS, MemoryError):
+    except (TemplateError, *PARSE_ERRORS, MemoryError):
         return frozenset()
     parts = (op.expr for each in compared if is_role(each.expr) for op in each.ops)
     found = (const for part in parts for const in (part, *part.find_all(nodes.Const)))
@@ -270,7 +270,7 @@ def _variables(template: str) -> frozenset[str]:
 
     try:
         return frozenset(meta.find_undeclared_variables(environment().parse(template)))
-    except (TemplateError, *FAULTS) as error:
+    except (TemplateError, *PARSE_ERRORS) as error:
         raise ConfigError(
             f"the chat template is no template{_line(error)}: {_why(error)}"
         ) from error

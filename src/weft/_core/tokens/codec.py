@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError, ModelLoadError, Unsupported
-from ..atomic_files import FAULTS
-from ..validation import half_character, half_told
+from ..atomic_files import PARSE_ERRORS
+from ..validation import find_lone_surrogate, lone_surrogate_message
 from .lengths import longest_bytes
 from .letters import pattern_of, segments, twin_of
 
@@ -187,8 +187,8 @@ class TokenizersCodec(Codec):
         except BaseException as error:
             if not is_librarys(error):
                 raise
-            at = half_character(text) if isinstance(text, str) else None
-            why = error if at is None else half_told("it", text, at)
+            at = find_lone_surrogate(text) if isinstance(text, str) else None
+            why = error if at is None else lone_surrogate_message("it", text, at)
             raise ConfigError(f"{text!r:.60} is no text that can be tokenised: {why}") from error
         return ids
 
@@ -239,7 +239,7 @@ def byte_vocab(backend: Backend) -> list[bytes]:
     """
     try:
         spell = _speller(_decoder_steps(backend))
-    except (re.error, *FAULTS) as error:
+    except (re.error, *PARSE_ERRORS) as error:
         raise ModelLoadError(f"the tokenizer's decoder cannot be followed: {error}") from error
     model = backend.get_vocab(with_added_tokens=False)
     added = {

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...errors import ConfigError, ModelLoadError, Unsupported
-from ..atomic_files import read, read_json, read_text, shown, shown_path
+from ..atomic_files import display_path, read, read_json, read_text, repr_short
 from ..validation import warn_of_prompt
 from .chat import check_messages, check_roles, check_variables, needs_form, render_chat
 from .codec import Codec, TokenizersCodec, copy_of, is_librarys
@@ -83,7 +83,7 @@ class Tokenizer:
             special_tokens=files.special_tokens,
             chat_template=files.chat_template,
             stop_ids=(*files.stop_ids, *stop_ids),
-            name=shown_path(Path(path) / "tokenizer.json"),
+            name=display_path(Path(path) / "tokenizer.json"),
         )
 
     @classmethod
@@ -537,7 +537,7 @@ def id_list(given: object) -> list[int]:
     for each in ids:
         if isinstance(each, bool) or not isinstance(each, int) or each < 0:
             raise ModelLoadError(
-                f"eos_token_id is {shown(given)}; allowed is a token id or a list of them"
+                f"eos_token_id is {repr_short(given)}; allowed is a token id or a list of them"
             )
     return ids
 
@@ -577,7 +577,7 @@ def _read_specials(file: Path) -> dict[str, str]:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise ModelLoadError(f"{file}: {name} is {shown(text)}: {error}") from error
+            raise ModelLoadError(f"{file}: {name} is {repr_short(text)}: {error}") from error
     return texts
 
 

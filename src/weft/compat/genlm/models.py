@@ -12,7 +12,7 @@ import numpy as np
 
 from ..._core.sampling.metrics import log_softmax
 from ..._core.tokens.tokenizer import Tokenizer
-from ..._core.validation import whole_number
+from ..._core.validation import check_int
 from ...asynclm import AbstractAsyncLM, AsyncLM
 from ...asynclm.asynclm import named, whole_numbers
 from ...engines.hub import EMBEDDED, resolve
@@ -433,7 +433,7 @@ def _bitsandbytes(options: Mapping[str, Any]) -> Any:
 
 def cap_rows(lm: LM, n_rows: int) -> None:
     """Keep at most so many rows of logits in the LM's cache."""
-    n_bytes = whole_number("cache_size", n_rows, 0) * 4 * lm.info.n_vocab
+    n_bytes = check_int("cache_size", n_rows, 0) * 4 * lm.info.n_vocab
     rows = lm.scheduler.logits_cache
     rows.budget_bytes = min(rows.budget_bytes, n_bytes)
 

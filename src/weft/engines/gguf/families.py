@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..._core.atomic_files import shown
+from ..._core.atomic_files import repr_short
 from ...errors import ModelLoadError, Unsupported
 from .header import GGUF
 
@@ -227,7 +227,8 @@ def _required(header: GGUF, key: str) -> Any:
     value = header.of_model(key)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ModelLoadError(
-            f"{header.file}: {header.architecture}.{key} is {shown(value)}; a number belongs there"
+            f"{header.file}: {header.architecture}.{key} is {repr_short(value)}; a number"
+            " belongs there"
         )
     return value
 

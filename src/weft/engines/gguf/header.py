@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..._core.atomic_files import reason, shown
+from ..._core.atomic_files import error_reason, repr_short
 from ...errors import ModelLoadError, Unsupported
 
 # GGML's tensor types: number → name, values in a block, bytes of a block.
@@ -134,7 +134,7 @@ def read_gguf(file: Path) -> GGUF:
     header = read_header(file)
     n_files = header.values.get("split.count", 1)
     if not _is_whole(n_files, 0, 99999):
-        raise _broken(file, f"split.count is {shown(n_files)}")
+        raise _broken(file, f"split.count is {repr_short(n_files)}")
     tensors = dict(header.tensors)
     if n_files > 1:
         for part in _other_files(file, n_files):
@@ -152,7 +152,9 @@ def check_model(header: GGUF) -> None:
     values, file = header.values, header.file
     name = values.get("general.architecture")
     if not isinstance(name, str) or not name.isprintable() or not name:
-        raise _broken(file, f"general.architecture is {shown(name)}; the name of one belongs there")
+        raise _broken(
+            file, f"general.architecture is {repr_short(name)}; the name of one belongs there"
+        )
     if values.get("general.type", "model") not in ("model", ""):
         raise Unsupported(f"{file} holds a {values['general.type']}, not a model")
     if name == "clip" or "token_embd.weight" not in header.tensors:
@@ -171,7 +173,7 @@ def check_model(header: GGUF) -> None:
         if isinstance(value, float) and not math.isfinite(value):
             raise _broken(file, f"{key} is {value}")
         if key.endswith("epsilon") and not (isinstance(value, float) and value >= 0):
-            raise _broken(file, f"{key} is {shown(value)}; allowed are numbers from 0 on")
+            raise _broken(file, f"{key} is {repr_short(value)}; allowed are numbers from 0 on")
 
 
 def _check_heads(header: GGUF, n_layers: int, n_embd: int) -> None:
@@ -219,7 +221,7 @@ def _check_vocabulary(header: GGUF, n_embd: int) -> int:
     for key, value in values.items():
         if key.startswith("tokenizer.ggml.") and key.endswith("_token_id"):
             if not _is_whole(value, 0, len(tokens) - 1) and value != _NONE:
-                raise _broken(file, f"{key} is {shown(value)}; it has {len(tokens)} tokens")
+                raise _broken(file, f"{key} is {repr_short(value)}; it has {len(tokens)} tokens")
     for name in ("bos", "eos", "sep"):
         if values.get(f"tokenizer.ggml.add_{name}_token"):
             key = {"sep": "seperator"}.get(name, name)  # as the format spells it
@@ -252,7 +254,7 @@ def _number(header: GGUF, key: str, low: int, high: int, default: int | None = N
     if not _is_whole(value, low, high):
         raise _broken(
             header.file,
-            f"{header.architecture}.{key} is {shown(value)}; allowed are {low} to {high}",
+            f"{header.architecture}.{key} is {repr_short(value)}; allowed are {low} to {high}",
         )
     found: int = value
     return found
@@ -264,7 +266,7 @@ def _per_layer(
     value = header.of_model(key, default)
     each = value if isinstance(value, list) else [value] * n_layers
     if len(each) < n_layers or not all(_is_whole(one, 0, 1 << 16) for one in each):
-        raise _broken(header.file, f"{header.architecture}.{key} is {shown(value)}")
+        raise _broken(header.file, f"{header.architecture}.{key} is {repr_short(value)}")
     return each
 
 
@@ -302,7 +304,7 @@ def read_header(file: Path) -> GGUF:
             with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _Reader(file, data, size).read()
     except OSError as error:
-        raise ModelLoadError(f"cannot read {file}: {reason(error)}") from error
+        raise ModelLoadError(f"cannot read {file}: {error_reason(error)}") from error
     except (struct.error, ValueError, OverflowError, MemoryError) as error:
         raise _truncated(file, size) from error
 
@@ -330,7 +332,7 @@ class _Reader:
             values[key] = self._value(self._one("I"))
         align = values.get("general.alignment", 32)
         if not _is_whole(align, 8, 1 << 20) or align & (align - 1):
-            raise _broken(self.file, f"general.alignment is {shown(align)}")
+            raise _broken(self.file, f"general.alignment is {repr_short(align)}")
         infos = [self._info() for _ in range(n_tensors)]
         start = -(-self.at // align) * align
         tensors: dict[str, GGUFTensor] = {}

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..._core.atomic_files import shown
+from ..._core.atomic_files import repr_short
 from ..._core.tokens.codec import Codec, is_librarys
 from ..._core.tokens.sentencepiece import PieceTable, SentencePieceCodec
 from ..._core.tokens.tokenizer import Tokenizer, default_template
@@ -61,7 +61,7 @@ def read_tokenizer(header: GGUF) -> Tokenizer:
         raise ModelLoadError(f"{header.file} has no tokenizer; pass tokenizer=")
     if kind not in _BUILDERS:
         raise Unsupported(
-            f"{header.file.name} has a tokenizer of the type {shown(kind)}; allowed are"
+            f"{header.file.name} has a tokenizer of the type {repr_short(kind)}; allowed are"
             f' {", ".join(_BUILDERS)}. Pass tokenizer=, or take engine="llamacpp"'
         )
     try:
@@ -234,7 +234,7 @@ def _pre_tokenizer(pre: object, name: str) -> PreTokenizer:
             " expressions, and token ids may differ from those that the model was trained with;"
             " engine='llamacpp', or tokenizer= with the model's own, is safe",
             name,
-            shown(pre),
+            repr_short(pre),
         )
     return DEFAULT
 

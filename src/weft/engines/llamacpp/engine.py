@@ -14,7 +14,7 @@ from llama_cpp import llama_cpp as C
 from ..._core.sampling.params import SamplingParams
 from ..._core.system_resources import usable_cores
 from ..._core.tokens.tokenizer import Tokenizer
-from ..._core.validation import one_of, whole_number
+from ..._core.validation import check_choice, check_int
 from ...errors import ForwardError, ModelLoadError, Unsupported
 from ..base import Engine, EngineInfo, FutureTokens, Pooling, Row, check_rows
 from ..capabilities import OWN
@@ -153,15 +153,13 @@ class LlamaCppEngine(Engine):
         """
         header = read_gguf(Path(file))
         length = made.context_length(header, n_ctx)
-        one_of("reproducible", reproducible, (True, False))
+        check_choice("reproducible", reproducible, (True, False))
         of_keys, of_values, flash = made.kv_types(
             dtype, type_k, type_v, flash_attention, reproducible=reproducible
         )
         gpus = tuple(chosen_devices(device)) if n_gpu_layers != 0 else ()
-        most_threads = (
-            usable_cores() if n_threads is None else whole_number("n_threads", n_threads, 1)
-        )
-        n_paths = _N_SEQUENCES if n_seq_max is None else whole_number("n_seq_max", n_seq_max, 1)
+        most_threads = usable_cores() if n_threads is None else check_int("n_threads", n_threads, 1)
+        n_paths = _N_SEQUENCES if n_seq_max is None else check_int("n_seq_max", n_seq_max, 1)
         model = made.load_weights(
             header,
             gpus,

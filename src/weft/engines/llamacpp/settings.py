@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from llama_cpp import llama_cpp as C
 
-from ..._core.validation import number, one_of, whole_number
+from ..._core.validation import check_choice, check_int, check_number
 from ...errors import ConfigError, ModelLoadError, Unsupported
 from ..gguf import GGUF, TYPES
 from .library import Device, Handle, load_model
@@ -103,10 +103,12 @@ def kv_types(
 
     Raises: ConfigError.
     """
-    one_of("dtype", dtype, _DTYPES, ": it is that of the KV, and weights are as the file has them")
+    check_choice(
+        "dtype", dtype, _DTYPES, ": it is that of the KV, and weights are as the file has them"
+    )
     for name, value in (("type_k", type_k), ("type_v", type_v)):
-        one_of(name, value, (None, *KV_TYPES))
-    one_of("flash_attention", flash, (None, True, False))
+        check_choice(name, value, (None, *KV_TYPES))
+    check_choice("flash_attention", flash, (None, True, False))
     if reproducible:
         if flash is False:
             raise ConfigError(
@@ -127,7 +129,7 @@ def context_length(header: GGUF, n_ctx: int | None) -> int:
     of_model: int = header.of_model("context_length")
     if n_ctx is None:
         return of_model
-    return whole_number("n_ctx", n_ctx, 1, of_model)
+    return check_int("n_ctx", n_ctx, 1, of_model)
 
 
 def slot_bytes(header: GGUF, *types: str) -> int:
@@ -233,26 +235,24 @@ def load_weights(
 
     progress: called with "load", bytes read, bytes in all and "".
     """
-    one_of("load_mode", load_mode, _LOAD_MODES)
-    one_of("repack", repack, (True, False))
-    one_of("check_tensors", check_tensors, (True, False))
+    check_choice("load_mode", load_mode, _LOAD_MODES)
+    check_choice("repack", repack, (True, False))
+    check_choice("check_tensors", check_tensors, (True, False))
     values: dict[str, Any] = {
         "load_mode": C.llama_load_mode_from_str(load_mode.encode()),
         "use_extra_bufts": repack,
         "check_tensors": check_tensors,
-        "n_gpu_layers": -1
-        if n_gpu_layers is None
-        else whole_number("n_gpu_layers", n_gpu_layers, 0),
+        "n_gpu_layers": -1 if n_gpu_layers is None else check_int("n_gpu_layers", n_gpu_layers, 0),
         "split_mode": _SPLIT_LAYERS if len(gpus) > 1 else _ONE_GPU if gpus else _SPLIT_LAYERS,
     }
     handles = (ctypes.c_void_p * (len(gpus) + 1))(*[gpu.handle for gpu in gpus], None)
     values["devices"] = ctypes.cast(handles, ctypes.c_void_p)
     if main_gpu is not None:
-        values["main_gpu"] = whole_number("main_gpu", main_gpu, 0, max(0, len(gpus) - 1))
+        values["main_gpu"] = check_int("main_gpu", main_gpu, 0, max(0, len(gpus) - 1))
     if tensor_split is not None:
         if isinstance(tensor_split, str) or not isinstance(tensor_split, Sequence):
             raise ConfigError(f"tensor_split is {tensor_split!r}; allowed are numbers, one a GPU")
-        shares = [number("a share of tensor_split", share, low=0) for share in tensor_split]
+        shares = [check_number("a share of tensor_split", share, low=0) for share in tensor_split]
         if len(shares) != len(gpus):
             raise ConfigError(
                 f"tensor_split is {tensor_split!r}; allowed are {len(gpus)} numbers, one a GPU"

@@ -13,7 +13,7 @@ import numpy as np
 from mlx import nn
 from safetensors import safe_open
 
-from ..._core.atomic_files import read_json, shown
+from ..._core.atomic_files import read_json, repr_short
 from ...errors import ConfigError, ModelLoadError, Unsupported
 from ..peft import read_config, scale_of
 from .model import shell_of
@@ -89,7 +89,9 @@ def _own_config(folder: Path) -> Mapping[str, Any]:
         raise ModelLoadError(f"{file} holds {type(config).__name__}; a JSON object belongs there")
     kind = config.get("fine_tune_type", "lora")
     if kind != "lora":
-        raise Unsupported(f"the adapter in {folder} is of type {shown(kind)}; plain LoRA is run")
+        raise Unsupported(
+            f"the adapter in {folder} is of type {repr_short(kind)}; plain LoRA is run"
+        )
     values = config.get("lora_parameters")
     scale = values.get("scale") if isinstance(values, dict) else None
     if isinstance(scale, bool) or not isinstance(scale, int | float):

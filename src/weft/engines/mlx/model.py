@@ -13,7 +13,7 @@ import numpy as np
 from mlx import nn
 from mlx.utils import tree_flatten
 
-from ..._core.validation import one_of, whole_number
+from ..._core.validation import check_choice, check_int
 from ...errors import ConfigError, EngineError, ModelLoadError, Unsupported
 from .. import checkpoint
 from ..config_check import OTHER_ENGINE, check_config
@@ -44,7 +44,7 @@ _AS_TRANSFORMERS = ("llama", "mistral", "qwen2", "qwen3")
 
 def resolve_device(device: str) -> mx.Device:
     """Turn "auto", "cpu", or "gpu", which is "metal" too, into a device that is there."""
-    one_of("device", device, ("auto", "cpu", "gpu", "metal"))
+    check_choice("device", device, ("auto", "cpu", "gpu", "metal"))
     if device == "auto":
         return mx.default_device()
     place = mx.Device(mx.cpu if device == "cpu" else mx.gpu, 0)
@@ -87,7 +87,7 @@ def load_model(
         ModelLoadError: files are missing or broken.
         Unsupported: mlx-lm has no such model, or ignores a number of its config.json.
     """
-    one_of("dtype", dtype, ("auto", *DTYPES))
+    check_choice("dtype", dtype, ("auto", *DTYPES))
     stored = checkpoint.open_checkpoint(folder)  # MLX would read a truncated file to the end
     refuse_config(stored.config)
     if progress is not None:
@@ -216,7 +216,7 @@ def context_of(config: Mapping[str, Any], n_ctx: int | None, limit: int | None =
     values = (config.get(name) for name in checkpoint.CONTEXT_NAMES)
     known = next((value for value in values if isinstance(value, int) and value > 0), _NO_LIMIT)
     known = known if limit is None else min(known, limit)
-    return known if n_ctx is None else whole_number("n_ctx", n_ctx, 1, known)
+    return known if n_ctx is None else check_int("n_ctx", n_ctx, 1, known)
 
 
 def arrays_in(model: nn.Module) -> list[mx.array]:

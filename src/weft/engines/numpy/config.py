@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..._core.atomic_files import shown
-from ..._core.validation import whole_number
+from ..._core.atomic_files import repr_short
+from ..._core.validation import check_int
 from ...errors import ModelLoadError, Unsupported
 from ..checkpoint import architectures, refuse_packed_by_mlx
 
@@ -104,7 +104,7 @@ def _integer(raw: Mapping[str, Any], key: str, *, default: int | None = None) ->
     value = default if value is None else value
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**31:
         raise ModelLoadError(
-            f"config.json: {key} is {shown(value)}; it must be an integer of 1 or more"
+            f"config.json: {key} is {repr_short(value)}; it must be an integer of 1 or more"
         )
     return value
 
@@ -112,19 +112,21 @@ def _integer(raw: Mapping[str, Any], key: str, *, default: int | None = None) ->
 def _number(raw: Mapping[str, Any], key: str, default: float) -> float:
     value = raw.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
-        raise ModelLoadError(f"config.json: {key} is {shown(value)}; it must be a number above 0")
+        raise ModelLoadError(
+            f"config.json: {key} is {repr_short(value)}; it must be a number above 0"
+        )
     return float(value)
 
 
 def _n_positions(of_model: int, n_ctx: int | None) -> int:
-    return of_model if n_ctx is None else whole_number("n_ctx", n_ctx, 1, of_model)
+    return of_model if n_ctx is None else check_int("n_ctx", n_ctx, 1, of_model)
 
 
 def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:
     """One form out of two: `rope_parameters`, or the older `rope_theta` beside `rope_scaling`."""
     given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     if not isinstance(given, Mapping):
-        raise ModelLoadError(f"config.json: rope is {shown(given)}; an object belongs there")
+        raise ModelLoadError(f"config.json: rope is {repr_short(given)}; an object belongs there")
     rope = dict(given)
     rope.setdefault("rope_theta", raw.get("rope_theta", 10000.0))
     rope.setdefault("rope_type", rope.pop("type", "default"))
@@ -141,7 +143,7 @@ def _check(raw: Mapping[str, Any], config: LlamaConfig, architecture: str) -> No
         )
     asks_for = None
     if raw.get("hidden_act", "silu") != "silu":
-        asks_for = f"activation {shown(raw['hidden_act'])}"
+        asks_for = f"activation {repr_short(raw['hidden_act'])}"
     elif raw.get("quantization_config"):
         asks_for = "quantized weights"
     elif config.rope.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)) != 1.0:
@@ -175,7 +177,7 @@ def frequencies(parameters: Mapping[str, Any], head_dim: int) -> NDArray[np.floa
     scale = _SCALINGS.get(kind) if isinstance(kind, str) else None
     if scale is None:
         raise Unsupported(
-            f"the NumPy engine has no rope type {shown(kind)}; "
+            f"the NumPy engine has no rope type {repr_short(kind)}; "
             f"it serves {', '.join(_SCALINGS)}; {ELSEWHERE}",
             hint=ELSEWHERE,
         )

@@ -15,7 +15,7 @@ from ..._core.sampling import metrics
 from ..._core.sampling.params import SamplingParams
 from ..._core.system_resources import bytes_left
 from ..._core.tokens.tokenizer import Tokenizer
-from ..._core.validation import one_of
+from ..._core.validation import check_choice
 from ...errors import ForwardError, Unsupported
 from ..base import Engine, EngineInfo, HostOutput, Row, Score, ScoreSpan
 from ..capabilities import OWN
@@ -111,7 +111,9 @@ class NumpyEngine(Engine):
             Unsupported: the architecture, or another dtype.
             ConfigError: n_ctx or threads is out of range, or the device is another one.
         """
-        one_of("device", device, ("auto", "cpu"), ': the numpy engine runs on the CPU; try "torch"')
+        check_choice(
+            "device", device, ("auto", "cpu"), ': the numpy engine runs on the CPU; try "torch"'
+        )
         if dtype not in _DTYPES:
             raise Unsupported(
                 f"dtype is {dtype!r}; allowed are {', '.join(map(repr, _DTYPES))} on the numpy"

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..._core.sampling.params import CHAT_SAMPLING, SERVER_SAMPLING, ModelDefaults, SamplingParams
 from ..._core.tokens.tokenizer import Tokenizer
-from ..._core.validation import number, whole_number
+from ..._core.validation import check_int, check_number
 from ...errors import ConfigError, ForwardError, Unsupported
 from ..base import (
     UNKNOWN_CONTEXT_LENGTH,
@@ -142,7 +142,7 @@ class RemoteEngine(Engine):
                     given["api"],
                 )
             )
-            most = whole_number("most", given["most"], 1)
+            most = check_int("most", given["most"], 1)
             if found.dialect.most is not None:
                 most = min(most, found.dialect.most)
             shared = given["together"]
@@ -165,7 +165,7 @@ class RemoteEngine(Engine):
                 most=most,
                 together=bool(shared),
                 steps=bool(given["steps"]),
-                n_ctx=None if given["n_ctx"] is None else whole_number("n_ctx", given["n_ctx"], 1),
+                n_ctx=None if given["n_ctx"] is None else check_int("n_ctx", given["n_ctx"], 1),
             )
         except BaseException:
             transport.stop()
@@ -277,10 +277,10 @@ def _fingerprint(found: ServerInfo, text: Tokenizer) -> str:
 def _retry_policy(given: dict[str, Any]) -> RetryPolicy:
     return RetryPolicy(
         **{
-            name: number(name, given[name], low=0.0, open_low=True)
+            name: check_number(name, given[name], low=0.0, open_low=True)
             for name in ("connect_s", "first_s", "between_s")
         },
-        retries=whole_number("retries", given["retries"], 0),
+        retries=check_int("retries", given["retries"], 0),
     )
 
 

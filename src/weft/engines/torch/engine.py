@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from ..._core.validation import one_of
+from ..._core.validation import check_choice
 from ...errors import ConfigError, EngineError, ForwardError, Unsupported, WeftError
 from ..base import EngineInfo, FutureTokens, Row, Score, Span, check_rows
 from ..capabilities import OWN
@@ -188,7 +188,7 @@ class TorchEngine(TransformersEngine):
         place = resolve_device(device)
         kv_backends(kv, place)  # refuses before the weights are read
         check_graphs(graphs, kv)
-        one_of("packed_weights", packed_weights, _PACKED_WEIGHTS)
+        check_choice("packed_weights", packed_weights, _PACKED_WEIGHTS)
         if Path(source).suffix.lower() == ".gguf":
             if quantization_config is not None:
                 raise ConfigError(
@@ -259,7 +259,7 @@ class TorchEngine(TransformersEngine):
             )
         kv_backends(kv, model.device)
         check_graphs(graphs, kv)
-        one_of("packed_weights", packed_weights, _PACKED_WEIGHTS)
+        check_choice("packed_weights", packed_weights, _PACKED_WEIGHTS)
         check_model(model)
         check_loaded_model(model)
         copied = copy_sharing_weights(model)

@@ -17,7 +17,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.utils import logging as transformers_logging
 
-from ..._core.validation import one_of, whole_number
+from ..._core.validation import check_choice, check_int
 from ...errors import ConfigError, EngineError, ModelLoadError, Unsupported
 from .. import checkpoint
 from ..config_check import check_config
@@ -41,7 +41,7 @@ def resolve_device(device: str) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind = device.partition(":")[0] if isinstance(device, str) else device
-    one_of("device", kind if kind == "cuda" else device, ("auto", "cpu", "cuda", "cuda:N"))
+    check_choice("device", kind if kind == "cuda" else device, ("auto", "cpu", "cuda", "cuda:N"))
     try:
         place = torch.device(device)
     except RuntimeError as error:
@@ -55,7 +55,7 @@ def resolve_device(device: str) -> torch.device:
 
 def check_dtype(dtype: str) -> None:
     """Raise ConfigError for a dtype that no model is loaded in."""
-    one_of("dtype", dtype, ("auto", *DTYPES))
+    check_choice("dtype", dtype, ("auto", *DTYPES))
 
 
 def load_model(
@@ -123,7 +123,7 @@ def context_of(model: PreTrainedModel, n_ctx: int | None) -> int:
     text: Any = model.config.get_text_config()
     given = [int(getattr(text, name, None) or 0) for name in checkpoint.CONTEXT_NAMES]
     known = min([next((n for n in given if n > 0), _NO_LIMIT), *_places(model)])
-    return known if n_ctx is None else whole_number("n_ctx", n_ctx, 1, known)
+    return known if n_ctx is None else check_int("n_ctx", n_ctx, 1, known)
 
 
 def _places(model: PreTrainedModel) -> Iterator[int]:

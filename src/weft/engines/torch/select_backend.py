@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from ..._core.validation import one_of
+from ..._core.validation import check_choice
 from ...errors import ConfigError, EngineUnavailable, ModelLoadError
 from .attention_hook import ForwardContext
 from .cuda import is_for_triton
@@ -33,7 +33,7 @@ def kv_backends(kv: KVChoice, device: torch.device) -> list[NewMemory]:
     Raises: ConfigError for what is no choice, and for "paged" where its kernels cannot run;
     EngineUnavailable where there is no Triton.
     """
-    one_of("kv", kv, ("auto", "padded", "paged"))
+    check_choice("kv", kv, ("auto", "padded", "paged"))
     if kv == "padded" or (kv == "auto" and device.type == "cpu"):
         return [PaddedMemory]
     try:
@@ -109,14 +109,14 @@ def check_kernels(device: torch.device, why: str) -> None:
 
 def check_reproducible(reproducible: bool, kv: KVChoice) -> None:
     """Raise ConfigError for a value that is no bool, or with KV that is not padded."""
-    one_of("reproducible", reproducible, (True, False))
+    check_choice("reproducible", reproducible, (True, False))
     if reproducible and kv == "paged":
         raise ConfigError('reproducible=True needs padded KV; leave kv="paged" out')
 
 
 def check_graphs(graphs: bool | None, kv: KVChoice) -> None:
     """Raise ConfigError for graphs that are no choice, or asked for over another memory."""
-    one_of("graphs", graphs, (None, True, False))
+    check_choice("graphs", graphs, (None, True, False))
     if graphs and kv != "paged":
         raise ConfigError(f"graphs has no effect with kv={kv!r}; give kv='paged', or leave it out")
 

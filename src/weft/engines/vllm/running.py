@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from ..._core.validation import whole_number
+from ..._core.validation import check_int
 from ...errors import ConfigError, ForwardError, WeftError
 from .log_filter import starting
 from .loop import EngineLoop
@@ -169,7 +169,7 @@ _going: set[asyncio.Task[None]] = set()  # a loop itself holds its tasks weakly
 def most_sessions(asked: int | str, config: Any) -> int:
     """Return how many requests may stay open while nobody asks: each holds a place in the batch."""
     places = n_places(config)
-    most = places // 4 if asked == "auto" else whole_number("sessions", asked, 0)
+    most = places // 4 if asked == "auto" else check_int("sessions", asked, 0)
     if most > places // 2:
         raise ConfigError(
             f"sessions is {most}, and vLLM runs {places} requests at once; half of them is the most"

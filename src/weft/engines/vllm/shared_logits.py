@@ -34,8 +34,8 @@ class SharedLogitsBuffer:
         self.n_vocab = n_vocab
         n_slots = max(1, min(most, MOST_BYTES // (4 * n_vocab)))
         folder = _SHARED if os.access(_SHARED, os.W_OK) else Path(tempfile.gettempdir())
-        atomic_files.sweep(folder)
-        self._file = atomic_files.new_part(folder)
+        atomic_files.remove_stale_temp_files(folder)
+        self._file = atomic_files.open_temp(folder)
         self.path = Path(self._file.name)
         try:
             os.fchmod(self._file.fileno(), 0o600)

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from ..._core.validation import as_index, half_character, half_told
+from ..._core.validation import as_index, find_lone_surrogate, lone_surrogate_message
 
 Json = dict[str, Any]
 
@@ -32,8 +32,8 @@ def validate_json(value: object, *, is_text: bool = True) -> object:
             left.extend(each)
         elif isinstance(each, float) and not math.isfinite(each):
             raise ValueError(f"it has {each}, which is no number of JSON; leave it out")
-        elif is_text and isinstance(each, str) and (at := half_character(each)) is not None:
-            raise ValueError(half_told("it", each, at))
+        elif is_text and isinstance(each, str) and (at := find_lone_surrogate(each)) is not None:
+            raise ValueError(lone_surrogate_message("it", each, at))
     return value
 
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ..._core.data_dir import home
+from ..._core.data_dir import data_dir
 from .address import address
 
 _CONNECT_TIMEOUT_S, _READ_TIMEOUT_S = 0.1, 1.0
@@ -77,7 +77,7 @@ def _accepts_token(server: RunningServer) -> bool:
 
 
 def _file(port: int) -> Path:
-    return home() / f"server-{port}.json"
+    return data_dir() / f"server-{port}.json"
 
 
 def _read(file: Path) -> RunningServer | None:
@@ -102,6 +102,6 @@ def _write_private(file: Path, text: str) -> None:
 
 
 def _database_id(database: str | None) -> str:
-    url = database or os.environ.get("WEFT_DB") or f"sqlite:///{home() / 'weft.db'}"
+    url = database or os.environ.get("WEFT_DB") or f"sqlite:///{data_dir() / 'weft.db'}"
     scheme, separator, path = url.partition("sqlite:///")
     return f"sqlite:{os.path.realpath(path)}" if separator and not scheme else url

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from uuid import uuid4
 
 from ... import errors
-from ..._core.error_mapping import OUTCOMES
+from ..._core.error_mapping import ERROR_MAPPINGS
 from ...errors import ConfigError, WeftError
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ def in_progress(status: int, body: bytes) -> bool:
 # Errors ----------------------------------------------------------------------------------------
 
 _BY_CODE: dict[str, type[BaseException]] = {}
-for _kind, _outcome in OUTCOMES.items():
+for _kind, _outcome in ERROR_MAPPINGS.items():
     # Of two with one code, the one that stands first: it is the more general.
     _BY_CODE.setdefault(_outcome.code, _kind)
 _BY_STATUS: dict[int, type[WeftError]] = {

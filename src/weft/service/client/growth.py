@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..._core.atomic_files import number
+from ..._core.atomic_files import parse_number
 from ...errors import NotFound, WeftError
 from ..api.jobs import JobReply, TokenUsage
 
@@ -93,8 +93,8 @@ class GrowthReader:
             self._nodes.get(branch, -1),
             text,
             tuple(entry[1] for entry in tokens),
-            tuple(number(entry[3], "a logprob") for entry in tokens if entry[3] is not None),
-            tuple(number(entry[4], "an entropy") for entry in tokens if entry[4] is not None),
+            tuple(parse_number(entry[3], "a logprob") for entry in tokens if entry[3] is not None),
+            tuple(parse_number(entry[4], "an entropy") for entry in tokens if entry[4] is not None),
         )
 
     def _end(self, branch: int, reason: str | None) -> list[BranchDelta]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from ..._core.atomic_files import shown
+from ..._core.atomic_files import repr_short
 from ...errors import FormatError
 from .fields import Json, list_of, parent_of, record_of, text_of, without
 from .sketch import Entry, Knot, Sketch, linked
@@ -33,7 +33,7 @@ def _conversation(given: object, where: str) -> Sketch:
     entries: list[Entry] = []
     ranks: dict[str, int] = {}
     for node_id, each in mapping.items():
-        node = record_of(each, f"node {shown(node_id)}")
+        node = record_of(each, f"node {repr_short(node_id)}")
         knot = _mapped(node, node_id, notes)
         entries.append(Entry(node_id, parent_of(node.get("parent"), node_id), knot))
         children = list_of(node, "children", node_id)
@@ -55,7 +55,7 @@ def _mapped(node: Json, node_id: str, notes: Counter[str]) -> Knot:
     rest = {"id": node_id, **without(node, ("id", "parent", "children", "message"))}
     if message is None:
         return Knot("", imported=rest)
-    message = record_of(message, f"the message of {shown(node_id)}")
+    message = record_of(message, f"the message of {repr_short(node_id)}")
     author = message.get("author")
     role = message.get("role", author.get("role") if isinstance(author, dict) else None)
     text = content_text(message.get("content"), node_id, notes)
@@ -95,7 +95,9 @@ def content_text(content: object, where: str, notes: Counter[str]) -> str:
             return str(content["text"])
         content = content.get("parts", [])
     if not isinstance(content, list):
-        raise FormatError(f"the content of {where} is {shown(content)}; a text or a list belongs")
+        raise FormatError(
+            f"the content of {where} is {repr_short(content)}; a text or a list belongs"
+        )
     texts = []
     for part in content:
         text = part.get("text") if isinstance(part, dict) else part

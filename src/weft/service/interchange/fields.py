@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..._core.atomic_files import shown
+from ..._core.atomic_files import repr_short
 from ...errors import FormatError
 
 Json = dict[str, Any]
@@ -18,7 +18,7 @@ def text_of(record: Mapping[str, Any], name: str, where: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise FormatError(f"{name!r} of {where} is {shown(value)}; a text belongs there")
+        raise FormatError(f"{name!r} of {where} is {repr_short(value)}; a text belongs there")
     return value
 
 
@@ -27,7 +27,7 @@ def id_of(value: object, where: str) -> str:
     if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
         return str(value)
     raise FormatError(
-        f"the id of {where} is {shown(value)}; a text or a whole number belongs there"
+        f"the id of {where} is {repr_short(value)}; a text or a whole number belongs there"
     )
 
 
@@ -39,7 +39,7 @@ def parent_of(value: object, where: str) -> str | None:
 def record_of(value: object, where: str) -> Json:
     """Return an object. Raises: FormatError."""
     if not isinstance(value, dict):
-        raise FormatError(f"{where} is {shown(value)}; an object belongs there")
+        raise FormatError(f"{where} is {repr_short(value)}; an object belongs there")
     return value
 
 
@@ -49,7 +49,7 @@ def list_of(record: Mapping[str, Any], name: str, where: str) -> list[Any]:
     if value is None:
         return []
     if not isinstance(value, list):
-        raise FormatError(f"{name!r} of {where} is {shown(value)}; a list belongs there")
+        raise FormatError(f"{name!r} of {where} is {repr_short(value)}; a list belongs there")
     return value
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..._core.atomic_files import shown
+from ..._core.atomic_files import repr_short
 from ...errors import FormatError
 from .fields import (
     Json,
@@ -33,7 +33,7 @@ def loomsidian(data: Any) -> list[Sketch]:
     """Read all notes' trees. The plugin's settings, where API keys are, stay out."""
     sketches = []
     for note, state in data["state"].items():
-        where = f"the note {shown(note)}"
+        where = f"the note {repr_short(note)}"
         entries = list(_loomsidian_entries(state["nodes"], where))
         at = state.get("current")
         sketch = linked(entries, at=at if isinstance(at, str) else None, title=note)
@@ -59,11 +59,13 @@ def _loomsidian_entries(nodes: object, where: str) -> Iterator[Entry]:
 def _pairs(nodes: object, where: str) -> Iterator[tuple[str, Json]]:
     """Yield ids and nodes of an object by id, of a list of nodes, or of a list of pairs."""
     if isinstance(nodes, dict):
-        yield from ((key, record_of(node, f"node {shown(key)}")) for key, node in nodes.items())
+        yield from (
+            (key, record_of(node, f"node {repr_short(key)}")) for key, node in nodes.items()
+        )
         return
     if not isinstance(nodes, list):
         raise FormatError(
-            f"'nodes' of {where} is {shown(nodes)}; an object or a list belongs there"
+            f"'nodes' of {where} is {repr_short(nodes)}; an object or a list belongs there"
         )
     for index, each in enumerate(nodes):
         name = f"node {index} of {where}"

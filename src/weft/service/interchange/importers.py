@@ -119,7 +119,7 @@ def read(
     if format != "auto" and format not in formats():
         raise ConfigError(f"format is {format!r}; allowed are auto, {', '.join(formats())}")
     is_path = isinstance(source, str | os.PathLike)
-    with atomic_files.named(source) if is_path else nullcontext():  # type: ignore[arg-type]
+    with atomic_files.with_filename(source) if is_path else nullcontext():  # type: ignore[arg-type]
         data = _parsed(source, limits)
         name = recognise(data) if format == "auto" else format
         classes = (loom_class, heddle_class or loom_class.heddle_class)
@@ -235,7 +235,7 @@ def _sketched(name: str, data: object) -> list[Sketch]:
         found = IMPORTERS[name].sketches(data) if name in IMPORTERS else _asked(name, data)
     except WeftError:
         raise
-    except atomic_files.FAULTS as error:
+    except atomic_files.PARSE_ERRORS as error:
         raise FormatError(f"this is no file of {name}, or it is broken: {error!r:.200}") from error
     if not found or not all(sketch.knots for sketch in found):
         raise FormatError(f"there are no trees of {name} in it")

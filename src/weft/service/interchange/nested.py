@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ..._core.atomic_files import shown
+from ..._core.atomic_files import repr_short
 from ...errors import FormatError
 from .fields import Json, list_of, record_of, text_of, without
 from .sketch import Knot, Sketch
@@ -74,7 +74,9 @@ def _walked(root: Json) -> Sketch:
         node = record_of(given, where)
         terminal = node.get("terminal", False)
         if not isinstance(terminal, bool):
-            raise FormatError(f"'terminal' of {where} is {shown(terminal)}; true or false belongs")
+            raise FormatError(
+                f"'terminal' of {where} is {repr_short(terminal)}; true or false belongs"
+            )
         imported = without(node, _READ)
         knot = Knot(text_of(node, "text", where), parent, terminal, imported=imported)
         if isinstance(imported.get("display_text"), str):

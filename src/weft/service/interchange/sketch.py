@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from ..._core.atomic_files import shown
+from ..._core.atomic_files import repr_short
 from ...errors import FormatError
 from ...loom import Heddle, Loom
 from ...loom.loom import Prompt, read_prompt
@@ -107,7 +107,7 @@ def linked(entries: Iterable[Entry], *, at: str | None = None, title: str = "") 
     found: dict[str, Entry] = {}
     for entry in entries:
         if entry.id in found:
-            raise FormatError(f"two nodes have the id {shown(entry.id)}; the file is broken")
+            raise FormatError(f"two nodes have the id {repr_short(entry.id)}; the file is broken")
         found[entry.id] = entry
     sketch = Sketch(title)
     below: dict[str | None, list[Entry]] = {}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..._core.tokens.chat import read_chat_template
-from ..._core.validation import number, whole_number
+from ..._core.validation import check_int, check_number
 from ...errors import ConfigError
 from ...loading import parse_bytes
 
@@ -42,7 +42,7 @@ class ServerLimits:
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
-            whole_number(name, getattr(self, name), 1)
+            check_int(name, getattr(self, name), 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +83,10 @@ class ServerConfig:
     limits: ServerLimits = field(default_factory=ServerLimits)
 
     def __post_init__(self) -> None:
-        if not 0 <= whole_number("port", self.port) <= 65_535:
+        if not 0 <= check_int("port", self.port) <= 65_535:
             raise ConfigError(f"port is {self.port}; allowed are 0 (any free one) to 65535")
-        number("grace_s", self.grace_s, low=0)
-        if whole_number("max_models", self.model_limit, 1) < len(self.models):
+        check_number("grace_s", self.grace_s, low=0)
+        if check_int("max_models", self.model_limit, 1) < len(self.models):
             raise ConfigError(
                 f"max_models is {self.max_models}, but the server is started with"
                 f" {len(self.models)} models; allowed are {len(self.models)} or more",

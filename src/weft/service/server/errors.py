@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from ... import errors
-from ..._core.error_mapping import outcome_of
+from ..._core.error_mapping import map_error
 from ...errors import WeftError
 from ..api.base import RequestModel
 from .error_bodies import error_body
@@ -94,7 +94,7 @@ def serialize_error(error: BaseException, request_id: str = "") -> tuple[int, Js
         status, code, headers, details = error.status, error.code, error.headers, error.details
         kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
     elif isinstance(error, WeftError) or errors.is_out_of_memory(error):
-        outcome = outcome_of(error)
+        outcome = map_error(error)
         status, kind, code = outcome.status, outcome.kind, outcome.code
         details = _details(error)
         if isinstance(error, errors.KVFull) and error.never_fits:  # 503 would be tried again

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, get_args
 
 from ..._core import atomic_files
-from ..._core.atomic_files import field, json_number, number, shown, whole
+from ..._core.atomic_files import json_number, parse_int, parse_number, repr_short, require_field
 from ..._core.sampling.params import SamplingParams
 from ..._core.sched.work import FinishReason
 from ...errors import ConfigError, FormatError, ModelMismatch, StoreError, WeftError
@@ -92,7 +92,7 @@ def read_header(data: object) -> ModelMark:
     """Check that this is a loom that this version reads; return whose tokens it holds."""
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise FormatError(f'this is no saved loom: "format" is not "{FORMAT}"')
-    version = field(data, "version", int, "the file")
+    version = require_field(data, "version", int, "the file")
     if version > VERSION:
         raise FormatError(
             f"the file has format version {version}; this Weft reads up to {VERSION}. Update Weft",
@@ -100,12 +100,12 @@ def read_header(data: object) -> ModelMark:
         )
     if version < 1:
         raise FormatError(f"the file has format version {version}; the first one is 1")
-    model = field(data, "model", dict, "the file")
+    model = require_field(data, "model", dict, "the file")
     return ModelMark(
-        field(model, "name", str, "model"),
-        field(model, "fingerprint", str, "model"),
+        require_field(model, "name", str, "model"),
+        require_field(model, "fingerprint", str, "model"),
         _n_vocab(model),
-        field(model, "adapter", str, "model") if "adapter" in model else "",
+        require_field(model, "adapter", str, "model") if "adapter" in model else "",
     )
 
 
@@ -113,7 +113,7 @@ def _n_vocab(model: dict[str, Any]) -> int:
     """Return how many ids there are; 0, null in the file, where they are of no table."""
     if "n_vocab" in model and model["n_vocab"] is None:
         return 0
-    found = whole(model.get("n_vocab"), "n_vocab of model", 1)
+    found = parse_int(model.get("n_vocab"), "n_vocab of model", 1)
     return 0 if found > MOST_IDS else found
 
 
@@ -123,7 +123,7 @@ def read_records(data: dict[str, Any], n_vocab: int) -> tuple[list[Record], list
     Also what had to be left out, in words: figures that are not one for each token. The tokens are
     the truth and stay.
     """
-    nodes = field(data, "nodes", list, "the file")
+    nodes = require_field(data, "nodes", list, "the file")
     if not nodes:
         raise FormatError("the file has no nodes; a loom has at least its root")
     dropped: list[str] = []
@@ -136,19 +136,21 @@ def read_records(data: dict[str, Any], n_vocab: int) -> tuple[list[Record], list
 def _record(node: object, index: int, n_vocab: int, dropped: list[str]) -> Record:
     where = f"node {index}"
     if not isinstance(node, dict):
-        raise FormatError(f"{where} is {shown(node)}; an object belongs there")
-    found = {name: field(node, name, kind, where) for name, kind in _NODE_FIELDS.items()}
-    tokens = [whole(token, f"a token of {where}", 0, n_vocab or None) for token in found["tokens"]]
+        raise FormatError(f"{where} is {repr_short(node)}; an object belongs there")
+    found = {name: require_field(node, name, kind, where) for name, kind in _NODE_FIELDS.items()}
+    tokens = [
+        parse_int(token, f"a token of {where}", 0, n_vocab or None) for token in found["tokens"]
+    ]
     figures = {}
     for name in ("logprobs", "entropies"):
-        figures[name] = [number(value, f"{name} of {where}") for value in found[name]]
+        figures[name] = [parse_number(value, f"{name} of {where}") for value in found[name]]
         if len(figures[name]) not in (0, len(tokens)):
             dropped.append(
                 f"{where} has {len(tokens)} tokens and {len(figures[name])} {name}: these are"
                 " left out"
             )
             figures[name] = []
-    legal = field(node, "legal_logmass", list, where) if "legal_logmass" in node else []
+    legal = require_field(node, "legal_logmass", list, where) if "legal_logmass" in node else []
     score = node.get("score")
     return Record(
         id=found["id"],
@@ -158,13 +160,13 @@ def _record(node: object, index: int, n_vocab: int, dropped: list[str]) -> Recor
         logprobs=figures["logprobs"],
         entropies=figures["entropies"],
         params=_optional(node, "params", dict, where),
-        lineage=[whole(part, f"lineage of {where}", 0, 2**63) for part in found["lineage"]],
+        lineage=[parse_int(part, f"lineage of {where}", 0, 2**63) for part in found["lineage"]],
         finish_reason=_reason(node, where),
         stop_string=_optional(node, "stop_string", str, where),
         terminal=found["terminal"],
-        score=None if score is None else number(score, f"score of {where}"),
+        score=None if score is None else parse_number(score, f"score of {where}"),
         meta=_savable(found["meta"], where),
-        legal_logmass=[number(value, f"legal_logmass of {where}") for value in legal],
+        legal_logmass=[parse_number(value, f"legal_logmass of {where}") for value in legal],
     )
 
 
@@ -183,18 +185,18 @@ def _parent(node: dict[str, Any], index: int) -> int:
         if node.get("parent") is not None:
             raise FormatError("node 0 is the root; its parent must be null")
         return -1
-    return whole(node.get("parent"), f"parent of node {index}", 0, index)
+    return parse_int(node.get("parent"), f"parent of node {index}", 0, index)
 
 
 def _optional(node: dict[str, Any], name: str, kind: type, where: str) -> Any:
-    return None if node.get(name) is None else field(node, name, kind, where)
+    return None if node.get(name) is None else require_field(node, name, kind, where)
 
 
 def _reason(node: dict[str, Any], where: str) -> FinishReason | None:
     reason = _optional(node, "finish_reason", str, where)
     if reason is not None and reason not in _REASONS:
         raise FormatError(
-            f"finish_reason of {where} is {shown(reason)}; allowed: {sorted(_REASONS)}"
+            f"finish_reason of {where} is {repr_short(reason)}; allowed: {sorted(_REASONS)}"
         )
     return cast("FinishReason | None", reason)
 
@@ -295,7 +297,7 @@ def load(
     data = atomic_files.read_json(
         path, FormatError, "no saved loom, or is broken", unread=StoreError
     )
-    with atomic_files.named(path):
+    with atomic_files.with_filename(path):
         loom = loaded(data, lm, force=force, loom_class=loom_class, heddle_class=heddle_class)
     for what in loom.dropped:
         _log.warning("%s: %s", path, what)
@@ -331,14 +333,16 @@ def _made(
     loom_class: type[L],
     heddle_class: type[Heddle],
 ) -> L:
-    prompt = field(data, "prompt", dict, "the file")
+    prompt = require_field(data, "prompt", dict, "the file")
     made = Prompt(
         records[0].tokens,
-        field(prompt, "user_prompt", str, "prompt"),
-        field(prompt, "chat_template_used", bool, "prompt"),
+        require_field(prompt, "user_prompt", str, "prompt"),
+        require_field(prompt, "chat_template_used", bool, "prompt"),
     )
-    adapter = None if data.get("adapter") is None else field(data, "adapter", str, "the file")
-    created = field(data, "created", str, "the file")
+    adapter = (
+        None if data.get("adapter") is None else require_field(data, "adapter", str, "the file")
+    )
+    created = require_field(data, "created", str, "the file")
     loom = bare_loom(mark, made, created, adapter, lm, loom_class, heddle_class)
     _grow_back(loom, records)
     return loom
@@ -424,5 +428,5 @@ def _params(record: Record) -> SamplingParams | None:
         return None
     try:
         return SamplingParams.from_dict(record.params)
-    except (WeftError, *atomic_files.FAULTS) as error:
+    except (WeftError, *atomic_files.PARSE_ERRORS) as error:
         raise FormatError(f"the params of node {record.id} are not valid: {error}") from error

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ..._core.validation import whole_number
+from ..._core.validation import check_int
 from ...errors import ConfigError
 from .rows import text_of
 from .tables import looms, nodes
@@ -68,7 +68,7 @@ def find(
     connection: Connection, asked: str, *, is_sqlite: bool, loom: int | None, limit: int
 ) -> list[Hit]:
     """Return the nodes with all words, the best first; see `Library.find`."""
-    whole_number("limit", limit, 1, 1000)
+    check_int("limit", limit, 1, 1000)
     terms = terms_of(asked)
     query = _sqlite(terms) if is_sqlite else _postgresql(terms)
     query = query.where(~nodes.c.removed, looms.c.removed.is_(None))

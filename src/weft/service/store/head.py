@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..._core.atomic_files import FAULTS
+from ..._core.atomic_files import PARSE_ERRORS
 from ...errors import StoreError
 from ...loom import Heddle, Loom
 from ...loom.loom import Prompt
@@ -48,7 +48,7 @@ class LoomHead(NamedTuple):
         try:
             mark, *more = json.loads(data)
             return cls(ModelMark(*mark), *more)
-        except FAULTS as error:
+        except PARSE_ERRORS as error:
             raise StoreError(f"the head of the loom is broken: {error}") from error
 
     def dumped(self) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ..._core.data_dir import home
+from ..._core.data_dir import data_dir
 from ...errors import ConfigError, StoreError
 from ...loom import Heddle, Loom
 from .database import Database, lock
@@ -348,7 +348,7 @@ class Library:
 
 def default_url() -> str:
     """Return where looms are kept unless somebody says otherwise: weft.db in WEFT_HOME."""
-    return sa.URL.create("sqlite", database=str(home() / "weft.db")).render_as_string()
+    return sa.URL.create("sqlite", database=str(data_dir() / "weft.db")).render_as_string()
 
 
 def name_of(prompt: str) -> str:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from ..._core.atomic_files import FAULTS
+from ..._core.atomic_files import PARSE_ERRORS
 from ...errors import StoreError
 
 DONE, UNDONE, DROPPED, FIRST = "done", "undone", "dropped", "first"
@@ -69,7 +69,7 @@ class Steps(NamedTuple):
             before_after = found.get("prompt")
             prompt = None if before_after is None else (before_after[0], before_after[1])
             return cls(_numbers(found["added"]), _numbers(found["removed"]), changed, prompt)
-        except FAULTS as error:
+        except PARSE_ERRORS as error:
             raise StoreError(f"the log of the loom is broken: {error}") from error
 
 

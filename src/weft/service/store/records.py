@@ -9,7 +9,7 @@ import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ..._core.validation import whole_number
+from ..._core.validation import check_int
 from ...errors import ConfigError
 from .rows import of_rows, plain, score_of, text_of
 from .tables import nodes, pieces
@@ -70,16 +70,16 @@ def page(connection: Connection, loom: int, **which: Unpack[PageOptions]) -> lis
     """Return nodes of a loom in the order of their numbers; see `KeptLoom.nodes`."""
     under, depth, since = which.get("under"), which.get("depth"), which.get("since")
     limit, after = which.get("limit", 100), which.get("after")
-    whole_number("limit", limit, 1, MOST)
+    check_int("limit", limit, 1, MOST)
     wanted = [nodes.c.loom == loom]
     if since is None:
         wanted.append(~nodes.c.removed)
     else:
-        wanted.append(nodes.c.rev > whole_number("since", since))
+        wanted.append(nodes.c.rev > check_int("since", since))
     if after is not None:
-        wanted.append(nodes.c.number > whole_number("after", after))
+        wanted.append(nodes.c.number > check_int("after", after))
     if depth is not None:
-        whole_number("depth", depth, 0)
+        check_int("depth", depth, 0)
     if under is not None or depth is not None:
         top = _number(connection, loom, 0 if under is None else under)
         wanted.append(nodes.c.number.in_(sa.select(_below(loom, top, depth).c.number)))

@@ -12,7 +12,7 @@ import numpy as np
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ..._core.atomic_files import FAULTS
+from ..._core.atomic_files import PARSE_ERRORS
 from ..._core.sampling.params import SamplingParams
 from ..._core.sched.work import FinishReason
 from ...errors import ConfigError, StoreError
@@ -35,7 +35,7 @@ def of_rows(read: Callable[P, R]) -> Callable[P, R]:
     def told(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return read(*args, **kwargs)
-        except (ConfigError, *FAULTS) as error:
+        except (ConfigError, *PARSE_ERRORS) as error:
             why = f"what it holds of a loom cannot be read: {error}"
             raise StoreError(f"the database is broken: {why}") from error
 

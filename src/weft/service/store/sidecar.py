@@ -116,7 +116,8 @@ def warm(loom: Loom, path: str | os.PathLike[str]) -> Warmed:
         return _filled(lm, loom, saved.arrays, blocks)
     except WeftError as error:
         return Warmed(
-            0, f"{atomic_files.shown_path(path)} was not used, so its KV is computed again: {error}"
+            0,
+            f"{atomic_files.display_path(path)} was not used, so its KV is computed again: {error}",
         )
 
 
@@ -137,9 +138,9 @@ def _read(data: bytes) -> tuple[SavedPath, dict[str, SavedSlots]]:
     start = 0
     try:
         for key, length in atomic_files.parse_json(metadata["blocks"]):
-            blocks[str(key)] = SavedSlots(start, atomic_files.whole(length, "a block", 1))
+            blocks[str(key)] = SavedSlots(start, atomic_files.parse_int(length, "a block", 1))
             start += length
-    except (WeftError, *atomic_files.FAULTS) as error:
+    except (WeftError, *atomic_files.PARSE_ERRORS) as error:
         raise FormatError(f"this saved KV is broken: {error}; save it again") from error
     return saved, blocks
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ...._core.validation import whole_number
+from ...._core.validation import check_int
 from ....errors import ForwardError, Unsupported, WeftError
 from ...base import EngineInfo, Row, Score, check_rows, row_tokens
 from ...capabilities import OWN
@@ -69,7 +69,7 @@ class RecomputeEngine(TransformersEngine):
             free = self._free_bytes()
             state_bytes = _END_BYTES if free is None else int(free * _END_SHARE)
         self._seen = self.weights_version()
-        self._start(fingerprint, why, whole_number("state_bytes", state_bytes, 0))
+        self._start(fingerprint, why, check_int("state_bytes", state_bytes, 0))
         self.info = replace(self.info, context_length=self._n_asked)
         self._note_name()
         _log.warning(
