@@ -68,7 +68,7 @@ class Callback:
             answers = None
         if answers is None:
             raise ConfigError(
-                f"{self._says(found, f'{len(nodes)} {self.takes}')}; or name its parameter "
+                f"{self._message(found, f'{len(nodes)} {self.takes}')}; or name its parameter "
                 f"`{self.one}`, to be asked for one at a time"
             )
         if len(answers) != len(nodes):
