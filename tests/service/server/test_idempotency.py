@@ -188,7 +188,7 @@ def test_answers_are_bounded_in_number_size_and_time() -> None:
     now[0] += 3601
     do(20_000)
     assert len(answers) == 2
-    with pytest.raises(Exception, match="not answered yet"):
+    with pytest.raises(Exception, match="still running"):
         answers.begin(b"runs", b"")
     answers.drop(b"runs", running)
     assert len(answers) == 1

@@ -1,4 +1,4 @@
-"""ASGI messages: what an app is called with, and a request's whole body."""
+"""ASGI types, and reading a request's body."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 async def read_body(receive: Receive) -> bytes | None:
-    """Return a request's whole body; None if the client went before it was sent."""
+    """Return a request's full body; None if the client disconnects before its end."""
     parts = []
     while True:
         message = await receive()

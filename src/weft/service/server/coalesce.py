@@ -1,4 +1,4 @@
-"""Work that is done once for all who wait for it: a write for many calls, not one each."""
+"""Run work once for all callers that wait for a lock, such as one database write for many calls."""
 
 from __future__ import annotations
 
@@ -11,41 +11,46 @@ Item = TypeVar("Item")
 
 
 class Coalescer(Generic[Item]):
-    """Does something for whoever waits for a lock at the same time, in one go."""
+    """Collects the items of concurrent callers and processes them in one batch.
+
+    `work` processes a batch of items; it runs with `lock` held.
+    """
 
     def __init__(self, lock: asyncio.Lock, work: Callable[[list[Item]], Awaitable[None]]) -> None:
-        """work: called with the lock held."""
         self._lock = lock
         self._work = work
         self._waiting: list[_Pending[Item]] = []
 
     async def do(self, item: Item) -> None:
-        """Have it done for an item; the caller does not hold the lock. Raises: what it raised."""
-        wish = _Pending(item)
-        self._waiting.append(wish)
+        """Process an item, together with those of other waiting callers.
+
+        The caller must not hold the lock. Raises: the error that `work` raised for the batch.
+        """
+        pending = _Pending(item)
+        self._waiting.append(pending)
         try:
             async with self._lock:
-                if not wish.is_done:
-                    await self._run_all(wish)
+                if not pending.is_done:
+                    await self._run_all(pending)
         except asyncio.CancelledError:
-            if not wish.is_done and wish in self._waiting:
-                self._waiting.remove(wish)
+            if not pending.is_done and pending in self._waiting:
+                self._waiting.remove(pending)
             raise
-        if wish.error is not None:
-            raise wish.error
+        if pending.error is not None:
+            raise pending.error
 
     async def _run_all(self, own: _Pending[Item]) -> None:
-        wishes, self._waiting = self._waiting, []
+        batch, self._waiting = self._waiting, []
         error: Exception | None = None
         try:
-            await self._work([wish.item for wish in wishes])
+            await self._work([pending.item for pending in batch])
         except Exception as raised:
             error = raised
-        except BaseException:  # cancelled: another one who waits does it
-            self._waiting[:0] = [wish for wish in wishes if wish is not own]
+        except BaseException:  # cancelled: another waiting caller processes the items
+            self._waiting[:0] = [pending for pending in batch if pending is not own]
             raise
-        for wish in wishes:
-            wish.is_done, wish.error = True, error
+        for pending in batch:
+            pending.is_done, pending.error = True, error
 
 
 @dataclass(eq=False, slots=True)

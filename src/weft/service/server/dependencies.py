@@ -1,4 +1,6 @@
-"""What all routes take alike: headers as arguments, no unknown query, the errors they may give."""
+"""FastAPI dependencies and parameter types that the routes share, and the errors they may
+return.
+"""
 
 from __future__ import annotations
 
@@ -15,29 +17,29 @@ if TYPE_CHECKING:
     from fastapi.dependencies.models import Dependant
 
 _REV = re.compile(r'(?:W/)?"?(\d{1,15})"?')
-_WHAT = {
-    400: "A parameter is wrong, or not known: `param` names it.",
+_DESCRIPTIONS = {
+    400: "A parameter is invalid or unknown; `param` names it.",
     401: "The API key is missing or wrong.",
-    403: "Not allowed here: the Host, the Origin, a path.",
-    404: "There is no such thing.",
-    409: "Somebody else has changed it, or works on it; `details.rev` is its revision now.",
+    403: "The Host, the Origin or a path is not allowed.",
+    404: "The loom, node, job or model does not exist.",
+    409: "Another client changed it or is using it; `details.rev` is the current revision.",
     413: "The body is too large.",
-    422: "What was asked cannot be followed: a constraint, tokens outside the vocabulary.",
-    429: "Too many jobs run; `Retry-After` says when to try again.",
+    422: "A constraint cannot be satisfied, or tokens are outside the vocabulary.",
+    429: "Too many jobs are running; `Retry-After` is the time to wait in seconds.",
     500: "Something failed inside the server.",
-    501: "The model's engine cannot do it.",
-    503: "Not now: the model is being loaded, memory is full, or the server is about to stop.",
+    501: "The model's engine does not support this.",
+    503: "Temporarily unavailable: the model is loading, memory is full or the server is stopping.",
 }
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorReply, "description": what} for status, what in _WHAT.items()
+    status: {"model": ErrorReply, "description": text} for status, text in _DESCRIPTIONS.items()
 }
 
 
-# Async, all of them: FastAPI calls others in a thread, which waits for the model's at every turn.
+# All are async: FastAPI runs others in a thread, which competes with the model's thread.
 async def _actor(
     x_weft_actor: Annotated[
         str | None,
-        Header(max_length=64, description="Who does it, for the loom's log.", pattern=r"^[ -~]*$"),
+        Header(max_length=64, description="The user, for the loom's log.", pattern=r"^[ -~]*$"),
     ] = None,
 ) -> str:
     return x_weft_actor or "http"
@@ -46,25 +48,30 @@ async def _actor(
 async def _if_match(
     if_match: Annotated[
         str | None,
-        Header(description="The revision that you saw: 409 if the node was changed after it."),
+        Header(description="The last revision you have read; 409 if the node changed after it."),
     ] = None,
 ) -> int | None:
     if if_match is None or if_match.strip() == "*":
         return None
-    found = _REV.fullmatch(if_match.strip())
-    if found is None:
+    match = _REV.fullmatch(if_match.strip())
+    if match is None:
         raise RequestError(
-            400, "invalid_parameter", "If-Match is a revision, as the ETag has it", param="If-Match"
+            400,
+            "invalid_parameter",
+            "If-Match must be a revision, as in the ETag header",
+            param="If-Match",
         )
-    return int(found[1])
+    return int(match[1])
 
 
 async def _last_event(
     last_event_id: Annotated[
-        str | None, Header(description="The last event that came; the stream goes on after it.")
+        str | None,
+        Header(description="The id of the last event received; the stream resumes after it."),
     ] = None,
     after: Annotated[
-        int | None, Query(ge=0, lt=2**53, description="The same, for who cannot send headers.")
+        int | None,
+        Query(ge=0, lt=2**53, description="Like Last-Event-ID, for clients without headers."),
     ] = None,
 ) -> int | None:
     if last_event_id is None:
@@ -73,16 +80,16 @@ async def _last_event(
         raise RequestError(
             400,
             "invalid_parameter",
-            "Last-Event-ID is the id of an event",
+            "Last-Event-ID must be the id of an event",
             param="Last-Event-ID",
         )
     return int(last_event_id)
 
 
 async def check_query_names(request: Request) -> None:
-    """Refuse a query parameter that the route does not take: a typo would be as good as nothing.
+    """Reject unknown query parameters, so that a typo is not ignored.
 
-    A dependency of every native route. Raises: Refused.
+    A dependency of every native route. Raises: RequestError.
     """
     if not request.query_params:
         return
@@ -93,20 +100,20 @@ async def check_query_names(request: Request) -> None:
 
 
 def _queries(dependant: Dependant) -> list[str]:
-    """Return the query parameters of a route, and of what it depends on, as requests name them."""
+    """Return the names of the query parameters of a route and of its dependencies."""
     own = [field.alias for field in dependant.query_params]
-    below = [name for each in dependant.dependencies for name in _queries(each)]
-    return list(dict.fromkeys([*own, *below]))
+    inherited = [name for dependency in dependant.dependencies for name in _queries(dependency)]
+    return list(dict.fromkeys([*own, *inherited]))
 
 
 def _unknown_query(name: str, allowed: list[str]) -> RequestError:
-    near = difflib.get_close_matches(name, allowed, n=1)
-    meant = f"Did you mean {near[0]}? " if near else ""
-    takes = f"Allowed are: {', '.join(allowed)}" if allowed else "It takes none"
+    matches = difflib.get_close_matches(name, allowed, n=1)
+    suggestion = f"Did you mean {matches[0]}? " if matches else ""
+    hint = f"Allowed are: {', '.join(allowed)}" if allowed else "This call has none"
     return RequestError(
         400,
         "unsupported_parameter",
-        f"{name:.80} is not a query parameter of this call. {meant}{takes}",
+        f"{name:.80} is not a query parameter of this call. {suggestion}{hint}",
         param=name[:80],
     )
 
@@ -119,7 +126,7 @@ NodeName = Annotated[str, Path(max_length=64, description="A node's number or id
 JobName = Annotated[str, Path(max_length=64, description="A job's id.")]
 EVENTS: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "Server-sent events; docs/server.md describes each.",
+        "description": "Server-sent events; docs/server.md describes them.",
         "content": {"text/event-stream": {"schema": {"type": "string"}}},
     }
 }

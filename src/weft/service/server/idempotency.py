@@ -1,7 +1,7 @@
-"""`Idempotency-Key`: a request that is sent again is answered again, and not done again.
+"""`Idempotency-Key`: a repeated request gets the stored response of the first one.
 
-As the IETF's draft "The Idempotency-Key HTTP Header Field" has it. What was answered is kept in
-memory, for an hour: a server that is started anew has none of it.
+Follows the IETF draft "The Idempotency-Key HTTP Header Field". Responses stay in memory for an
+hour; a restart loses them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from .asgi import App, Message, Receive, Scope, Send
 
 KEPT_S = 3600.0
-MAX_RESPONSES = 1024  # answers that are kept, the latest ones
-MAX_BYTES = 16 << 20  # of all of them
-ANSWER_BYTES = 1 << 20  # of one; a larger one is not kept
+MAX_RESPONSES = 1024  # stored responses; the oldest are removed first
+MAX_BYTES = 16 << 20  # of all stored bodies
+ANSWER_BYTES = 1 << 20  # of one body; a larger one is not stored
 HEADER = "Idempotency-Key"
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _WHERE = ("/api/v1/", "/v1/")
@@ -32,20 +32,25 @@ _KEY = re.compile(rb"[!-~](?:[ -~]{0,253}[!-~])?")
 
 
 class RecordedResponse:
-    """What the first request with a key was, and what it was answered; None: it runs still."""
+    """The first request with a key, and its response.
 
-    def __init__(self, mark: bytes) -> None:
-        self.mark = mark
+    fingerprint: hash of the request, to detect reuse of the key. messages: the ASGI messages of the
+    response; `None` while the request runs.
+    """
+
+    def __init__(self, fingerprint: bytes) -> None:
+        self.fingerprint = fingerprint
         self.messages: list[Message] | None = None
         self.n_bytes = 0
-        self.is_gone = False  # it was too large to be kept
+        self.is_gone = False  # the response was too large to be stored
         self.at = 0.0
 
 
 class IdempotencyStore:
-    """The answers that are kept, by their keys, the oldest first; bounded in time, number and size.
+    """Recorded responses by key, oldest first; bounded in time, number and bytes.
 
-    What was refused, or failed, has changed nothing: it is not kept, and its key is free.
+    Failed and rejected requests changed nothing: they are not stored, and their keys are free
+    again.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -56,43 +61,47 @@ class IdempotencyStore:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def begin(self, key: bytes, mark: bytes) -> tuple[RecordedResponse, bool]:
-        """Return what is known of a key, and whether that is nothing yet: then it runs from now on.
+    def begin(self, key: bytes, fingerprint: bytes) -> tuple[RecordedResponse, bool]:
+        """Look up a key; record it as running if it is new.
 
-        Raises: Refused for another request under the same key, and for one that runs still.
+        Returns:
+            The record, and True if the caller must now run the request.
+
+        Raises: RequestError if the key came with another request, or if its first request still
+        runs.
         """
         self._forget()
         first = self._kept.get(key)
         if first is None:
-            first = self._kept[key] = RecordedResponse(mark)
+            first = self._kept[key] = RecordedResponse(fingerprint)
             return first, True
-        if first.mark != mark:
-            raise _refused(
+        if first.fingerprint != fingerprint:
+            raise _key_error(
                 422,
                 "idempotency_key_reused",
-                "this key came with another request",
-                "take a new one",
+                "this key was used for a different request",
+                "send a new key",
             )
         if first.messages is None:
             raise RequestError(
                 409,
                 "idempotency_in_progress",
-                "the first request with this key is not answered yet",
+                "the first request with this key is still running",
                 param=HEADER,
                 hint="send it again a little later",
                 headers={"Retry-After": "1"},
             )
         if first.is_gone:
-            raise _refused(
+            raise _key_error(
                 409,
                 "idempotency_answer_gone",
-                "this was done, and its answer was too large to be kept",
-                "look for what it made",
+                "the request was executed, but its response was too large to be stored",
+                "look for its result on the server",
             )
         return first, False
 
     def end(self, key: bytes, first: RecordedResponse, messages: list[Message]) -> None:
-        """Keep what a request was answered, if that is a success."""
+        """Store the response of a request if its status is 2xx; free the key otherwise."""
         if not 200 <= messages[0].get("status", 500) < 300:
             self.drop(key, first)
             return
@@ -106,12 +115,12 @@ class IdempotencyStore:
         self._forget()
 
     def drop(self, key: bytes, first: RecordedResponse) -> None:
-        """Forget a key whose request was not answered."""
+        """Free the key of a request that has no response."""
         if self._kept.get(key) is first:
             del self._kept[key]
 
     def _forget(self) -> None:
-        """Let the oldest go, but those that run."""
+        """Remove expired and excess responses, oldest first; running requests stay."""
         until = self._clock() - KEPT_S
         for key, first in list(self._kept.items()):
             is_over = len(self._kept) > MAX_RESPONSES or self._n_bytes > MAX_BYTES
@@ -124,9 +133,9 @@ class IdempotencyStore:
 
 
 class IdempotencyMiddleware:
-    """The layer around the routes that answers requests again by their keys.
+    """Replays the stored response of a request whose `Idempotency-Key` is known.
 
-    A request with a key is done to its end, whether its client stays or not; it may come back.
+    A request with a key runs to its end even if its client disconnects, as the client may retry.
     """
 
     def __init__(self, app: App) -> None:
@@ -139,30 +148,30 @@ class IdempotencyMiddleware:
         if key is None:
             await self.app(scope, receive, send)
             return
-        if body is None:  # its client went before it had said all
+        if body is None:  # the client disconnected before the end of the body
             return
-        asked = _asked(body)
-        _check_not_streamed(scope, asked)
-        first, is_new = self.answers.begin(key, _mark(scope, body))
+        fields = _json_fields(body)
+        _check_not_streamed(scope, fields)
+        first, is_new = self.answers.begin(key, _fingerprint(scope, body))
         if not is_new:
             await _replay(first, send)
             return
-        # Told of a client that is gone is only who wants to end then.
-        told = receive if asked.get("on_disconnect") == "cancel" else _never
-        work = scope["app"].state.service.spawn(self._do(key, first, scope, body, told))
+        # Only requests that ask to be cancelled then learn that their client has disconnected.
+        after_body = receive if fields.get("on_disconnect") == "cancel" else _never
+        work = scope["app"].state.service.spawn(self._do(key, first, scope, body, after_body))
         for message in await asyncio.shield(work):
             await send(message)
 
     async def _do(
-        self, key: bytes, first: RecordedResponse, scope: Scope, body: bytes, told: Receive
+        self, key: bytes, first: RecordedResponse, scope: Scope, body: bytes, after_body: Receive
     ) -> list[Message]:
         messages: list[Message] = []
-        left = iter([{"type": "http.request", "body": body, "more_body": False}])
+        request = iter([{"type": "http.request", "body": body, "more_body": False}])
 
         async def receive() -> Message:
-            for message in left:
+            for message in request:
                 return message
-            return await told()
+            return await after_body()
 
         async def send(message: Message) -> None:
             messages.append(dict(message))
@@ -178,81 +187,89 @@ class IdempotencyMiddleware:
 
 
 def key_of(scope: Scope) -> bytes | None:
-    """Return a request's key, apart for each caller; None where it has none. Raises: Refused."""
-    found = [value for name, value in scope["headers"] if name == b"idempotency-key"]
-    if not found:
+    """Return the idempotency key of a request, distinct for each API key; None without the header.
+
+    Raises: RequestError for a malformed key, and for routes that take none.
+    """
+    values = [value for name, value in scope["headers"] if name == b"idempotency-key"]
+    if not values:
         return None
-    if len(found) > 1 or not _KEY.fullmatch(found[0]):
-        raise _refused(
-            400, "invalid_parameter", "the key is not 1 to 255 characters of ASCII", "take a UUID"
+    if len(values) > 1 or not _KEY.fullmatch(values[0]):
+        raise _key_error(
+            400,
+            "invalid_parameter",
+            "the key must be 1 to 255 printable ASCII characters",
+            "send a UUID",
         )
     if not scope["path"].startswith(_WHERE):
-        raise _refused(
+        raise _key_error(
             400,
             "idempotency_unsupported",
-            "keys are taken below /api/v1 and /v1 alone",
-            "leave it out",
+            "Idempotency-Key is supported only below /api/v1 and /v1",
+            "leave the header out",
         )
     caller = [value for name, value in scope["headers"] if name == b"authorization"]
-    return hashlib.sha256(b"\0".join([*caller, b"", found[0]])).digest()
+    return hashlib.sha256(b"\0".join([*caller, b"", values[0]])).digest()
 
 
 def add_idempotency_header(schema: dict[str, Any]) -> None:
-    """Say in an OpenAPI schema which routes take a key. Changes the schema."""
-    told = {
+    """Document the header on every route of an OpenAPI schema that takes it. Modifies the
+    schema.
+    """
+    header = {
         "name": HEADER,
         "in": "header",
         "required": False,
         "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
-        "description": "Sent again with the same key, a request is answered again and not done"
-        " again. No streams. The IETF's draft draft-ietf-httpapi-idempotency-key-header.",
+        "description": "A request that is repeated with the same key gets the first response and"
+        " is not executed again. Not for streams. See the IETF draft"
+        " draft-ietf-httpapi-idempotency-key-header.",
     }
     for path, methods in schema["paths"].items():
         for method, operation in methods.items():
             if path.startswith(_WHERE) and method.upper() not in _SAFE:
-                operation.setdefault("parameters", []).append(told)
+                operation.setdefault("parameters", []).append(header)
 
 
-def _mark(scope: Scope, body: bytes) -> bytes:
-    """Return what makes two requests the same one."""
+def _fingerprint(scope: Scope, body: bytes) -> bytes:
+    """Return a hash that is equal for equal requests."""
     parts = (scope["method"].encode(), scope["path"].encode(), scope["query_string"], body)
     return hashlib.sha256(b"".join(b"%d:%b" % (len(part), part) for part in parts)).digest()
 
 
-def _asked(body: bytes) -> dict[str, Any]:
-    """Return the fields of a body; none where it is wrong, which its route says."""
+def _json_fields(body: bytes) -> dict[str, Any]:
+    """Return the fields of a JSON body; {} for an invalid one, which its route rejects."""
     try:
-        asked = json.loads(body) if body else None
+        fields = json.loads(body) if body else None
     except (ValueError, RecursionError):
         return {}
-    return asked if isinstance(asked, dict) else {}
+    return fields if isinstance(fields, dict) else {}
 
 
-def _check_not_streamed(scope: Scope, asked: dict[str, Any]) -> None:
+def _check_not_streamed(scope: Scope, fields: dict[str, Any]) -> None:
     accepts = b",".join(value for name, value in scope["headers"] if name == b"accept")
-    if asked.get("stream") or b"text/event-stream" in accepts:
-        raise _refused(
+    if fields.get("stream") or b"text/event-stream" in accepts:
+        raise _key_error(
             400,
             "idempotency_unsupported",
-            "a stream cannot be answered again by its key",
-            "leave the key out, or begin a job with it, and follow that job's events",
+            "a stream cannot be replayed",
+            "leave the key out, or start a job with it and read that job's events",
         )
 
 
-def _refused(status: int, code: str, message: str, hint: str) -> RequestError:
+def _key_error(status: int, code: str, message: str, hint: str) -> RequestError:
     return RequestError(status, code, message, param=HEADER, hint=hint)
 
 
 async def _never() -> Message:
-    """Wait for a client that is not waited for."""
     await asyncio.get_running_loop().create_future()
-    raise AssertionError("nobody ends this wait")
+    raise AssertionError("the future is never resolved")
 
 
 async def _replay(first: RecordedResponse, send: Send) -> None:
     assert first.messages is not None
     for message in first.messages:
-        again = dict(message)
+        copy = dict(message)
         if message["type"] == "http.response.start":
-            again["headers"] = [*message.get("headers", ()), (b"idempotent-replayed", b"true")]
-        await send(again)
+            copy["headers"] = [*message.get("headers", ()), (b"idempotent-replayed", b"true")]
+        await send(copy)

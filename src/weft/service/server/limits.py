@@ -1,4 +1,4 @@
-"""How much one request may bring and ask for."""
+"""Limits on the size and the numbers of a request."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ if TYPE_CHECKING:
     from .asgi import App, Message, Receive, Scope, Send
     from .config import ServerLimits
 
-# Where a request brings a whole loom.
+# Routes whose body is a complete loom.
 IMPORTS = ("/api/v1/import", "/looms/import")
-# What beyond the limit is let come of a refused body, and how long the next piece is waited for:
-# where a connection is closed while some is on its way, the client may never see the answer.
+# Bytes of a rejected body that are still read, and the wait for each piece: if the connection is
+# closed while data is in flight, the client may never see the response.
 _LINGER_BYTES = 1 << 20
 _LINGER_S = 2.0
 
 
 class MaxBodySizeMiddleware:
-    """Refuses a body that is too large: by what it says of itself, at the latest while it comes."""
+    """Rejects a body that is too large: by its Content-Length, or as soon as it exceeds the
+    limit.
+    """
 
     def __init__(self, app: App, limits: ServerLimits) -> None:
         self.app = app
@@ -40,14 +42,14 @@ class MaxBodySizeMiddleware:
                 if value.isdigit() and int(value[:20]) <= limit + _LINGER_BYTES:
                     await _drain_body(receive, int(value))
                 raise _too_large(limit)
-        n_came = 0
+        n_received = 0
 
         async def count() -> Message:
-            nonlocal n_came
+            nonlocal n_received
             message = await receive()
             if message["type"] == "http.request":
-                n_came += len(message.get("body", b""))
-                if n_came > limit:
+                n_received += len(message.get("body", b""))
+                if n_received > limit:
                     if message.get("more_body"):
                         await _drain_body(receive, 2 * _LINGER_BYTES)
                     raise _too_large(limit)
@@ -57,7 +59,7 @@ class MaxBodySizeMiddleware:
 
 
 async def _drain_body(receive: Receive, n_bytes: int) -> None:
-    """Read on in a refused body, to its end or so many bytes."""
+    """Read and discard a rejected body, up to its end or `n_bytes`."""
     with suppress(TimeoutError):
         while n_bytes > 0:
             async with asyncio.timeout(_LINGER_S):
@@ -68,14 +70,14 @@ async def _drain_body(receive: Receive, n_bytes: int) -> None:
 
 
 def _too_large(limit: int) -> HTTPException:
-    # NOTE: FastAPI, which reads the body, lets no other class through. What is left is not read.
-    detail = f"the body is larger than the {limit} bytes that are taken here"
+    # NOTE: FastAPI reads the body and passes on no other class. The rest of the body is not read.
+    detail = f"the body is larger than the limit of {limit} bytes"
     return HTTPException(413, detail, {"Connection": "close"})
 
 
-def check_limit(name: str, value: int, most: int, code: str = "invalid_parameter") -> None:
-    """Refuse a number above the server's limit. Raises: Refused."""
-    if value > most:
+def check_limit(name: str, value: int, maximum: int, code: str = "invalid_parameter") -> None:
+    """Check a number against a limit of the server. Raises: RequestError."""
+    if value > maximum:
         raise RequestError(
-            400, code, f"{name} is {value}; this server takes at most {most}", param=name
+            400, code, f"{name} is {value}; this server allows at most {maximum}", param=name
         )

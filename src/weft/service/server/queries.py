@@ -1,7 +1,7 @@
-"""Asking a model about a node without growing it: next tokens, figures of given ones.
+"""Read-only questions to a model about a node: next tokens, and scores of given tokens.
 
-The caller holds the loom's lock. While the model works others have the tree: what is asked is of
-the node as it was.
+The caller holds the loom's lock. The lock is released while the model works, so results describe
+the node as it was before.
 """
 
 from __future__ import annotations
@@ -29,14 +29,19 @@ if TYPE_CHECKING:
     from ..._core.kv.place import Place
 
 Json = dict[str, Any]
-_ROWS = 256  # logits rows that are asked for at once: each is 4 bytes a token of the vocabulary
+_ROWS = 256  # logits rows per request: each takes 4 bytes per token of the vocabulary
 _FILTERS = ("temperature", "top_p", "top_k", "min_p", "typical_p")
 
 
 def token_candidate(lm: LM, token: int, logprobs: Any, rank: int, sampled: Any = None) -> Json:
-    """Return what is told of a token that may stand at a place, in TokenCandidate's words."""
+    """Return the fields of a TokenCandidate for one token.
+
+    Args:
+        logprobs: the model's log-probabilities, [V].
+        sampled: probabilities after temperature and filters, [V]; `None` if not requested.
+    """
     logprob = float(logprobs[token])
-    told: Json = {
+    candidate: Json = {
         "id": token,
         "text": lm.text.token_text(token),
         "bytes": list(lm.text.token_bytes(token)),
@@ -45,65 +50,73 @@ def token_candidate(lm: LM, token: int, logprobs: Any, rank: int, sampled: Any =
         "rank": rank,
     }
     if sampled is not None:
-        told["p_sampled"] = float(sampled[token])
-    return told
+        candidate["p_sampled"] = float(sampled[token])
+    return candidate
 
 
-async def predict_next(service: Service, live: OpenLoom, node: Heddle, asked: NextTokens) -> Json:
-    """Return the likeliest next tokens and the candidates, in NextReply's words."""
+async def predict_next(service: Service, live: OpenLoom, node: Heddle, request: NextTokens) -> Json:
+    """Return the likeliest next tokens and the requested candidates, as the fields of a
+    NextReply.
+    """
     assert live.lm is not None
     live.check_not_growing(node)
     with service.work("next", service.models.name_of(live.lm)) as lm:
-        ids = [candidate_token_id(lm, each) for each in asked.candidates]
-        item = next_item(node, asked.top)
+        ids = [candidate_token_id(lm, value) for value in request.candidates]
+        item = next_item(node, request.top)
         async with live.released_lock():
             tickets = await lm.asubmit([item])
             await lm.adrive(tickets)
             logits = tickets[0].result()[0]
-            ahead = (
-                await greedy_continuations(lm, item.place, ids, asked.ahead) if asked.ahead else []
+            continuations = (
+                await greedy_continuations(lm, item.place, ids, request.ahead)
+                if request.ahead
+                else []
             )
     logprobs = log_softmax(logits)
-    order = largest(logprobs[None], asked.top)[0].tolist()
-    given = {name: getattr(asked, name) for name in _FILTERS if getattr(asked, name) is not None}
-    sampled = sampling_probabilities(lm, logits, given) if given else None
-    rest = max(0.0, 1.0 - float(np.exp(logprobs[order].astype(np.float64)).sum()))
+    top_ids = largest(logprobs[None], request.top)[0].tolist()
+    filters = {
+        name: getattr(request, name) for name in _FILTERS if getattr(request, name) is not None
+    }
+    sampled = sampling_probabilities(lm, logits, filters) if filters else None
+    rest_p = max(0.0, 1.0 - float(np.exp(logprobs[top_ids].astype(np.float64)).sum()))
     candidates = [
         token_candidate(lm, token, logprobs, int((logprobs > logprobs[token]).sum()), sampled)
         for token in ids
     ]
-    for told, text in zip(candidates, ahead, strict=False):
-        told["ahead"] = text
+    for candidate, text in zip(candidates, continuations, strict=False):
+        candidate["ahead"] = text
     return {
         "node": live.number(node),
         "next": [
-            token_candidate(lm, token, logprobs, at, sampled) for at, token in enumerate(order)
+            token_candidate(lm, token, logprobs, at, sampled) for at, token in enumerate(top_ids)
         ],
         "candidates": candidates,
-        "rest": rest,
+        "rest": rest_p,
         "entropy": json_number(entropy_of(logprobs)),
     }
 
 
 async def greedy_continuations(lm: LM, place: Place, ids: list[int], n: int) -> list[str]:
-    """Return how greedy decoding goes on after each of these tokens, n tokens at most; in text."""
+    """Return the text that greedy decoding adds after each of these tokens, at most `n` tokens."""
     paths = [[token] for token in ids]
-    open_ones = [path for path in paths if path[0] not in lm.text.stop_ids]
-    while open_ones and len(open_ones[0]) <= n:
-        items = [Extend(place, path, (Logits(place.depth + len(path)),)) for path in open_ones]
+    unfinished = [path for path in paths if path[0] not in lm.text.stop_ids]
+    while unfinished and len(unfinished[0]) <= n:
+        items = [Extend(place, path, (Logits(place.depth + len(path)),)) for path in unfinished]
         tickets = await lm.asubmit(items)
         await lm.adrive(tickets)
-        drawn = [int(ticket.result()[0].argmax()) for ticket in tickets]
-        pairs = list(zip(open_ones, drawn, strict=True))
-        open_ones = [path for path, token in pairs if token not in lm.text.stop_ids]
+        next_ids = [int(ticket.result()[0].argmax()) for ticket in tickets]
+        pairs = list(zip(unfinished, next_ids, strict=True))
+        unfinished = [path for path, token in pairs if token not in lm.text.stop_ids]
         for path, token in pairs:
             path.append(token)
-    ends = lm.text.stop_ids
-    return [lm.text.decode([each for each in path[1:] if each not in ends]) for path in paths]
+    stop_ids = lm.text.stop_ids
+    return [
+        lm.text.decode([token for token in path[1:] if token not in stop_ids]) for path in paths
+    ]
 
 
 def candidate_token_id(lm: LM, given: int | str) -> int:
-    """Return a candidate's token id. Raises: Refused for a text that is not one token."""
+    """Return a candidate's token id. Raises: RequestError for a text that is not one token."""
     if isinstance(given, int):
         if not 0 <= given < lm.info.n_vocab:
             raise RequestError(
@@ -118,7 +131,7 @@ def candidate_token_id(lm: LM, given: int | str) -> int:
         raise RequestError(
             400,
             "invalid_parameter",
-            f"{given!r:.60} is {len(ids)} tokens; a candidate is one",
+            f"{given!r:.60} is {len(ids)} tokens; a candidate must be one token",
             param="candidates",
         )
     return ids[0]
@@ -130,18 +143,22 @@ def sampling_probabilities(lm: LM, logits: Any, given: Json) -> Any:
     return probabilities(logits, params)
 
 
-async def measure_text(service: Service, live: OpenLoom, node: Heddle, asked: MeasureText) -> Json:
-    """Return how likely a text is after a node, in MeasureReply's words."""
+async def measure_text(
+    service: Service, live: OpenLoom, node: Heddle, request: MeasureText
+) -> Json:
+    """Return the log-probability of a text after a node, as the fields of a MeasureReply."""
     assert live.lm is not None
     live.check_not_growing(node)
-    at, text = node, asked.token_ids if asked.text is None else asked.text
+    start, text = node, request.token_ids if request.text is None else request.text
     if text is None:
         if node.parent is None:
-            raise ConfigError("the root is the prompt: nothing stands before it; give a text")
-        at, text = node.parent, node.tokens
-    special = asked.special if isinstance(text, str) and asked.special else None
+            raise ConfigError(
+                "the root is the prompt, so nothing precedes it; give text or token_ids"
+            )
+        start, text = node.parent, node.tokens
+    special = request.special if isinstance(text, str) and request.special else None
     with service.work("measure", service.models.name_of(live.lm)) as lm:
-        item = measure_item(at, text, special)
+        item = measure_item(start, text, special)
         async with live.released_lock():
             tickets = await lm.asubmit([item])
             await lm.adrive(tickets)
@@ -166,23 +183,26 @@ async def read_node_tokens(
     *,
     sampled: bool = False,
 ) -> Json:
-    """Return a node's tokens from span[0] up to span[1], in TokenList's words.
+    """Return tokens of a node, as the fields of a TokenList.
 
-    top: asks the model for what it saw there. sampled: and what the node's own sampling made of it.
+    Args:
+        top: the number of alternatives per token; above 0 runs the model.
+        span: the range of tokens; None means to the end.
+        sampled: add the probabilities after the node's own sampling parameters.
     """
     ids = node.tokens
-    at_all = range(len(ids))[span[0] : span[1]]
-    seen: dict[int, Json]
-    if top and at_all:
-        seen = await _score_tokens(service, live, node, top, at_all, sampled)
+    indices = range(len(ids))[span[0] : span[1]]
+    scores: dict[int, Json]
+    if top and indices:
+        scores = await _score_tokens(service, live, node, top, indices, sampled)
     else:
-        has = len(node.logprobs) == len(ids), len(node.entropies) == len(ids)
-        seen = {
+        has_scores = len(node.logprobs) == len(ids), len(node.entropies) == len(ids)
+        scores = {
             at: {
-                "logprob": json_number(node.logprobs[at]) if has[0] else None,
-                "entropy": json_number(node.entropies[at]) if has[1] else None,
+                "logprob": json_number(node.logprobs[at]) if has_scores[0] else None,
+                "entropy": json_number(node.entropies[at]) if has_scores[1] else None,
             }
-            for at in at_all
+            for at in indices
         }
     lm = live.lm
     rows = [
@@ -191,50 +211,52 @@ async def read_node_tokens(
             "id": ids[at],
             "text": lm.text.token_text(ids[at]) if lm is not None else "",
             "bytes": list(lm.text.token_bytes(ids[at])) if lm is not None else [],
-            **seen.get(at, {"logprob": None, "entropy": None}),
+            **scores.get(at, {"logprob": None, "entropy": None}),
         }
-        for at in at_all
+        for at in indices
     ]
-    return {"node": live.number(node), "measured": bool(top and at_all), "data": rows}
+    return {"node": live.number(node), "measured": bool(top and indices), "data": rows}
 
 
 async def _score_tokens(
-    service: Service, live: OpenLoom, node: Heddle, top: int, at_all: range, sampled: bool
+    service: Service, live: OpenLoom, node: Heddle, top: int, indices: range, sampled: bool
 ) -> dict[int, Json]:
-    """Return what the model sees at some of a node's tokens; of a path's first it sees nothing."""
+    """Return the model's scores for tokens of a node, by index; a path's first token has none."""
     assert live.lm is not None
     live.check_not_growing(node)
     ids, params = node.tokens, node.params if sampled else None
     if node.parent is None:
-        place, before = live.lm.place(ids[:1]), 0
+        place, n_before = live.lm.place(ids[:1]), 0
         rest, first = ids[1:], 1
     else:
         place = at_end(node.parent)
-        rest, first, before = ids, 0, place.depth
-    seen: dict[int, Json] = {}
-    wanted = at_all[1:] if at_all.start < first else at_all
+        rest, first, n_before = ids, 0, place.depth
+    scores: dict[int, Json] = {}
+    scored_indices = indices[1:] if indices.start < first else indices
     with service.work("tokens", service.models.name_of(live.lm)) as lm:
         async with live.released_lock():
-            for low in range(wanted.start, wanted.stop, _ROWS):
-                chunk = range(low, min(low + _ROWS, wanted.stop))
-                wants = tuple(Logits(before + at) for at in chunk)
+            for low in range(scored_indices.start, scored_indices.stop, _ROWS):
+                chunk = range(low, min(low + _ROWS, scored_indices.stop))
+                wants = tuple(Logits(n_before + at) for at in chunk)
                 tickets = await lm.asubmit([Extend(place, rest[: chunk.stop - 1 - first], wants)])
                 await lm.adrive(tickets)
                 for at, logits in zip(chunk, tickets[0].result(), strict=True):
-                    seen[at] = _token_scores(lm, logits, ids[at], top, params)
-    return seen
+                    scores[at] = _token_scores(lm, logits, ids[at], top, params)
+    return scores
 
 
 def _token_scores(lm: LM, logits: Any, token: int, top: int, params: SamplingParams | None) -> Json:
     logprobs = log_softmax(logits)
-    order = largest(logprobs[None], top)[0].tolist()
-    drawn = None if params is None else probabilities(logits, params)
-    told: Json = {
+    top_ids = largest(logprobs[None], top)[0].tolist()
+    sampled = None if params is None else probabilities(logits, params)
+    scores: Json = {
         "logprob": json_number(float(logprobs[token])),
         "entropy": json_number(entropy_of(logprobs)),
         "rank": int((logprobs > logprobs[token]).sum()),
-        "top": [token_candidate(lm, each, logprobs, i, drawn) for i, each in enumerate(order)],
+        "top": [
+            token_candidate(lm, other, logprobs, i, sampled) for i, other in enumerate(top_ids)
+        ],
     }
-    if drawn is not None:
-        told["p_sampled"] = float(drawn[token])
-    return told
+    if sampled is not None:
+        scores["p_sampled"] = float(sampled[token])
+    return scores

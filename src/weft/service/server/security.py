@@ -1,6 +1,6 @@
-"""Who may ask: the Host that was meant, the page that asks, the key. Before anything is read.
+"""Checks that run before a request is read: Host, Origin and API key.
 
-Every route stands behind this, the page, the metrics and the schema included.
+Every route is behind them, including the page, the metrics and the schema.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ _HOST = re.compile(r"(?:\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<name>[^:\[\]/@?#\s]+))(?
 
 
 class SecurityMiddleware:
-    """The outermost layer: a request id, the checks, a line in the log, and no exception beyond.
+    """The outermost middleware: assigns a request id, checks headers, logs, and turns errors into
+    responses.
 
-    A refused request's body is never read.
+    The body of a rejected request is never read.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class SecurityMiddleware:
         id_headers = [(b"request-id", request_id.encode())] if is_anthropic(scope["path"]) else []
         began, status = time.perf_counter(), 0
 
-        async def tell(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -71,27 +72,31 @@ class SecurityMiddleware:
 
         try:
             self.check(scope, headers)
-            await self.app(scope, receive, tell)
+            await self.app(scope, receive, send_with_id)
         except Exception as error:
-            if status:  # the head is sent: the connection is cut, which is all that can be told
-                _log.error("request %s broke off", request_id, exc_info=error)
+            if (
+                status
+            ):  # the status is already sent, so closing the connection is the only signal left
+                _log.error(
+                    "request %s failed after its response had begun", request_id, exc_info=error
+                )
                 raise
             answer = error_response(error, request_id, scope["path"])
             if answer.status_code == 401:
-                # A line of its own: of two ways in one line browsers see the first, and do not ask.
+                # A header of its own: browsers read only the first scheme of a header.
                 answer.headers.append("WWW-Authenticate", 'Bearer realm="weft"')
-            await answer(scope, receive, tell)
+            await answer(scope, receive, send_with_id)
         finally:
             seconds = time.perf_counter() - began
             route = getattr(scope.get("route"), "path", "") or "(none)"
             self.observe(scope["method"], route, status or 499, seconds)
-            # NOTE: without the query: people put secrets there.
+            # NOTE: the query is not logged: it may hold secrets.
             _log.info(
                 "%s %s %s %.0f ms %s", scope["method"], route, status, 1e3 * seconds, request_id
             )
 
     def check(self, scope: Scope, headers: list[tuple[bytes, bytes]]) -> None:
-        """Refuse a request by its headers. Raises: Refused."""
+        """Check the headers of a request. Raises: RequestError."""
         host = single_header(headers, b"host")
         self._check_host(host)
         self._check_origin(headers, host)
@@ -106,7 +111,7 @@ class SecurityMiddleware:
             raise RequestError(
                 403,
                 "host_not_allowed",
-                "this server is not meant by that Host header",
+                "the Host header is not one of this server's names",
                 hint="start it with --allow-host NAME",
             )
 
@@ -125,13 +130,13 @@ class SecurityMiddleware:
             raise RequestError(
                 403,
                 "origin_not_allowed",
-                "pages of that origin may not use this server",
+                "requests from that origin are not allowed",
                 hint="start it with --allow-origin ORIGIN",
             )
 
 
 class APIKeyAuth:
-    """The API key and the runtime file's token, compared in constant time and stored as hashes."""
+    """Checks the API key in constant time; keeps only its hash."""
 
     def __init__(self, key: str | None, token: str | None = None) -> None:
         self._hash = None if key is None else _hash(key.encode())
@@ -194,15 +199,17 @@ def key_of(headers: list[tuple[bytes, bytes]]) -> bytes | None:
 
 
 def single_header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
-    """Return a header's value; of several that differ an impossible one, so that none is taken."""
-    found = {value for key, value in headers if key == name}
-    if len(found) > 1:
+    """Return a header's value. Several different values give an impossible one, which no check
+    accepts.
+    """
+    values = {value for key, value in headers if key == name}
+    if len(values) > 1:
         return "\x00"
-    return next(iter(found)).decode("latin-1").strip() if found else None
+    return next(iter(values)).decode("latin-1").strip() if values else None
 
 
 def request_id_from_headers(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Return the id that the client gave its request, or a new one."""
+    """Return the client's `X-Request-Id` if it is well-formed, else a new id."""
     for name, value in headers:
         if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
             return value.decode()
@@ -212,8 +219,8 @@ def request_id_from_headers(headers: Iterable[tuple[bytes, bytes]]) -> str:
 def allowed_hosts(config: ServerConfig) -> frozenset[str] | None:
     """Return the names that a Host header may have; None for any.
 
-    A page whose name was turned to this machine (DNS rebinding) has no key, so a server with a key
-    that is reached by names that it does not know may take any.
+    A page with a name that was rebound to this machine (DNS rebinding) has no key. A server with a
+    key and unknown public names can therefore accept any Host.
     """
     if config.is_public and not config.hosts:
         return None

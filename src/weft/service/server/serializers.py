@@ -1,4 +1,4 @@
-"""What is told of nodes, looms and models: the words of `store.wire`, and what a server adds."""
+"""Serialize nodes, looms and models for API responses: the fields of `store.wire` and more."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 
-def answer(reply: BaseModel, *, rev: int | None = None, status: int = 200) -> Response:
-    """Return a reply as it is sent. rev: of the loom that it is of, as its ETag."""
-    return sent(reply.model_dump(mode="json"), rev=rev, status=status)
+def model_response(reply: BaseModel, *, rev: int | None = None, status: int = 200) -> Response:
+    """Return a response from a pydantic model. rev: the loom's revision, sent as the ETag."""
+    return json_response(reply.model_dump(mode="json"), rev=rev, status=status)
 
 
-def sent(content: Json, *, rev: int | None = None, status: int = 200) -> Response:
-    """Return JSON as it is sent; texts with halves of letters are escaped, which JSON allows."""
+def json_response(content: Json, *, rev: int | None = None, status: int = 200) -> Response:
+    """Return a JSON response. Lone surrogates in texts are escaped, which JSON allows."""
     body = json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
     headers = {} if rev is None else {"ETag": f'"{rev}"'}
     return Response(body, status, headers, "application/json")
 
 
 def iso_timestamp(seconds: float | None) -> str:
-    """Return a time as ISO 8601, in UTC; empty for none."""
+    """Return a Unix time as ISO 8601 in UTC; "" for None."""
     if seconds is None:
         return ""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
@@ -57,9 +57,12 @@ def serialize_node(
     marks: Mapping[int, str] | None = None,
     fields: Collection[str] = (),
 ) -> Json:
-    """Return what is told of a node. n_below: where it was counted. Cost: O(nodes below) if not.
+    """Return the fields of a NodeObject.
 
-    marks: the loom's bookmarks, where they were looked up.
+    Args:
+        n_below: the number of descendants if known; counting costs O(descendants).
+        marks: the loom's bookmarks if already read.
+        fields: the optional fields to include.
     """
     if marks is None:
         marks = live.kept.bookmarks()
@@ -67,7 +70,7 @@ def serialize_node(
     if node.parent is not None:
         numbers[node.parent.id] = live.number(node.parent)
     children = live.children_of(node)
-    told: Json = {
+    data: Json = {
         **node_object(node, numbers),
         "children": [live.number(child) for child in children],
         "n_below": count_below(live, node) if n_below is None else n_below,
@@ -78,23 +81,23 @@ def serialize_node(
         "meta": node.meta if "meta" in fields else None,
     }
     if "params" in fields and node.params and node.lineage:
-        told["branch"] = node.lineage[0]
+        data["branch"] = node.lineage[0]
     if "tokens" in fields:
-        told["token_ids"] = node.tokens
-        told["logprobs"] = [json_number(value) for value in node.logprobs]
-        told["entropies"] = [json_number(value) for value in node.entropies]
-        told["legal_logmass"] = [json_number(value) for value in node.legal_logmass]
+        data["token_ids"] = node.tokens
+        data["logprobs"] = [json_number(value) for value in node.logprobs]
+        data["entropies"] = [json_number(value) for value in node.entropies]
+        data["legal_logmass"] = [json_number(value) for value in node.legal_logmass]
     if "kv" in fields:
-        told["kv"] = serialize_kv(live, node)
-    if "made" in fields and (made := live.kept.origin(node)) is not None:
-        told["made"] = {
-            "kind": made.kind,
-            "actor": made.actor,
-            "at": iso_timestamp(made.at),
-            "rev": made.rev,
-            "model": made.model,
+        data["kv"] = serialize_kv(live, node)
+    if "made" in fields and (origin := live.kept.origin(node)) is not None:
+        data["made"] = {
+            "kind": origin.kind,
+            "actor": origin.actor,
+            "at": iso_timestamp(origin.at),
+            "rev": origin.rev,
+            "model": origin.model,
         }
-    return told
+    return data
 
 
 def serialize_nodes(
@@ -104,29 +107,28 @@ def serialize_nodes(
     sizes: dict[str, int] | None = None,
     fields: Collection[str] = (),
 ) -> list[Json]:
-    """Return what is told of nodes, in NodeObject's words. sizes: of what stands below, by id."""
-    known, marks = sizes or {}, live.kept.bookmarks()
+    """Return the fields of NodeObjects. sizes: the number of descendants by node id."""
+    known_sizes, marks = sizes or {}, live.kept.bookmarks()
     return [
-        serialize_node(live, node, n_below=known.get(node.id), marks=marks, fields=fields)
+        serialize_node(live, node, n_below=known_sizes.get(node.id), marks=marks, fields=fields)
         for node in nodes
     ]
 
 
 def to_node_object(live: OpenLoom, node: Heddle, **more: Any) -> NodeObject:
-    """Return what is told of a node."""
     return NodeObject.model_validate(serialize_node(live, node, **more))
 
 
 def count_below(live: OpenLoom, node: Heddle) -> int:
-    """Return how many nodes stand below one, those that grow among them."""
-    n = node.count_children() - 1
+    """Return the number of descendants of a node, including growing ones."""
+    count = node.count_children() - 1
     for branches in live.growing:
-        n += branches.count_below(node)
-    return n
+        count += branches.count_below(node)
+    return count
 
 
 def subtree_sizes(live: OpenLoom) -> dict[str, int]:
-    """Return how many nodes stand below each node, by id. Cost: O(nodes)."""
+    """Return the number of descendants of each node, by id. Cost: O(nodes)."""
     order = list(preorder(live.kept.loom))
     sizes = dict.fromkeys((node.id for node in order), 0)
     for branches in live.growing:
@@ -140,7 +142,9 @@ def subtree_sizes(live: OpenLoom) -> dict[str, int]:
 
 
 def serialize_kv(live: OpenLoom, node: Heddle) -> Json | None:
-    """Return what a node's path has of KV, in NodeKv's words; None: nobody knows."""
+    """Return the KV state of a node's path, as the fields of a NodeKv; None if the engine does not
+    tell.
+    """
     sizes = kv_sizes(node)
     if sizes is None or node.lm is None:
         return None
@@ -154,9 +158,10 @@ def serialize_kv(live: OpenLoom, node: Heddle) -> Json | None:
 
 
 def kv_state(sizes: KvSizes, depth: int) -> str:
-    """Return where the KV of a path is: hot, host, partly, cold.
+    """Return where the KV of a path is: hot, host, partly or cold.
 
-    The last token of what was drawn is run with what follows: a path without its KV is hot.
+    The KV of the last sampled token is computed with the next one, so a path without it counts as
+    hot.
     """
     if not any(sizes):
         return "cold"
@@ -166,7 +171,9 @@ def kv_state(sizes: KvSizes, depth: int) -> str:
 
 
 def kv_sizes(node: Heddle) -> KvSizes | None:
-    """Return how many tokens of a node's path have their KV, and where; None: nobody knows."""
+    """Return the number of tokens of a node's path with KV, per tier; None if the engine does not
+    tell.
+    """
     lm = node.lm
     if lm is None or lm.closed or lm.info.kv == "hidden":
         return None
@@ -175,7 +182,7 @@ def kv_sizes(node: Heddle) -> KvSizes | None:
 
 
 def to_loom_entry(row: LoomRow, live: OpenLoom | None) -> LoomObject:
-    """Return what a list says of a loom."""
+    """Return a loom as an entry of a list."""
     return LoomObject(
         id=row.id,
         name=row.name,
@@ -186,51 +193,54 @@ def to_loom_entry(row: LoomRow, live: OpenLoom | None) -> LoomObject:
         created=row.created,
         changed=iso_timestamp(row.changed),
         rev=row.rev,
-        growing=0 if live is None else sum(len(each.nodes) for each in live.growing),
+        growing=0 if live is None else sum(len(task.nodes) for task in live.growing),
     )
 
 
 def to_loom_object(row: LoomRow, live: OpenLoom) -> LoomObject:
-    """Return what is told of an open loom."""
-    told = to_loom_entry(row, live)
-    told.prompt = live.kept.loom.user_prompt
-    told.chat_template_used = live.kept.loom.chat_template_used
-    told.meta = dict(live.kept.loom.meta)
-    told.bookmarks = {str(number): label for number, label in live.kept.bookmarks().items()}
-    told.rev = live.kept.rev
-    return told
+    """Return an open loom with the fields that lists leave out."""
+    loom = to_loom_entry(row, live)
+    loom.prompt = live.kept.loom.user_prompt
+    loom.chat_template_used = live.kept.loom.chat_template_used
+    loom.meta = dict(live.kept.loom.meta)
+    loom.bookmarks = {str(number): label for number, label in live.kept.bookmarks().items()}
+    loom.rev = live.kept.rev
+    return loom
 
 
-def to_model_object(shelf: ModelRegistry, model: ServedModel) -> ModelObject:
-    """Return what is told of a model."""
-    told = ModelObject(
+def to_model_object(registry: ModelRegistry, model: ServedModel) -> ModelObject:
+    result = ModelObject(
         id=model.name,
         source=model.source,
         state=model.state,
-        is_default=shelf.default == model.name,
+        is_default=registry.default == model.name,
         created=iso_timestamp(model.created),
         bytes=model.n_bytes,
         users=model.n_users,
     )
     if model.state == "loading":
         phase, done, total = model.progress
-        told.progress = {"phase": phase, "done": done, "total": total}
+        result.progress = {"phase": phase, "done": done, "total": total}
     if model.error is not None:
-        told.error = ErrorDetail.model_validate(serialize_error(model.error)[1])
+        result.error = ErrorDetail.model_validate(serialize_error(model.error)[1])
     if (lm := model.lm) is not None:
-        told.engine, told.device, told.dtype = lm.info.name, lm.info.device, str(lm.info.dtype)
-        told.n_ctx, told.n_vocab = lm.n_ctx, lm.info.n_vocab
-        told.has_chat_template = lm.text.chat_template is not None
-        told.tool_form = lm.text.tool_form
-        told.adapters = list(lm.adapters)
-        told.abilities = capabilities_of(lm)
-        told.defaults, told.chat_defaults = lm.defaults.to_dict(), lm.chat_defaults.to_dict()
-    return told
+        result.engine, result.device, result.dtype = (
+            lm.info.name,
+            lm.info.device,
+            str(lm.info.dtype),
+        )
+        result.n_ctx, result.n_vocab = lm.n_ctx, lm.info.n_vocab
+        result.has_chat_template = lm.text.chat_template is not None
+        result.tool_form = lm.text.tool_form
+        result.adapters = list(lm.adapters)
+        result.abilities = capabilities_of(lm)
+        result.defaults, result.chat_defaults = lm.defaults.to_dict(), lm.chat_defaults.to_dict()
+    return result
 
 
 def capabilities_of(lm: Any) -> Json:
-    """Return what a model's engine can do."""
+    """Return the capabilities of a model's engine."""
     from dataclasses import asdict
 
-    told: Json = {"kv": lm.info.kv, "overlap": lm.info.async_scheduling}
-    return {**told, **asdict(lm.info.capabilities)}
+    capabilities: Json = {"kv": lm.info.kv, "overlap": lm.info.async_scheduling}
+    return {**capabilities, **asdict(lm.info.capabilities)}

@@ -1,4 +1,4 @@
-"""`CancelScope`: work that ends early, because its server stops."""
+"""Cancel work when the server stops."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from .errors import RequestError
 
 
 class ServerStopping(RequestError):
-    """A request that is refused, or ended early, as the server stops."""
+    """503: the server stops, so it rejects the request or ends it early."""
 
     def __init__(self) -> None:
-        super().__init__(503, "shutting_down", "this server is about to stop")
+        super().__init__(503, "shutting_down", "this server is stopping")
 
 
 class CancelScope:
-    """Ends what stands in `scope`, once called; as `asyncio.timeout` does, but for another reason.
+    """A cancel scope: calling it cancels the body of `scope()`, which raises `ServerStopping`.
 
-    Who cancels the task beside it, as for a client that is gone, is not held up by it.
+    Like `asyncio.timeout`, it does not swallow a cancellation that came from elsewhere, such as for
+    a client that has disconnected.
     """
 
     def __init__(self) -> None:
@@ -27,14 +28,17 @@ class CancelScope:
         self._is_called = False
 
     def __call__(self) -> None:
-        """End what stands in `scope`, or will."""
+        """Cancel the body of `scope()`, now or when it starts."""
         self._is_called = True
         if self._task is not None:
             self._task.cancel()
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Be what ends; one task at a time. Raises: Stopped where it is ended."""
+        """Run the block so that a call of this object cancels it; one task at a time.
+
+        Raises: ServerStopping if it was cancelled by this object.
+        """
         if self._is_called:
             raise ServerStopping()
         task = asyncio.current_task()

@@ -1,4 +1,4 @@
-"""The beat at which streams tell what is new: one timer for all of them."""
+"""One timer for all event streams: they publish new tokens at the same moments."""
 
 from __future__ import annotations
 
@@ -6,60 +6,60 @@ import asyncio
 import time
 from collections import deque
 
-TICK_S = 0.05  # between two events that bring tokens: 20 a second, however fast the model is
-_MAX_TICK_S = 0.25  # however many are told
-_SHARE = 0.1  # of the time that telling may take: the model waits for it
-_NEW = 0.2  # how much the last beat counts for what the next one is taken to cost
+TICK_S = 0.05  # seconds between two events with tokens of one stream, at least
+_MAX_TICK_S = 0.25  # upper bound of the time between two ticks
+_SHARE = 0.1  # the share of the loop's time that streams may take
+_NEW = 0.2  # weight of the last tick in the moving average of the cost
 
 
 class Ticker:
-    """Lets all who wait go on at once, `TICK_S` apart; used from one event loop.
+    """Wakes all waiting streams at once, `TICK_S` apart; used from one event loop.
 
-    A timer for each would wake the loop once for each, and let the model wait as often. Where very
-    many are told, beats are further apart, so that the loop is busy for a tenth of the time.
+    One timer per stream would wake the loop once per stream and delay the model as often. With many
+    streams the ticks are further apart, so that streams take about a tenth of the loop's time.
     """
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[float, asyncio.Future[None]]] = deque()
         self._timer: asyncio.TimerHandle | None = None
-        self._cost_s = 0.0  # of a beat, in seconds of this thread's CPU
-        self._used_s: float | None = None  # by the thread, at the last beat
+        self._cost_s = 0.0  # moving average: CPU seconds of this thread per tick
+        self._used_s: float | None = None  # CPU time of this thread at the last tick
 
     @property
     def tick_s(self) -> float:
-        """Seconds between two beats now."""
+        """Seconds between two ticks at present."""
         return max(TICK_S, self._cost_s / _SHARE)
 
     async def wait(self, over: asyncio.Future[None]) -> None:
-        """Wait for the next beat, half a tick from now at the earliest; or until `over` is set."""
+        """Wait for the next tick, at least half a tick from now, or until `over` is set."""
         if over.done():
             return
         loop = asyncio.get_running_loop()
-        mine: asyncio.Future[None] = loop.create_future()
+        woken: asyncio.Future[None] = loop.create_future()
 
-        def hurry(_: asyncio.Future[None]) -> None:
-            _set(mine)
+        def wake(_: asyncio.Future[None]) -> None:
+            _set(woken)
 
-        over.add_done_callback(hurry)
-        self._waiting.append((loop.time() + TICK_S / 2, mine))
+        over.add_done_callback(wake)
+        self._waiting.append((loop.time() + TICK_S / 2, woken))
         if self._timer is None:
             self._timer = loop.call_later(self.tick_s, self._tick, loop)
         try:
-            await mine
+            await woken
         finally:
-            over.remove_done_callback(hurry)
+            over.remove_done_callback(wake)
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         now, waiting, used_s = loop.time(), self._waiting, time.thread_time()
         if self._used_s is not None:
             cost_s = min(
                 used_s - self._used_s, _MAX_TICK_S * _SHARE
-            )  # or what was between two calls
+            )  # capped: other work ran meanwhile, too
             self._cost_s += _NEW * (cost_s - self._cost_s)
         self._used_s = used_s
         while waiting and waiting[0][0] <= now:
             _set(waiting.popleft()[1])
-        # Who is woken waits again in a moment, for the beat after the next at the latest.
+        # Woken streams wait again soon: for the tick after the next at the latest.
         self._timer = loop.call_later(self.tick_s, self._tick, loop) if waiting else None
 
 
