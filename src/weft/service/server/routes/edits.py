@@ -27,7 +27,7 @@ from ..edits import add_message, copy_below, edit_message, fork, loom_below, mov
 from ..errors import RequestError
 from ..limits import check_limit
 from ..open_loom import ExpectedRevision, OpenLoom
-from ..serializers import answer, to_loom_object
+from ..serializers import model_response, to_loom_object
 from ..service import Service, ServiceDep
 from .looms import changed_reply
 
@@ -45,7 +45,7 @@ async def changed(
 ) -> Response:
     """Edit a tree as one operation, and answer with what it did."""
     change = await live.change(kind, edit, actor, seen)
-    return answer(changed_reply(live, change), rev=live.kept.rev, status=status)
+    return model_response(changed_reply(live, change), rev=live.kept.rev, status=status)
 
 
 @router.post("/nodes", status_code=201, response_model=Changed)
@@ -101,7 +101,7 @@ async def edit_node(
                 lambda: live.kept.bookmark(found, label, actor=actor, unchanged=same)
             )
             if asked.model_fields_set <= {"bookmark", "in_place"}:
-                return answer(changed_reply(live, change), rev=live.kept.rev)
+                return model_response(changed_reply(live, change), rev=live.kept.rev)
             if if_match is not None:
                 seen = ExpectedRevision(found, live.kept.rev)  # it was changed by this very call
         return await changed(live, "edit", lambda: _edit(found, asked), actor, seen=seen)
@@ -372,4 +372,4 @@ async def _copy_to_new_loom(service: Service, live: OpenLoom, node: Heddle, name
 
     made = service.looms.put(await live.call(make), live.lm)
     row = await service.looms.row(made.kept.id)
-    return answer(to_loom_object(row, made), rev=made.kept.rev, status=201)
+    return model_response(to_loom_object(row, made), rev=made.kept.rev, status=201)

@@ -12,7 +12,7 @@ from ...api.nodes import GrowFields, GrowNode, GrowNodes, NodeObject
 from ..dependencies import ERRORS, Actor, LoomName, NodeName
 from ..events import EventStream, until_gone
 from ..jobs import ServerJob
-from ..serializers import answer, serialize_nodes
+from ..serializers import model_response, serialize_nodes
 from ..service import Service, ServiceDep
 from ..start_jobs import Pick, start_growth, start_run
 
@@ -102,7 +102,7 @@ async def list_runs(
     """List a loom's searches with their rounds, those that run and the last ended; newest first."""
     row = await service.looms.row(loom)
     found = [job for job in service.jobs if job.kind == "run" and job.loom == row.id]
-    return answer(JobList(data=[job.told(whole=True) for job in found[::-1][:limit]]))
+    return model_response(JobList(data=[job.told(whole=True) for job in found[::-1][:limit]]))
 
 
 async def _answered(
@@ -150,4 +150,4 @@ async def _answered(
                     continue
             told_nodes = serialize_nodes(live, nodes, fields=("tokens",))
             reply.nodes = [NodeObject.model_validate(each) for each in told_nodes]
-    return answer(reply, rev=rev, status=200 if asked.wait else 202)
+    return model_response(reply, rev=rev, status=200 if asked.wait else 202)

@@ -15,7 +15,7 @@ from ...api.looms import Imported
 from ...interchange import EXPORTERS, ImportLimits, export, read
 from ...interchange.importers import ImportReport
 from ..dependencies import ERRORS, LoomName
-from ..serializers import answer, to_loom_entry
+from ..serializers import model_response, to_loom_entry
 from ..service import ServiceDep
 
 router = APIRouter(prefix="/api/v1", tags=["interchange"], responses=ERRORS)
@@ -114,7 +114,7 @@ async def import_looms(
         nodes=report.n_nodes,
         dropped=list(report.dropped),
     )
-    return answer(told, status=201)
+    return model_response(told, status=201)
 
 
 def _read(

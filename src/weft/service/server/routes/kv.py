@@ -19,7 +19,7 @@ from ...api.nodes import ForgetKv, KvRequest, NodeObject
 from ..dependencies import ERRORS, LoomName, NodeName
 from ..errors import RequestError
 from ..open_loom import OpenLoom
-from ..serializers import answer, kv_sizes, kv_state, sent, serialize_node
+from ..serializers import json_response, kv_sizes, kv_state, model_response, serialize_node
 from ..service import Service, ServiceDep
 
 router = APIRouter(prefix="/api/v1", tags=["memory"], responses=ERRORS)
@@ -41,7 +41,7 @@ async def read_kv(
                 if service.looms.open_one(live.kept.id) is not live:  # closed, while this waited
                     continue
                 told.looms.append(await live.call(partial(loom_kv, service, live)))
-    return answer(told)
+    return model_response(told)
 
 
 def kv_of(name: str, lm: LM) -> KvObject:
@@ -57,7 +57,7 @@ def kv_of(name: str, lm: LM) -> KvObject:
 async def read_loom_kv(loom: LoomName, service: ServiceDep) -> Response:
     """Say how many of a loom's nodes have their KV."""
     async with service.looms.open_locked(loom) as live:
-        return answer(await live.call(partial(loom_kv, service, live)), rev=live.kept.rev)
+        return model_response(await live.call(partial(loom_kv, service, live)), rev=live.kept.rev)
 
 
 def loom_kv(service: Service, live: OpenLoom) -> LoomKv:
@@ -112,7 +112,7 @@ async def forget_kv(loom: LoomName, asked: ForgetKv, service: ServiceDep) -> Res
             raise Unsupported(f"the {live.lm.info.name} engine keeps its KV to itself")
         with service.work("kv", service.models.name_of(live.lm)) as lm:
             told = await live.call(partial(forget, lm))
-        return answer(told, rev=live.kept.rev)
+        return model_response(told, rev=live.kept.rev)
 
 
 @router.post("/looms/{loom}/nodes/{node}/kv", response_model=NodeObject)
@@ -145,7 +145,7 @@ async def handle_kv(
                 else:
                     await live.call(lambda: kv.trim(found, before))
         told = await live.call(lambda: serialize_node(live, found, fields=("kv",)))
-        return sent(told, rev=live.kept.rev)
+        return json_response(told, rev=live.kept.rev)
 
 
 async def _pin(live: OpenLoom, lm: LM, node: Heddle) -> None:

@@ -31,7 +31,13 @@ from ..dependencies import ERRORS, EVENTS, Actor, LastEvent, LoomName
 from ..errors import RequestError
 from ..events import EventStream
 from ..open_loom import OpenLoom
-from ..serializers import answer, iso_timestamp, serialize_nodes, to_loom_entry, to_loom_object
+from ..serializers import (
+    iso_timestamp,
+    model_response,
+    serialize_nodes,
+    to_loom_entry,
+    to_loom_object,
+)
 from ..service import Service, ServiceDep
 
 router = APIRouter(prefix="/api/v1", tags=["looms"], responses=ERRORS)
@@ -54,7 +60,9 @@ async def list_looms(
         lambda: looms.library.looms(search=search, limit=limit + 1, after=after)
     )
     data = [to_loom_entry(row, looms.open_one(row.id)) for row in rows[:limit]]
-    return answer(LoomPage(data=data, next=rows[limit - 1].name if len(rows) > limit else None))
+    return model_response(
+        LoomPage(data=data, next=rows[limit - 1].name if len(rows) > limit else None)
+    )
 
 
 @router.post("/looms", status_code=201, response_model=LoomObject)
@@ -82,7 +90,7 @@ async def create_loom(asked: CreateLoom, service: ServiceDep) -> Response:
             raise
         live = service.looms.put(kept, lm)
     row = await service.looms.row(live.kept.id)
-    return answer(to_loom_object(row, live), rev=live.kept.rev, status=201)
+    return model_response(to_loom_object(row, live), rev=live.kept.rev, status=201)
 
 
 @router.post("/looms/restore", response_model=RestoredLooms)
@@ -110,7 +118,7 @@ async def restore_looms(
         raise RequestError(409, "nothing_to_restore", str(error)) from error
     rows = [await service.looms.row(name) for _, name in names]
     data = [to_loom_entry(row, service.looms.open_one(row.id)) for row in rows]
-    return answer(RestoredLooms(data=data, names=[before for before, _ in names]))
+    return model_response(RestoredLooms(data=data, names=[before for before, _ in names]))
 
 
 @router.get("/looms/{loom}", response_model=LoomObject)
@@ -118,7 +126,7 @@ async def read_loom(loom: LoomName, service: ServiceDep) -> Response:
     """Say what a loom is."""
     async with service.looms.open_locked(loom) as live:
         row = await service.looms.row_now(live.kept.id)
-        return answer(to_loom_object(row, live), rev=live.kept.rev)
+        return model_response(to_loom_object(row, live), rev=live.kept.rev)
 
 
 @router.patch("/looms/{loom}", response_model=LoomObject)
@@ -143,7 +151,7 @@ async def edit_loom(loom: LoomName, asked: EditLoom, service: ServiceDep, actor:
             service.looms.forget_rows()
             await live.sync(now=True)
         row = await service.looms.row_now(live.kept.id)
-        return answer(to_loom_object(row, live), rev=live.kept.rev)
+        return model_response(to_loom_object(row, live), rev=live.kept.rev)
 
 
 _OURS = ("model", "engine")
@@ -162,7 +170,7 @@ async def remove_loom(
     looms.removed(row.id)
     if purge:
         await asyncio.to_thread(looms.library.purge, [row.id])
-    return answer(to_loom_entry(row, None))
+    return model_response(to_loom_entry(row, None))
 
 
 # The log --------------------------------------------------------------------------------------
@@ -192,7 +200,7 @@ async def _turn(service: Service, loom: str, kind: Literal["undo", "redo"]) -> R
             raise
         except StoreError as error:
             raise RequestError(409, f"cannot_{kind}", str(error), hint=error.hint) from error
-        return answer(changed_reply(live, change), rev=live.kept.rev)
+        return model_response(changed_reply(live, change), rev=live.kept.rev)
 
 
 def changed_reply(live: OpenLoom, change: Change) -> Changed:
@@ -228,7 +236,7 @@ async def read_history(loom: LoomName, service: ServiceDep, limit: Limit = 50) -
         )
         for each in operations
     ]
-    return answer(OperationList(data=rows))
+    return model_response(OperationList(data=rows))
 
 
 @router.get("/looms/{loom}/events", response_class=Response, responses=EVENTS)
@@ -265,7 +273,7 @@ async def search_all(
     own = None if loom is None else (await service.looms.row(loom)).id
     most = min(limit + 1, 1000)
     hits = await asyncio.to_thread(lambda: library.find(q, loom=own, limit=most))
-    return answer(
+    return model_response(
         HitList(data=[serialize_hit(hit) for hit in hits[:limit]], more=len(hits) > limit)
     )
 
@@ -296,7 +304,7 @@ async def search_loom(
     pattern = pattern_of(q, is_pattern=is_pattern, case=case)
     async with service.looms.open_locked(loom) as live:
         hits = await live.call(lambda: found_in(live, pattern, filter or [], limit + 1))
-    return answer(HitList(data=hits[:limit], more=len(hits) > limit))
+    return model_response(HitList(data=hits[:limit], more=len(hits) > limit))
 
 
 def pattern_of(text: str, *, is_pattern: bool, case: bool) -> regex.Pattern[str]:

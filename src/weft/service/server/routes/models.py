@@ -13,7 +13,7 @@ from ..dependencies import ERRORS
 from ..events import until_gone
 from ..jobs import ServerJob
 from ..models import ModelRequest, ServedModel
-from ..serializers import answer, to_model_object
+from ..serializers import model_response, to_model_object
 from ..service import Service, ServiceDep
 
 router = APIRouter(prefix="/api/v1", tags=["models"], responses=ERRORS)
@@ -24,7 +24,7 @@ ModelName = Annotated[str, Path(max_length=4096, description="A model's id; it m
 async def list_models(service: ServiceDep) -> Response:
     """List the models that are loaded, being loaded, or evicted."""
     shelf = service.models
-    return answer(ModelList(data=[to_model_object(shelf, model) for model in shelf]))
+    return model_response(ModelList(data=[to_model_object(shelf, model) for model in shelf]))
 
 
 @router.post("/models", status_code=202, response_model=JobReply)
@@ -48,7 +48,7 @@ async def load_model(asked: LoadModel, service: ServiceDep, request: Request) ->
     if asked.wait:
         await until_gone(request, job.wait())
     reply = JobReply(job=job.id, status=job.status, error=job.told().error)
-    return answer(reply, status=200 if asked.wait else 202)
+    return model_response(reply, status=200 if asked.wait else 202)
 
 
 async def _load(service: Service, job: ServerJob, model: ServedModel) -> None:
@@ -64,7 +64,7 @@ async def _load(service: Service, job: ServerJob, model: ServedModel) -> None:
 @router.get("/models/{model:path}", response_model=ModelObject)
 async def read_model(model: ModelName, service: ServiceDep) -> Response:
     """Say what a model is, and how far it is loaded."""
-    return answer(to_model_object(service.models, service.models.get(model)))
+    return model_response(to_model_object(service.models, service.models.get(model)))
 
 
 @router.delete("/models/{model:path}", response_model=ModelList)
@@ -76,4 +76,4 @@ async def unload_model(
     """Close a model and forget its KV; looms stay, and grow again when it is loaded."""
     await service.models.unload(model, force=force)
     shelf = service.models
-    return answer(ModelList(data=[to_model_object(shelf, each) for each in shelf]))
+    return model_response(ModelList(data=[to_model_object(shelf, each) for each in shelf]))

@@ -24,7 +24,7 @@ from ..errors import RequestError
 from ..limits import check_limit
 from ..open_loom import OpenLoom
 from ..queries import measure_text, predict_next, read_node_tokens
-from ..serializers import sent, serialize_node, serialize_nodes, subtree_sizes
+from ..serializers import json_response, serialize_node, serialize_nodes, subtree_sizes
 from ..service import ServiceDep
 
 router = APIRouter(prefix="/api/v1/looms/{loom}", tags=["nodes"], responses=ERRORS)
@@ -91,7 +91,7 @@ async def list_nodes(
         page = await live.call(
             lambda: _page(live, live.node(under), depth, fields or [], found, limit, after, nodes)
         )
-        return sent(page, rev=live.kept.rev)
+        return json_response(page, rev=live.kept.rev)
 
 
 _CHANGES = "~"  # ends the `next` of a page of what has changed
@@ -153,7 +153,7 @@ async def read_tree(
     async with service.looms.open_locked(loom) as live:
         tree = await live.call(lambda: _nested(live, live.node(under), depth, fields or []))
         told = {"loom": live.kept.id, "rev": live.kept.rev, "tree": tree}
-        return sent(told, rev=live.kept.rev)
+        return json_response(told, rev=live.kept.rev)
 
 
 _NESTED, _DEEP = 2000, 400
@@ -195,7 +195,7 @@ async def read_node(
     async with service.looms.open_locked(loom) as live:
         found = live.node(node)
         told = await live.call(lambda: serialize_node(live, found, fields=fields or []))
-        return sent(told, rev=live.kept.rev)
+        return json_response(told, rev=live.kept.rev)
 
 
 @router.get("/nodes/{node}/path", response_model=PathReply)
@@ -212,7 +212,7 @@ async def read_path(
     """Return what leads to a node, the root first."""
     async with service.looms.open_locked(loom) as live:
         found = live.node(node)
-        return sent(await live.call(lambda: _path(live, found, as_, below_root)))
+        return json_response(await live.call(lambda: _path(live, found, as_, below_root)))
 
 
 def _path(live: OpenLoom, node: Heddle, how: str, below_root: bool) -> dict[str, Any]:
@@ -271,7 +271,7 @@ async def read_tokens(
     check_limit("top", top, service.config.limits.top)
     async with service.looms.open_locked(loom, grows=top > 0) as live:
         found = live.node(node)
-        return sent(
+        return json_response(
             await read_node_tokens(service, live, found, top, (first, last), sampled=sampled)
         )
 
@@ -285,7 +285,7 @@ async def read_next(
     check_limit("top", asked.top, service.config.limits.top)
     check_limit("candidates", len(asked.candidates), service.config.limits.texts)
     async with service.looms.open_locked(loom, grows=True) as live:
-        return sent(await predict_next(service, live, live.node(node), asked))
+        return json_response(await predict_next(service, live, live.node(node), asked))
 
 
 @router.post("/nodes/{node}/score", response_model=MeasureReply)
@@ -294,4 +294,6 @@ async def measure(
 ) -> Response:
     """Measure a text after a node, or without one the node's own; nothing is added."""
     async with service.looms.open_locked(loom, grows=True) as live:
-        return sent(await measure_text(service, live, live.node(node), asked or MeasureText()))
+        return json_response(
+            await measure_text(service, live, live.node(node), asked or MeasureText())
+        )

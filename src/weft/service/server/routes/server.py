@@ -13,7 +13,7 @@ from ...api.models import ServerObject
 from ...interchange import EXPORTERS
 from ...interchange.importers import formats as import_formats
 from ..dependencies import ERRORS
-from ..serializers import answer, to_model_object
+from ..serializers import model_response, to_model_object
 from ..service import ServiceDep
 
 router = APIRouter(prefix="/api/v1", tags=["server"], responses=ERRORS)
@@ -23,7 +23,7 @@ router = APIRouter(prefix="/api/v1", tags=["server"], responses=ERRORS)
 async def read_server(request: Request, service: ServiceDep) -> Response:
     """Say what this server is, what it can do, and what one may ask of it."""
     shelf, limits = service.models, service.config.limits
-    return answer(
+    return model_response(
         ServerObject(
             version=__version__,
             models=[to_model_object(shelf, model) for model in shelf],
@@ -59,4 +59,4 @@ async def list_strategies() -> Response:
         )
         for each in STRATEGIES.values()
     ]
-    return answer(StrategyList(data=rows))
+    return model_response(StrategyList(data=rows))

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Response
 
 from ...api.terminals import LastLoom, SetLastLoom
 from ..dependencies import ERRORS
-from ..serializers import answer
+from ..serializers import model_response
 from ..service import Service, ServiceDep
 
 router = APIRouter(prefix="/api/v1", tags=["terminals"], responses=ERRORS)
@@ -19,7 +19,7 @@ Mark = Annotated[str, Path(min_length=1, max_length=64, description="A terminal'
 @router.get("/terminals/{mark}", response_model=LastLoom)
 async def read_drawn(mark: Mark, service: ServiceDep) -> Response:
     """Say which loom was drawn last in a terminal."""
-    return answer(await asyncio.to_thread(_drawn, service, mark))
+    return model_response(await asyncio.to_thread(_drawn, service, mark))
 
 
 @router.put("/terminals/{mark}", response_model=LastLoom)
@@ -27,7 +27,7 @@ async def note_drawn(mark: Mark, asked: SetLastLoom, service: ServiceDep) -> Res
     """Remember that a loom was drawn in a terminal."""
     row = await service.looms.row(asked.loom)
     await asyncio.to_thread(service.looms.library.note, mark, row.id, asked.node)
-    return answer(await asyncio.to_thread(_drawn, service, mark))
+    return model_response(await asyncio.to_thread(_drawn, service, mark))
 
 
 def _drawn(service: Service, mark: str) -> LastLoom:

@@ -17,7 +17,7 @@ from ...api.models import (
     TokenPiece,
 )
 from ..dependencies import ERRORS
-from ..serializers import answer
+from ..serializers import model_response
 from ..service import ServiceDep
 
 router = APIRouter(prefix="/api/v1", tags=["texts"], responses=ERRORS)
@@ -30,7 +30,9 @@ async def tokenize(asked: TokenizeText, service: ServiceDep) -> Response:
     ids = await asyncio.to_thread(
         lm.tokenize, asked.text, special=asked.special, add_bos=asked.add_bos
     )
-    return answer(TokenizeReply(token_ids=ids, tokens=[piece_of(lm, token) for token in ids]))
+    return model_response(
+        TokenizeReply(token_ids=ids, tokens=[piece_of(lm, token) for token in ids])
+    )
 
 
 def piece_of(lm: LM, token: int) -> TokenPiece:
@@ -47,7 +49,9 @@ def piece_of(lm: LM, token: int) -> TokenPiece:
 async def detokenize(asked: DetokenizeIds, service: ServiceDep) -> Response:
     """Return the text of tokens."""
     lm = (await service.models.available(asked.model)).ready()
-    return answer(DetokenizeReply(text=await asyncio.to_thread(lm.detokenize, asked.token_ids)))
+    return model_response(
+        DetokenizeReply(text=await asyncio.to_thread(lm.detokenize, asked.token_ids))
+    )
 
 
 @router.post("/apply_template", response_model=ApplyTemplateReply)
@@ -61,4 +65,4 @@ async def apply_template(asked: ApplyTemplate, service: ServiceDep) -> Response:
         tools=asked.tools,
         template_kwargs=asked.template_kwargs,
     )
-    return answer(ApplyTemplateReply(prompt=str(prompt), token_ids=list(prompt.ids)))
+    return model_response(ApplyTemplateReply(prompt=str(prompt), token_ids=list(prompt.ids)))
