@@ -40,7 +40,7 @@ from .routes import (
 from .security import SecurityMiddleware
 from .service import Service
 
-# A surface is its routers here: an APIRouter of a file in `routes/`, `openai/` or
+# The routers of the APIs: each is an APIRouter of a file in `routes/`, `openai/` or
 # `anthropic/`.
 NATIVE = (
     *(server, models, texts, looms, nodes, growth),
@@ -55,10 +55,10 @@ ROUTERS = (
 
 
 class Api(FastAPI):
-    """The application, whose schema tells of what its layers take, too."""
+    """The application; its OpenAPI schema includes what the middleware adds."""
 
     def openapi(self) -> dict[str, Any]:
-        """Return the OpenAPI schema; made once."""
+        """Return the OpenAPI schema, which is generated once."""
         if self.openapi_schema is None:
             add_idempotency_header(super().openapi())
             add_stream_events(super().openapi(), (*OPENAI_EVENTS, *MESSAGE_EVENTS))
@@ -67,7 +67,7 @@ class Api(FastAPI):
 
 
 def create_app(config: ServerConfig | None = None) -> FastAPI:
-    """Return the application; it loads the models when it starts, and closes them when it stops."""
+    """Return the application; its lifespan loads and closes the models."""
     config = ServerConfig() if config is None else config
     service = Service(config)
 

@@ -1,4 +1,4 @@
-"""What a server is told when it starts: where it listens, who may ask, how much one may ask for."""
+"""Configuration of a server: models, address, access and limits."""
 
 from __future__ import annotations
 
@@ -16,29 +16,23 @@ from ...errors import ConfigError
 from ...loading import parse_bytes
 
 MIN_KEY = 16  # characters
-# As browsers send it; apps made of pages have schemes of their own, such as app://obsidian.md.
+# As browsers send it; web-based apps have their own schemes, such as app://obsidian.md.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """What one request, and all of them together, may ask for.
+    """Limits on one request and on all requests together."""
 
-    n: branches of a node. branches: of a call over many nodes. tokens: new ones of a branch.
-    jobs: that run or wait at once, over all models; beyond that 429. body_bytes: of a request,
-    import_bytes: of one that brings a loom. texts: of a call that takes many. top: of
-    alternatives told for a token. kept_jobs: ended ones whose events can still be read.
-    """
-
-    n: int = 128
-    branches: int = 1024
-    tokens: int = 32_768
-    jobs: int = 256
-    body_bytes: int = 8 << 20
-    import_bytes: int = 256 << 20
-    texts: int = 256
-    top: int = 100
-    kept_jobs: int = 256
+    n: int = 128  # branches of one node
+    branches: int = 1024  # branches of a call over several nodes
+    tokens: int = 32_768  # new tokens of one branch
+    jobs: int = 256  # running or queued over all models; more get 429
+    body_bytes: int = 8 << 20  # size of a request
+    import_bytes: int = 256 << 20  # size of a request that imports a loom
+    texts: int = 256  # texts in one call
+    top: int = 100  # alternatives per token
+    kept_jobs: int = 256  # ended jobs whose events can still be read
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
@@ -47,39 +41,32 @@ class ServerLimits:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """All settings of a server, checked when made.
+    """All settings of a server; validated on construction."""
 
-    models: sources to load when it starts; the first is the one that a request without a model
-    means. engine, engine_options, n_ctx, kv_budget, offload: as `weft.load` takes them, for each
-    of them. chat_template: as `weft.load` takes it, for the first of them.
-    host: beyond this machine only with an `api_key`. hosts, origins: names in a Host header, and
-    origins of pages, that are allowed beside the server's own. model_roots: folders below which
-    models may be loaded by request, hub: Hub ids, too. memory_budget: bytes that all models may
-    take, their KV budgets included; None for no limit. max_models: loaded at once; None for those
-    given at the start and three more. db: the looms'
-    database, as `Library` takes it. grace_s: how long jobs may go on after SIGTERM. docs: serve
-    /docs; None as long as only this machine is served.
-    """
-
+    # Sources to load at start; requests without a model use the first.
     models: tuple[str, ...] = ("tiny",)
+    # For all of these models, as `weft.load` takes them; `chat_template` only for the first.
     engine: str = "auto"
     engine_options: Mapping[str, Any] = field(default_factory=dict)
     n_ctx: int | None = None
     kv_budget: str | int = "auto"
     offload: str | int | None = None
     chat_template: str | os.PathLike[str] | None = None
+    # Hosts other than loopback need an `api_key`.
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str | None = field(default=None, repr=False)
+    # Additional names in the Host header, and additional origins of pages.
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
+    # Requests may load models below these folders and, with `hub`, from the Hub.
     model_roots: tuple[Path, ...] = ()
     hub: bool = False
-    memory_budget: int | None = None
-    max_models: int | None = None
-    db: str | None = field(default=None, repr=False)
-    grace_s: float = 10.0
-    docs: bool | None = None
+    memory_budget: int | None = None  # bytes of all models and their KV budgets; None: no limit
+    max_models: int | None = None  # None: `models` and three more
+    db: str | None = field(default=None, repr=False)  # URL of the database of looms
+    grace_s: float = 10.0  # seconds that jobs may continue after SIGTERM
+    docs: bool | None = None  # serve /docs; None: only on a loopback host
     limits: ServerLimits = field(default_factory=ServerLimits)
 
     def __post_init__(self) -> None:
@@ -122,7 +109,7 @@ class ServerConfig:
 
     @property
     def is_public(self) -> bool:
-        """Whether other machines can reach the server."""
+        """True if other machines can reach the server."""
         if self.host.lower() == "localhost":
             return False
         try:
@@ -132,14 +119,14 @@ class ServerConfig:
 
     @property
     def has_docs(self) -> bool:
-        """Whether /docs is served."""
+        """True if /docs is served."""
         return not self.is_public if self.docs is None else self.docs
 
     def on(self, port: int) -> ServerConfig:
-        """Return the same settings with the port that was found."""
+        """Return the same settings with the port that was bound."""
         return replace(self, port=port)
 
 
 def key_from_environment() -> str | None:
-    """Return WEFT_API_KEY; None where it is not set."""
+    """Return WEFT_API_KEY; None if it is not set."""
     return os.environ.get("WEFT_API_KEY") or None

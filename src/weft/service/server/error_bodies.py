@@ -31,13 +31,13 @@ def error_body(path: str, status: int, error: Json) -> Json:
     """Return the body of an error response. error: OpenAI's error object, with Weft's fields."""
     if is_anthropic(path):
         kind = "invalid_request_error" if status < 500 else "api_error"
-        told = {**error, "type": _ANTHROPIC_TYPES.get(status, kind)}
+        data = {**error, "type": _ANTHROPIC_TYPES.get(status, kind)}
         if error["code"] == "context_length_exceeded" and (size := error.get("details")):
-            # The words by which clients recognise it, and shorten the conversation.
-            told["message"] = (
+            # Clients match this wording to shorten the conversation.
+            data["message"] = (
                 f"prompt is too long: {size['n_prompt_tokens']} tokens > {size['n_ctx']} maximum"
             )
-        return {"type": "error", "error": told, "request_id": error.get("request_id")}
+        return {"type": "error", "error": data, "request_id": error.get("request_id")}
     if _is_ollama(path):
         return {"error": "; ".join(filter(None, (error["message"], error.get("hint"))))}
     return {"error": error}

@@ -1,6 +1,6 @@
-"""Errors as answers: OpenAI's object, everywhere but where another system's shape is served.
+"""Error responses: OpenAI's error object, except where another system's API is served.
 
-`weft._core.error_mapping` has the status and code of each error; this module has what only HTTP
+`weft._core.error_mapping` has the status and code of each error; this module adds what only HTTP
 needs.
 """
 
@@ -32,7 +32,7 @@ Json = dict[str, Any]
 
 
 class RequestError(WeftError):
-    """A request that is refused for what HTTP alone knows: its key, its body, its parameters."""
+    """A request that the server rejects: its key, its body, its parameters or its timing."""
 
     def __init__(
         self,
@@ -62,31 +62,32 @@ _KINDS = {
     501: "not_supported_error",
     503: "unavailable_error",
 }
-_INTERNAL = "something failed inside the server; its log has it under the request's id"
+_INTERNAL = "internal error; the server's log has details under the request id"
 
 
 def error_response(
     error: BaseException, request_id: str, path: str, names: Collection[str] = ()
 ) -> JSONResponse:
-    """Return an error as an answer. What nobody expected is logged whole and told in general.
+    """Return the response for an error. Unexpected errors are logged, and reported without details.
 
-    path: of the request; it decides the form. names: of the request's parameters, one of which
-    the library's words may be about.
+    Args:
+        path: the request's path, which decides the format.
+        names: parameters of the request; one that the message starts with becomes `param`.
     """
-    status, told, headers = serialize_error(error, request_id)
-    if told["param"] is None and isinstance(error, errors.ConfigError):
-        told["param"] = _about(told["message"], names)
+    status, body, headers = serialize_error(error, request_id)
+    if body["param"] is None and isinstance(error, errors.ConfigError):
+        body["param"] = _param_in_message(body["message"], names)
     if status >= 500 and not isinstance(error, WeftError):
         _log.error("request %s failed", request_id, exc_info=error)
-    return JSONResponse(error_body(path, status, told), status, headers)
+    return JSONResponse(error_body(path, status, body), status, headers)
 
 
 def serialize_error(error: BaseException, request_id: str = "") -> tuple[int, Json, dict[str, str]]:
-    """Return the status, the error object and the headers that tell of an error."""
+    """Return the status, the error object and the headers for an error."""
     if isinstance(error, RequestValidationError):
-        error = _of_validation(error)
+        error = _from_validation(error)
     if isinstance(error, HTTPException):
-        error = _of_http(error)
+        error = _from_http(error)
     headers: dict[str, str] = {}
     param: str | None = getattr(error, "param", None)
     details: Json = {}
@@ -97,7 +98,7 @@ def serialize_error(error: BaseException, request_id: str = "") -> tuple[int, Js
         outcome = map_error(error)
         status, kind, code = outcome.status, outcome.kind, outcome.code
         details = _details(error)
-        if isinstance(error, errors.KVFull) and error.never_fits:  # 503 would be tried again
+        if isinstance(error, errors.KVFull) and error.never_fits:  # clients would retry a 503
             status, kind = 400, "invalid_request_error"
     else:
         status, kind, code = 500, "server_error", "internal_error"
@@ -112,18 +113,18 @@ def serialize_error(error: BaseException, request_id: str = "") -> tuple[int, Js
     message = str(error) if isinstance(error, WeftError) else _INTERNAL
     if not isinstance(error, WeftError) and errors.is_out_of_memory(error):
         message = "out of memory"
-    told: Json = {"message": message, "type": kind, "param": param, "code": code}
+    data: Json = {"message": message, "type": kind, "param": param, "code": code}
     if details:
-        told["details"] = details
+        data["details"] = details
     if hint := getattr(error, "hint", ""):
-        told["hint"] = hint
+        data["hint"] = hint
     if request_id:
-        told["request_id"] = request_id
-    return status, told, headers
+        data["request_id"] = request_id
+    return status, data, headers
 
 
-def _about(message: str, names: Collection[str]) -> str | None:
-    """Return the parameter that a message begins with, as "n is 0; …" does; None for none."""
+def _param_in_message(message: str, names: Collection[str]) -> str | None:
+    """Return the parameter that a message such as "n is 0; …" begins with, else None."""
     name, _, rest = message.partition(" ")
     return name if rest.startswith(("is ", "has ")) and name in names else None
 
@@ -138,10 +139,10 @@ def _details(error: BaseException) -> Json:
     return {}
 
 
-def _of_validation(error: RequestValidationError) -> RequestError:
-    """Tell of the first field that is wrong, by its name."""
-    all_of_them = _causes(error.errors())
-    first, param = all_of_them[0], _field(all_of_them[0])
+def _from_validation(error: RequestValidationError) -> RequestError:
+    """Return the error for the first wrong field."""
+    causes = _causes(error.errors())
+    first, param = causes[0], _field(causes[0])
     code = "invalid_parameter"
     if first["type"] == "extra_forbidden":
         code, message = "unsupported_parameter", f"{param} is not a parameter of this call"
@@ -154,29 +155,32 @@ def _of_validation(error: RequestValidationError) -> RequestError:
     else:
         given = first.get("input")
         shown = "" if isinstance(given, dict | list) else f" is {given!r:.80}"
-        # Where several types are allowed, each has its complaint.
-        why = [each["msg"].removeprefix("Value error, ") for each in all_of_them]
-        why = [said for said, each in zip(why, all_of_them, strict=True) if _field(each) == param]
-        message = f"{param or 'the body'}{shown}: {', or '.join(dict.fromkeys(why))}"
+        # A field with several allowed types has one reason per type.
+        reasons = [each["msg"].removeprefix("Value error, ") for each in causes]
+        reasons = [
+            reason for reason, each in zip(reasons, causes, strict=True) if _field(each) == param
+        ]
+        message = f"{param or 'the body'}{shown}: {', or '.join(dict.fromkeys(reasons))}"
     return RequestError(
         400, code, re.sub(r"[\ud800-\udfff]", "\ufffd", message), param=param or None
     )
 
 
-def _causes(found: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Return the errors inside the members of a union that a value has the type of.
+def _causes(faults: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Return the errors of the union members that match the value's type.
 
-    A union has an error for each of its members. The others only say that the type differs.
+    Pydantic reports errors for every member of a union; those of other members only say that the
+    type differs.
     """
-    place = _field(found[0])
-    inside = [each for each in found if _field(each).startswith(f"{place}.")] if place else []
-    causes = [each for each in inside if not each["type"].endswith("_type")]
-    return causes or inside or found
+    place = _field(faults[0])
+    nested = [each for each in faults if _field(each).startswith(f"{place}.")] if place else []
+    causes = [each for each in nested if not each["type"].endswith("_type")]
+    return causes or nested or faults
 
 
 @cache
 def _fields() -> frozenset[str]:
-    """The fields of all native requests."""
+    """Return the names of all fields of native requests."""
     kinds: list[type[RequestModel]] = [RequestModel]
     for kind in kinds:
         kinds += kind.__subclasses__()
@@ -184,7 +188,7 @@ def _fields() -> frozenset[str]:
 
 
 _WHERE = ("body", "query", "path", "header")
-# How Pydantic names the types that it tried, between the names of fields.
+# Pydantic's names of the union members it tried, which appear between field names.
 _TRIED = re.compile(r"(?:str|int|float|bool|none|[A-Z]\w*|constrained-\w+|.*\[.*)")
 
 
@@ -199,24 +203,24 @@ _APIS = (
 )
 
 
-def _of_http(error: HTTPException) -> RequestError:
+def _from_http(error: HTTPException) -> RequestError:
     codes = {404: "no_such_route", 405: "method_not_allowed", 413: "body_too_large"}
     code = codes.get(error.status_code, "invalid_request")
     message = {
-        404: "there is nothing at this address",
-        405: "this address does not take this method",
-    }.get(error.status_code, _of_body(error.__cause__) or str(error.detail))
+        404: "no route matches this path",
+        405: "this path does not support this method",
+    }.get(error.status_code, _body_error(error.__cause__) or str(error.detail))
     hint = _APIS if error.status_code == 404 else ""
     return RequestError(error.status_code, code, message, headers=error.headers, hint=hint)
 
 
-def _of_body(cause: BaseException | None) -> str:
-    """Say why FastAPI could not parse a body, which tells nothing but that; "" for others."""
+def _body_error(cause: BaseException | None) -> str:
+    """Return why a body could not be parsed, which FastAPI does not report; "" for other causes."""
     if isinstance(cause, UnicodeDecodeError):
-        what = f"the byte at {cause.start} is no part of a character"
-        return f"the body is not {cause.encoding.upper()}: {what}; send JSON in UTF-8"
+        reason = f"byte {cause.start} is not part of a character"
+        return f"the body is not {cause.encoding.upper()}: {reason}; send JSON in UTF-8"
     if isinstance(cause, RecursionError):
-        return "the body is JSON that is nested too deep to be read"
+        return "the body's JSON is nested too deeply"
     return ""
 
 
@@ -224,7 +228,7 @@ _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 
 def _methods(request: Request) -> list[str]:
-    """Return the methods that the routes of an address take; Starlette names those of one route."""
+    """Return all methods that a path supports; Starlette reports only those of one route."""
     routes = request.app.router.routes
     scopes = ((method, {**request.scope, "method": method}) for method in _METHODS)
     return [
@@ -235,7 +239,7 @@ def _methods(request: Request) -> list[str]:
 
 
 def handle_errors(app: FastAPI) -> None:
-    """Let an app answer all errors in this form."""
+    """Register handlers that return every error in this format."""
 
     async def handle(request: Request, error: Exception) -> JSONResponse:
         if isinstance(error, HTTPException) and error.status_code == 405:

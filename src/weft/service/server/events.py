@@ -1,4 +1,4 @@
-"""Events for one reader or many: a bounded log that is read from any point, and SSE from it."""
+"""Bounded event logs for any number of readers, and server-sent events."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Json = dict[str, Any]
 Value = TypeVar("Value")
 PING_S = 15.0
 PING = b": ping\n\n"  # a comment
-_PIECE = 1 << 18  # bytes that one reader is sent at once, about
-_TOKEN = 256  # bytes that a token of a "tok" event takes here
+_PIECE = 1 << 18  # approximate size of one write to a reader
+_TOKEN = 256  # estimated bytes of a token of a "tok" event in memory
 
 
 class SentEvent(NamedTuple):
-    """One event: `id` rises by one in its log; None where it cannot be resumed from."""
+    """One event. id: rises by one within its log; None if a stream cannot resume from it."""
 
     name: str
     data: Json
@@ -33,11 +33,15 @@ class SentEvent(NamedTuple):
 class EventLog:
     """The last events of a job or a loom, for any number of readers; used from the loop only.
 
-    Who comes too late for what it asks gets a "snapshot" first: the state as it is now, after which
-    the events go on. most, most_bytes: of events that are kept, as they lie in memory. also: is
-    told of each, too, and may be taken away. begin: the id before the first one; a log that takes
-    the place of another one begins beyond all that one's ids, so that nobody goes on in the wrong
-    log.
+    A reader that asks for removed events gets a "snapshot" event, the current state, and then the
+    events after it.
+
+    Args:
+        most: maximum number of stored events.
+        most_bytes: maximum of their estimated size.
+        also: called with each event; may be set to None.
+        begin: the id before the first event. A log that replaces another must start above its ids,
+            so that no reader resumes in the wrong log.
     """
 
     def __init__(
@@ -61,16 +65,16 @@ class EventLog:
 
     @property
     def last(self) -> int:
-        """The id of the last event; that before the first where there is none."""
+        """The id of the last event, or the id before the first one."""
         return self._last
 
     def put(self, name: str, data: Json) -> None:
-        """Add an event and wake the readers."""
+        """Append an event and wake the readers."""
         self._last += 1
         size = _TOKEN * len(data["t"]) if name == "tok" else weight(data)
         self._kept.append((SentEvent(name, data, self._last), size))
         self._n_bytes += size
-        # The last one is there, however large: who waits for it is told it, and not all anew.
+        # The last event stays however large it is, so that waiting readers need no snapshot.
         while len(self._kept) > 1 and self._is_full:
             self._n_bytes -= self._kept.popleft()[1]
         self._wake()
@@ -82,13 +86,13 @@ class EventLog:
         return len(self._kept) > self._most or self._n_bytes > self._most_bytes
 
     def skip(self) -> None:
-        """Note that something happened that nobody listened to: who comes back gets a snapshot."""
+        """Count an event that no reader needed: a resuming reader gets a snapshot."""
         self._last += 1
         self._kept.clear()
         self._n_bytes = 0
 
     def end(self) -> None:
-        """No event comes any more: readers end after the last one."""
+        """End the log: readers stop after the last event."""
         self.is_over = True
         self._wake()
 
@@ -99,10 +103,10 @@ class EventLog:
                 reader.set_result(None)
 
     async def frames(self, after: int | None = 0) -> AsyncGenerator[bytes]:
-        """Yield the events after one as they are sent, those that there are at once as one piece.
+        """Yield the events after an id as SSE frames, available ones joined.
 
-        Who reads more slowly than they come holds one such piece, and is told the state anew where
-        the log has gone on without him. after: None for a snapshot first. Ends when the log does.
+        A slow reader delays only itself; it gets a snapshot if the log has dropped events. The
+        generator ends with the log. after: None starts with a snapshot.
         """
         loop = asyncio.get_running_loop()
         self.n_readers += 1
@@ -129,34 +133,36 @@ class EventLog:
 
     def _since(self, at: int) -> list[SentEvent]:
         first = self._last - len(self._kept) + 1
-        if at > self._last or at < first - 1:  # of another log, or forgotten
+        if at > self._last or at < first - 1:  # from another log, or already dropped
             return [SentEvent("snapshot", self._snapshot(), self._last)]
-        # Only the new ones are looked at: of many readers each would walk all of the log.
+        # Index only the new events: with many readers, scanning the log would be slow.
         n_new = self._last - at
-        found, n_bytes = [], 0
+        events, n_bytes = [], 0
         for i in range(len(self._kept) - n_new, len(self._kept)):
             event, size = self._kept[i]
-            found.append(event)
+            events.append(event)
             n_bytes += size
-            if n_bytes > _PIECE:  # the rest waits here, once, and not with each slow reader
+            if n_bytes > _PIECE:  # slow readers share the log instead of holding copies
                 break
-        return found
+        return events
 
 
 def weight(value: object) -> int:
-    """Return the bytes that what an event tells takes in memory, about."""
+    """Return the approximate size of an event's data in memory, in bytes."""
     if isinstance(value, dict):
-        return 64 + sum(weight(key) + weight(each) for key, each in value.items())
+        return 64 + sum(weight(key) + weight(item) for key, item in value.items())
     if isinstance(value, list):
         return 56 + sum(map(weight, value))
     return 50 + len(value) if isinstance(value, str) else 32
 
 
 class EventStream(StreamingResponse):
-    """Sends pieces of a stream as they come, and `ping` where none comes for `ping_s` seconds.
+    """A streaming response that sends `ping` if nothing else was sent for `ping_s` seconds.
 
-    ping: None sends nothing. on_end: called once, however it ends: when the client vanishes, too,
-    even before anything was sent. The iterator is closed then.
+    Args:
+        ping: None sends no pings.
+        on_end: called once at the end, also if the client disconnects before the first byte. The
+            iterator is closed by then.
     """
 
     def __init__(
@@ -176,7 +182,7 @@ class EventStream(StreamingResponse):
         self._on_end = on_end
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Send everything, or as much as the client waits for."""
+        """Send the stream until it ends or the client disconnects."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -186,7 +192,7 @@ class EventStream(StreamingResponse):
                 self._on_end()
 
     async def stream_response(self, send: Any) -> None:
-        """Send the pieces, and pings between them."""
+        """Send the pieces, with pings between them."""
         head = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(head)
         pings = None if self._ping is None else Pings(send, self._ping, self._ping_s)
@@ -204,7 +210,8 @@ class EventStream(StreamingResponse):
 class Pings:
     """Sends `ping` whenever nothing else was sent for `ping_s` seconds.
 
-    Its timer is not moved by what is sent, only looked at when it fires: it costs a stream nothing.
+    Sending does not reschedule the timer; the timer checks the time of the last write when it
+    fires.
     """
 
     def __init__(
@@ -215,29 +222,31 @@ class Pings:
         self._ping_s = ping_s
         self._loop = asyncio.get_running_loop()
         self._last = self._loop.time()
-        self._timer = self._loop.call_later(ping_s, self._look)
+        self._timer = self._loop.call_later(ping_s, self._check)
         self._ping: asyncio.Task[None] | None = None
 
     def put_off(self) -> None:
-        """Something was sent just now."""
+        """Record that something was sent."""
         self._last = self._loop.time()
 
     def end(self) -> None:
-        """Send none any more."""
+        """Stop the timer."""
         self._timer.cancel()
         if self._ping is not None:
             self._ping.cancel()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         now = self._loop.time()
         if now >= self._last + self._ping_s:
             self._last = now
-            if self._ping is None or self._ping.done():  # the last one may wait for the client
-                self._ping = self._loop.create_task(self._one())
-        self._timer = self._loop.call_at(self._last + self._ping_s, self._look)
+            if (
+                self._ping is None or self._ping.done()
+            ):  # the previous ping may still wait for the client
+                self._ping = self._loop.create_task(self._send_ping())
+        self._timer = self._loop.call_at(self._last + self._ping_s, self._check)
 
-    async def _one(self) -> None:
-        with suppress(OSError):  # the client is gone: who sends the pieces hears of it
+    async def _send_ping(self) -> None:
+        with suppress(OSError):  # the client has disconnected; the sender of the pieces handles it
             await self._send(_body(self._piece))
 
 
@@ -246,35 +255,35 @@ def _body(piece: bytes, *, more: bool = True) -> Json:
 
 
 def frame(event: SentEvent) -> bytes:
-    """Return an event as it is sent."""
+    """Return an event as an SSE frame."""
     head = (
         f"event: {event.name}\n" if event.id is None else f"id: {event.id}\nevent: {event.name}\n"
     )
     return f"{head}data: {json_of(event.data)}\n\n".encode("utf-8", "replace")
 
 
-# Made once: `json.dumps` makes one for every call.
+# One encoder: `json.dumps` creates one per call.
 json_of = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 
 
 async def until_gone(request: Request, work: Awaitable[Value]) -> Value:
-    """Await work for a client; when that vanishes, cancel it and raise Cancelled.
+    """Await work for a client; cancel it and raise Cancelled if the client disconnects.
 
     The request's body must have been read.
     """
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(request))
+    disconnected = asyncio.ensure_future(_disconnected(request))
     try:
-        await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([task, disconnected], return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise Cancelled("the client is gone")
+        raise Cancelled("the client has disconnected")
     finally:
-        for each in (task, gone):
-            each.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        for future in (task, disconnected):
+            future.cancel()
+        await asyncio.gather(task, disconnected, return_exceptions=True)
 
 
-async def _gone(request: Request) -> None:
+async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass

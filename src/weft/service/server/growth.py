@@ -1,4 +1,4 @@
-"""The branches of one call, on their way into a loom, and the events that tell of them."""
+"""A growth in an open loom: publishes tokens as events and saves the nodes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ Json = dict[str, Any]
 
 
 class Attribution(NamedTuple):
-    """Whose an operation is, as the loom's log has it."""
+    """Author of an operation in the loom's log.
+
+    kind: the kind of operation. act: the id of the undo group; `None` for an operation of its own.
+    """
 
     kind: str
     actor: str = ""
@@ -33,15 +36,19 @@ class Attribution(NamedTuple):
 
     @property
     def alone(self) -> Attribution:
-        """The same without the act: equal for all that may be one operation."""
+        """The same without the undo group: equal for all operations that may be merged."""
         return self._replace(act=None)
 
 
 class GrowthTask:
-    """A growth in a live loom: its nodes are there, with their numbers, from the beginning.
+    """Branches growing in an open loom; their nodes have numbers from the start.
 
-    author: of the operation that keeps it. first: the index of its first branch in the job.
-    Everything here runs in the event loop.
+    Runs in the event loop.
+
+    Args:
+        log: receives the events.
+        author: attribution of the commit.
+        first: the job's index of the first branch.
     """
 
     def __init__(
@@ -52,38 +59,40 @@ class GrowthTask:
         self.log = log
         self.author = author
         self.first = first
-        self.is_over = False  # nothing of it grows, or ever will
-        self.is_gone = False  # what it was to grow from, before it had begun
+        self.is_over = False  # nothing grows any more
+        self.parent_removed = False  # the parent was removed before the start
         self.n_tokens = 0
         self.first_token_s: float | None = None
-        self._told: set[int] = set()  # shoots whose end was told
-        self._tried: set[int] = set()  # and those that were to be made durable for it
+        self._announced: set[int] = set()  # branches whose end was published
+        self._flushed: set[int] = set()  # ended branches whose tokens were written once
 
-    # What is there
+    # Nodes
 
     @property
     def nodes(self) -> list[Heddle]:
-        """The nodes that grow still, or have ended and are not in the tree."""
+        """The nodes that are growing, or have ended but are not in the tree yet."""
         return [pending.child for pending in self.growth.branches if not pending.over]
 
     @property
     def uncommitted(self) -> list[Heddle]:
-        """The nodes that grow still, and those in the tree whose operation is yet to come."""
+        """The nodes that are growing, and ended ones in the tree before their commit."""
         return [each.child for each in self.growth.branches if not each.over or each.attached]
 
     @property
     def ended(self) -> list[Heddle]:
-        """The nodes that have grown, and are in the tree."""
+        """The ended nodes in the tree."""
         return [pending.child for pending in self.growth.branches if pending.attached]
 
     @property
     def parents(self) -> list[Heddle]:
-        """The nodes below which something grows still."""
+        """The nodes below which branches are growing."""
         return [pending.parent for pending in self.growth.branches if not pending.over]
 
     def insert_growing(self, node: Heddle, children: list[Heddle]) -> None:
-        """Put the nodes that grow from this one among its children, where they will stand."""
-        later: Heddle | None = None  # of the same call, and in the tree already
+        """Insert the children that grow from a node into its list of children, at their final
+        places.
+        """
+        later: Heddle | None = None  # the next sibling of the same call
         for pending in reversed(self.growth.branches):
             if pending.parent is not node:
                 continue
@@ -95,11 +104,11 @@ class GrowthTask:
                 later = pending.child
 
     def count_below(self, node: Heddle) -> int:
-        """Return how many nodes grow below this one."""
+        """Return the number of growing nodes below a node."""
         return sum(is_below(parent, node) for parent in self.parents)
 
-    def told(self) -> list[Json]:
-        """Return what is told of the branches, in BranchObject's words."""
+    def to_dicts(self) -> list[Json]:
+        """Return the branches, as the fields of BranchObjects."""
         number = self.live.number
         return [
             {
@@ -114,19 +123,18 @@ class GrowthTask:
         ]
 
     def texts(self) -> list[Json]:
-        """Return the branches with all of their text so far: for who has missed events."""
+        """Return the branches with their full text so far, for readers that missed events."""
         return [
-            {**told, "text": pending.complete_text}
-            for told, pending in zip(self.told(), self.growth.branches, strict=True)
+            {**data, "text": pending.complete_text}
+            for data, pending in zip(self.to_dicts(), self.growth.branches, strict=True)
         ]
 
     # Growing
 
     async def run(self, is_over: Callable[[], bool] | None = None) -> None:
-        """Grow to the end; tokens are told as they come, `TICK_S` apart. Raises: the first error.
+        """Grow to the end; publish tokens at most every `TICK_S`. Raises: the first error.
 
-        is_over: asked now and then whether to end early. Where it is cancelled, what was made is in
-        the tree all the same.
+        is_over: polled to end early. Generated tokens stay in the tree even after a cancellation.
         """
         began = time.perf_counter()
         try:
@@ -137,53 +145,55 @@ class GrowthTask:
                     if self.first_token_s is None:
                         self.first_token_s = time.perf_counter() - began
                     async with self.live.lock:
-                        self._take([delta(pending, events) for pending, events in news])
-                    await self._end_those_over()
+                        self._publish_tokens([delta(pending, events) for pending, events in news])
+                    await self._flush_ended()
                     if is_over is not None and is_over():
                         self.cancel()
                     await self.live.ticker.wait(self.growth.over())
         finally:
-            self._tried.clear()  # once more, for what could not be written
+            self._flushed.clear()  # retry branches whose write failed
             try:
-                await self._end_those_over()
+                await self._flush_ended()
             finally:
                 self._announce_ends(self.growth.branches)
 
-    def _take(self, news: Sequence[Delta]) -> None:
+    def _publish_tokens(self, deltas: Sequence[Delta]) -> None:
         entries: list[list[Any]] = []
         rest: list[list[Any]] = []
-        for each in news:
-            branch = self.first + each.branch
-            self.n_tokens += len(each.token_ids)
-            has_logprobs, has_entropies = bool(each.logprobs), bool(each.entropies)
-            for at, token in enumerate(each.token_ids):
-                logprob = json_number(each.logprobs[at]) if has_logprobs else None
-                entropy = json_number(each.entropies[at]) if has_entropies else None
-                entries.append([branch, token, each.texts[at], logprob, entropy])
-            if left := each.text[sum(map(len, each.texts)) :]:
+        for change in deltas:
+            branch = self.first + change.branch
+            self.n_tokens += len(change.token_ids)
+            has_logprobs, has_entropies = bool(change.logprobs), bool(change.entropies)
+            for at, token in enumerate(change.token_ids):
+                logprob = json_number(change.logprobs[at]) if has_logprobs else None
+                entropy = json_number(change.entropies[at]) if has_entropies else None
+                entries.append([branch, token, change.texts[at], logprob, entropy])
+            if left := change.text[sum(map(len, change.texts)) :]:
                 rest.append([branch, None, left, None, None])
         if entries or rest:
             self.log.put("tok", {"t": entries + rest})
 
-    async def _end_those_over(self) -> None:
-        """Tell of branches that have ended, once they outlive this process as they ended.
+    async def _flush_ended(self) -> None:
+        """Write the tokens of ended branches to the database, then publish their ends.
 
-        Each is tried once; where that cannot be written, whoever keeps the loom tries again.
+        Each write is tried once; the commit retries it.
         """
-        over = [each for each in self.growth.branches if each.over and each.index not in self._told]
-        new = [each for each in over if each.attached and each.index not in self._tried]
-        self._tried.update(each.index for each in new)
+        finished = [
+            each for each in self.growth.branches if each.over and each.index not in self._announced
+        ]
+        new = [each for each in finished if each.attached and each.index not in self._flushed]
+        self._flushed.update(each.index for each in new)
         await self.live.make_durable([each.child for each in new])
-        self._announce_ends(each for each in over if not each.attached or self._outlasts(each))
+        self._announce_ends(each for each in finished if not each.attached or self._is_saved(each))
 
-    def _outlasts(self, pending: PendingBranch) -> bool:
+    def _is_saved(self, pending: PendingBranch) -> bool:
         return pending.attached and self.live.kept.outlasts(pending.child)
 
     def _announce_ends(self, branches: Iterable[PendingBranch]) -> None:
         for pending in branches:
-            if not pending.over or pending.index in self._told:
+            if not pending.over or pending.index in self._announced:
                 continue
-            self._told.add(pending.index)
+            self._announced.add(pending.index)
             child = pending.child
             self.log.put(
                 "branch",
@@ -195,7 +205,7 @@ class GrowthTask:
                     "ended": child.terminal,
                     "n_tokens": len(child.tokens),
                     "mean_logprob": json_number(child.mean_logprob) if child.logprobs else None,
-                    "kept": self._outlasts(pending),
+                    "kept": self._is_saved(pending),
                 },
             )
 
@@ -204,7 +214,7 @@ class GrowthTask:
     def cancel(
         self, branches: Iterable[int] | None = None, reason: FinishReason = "cancelled"
     ) -> None:
-        """End branches, by their index in the job; None: all. What they have is kept."""
+        """End branches, by their index in the job; None means all. Generated tokens are kept."""
         self.growth.reason = reason
         wanted = None if branches is None else {index - self.first for index in branches}
         for pending in self.growth.branches:
@@ -214,15 +224,15 @@ class GrowthTask:
     def _end(self, pending: PendingBranch, reason: FinishReason) -> None:
         if pending.ticket is not None:
             pending.ticket.cancel(reason)
-        elif not self.is_over:  # about to be submitted
+        elif not self.is_over:  # not submitted yet: retry
             asyncio.get_running_loop().call_later(TICK_S, self._end, pending, reason)
 
     def drop_below(self, top: Heddle) -> None:
-        """End what grows below a node that is about to go; nothing of it is kept."""
+        """Cancel growth below a node that is about to be removed, and discard its tokens."""
         self.drop([each.child for each in self.growth.branches if is_below(each.parent, top)])
 
     def drop(self, nodes: Sequence[Heddle]) -> None:
-        """End some of the nodes that grow here; nothing of them is kept."""
+        """Cancel growing nodes and discard their tokens."""
         for pending in self.growth.branches:
             if not pending.over and any(pending.child is node for node in nodes):
                 pending.over = True

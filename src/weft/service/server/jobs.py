@@ -1,4 +1,4 @@
-"""Jobs: work that goes on whether or not somebody waits for it, with its events."""
+"""Jobs: background work with an event log that clients can follow."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ JobEnd = Callable[[BaseException | None], object]
 
 
 class ServerJob:
-    """One job. events: what happens in it, for as many readers as there are.
+    """A job: a growth, a search or a load of a model.
 
-    branches: those that it has grown so far, call by call. tell: called with
-    each event and the job's id, too.
+    `events` is its event log. `branches` are its growth tasks so far. `notify` is called with each
+    event and the job's id.
     """
 
     def __init__(
@@ -36,11 +36,11 @@ class ServerJob:
         kind: str,
         loom: str | None = None,
         model: str | None = None,
-        tell: Callable[[str, Json, str], object] | None = None,
+        notify: Callable[[str, Json, str], object] | None = None,
     ) -> None:
-        # Where there are replicas, a request for the job goes where those for its loom go.
-        of_loom = "" if loom is None else f"{loom}_"
-        self.id = f"jb_{of_loom}{int(time.time() * 1000):011x}{secrets.token_hex(5)}"
+        # With replicas, the loom in the id routes requests for the job to the loom's replica.
+        prefix = "" if loom is None else f"{loom}_"
+        self.id = f"jb_{prefix}{int(time.time() * 1000):011x}{secrets.token_hex(5)}"
         self.kind = kind
         self.loom = loom
         self.model = model
@@ -52,30 +52,30 @@ class ServerJob:
         self.progress: Json = {}
         self.usage: TokenUsage | None = None
         self.result: Json | None = None
-        self.asked: Json | None = None  # of a run
+        self.request: Json | None = None  # of a search
         self.rounds: list[Json] = []
         self.error: BaseException | None = None
-        also = None if tell is None else lambda name, data: tell(name, data, self.id)
+        also = None if notify is None else lambda name, data: notify(name, data, self.id)
         self.events = EventLog(self.snapshot, also=also)
         self.done = asyncio.Event()
-        self._told: list[Json] = []  # of branches that have ended: their trees may go
+        self._ended_branches: list[Json] = []  # kept after the loom is closed
         self._task: asyncio.Task[None] | None = None
         self._reason: FinishReason = "cancelled"
-        self._is_told = False  # to end: told twice, it would not even keep what it has
+        self._is_cancelled = False  # a second cancellation would interrupt the final commit
 
     @property
     def first_branch(self) -> int:
-        """The index of the next call's first branch."""
+        """The index of the next growth task's first branch."""
         return sum(len(each.growth.branches) for each in self.branches)
 
     def add_growth(self, branches: GrowthTask) -> None:
-        """Take branches in, and tell of their nodes."""
+        """Add a growth task and publish its nodes."""
         self.branches.append(branches)
-        told = {"job": self.id, "loom": self.loom, "model": self.model}
-        self.events.put("job", {**told, "branches": branches.told()})
+        job = {"job": self.id, "loom": self.loom, "model": self.model}
+        self.events.put("job", {**job, "branches": branches.to_dicts()})
 
     def start(self, work: Coroutine[Any, Any, None], end: JobEnd) -> None:
-        """Begin; `end` is called once the job is over: with why, where it did not end well."""
+        """Start the work. `end` is called when the job is over, with the error if it failed."""
         self._task = asyncio.create_task(self._run(work, end))
 
     async def _run(self, work: Coroutine[Any, Any, None], end: JobEnd) -> None:
@@ -93,7 +93,7 @@ class ServerJob:
                 raise
         finally:
             self.ended = time.time()
-            self._told = self._branches()
+            self._ended_branches = self._branches()
             done: Json = {"job": self.id, "status": self.status}
             if self.usage is not None:
                 done["usage"] = self.usage.model_dump()
@@ -101,7 +101,7 @@ class ServerJob:
                 done["result"] = self.result
             self.events.put("done", done)
             self.events.end()
-            self.events.also = None  # a job outlives its loom's being open
+            self.events.also = None  # the job may outlive its open loom
             self.branches = []
             self.done.set()
             end(self.error if self.status in ("ok", "failed") else Cancelled(self.status))
@@ -120,36 +120,36 @@ class ServerJob:
     def cancel(
         self, branches: Iterable[int] | None = None, reason: FinishReason = "cancelled"
     ) -> None:
-        """End it, or some of its branches; what was made is kept."""
+        """End the job, or some of its branches; generated tokens are kept."""
         if self._task is None or self._task.done():
             return
         self._reason = reason
         for each in self.branches:
             each.cancel(branches, reason)
-        # What only grows ends by its branches, in order; a search or a load is told so.
-        if branches is None and self.kind != "grow" and not self._is_told:
-            self._is_told = True
+        # A growth ends through its branches; the task of a search or a load is cancelled.
+        if branches is None and self.kind != "grow" and not self._is_cancelled:
+            self._is_cancelled = True
             self._task.cancel()
 
     async def wait(self) -> None:
-        """Wait until it is over."""
         await self.done.wait()
 
     def _branches(self) -> list[Json]:
-        return [told for each in self.branches for told in each.told()] or self._told
+        return [
+            data for growth in self.branches for data in growth.to_dicts()
+        ] or self._ended_branches
 
     def error_object(self) -> Json | None:
-        """Return what went wrong; None where nothing did."""
         return None if self.error is None else serialize_error(self.error)[1]
 
     def snapshot(self) -> Json:
-        """Return the job with the whole texts of what grows in it."""
-        told = self.told(whole=True).model_dump(mode="json")
-        told["texts"] = [text for each in self.branches for text in each.texts()]
-        return told
+        """Return the job with the full text of its growing branches."""
+        data = self.to_object(full=True).model_dump(mode="json")
+        data["texts"] = [text for growth in self.branches for text in growth.texts()]
+        return data
 
-    def told(self, *, whole: bool = False) -> JobObject:
-        """Return what is told of it. whole: with the rounds of a run."""
+    def to_object(self, *, full: bool = False) -> JobObject:
+        """Return the job as a JobObject. full: include the rounds of a search."""
         return JobObject.model_validate(
             {
                 "id": self.id,
@@ -164,8 +164,8 @@ class ServerJob:
                 "progress": self.progress,
                 "usage": self.usage,
                 "result": self.result,
-                "asked": self.asked,
-                "rounds": self.rounds if whole and self.kind == "run" else None,
+                "asked": self.request,
+                "rounds": self.rounds if full and self.kind == "run" else None,
                 "error": self.error_object(),
                 "last_event": self.events.last,
             }
@@ -173,7 +173,7 @@ class ServerJob:
 
 
 class JobRegistry:
-    """The jobs of a server: those that run, and the last ones that have ended."""
+    """The running jobs of a server, and the last ones that have ended."""
 
     def __init__(self, max_ended: int) -> None:
         self._max_ended = max_ended
@@ -183,7 +183,7 @@ class JobRegistry:
         return iter(list(self._jobs.values()))
 
     def add(self, job: ServerJob) -> ServerJob:
-        """Note a job that begins; the oldest of those that have ended are forgotten."""
+        """Register a job; the oldest ended jobs beyond the limit are removed."""
         self._jobs[job.id] = job
         ended = [each for each in self if each.ended is not None]
         for old in ended[: max(len(ended) - self._max_ended, 0)]:
@@ -192,24 +192,23 @@ class JobRegistry:
         return job
 
     def get(self, job_id: str) -> ServerJob:
-        """Return a job. Raises: NotFound, for one that is forgotten, too."""
+        """Return a job. Raises: NotFound if it does not exist or was removed."""
         job = self._jobs.get(job_id)
         if job is None:
             raise NotFound(
-                f"there is no job {job_id!r:.80}: it was forgotten, or the server has been"
-                " restarted since; what it had grown is in its loom",
+                f"there is no job {job_id!r:.80}: it was removed, or the server has been"
+                " restarted; the generated nodes are in its loom",
                 what="job",
-                hint="after a crash nodes that were growing end as interrupted, with their text",
+                hint="after a crash, growing nodes are marked interrupted and keep their text",
             )
         return job
 
     def forget(self, job_id: str) -> None:
-        """Forget a job that has ended. Raises: NotFound; Refused while it runs."""
+        """Remove an ended job. Raises: NotFound; RequestError while it runs."""
         job = self.get(job_id)
         if job.ended is None:
-            raise RequestError(409, "job_running", f"job {job_id} runs; cancel it first")
+            raise RequestError(409, "job_running", f"job {job_id} is running; cancel it first")
         del self._jobs[job_id]
 
     def running(self) -> list[ServerJob]:
-        """Return the jobs that have not ended."""
         return [job for job in self if job.ended is None]

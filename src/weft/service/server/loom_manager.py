@@ -1,4 +1,4 @@
-"""The looms of a server: those that are open in this process, and the library that has them all."""
+"""Opens looms of the library on request, and closes idle ones."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from .open_loom import FRESH_S, OpenLoom
 from .ticker import Ticker
 
 _log = logging.getLogger(__name__)
-LEASE_S = 5.0  # before another server takes over a loom whose server is not heard of
-IDLE_S = 300.0  # before a loom that nobody uses is closed
+LEASE_S = 5.0  # seconds without a heartbeat before another server may take over a loom
+IDLE_S = 300.0  # seconds before an idle loom is closed
 MAX_OPEN = 256
-_WATCH_S = 1.0  # between two looks at what other processes wrote, while somebody listens
+_WATCH_S = 1.0  # seconds between two checks for changes by other processes
 
 
 class LoomManager:
-    """All looms: those that are open here, and the library that has them all."""
+    """All looms: the ones open in this process, and the library of stored ones."""
 
     def __init__(self, library: Library, models: ModelRegistry, ticker: Ticker) -> None:
         self.library = library
@@ -45,21 +45,20 @@ class LoomManager:
 
     @property
     def n_open(self) -> int:
-        """How many are open."""
         return len(self._live)
 
     async def row(self, given: str) -> LoomRow:
-        """Return what a list says of a loom, by its name or id, or said a moment ago.
+        """Return a loom's row by name or id; it may be up to `FRESH_S` seconds old.
 
         Raises: NotFound.
         """
-        at, known = self._rows.get(given, (0.0, None))
-        if known is not None and time.monotonic() - at < FRESH_S:
-            return known
+        at, cached = self._rows.get(given, (0.0, None))
+        if cached is not None and time.monotonic() - at < FRESH_S:
+            return cached
         return await self._read_row(given)
 
     async def row_now(self, given: str) -> LoomRow:
-        """As `row`, with all that was written here: for who is told of more than its name."""
+        """Like `row`, but includes every write of this process."""
         row = await self.row(given)
         live = self._live.get(row.id)
         if live is None or row.rev >= live.kept.rev:
@@ -73,28 +72,31 @@ class LoomManager:
             hint = "GET /api/v1/looms lists them all"
             raise NotFound(str(error), what="loom", hint=hint) from error
         except StoreError as error:
-            gone = await asyncio.to_thread(self.library.removed)
-            if not any(given in (each.id, each.name) for each in gone):
+            removed = await asyncio.to_thread(self.library.removed)
+            if not any(given in (each.id, each.name) for each in removed):
                 raise
-            again = "POST /api/v1/looms/restore brings back what was removed last"
-            raise _no_loom(given, again) from error
+            hint = "POST /api/v1/looms/restore restores the looms removed last"
+            raise _no_loom(given, hint) from error
         if len(self._rows) >= MAX_OPEN:
             self._rows.clear()
         self._rows[given] = time.monotonic(), row
         return row
 
     def forget_rows(self) -> None:
-        """Looms were renamed, removed or brought back: what is known of their names is old."""
+        """Clear the row cache after looms were renamed, removed or restored."""
         self._rows.clear()
 
     @asynccontextmanager
     async def open_locked(
         self, given: str, *, model: str | None = None, grows: bool = False
     ) -> AsyncIterator[OpenLoom]:
-        """Open a loom where it is not, take in what others wrote, and hold its lock.
+        """Open a loom, merge changes of other processes, and hold its lock during the block.
 
-        grows: its model must be there. model: another one than its own that grows it.
-        Raises: NotFound; ModelMismatch; Refused while its model is being loaded.
+        Args:
+            model: use another model than the loom's own.
+            grows: the loom's model must be loaded.
+
+        Raises: NotFound; ModelMismatch; RequestError while its model is loading.
         """
         row = await self.row(given)
         live = await self._opened(row, model, grows)
@@ -119,7 +121,7 @@ class LoomManager:
                 return live
             if live is not None and live.growing and not live.is_stale:
                 raise Conflict(
-                    f"the loom {row.name} is being grown by another model",
+                    f"another model is growing the loom {row.name}",
                     rev=live.kept.rev,
                     code="loom_in_use",
                 )
@@ -129,50 +131,49 @@ class LoomManager:
                 if grows:
                     raise
                 kept, lm = await asyncio.to_thread(self.library.open, row.id), None
-            before, self._live[row.id] = live, OpenLoom(kept, lm, self.ticker)
-            if before is not None:
-                if before.lm is lm and before.pins:
+            previous, self._live[row.id] = live, OpenLoom(kept, lm, self.ticker)
+            if previous is not None:
+                if previous.lm is lm and previous.pins:
                     pins = self._live[row.id].pins
-                    await asyncio.to_thread(pins.inherit, before.pins, kept)
-                before.release()
+                    await asyncio.to_thread(pins.inherit, previous.pins, kept)
+                previous.release()
             return self._live[row.id]
 
     async def _lm_for(self, row: LoomRow, model: str | None, *, needed: bool) -> LM | None:
-        found = self.models.get(model) if model is not None else self.model_of(row)
-        if found is not None and needed:
-            found = await self.models.available(found.name)
-        if found is not None and (needed or found.lm is not None):
-            return found.ready()
+        model_entry = self.models.get(model) if model is not None else self.model_of(row)
+        if model_entry is not None and needed:
+            model_entry = await self.models.available(model_entry.name)
+        if model_entry is not None and (needed or model_entry.lm is not None):
+            return model_entry.ready()
         if needed:
             raise NotFound(
                 f"the model {row.model!r} of this loom is not loaded here",
                 what="model",
-                hint="load it: POST /api/v1/models, or name another one of the same weights",
+                hint="load it with POST /api/v1/models, or name a model with the same weights",
             )
         return None
 
     def model_of(self, row: LoomRow) -> ServedModel | None:
-        """Return the model on the shelf that a loom was made with; None where it is not there."""
+        """Return the registered model that a loom was made with, or None."""
         for model in self.models:
             if row.model in (model.source, model.name):
                 return model
         return None
 
     def put(self, kept: KeptLoom, lm: LM | None) -> OpenLoom:
-        """Note a loom that was just made."""
+        """Register a new loom as open."""
         live = self._live[kept.id] = OpenLoom(kept, lm, self.ticker)
         return live
 
     def open_ones(self) -> list[OpenLoom]:
-        """Return the looms that are open here."""
         return list(self._live.values())
 
     def open_one(self, loom_id: str) -> OpenLoom | None:
-        """Return a loom that is open here; None for another."""
+        """Return a loom if it is open here, else None."""
         return self._live.get(loom_id)
 
     def removed(self, loom_id: str) -> None:
-        """A loom was removed: end what grows in it, and let go of it."""
+        """End the growth and the readers of a removed loom, and close it."""
         self.forget_rows()
         live = self._live.pop(loom_id, None)
         if live is None:
@@ -185,7 +186,7 @@ class LoomManager:
         live.feed.end()
 
     def start(self) -> None:
-        """Begin to close idle looms, and to look for others' changes where somebody listens."""
+        """Start the task that closes idle looms and syncs looms with readers."""
         self._watcher = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
@@ -195,36 +196,36 @@ class LoomManager:
             by_use = sorted(self._live.items(), key=lambda each: each[1].used)
             for loom_id, live in by_use:
                 if live.n_readers and not live.lock.locked():
-                    await self._look_at(live)
+                    await self._sync_for_readers(live)
                 is_old = now - live.used > IDLE_S or len(self._live) > MAX_OPEN
                 if is_old and live.is_idle and self._live.get(loom_id) is live:
                     del self._live[loom_id]
                     self._opening.pop(loom_id, None)
                     live.kept.loom.close()
 
-    async def _look_at(self, live: OpenLoom) -> None:
-        """Tell its readers what others did: commands, other servers."""
+    async def _sync_for_readers(self, live: OpenLoom) -> None:
+        """Publish changes of other processes to a loom's readers."""
         try:
             async with live.lock:
                 await live.sync(now=True)
-            is_gone = live.kept.is_removed
+            is_removed = live.kept.is_removed
         except StoreUnavailable as error:
             _log.warning("loom %s: %s", live.kept.name, error)
             return
-        except StoreError as error:  # it was removed for good
+        except StoreError as error:  # it was deleted
             _log.warning("loom %s: %s", live.kept.name, error)
-            is_gone = True
-        if is_gone and self._live.get(live.kept.id) is live:
+            is_removed = True
+        if is_removed and self._live.get(live.kept.id) is live:
             self.removed(live.kept.id)
 
     def end_feeds(self) -> None:
-        """End what readers of all looms listen to."""
+        """End the event streams of all looms."""
         for live in self._live.values():
             live.events.end()
             live.feed.end()
 
     async def close(self) -> None:
-        """Let go of all looms, and of the library."""
+        """Close all looms and the library."""
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
@@ -235,7 +236,7 @@ class LoomManager:
 
 
 def _needs_other(live: OpenLoom, lm: LM | None, grows: bool) -> bool:
-    """Whether a loom must be opened anew: its model came, went, or is another one."""
+    """Return True if a loom must be reopened because its model was loaded, unloaded or replaced."""
     if live.lm is lm or (lm is None and not grows):
         return live.lm is not None and live.lm.closed and lm is not None
     return True

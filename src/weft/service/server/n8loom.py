@@ -1,8 +1,8 @@
-"""N8Loom's own endpoints, at the root: the same shapes, over the looms that everybody sees.
+"""N8Loom's API at the root path, over the same looms.
 
-A loom's id is its name here, a node's `LOOM-NUMBER`: both are the store's, so a node keeps its id
-for good. What is told beyond the known shapes has names of its own (`children_ids`, `tokens`).
-Errors are `{"detail": …}` as FastAPI has them: a list for 422, else a text.
+A loom's id is its name, a node's id is `LOOM-NUMBER` with the stored loom id and number, so it is
+stable. Fields beyond N8Loom's have names of their own (`children_ids`, `tokens`). Errors are
+`{"detail": …}` as in FastAPI: a list for 422, else a text.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from .ticker import TICK_S
 Json = dict[str, Any]
 ACTOR = "n8loom"
 _NODE = re.compile(r"([0-9a-f]{8,64})-(\d{1,9})")
-# What this surface leaves neutral, whatever the model's own defaults are; temperature goes first.
+# Sampling parameters that this API leaves neutral, whatever the model's defaults.
 _NEUTRAL: Json = {
     "top_k": 0,
     "typical_p": 1.0,
@@ -50,14 +50,14 @@ _NEUTRAL: Json = {
     "frequency_penalty": 0.0,
     "temperature_first": True,
 }
-_DEEPEST = 10_000  # levels of an imported tree
+_MAX_DEPTH = 10_000  # levels of an imported tree
 
 
 class DetailRoute(APIRoute):
-    """A route whose errors are told as FastAPI's own are."""
+    """A route whose errors have FastAPI's own format."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return what answers a request."""
+        """Return the handler of the route."""
         handle = super().get_route_handler()
 
         async def handle_errors(request: Request) -> Response:
@@ -68,10 +68,10 @@ class DetailRoute(APIRoute):
                 detail = [{key: fault[key] for key in keys} for fault in error.errors()]
                 return JSONResponse({"detail": detail}, 422)
             except (WeftError, HTTPException, MemoryError) as error:
-                status, told, headers = serialize_error(
+                status, body, headers = serialize_error(
                     error, request.scope.get("weft.request_id", "")
                 )
-                return JSONResponse({"detail": told["message"]}, status, headers)
+                return JSONResponse({"detail": body["message"]}, status, headers)
 
         return handle_errors
 
@@ -91,7 +91,7 @@ router = APIRouter(tags=["n8loom"], route_class=DetailRoute, responses=_ERRORS)
 
 
 class N8Request(BaseModel):
-    """Requests of this surface; an unknown field is refused."""
+    """Base of this API's requests; unknown fields are rejected."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -100,24 +100,26 @@ class N8Request(BaseModel):
     def _validate_json(cls, value: object, info: ValidationInfo) -> object:
         return (
             value if info.field_name == "loom_data" else validate_json(value)
-        )  # a file says what it says
+        )  # imported texts are kept as they are
 
 
 class LoadModelRequest(N8Request):
-    """Which model to load."""
+    """The model to load."""
 
-    model_path: str = Field(min_length=1, description="A source, as `weft serve` takes it.")
+    model_path: str = Field(min_length=1, description="A model source, as for `weft serve`.")
 
 
 class CreateLoomRequest(N8Request):
-    """Which loom to make."""
+    """The prompt of a new loom."""
 
     model_id: str
-    prompt: str = Field(description="Goes through the model's chat template, if it has one.")
+    prompt: str = Field(
+        description="The prompt; the model's chat template is applied if it has one."
+    )
 
 
 class RenameLoomRequest(N8Request):
-    """A loom's new id."""
+    """The loom's new id."""
 
     new_id: str = Field(min_length=1)
 
@@ -130,7 +132,7 @@ class ImportLoomRequest(N8Request):
 
 
 class RamifyRequest(N8Request):
-    """Text for children, or how to generate some."""
+    """Texts to add as children, or parameters to generate children."""
 
     node_id: str
     text: str | list[str] | None = None
@@ -138,55 +140,55 @@ class RamifyRequest(N8Request):
     temp: float | None = Field(0.8, ge=0)
     max_tokens: int | None = Field(8, ge=1)
     stream: bool | None = False
-    min_p: float | None = Field(0.05, ge=0, le=1, description="Beyond the known names.")
-    top_p: float | None = Field(1.0, gt=0, le=1, description="Beyond the known names.")
-    stop_strings: list[str] | None = Field(None, description="Beyond the known names.")
-    seed: int | None = Field(None, ge=0, lt=1 << 64, description="Beyond the known names.")
+    min_p: float | None = Field(0.05, ge=0, le=1, description="Weft's extension.")
+    top_p: float | None = Field(1.0, gt=0, le=1, description="Weft's extension.")
+    stop_strings: list[str] | None = Field(None, description="Weft's extension.")
+    seed: int | None = Field(None, ge=0, lt=1 << 64, description="Weft's extension.")
 
     def grow_fields(self) -> GrowFields:
-        """Return how it grows, in the native surface's words."""
+        """Return the parameters as fields of the native API."""
         return GrowFields(
             n=4 if self.n is None else self.n,
             temperature=0.8 if self.temp is None else self.temp,
             max_tokens=8 if self.max_tokens is None else self.max_tokens,
             min_p=0.05 if self.min_p is None else self.min_p,
             top_p=1.0 if self.top_p is None else self.top_p,
-            stop=[each for each in self.stop_strings or () if each] or None,
+            stop=[text for text in self.stop_strings or () if text] or None,
             seed=self.seed,
             **_NEUTRAL,
         )
 
 
 class ClipRequest(N8Request):
-    """How much of a node to keep."""
+    """The number of tokens to keep."""
 
     node_id: str
-    token_limit: int = Field(description="Tokens to keep; negative: to drop.")
+    token_limit: int = Field(description="Number of tokens to keep; negative: to drop.")
 
 
 class TrimRequest(N8Request):
-    """How much of a node to drop."""
+    """The number of tokens to drop."""
 
     node_id: str
-    token_trim: Annotated[int, Field(ge=0, description="Tokens to drop.")]
+    token_trim: Annotated[int, Field(ge=0, description="Number of tokens to drop.")]
 
 
 # Models and looms -----------------------------------------------------------------------------
 
 
 @router.post("/load_model")
-async def load_model(asked: LoadModelRequest, service: ServiceDep) -> Json:
-    """Load a model, if it is not there yet; its id is its path."""
-    if _model(service, asked.model_path) is None:
-        model = service.models.begin(ModelRequest(asked.model_path))
-        await asyncio.shield(service.spawn(service.models.finish(model)))
-    await _ready(service, asked.model_path)
-    return {"model_id": asked.model_path}
+async def load_model(body: LoadModelRequest, service: ServiceDep) -> Json:
+    """Load a model if it is not loaded yet; its id is its path."""
+    if _model(service, body.model_path) is None:
+        model = service.models.register(ModelRequest(body.model_path))
+        await asyncio.shield(service.spawn(service.models.load(model)))
+    await _ready(service, body.model_path)
+    return {"model_id": body.model_path}
 
 
 def _model(service: Service, given: str) -> ServedModel | None:
-    found = (each for each in service.models if given in (each.source, each.name))
-    return next((each for each in found if each.state != "failed"), None)
+    matches = (each for each in service.models if given in (each.source, each.name))
+    return next((each for each in matches if each.state != "failed"), None)
 
 
 async def _ready(service: Service, given: str) -> tuple[ServedModel, LM]:
@@ -197,20 +199,20 @@ async def _ready(service: Service, given: str) -> tuple[ServedModel, LM]:
 
 
 @router.post("/create_loom")
-async def create_loom(asked: CreateLoomRequest, service: ServiceDep) -> Json:
-    """Make a loom of a prompt."""
-    model, lm = await _ready(service, asked.model_id)
-    return await _kept(service, model, lambda: Loom(lm, asked.prompt))
+async def create_loom(body: CreateLoomRequest, service: ServiceDep) -> Json:
+    """Create a loom from a prompt."""
+    model, lm = await _ready(service, body.model_id)
+    return await _store_loom(service, model, lambda: Loom(lm, body.prompt))
 
 
-async def _kept(service: Service, model: ServedModel, make: Callable[[], Loom]) -> Json:
-    def keep() -> Any:
+async def _store_loom(service: Service, model: ServedModel, make: Callable[[], Loom]) -> Json:
+    def create() -> Any:
         loom = make()
         loom.meta["model"] = model.source
         return service.looms.library.create(loom)
 
     with model.in_use() as lm:
-        live = service.looms.put(await asyncio.to_thread(keep), lm)
+        live = service.looms.put(await asyncio.to_thread(create), lm)
     return {"loom_id": live.kept.name, "heddle_id": f"{live.kept.id}-0"}
 
 
@@ -225,7 +227,7 @@ async def read_loom(loom_id: str, service: ServiceDep) -> Response:
 async def export_loom(loom_id: str, service: ServiceDep) -> Response:
     """Return a loom as nested nodes, with their tokens: `/looms/import` reads them."""
     async with _loom(service, loom_id) as live:
-        return await _nested(live, live.kept.loom, validate_json=True)
+        return await _nested(live, live.kept.loom, with_tokens=True)
 
 
 @router.get("/looms")
@@ -238,24 +240,24 @@ async def list_looms(service: ServiceDep) -> list[Json]:
 
 
 @router.post("/looms/import")
-async def import_loom(asked: ImportLoomRequest, service: ServiceDep) -> Json:
-    """Make a loom of an exported one. Nothing is put through a template again."""
-    model, lm = await _ready(service, asked.model_id)
-    return await _kept(service, model, lambda: _imported(lm, asked.loom_data))
+async def import_loom(body: ImportLoomRequest, service: ServiceDep) -> Json:
+    """Create a loom from an exported one. No chat template is applied."""
+    model, lm = await _ready(service, body.model_id)
+    return await _store_loom(service, model, lambda: _imported(lm, body.loom_data))
 
 
 @router.post("/looms/{loom_id}/rename")
-async def rename_loom(loom_id: str, asked: RenameLoomRequest, service: ServiceDep) -> Json:
-    """Give a loom another id; its nodes keep theirs."""
+async def rename_loom(loom_id: str, body: RenameLoomRequest, service: ServiceDep) -> Json:
+    """Change a loom's id; its nodes keep theirs."""
     row = await _row(service, loom_id)
-    await asyncio.to_thread(service.looms.library.rename, row.name, asked.new_id)
+    await asyncio.to_thread(service.looms.library.rename, row.name, body.new_id)
     service.looms.forget_rows()
-    return {"old_loom_id": row.name, "new_loom_id": asked.new_id}
+    return {"old_loom_id": row.name, "new_loom_id": body.new_id}
 
 
 @router.delete("/looms/{loom_id}")
 async def delete_loom(loom_id: str, service: ServiceDep) -> Json:
-    """Remove a loom, with all its nodes. `weft rm --undo` brings it back."""
+    """Delete a loom and its nodes. `weft rm --undo` restores it."""
     row = await _row(service, loom_id)
     await asyncio.to_thread(service.looms.library.remove, [row.id])
     service.looms.removed(row.id)
@@ -304,13 +306,13 @@ def _ids(live: OpenLoom, nodes: Sequence[Heddle]) -> list[str]:
     return [_id(live, node) for node in nodes]
 
 
-async def _nested(live: OpenLoom, top: Heddle, *, validate_json: bool = False) -> Response:
-    """Return nested nodes as an answer. They may be nested deeper than a JSON library goes."""
-    text = await live.call(lambda: "".join(_written(live, top, validate_json=validate_json)))
+async def _nested(live: OpenLoom, top: Heddle, *, with_tokens: bool = False) -> Response:
+    """Return nested nodes as a response. Built without a JSON library, which limits the depth."""
+    text = await live.call(lambda: "".join(_written(live, top, with_tokens=with_tokens)))
     return Response(text, media_type="application/json")
 
 
-def _written(live: OpenLoom, top: Heddle, *, validate_json: bool) -> list[str]:
+def _written(live: OpenLoom, top: Heddle, *, with_tokens: bool) -> list[str]:
     out: list[str] = []
     stack: list[Heddle | str] = [top]
     while stack:
@@ -318,15 +320,15 @@ def _written(live: OpenLoom, top: Heddle, *, validate_json: bool) -> list[str]:
         if isinstance(node, str):
             out.append(node)
             continue
-        told: Json = {
+        data: Json = {
             "node_id": _id(live, node),
             "text": node.text,
             "display_text": node.display_text(),
             "terminal": node.terminal,
         }
-        if validate_json:
-            told["tokens"] = node.tokens
-        out.append(json.dumps(told, ensure_ascii=False)[:-1] + ', "children": [')
+        if with_tokens:
+            data["tokens"] = node.tokens
+        out.append(json.dumps(data, ensure_ascii=False)[:-1] + ', "children": [')
         stack.append("]}")
         for number, child in enumerate(reversed(node.children)):
             stack += [", ", child] if number else [child]
@@ -335,7 +337,7 @@ def _written(live: OpenLoom, top: Heddle, *, validate_json: bool) -> list[str]:
 
 @router.get("/node/{node_id}")
 async def read_node(node_id: str, service: ServiceDep) -> Json:
-    """Return what there is to know of a node."""
+    """Return a node."""
     async with _node(service, node_id) as (live, node):
         return {
             "node_id": node_id,
@@ -348,61 +350,67 @@ async def read_node(node_id: str, service: ServiceDep) -> Json:
 
 @router.get("/node/{node_id}/subtree")
 async def read_subtree(node_id: str, service: ServiceDep) -> Response:
-    """Return a node and all below it, nested."""
+    """Return a node and its descendants, nested."""
     async with _node(service, node_id) as (live, node):
         return await _nested(live, node)
 
 
 @router.post("/node/ramify", response_model=None)
-async def ramify(asked: RamifyRequest, service: ServiceDep) -> Response | Json:
-    """Add children of given texts, or generate some; streamed, a line a JSON object."""
-    if asked.text is not None:
-        return await _add(asked, service)
-    async with _node(service, asked.node_id) as (live, node):
+async def ramify(body: RamifyRequest, service: ServiceDep) -> Response | Json:
+    """Add children with given texts, or generate children; a stream has one JSON object per
+    line.
+    """
+    if body.text is not None:
+        return await _add(body, service)
+    async with _node(service, body.node_id) as (live, node):
         loom, number = live.kept.id, live.number(node)
         n_prompt, is_ended = len(node.get_prefix_tokens()), node.terminal
     job: ServerJob | None = None
     children: list[Heddle] = []
-    if not is_ended:  # the known library grows nothing there
+    if not is_ended:  # N8Loom generates nothing below an ended node
         job, _ = await start_growth(
-            service, loom, asked.grow_fields(), lambda live: [live.node(number)], ACTOR
+            service, loom, body.grow_fields(), lambda live: [live.node(number)], ACTOR
         )
         children = [pending.child for each in job.branches for pending in each.growth.branches]
-    if asked.stream:
+    if body.stream:
         lines = _lines(service, job, loom, children, n_prompt)
         return StreamingResponse(lines, media_type="application/json")
     if job is not None:
         await job.done.wait()
         if job.error is not None:
             raise job.error
-    ids = await _there(service, loom, children)
-    return {"node_id": asked.node_id, "created_children": ids}
+    ids = await _existing_ids(service, loom, children)
+    return {"node_id": body.node_id, "created_children": ids}
 
 
-async def _add(asked: RamifyRequest, service: Service) -> Json:
-    texts = [asked.text] if isinstance(asked.text, str) else asked.text or []
+async def _add(body: RamifyRequest, service: Service) -> Json:
+    texts = [body.text] if isinstance(body.text, str) else body.text or []
     check_limit("text", len(texts), service.config.limits.texts)
-    if asked.stream:
-        raise RequestError(400, "invalid_parameter", "texts are added at once; leave stream out")
-    async with _node(service, asked.node_id, grows=True) as (live, node):
+    if body.stream:
+        raise RequestError(
+            400,
+            "invalid_parameter",
+            "stream applies to generation only; leave it out when adding texts",
+        )
+    async with _node(service, body.node_id, grows=True) as (live, node):
         live.check_not_growing(node)
 
         def add() -> None:
-            made: list[Heddle] = []
+            children: list[Heddle] = []
             try:
                 for text in texts:
-                    made.append(node.add(text))
+                    children.append(node.add(text))
             except Exception:
-                for child in made:
+                for child in children:
                     child.remove()
                 raise
 
         change = await live.change("add", add, ACTOR)
-        return {"node_id": asked.node_id, "created_children": _ids(live, change.added)}
+        return {"node_id": body.node_id, "created_children": _ids(live, change.added)}
 
 
-async def _there(service: Service, loom: str, children: Sequence[Heddle]) -> list[str]:
-    """Return the ids of those children that are in the tree."""
+async def _existing_ids(service: Service, loom: str, children: Sequence[Heddle]) -> list[str]:
+    """Return the ids of the children that are in the tree."""
     async with service.looms.open_locked(loom) as live:
         return _ids(live, [child for child in children if live.number(child) > 0 and _is_in(child)])
 
@@ -418,18 +426,18 @@ async def _lines(
     children: Sequence[Heddle],
     n_prompt: int,
 ) -> AsyncIterator[bytes]:
-    """Yield an update whenever tokens have come, 20 times a second at most, and then the end."""
-    seen = 0
+    """Yield an update when new tokens exist, at most 20 per second, and finally the result."""
+    n_sent = 0
     while job is not None and not job.done.is_set():
         with suppress(TimeoutError):
             await asyncio.wait_for(job.done.wait(), TICK_S)
-        if (n := sum(len(child.tokens) for child in children)) > seen:
-            seen = n
-            yield _line({"type": "update", **_told(children)})
-    final: Json = {"type": "final", **_told(children)}
+        if (n_tokens := sum(len(child.tokens) for child in children)) > n_sent:
+            n_sent = n_tokens
+            yield _line({"type": "update", **_progress(children)})
+    final: Json = {"type": "final", **_progress(children)}
     if job is not None and job.error is not None:
         final = {"type": "error", "detail": serialize_error(job.error)[1]["message"]}
-    ids = await _there(service, loom, children)
+    ids = await _existing_ids(service, loom, children)
     yield _line(
         {
             **final,
@@ -442,7 +450,7 @@ async def _lines(
     )
 
 
-def _told(children: Sequence[Heddle]) -> Json:
+def _progress(children: Sequence[Heddle]) -> Json:
     return {
         "tokens": [child.tokens for child in children],
         "decoded_texts": [child.text for child in children],
@@ -450,22 +458,22 @@ def _told(children: Sequence[Heddle]) -> Json:
     }
 
 
-def _line(told: Json) -> bytes:
-    return (json.dumps(told, ensure_ascii=False) + "\n").encode("utf-8", "replace")
+def _line(data: Json) -> bytes:
+    return (json.dumps(data, ensure_ascii=False) + "\n").encode("utf-8", "replace")
 
 
 @router.post("/node/clip")
-async def clip_node(asked: ClipRequest, service: ServiceDep) -> Json:
-    """Keep a node's first tokens; its children go."""
-    await _cut(service, asked.node_id, "clip", lambda node: node.clip(asked.token_limit))
-    return {"node_id": asked.node_id, "clipped_to": asked.token_limit}
+async def clip_node(body: ClipRequest, service: ServiceDep) -> Json:
+    """Keep a node's first tokens and remove its children."""
+    await _cut(service, body.node_id, "clip", lambda node: node.clip(body.token_limit))
+    return {"node_id": body.node_id, "clipped_to": body.token_limit}
 
 
 @router.post("/node/trim")
-async def trim_node(asked: TrimRequest, service: ServiceDep) -> Json:
-    """Drop a node's last tokens; its children go."""
-    await _cut(service, asked.node_id, "clip", lambda node: node.trim(asked.token_trim))
-    return {"node_id": asked.node_id, "trimmed_tokens": asked.token_trim}
+async def trim_node(body: TrimRequest, service: ServiceDep) -> Json:
+    """Drop a node's last tokens and remove its children."""
+    await _cut(service, body.node_id, "clip", lambda node: node.trim(body.token_trim))
+    return {"node_id": body.node_id, "trimmed_tokens": body.token_trim}
 
 
 async def _cut(service: Service, node_id: str, kind: str, cut: Callable[[Heddle], Any]) -> None:
@@ -477,21 +485,21 @@ async def _cut(service: Service, node_id: str, kind: str, cut: Callable[[Heddle]
 
 @router.delete("/node/{node_id}")
 async def delete_node(node_id: str, service: ServiceDep) -> Json:
-    """Remove a node and all below it."""
+    """Remove a node and its descendants."""
     async with _node(service, node_id) as (live, node):
         if node.parent is None:
             raise RequestError(400, "root_not_deletable", "Cannot delete root node")
         if live.is_growing(node):
             live.check_nothing_grows(node)
-        below = [_id(live, each) for each in preorder(node) if each is not node]
+        descendants = [_id(live, other) for other in preorder(node) if other is not node]
         live.drop_growing(node)
         await live.change("remove", node.remove, ACTOR)
-        return {"node_id": node_id, "deleted_children": below}
+        return {"node_id": node_id, "deleted_children": descendants}
 
 
 @router.get("/static/index.html", include_in_schema=False)
 async def read_static() -> Response:
-    """Lead to the page, from where it was."""
+    """Redirect N8Loom's address of its page to the page."""
     return RedirectResponse("/")
 
 
@@ -499,40 +507,40 @@ async def read_static() -> Response:
 
 
 def _imported(lm: LM, data: Json) -> Loom:
-    """Return a loom of nested nodes: by their tokens, or else by their texts as they stand.
+    """Return a loom from nested nodes: by their tokens if valid, else by their texts.
 
-    Raises: ConfigError for what is no such tree.
+    Raises: ConfigError for an invalid tree.
     """
     ids = _ids_of(lm, data, is_root=True)
     loom = Loom(lm, ids)
     loom.terminal = bool(data.get("terminal", False))
     stack: list[tuple[Heddle, Json, int]] = [(loom, data, 0)]
     while stack:
-        node, told, depth = stack.pop()
-        children = told.get("children", [])
+        node, fields, depth = stack.pop()
+        children = fields.get("children", [])
         if not isinstance(children, list) or not all(isinstance(each, dict) for each in children):
             raise ConfigError("loom_data: 'children' is a list of nodes")
-        if depth > _DEEPEST:
-            raise ConfigError(f"loom_data is nested deeper than {_DEEPEST} nodes")
+        if depth > _MAX_DEPTH:
+            raise ConfigError(f"loom_data is nested deeper than {_MAX_DEPTH} nodes")
         for child in children:
-            made = node.add(_ids_of(lm, child))
-            made.terminal = bool(child.get("terminal", False))
-            if made.terminal:
-                made.finish_reason = "stop"
-            stack.append((made, child, depth + 1))
+            added = node.add(_ids_of(lm, child))
+            added.terminal = bool(child.get("terminal", False))
+            if added.terminal:
+                added.finish_reason = "stop"
+            stack.append((added, child, depth + 1))
     return loom
 
 
-def _ids_of(lm: LM, told: Json, *, is_root: bool = False) -> list[int]:
-    text, tokens = told.get("text", ""), told.get("tokens")
+def _ids_of(lm: LM, fields: Json, *, is_root: bool = False) -> list[int]:
+    text, tokens = fields.get("text", ""), fields.get("tokens")
     if not isinstance(text, str):
         raise ConfigError("loom_data: 'text' of a node is a text")
     if tokens is not None:
         if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
             raise ConfigError("loom_data: 'tokens' of a node is a list of token ids")
-        known = all(0 <= token < lm.text.n_vocab for token in tokens)
-        # Of another model they are other texts: then the text is what counts.
-        if known and lm.text.decode(tokens, first=is_root) == text:
+        in_vocabulary = all(0 <= token < lm.text.n_vocab for token in tokens)
+        # Tokens of another model decode to other texts; then the text is used.
+        if in_vocabulary and lm.text.decode(tokens, first=is_root) == text:
             return list(tokens)
     if is_root:
         return lm.text.encode(text or "Imported Loom", special=True, add_bos=False)

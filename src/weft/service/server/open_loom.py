@@ -1,7 +1,7 @@
-"""A loom that is open in this process: one live tree, for all requests and jobs.
+"""A loom that is open in this process: one tree, shared by all requests and jobs.
 
-Whoever touches a tree holds its lock. What blocks (the database, a long walk) runs in a thread
-meanwhile; what a job adds to a tree is added in the event loop, between two such.
+Every access to a tree holds its lock. Blocking work (the database, a long walk) runs in a thread
+while the caller holds the lock. Jobs add nodes in the event loop.
 """
 
 from __future__ import annotations
@@ -43,28 +43,30 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 Value = TypeVar("Value")
-FRESH_S = 0.05  # for so long what was read of the database is taken as it was
-_FLUSH_S = 0.5  # between two times that the tokens of growing nodes are made durable
-_TOLD = 200  # nodes of a change that are told whole
-_KEPT_LATER = (
-    "let the server run, and see to its database: what has grown is kept by itself as soon as that"
-    " can be, and need not be grown again; an edit is to be done again"
+FRESH_S = 0.05  # seconds for which rows read from the database count as current
+_FLUSH_S = 0.5  # seconds between two writes of the tokens of growing nodes
+_MAX_FULL_NODES = 200  # changes with more nodes are published without their content
+_SAVED_LATER = (
+    "Keep the server running and fix its database. Generated nodes are saved automatically once it"
+    " is reachable; edits must be repeated."
 )
-_IN_PLACE = ("edit", "grow")  # what these change stays where it is
+_IN_PLACE = ("edit", "grow")  # kinds of changes that keep nodes at their position
 
 
 class ExpectedRevision(NamedTuple):
-    """A node as the author of a change saw it: at which revision; None where nobody says."""
+    """A node and the last revision of it that the author of an edit has read; None if unknown."""
 
     node: Heddle
     rev: int | None
 
 
 class OpenLoom:
-    """An open loom. `lock` is held by whoever touches its tree.
+    """An open loom. Every access to its tree holds `lock`.
 
-    growing: what grows in it now; jobs: whose it is. events: its changes, and where to read on;
-    feed: these and what its jobs tell, each with its `job`. pins: the nodes whose KV is pinned.
+    `growing`: growth tasks in progress.
+    `jobs`: the jobs they belong to.
+    `events`: changes of the loom. `feed`: these and the events of its jobs, each with its `job`.
+    `pins`: nodes whose KV is pinned.
     """
 
     def __init__(self, kept: KeptLoom, lm: LM | None, ticker: Ticker) -> None:
@@ -72,36 +74,37 @@ class OpenLoom:
         self.lm = lm
         self.ticker = ticker
         self.lock = asyncio.Lock()
-        begin = int(1000 * time.time())  # no log has had so many events: those before had less
-        self.events = EventLog(self._snapshot, most=1024, also=self.tell, begin=begin)
-        self.feed = EventLog(self._whole, begin=begin)
+        begin = int(1000 * time.time())  # above any event id that an earlier log can have used
+        self.events = EventLog(self._snapshot, most=1024, also=self.notify, begin=begin)
+        self.feed = EventLog(self._feed_snapshot, begin=begin)
         self.jobs: list[ServerJob] = []
         self.growing: list[GrowthTask] = []
         self.pins = NodePins()
         self.used = time.monotonic()
         self.n_users = 0
         self.first_rev = kept.rev
-        self.is_stale = False  # what is in it was not kept: it is to be opened anew
+        self.is_stale = False  # the tree differs from the database: reopen the loom
         self._numbering = Coalescer(self.lock, self._number)
-        self._lasting = Coalescer(self.lock, self._make_all_durable)
-        self._keeping = Coalescer(self.lock, self._commit_growth)
+        self._appending = Coalescer(self.lock, self._make_all_durable)
+        self._committing = Coalescer(self.lock, self._commit_growth)
         self._synced = 0.0
-        self._name = kept.name  # as it was told; what is written takes in a new one, too
-        self._marks: dict[str, int] = {}  # the revision that changed a node last, by id
-        self._kin: dict[str, int] = {}  # and the one that changed its children
-        self._gone: dict[int, int] = {}  # number to revision of what was removed, and is out still
+        self._name = (
+            kept.name
+        )  # the name last published; `kept.name` changes when another process renames
+        self._changed_at: dict[str, int] = {}  # node id to the revision that last changed it
+        self._children_changed_at: dict[str, int] = {}
+        self._removed_at: dict[int, int] = {}  # number of a removed node to the revision
         self._flusher: asyncio.Task[None] | None = None
-        # Whose is to be kept still.
-        self._unkept: Attribution | None = None
+        self._uncommitted: Attribution | None = None  # of a growth whose commit failed
 
     def _snapshot(self) -> dict[str, Any]:
         return {"loom": self.kept.id, "rev": self.kept.rev}
 
-    def _whole(self) -> dict[str, Any]:
+    def _feed_snapshot(self) -> dict[str, Any]:
         return {**self._snapshot(), "jobs": [job.snapshot() for job in self.jobs]}
 
-    def tell(self, name: str, data: dict[str, Any], job: str | None = None) -> None:
-        """Tell who listens to everything at once; `job` is whose event it is."""
+    def notify(self, name: str, data: dict[str, Any], job: str | None = None) -> None:
+        """Add an event to the feed. job: the id of the job that it belongs to."""
         if self.feed.n_readers:
             self.feed.put(name, data if job is None else {"job": job, **data})
         else:
@@ -110,13 +113,13 @@ class OpenLoom:
     # Reading and changing
 
     async def call(self, work: Callable[[], Value]) -> Value:
-        """Run something that blocks in a thread, with the lock held by the caller, to its end."""
+        """Run blocking work in a thread, to its end; the caller holds the lock."""
         future = asyncio.get_running_loop().run_in_executor(None, work)
         while True:
             try:
                 return await asyncio.shield(future)
             except asyncio.CancelledError:
-                # The thread goes on: the lock must not be let go of before it is done.
+                # The thread continues, so the lock must stay held until it is done.
                 if future.done():
                     raise
                 with suppress(asyncio.CancelledError):
@@ -124,24 +127,24 @@ class OpenLoom:
                 if future.done():
                     raise
 
-    async def told(self, work: Callable[[], Change]) -> Change:
-        """As `call`, and tell what was changed; also where the caller is cancelled meanwhile."""
+    async def run_and_publish(self, work: Callable[[], Change]) -> Change:
+        """Like `call`; publishes the change, even if the caller is cancelled meanwhile."""
         done: list[Change] = []
 
-        def noted() -> Change:
+        def work_and_follow_pins() -> Change:
             done.append(change := work())
             self.pins.follow(self.kept, change)
             return change
 
         try:
-            return await self.call(noted)
+            return await self.call(work_and_follow_pins)
         finally:
             for change in done:
                 self.publish(change)
 
     @asynccontextmanager
     async def released_lock(self) -> AsyncIterator[None]:
-        """Let others have the tree, while the model works for who holds the lock."""
+        """Release the lock while the model works; the block's end acquires it again."""
         self.lock.release()
         try:
             yield
@@ -151,18 +154,20 @@ class OpenLoom:
                 try:
                     await self.lock.acquire()
                     break
-                except asyncio.CancelledError as error:  # who let go of it has it again, always
+                except (
+                    asyncio.CancelledError
+                ) as error:  # the caller must hold the lock again, even if cancelled
                     cancelled = error
             if cancelled is not None:
                 raise cancelled
 
     async def sync(self, *, now: bool = False) -> None:
-        """Take in what other processes wrote. The caller holds the lock.
+        """Merge changes of other processes; the caller holds the lock.
 
-        now: even if that was done a moment ago.
+        now: even if that was done within the last `FRESH_S` seconds.
         """
         if now or time.monotonic() - self._synced > FRESH_S:
-            await self.told(self.kept.sync)
+            await self.run_and_publish(self.kept.sync)
             if self.kept.name != self._name:
                 self._name = self.kept.name
                 self.events.put("renamed", {"loom": self.kept.id, "name": self._name})
@@ -171,10 +176,12 @@ class OpenLoom:
     async def change(
         self, kind: str, edit: Callable[[], Any], actor: str, seen: ExpectedRevision | None = None
     ) -> Change:
-        """Edit the tree and keep it, as one operation. The caller holds the lock.
+        """Edit the tree and commit it as one operation; the caller holds the lock.
 
-        Raises: what `edit` does, and nothing has changed; StoreError where it was not kept;
-        Conflict where another server has changed what was `seen`, until it was kept.
+        Raises:
+            Exception: the error of `edit`; the tree is unchanged then.
+            StoreError: the commit failed.
+            Conflict: another server changed the node in `seen` before the commit.
         """
         await self.commit_finished()
         unchanged = self.unchanged(seen)
@@ -184,29 +191,31 @@ class OpenLoom:
             return self.kept.commit(kind, actor=actor, leave=self.ended(), unchanged=unchanged)
 
         try:
-            return await self.told(work)
+            return await self.run_and_publish(work)
         except Exception as error:
-            await self._take_back(error)
+            await self._revert_edit(error)
             raise
 
-    async def _take_back(self, error: Exception) -> None:
-        """Let an edit that failed leave nothing: the next commit, whosever it is, would keep it."""
+    async def _revert_edit(self, error: Exception) -> None:
+        """Revert a failed edit, so that the next commit does not store it."""
         if isinstance(error, LeaseLost):
             self.is_stale = True
         elif await self.call(self.kept.is_changed):
             if self.lm is None:
                 self.is_stale = True
-            else:  # what has grown here, and could not be kept either, is in no other place
+            else:  # uncommitted growth exists only in this tree, so it must survive
                 await self.call(self.kept.put_back)
 
     def ended(self, but: Sequence[GrowthTask] = ()) -> list[Heddle]:
-        """Return what has ended, and is for its own job to keep. but: not of these."""
+        """Return the ended nodes that wait for the commit of their own job. but: tasks to leave
+        out.
+        """
         return [node for each in self.growing if each not in but for node in each.ended]
 
     async def keep(self, author: Attribution, of: Sequence[GrowthTask] = ()) -> None:
-        """Keep what has grown, as one operation. The caller holds the lock. Raises: StoreError.
+        """Commit the nodes of growth tasks as one operation; the caller holds the lock.
 
-        of: whose it is; what has ended of others waits for theirs.
+        Ended nodes of other tasks are left for their own commits. Raises: StoreError.
         """
         leave, (kind, actor, act, model) = self.ended(of), author
 
@@ -214,56 +223,57 @@ class OpenLoom:
             return self.kept.commit(kind, actor=actor, act=act, model=model, leave=leave)
 
         try:
-            await self.told(commit)
+            await self.run_and_publish(commit)
         except LeaseLost:
             self._lose()
             raise
         except StoreUnavailable as error:
-            self._unkept = author
+            self._uncommitted = author
             self._begin_flushing()
-            # NOTE: of an edit nothing is kept, as the database says; what has grown stays here.
-            why = f"what has grown is in the server's memory, and not kept yet: {error}"
-            raise StoreUnavailable(why, hint=_KEPT_LATER) from error
-        except StoreError:  # it was removed for good, or is broken: trying again is of no use
+            # NOTE: a failed edit is reverted; generated nodes stay in memory until they are saved.
+            why = f"generated nodes are in the server's memory and not saved yet: {error}"
+            raise StoreUnavailable(why, hint=_SAVED_LATER) from error
+        except StoreError:  # the loom was deleted or is broken: a retry cannot succeed
             self.is_stale = True
             raise
-        self._unkept = None
+        self._uncommitted = None
 
     async def commit_growth(self, branches: GrowthTask) -> None:
-        """Keep what has grown, with that of an actor's other calls in one operation.
+        """Commit an ended growth task, coalesced with other tasks of the same author.
 
-        The caller does not hold the lock. Raises: StoreError.
+        The caller must not hold the lock. Raises: StoreError.
         """
-        await self._keeping.do(branches)
+        await self._committing.do(branches)
 
-    async def _commit_growth(self, those: list[GrowthTask]) -> None:
-        for author in dict.fromkeys(each.author.alone for each in those):
-            # Those that are over by now come along, and find nothing to do.
-            over = [each for each in self.growing if each in those or not each.nodes]
+    async def _commit_growth(self, tasks: list[GrowthTask]) -> None:
+        for author in dict.fromkeys(each.author.alone for each in tasks):
+            # Tasks without growing nodes join the commit.
+            over = [each for each in self.growing if each in tasks or not each.nodes]
             own = [each for each in over if each.author.alone == author]
             pending = [branch for each in own for branch in each.growth.branches]
             if not all(self.kept.has(branch.child) for branch in pending):
                 await self.keep(own[0].author if len(own) == 1 else author, own)
 
     async def commit_finished(self) -> None:
-        """Keep what has ended, each job's as its own: an edit is no more than that.
+        """Commit ended nodes, each job's as its own operation, so that an edit contains only
+        itself.
 
         The caller holds the lock. Raises: StoreError.
         """
-        if self._unkept is not None:
-            await self.keep(self._unkept)
-        for each in list(self.growing):
-            if not all(map(self.kept.has, each.ended)):
-                await self.keep(each.author, [each])
+        if self._uncommitted is not None:
+            await self.keep(self._uncommitted)
+        for task in list(self.growing):
+            if not all(map(self.kept.has, task.ended)):
+                await self.keep(task.author, [task])
 
     def _lose(self) -> None:
-        """Another server has the loom now: what grows here is of no use."""
+        """Interrupt all growth: another server has taken over the loom."""
         self.is_stale = True
         for branches in list(self.growing):
             branches.cancel(reason="interrupted")
 
     def publish(self, change: Change) -> None:
-        """Note what has changed, and tell who listens."""
+        """Record which nodes a change touched, and publish the change."""
         others = change.others
         if others is not None:
             self._note(change.rev, "sync", *others)
@@ -282,54 +292,54 @@ class OpenLoom:
             return
         numbers = self.kept.numbers()
         for node in (*added, *changed):
-            self._marks[node.id] = rev
-            self._gone.pop(numbers.get(node.id, -1), None)
+            self._changed_at[node.id] = rev
+            self._removed_at.pop(numbers.get(node.id, -1), None)
         for node_id in removed:
-            self._marks[node_id] = rev
-            self._gone[numbers.get(node_id, -1)] = rev
+            self._changed_at[node_id] = rev
+            self._removed_at[numbers.get(node_id, -1)] = rev
         parents = (node.parent for node in (*added, *(() if kind in _IN_PLACE else changed)))
-        kin = {parent.id: parent for parent in parents if parent is not None}
-        self._kin.update(dict.fromkeys(kin, rev))
-        told = len(added) + len(changed) <= _TOLD and self.n_readers
+        parents_by_id = {parent.id: parent for parent in parents if parent is not None}
+        self._children_changed_at.update(dict.fromkeys(parents_by_id, rev))
+        is_full = len(added) + len(changed) <= _MAX_FULL_NODES and self.n_readers
         self.events.put(
             "change",
             {
                 "rev": rev,
                 "kind": kind,
-                "added": serialize_nodes(self, added) if told else [],
-                "changed": serialize_nodes(self, changed) if told else [],
+                "added": serialize_nodes(self, added) if is_full else [],
+                "changed": serialize_nodes(self, changed) if is_full else [],
                 "removed": [numbers.get(node_id, -1) for node_id in removed],
                 "children": {
                     str(self.number(parent)): list(map(self.number, self.children_of(parent)))
-                    for parent in (kin.values() if told else ())
+                    for parent in (parents_by_id.values() if is_full else ())
                 },
-                "whole": bool(told),
+                "whole": bool(is_full),
             },
         )
 
     def since(self, rev: int) -> tuple[set[str], list[int]] | None:
-        """Return the ids of what changed after a revision, and the numbers that went.
+        """Return the ids of nodes changed after a revision, and the numbers of removed ones.
 
-        None where nobody knows any more.
+        None if the revision is older than this open loom.
         """
         if not self.first_rev <= rev <= self.kept.rev:
             return None
-        marks = (self._marks, self._kin)
-        came = {node_id for each in marks for node_id, at in each.items() if at > rev}
-        return came, [number for number, at in self._gone.items() if at > rev]
+        tables = (self._changed_at, self._children_changed_at)
+        changed = {node_id for table in tables for node_id, at in table.items() if at > rev}
+        return changed, [number for number, at in self._removed_at.items() if at > rev]
 
     def check_rev(self, node: Heddle, rev: int | None) -> None:
-        """Refuse a change to a node that was changed after the revision its author saw."""
-        if rev is not None and (now := self._marks.get(node.id, self.first_rev)) > rev:
+        """Raise Conflict if a node changed after the revision that its author has read."""
+        if rev is not None and (current := self._changed_at.get(node.id, self.first_rev)) > rev:
             raise Conflict(
-                f"node {self.kept.number(node)} was changed in revision {now}, after the one that"
-                f" you saw ({rev})",
+                f"node {self.kept.number(node)} was changed in revision {current}, after revision"
+                f" {rev}, the last one you have read",
                 rev=self.kept.rev,
-                hint="read it anew, and change that",
+                hint="read the node again and repeat the edit",
             )
 
     def unchanged(self, seen: ExpectedRevision | None) -> list[Heddle]:
-        """Return what must not be changed by others until it is kept. Raises: Conflict."""
+        """Return the nodes that others must not change before the commit. Raises: Conflict."""
         if seen is None or seen.rev is None:
             return []
         self.check_rev(*seen)
@@ -338,12 +348,12 @@ class OpenLoom:
     # Nodes
 
     def node(self, given: str | int) -> Heddle:
-        """Return a node by its number or id, one that grows, too. Raises: NotFound."""
+        """Return a node by number or id, including growing ones. Raises: NotFound."""
         name, numbers = str(given), self.kept.numbers()
         for branches in self.growing:
             for child in branches.uncommitted:
-                is_it = child.id == name or str(numbers.get(child.id)) == name
-                if is_it and is_below(child, self.kept.loom):
+                matches = child.id == name or str(numbers.get(child.id)) == name
+                if matches and is_below(child, self.kept.loom):
                     return child
         try:
             return self.kept.node(given)
@@ -353,23 +363,23 @@ class OpenLoom:
             raise NotFound(message, what="node", hint=hint) from error
 
     def number(self, node: Heddle) -> int:
-        """Return a node's number; -1 for one that is not kept yet."""
+        """Return a node's number; -1 if it is not saved yet."""
         try:
             return self.kept.number(node)
         except TreeError:
             return -1
 
     def is_growing(self, node: Heddle) -> bool:
-        """Whether tokens are being added to this very node."""
+        """True if tokens are being added to this node itself."""
         return any(node in branches.nodes for branches in self.growing)
 
     def check_not_growing(self, node: Heddle) -> None:
-        """Raise Conflict for a node that grows itself: its end is not there yet."""
+        """Raise Conflict if the node itself is growing, as its end is still unknown."""
         if self.is_growing(node):
             self.check_nothing_grows(node)
 
     def check_nothing_grows(self, node: Heddle) -> None:
-        """Raise Conflict for a node that grows, or below which something grows from it."""
+        """Raise Conflict if the node is growing, or children are growing from it."""
         for branches in self.growing:
             if node in branches.nodes or any(node is each for each in branches.parents):
                 raise Conflict(
@@ -379,17 +389,17 @@ class OpenLoom:
                 )
 
     def drop_growing(self, top: Heddle) -> None:
-        """End what grows below a node that is about to go; nothing of it is kept."""
+        """Cancel growth below a node that is about to be removed, and discard its tokens."""
         for branches in self.growing:
             branches.drop_below(top)
 
     def cancel_node(self, node: Heddle) -> None:
-        """End one node that grows; nothing of it is kept."""
+        """Cancel one growing node and discard its tokens."""
         for branches in self.growing:
             branches.drop([node])
 
     def children_of(self, node: Heddle) -> list[Heddle]:
-        """Return a node's children, those that grow among them."""
+        """Return a node's children, including growing ones."""
         children = list(node.children)
         for branches in self.growing:
             branches.insert_growing(node, children)
@@ -398,7 +408,7 @@ class OpenLoom:
     # Growing
 
     def begin(self, branches: GrowthTask) -> None:
-        """Note branches that begin to grow, and make their tokens durable as they come."""
+        """Register a growth task, and start writing its tokens to the database."""
         self.growing.append(branches)
         self._begin_flushing()
 
@@ -407,39 +417,39 @@ class OpenLoom:
             self._flusher = asyncio.create_task(self._flush())
 
     async def number_new(self, branches: GrowthTask) -> None:
-        """Give the nodes of branches their numbers; those of many calls in one write.
+        """Assign numbers to the nodes of a growth task; concurrent calls share one write.
 
-        The caller does not hold the lock. Raises: StoreError; Conflict where what they were to grow
-        from was removed since they were planned; they do not grow then.
+        The caller must not hold the lock. Raises: StoreError; Conflict if a parent was removed
+        meanwhile, and then nothing grows.
         """
         try:
             await self._numbering.do(branches)
-            if branches.is_gone:
+            if branches.parent_removed:
                 raise Conflict(
-                    "what was to be grown was removed meanwhile",
+                    "the node to grow from was removed meanwhile",
                     rev=self.kept.rev,
                     code="node_removed",
-                    hint="undo, or redo, brings it back",
+                    hint="undo or redo restores it",
                 )
         except BaseException:
             branches.growth.abandon("cancelled")
             raise
 
-    async def _number(self, those: list[GrowthTask]) -> None:
-        for each in those:
-            each.is_gone = not all(is_below(node, self.kept.loom) for node in each.nodes)
-        nodes = [node for each in those if not each.is_gone for node in each.nodes]
+    async def _number(self, tasks: list[GrowthTask]) -> None:
+        for task in tasks:
+            task.parent_removed = not all(is_below(node, self.kept.loom) for node in task.nodes)
+        nodes = [node for task in tasks if not task.parent_removed for node in task.nodes]
         await self.call(partial(self.kept.append, nodes))
 
     def end(self, branches: GrowthTask) -> None:
-        """Branches have ended, and are kept."""
+        """Unregister a growth task after its commit."""
         self.growing.remove(branches)
         branches.is_over = True
         self.used = time.monotonic()
 
     async def _flush(self) -> None:
         try:
-            while self.growing or self._unkept is not None:
+            while self.growing or self._uncommitted is not None:
                 await asyncio.sleep(_FLUSH_S)
                 async with self.lock:
                     await self._retry_commit()
@@ -449,28 +459,30 @@ class OpenLoom:
             self._flusher = None
 
     async def _retry_commit(self) -> None:
-        """Keep what could not be kept when it had ended, if that goes by now."""
-        if self._unkept is not None:
+        """Retry a commit that failed because the database was unavailable."""
+        if self._uncommitted is not None:
             try:
-                await self.keep(self._unkept)
+                await self.keep(self._uncommitted)
             except StoreUnavailable as error:
-                _log.warning("loom %s is not kept yet: %s", self.kept.name, error)
+                _log.warning("loom %s is not saved yet: %s", self.kept.name, error)
             except StoreError as error:
-                _log.warning("loom %s cannot be kept any more: %s", self.kept.name, error)
-                self._unkept = None
+                _log.warning("loom %s can no longer be saved: %s", self.kept.name, error)
+                self._uncommitted = None
 
     async def make_durable(self, nodes: Sequence[Heddle]) -> None:
-        """As `append_tokens`, with the nodes of other calls in one write; without the lock."""
+        """Like `append_tokens`, in one write with concurrent calls; the caller must not hold the
+        lock.
+        """
         if nodes:
-            await self._lasting.do(nodes)
+            await self._appending.do(nodes)
 
-    async def _make_all_durable(self, those: list[Sequence[Heddle]]) -> None:
-        await self.append_tokens([node for nodes in those for node in nodes])
+    async def _make_all_durable(self, batches: list[Sequence[Heddle]]) -> None:
+        await self.append_tokens([node for batch in batches for node in batch])
 
     async def append_tokens(self, nodes: Sequence[Heddle]) -> None:
-        """Keep what is new in nodes that grow, or have ended just now. The caller holds the lock.
+        """Write new tokens of growing or just ended nodes; the caller holds the lock.
 
-        Where that cannot be, it is tried again with the next tokens, and with the commit.
+        A failed write is retried with the next tokens and with the commit.
         """
         if not nodes:
             return
@@ -480,10 +492,12 @@ class OpenLoom:
             _log.warning("loom %s: %s", self.kept.name, error)
             self._lose()
         except (StoreError, QueueFull) as error:
-            _log.warning("tokens are not durable yet: %s", error)
+            _log.warning("tokens are not saved yet: %s", error)
 
     def release(self) -> None:
-        """End its readers: they come again, and are told the state anew. Its tree may go."""
+        """End the readers, which reconnect and get the current state; close the tree if nothing
+        grows.
+        """
         self.pins.clear()
         self.events.end()
         self.feed.end()
@@ -491,7 +505,7 @@ class OpenLoom:
             self.kept.loom.close()
 
     async def close(self) -> None:
-        """End its readers and its own work, and let go of the tree."""
+        """End the readers, retry a pending commit, and close the tree."""
         self.events.end()
         self.feed.end()
         if self._flusher is not None:
@@ -504,11 +518,10 @@ class OpenLoom:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody uses it now, and nothing of it is pinned."""
+        """True if nothing uses the loom and no KV is pinned in it."""
         is_used = self.growing or self.n_users or self.n_readers or self.lock.locked() or self.pins
-        return not is_used and self._unkept is None
+        return not is_used and self._uncommitted is None
 
     @property
     def n_readers(self) -> int:
-        """How many listen to it."""
         return self.events.n_readers + self.feed.n_readers

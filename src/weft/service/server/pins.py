@@ -1,4 +1,4 @@
-"""The nodes of an open loom whose KV is pinned by hand; their pins follow them."""
+"""Pinned nodes of an open loom; pins follow their nodes."""
 
 from __future__ import annotations
 
@@ -16,51 +16,51 @@ if TYPE_CHECKING:
 
 
 class NodePins:
-    """Pins by the ids of their nodes; they last as long as this process has the model.
+    """Pins by node id; they last as long as this process has the model loaded.
 
-    A pin follows its node: where the path to that is another one, that is pinned instead, its new
-    tokens promised; both halves of one that is split are pinned, and what takes in a pinned one is.
-    It ends with its node, and where there is no room. Blocks as `Pin` does: for threads.
+    When a node's path changes, the pin moves to the new path and its new tokens are reserved. Both
+    halves of a split node are pinned, as is a node merged with a pinned one. A pin ends with its
+    node, or if there is no room. Methods block like `Pin`: call them in threads.
     """
 
     def __init__(self) -> None:
         self._pins: dict[str, tuple[Pin, Place]] = {}
 
     def __iter__(self) -> Iterator[str]:
-        return iter([each for each in self._pins if each in self])
+        return iter([node_id for node_id in self._pins if node_id in self])
 
     def __contains__(self, node_id: str) -> bool:
-        found = self._pins.get(node_id)
-        return found is not None and found[0].is_pinned
+        entry = self._pins.get(node_id)
+        return entry is not None and entry[0].is_pinned
 
     def __bool__(self) -> bool:
         return any(pin.is_pinned for pin, _ in self._pins.values())
 
     def take(self, node: Heddle, pin: Pin) -> None:
-        """Note the pin of a node; one that it has already is let go of."""
-        before = self._pins.get(node.id)
+        """Store the pin of a node and release its previous one."""
+        previous = self._pins.get(node.id)
         self._pins[node.id] = pin, pin.place
-        if before is not None:
-            before[0].unpin()
+        if previous is not None:
+            previous[0].unpin()
 
     def drop(self, node_id: str) -> None:
-        """Unpin a node; one that is not pinned is let alone."""
-        found = self._pins.pop(node_id, None)
-        if found is not None:
-            found[0].unpin()
+        """Unpin a node, if it is pinned."""
+        entry = self._pins.pop(node_id, None)
+        if entry is not None:
+            entry[0].unpin()
 
     def clear(self) -> None:
-        """Let go of all, without waiting for the model: it does so by itself."""
+        """Drop all pins without waiting for the model, which releases them itself."""
         self._pins.clear()
 
-    def inherit(self, before: NodePins, kept: KeptLoom) -> None:
-        """Take over what a loom had that is opened anew: other nodes, by the same ids."""
-        self._pins, before._pins = before._pins, {}
+    def inherit(self, previous: NodePins, kept: KeptLoom) -> None:
+        """Take over the pins of a loom that was reopened, whose nodes have the same ids."""
+        self._pins, previous._pins = previous._pins, {}
         self.follow(kept)
 
     def follow(self, kept: KeptLoom, change: Change | None = None) -> None:
-        """See that what is pinned is the paths to the nodes. Cost: O(pins), where nothing moved."""
-        left: list[Pin] = []
+        """Move pins to the current paths of their nodes. Cost: O(pins) if nothing moved."""
+        released: list[Pin] = []
         for node_id, (pin, place) in list(self._pins.items()):
             node = _find(kept, node_id) if pin.is_pinned else None
             end = None if node is None else _place_of(node)
@@ -70,36 +70,36 @@ class NodePins:
             if node is not None and end is not None and end.ids() == pin.place.ids():
                 self._pins[node_id] = pin, end
                 continue
-            left.append(pin)
+            released.append(pin)
             if node is not None and end is not None:
-                self._pin_instead(node, end, pin)
-        if left:
+                self._replace_pin(node, end, pin)
+        if released:
             for node in () if change is None else _touched(change):
-                self._inherit_path(node, left)
-        for pin in left:
+                self._inherit_path(node, released)
+        for pin in released:
             pin.unpin()
 
-    def _pin_instead(self, node: Heddle, end: Place, before: Pin) -> None:
-        """Pin where a node ends now, before what it had is let go of, if there is room for both."""
+    def _replace_pin(self, node: Heddle, end: Place, previous: Pin) -> None:
+        """Pin the new end of a node before releasing its old pin, if there is room for both."""
         lm = node.lm
         if lm is None or not end.depth:
             return
         pin = lm.kv.try_pin(end)
         if pin is None:
-            before.unpin()
+            previous.unpin()
             pin = lm.kv.try_pin(end)
         if pin is not None:
             self._pins[node.id] = pin, end
 
-    def _inherit_path(self, node: Heddle, left: list[Pin]) -> None:
-        """Let a node have the pin of another one that ended where it ends now."""
+    def _inherit_path(self, node: Heddle, released: list[Pin]) -> None:
+        """Give a node the released pin of another node whose path has the same tokens."""
         end = None if node.id in self._pins else _place_of(node)
         if end is None:
             return
-        for pin in left:
+        for pin in released:
             if pin.is_pinned and pin.place.depth == end.depth and pin.place.ids() == end.ids():
                 self._pins[node.id] = pin, end
-                left.remove(pin)
+                released.remove(pin)
                 return
 
 
@@ -111,7 +111,7 @@ def _find(kept: KeptLoom, node_id: str) -> Heddle | None:
 
 
 def _place_of(node: Heddle) -> Place | None:
-    """Return where a node ends; None where its path is too long by now, or its model is gone."""
+    """Return the end of a node's path; None if the path is too long or the model is unloaded."""
     try:
         return node.place
     except WeftError:

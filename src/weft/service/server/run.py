@@ -1,4 +1,4 @@
-"""Running a server until it is told to stop: its socket, and what SIGTERM and Ctrl-C do."""
+"""Run a server until SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -25,18 +25,20 @@ from .timeouts import TimedProtocol
 
 _log = logging.getLogger(__name__)
 BACKLOG = 2048
-_LAST_S = 5.0  # for answers that are on their way when everything has ended
-_KEEP_ALIVE_S = 65  # longer than clients do: they would send into a connection that is being closed
+_LAST_S = 5.0  # seconds for responses still being sent at the end
+_KEEP_ALIVE_S = 65  # longer than clients keep it, so that none sends into a closing connection
 
 
 def serve(config: ServerConfig, announce: Callable[[str, list[str]], None]) -> None:
-    """Serve until SIGTERM or SIGINT; the first lets jobs end, the second ends at once.
+    """Serve until SIGTERM or SIGINT; the first lets jobs finish, the second exits at once.
 
-    announce: called with the address and the names of the loaded models, once every model of the
-    start is loaded or has failed. Raises: ConfigError for an address that cannot be bound; as
-    `Service.open`; the error of the models, if none of the start can be loaded.
+    announce: called with the address and the names of the loaded models when all models given at
+    start have loaded or failed.
+
+    Raises: ConfigError if the address cannot be bound; as `Service.open`; the load error if every
+    model given at start fails.
     """
-    listener = bound(config.host, config.port)
+    listener = bind(config.host, config.port)
     with listener:
         port: int = listener.getsockname()[1]
         config = config.on(port)
@@ -46,7 +48,7 @@ def serve(config: ServerConfig, announce: Callable[[str, list[str]], None]) -> N
         settings = uvicorn.Config(
             app,
             log_config=None,
-            access_log=False,  # ours leaves queries out
+            access_log=False,  # SecurityMiddleware logs requests without their queries
             server_header=False,
             proxy_headers=False,
             http=TimedProtocol,
@@ -65,9 +67,9 @@ def serve(config: ServerConfig, announce: Callable[[str, list[str]], None]) -> N
 
 
 class Stoppable(uvicorn.Server):
-    """Drains its service before it exits.
+    """A uvicorn server that drains its service before it exits.
 
-    error: why it stopped by itself: its models could not be loaded. None where it was told to.
+    error: the load error if all models failed; None if it was stopped by a signal.
     """
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
@@ -75,29 +77,29 @@ class Stoppable(uvicorn.Server):
         self.service = service
         self.service.when_hopeless = self._give_up
         self.error: WeftError | None = None
-        self.was_told = False
+        self.is_stopping = False
         self.loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Note the loop that signals talk to."""
+        """Store the event loop for the signal handlers."""
         self.loop = asyncio.get_running_loop()
-        # What was imported, some 120,000 objects, stays. Looked through again and again it would
-        # hold up all streams, for 0.1 s each time. Models come later: what goes again is looked at.
+        # Exempt the 120,000 objects of imported modules from garbage collection: each full
+        # collection would stall all streams for 0.1 s. Models are loaded later and still collected.
         gc.collect()
         gc.freeze()
         await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to stop; the second time stop at once, as if the signal had no handler."""
-        if self.was_told or self.loop is None:
+        """Start to drain; on the second signal run the default handler."""
+        if self.is_stopping or self.loop is None:
             signal.signal(sig, signal.SIG_DFL)
             signal.raise_signal(sig)
             return
-        self.was_told = True
+        self.is_stopping = True
         self.loop.call_soon_threadsafe(self._stop)
 
     def _give_up(self, error: WeftError) -> None:
-        if not self.was_told:
+        if not self.is_stopping:
             self.error = error
             self._stop()
 
@@ -111,26 +113,26 @@ class Stoppable(uvicorn.Server):
             self.should_exit = True
 
 
-def bound(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound to an address; port 0 takes any free one.
+def bind(host: str, port: int) -> socket.socket:
+    """Return a listening socket; port 0 takes any free one.
 
-    Raises: ConfigError where it is taken or not this machine's.
+    Raises: ConfigError if the address is in use or not local.
     """
     try:
-        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-        family, _, _, _, address = found[0]
-        # asyncio lets small writes go at once (TCP_NODELAY) on sockets that say they are TCP. Else
-        # a body would wait, 40 ms, for the client to acknowledge its headers.
-        made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        candidates = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+        family, _, _, _, address = candidates[0]
+        # asyncio sets TCP_NODELAY only on sockets with an explicit TCP protocol. Without it a body
+        # would wait 40 ms for the client to acknowledge the headers.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
-            if os.name == "posix":  # elsewhere it would let two servers share a port
-                made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made.bind(address)
-            made.listen(BACKLOG)
+            if os.name == "posix":  # on Windows it would let two servers share a port
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(BACKLOG)
         except BaseException:
-            made.close()
+            listener.close()
             raise
-        return made
+        return listener
     except (OSError, UnicodeError) as error:
         raise _cannot_bind(host, port, error) from error
 
@@ -139,9 +141,9 @@ def _cannot_bind(host: str, port: int, error: Exception) -> ConfigError:
     number = getattr(error, "errno", None)
     if number == errno.EADDRINUSE:
         return ConfigError(
-            f"port {port} of {host} is taken: another server runs there",
+            f"port {port} of {host} is in use by another program",
             hint="weft serve --port 0 takes any free port",
         )
     if number == errno.EACCES:
         return ConfigError(f"port {port} may not be used by this user; take one above 1023")
-    return ConfigError(f"{host}:{port} is no address that can be served on: {error}")
+    return ConfigError(f"cannot listen on {host}:{port}: {error}")

@@ -1,4 +1,4 @@
-"""What a server holds while it runs: its models and its metrics; the routes ask it."""
+"""The state of a server while it runs: models, looms, jobs and metrics."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from .shutdown import CancelScope, ServerStopping
 from .ticker import Ticker
 
 _log = logging.getLogger(__name__)
-_LAST_S = 3.0  # for jobs that were told to end
+_LAST_S = 3.0  # seconds that cancelled jobs get to end
 
 
 class Service:
-    """One server's state; made with the app, started and stopped by its lifespan."""
+    """One server's state; created with the app, started and stopped by its lifespan."""
 
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
@@ -41,53 +41,56 @@ class Service:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._works: dict[object, Callable[[], object]] = {}
         self.jobs = JobRegistry(config.limits.kept_jobs)
-        # Called with why, once all models of the start have failed and no other one is there.
+        # Called with the error when all models given at start have failed and no other is loaded.
         self.when_hopeless: Callable[[WeftError], None] | None = None
-        # Called with the names of the loaded models, once every model of the start has ended
-        # loading and at least one of them is ready.
+        # Called with the names of the loaded models when all models given at start have finished
+        # loading and at least one is ready.
         self.when_loaded: Callable[[list[str]], None] | None = None
-        self._begun: list[ServedModel] = []
+        self._initial_models: list[ServedModel] = []
         self._looms: LoomManager | None = None
 
     def open(self) -> None:
-        """Open the looms, and put the models on the shelf that are to be loaded. Blocks.
+        """Open the library and register the configured models. Blocks; `start` calls it if needed.
 
-        Where nobody did so before, `start` does. Raises: ConfigError for an engine or a database
-        that is none, Conflict for two models of one name, StoreError where the looms cannot be
-        opened.
+        Raises:
+            ConfigError: the engine or the database URL is invalid.
+            Conflict: two models have the same name.
+            StoreError: the library cannot be opened.
         """
-        wishes = [ModelRequest(source) for source in self.config.models]
-        self._begun = [self.models.begin(wish, by_request=False) for wish in wishes]
+        requests = [ModelRequest(source) for source in self.config.models]
+        self._initial_models = [
+            self.models.register(request, by_request=False) for request in requests
+        ]
         library = Library(self.config.db, lease_s=LEASE_S)
         self._looms = LoomManager(library, self.models, self.ticker)
 
     async def start(self) -> None:
-        """Begin to load the models; requests are answered meanwhile. Raises: as `open`."""
+        """Start to load the models in the background. Raises: as `open`."""
         if self._looms is None:
             await asyncio.to_thread(self.open)
         self.looms.start()
-        loads = [self.spawn(self._load(model)) for model in self._begun]
+        loads = [self.spawn(self._load(model)) for model in self._initial_models]
         self.spawn(self._report(loads))
 
     async def _report(self, loads: list[asyncio.Task[None]]) -> None:
         if loads:
             await asyncio.wait(loads)
-        loaded = [model.name for model in self._begun if model.lm is not None]
+        loaded = [model.name for model in self._initial_models if model.lm is not None]
         if loaded and self.when_loaded is not None:
             self.when_loaded(loaded)
 
     async def _load(self, model: ServedModel) -> None:
         try:
-            await self.models.finish(model)
+            await self.models.load(model)
         except WeftError as error:
-            # One that was unloaded meanwhile is not on the shelf: somebody is there, who did it.
+            # A model that a client unloaded meanwhile is not registered; the server is in use then.
             is_hopeless = model in self.models and self.models.has_failed
             if not is_hopeless or self.when_hopeless is None:
                 raise
             self.when_hopeless(error)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run something beside the requests; its errors are logged, it ends with the server."""
+        """Run a task in the background: its errors are logged, and it ends with the server."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -100,12 +103,12 @@ class Service:
 
     @property
     def n_tasks(self) -> int:
-        """How many things run beside the requests."""
+        """The number of background tasks."""
         return len(self._tasks)
 
     @property
     def looms(self) -> LoomManager:
-        """The looms; there once the server has started."""
+        """The looms; available once the server has started."""
         assert self._looms is not None
         return self._looms
 
@@ -113,17 +116,21 @@ class Service:
     def work(
         self, kind: str, model: str | None = None, end: Callable[[], object] | None = None
     ) -> Iterator[LM]:
-        """Be one of the jobs that run, on a model; gives its LM.
+        """Count the block as a job on a model; yields its LM.
 
-        Every call that runs a model for longer than a moment stands in it, to its end: what is
-        counted here is limited, waited for when the server stops, and keeps its model loaded.
-        kind: for the metrics. end: ends it early, where the server stops; None cancels the task,
-        for which Refused is raised. Raises: QueueFull; NotFound or Refused for the model.
+        Every longer use of a model runs in such a block: the number is limited, `stop` waits for
+        it, and the model stays loaded.
+
+        Args:
+            kind: label for the metrics.
+            end: ends the job early when the server stops; by default the task is cancelled.
+
+        Raises: QueueFull; NotFound or RequestError for the model; ServerStopping.
         """
         self.check_accepting()
-        most = self.config.limits.jobs
-        if len(self._works) >= most:
-            raise QueueFull(f"{most} jobs are running here; try again in a moment")
+        max_jobs = self.config.limits.jobs
+        if len(self._works) >= max_jobs:
+            raise QueueFull(f"{max_jobs} jobs are running, the maximum; try again later")
         with self.models.get(model).in_use() as lm:
             token = object()
             ending = CancelScope()
@@ -146,16 +153,16 @@ class Service:
 
     @property
     def n_works(self) -> int:
-        """How many jobs run."""
+        """The number of running jobs."""
         return len(self._works)
 
     def check_accepting(self) -> None:
-        """Raise Refused where no new work is taken: the server is about to stop."""
+        """Raise ServerStopping if the server takes no new work."""
         if self.is_draining:
             raise ServerStopping()
 
     async def drain(self) -> None:
-        """Take no new work; give what runs its time, then end it. Idempotent."""
+        """Take no new work, let running jobs finish for `grace_s`, then cancel them. Idempotent."""
         self.is_draining = True
         until = time.monotonic() + self.config.grace_s
         while self._works and time.monotonic() < until:
@@ -165,11 +172,11 @@ class Service:
         until = time.monotonic() + _LAST_S
         while self._works and time.monotonic() < until:
             await asyncio.sleep(0.02)
-        if self._looms is not None:  # pages listen for as long as they are let
+        if self._looms is not None:  # pages keep their streams open until the server ends them
             self._looms.end_feeds()
 
     async def stop(self) -> None:
-        """End everything and close the models."""
+        """End all work and close the models."""
         await self.drain()
         tasks = list(self._tasks)
         for task in tasks:
@@ -181,7 +188,7 @@ class Service:
 
 
 def exit_callback(stack: ExitStack) -> Callable[[BaseException | None], None]:
-    """Return what closes a stack, telling its contexts why; nothing is raised again."""
+    """Return a function that closes the stack with an error, which its contexts receive."""
 
     def end(error: BaseException | None) -> None:
         stack.__exit__(None if error is None else type(error), error, None)
@@ -190,7 +197,7 @@ def exit_callback(stack: ExitStack) -> Callable[[BaseException | None], None]:
 
 
 async def service_of(request: Request) -> Service:
-    """Return the service of the app that a request came to."""
+    """Return the service of the request's app."""
     service: Service = request.app.state.service
     return service
 

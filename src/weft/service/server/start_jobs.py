@@ -60,7 +60,7 @@ async def start_growth(
         async with service.looms.open_locked(loom, model=asked.model, grows=True) as live:
             assert live.lm is not None
             model = service.models.name_of(live.lm)
-            job = ServerJob("grow", live.kept.id, model, tell=live.tell)
+            job = ServerJob("grow", live.kept.id, model, notify=live.notify)
             lm = stack.enter_context(service.work("grow", job.model, lambda: interrupt(job)))
             defaults = live.kept.loom.default_sampling
             params = resolve_params(asked, asked.n, defaults, service.config.limits)
@@ -184,8 +184,8 @@ async def start_run(service: Service, loom: str, asked: StartRun, actor: str) ->
         async with service.looms.open_locked(loom, model=asked.model, grows=True) as live:
             assert live.lm is not None
             model = service.models.name_of(live.lm)
-            job = ServerJob("run", live.kept.id, model, tell=live.tell)
-            job.asked = asked.model_dump(mode="json", exclude_none=True, exclude=_HOW)
+            job = ServerJob("run", live.kept.id, model, notify=live.notify)
+            job.request = asked.model_dump(mode="json", exclude_none=True, exclude=_HOW)
             lm = stack.enter_context(service.work("run", job.model, lambda: interrupt(job)))
             limits = service.config.limits
             for name in ("breadth", "n"):
@@ -199,7 +199,7 @@ async def start_run(service: Service, loom: str, asked: StartRun, actor: str) ->
             stack.callback(live.jobs.remove, job)
             live.jobs.append(job)
             job.events.put(
-                "job", {**told, "strategy": asked.strategy, "asked": job.asked, "branches": []}
+                "job", {**told, "strategy": asked.strategy, "asked": job.request, "branches": []}
             )
             job.start(run.run(lm, actor), exit_callback(stack.pop_all()))
     return job

@@ -1,4 +1,4 @@
-"""Timeouts of connections whose client stops in the middle of a request."""
+"""Timeouts for clients that stop in the middle of a request."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ import logging
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 _log = logging.getLogger(__name__)
-# For the head of a request, from the opening of its connection or its first byte; and between two
-# pieces of its body.
+# Seconds for a request's headers, from the opening of its connection or its first byte, and
+# between two pieces of its body.
 REQUEST_S = 30.0
 
 
 class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """uvicorn's protocol, which closes a connection that waits too long for a full request.
+    """uvicorn's protocol with a timeout for incomplete requests.
 
-    uvicorn itself closes only connections that are idle after an answer.
+    uvicorn itself closes only connections that are idle after a response.
     """
 
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Begin to wait for the head of the first request."""
+        """Start the timer for the headers of the first request."""
         super().connection_made(transport)
         self._start()
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes, and wait for the rest of the request."""
+        """Process bytes, and restart the timer if the request is incomplete."""
         super().data_received(data)
         is_head = self.cycle is None or self.cycle.response_complete
         if is_head and self._timer is not None:
@@ -37,7 +37,7 @@ class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self._start()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the wait."""
+        """Stop the timer."""
         super().connection_lost(exc)
         self._stop()
 
@@ -54,5 +54,5 @@ class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self._start()
             return
         self._timer = None
-        _log.info("a connection is closed: no full request within %g s", REQUEST_S)
+        _log.info("closing a connection: no complete request within %g s", REQUEST_S)
         self.transport.close()

@@ -97,7 +97,7 @@ async def edit_node(
             await live.commit_finished()
             label = asked.bookmark
             same = live.unchanged(seen)
-            change = await live.told(
+            change = await live.run_and_publish(
                 lambda: live.kept.bookmark(found, label, actor=actor, unchanged=same)
             )
             if asked.model_fields_set <= {"bookmark", "in_place"}:
@@ -355,12 +355,12 @@ async def copy_node(
         number = live.number(found)
     with source.loom:
         async with service.looms.open_locked(row.id) as other:
-            whole = mark_of(source.loom) == mark_of(other.kept.loom)
-        async with service.looms.open_locked(row.id, grows=not whole) as other:
+            exact = mark_of(source.loom) == mark_of(other.kept.loom)
+        async with service.looms.open_locked(row.id, grows=not exact) as other:
             target, top = other.node(asked.parent), source.node(number)
             other.check_not_growing(target)
             return await changed(
-                other, "copy", lambda: copy_below(target, top, whole=whole), actor, status=201
+                other, "copy", lambda: copy_below(target, top, exact=exact), actor, status=201
             )
 
 

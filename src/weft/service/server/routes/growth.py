@@ -102,7 +102,7 @@ async def list_runs(
     """List a loom's searches with their rounds, those that run and the last ended; newest first."""
     row = await service.looms.row(loom)
     found = [job for job in service.jobs if job.kind == "run" and job.loom == row.id]
-    return model_response(JobList(data=[job.told(whole=True) for job in found[::-1][:limit]]))
+    return model_response(JobList(data=[job.to_object(full=True) for job in found[::-1][:limit]]))
 
 
 async def _answered(
@@ -126,7 +126,7 @@ async def _answered(
                 job.cancel()
     if asked.wait and job.error is not None:
         raise job.error
-    told = job.told()
+    told = job.to_object()
     reply = JobReply(
         job=job.id,
         status=job.status,

@@ -16,13 +16,13 @@ router = APIRouter(prefix="/api/v1", tags=["jobs"], responses=ERRORS)
 @router.get("/jobs", response_model=JobList)
 async def list_jobs(service: ServiceDep) -> Response:
     """List the jobs that run, and the last ones that have ended; the newest first."""
-    return model_response(JobList(data=[job.told() for job in service.jobs][::-1]))
+    return model_response(JobList(data=[job.to_object() for job in service.jobs][::-1]))
 
 
 @router.get("/jobs/{job}", response_model=JobObject)
 async def read_job(job: JobName, service: ServiceDep) -> Response:
     """Say how far a job is."""
-    return model_response(service.jobs.get(job).told(whole=True))
+    return model_response(service.jobs.get(job).to_object(full=True))
 
 
 @router.delete("/jobs/{job}", response_model=JobList)
@@ -37,7 +37,7 @@ async def cancel_job(job: JobName, service: ServiceDep, asked: CancelJob | None 
     """End a job, or some of its branches, at the next step; what they have is kept."""
     found = service.jobs.get(job)
     found.cancel(None if asked is None else asked.branches)
-    return model_response(found.told())
+    return model_response(found.to_object())
 
 
 @router.get("/jobs/{job}/events", response_class=Response, responses=EVENTS)

@@ -193,9 +193,11 @@ async def _turn(service: Service, loom: str, kind: Literal["undo", "redo"]) -> R
         leave, running = live.ended(), {job.id for job in live.jobs}
         try:
             if kind == "undo":
-                change = await live.told(lambda: live.kept.undo(leave=leave, running=running))
+                change = await live.run_and_publish(
+                    lambda: live.kept.undo(leave=leave, running=running)
+                )
             else:
-                change = await live.told(lambda: live.kept.redo(leave=leave))
+                change = await live.run_and_publish(lambda: live.kept.redo(leave=leave))
         except StoreUnavailable:
             raise
         except StoreError as error:

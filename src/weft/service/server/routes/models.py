@@ -41,13 +41,13 @@ async def load_model(asked: LoadModel, service: ServiceDep, request: Request) ->
         asked.device,
         asked.dtype,
     )
-    model = service.models.begin(wish)
+    model = service.models.register(wish)
     job = service.jobs.add(ServerJob("load", model=model.name))
     job.events.put("job", {"job": job.id, "model": model.name, "branches": []})
     job.start(_load(service, job, model), lambda _: None)
     if asked.wait:
         await until_gone(request, job.wait())
-    reply = JobReply(job=job.id, status=job.status, error=job.told().error)
+    reply = JobReply(job=job.id, status=job.status, error=job.to_object().error)
     return model_response(reply, status=200 if asked.wait else 202)
 
 
@@ -58,7 +58,7 @@ async def _load(service: Service, job: ServerJob, model: ServedModel) -> None:
         job.progress = {"phase": phase, "done": done, "total": total, "note": note}
         loop.call_soon_threadsafe(job.events.put, "progress", job.progress)
 
-    await service.models.finish(model, tell)
+    await service.models.load(model, tell)
 
 
 @router.get("/models/{model:path}", response_model=ModelObject)
