@@ -13,7 +13,7 @@ Item = TypeVar("Item")
 class Coalescer(Generic[Item]):
     """Collects the items of concurrent callers and processes them in one batch.
 
-    `work` processes a batch of items; it runs with `lock` held.
+    `work` processes a batch of items, while the coalescer holds `lock`.
     """
 
     def __init__(self, lock: asyncio.Lock, work: Callable[[list[Item]], Awaitable[None]]) -> None:

@@ -124,8 +124,8 @@ class ServerJob:
         if self._task is None or self._task.done():
             return
         self._reason = reason
-        for each in self.branches:
-            each.cancel(branches, reason)
+        for growth in self.branches:
+            growth.cancel(branches, reason)
         # A growth ends through its branches; the task of a search or a load is cancelled.
         if branches is None and self.kind != "grow" and not self._is_cancelled:
             self._is_cancelled = True

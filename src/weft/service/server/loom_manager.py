@@ -154,7 +154,7 @@ class LoomManager:
         return None
 
     def model_of(self, row: LoomRow) -> ServedModel | None:
-        """Return the registered model that a loom was made with, or None."""
+        """Return the registered model that created a loom, or None."""
         for model in self.models:
             if row.model in (model.source, model.name):
                 return model

@@ -119,7 +119,7 @@ class OpenLoom:
             try:
                 return await asyncio.shield(future)
             except asyncio.CancelledError:
-                # The thread continues, so the lock must stay held until it is done.
+                # The thread continues, so the lock must not be released before it ends.
                 if future.done():
                     raise
                 with suppress(asyncio.CancelledError):

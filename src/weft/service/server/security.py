@@ -145,7 +145,7 @@ class APIKeyAuth:
     def check(self, headers: list[tuple[bytes, bytes]]) -> bool:
         """Return True if a request carries the token, False if it carries the key or none is set.
 
-        Raises: Refused for a request with neither, if a key is set.
+        Raises: RequestError for a request with neither, if a key is set.
         """
         given = key_of(headers)
         digest = None if given is None else _hash(given)

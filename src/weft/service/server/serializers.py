@@ -142,9 +142,7 @@ def subtree_sizes(live: OpenLoom) -> dict[str, int]:
 
 
 def serialize_kv(live: OpenLoom, node: Heddle) -> Json | None:
-    """Return the KV state of a node's path, as the fields of a NodeKv; None if the engine does not
-    tell.
-    """
+    """Return the KV state of a node's path, as the fields of a NodeKv; None if unknown."""
     sizes = kv_sizes(node)
     if sizes is None or node.lm is None:
         return None
@@ -171,9 +169,7 @@ def kv_state(sizes: KvSizes, depth: int) -> str:
 
 
 def kv_sizes(node: Heddle) -> KvSizes | None:
-    """Return the number of tokens of a node's path with KV, per tier; None if the engine does not
-    tell.
-    """
+    """Return the number of tokens of a node's path with KV, per tier; None if unknown."""
     lm = node.lm
     if lm is None or lm.closed or lm.info.kv == "hidden":
         return None

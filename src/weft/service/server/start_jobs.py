@@ -1,4 +1,4 @@
-"""Growing as a job: one call over some nodes of a loom, or a search below one."""
+"""Starts jobs that grow nodes of a loom or search below them."""
 
 from __future__ import annotations
 
@@ -34,47 +34,47 @@ Pick = Callable[[OpenLoom], Sequence[Heddle]]
 def resolve_params(
     fields: SamplingFields, n: int, defaults: SamplingParams, limits: ServerLimits
 ) -> SamplingParams:
-    """Return sampling parameters as a request asks for them, within the server's limits.
+    """Return a request's sampling parameters, after checking the server's limits.
 
-    Raises: Refused, ConfigError, GrammarError.
+    Raises: RequestError, ConfigError, GrammarError.
     """
     given = fields.sampling()
     check_limit("max_tokens", given.get("max_tokens", 1), limits.tokens, "max_tokens_too_large")
     check_limit("n", n, limits.n, "n_too_large")
-    if (asked := fields.constraint()) is not None:
-        given["constraint"] = from_dict(asked)
+    if (constraint := fields.constraint()) is not None:
+        given["constraint"] = from_dict(constraint)
     if "max_tokens" not in given:
         given["max_tokens"] = min(defaults.max_tokens, limits.tokens)
     return SamplingParams.resolve({**given, "n": n}, defaults)
 
 
 async def start_growth(
-    service: Service, loom: str, asked: GrowFields, pick: Pick, actor: str
+    service: Service, loom: str, request: GrowFields, pick: Pick, actor: str
 ) -> tuple[ServerJob, list[int]]:
-    """Begin to grow nodes of a loom; return the job and the numbers of nodes left alone.
+    """Start to grow nodes of a loom; return the job and the numbers of skipped nodes.
 
-    pick: which nodes. Raises: what the call would, and nothing has begun.
+    pick: selects the nodes. Raises: the errors of `Heddle.grow`; nothing has started then.
     """
     service.check_accepting()
     with ExitStack() as stack:
-        async with service.looms.open_locked(loom, model=asked.model, grows=True) as live:
+        async with service.looms.open_locked(loom, model=request.model, grows=True) as live:
             assert live.lm is not None
             model = service.models.name_of(live.lm)
             job = ServerJob("grow", live.kept.id, model, notify=live.notify)
             lm = stack.enter_context(service.work("grow", job.model, lambda: interrupt(job)))
             defaults = live.kept.loom.default_sampling
-            params = resolve_params(asked, asked.n, defaults, service.config.limits)
+            params = resolve_params(request, request.n, defaults, service.config.limits)
             nodes = list(pick(live))
-            check_limit("branches", asked.n * len(nodes), service.config.limits.branches)
+            check_limit("branches", request.n * len(nodes), service.config.limits.branches)
             for node in nodes:
                 live.check_not_growing(node)
-            if not all(map(live.kept.has, nodes)):  # it has ended in a job that goes on
+            if not all(map(live.kept.has, nodes)):  # an ended node of a job that is still running
                 await live.commit_finished()
-            if len(nodes) == 1 and not asked.force:
+            if len(nodes) == 1 and not request.force:
                 check_not_terminal(nodes[0], '"force": true')
             check_context_room(lm, nodes)
             branches = await plan_growth(
-                live, job, nodes, params, actor, force=asked.force, first=asked.first_branch
+                live, job, nodes, params, actor, force=request.force, first=request.first_branch
             )
         stack.callback(live.end, branches)
         await live.number_new(branches)
@@ -89,11 +89,11 @@ async def start_growth(
 
 
 def check_context_room(lm: LM, nodes: Sequence[Heddle]) -> None:
-    """Raise ContextOverflow where no node has room for a token: its branches would be empty."""
+    """Raise ContextOverflow if no node has room for another token."""
     depths = [node.place.depth for node in nodes]
     if depths and min(depths) >= lm.n_ctx:
         raise ContextOverflow(
-            f"the path has {min(depths)} tokens, and the model holds {lm.n_ctx}",
+            f"the path has {min(depths)} tokens; the model's context is {lm.n_ctx}",
             n_tokens=min(depths),
             n_ctx=lm.n_ctx,
             hint="shorten the prompt, clip the path, or load the model with a larger n_ctx",
@@ -115,17 +115,18 @@ async def plan_growth(
     force: bool = False,
     first: int = 0,
 ) -> GrowthTask:
-    """Plan branches, which are noted as growing from now on. The caller holds the lock.
+    """Plan branches and register them as growing. The caller holds the lock.
 
-    first: the number of the first one in the call, which its random numbers depend on.
-    Raises: Terminal where there is nothing to grow.
+    first: the number of the first branch in the call, which its random numbers depend on.
+
+    Raises: Terminal if all nodes have ended.
     """
     nodes = list(nodes)
-    if not nodes:  # all leaves were asked for, and all have ended
+    if not nodes:  # all leaves were requested, and all have ended
         raise _all_ended()
-    begin = partial(plan, nodes, params, force=force, streamed=True, first=first)
-    # A thread's turn comes after the model's: where others grow, that takes longer than a few.
-    growth = begin() if is_quick(nodes, params) else await live.call(begin)
+    plan_branches = partial(plan, nodes, params, force=force, streamed=True, first=first)
+    # A thread competes with the model's; planning a few branches inline is faster.
+    growth = plan_branches() if is_quick(nodes, params) else await live.call(plan_branches)
     if not growth.branches:
         raise _all_ended()
     author = Attribution(job.kind, actor, job.id, job.model)
@@ -136,7 +137,7 @@ async def plan_growth(
 
 def _all_ended() -> Terminal:
     return Terminal(
-        'all of these nodes have ended. Grow them anyway with "force": true, or add text to one',
+        'all of these nodes have ended; grow them anyway with "force": true, or add text to one',
         hint='"force": true',
     )
 
@@ -153,16 +154,16 @@ async def _grow_to_end(
 
 
 def usage_of(job: ServerJob) -> TokenUsage:
-    """Return what a job has read and written. A prompt that branches share is read once."""
+    """Return a job's token counts. A prompt shared by branches counts once."""
     prompts: dict[str, int] = {}
     cached: dict[str, int] = {}
     for branches in job.branches:
         for pending in branches.growth.branches:
             prompts[pending.parent.id] = pending.origin.depth
             reused = None if pending.ticket is None else pending.ticket.reused
-            if reused is not None:  # the first of a prompt's branches computes it for all
+            if reused is not None:  # only the first branch of a prompt computes it
                 cached[pending.parent.id] = min(reused, cached.get(pending.parent.id, reused))
-    written = sum(each.n_tokens for each in job.branches)
+    written = sum(task.n_tokens for task in job.branches)
     return TokenUsage(
         prompt_tokens=sum(prompts.values()),
         completion_tokens=written,
@@ -173,68 +174,74 @@ def usage_of(job: ServerJob) -> TokenUsage:
 # Searches -------------------------------------------------------------------------------------
 
 
-async def start_run(service: Service, loom: str, asked: StartRun, actor: str) -> ServerJob:
-    """Begin to search below a node. Raises: ConfigError for a wrong strategy or number."""
+async def start_run(service: Service, loom: str, request: StartRun, actor: str) -> ServerJob:
+    """Start a search below a node. Raises: ConfigError for an unknown strategy or invalid
+    number.
+    """
     service.check_accepting()
-    if asked.strategy not in STRATEGIES:
+    if request.strategy not in STRATEGIES:
         raise ConfigError(
-            f"strategy is {asked.strategy!r:.80}; allowed are {', '.join(STRATEGIES)}"
+            f"strategy is {request.strategy!r:.80}; allowed are {', '.join(STRATEGIES)}"
         )
     with ExitStack() as stack:
-        async with service.looms.open_locked(loom, model=asked.model, grows=True) as live:
+        async with service.looms.open_locked(loom, model=request.model, grows=True) as live:
             assert live.lm is not None
             model = service.models.name_of(live.lm)
             job = ServerJob("run", live.kept.id, model, notify=live.notify)
-            job.request = asked.model_dump(mode="json", exclude_none=True, exclude=_HOW)
+            job.request = request.model_dump(mode="json", exclude_none=True, exclude=_DELIVERY)
             lm = stack.enter_context(service.work("run", job.model, lambda: interrupt(job)))
             limits = service.config.limits
             for name in ("breadth", "n"):
-                check_limit(name, getattr(asked, name) or 1, limits.n)
-            node = live.node(asked.node)
+                check_limit(name, getattr(request, name) or 1, limits.n)
+            node = live.node(request.node)
             live.check_nothing_grows(node)
-            run = SearchTask(service, live, job, asked)
-            await run.begin(lm, node, actor)
+            search = SearchTask(service, live, job, request)
+            await search.begin(lm, node, actor)
             service.jobs.add(job)
-            told = {"job": job.id, "loom": live.kept.id, "model": job.model}
+            header = {"job": job.id, "loom": live.kept.id, "model": job.model}
             stack.callback(live.jobs.remove, job)
             live.jobs.append(job)
             job.events.put(
-                "job", {**told, "strategy": asked.strategy, "asked": job.request, "branches": []}
+                "job",
+                {**header, "strategy": request.strategy, "asked": job.request, "branches": []},
             )
-            job.start(run.run(lm, actor), exit_callback(stack.pop_all()))
+            job.start(search.run(lm, actor), exit_callback(stack.pop_all()))
     return job
 
 
-_HOW = {"stream", "wait", "on_disconnect"}  # it is answered, not searched
+_DELIVERY = {"stream", "wait", "on_disconnect"}  # how the result is returned
 
 
 class SearchTask:
-    """A search in a live loom: its branches are told as those of any growth, its rounds, too."""
+    """A search in an open loom; publishes its branches and its rounds as events."""
 
-    def __init__(self, service: Service, live: OpenLoom, job: ServerJob, asked: StartRun) -> None:
+    def __init__(self, service: Service, live: OpenLoom, job: ServerJob, request: StartRun) -> None:
         self.service = service
         self.live = live
         self.job = job
-        self.asked = asked
+        self.request = request
         self._steps: Any = None
-        self._levels: list[Level] = []  # yet to be told
-        self._cost: Cost | None = None  # told last
-        self._has_asked = False  # of the model, beside what is grown here
-        self._grown: list[GrowthTask] = []  # yet to be kept
+        self._levels: list[Level] = []  # finished rounds, not published yet
+        self._cost: Cost | None = None  # of the rounds so far
+        self._has_other_work = False  # model calls other than growing nodes of this loom
+        self._grown: list[GrowthTask] = []  # not committed yet
 
     async def begin(self, lm: LM, node: Heddle, actor: str) -> None:
-        """Check what was asked. The caller holds the lock. Raises: ConfigError, Refused."""
-        asked = self.asked
-        given = asked.sampling()
+        """Check the request and take the first step. The caller holds the lock.
+
+        Raises: ConfigError, RequestError.
+        """
+        request = self.request
+        given = request.sampling()
         check_limit("max_tokens", given.get("max_tokens", 1), self.service.config.limits.tokens)
         for name in ("answer_tokens", "budget_tokens", "budget_s", "budget_kv_bytes"):
-            if (value := getattr(asked, name)) is not None:
+            if (value := getattr(request, name)) is not None:
                 given[name] = value
-        if (constraint := asked.constraint()) is not None:
+        if (constraint := request.constraint()) is not None:
             given["constraint"] = from_dict(constraint)
-        strategy = STRATEGIES[asked.strategy]
-        options = strategy.options(asked.breadth, asked.n, **given)
-        # Nothing is checked before the first step, which asks for work or ends.
+        strategy = STRATEGIES[request.strategy]
+        options = strategy.options(request.breadth, request.n, **given)
+        # The strategy checks its options in the first step.
         self._steps = strategy.steps(lm, node, progress=self._levels.append, **options)
         self._work = self._next(None)
         await self._keep(actor)
@@ -246,27 +253,27 @@ class SearchTask:
             return end.value
 
     async def run(self, lm: LM, actor: str) -> None:
-        """Search; what was made is kept, however it ends."""
+        """Search to the end; generated nodes are committed even after an error."""
         work = self._work
         try:
             with closing(self._steps):
                 while not isinstance(work, SearchResult):
                     if isinstance(work, Grow):
-                        found = await self._grow(lm, work, actor)
+                        step_result = await self._grow(lm, work, actor)
                     else:
-                        found = await self._ask(work)
+                        step_result = await self._run_other(work)
                     async with self.live.lock:
                         if isinstance(work, Grow):
-                            self._check_not_removed([*work.rows, *found])
-                        work = self._next(found)
-                        # What it has added by itself has no number yet, and is nobody else's.
+                            self._check_not_removed([*work.rows, *step_result])
+                        work = self._next(step_result)
+                        # Nodes that the search added itself are committed with this call.
                         await self._keep(actor)
                         self._publish_rounds()
             self._cost = work.cost
             name = self.live.kept.name
             answer = work.text.strip().rpartition("\n")[2]
-            told = search_object(
-                self.asked.strategy,
+            result = search_object(
+                self.request.strategy,
                 work,
                 answer,
                 name,
@@ -274,7 +281,7 @@ class SearchTask:
                 engine=lm.info.name,
                 stats=lm.stats(),
             )
-            self.job.result = {**told, "best": self.live.number(work.best)}
+            self.job.result = {**result, "best": self.live.number(work.best)}
         finally:
             self.job.usage = self._usage()
             async with self.live.lock:
@@ -286,7 +293,7 @@ class SearchTask:
                     self.job.result["best"] = self.live.number(work.best)
 
     async def _keep(self, actor: str) -> None:
-        """Keep what the search has made, and that only. The caller holds the lock."""
+        """Commit the nodes of the search, and no others. The caller holds the lock."""
         author = Attribution("run", actor, self.job.id, self.job.model)
         await self.live.keep(author, self._grown)
         self._release_growth()
@@ -296,17 +303,19 @@ class SearchTask:
             self.live.end(branches)
         self._grown = []
 
-    async def _ask(self, work: Any) -> Any:
-        """Let the search do work of its own: proposals, questions."""
-        self._has_asked = True
+    async def _run_other(self, work: Any) -> Any:
+        """Run work other than growing nodes of this loom: proposals and questions."""
+        self._has_other_work = True
         return await work.arun()
 
     async def _grow(self, lm: LM, work: Grow, actor: str) -> list[Heddle]:
-        """Grow a round's rows, told as they grow; as `Heddle.grow` would."""
+        """Grow the nodes of a round, as `Heddle.grow` would, and publish their tokens."""
         live, rows = self.live, list(work.rows)
         self._check_not_removed(rows)
-        if any(row.path[0] is not live.kept.loom for row in rows):  # questions, in their own looms
-            result: list[Heddle] = await self._ask(work)
+        if any(
+            row.path[0] is not live.kept.loom for row in rows
+        ):  # questions have looms of their own
+            result: list[Heddle] = await self._run_other(work)
             return result
         params = work.params(lm)
         async with live.lock:
@@ -320,33 +329,33 @@ class SearchTask:
         return [pending.child for pending in branches.growth.branches if pending.attached]
 
     def _check_not_removed(self, nodes: Sequence[Heddle]) -> None:
-        """Raise Conflict for nodes that somebody has removed: nothing below them would be kept."""
+        """Raise Conflict if nodes were removed, as nothing below them could be saved."""
         if not all(isinstance(node.path[0], Loom) for node in nodes):
             raise Conflict(
-                "what the search stood on was removed from the loom meanwhile",
+                "a node that the search needs was removed from the loom meanwhile",
                 rev=self.live.kept.rev,
                 code="node_removed",
-                hint="undo brings it back; search again below it",
+                hint="undo restores it; then start the search again",
             )
 
     def _usage(self) -> TokenUsage:
-        """Return what was read and written: proposals, questions and their answers, too."""
+        """Return the token counts, including proposals, questions and their answers."""
         usage = usage_of(self.job)
         if self._cost is not None:
             usage.prompt_tokens += self._cost.prompt_tokens
             usage.completion_tokens = max(usage.completion_tokens, self._cost.tokens)
-        if self._has_asked:  # nobody knows how much of that was there
+        if self._has_other_work:  # the cached tokens of that work are unknown
             usage.cached_tokens = None
         return usage
 
     def _publish_rounds(self) -> None:
-        """Tell of the rounds that are over: their nodes are kept. The caller holds the lock."""
+        """Publish the finished rounds, whose nodes are committed. The caller holds the lock."""
         levels, self._levels[:] = list(self._levels), []
         number = self.live.number
         for level in levels:
             self._cost = level.cost
             self.job.progress = {"round": level.depth, **asdict(level.cost)}
-            told = {
+            round_data = {
                 "round": level.depth,
                 "candidates": [
                     {
@@ -359,5 +368,5 @@ class SearchTask:
                 "kept": [number(node) for node in level.kept],
                 "cost": asdict(level.cost),
             }
-            self.job.rounds.append(told)
-            self.job.events.put("score", told)
+            self.job.rounds.append(round_data)
+            self.job.events.put("score", round_data)

@@ -1,4 +1,4 @@
-"""The description of every route and field, to read and to try: Swagger UI, from this machine."""
+"""Swagger UI for the OpenAPI schema, served from this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fastapi import APIRouter, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 
 router = APIRouter(prefix="/docs", include_in_schema=False)
-# NOTE: of the package only the files are used: what it does with them reads each anew for everyone.
+# NOTE: only the package's files are used; its own routes read them for every request.
 _FILES = {
     "swagger-ui-bundle.js": "text/javascript",
     "swagger-ui.css": "text/css",
@@ -19,7 +19,7 @@ _FILES = {
 
 @router.get("")
 async def read_docs() -> Response:
-    """Return the page; FastAPI's own would load its program from another server."""
+    """Return the page; FastAPI's default page loads its script from a CDN."""
     return get_swagger_ui_html(
         openapi_url="/openapi.json",
         title="Weft",

@@ -1,4 +1,4 @@
-"""Changing a tree: adding, editing, removing, cutting and moving nodes; each is one operation."""
+"""Routes that edit a tree: add, change, remove, cut and move nodes; each is one operation."""
 
 from __future__ import annotations
 
@@ -43,35 +43,35 @@ async def changed(
     seen: ExpectedRevision | None = None,
     status: int = 200,
 ) -> Response:
-    """Edit a tree as one operation, and answer with what it did."""
+    """Edit a tree as one operation; return the change."""
     change = await live.change(kind, edit, actor, seen)
     return model_response(changed_reply(live, change), rev=live.kept.rev, status=status)
 
 
 @router.post("/nodes", status_code=201, response_model=Changed)
-async def add_node(loom: LoomName, asked: AddNode, service: ServiceDep, actor: Actor) -> Response:
-    """Add what somebody wrote below a node: one child, or several."""
-    if asked.texts is not None:
-        check_limit("texts", len(asked.texts), service.config.limits.texts)
+async def add_node(loom: LoomName, body: AddNode, service: ServiceDep, actor: Actor) -> Response:
+    """Add one child or several below a node."""
+    if body.texts is not None:
+        check_limit("texts", len(body.texts), service.config.limits.texts)
     async with service.looms.open_locked(loom, grows=True) as live:
-        parent = live.node(asked.parent)
+        parent = live.node(body.parent)
         live.check_not_growing(parent)
-        return await changed(live, "add", lambda: _add(live, parent, asked), actor, status=201)
+        return await changed(live, "add", lambda: _add(live, parent, body), actor, status=201)
 
 
-def _add(live: OpenLoom, parent: Heddle, asked: AddNode) -> None:
-    special = asked.special or None
-    if asked.message is not None:
-        add_message(parent, asked.message)
-    elif asked.token_ids is not None:
-        parent.add(asked.token_ids)
+def _add(live: OpenLoom, parent: Heddle, body: AddNode) -> None:
+    special = body.special or None
+    if body.message is not None:
+        add_message(parent, body.message)
+    elif body.token_ids is not None:
+        parent.add(body.token_ids)
     else:
-        made: list[Heddle] = []
+        children: list[Heddle] = []
         try:
-            for text in [asked.text] if asked.texts is None else asked.texts:
-                made.append(parent.add(text or "", special=special))
+            for text in [body.text] if body.texts is None else body.texts:
+                children.append(parent.add(text or "", special=special))
         except Exception:
-            for child in made:
+            for child in children:
                 child.remove()
             raise
 
@@ -80,49 +80,49 @@ def _add(live: OpenLoom, parent: Heddle, asked: AddNode) -> None:
 async def edit_node(
     loom: LoomName,
     node: NodeName,
-    asked: EditNode,
+    body: EditNode,
     service: ServiceDep,
     actor: Actor,
     if_match: IfMatch,
 ) -> Response:
-    """Change a node. A new text makes a sibling of it; with `in_place` it stands in its place."""
-    needs_model = asked.text is not None or asked.message is not None
+    """Change a node. A new text creates a sibling; with `in_place` it replaces the text."""
+    needs_model = body.text is not None or body.message is not None
     async with service.looms.open_locked(loom, grows=needs_model) as live:
-        found, _ = seen = await _seen(live, node, if_match)
-        live.check_not_growing(found)
-        if needs_model and asked.in_place:
-            live.check_nothing_grows(found)
-            _check_nothing_grows_below(live, found)
-        if "bookmark" in asked.model_fields_set:
+        tree_node, _ = expected = await _expected(live, node, if_match)
+        live.check_not_growing(tree_node)
+        if needs_model and body.in_place:
+            live.check_nothing_grows(tree_node)
+            _check_nothing_grows_below(live, tree_node)
+        if "bookmark" in body.model_fields_set:
             await live.commit_finished()
-            label = asked.bookmark
-            same = live.unchanged(seen)
+            label = body.bookmark
+            same = live.unchanged(expected)
             change = await live.run_and_publish(
-                lambda: live.kept.bookmark(found, label, actor=actor, unchanged=same)
+                lambda: live.kept.bookmark(tree_node, label, actor=actor, unchanged=same)
             )
-            if asked.model_fields_set <= {"bookmark", "in_place"}:
+            if body.model_fields_set <= {"bookmark", "in_place"}:
                 return model_response(changed_reply(live, change), rev=live.kept.rev)
             if if_match is not None:
-                seen = ExpectedRevision(found, live.kept.rev)  # it was changed by this very call
-        return await changed(live, "edit", lambda: _edit(found, asked), actor, seen=seen)
+                expected = ExpectedRevision(tree_node, live.kept.rev)  # this call has changed it
+        return await changed(live, "edit", lambda: _edit(tree_node, body), actor, seen=expected)
 
 
-def _edit(node: Heddle, asked: EditNode) -> None:
-    if asked.text is not None:
-        if asked.in_place:
-            node.text = asked.text
+def _edit(node: Heddle, body: EditNode) -> None:
+    if body.text is not None:
+        if body.in_place:
+            node.text = body.text
             if isinstance(node, Loom) and not node.chat_template_used:
-                node.user_prompt = asked.text
+                node.user_prompt = body.text
         elif node.parent is None:
             raise ConfigError("the root has no siblings; give in_place to change the prompt")
         else:
-            node = node.parent.add(asked.text)
-    elif asked.message is not None:
-        node = edit_message(node, asked.message, in_place=asked.in_place)
-    if "score" in asked.model_fields_set:
-        node.score = asked.score
-    if "meta" in asked.model_fields_set:
-        node.meta = dict(asked.meta or {})
+            node = node.parent.add(body.text)
+    elif body.message is not None:
+        node = edit_message(node, body.message, in_place=body.in_place)
+    if "score" in body.model_fields_set:
+        node.score = body.score
+    if "meta" in body.model_fields_set:
+        node.meta = dict(body.meta or {})
 
 
 def _check_nothing_grows_below(live: OpenLoom, top: Heddle) -> None:
@@ -145,41 +145,41 @@ async def remove_node(
     what: Annotated[
         What,
         Query(
-            description="node: it and all below; children: all below it; siblings: those beside it;"
-            " others: all but the path to it and what stands below."
+            description="node: it and its descendants; children: its descendants; siblings:"
+            " its siblings; others: all but the path to it and its descendants."
         ),
     ] = "node",
     also: Annotated[
         list[Annotated[str, Query(max_length=64)]] | None,
-        Query(max_length=1000, description="More nodes that go with it, in one operation."),
+        Query(max_length=1000, description="More nodes to remove in the same operation."),
     ] = None,
 ) -> Response:
-    """Remove nodes. What grows below them is cancelled, and nothing of it is kept."""
+    """Remove nodes. Growth below them is cancelled and discarded."""
     async with service.looms.open_locked(loom) as live:
-        found, _ = seen = await _seen(live, node, if_match)
+        tree_node, _ = expected = await _expected(live, node, if_match)
         await live.commit_finished()
-        if live.is_growing(found):
-            live.cancel_node(found)
-            return await changed(live, "remove", lambda: None, actor, seen=seen)
-        going = _going(found, what)
+        if live.is_growing(tree_node):
+            live.cancel_node(tree_node)
+            return await changed(live, "remove", lambda: None, actor, seen=expected)
+        tops = _nodes_to_remove(tree_node, what)
         for other in map(live.node, also or ()):
-            going += [each for each in _going(other, what) if each not in going]
-        # What stands below another of them goes with it.
-        going = [each for each in going if not any(up in going for up in each.path[:-1])]
-        for each in going:
-            live.drop_growing(each)
+            tops += [top for top in _nodes_to_remove(other, what) if top not in tops]
+        # Descendants of other removed nodes are removed with them.
+        tops = [top for top in tops if not any(up in tops for up in top.path[:-1])]
+        for top in tops:
+            live.drop_growing(top)
         if what == "children":
-            live.drop_growing(found)
+            live.drop_growing(tree_node)
 
         def edit() -> None:
-            for each in going:
-                each.remove()
+            for top in tops:
+                top.remove()
 
-        return await changed(live, "remove", edit, actor, seen=seen)
+        return await changed(live, "remove", edit, actor, seen=expected)
 
 
-def _going(node: Heddle, what: What) -> list[Heddle]:
-    """Return the tops of what is to go."""
+def _nodes_to_remove(node: Heddle, what: What) -> list[Heddle]:
+    """Return the top nodes of the subtrees to remove."""
     if what == "children":
         return list(node.children)
     if node.parent is None:
@@ -203,15 +203,15 @@ def _going(node: Heddle, what: What) -> list[Heddle]:
 
 @router.post("/nodes/{node}/fork", status_code=201, response_model=Changed)
 async def fork_node(
-    loom: LoomName, node: NodeName, asked: ForkNode, service: ServiceDep, actor: Actor
+    loom: LoomName, node: NodeName, body: ForkNode, service: ServiceDep, actor: Actor
 ) -> Response:
-    """Add a sibling that shares a node's first tokens; nothing of these is computed again."""
+    """Add a sibling that shares a node's first tokens, and so their KV."""
     async with service.looms.open_locked(loom, grows=True) as live:
-        found = live.node(node)
-        live.check_not_growing(found)
-        instead = asked.token_id if asked.text is None else asked.text
+        tree_node = live.node(node)
+        live.check_not_growing(tree_node)
+        instead = body.token_id if body.text is None else body.text
         return await changed(
-            live, "fork", lambda: fork(found, asked.at_token, instead), actor, status=201
+            live, "fork", lambda: fork(tree_node, body.at_token, instead), actor, status=201
         )
 
 
@@ -219,145 +219,153 @@ async def fork_node(
 async def split_node(
     loom: LoomName,
     node: NodeName,
-    asked: SplitNode,
+    body: SplitNode,
     service: ServiceDep,
     actor: Actor,
     if_match: IfMatch,
 ) -> Response:
-    """Cut a node in two; the lower one takes the children."""
+    """Split a node in two; the lower one gets the children."""
     async with service.looms.open_locked(loom, grows=True) as live:
-        found, _ = seen = await _free(live, node, if_match)
+        tree_node, _ = expected = await _expected_idle(live, node, if_match)
 
         def edit() -> None:
-            at, name = asked.at_token, "at_char" if asked.at_token is None else "at_token"
+            at, name = body.at_token, "at_char" if body.at_token is None else "at_token"
             try:
-                found.split(token_before_char(found, asked.at_char or 0) if at is None else at)
+                tree_node.split(
+                    token_before_char(tree_node, body.at_char or 0) if at is None else at
+                )
             except ConfigError as error:
                 raise RequestError(400, "invalid_parameter", str(error), param=name) from error
 
-        return await changed(live, "split", edit, actor, seen=seen)
+        return await changed(live, "split", edit, actor, seen=expected)
 
 
 @router.post("/nodes/{node}/merge", response_model=Changed)
 async def merge_node(
     loom: LoomName, node: NodeName, service: ServiceDep, actor: Actor, if_match: IfMatch
 ) -> Response:
-    """Join a node with its parent, whose only child it is: what a split did, taken back."""
+    """Merge a node with its parent, whose only child it is: the inverse of a split."""
     async with service.looms.open_locked(loom) as live:
-        found, _ = seen = await _free(live, node, if_match)
-        parent = found.parent
+        tree_node, _ = expected = await _expected_idle(live, node, if_match)
+        parent = tree_node.parent
         if parent is None:
             raise TreeError("the root has no parent to be joined with")
         live.check_nothing_grows(parent)
-        return await changed(live, "merge", parent.merge, actor, seen=seen)
+        return await changed(live, "merge", parent.merge, actor, seen=expected)
 
 
 @router.post("/nodes/{node}/clip", response_model=Changed)
 async def clip_node(
     loom: LoomName,
     node: NodeName,
-    asked: ClipNode,
+    body: ClipNode,
     service: ServiceDep,
     actor: Actor,
     if_match: IfMatch,
 ) -> Response:
-    """Cut a node short. What is cut off becomes a child, unless it is to be dropped."""
+    """Shorten a node. The cut tokens become a child unless they are dropped."""
     async with service.looms.open_locked(loom) as live:
-        found = live.node(node)
-        # The text of some of its tokens; that of none or all of them is known.
-        needs_tokenizer = found.lm is None and 0 < _kept(found, asked) < len(found.tokens)
+        tree_node = live.node(node)
+        # The text of a part of the tokens needs the tokenizer.
+        needs_tokenizer = tree_node.lm is None and 0 < _n_kept(tree_node, body) < len(
+            tree_node.tokens
+        )
     async with service.looms.open_locked(loom, grows=needs_tokenizer) as live:
-        found, _ = seen = await _free(live, node, if_match)
-        n, keep = len(found.tokens), _kept(found, asked)
-        if asked.children == "drop":
-            live.drop_growing(found)
+        tree_node, _ = expected = await _expected_idle(live, node, if_match)
+        n_tokens, keep = len(tree_node.tokens), _n_kept(tree_node, body)
+        if body.children == "drop":
+            live.drop_growing(tree_node)
 
         def edit() -> None:
-            if asked.children == "drop":
-                found.clip(keep)
-            elif 0 < keep < n:
-                found.split(keep)
+            if body.children == "drop":
+                tree_node.clip(keep)
+            elif 0 < keep < n_tokens:
+                tree_node.split(keep)
             elif keep == 0:
-                raise ConfigError("nothing would be left above; drop the children, or remove it")
+                raise ConfigError(
+                    "keep is 0, so no token would be left; drop the children, or remove the node"
+                )
 
-        return await changed(live, "clip", edit, actor, seen=seen)
+        return await changed(live, "clip", edit, actor, seen=expected)
 
 
-def _kept(node: Heddle, asked: ClipNode) -> int:
-    """Return how many tokens a clip keeps. Raises: ConfigError for more than there are."""
-    n = len(node.tokens)
-    keep = asked.keep if asked.keep is not None else n - (asked.drop or 0)
-    if not 0 <= keep <= n:
-        name = "drop" if asked.keep is None else "keep"
-        raise ConfigError(f"{name} is {getattr(asked, name)}; the node has {n} tokens")
+def _n_kept(node: Heddle, body: ClipNode) -> int:
+    """Return how many tokens a clip keeps. Raises: ConfigError for more than the node has."""
+    n_tokens = len(node.tokens)
+    keep = body.keep if body.keep is not None else n_tokens - (body.drop or 0)
+    if not 0 <= keep <= n_tokens:
+        name = "drop" if body.keep is None else "keep"
+        raise ConfigError(f"{name} is {getattr(body, name)}; the node has {n_tokens} tokens")
     return keep
 
 
-async def _seen(live: OpenLoom, given: str, if_match: int | None) -> ExpectedRevision:
-    """Return a node that is as its author saw it, as far as any server knows.
+async def _expected(live: OpenLoom, given: str, if_match: int | None) -> ExpectedRevision:
+    """Return a node, after checking that no server has changed it since `if_match`.
 
     Raises: NotFound; Conflict.
     """
-    found = live.node(given)
+    tree_node = live.node(given)
     if if_match is not None:
         await live.sync(now=True)
-        live.check_rev(found, if_match)
-    return ExpectedRevision(found, if_match)
+        live.check_rev(tree_node, if_match)
+    return ExpectedRevision(tree_node, if_match)
 
 
-async def _free(live: OpenLoom, given: str, if_match: int | None) -> ExpectedRevision:
-    """Return a node that may be cut. Raises: NotFound; Conflict."""
-    seen = await _seen(live, given, if_match)
-    live.check_nothing_grows(seen.node)
-    return seen
+async def _expected_idle(live: OpenLoom, given: str, if_match: int | None) -> ExpectedRevision:
+    """Like `_expected`, for a node that is not growing. Raises: NotFound; Conflict."""
+    expected = await _expected(live, given, if_match)
+    live.check_nothing_grows(expected.node)
+    return expected
 
 
 @router.post("/nodes/{node}/move", response_model=Changed)
 async def move_node(
     loom: LoomName,
     node: NodeName,
-    asked: MoveNode,
+    body: MoveNode,
     service: ServiceDep,
     actor: Actor,
     if_match: IfMatch,
 ) -> Response:
-    """Put a node and all below it elsewhere; it continues its new parent from now on."""
+    """Move a node and its descendants below another node."""
     async with service.looms.open_locked(loom) as live:
-        found, _ = seen = await _free(live, node, if_match)
-        _check_nothing_grows_below(live, found)
-        parent = live.node(asked.parent)
+        tree_node, _ = expected = await _expected_idle(live, node, if_match)
+        _check_nothing_grows_below(live, tree_node)
+        parent = live.node(body.parent)
         live.check_not_growing(parent)
         return await changed(
-            live, "move", lambda: move(found, parent, asked.index), actor, seen=seen
+            live, "move", lambda: move(tree_node, parent, body.index), actor, seen=expected
         )
 
 
 @router.post("/nodes/{node}/copy", status_code=201, response_model=Changed | LoomObject)
 async def copy_node(
-    loom: LoomName, node: NodeName, asked: CopyNode, service: ServiceDep, actor: Actor
+    loom: LoomName, node: NodeName, body: CopyNode, service: ServiceDep, actor: Actor
 ) -> Response:
-    """Copy a node and all below it: to elsewhere here, into another loom, or as a new loom.
+    """Copy a node and its descendants within the loom, into another loom, or as a new loom.
 
     Only a copy into a loom of another model needs that model.
     """
     async with service.looms.open_locked(loom) as live:
-        found = live.node(node)
-        live.check_not_growing(found)
-        if asked.new_loom is not None:
-            return await _copy_to_new_loom(service, live, found, asked.new_loom)
-        row = None if asked.to_loom is None else await service.looms.row(asked.to_loom)
+        tree_node = live.node(node)
+        live.check_not_growing(tree_node)
+        if body.new_loom is not None:
+            return await _copy_to_new_loom(service, live, tree_node, body.new_loom)
+        row = None if body.to_loom is None else await service.looms.row(body.to_loom)
         if row is None or row.id == live.kept.id:
-            target = live.node(asked.parent)
+            target = live.node(body.parent)
             live.check_not_growing(target)
-            return await changed(live, "copy", lambda: copy_below(target, found), actor, status=201)
-        # NOTE: a loom of its own, so that nobody holds one lock and waits for another.
+            return await changed(
+                live, "copy", lambda: copy_below(target, tree_node), actor, status=201
+            )
+        # NOTE: open the source separately, so that no call waits for a lock while holding another.
         source = await live.call(lambda: service.looms.library.open(live.kept.id))
-        number = live.number(found)
+        number = live.number(tree_node)
     with source.loom:
         async with service.looms.open_locked(row.id) as other:
             exact = mark_of(source.loom) == mark_of(other.kept.loom)
         async with service.looms.open_locked(row.id, grows=not exact) as other:
-            target, top = other.node(asked.parent), source.node(number)
+            target, top = other.node(body.parent), source.node(number)
             other.check_not_growing(target)
             return await changed(
                 other, "copy", lambda: copy_below(target, top, exact=exact), actor, status=201
@@ -365,11 +373,11 @@ async def copy_node(
 
 
 async def _copy_to_new_loom(service: Service, live: OpenLoom, node: Heddle, name: str) -> Response:
-    def make() -> Any:
+    def build() -> Any:
         loom = loom_below(node)
         loom.meta["model"] = live.kept.loom.meta.get("model", "")
         return service.looms.library.create(loom, name=name)
 
-    made = service.looms.put(await live.call(make), live.lm)
-    row = await service.looms.row(made.kept.id)
-    return model_response(to_loom_object(row, made), rev=made.kept.rev, status=201)
+    copy = service.looms.put(await live.call(build), live.lm)
+    row = await service.looms.row(copy.kept.id)
+    return model_response(to_loom_object(row, copy), rev=copy.kept.rev, status=201)

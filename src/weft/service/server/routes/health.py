@@ -1,4 +1,4 @@
-"""Whether the process is up, whether a model can be used, and the figures for Prometheus."""
+"""Health checks and Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from ..errors import RequestError
 from ..service import ServiceDep
 
-router = APIRouter(tags=["health"])  # load balancers probe with HEAD, some of them
+router = APIRouter(tags=["health"])  # some load balancers probe with HEAD
 
 
 class Health(BaseModel):
@@ -22,7 +22,7 @@ class Health(BaseModel):
 @router.head("/healthz", include_in_schema=False)
 @router.get("/healthz")
 async def healthz() -> Health:
-    """Say that the process answers."""
+    """Return 200 if the process responds."""
     return Health(status="ok")
 
 
@@ -31,7 +31,7 @@ async def healthz() -> Health:
 @router.get("/readyz")
 @router.get("/health", include_in_schema=False)  # llama-server's name
 async def readyz(service: ServiceDep) -> Health:
-    """Say whether looms can be grown: 503 while no model or no database is there, or it stops."""
+    """Return 200 if looms can grow; 503 without a model or database, or while stopping."""
     service.check_accepting()
     await asyncio.to_thread(service.looms.library.looms, limit=1)
     if not service.models.is_ready:
@@ -44,6 +44,6 @@ async def readyz(service: ServiceDep) -> Health:
 
 @router.get("/metrics", response_class=Response)
 async def metrics(service: ServiceDep) -> Response:
-    """Return the figures of requests, jobs and models in Prometheus' text form."""
+    """Return Prometheus metrics of requests, jobs and models."""
     page = await asyncio.to_thread(service.metrics.page)
     return Response(page, media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -1,4 +1,4 @@
-"""Looms that leave for other programs' formats, and come in from them."""
+"""Routes that export looms to formats of other programs, and import them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ..serializers import model_response, to_loom_entry
 from ..service import ServiceDep
 
 router = APIRouter(prefix="/api/v1", tags=["interchange"], responses=ERRORS)
-_MODELS = "Of what comes as texts; null: the default one."
+_MODELS = "The model for looms imported from texts; null: the default one."
 _ANY_BODY = {
     "requestBody": {
-        "description": "The file as it is.",
+        "description": "The file's content.",
         "required": True,
         "content": {"application/json": {"schema": {}}, "application/octet-stream": {"schema": {}}},
     }
@@ -38,13 +38,17 @@ async def export_loom(
     ] = "json",
     scope: Annotated[
         Literal["path", "subtree", "tree"] | None,
-        Query(description="How much of it; null: as the format mostly wants."),
+        Query(description="How much to export; null: the format's usual scope."),
     ] = None,
-    node: Annotated[str, Query(max_length=64, description="Where a path or subtree ends.")] = "0",
-    limit: Annotated[int | None, Query(ge=1, description="Nodes of a picture at most.")] = None,
-    tint: Annotated[str | None, Query(max_length=20, description="Of html.")] = None,
+    node: Annotated[
+        str, Query(max_length=64, description="The end of a path, or the top of a subtree.")
+    ] = "0",
+    limit: Annotated[
+        int | None, Query(ge=1, description="Maximum number of nodes in a picture.")
+    ] = None,
+    tint: Annotated[str | None, Query(max_length=20, description="Coloring; html only.")] = None,
 ) -> StreamingResponse:
-    """Return a loom, or a part of it, as a file of another program."""
+    """Return a loom, or a part of it, in a file format."""
     options: dict[str, Any] = {"limit": limit, "tint": tint}
     options = {name: value for name, value in options.items() if value is not None}
     async with service.looms.open_locked(loom) as live:
@@ -52,16 +56,16 @@ async def export_loom(
         live.check_not_growing(top)
         if format in EXPORTERS and "bookmark" in EXPORTERS[format].options:
             marks = live.kept.bookmarks()
-            options["bookmark"] = lambda each: marks.get(numbers.get(each.id, -1))
+            options["bookmark"] = lambda exported: marks.get(numbers.get(exported.id, -1))
         if format == "markdown":
             options["name"] = live.kept.name
-        # What is written is copied before this returns: the loom may grow on meanwhile.
+        # `export` copies the nodes before it returns, as the loom may grow meanwhile.
         pieces = await live.call(
             lambda: export(top, format, scope=scope, numbers=numbers, **options)
         )
         name = re.sub(r"[^\w.-]", "-", live.kept.name, flags=re.ASCII)
     kind = EXPORTERS[format]
-    # A file, never a page of this origin: what is in it was written by whoever.
+    # Always a download, never a page of this origin: the content is untrusted.
     headers = {"Content-Disposition": f'attachment; filename="{name}{suffix_of(format)}"'}
     return StreamingResponse(
         (piece.encode("utf-8", "replace") for piece in pieces),
@@ -71,7 +75,7 @@ async def export_loom(
 
 
 def suffix_of(format: str) -> str:
-    """Return how a file of this format is called at its end."""
+    """Return the file name suffix of a format."""
     return ".loom.json" if format == "json" else EXPORTERS[format].suffix
 
 
@@ -80,21 +84,21 @@ async def import_looms(
     request: Request,
     service: ServiceDep,
     format: Annotated[
-        str, Query(max_length=40, description="auto, or a name of GET /server's formats.")
+        str, Query(max_length=40, description="auto, or one of the formats in GET /server.")
     ] = "auto",
     model: Annotated[str | None, Query(max_length=4096, description=_MODELS)] = None,
     name: Annotated[
-        str | None, Query(max_length=200, description="Of a loom that comes alone.")
+        str | None, Query(max_length=200, description="Name of the loom, for files with one loom.")
     ] = None,
     force: Annotated[
-        bool, Query(description="Take token ids of another model of the same vocabulary.")
+        bool, Query(description="Accept token ids of another model with the same vocabulary.")
     ] = False,
 ) -> Response:
-    """Take in a file of Weft's or of another program; says what it was and what was left out."""
+    """Import a file of Weft or another program; returns the format and what was left out."""
     data = await request.body()
-    found = await service.models.available(model)
+    served = await service.models.available(model)
     limits = ImportLimits(n_bytes=service.config.limits.import_bytes)
-    with found.in_use() as lm:
+    with served.in_use() as lm:
         report, used = await asyncio.to_thread(
             _read, data, lm, format=format, limits=limits, force=force
         )
@@ -102,28 +106,28 @@ async def import_looms(
             raise ConfigError(f"name is for one loom; this file has {len(report.looms)}")
         library = service.looms.library
         rows = []
-        for planted in report.looms:
+        for imported in report.looms:
             if used is not None:
-                planted.loom.meta["model"] = found.source
-            kept = await asyncio.to_thread(library.create, planted.loom, name=name)
+                imported.loom.meta["model"] = served.source
+            kept = await asyncio.to_thread(library.create, imported.loom, name=name)
             service.looms.put(kept, used)
             rows.append(await service.looms.row(kept.id))
-    told = Imported(
+    result = Imported(
         looms=[to_loom_entry(row, None) for row in rows],
         recognised_as=report.recognised_as,
         nodes=report.n_nodes,
         dropped=list(report.dropped),
     )
-    return model_response(told, status=201)
+    return model_response(result, status=201)
 
 
 def _read(
     data: bytes, lm: LM, *, format: str, limits: ImportLimits, force: bool
 ) -> tuple[ImportReport, LM | None]:
-    """Read a file; what another model has written is taken as it is, to be read."""
+    """Read a file. Looms of another model are imported for reading only."""
     try:
         return read(data, lm, format=format, limits=limits, force=force), lm
     except ModelMismatch as error:
         report = read(data, None, format=format, limits=limits)
-        note = f"grown it can be by its own model only: {error}"
+        note = f"only its own model can grow it: {error}"
         return report._replace(dropped=(*report.dropped, note)), None

@@ -1,4 +1,4 @@
-"""Memory: what KV takes and saves, of models, looms and nodes."""
+"""Routes of KV memory: its size and savings, by model, loom and node."""
 
 from __future__ import annotations
 
@@ -28,42 +28,42 @@ router = APIRouter(prefix="/api/v1", tags=["memory"], responses=ERRORS)
 @router.get("/kv", response_model=KvList)
 async def read_kv(
     service: ServiceDep,
-    looms: Annotated[bool, Query(description="Tell of the looms that are open, too.")] = False,
+    looms: Annotated[bool, Query(description="Include the open looms.")] = False,
 ) -> Response:
-    """Say what the models' KV takes, and what sharing it has saved."""
+    """Return the size of the models' KV, and the savings from sharing it."""
     loaded = [(model.name, model.lm) for model in service.models if model.lm is not None]
     data = [await asyncio.to_thread(kv_of, name, lm) for name, lm in loaded if not lm.closed]
-    told = KvList(data=data)
+    reply = KvList(data=data)
     if looms:
-        told.looms = []
+        reply.looms = []
         for live in service.looms.open_ones():
             async with live.lock:
-                if service.looms.open_one(live.kept.id) is not live:  # closed, while this waited
+                if service.looms.open_one(live.kept.id) is not live:  # closed in the meantime
                     continue
-                told.looms.append(await live.call(partial(loom_kv, service, live)))
-    return model_response(told)
+                reply.looms.append(await live.call(partial(loom_kv, service, live)))
+    return model_response(reply)
 
 
 def kv_of(name: str, lm: LM) -> KvObject:
-    """Return the figures of one model. saved_s is at the rate that its steps have had."""
+    """Return the KV statistics of a model. `saved_s` assumes the average speed of its steps."""
     stats = lm.stats()
     ran = stats.prefilled + stats.decoded + stats.recomputed
     saved = stats.reused * stats.seconds / ran if ran and stats.seconds else None
-    given = {key: value for key, value in asdict(stats).items() if key in KvObject.model_fields}
-    return KvObject(model=name, tokens_per_s=stats.tokens_per_s, saved_s=saved, **given)
+    fields = {key: value for key, value in asdict(stats).items() if key in KvObject.model_fields}
+    return KvObject(model=name, tokens_per_s=stats.tokens_per_s, saved_s=saved, **fields)
 
 
 @router.get("/looms/{loom}/kv", response_model=LoomKv)
 async def read_loom_kv(loom: LoomName, service: ServiceDep) -> Response:
-    """Say how many of a loom's nodes have their KV."""
+    """Return how many of a loom's nodes have their KV in memory."""
     async with service.looms.open_locked(loom) as live:
         return model_response(await live.call(partial(loom_kv, service, live)), rev=live.kept.rev)
 
 
 def loom_kv(service: Service, live: OpenLoom) -> LoomKv:
-    """Count the nodes whose KV is there. The caller holds the lock. Cost: O(nodes)."""
+    """Count the nodes whose KV is in memory. The caller holds the lock. Cost: O(nodes)."""
     lm = None if live.lm is None or live.lm.closed else live.lm
-    told = LoomKv(
+    result = LoomKv(
         loom=live.kept.id,
         name=live.kept.name,
         model=None if lm is None else service.models.name_of(lm),
@@ -77,30 +77,32 @@ def loom_kv(service: Service, live: OpenLoom) -> LoomKv:
     slot = 0 if lm is None else lm.info.kv_bytes_per_token
     for node in preorder(live.kept.loom):
         sizes, n = kv_sizes(node), len(node.tokens)
-        told.tokens += n
+        result.tokens += n
         is_hot = sizes is not None and kv_state(sizes, node.place.depth) == "hot"
-        told.hot += is_hot
-        told.cold += not is_hot
+        result.hot += is_hot
+        result.cold += not is_hot
         if sizes is not None:
-            # Of the path's tokens, its own are the last: what is there of them is beyond the rest.
+            # The node's own tokens are the last of its path, so they come after the tokens above.
             above = node.place.depth - n
-            told.hot_tokens += max(sizes.device - above, 0)
-            told.offloaded_tokens += min(max(sum(sizes) - above, 0), n, sizes.host)
+            result.hot_tokens += max(sizes.device - above, 0)
+            result.offloaded_tokens += min(max(sum(sizes) - above, 0), n, sizes.host)
         if lm is not None and node.id in live.pins:
             depth = node.place.depth
-            told.pinned.append(PinnedNode(node=live.number(node), tokens=depth, bytes=depth * slot))
-    told.bytes = told.hot_tokens * slot
-    return told
+            result.pinned.append(
+                PinnedNode(node=live.number(node), tokens=depth, bytes=depth * slot)
+            )
+    result.bytes = result.hot_tokens * slot
+    return result
 
 
 @router.post("/looms/{loom}/kv", response_model=LoomKv)
-async def forget_kv(loom: LoomName, asked: ForgetKv, service: ServiceDep) -> Response:
-    """Forget the KV of a loom, but for one path, what is pinned and what grows; tokens stay."""
+async def forget_kv(loom: LoomName, body: ForgetKv, service: ServiceDep) -> Response:
+    """Evict the KV of a loom except for one path, pinned nodes and growing ones; tokens stay."""
 
     def forget(lm: LM) -> LoomKv:
-        kept = set() if asked.keep is None else {each.id for each in live.node(asked.keep).path}
+        kept = set() if body.keep is None else {step.id for step in live.node(body.keep).path}
         for branches in live.growing:
-            kept |= {each.id for node in branches.nodes for each in node.path}
+            kept |= {step.id for node in branches.nodes for step in node.path}
         for node in reversed(list(preorder(live.kept.loom))):  # leaves first
             if node.id not in kept:
                 lm.kv.trim(node, 0 if node.parent is None else node.parent.place.depth)
@@ -109,71 +111,73 @@ async def forget_kv(loom: LoomName, asked: ForgetKv, service: ServiceDep) -> Res
     async with service.looms.open_locked(loom, grows=True) as live:
         assert live.lm is not None
         if live.lm.info.kv == "hidden":
-            raise Unsupported(f"the {live.lm.info.name} engine keeps its KV to itself")
+            raise Unsupported(f"the {live.lm.info.name} engine does not expose its KV")
         with service.work("kv", service.models.name_of(live.lm)) as lm:
-            told = await live.call(partial(forget, lm))
-        return model_response(told, rev=live.kept.rev)
+            result = await live.call(partial(forget, lm))
+        return model_response(result, rev=live.kept.rev)
 
 
 @router.post("/looms/{loom}/nodes/{node}/kv", response_model=NodeObject)
 async def handle_kv(
-    loom: LoomName, node: NodeName, asked: KvRequest, service: ServiceDep
+    loom: LoomName, node: NodeName, body: KvRequest, service: ServiceDep
 ) -> Response:
-    """Compute, pin, move or forget the KV of a node: of its path, or of its own tokens."""
+    """Compute, pin, offload or evict the KV of a node: of its path, or of its own tokens."""
     async with service.looms.open_locked(loom, grows=True) as live:
         assert live.lm is not None
-        found = live.node(node)
-        live.check_not_growing(found)
+        tree_node = live.node(node)
+        live.check_not_growing(tree_node)
         if live.lm.info.kv == "hidden":
-            raise Unsupported(f"the {live.lm.info.name} engine keeps its KV to itself")
+            raise Unsupported(f"the {live.lm.info.name} engine does not expose its KV")
         with service.work("kv", service.models.name_of(live.lm)) as lm:
-            if asked.op == "warm":
-                item = next_item(found, 1)
+            if body.op == "warm":
+                item = next_item(tree_node, 1)
                 async with live.released_lock():
                     await lm.adrive(tickets := await lm.asubmit([item]))
-                tickets[0].result()  # it may have failed
-            elif asked.op == "pin":
-                await _pin(live, lm, found)
-            elif asked.op == "unpin":
-                await live.call(lambda: live.pins.drop(found.id))
+                tickets[0].result()  # raises the error if it failed
+            elif body.op == "pin":
+                await _pin(live, lm, tree_node)
+            elif body.op == "unpin":
+                await live.call(lambda: live.pins.drop(tree_node.id))
             else:
-                _check_not_pinned(live, found)
-                before = 0 if found.parent is None else found.parent.place.depth
+                _check_not_pinned(live, tree_node)
+                start = 0 if tree_node.parent is None else tree_node.parent.place.depth
                 kv = lm.kv
-                if asked.op == "offload":
-                    await live.call(lambda: kv.offload(found, start=before))
+                if body.op == "offload":
+                    await live.call(lambda: kv.offload(tree_node, start=start))
                 else:
-                    await live.call(lambda: kv.trim(found, before))
-        told = await live.call(lambda: serialize_node(live, found, fields=("kv",)))
-        return json_response(told, rev=live.kept.rev)
+                    await live.call(lambda: kv.trim(tree_node, start))
+        data = await live.call(lambda: serialize_node(live, tree_node, fields=("kv",)))
+        return json_response(data, rev=live.kept.rev)
 
 
 async def _pin(live: OpenLoom, lm: LM, node: Heddle) -> None:
-    """Pin a node, which others may change while its path is computed. Raises: KVFull; Conflict."""
+    """Pin a node; others may edit it while its path is computed. Raises: KVFull; Conflict."""
     if node.id in live.pins:
         return
     async with live.released_lock():
         pin = await lm.kv.apin(node)
 
-    def note() -> None:
+    def add_pin() -> None:
         live.pins.take(node, pin)
         live.pins.follow(live.kept)
 
-    await live.call(note)
+    await live.call(add_pin)
     if node.id not in live.pins:
         raise Conflict(
-            "the node was removed while its path was computed",
+            "the node was removed while its KV was computed",
             rev=live.kept.rev,
             code="node_removed",
         )
 
 
 def _check_not_pinned(live: OpenLoom, node: Heddle) -> None:
-    """Raise Refused for a node whose KV stays, as it is pinned, or one below it is."""
+    """Raise RequestError if the node or a descendant is pinned."""
     for pinned in map(live.kept.node, live.pins):
         if is_below(pinned, node):
-            number, of = live.number(pinned), live.number(node)
-            which = (
-                "is pinned" if number == of else f"is on the way to node {number}, which is pinned"
+            number, target = live.number(pinned), live.number(node)
+            reason = (
+                "is pinned"
+                if number == target
+                else f"is on the way to node {number}, which is pinned"
             )
-            raise RequestError(409, "kv_pinned", f"node {of} {which}", hint="unpin it first")
+            raise RequestError(409, "kv_pinned", f"node {target} {reason}", hint="unpin it first")

@@ -1,4 +1,4 @@
-"""Looms: lists, making, renaming, removing, the log, and search."""
+"""Routes of looms: list, create, rename, remove, undo and search."""
 
 from __future__ import annotations
 
@@ -41,20 +41,23 @@ from ..serializers import (
 from ..service import Service, ServiceDep
 
 router = APIRouter(prefix="/api/v1", tags=["looms"], responses=ERRORS)
-_PATTERN_S = 2.0  # that a search by pattern may take
-Limit = Annotated[int, Query(ge=1, le=1000, description="At most so many.")]
+_PATTERN_S = 2.0  # seconds that a search by pattern may take
+Limit = Annotated[int, Query(ge=1, le=1000, description="Maximum number of items.")]
 
 
 @router.get("/looms", response_model=LoomPage)
 async def list_looms(
     service: ServiceDep,
     search: Annotated[
-        str | None, Query(max_length=500, description="Only those whose name or prompt has it.")
+        str | None,
+        Query(max_length=500, description="Only looms whose name or prompt contains it."),
     ] = None,
     limit: Limit = 50,
-    after: Annotated[str | None, Query(max_length=300, description="`next` of a page.")] = None,
+    after: Annotated[
+        str | None, Query(max_length=300, description="`next` of the last page.")
+    ] = None,
 ) -> Response:
-    """List the looms, the one changed last first."""
+    """List the looms, last changed first."""
     looms = service.looms
     rows = await asyncio.to_thread(
         lambda: looms.library.looms(search=search, limit=limit + 1, after=after)
@@ -66,26 +69,26 @@ async def list_looms(
 
 
 @router.post("/looms", status_code=201, response_model=LoomObject)
-async def create_loom(asked: CreateLoom, service: ServiceDep) -> Response:
-    """Make a loom of a prompt. Nothing is computed yet."""
-    model = await service.models.available(asked.model)
+async def create_loom(body: CreateLoom, service: ServiceDep) -> Response:
+    """Create a loom from a prompt. Nothing is computed yet."""
+    model = await service.models.available(body.model)
     with model.in_use() as lm:
-        given: Any = asked.prompt if asked.prompt is not None else asked.messages
-        given = asked.token_ids if given is None else given
-        special = asked.special or None
+        prompt: Any = body.prompt if body.prompt is not None else body.messages
+        prompt = body.token_ids if prompt is None else prompt
+        special = body.special or None
 
-        def make() -> Loom:
-            loom = Loom(lm, given, template=asked.template, special=special, system=asked.system)
-            loom.meta.update(asked.meta)
+        def build() -> Loom:
+            loom = Loom(lm, prompt, template=body.template, special=special, system=body.system)
+            loom.meta.update(body.meta)
             loom.meta["model"] = model.source
             return loom
 
-        loom = await asyncio.to_thread(make)
+        loom = await asyncio.to_thread(build)
         library = service.looms.library
         try:
-            kept = await asyncio.to_thread(library.create, loom, name=asked.name)
+            kept = await asyncio.to_thread(library.create, loom, name=body.name)
         except ConfigError as error:
-            if asked.name is not None and "already" in str(error):
+            if body.name is not None and "already" in str(error):
                 raise RequestError(409, "name_taken", str(error), param="name") from error
             raise
         live = service.looms.put(kept, lm)
@@ -98,16 +101,18 @@ async def restore_looms(
     service: ServiceDep,
     nodes_of: Annotated[
         str | None,
-        Query(max_length=300, description="Also nodes of this loom, if they were removed last."),
+        Query(max_length=300, description="Also restore nodes of this loom, if removed last."),
     ] = None,
-    only_nodes: Annotated[bool, Query(description="Of that loom only.")] = False,
+    only_nodes: Annotated[
+        bool, Query(description="Restore only nodes of that loom, no looms.")
+    ] = False,
 ) -> Response:
-    """Bring back what was removed last: the same looms, under their own names, or nodes."""
+    """Restore what was removed last: looms under their own names, or nodes."""
     library = service.looms.library
     if nodes_of is not None:
         nodes_of = (await service.looms.row(nodes_of)).id
     elif only_nodes:
-        message = "only_nodes needs nodes_of: it says of which loom"
+        message = "only_nodes needs nodes_of, the loom whose nodes to restore"
         raise RequestError(400, "invalid_parameter", message, param="only_nodes")
     try:
         names = await asyncio.to_thread(lambda: library.bring_back(nodes_of, only_nodes=only_nodes))
@@ -118,32 +123,34 @@ async def restore_looms(
         raise RequestError(409, "nothing_to_restore", str(error)) from error
     rows = [await service.looms.row(name) for _, name in names]
     data = [to_loom_entry(row, service.looms.open_one(row.id)) for row in rows]
-    return model_response(RestoredLooms(data=data, names=[before for before, _ in names]))
+    return model_response(RestoredLooms(data=data, names=[old_name for old_name, _ in names]))
 
 
 @router.get("/looms/{loom}", response_model=LoomObject)
 async def read_loom(loom: LoomName, service: ServiceDep) -> Response:
-    """Say what a loom is."""
+    """Return a loom's metadata."""
     async with service.looms.open_locked(loom) as live:
         row = await service.looms.row_now(live.kept.id)
         return model_response(to_loom_object(row, live), rev=live.kept.rev)
 
 
 @router.patch("/looms/{loom}", response_model=LoomObject)
-async def edit_loom(loom: LoomName, asked: EditLoom, service: ServiceDep, actor: Actor) -> Response:
-    """Rename a loom, or change its notes."""
+async def edit_loom(loom: LoomName, body: EditLoom, service: ServiceDep, actor: Actor) -> Response:
+    """Rename a loom or change its notes."""
     async with service.looms.open_locked(loom) as live:
-        if "meta" in asked.model_fields_set:
-            meta = asked.meta or {}
-            own = {name: value for name, value in live.kept.loom.meta.items() if name in _OURS}
+        if "meta" in body.model_fields_set:
+            meta = body.meta or {}
+            reserved = {
+                name: value for name, value in live.kept.loom.meta.items() if name in _RESERVED_META
+            }
 
             def edit() -> None:
-                live.kept.loom.meta = {**meta, **own}
+                live.kept.loom.meta = {**meta, **reserved}
 
             await live.change("edit", edit, actor)
-        if asked.name is not None and asked.name != live.kept.name:
+        if body.name is not None and body.name != live.kept.name:
             try:
-                await asyncio.to_thread(service.looms.library.rename, live.kept.name, asked.name)
+                await asyncio.to_thread(service.looms.library.rename, live.kept.name, body.name)
             except ConfigError as error:
                 status = 409 if "already" in str(error) else 400
                 code = "name_taken" if status == 409 else "invalid_parameter"
@@ -154,16 +161,16 @@ async def edit_loom(loom: LoomName, asked: EditLoom, service: ServiceDep, actor:
         return model_response(to_loom_object(row, live), rev=live.kept.rev)
 
 
-_OURS = ("model", "engine")
+_RESERVED_META = ("model", "engine")
 
 
 @router.delete("/looms/{loom}", response_model=LoomObject)
 async def remove_loom(
     loom: LoomName,
     service: ServiceDep,
-    purge: Annotated[bool, Query(description="For good: it cannot be brought back.")] = False,
+    purge: Annotated[bool, Query(description="Delete permanently: it cannot be restored.")] = False,
 ) -> Response:
-    """Remove a loom. What grows in it is cancelled. POST /looms/restore brings it back."""
+    """Remove a loom and cancel its growth. POST /looms/restore restores it."""
     looms = service.looms
     row = await looms.row_now(loom)
     await asyncio.to_thread(looms.library.remove, [row.id])
@@ -178,17 +185,17 @@ async def remove_loom(
 
 @router.post("/looms/{loom}/undo", response_model=Changed)
 async def undo(loom: LoomName, service: ServiceDep) -> Response:
-    """Take back the loom's last operation, whoever did it."""
-    return await _turn(service, loom, "undo")
+    """Undo the loom's last operation, by any author."""
+    return await _undo_or_redo(service, loom, "undo")
 
 
 @router.post("/looms/{loom}/redo", response_model=Changed)
 async def redo(loom: LoomName, service: ServiceDep) -> Response:
-    """Do again what was undone last."""
-    return await _turn(service, loom, "redo")
+    """Redo the operation that was undone last."""
+    return await _undo_or_redo(service, loom, "redo")
 
 
-async def _turn(service: Service, loom: str, kind: Literal["undo", "redo"]) -> Response:
+async def _undo_or_redo(service: Service, loom: str, kind: Literal["undo", "redo"]) -> Response:
     async with service.looms.open_locked(loom) as live:
         leave, running = live.ended(), {job.id for job in live.jobs}
         try:
@@ -206,7 +213,7 @@ async def _turn(service: Service, loom: str, kind: Literal["undo", "redo"]) -> R
 
 
 def changed_reply(live: OpenLoom, change: Change) -> Changed:
-    """Return what a change did."""
+    """Return a change as a Changed object."""
     numbers = live.kept.numbers()
     return Changed.model_validate(
         {
@@ -214,29 +221,29 @@ def changed_reply(live: OpenLoom, change: Change) -> Changed:
             "kind": change.kind,
             "added": serialize_nodes(live, change.added),
             "changed": serialize_nodes(live, change.changed),
-            "removed": [numbers.get(each, -1) for each in change.removed],
+            "removed": [numbers.get(node_id, -1) for node_id in change.removed],
         }
     )
 
 
 @router.get("/looms/{loom}/history", response_model=OperationList)
 async def read_history(loom: LoomName, service: ServiceDep, limit: Limit = 50) -> Response:
-    """List the loom's operations, the last one first."""
+    """List the loom's operations, latest first."""
     async with service.looms.open_locked(loom) as live:
         operations = await live.call(lambda: live.kept.history(limit))
     rows = [
         OperationObject(
-            kind=each.kind,
-            actor=each.actor,
-            at=iso_timestamp(each.at),
-            rev=each.rev,
-            state=each.state,
-            n_added=each.n_added,
-            n_removed=each.n_removed,
-            n_changed=each.n_changed,
-            model=each.model,
+            kind=operation.kind,
+            actor=operation.actor,
+            at=iso_timestamp(operation.at),
+            rev=operation.rev,
+            state=operation.state,
+            n_added=operation.n_added,
+            n_removed=operation.n_removed,
+            n_changed=operation.n_changed,
+            model=operation.model,
         )
-        for each in operations
+        for operation in operations
     ]
     return model_response(OperationList(data=rows))
 
@@ -247,10 +254,10 @@ async def read_loom_events(
     service: ServiceDep,
     after: LastEvent,
     tokens: Annotated[
-        bool, Query(description="What its jobs tell, too, after a snapshot of all that grows.")
+        bool, Query(description="Include the events of its jobs, after a snapshot of all growth.")
     ] = False,
 ) -> EventStream:
-    """Follow a loom: every change of it, from now on, or after the last event that came."""
+    """Stream the changes of a loom, from now on or after the last event received."""
     async with service.looms.open_locked(loom) as live:
         if tokens:
             return EventStream(live.feed.frames(after))
@@ -264,24 +271,23 @@ async def read_loom_events(
 @router.get("/search", response_model=HitList)
 async def search_all(
     service: ServiceDep,
-    q: Annotated[str, Query(min_length=1, max_length=500, description="Words.")],
+    q: Annotated[str, Query(min_length=1, max_length=500, description="Words to find.")],
     loom: Annotated[
-        str | None, Query(max_length=300, description="A loom's name or id: in this one only.")
+        str | None, Query(max_length=300, description="Name or id of a loom: search only this one.")
     ] = None,
     limit: Limit = 50,
 ) -> Response:
     """Search for words in the texts of all looms."""
     library = service.looms.library
-    own = None if loom is None else (await service.looms.row(loom)).id
-    most = min(limit + 1, 1000)
-    hits = await asyncio.to_thread(lambda: library.find(q, loom=own, limit=most))
+    loom_id = None if loom is None else (await service.looms.row(loom)).id
+    max_hits = min(limit + 1, 1000)
+    hits = await asyncio.to_thread(lambda: library.find(q, loom=loom_id, limit=max_hits))
     return model_response(
         HitList(data=[serialize_hit(hit) for hit in hits[:limit]], more=len(hits) > limit)
     )
 
 
 def serialize_hit(hit: Hit) -> HitObject:
-    """Return what is told of a hit of the library."""
     return HitObject(
         loom=hit.loom_id, name=hit.loom, node=hit.number, text=hit.snippet, spans=hit.marks
     )
@@ -291,56 +297,56 @@ def serialize_hit(hit: Hit) -> HitObject:
 async def search_loom(
     loom: LoomName,
     service: ServiceDep,
-    q: Annotated[str, Query(max_length=500, description="A text, or with regex a pattern.")] = "",
+    q: Annotated[str, Query(max_length=500, description="A text, or a pattern with `regex`.")] = "",
     is_pattern: Annotated[
         bool, Query(alias="regex", description="q is a regular expression.")
     ] = False,
-    case: Annotated[bool, Query(description="Large and small letters differ.")] = False,
+    case: Annotated[bool, Query(description="Match upper and lower case exactly.")] = False,
     filter: Annotated[
         list[Literal["bookmarked", "human", "model", "ended", "leaf"]] | None,
-        Query(description="Only such nodes; may be given again."),
+        Query(description="Only nodes of these kinds; repeatable."),
     ] = None,
     limit: Limit = 200,
 ) -> Response:
-    """Search in the texts of one loom's nodes, each by itself; also by pattern and by kind."""
+    """Search the texts of one loom's nodes, optionally by pattern and kind."""
     pattern = pattern_of(q, is_pattern=is_pattern, case=case)
     async with service.looms.open_locked(loom) as live:
-        hits = await live.call(lambda: found_in(live, pattern, filter or [], limit + 1))
+        hits = await live.call(lambda: find_in_loom(live, pattern, filter or [], limit + 1))
     return model_response(HitList(data=hits[:limit], more=len(hits) > limit))
 
 
 def pattern_of(text: str, *, is_pattern: bool, case: bool) -> regex.Pattern[str]:
-    """Return what a search looks for. Raises: Refused for a pattern that is none."""
+    """Compile the pattern of a search. Raises: RequestError for an invalid one."""
     try:
         return regex.compile(text if is_pattern else regex.escape(text), 0 if case else regex.I)
     except (regex.error, RecursionError, OverflowError) as error:
         raise RequestError(
-            400, "invalid_parameter", f"q is no regular expression: {error}", param="q"
+            400, "invalid_parameter", f"q is not a valid regular expression: {error}", param="q"
         ) from error
 
 
-def found_in(
-    live: OpenLoom, pattern: regex.Pattern[str], kinds: Sequence[str], most: int
+def find_in_loom(
+    live: OpenLoom, pattern: regex.Pattern[str], kinds: Sequence[str], max_hits: int
 ) -> list[HitObject]:
     """Return the nodes whose text matches, in the order of the tree. Cost: O(text).
 
-    Raises: Refused for a pattern that takes for ever: some go back and forth without end.
+    Raises: RequestError for a pattern with catastrophic backtracking.
     """
-    marks = live.kept.bookmarks()
+    bookmarks = live.kept.bookmarks()
     hits: list[HitObject] = []
-    until = time.monotonic() + _PATTERN_S
+    deadline = time.monotonic() + _PATTERN_S
     for node in preorder(live.kept.loom):
-        if not all(_is(live, node, kind, marks) for kind in kinds):
+        if not all(_is_kind(live, node, kind, bookmarks) for kind in kinds):
             continue
         try:
-            left = max(until - time.monotonic(), 0.001)
-            # NOTE: concurrent: others' tokens come on meanwhile.
-            found = pattern.finditer(node.text, timeout=left, concurrent=True)
-            spans = [match.span() for match in found]
+            remaining_s = max(deadline - time.monotonic(), 0.001)
+            # NOTE: concurrent releases the GIL, so that the event loop continues.
+            matches = pattern.finditer(node.text, timeout=remaining_s, concurrent=True)
+            spans = [match.span() for match in matches]
         except TimeoutError as error:
             raise RequestError(
                 400, "pattern_too_slow", f"this pattern takes longer than {_PATTERN_S:.0f} s",
-                hint="repetitions within repetitions, as (a+)+, take for ever; write it simpler",
+                hint="nested repetitions such as (a+)+ are exponential; simplify them",
                 param="q",
             ) from error  # fmt: skip
         if spans or not pattern.pattern:
@@ -354,12 +360,12 @@ def found_in(
                     spans=spans[:100] if pattern.pattern else [],
                 )
             )
-            if len(hits) >= most:
+            if len(hits) >= max_hits:
                 break
     return hits
 
 
-def _is(live: OpenLoom, node: Heddle, kind: str, marks: dict[int, str]) -> bool:
+def _is_kind(live: OpenLoom, node: Heddle, kind: str, marks: dict[int, str]) -> bool:
     if kind == "bookmarked":
         return live.number(node) in marks
     if kind == "ended":

@@ -1,4 +1,4 @@
-"""Nodes: pages, trees, paths, tokens, and what is asked after them."""
+"""Routes of nodes: pages, trees, paths, tokens, and model queries about them."""
 
 from __future__ import annotations
 
@@ -28,29 +28,34 @@ from ..serializers import json_response, serialize_node, serialize_nodes, subtre
 from ..service import ServiceDep
 
 router = APIRouter(prefix="/api/v1/looms/{loom}", tags=["nodes"], responses=ERRORS)
-Under = Annotated[str, Query(max_length=64, description="A node's number or id: from there down.")]
-Depth = Annotated[int | None, Query(ge=0, description="So many levels below it; null: all.")]
+Under = Annotated[str, Query(max_length=64, description="Number or id of the top node.")]
+Depth = Annotated[int | None, Query(ge=0, description="Levels below the top node; null: all.")]
 Field = Literal["tokens", "meta", "params", "kv"]
-LogprobsRequest = Annotated[
+NodeFields = Annotated[
     list[Field] | None,
-    Query(description=f"What to tell besides: {', '.join(FIELDS)}; may be given again."),
+    Query(description=f"Additional fields: {', '.join(FIELDS)}; repeatable."),
 ]
-WantedOfOne = Annotated[
+AllNodeFields = Annotated[
     list[Field | Literal["made"]] | None,
-    Query(description=f"What to tell besides: {', '.join(FIELDS)}, made; may be given again."),
+    Query(description=f"Additional fields: {', '.join(FIELDS)}, made; repeatable."),
 ]
 
 
 def within(live: OpenLoom, top: Heddle, depth: int | None, most: int | None = None) -> list[Heddle]:
-    """Return a node and those below it, parents first, so many levels down, so many at most."""
-    found: list[Heddle] = []
+    """Return a node and its descendants, parents first.
+
+    Args:
+        depth: levels below `top`; `None` means all.
+        most: maximum number of nodes.
+    """
+    nodes: list[Heddle] = []
     stack = [(top, 0)]
-    while stack and (most is None or len(found) < most):
+    while stack and (most is None or len(nodes) < most):
         node, level = stack.pop()
-        found.append(node)
+        nodes.append(node)
         if depth is None or level < depth:
             stack.extend((child, level + 1) for child in reversed(live.children_of(node)))
-    return found
+    return nodes
 
 
 @router.get("/nodes", response_model=NodePage)
@@ -59,46 +64,50 @@ async def list_nodes(
     service: ServiceDep,
     under: Under = "0",
     depth: Depth = None,
-    fields: LogprobsRequest = None,
+    fields: NodeFields = None,
     since: Annotated[
         int | None,
-        Query(ge=0, lt=2**53, description="A revision: only what was changed after it."),
+        Query(ge=0, lt=2**53, description="A revision: only nodes that changed after it."),
     ] = None,
-    limit: Annotated[int, Query(ge=1, le=1000, description="At most so many.")] = 200,
-    after: Annotated[str | None, Query(max_length=64, description="`next` of a page.")] = None,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Maximum number of nodes.")] = 200,
+    after: Annotated[
+        str | None, Query(max_length=64, description="`next` of the last page.")
+    ] = None,
     nodes: Annotated[
         list[int] | None,
-        Query(max_length=200, description="Numbers: only those of them that are there."),
+        Query(
+            max_length=200, description="Only nodes with these numbers; absent ones are skipped."
+        ),
     ] = None,
 ) -> Response:
-    """List nodes in the order of the tree, parents first, a page at a time.
+    """List nodes in the order of the tree, parents first, page by page.
 
-    With `since` only those are told that have changed, and which are gone; where the server does
-    not know that any more `whole` is true and all are told. The next pages take the same `since`;
-    what changes between two of them is changed since the `rev` of the first one.
+    With `since` the result has only changed nodes, and the numbers of removed ones. If the server
+    no longer has that history, `whole` is true and the result has all nodes. Pass the same `since`
+    for the next pages; for later changes, pass the `rev` of the first page.
     """
-    is_of_changes = after is not None and after.endswith(_CHANGES)
-    if is_of_changes and since is None:
+    has_changes_cursor = after is not None and after.endswith(_CHANGES)
+    if has_changes_cursor and since is None:
         raise RequestError(
-            400, "invalid_parameter", "after is of a page of what has changed: give its since, too",
+            400, "invalid_parameter", "after is from a page of changes: send the same since, too",
             param="since",
         )  # fmt: skip
     async with service.looms.open_locked(loom) as live:
-        is_asked = since is not None and (after is None or is_of_changes)
-        found = live.since(since) if since is not None and is_asked else None
-        if is_of_changes and found is None:
-            raise _page_gone("nobody knows any more what has changed since")
+        wants_changes = since is not None and (after is None or has_changes_cursor)
+        changes = live.since(since) if since is not None and wants_changes else None
+        if has_changes_cursor and changes is None:
+            raise _page_gone("the changes since that revision are no longer known")
         page = await live.call(
-            lambda: _page(live, live.node(under), depth, fields or [], found, limit, after, nodes)
+            lambda: _page(live, live.node(under), depth, fields or [], changes, limit, after, nodes)
         )
         return json_response(page, rev=live.kept.rev)
 
 
-_CHANGES = "~"  # ends the `next` of a page of what has changed
+_CHANGES = "~"  # suffix of `next` on pages of changes
 
 
 def _page_gone(why: str) -> RequestError:
-    return RequestError(409, "page_gone", why, hint="begin anew, without after")
+    return RequestError(409, "page_gone", why, hint="start over without after")
 
 
 def _page(
@@ -106,38 +115,38 @@ def _page(
     top: Heddle,
     depth: int | None,
     fields: list[Field],
-    found: tuple[set[str], list[int]] | None,
+    changes: tuple[set[str], list[int]] | None,
     limit: int,
     after: str | None,
-    only: list[int] | None,
+    only_numbers: list[int] | None,
 ) -> dict[str, Any]:
-    is_first = found is None and after is None and only is None
+    is_first = changes is None and after is None and only_numbers is None
     nodes = within(live, top, depth, limit + 1 if is_first else None)
     if after is not None:
         name = after.removesuffix(_CHANGES)
-        is_it = (name in (str(live.number(node)), node.id) for node in nodes)
-        at = next((i for i, here in enumerate(is_it) if here), None)
+        matches = (name in (str(live.number(node)), node.id) for node in nodes)
+        at = next((i for i, is_match in enumerate(matches) if is_match), None)
         if at is None:
-            raise _page_gone("the page before ended at a node that is not there any more")
+            raise _page_gone("the last node of the previous page no longer exists")
         nodes = nodes[at + 1 :]
     removed: list[int] = []
-    if found is not None:
-        changed, gone = found
-        removed = gone if after is None else []
+    if changes is not None:
+        changed, removed_since = changes
+        removed = removed_since if after is None else []
         growing = {node.id for branches in live.growing for node in branches.nodes}
         nodes = [node for node in nodes if node.id in changed or node.id in growing]
-    if only is not None:
-        asked = set(only)
-        nodes = [node for node in nodes if live.number(node) in asked]
-    told = serialize_nodes(live, nodes[:limit], sizes=subtree_sizes(live), fields=fields)
+    if only_numbers is not None:
+        numbers = set(only_numbers)
+        nodes = [node for node in nodes if live.number(node) in numbers]
+    data = serialize_nodes(live, nodes[:limit], sizes=subtree_sizes(live), fields=fields)
     is_more = len(nodes) > limit
-    mark = "" if found is None else _CHANGES
+    suffix = "" if changes is None else _CHANGES
     return {
         "rev": live.kept.rev,
-        "data": told,
+        "data": data,
         "removed": removed,
-        "whole": found is None,
-        "next": f"{live.number(nodes[limit - 1])}{mark}" if is_more else None,
+        "whole": changes is None,
+        "next": f"{live.number(nodes[limit - 1])}{suffix}" if is_more else None,
     }
 
 
@@ -147,28 +156,28 @@ async def read_tree(
     service: ServiceDep,
     under: Under = "0",
     depth: Depth = None,
-    fields: LogprobsRequest = None,
+    fields: NodeFields = None,
 ) -> Response:
-    """Return the tree as nested objects, for small ones: 2,000 nodes at most."""
+    """Return the tree as nested objects; for trees of at most 2,000 nodes."""
     async with service.looms.open_locked(loom) as live:
         tree = await live.call(lambda: _nested(live, live.node(under), depth, fields or []))
-        told = {"loom": live.kept.id, "rev": live.kept.rev, "tree": tree}
-        return json_response(told, rev=live.kept.rev)
+        data = {"loom": live.kept.id, "rev": live.kept.rev, "tree": tree}
+        return json_response(data, rev=live.kept.rev)
 
 
-_NESTED, _DEEP = 2000, 400
+_MAX_NESTED, _MAX_LEVELS = 2000, 400
 
 
 def _nested(live: OpenLoom, top: Heddle, depth: int | None, fields: list[Field]) -> dict[str, Any]:
     nodes = within(live, top, depth)
-    if len(nodes) > _NESTED:
+    if len(nodes) > _MAX_NESTED:
         raise RequestError(
             400, "tree_too_large", f"{len(nodes)} nodes are too many for a nested tree",
-            hint="ask for /nodes, page by page, or for less depth", param="depth",
+            hint="read /nodes page by page, or reduce depth", param="depth",
         )  # fmt: skip
-    told = {
-        node.id: {**each, "nodes": []}
-        for node, each in zip(
+    by_id = {
+        node.id: {**data, "nodes": []}
+        for node, data in zip(
             nodes,
             serialize_nodes(live, nodes, sizes=subtree_sizes(live), fields=fields),
             strict=True,
@@ -178,24 +187,24 @@ def _nested(live: OpenLoom, top: Heddle, depth: int | None, fields: list[Field])
     for node in nodes[1:]:
         assert node.parent is not None
         levels[node.id] = levels[node.parent.id] + 1
-        if levels[node.id] > _DEEP:
+        if levels[node.id] > _MAX_LEVELS:
             raise RequestError(
-                400, "tree_too_deep", f"more than {_DEEP} levels are too many for a nested tree",
-                hint="ask for /nodes, page by page, or for less depth", param="depth",
+                400, "tree_too_deep", f"a nested tree has at most {_MAX_LEVELS} levels",
+                hint="read /nodes page by page, or reduce depth", param="depth",
             )  # fmt: skip
-        told[node.parent.id]["nodes"].append(told[node.id])
-    return told[top.id]
+        by_id[node.parent.id]["nodes"].append(by_id[node.id])
+    return by_id[top.id]
 
 
 @router.get("/nodes/{node}", response_model=NodeObject)
 async def read_node(
-    loom: LoomName, node: NodeName, service: ServiceDep, fields: WantedOfOne = None
+    loom: LoomName, node: NodeName, service: ServiceDep, fields: AllNodeFields = None
 ) -> Response:
-    """Say what a node is. A node that grows is told as far as it is."""
+    """Return a node. A growing node has the tokens generated so far."""
     async with service.looms.open_locked(loom) as live:
-        found = live.node(node)
-        told = await live.call(lambda: serialize_node(live, found, fields=fields or []))
-        return json_response(told, rev=live.kept.rev)
+        tree_node = live.node(node)
+        data = await live.call(lambda: serialize_node(live, tree_node, fields=fields or []))
+        return json_response(data, rev=live.kept.rev)
 
 
 @router.get("/nodes/{node}/path", response_model=PathReply)
@@ -205,42 +214,42 @@ async def read_path(
     service: ServiceDep,
     as_: Annotated[
         Literal["text", "tokens", "messages", "nodes"],
-        Query(alias="as", description="How it is told."),
+        Query(alias="as", description="The format of the path."),
     ] = "text",
-    below_root: Annotated[bool, Query(description="Without the prompt.")] = False,
+    below_root: Annotated[bool, Query(description="Leave out the prompt.")] = False,
 ) -> Response:
-    """Return what leads to a node, the root first."""
+    """Return the path to a node, the root first."""
     async with service.looms.open_locked(loom) as live:
-        found = live.node(node)
-        return json_response(await live.call(lambda: _path(live, found, as_, below_root)))
+        tree_node = live.node(node)
+        return json_response(await live.call(lambda: _path(live, tree_node, as_, below_root)))
 
 
-def _path(live: OpenLoom, node: Heddle, how: str, below_root: bool) -> dict[str, Any]:
+def _path(live: OpenLoom, node: Heddle, format: str, below_root: bool) -> dict[str, Any]:
     path, first = node.path, int(below_root)
-    told: dict[str, Any] = {
+    data: dict[str, Any] = {
         "node": live.number(node),
-        "path": [live.number(each) for each in path],
-        "n_tokens": sum(len(each.tokens) for each in path[first:]),
+        "path": [live.number(step) for step in path],
+        "n_tokens": sum(len(step.tokens) for step in path[first:]),
     }
-    if how == "text":
-        told["text"] = node.get_prefix_text(first)
-    elif how == "tokens":
-        told["token_ids"] = node.get_prefix_tokens(first)
-    elif how == "nodes":
-        told["nodes"] = serialize_nodes(live, path[first:])
+    if format == "text":
+        data["text"] = node.get_prefix_text(first)
+    elif format == "tokens":
+        data["token_ids"] = node.get_prefix_tokens(first)
+    elif format == "nodes":
+        data["nodes"] = serialize_nodes(live, path[first:])
     else:
-        told["messages"] = messages_of(path)
-    return told
+        data["messages"] = messages_of(path)
+    return data
 
 
 def messages_of(path: list[Heddle]) -> list[dict[str, str]]:
-    """Return the chat that a path is, as far as its nodes say whose turn they are."""
+    """Return a path as chat messages, as far as its nodes record whose turn they are."""
     root = path[0]
     prompt = getattr(root, "user_prompt", "") or root.text
     messages = [{"role": "user", "content": prompt}]
     for node in path[1:]:
-        said = node.meta.get("said")
-        role, text = ("user", str(said)) if said is not None else ("assistant", node.text)
+        user_text = node.meta.get("said")
+        role, text = ("user", str(user_text)) if user_text is not None else ("assistant", node.text)
         if messages[-1]["role"] == role == "assistant":
             messages[-1]["content"] += text
         elif text:
@@ -254,46 +263,46 @@ async def read_tokens(
     node: NodeName,
     service: ServiceDep,
     top: Annotated[
-        int, Query(ge=0, description="Alternatives of each token; from 1 on the model is asked.")
+        int, Query(ge=0, description="Alternatives per token; above 0 the model runs.")
     ] = 0,
-    first: Annotated[int, Query(ge=0, description="From this one on.")] = 0,
+    first: Annotated[int, Query(ge=0, description="Index of the first token.")] = 0,
     last: Annotated[
-        int | None, Query(ge=0, description="Up to this one, which is not told; null: to the end.")
+        int | None, Query(ge=0, description="Index after the last token; null: to the end.")
     ] = None,
     sampled: Annotated[
-        bool, Query(description="With top: the probabilities that the node was drawn with, too.")
+        bool, Query(description="With top: add probabilities under the node's sampling parameters.")
     ] = False,
 ) -> Response:
-    """Return a node's tokens with what was recorded of them; with `top` as the model sees them.
+    """Return a node's tokens with the recorded statistics; with `top`, as computed by the model.
 
-    Before the first token of a prompt stands nothing: the model says nothing of it.
+    The first token of a prompt has no logprob.
     """
     check_limit("top", top, service.config.limits.top)
     async with service.looms.open_locked(loom, grows=top > 0) as live:
-        found = live.node(node)
+        tree_node = live.node(node)
         return json_response(
-            await read_node_tokens(service, live, found, top, (first, last), sampled=sampled)
+            await read_node_tokens(service, live, tree_node, top, (first, last), sampled=sampled)
         )
 
 
 @router.post("/nodes/{node}/next", response_model=NextReply)
 async def read_next(
-    loom: LoomName, node: NodeName, service: ServiceDep, asked: NextTokens | None = None
+    loom: LoomName, node: NodeName, service: ServiceDep, body: NextTokens | None = None
 ) -> Response:
-    """Return the likeliest next tokens, and any candidates; nothing is sampled."""
-    asked = asked or NextTokens()
-    check_limit("top", asked.top, service.config.limits.top)
-    check_limit("candidates", len(asked.candidates), service.config.limits.texts)
+    """Return the likeliest next tokens and any requested candidates; nothing is sampled."""
+    body = body or NextTokens()
+    check_limit("top", body.top, service.config.limits.top)
+    check_limit("candidates", len(body.candidates), service.config.limits.texts)
     async with service.looms.open_locked(loom, grows=True) as live:
-        return json_response(await predict_next(service, live, live.node(node), asked))
+        return json_response(await predict_next(service, live, live.node(node), body))
 
 
 @router.post("/nodes/{node}/score", response_model=MeasureReply)
 async def measure(
-    loom: LoomName, node: NodeName, service: ServiceDep, asked: MeasureText | None = None
+    loom: LoomName, node: NodeName, service: ServiceDep, body: MeasureText | None = None
 ) -> Response:
-    """Measure a text after a node, or without one the node's own; nothing is added."""
+    """Score a text after a node, or the node's own text; nothing is added."""
     async with service.looms.open_locked(loom, grows=True) as live:
         return json_response(
-            await measure_text(service, live, live.node(node), asked or MeasureText())
+            await measure_text(service, live, live.node(node), body or MeasureText())
         )

@@ -1,4 +1,4 @@
-"""The page, as it was built from `page/`: files of the package, and nothing from elsewhere."""
+"""The page: files of the package, built from `page/`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TYPES = {
     ".woff2": "font/woff2",
     ".txt": "text/plain; charset=utf-8",
 }
-# Texts of models and people are never markup here; if ever one were, nothing in it would run.
+# The page never renders texts as markup; if it ever did, this policy blocks scripts in them.
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -45,7 +45,7 @@ async def read_page(
     if_none_match: Annotated[str | None, Header()] = None,
     accept_encoding: Annotated[str, Header()] = "",
 ) -> Response:
-    """Return the page; which loom it shows stands behind the #."""
+    """Return the page; the URL fragment selects the loom."""
     return _file("index.html", if_none_match, accept_encoding)
 
 
@@ -55,43 +55,43 @@ async def read_asset(
     if_none_match: Annotated[str | None, Header()] = None,
     accept_encoding: Annotated[str, Header()] = "",
 ) -> Response:
-    """Return a script, a style sheet, a font or their licences."""
+    """Return a script, a style sheet, a font or a licence."""
     return _file(f"assets/{name}", if_none_match, accept_encoding)
 
 
-def _file(name: str, known: str | None, encodings: str) -> Response:
-    found = _read().get(name)
-    if found is None:
-        raise RequestError(404, "no_such_route", "there is no such file of the page")
-    plain, packed, tag, kind = found
+def _file(name: str, if_none_match: str | None, encodings: str) -> Response:
+    entry = _read().get(name)
+    if entry is None:
+        raise RequestError(404, "no_such_route", "the page has no such file")
+    content, gzipped, tag, kind = entry
     headers = {
         "ETag": tag,
         "Vary": "Accept-Encoding",
         "Content-Security-Policy": POLICY,
         "Referrer-Policy": "no-referrer",
         "Cross-Origin-Opener-Policy": "same-origin",
-        # The names of assets have a digest in them; the page itself is asked for each time.
+        # Names of assets contain a digest; the page itself is always revalidated.
         "Cache-Control": "no-cache"
         if name == "index.html"
         else "private, max-age=31536000, immutable",
     }
-    if known is not None and tag in known:
+    if if_none_match is not None and tag in if_none_match:
         return Response(status_code=304, headers=headers)
-    if packed is not None and "gzip" in encodings:
+    if gzipped is not None and "gzip" in encodings:
         headers["Content-Encoding"] = "gzip"
-        plain = packed
-    return Response(plain, media_type=kind, headers=headers)
+        content = gzipped
+    return Response(content, media_type=kind, headers=headers)
 
 
 @cache
 def _read() -> dict[str, tuple[bytes, bytes | None, str, str]]:
-    """Return the files by name: as they are, packed, their tags and kinds."""
+    """Return the files by name: content, gzipped content, ETag and media type."""
     files = {}
     for path in sorted(BUILT.rglob("*")):
         if path.suffix in _TYPES:
             data = path.read_bytes()
-            packed = None if path.suffix == ".woff2" else gzip.compress(data, mtime=0)
+            gzipped = None if path.suffix == ".woff2" else gzip.compress(data, mtime=0)
             tag = f'"{hashlib.sha256(data).hexdigest()[:16]}"'
             name = path.relative_to(BUILT).as_posix()
-            files[name] = data, packed, tag, _TYPES[path.suffix]
+            files[name] = data, gzipped, tag, _TYPES[path.suffix]
     return files

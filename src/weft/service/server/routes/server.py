@@ -1,4 +1,4 @@
-"""The server itself, and the ways to search."""
+"""Routes of the server itself, and of the search strategies."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ router = APIRouter(prefix="/api/v1", tags=["server"], responses=ERRORS)
 
 @router.get("/server", response_model=ServerObject)
 async def read_server(request: Request, service: ServiceDep) -> Response:
-    """Say what this server is, what it can do, and what one may ask of it."""
-    shelf, limits = service.models, service.config.limits
+    """Return the server's version, models, limits and formats."""
+    registry, limits = service.models, service.config.limits
     return model_response(
         ServerObject(
             version=__version__,
-            models=[to_model_object(shelf, model) for model in shelf],
-            default_model=shelf.default,
+            models=[to_model_object(registry, model) for model in registry],
+            default_model=registry.default,
             engines={name: {"is_own": name in OWN} for name in engine_names()},
             limits={name: getattr(limits, name) for name in limits.__dataclass_fields__},
             formats=formats(),
@@ -39,24 +39,24 @@ async def read_server(request: Request, service: ServiceDep) -> Response:
 
 
 def formats() -> dict[str, list[str]]:
-    """Return the names of the formats that looms come from and go to."""
+    """Return the names of the import and export formats."""
     return {"import": import_formats(), "export": list(EXPORTERS)}
 
 
 @router.get("/strategies", response_model=StrategyList)
 async def list_strategies() -> Response:
-    """List the ways to search, for runs."""
+    """List the search strategies."""
     rows = [
         StrategyObject(
-            name=each.name,
-            title=each.title,
-            says=each.says,
-            breadth=None if each.breadth is None else each.breadth.counts,
-            n=None if each.n is None else each.n.counts,
-            breadth_default=None if each.breadth is None else each.breadth.default,
-            n_default=None if each.n is None else each.n.default,
-            refused=list(each.refused),
+            name=strategy.name,
+            title=strategy.title,
+            says=strategy.says,
+            breadth=None if strategy.breadth is None else strategy.breadth.counts,
+            n=None if strategy.n is None else strategy.n.counts,
+            breadth_default=None if strategy.breadth is None else strategy.breadth.default,
+            n_default=None if strategy.n is None else strategy.n.default,
+            refused=list(strategy.refused),
         )
-        for each in STRATEGIES.values()
+        for strategy in STRATEGIES.values()
     ]
     return model_response(StrategyList(data=rows))

@@ -1,4 +1,4 @@
-"""Terminals: which loom was drawn last in each, so that a command need not be told."""
+"""Routes of terminals: the loom shown last in each, so that commands can default to it."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from ..serializers import model_response
 from ..service import Service, ServiceDep
 
 router = APIRouter(prefix="/api/v1", tags=["terminals"], responses=ERRORS)
-Mark = Annotated[str, Path(min_length=1, max_length=64, description="A terminal's own mark.")]
+Mark = Annotated[str, Path(min_length=1, max_length=64, description="The terminal's id.")]
 
 
 @router.get("/terminals/{mark}", response_model=LastLoom)
 async def read_drawn(mark: Mark, service: ServiceDep) -> Response:
-    """Say which loom was drawn last in a terminal."""
+    """Return the loom shown last in a terminal."""
     return model_response(await asyncio.to_thread(_drawn, service, mark))
 
 
 @router.put("/terminals/{mark}", response_model=LastLoom)
-async def note_drawn(mark: Mark, asked: SetLastLoom, service: ServiceDep) -> Response:
-    """Remember that a loom was drawn in a terminal."""
-    row = await service.looms.row(asked.loom)
-    await asyncio.to_thread(service.looms.library.note, mark, row.id, asked.node)
+async def note_drawn(mark: Mark, body: SetLastLoom, service: ServiceDep) -> Response:
+    """Record that a loom was shown in a terminal."""
+    row = await service.looms.row(body.loom)
+    await asyncio.to_thread(service.looms.library.note, mark, row.id, body.node)
     return model_response(await asyncio.to_thread(_drawn, service, mark))
 
 

@@ -1,4 +1,4 @@
-"""Texts and tokens: no model runs for these."""
+"""Routes of texts and tokens; no model runs for these."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ router = APIRouter(prefix="/api/v1", tags=["texts"], responses=ERRORS)
 
 
 @router.post("/tokenize", response_model=TokenizeReply)
-async def tokenize(asked: TokenizeText, service: ServiceDep) -> Response:
-    """Return a text's tokens."""
-    lm = (await service.models.available(asked.model)).ready()
+async def tokenize(body: TokenizeText, service: ServiceDep) -> Response:
+    """Tokenize a text."""
+    lm = (await service.models.available(body.model)).ready()
     ids = await asyncio.to_thread(
-        lm.tokenize, asked.text, special=asked.special, add_bos=asked.add_bos
+        lm.tokenize, body.text, special=body.special, add_bos=body.add_bos
     )
     return model_response(
         TokenizeReply(token_ids=ids, tokens=[piece_of(lm, token) for token in ids])
@@ -36,7 +36,7 @@ async def tokenize(asked: TokenizeText, service: ServiceDep) -> Response:
 
 
 def piece_of(lm: LM, token: int) -> TokenPiece:
-    """Return a token: without a text where its bytes are no whole characters."""
+    """Return a token; its text is None if its bytes are not complete characters."""
     data = lm.text.token_bytes(token)
     try:
         text: str | None = data.decode()
@@ -46,23 +46,23 @@ def piece_of(lm: LM, token: int) -> TokenPiece:
 
 
 @router.post("/detokenize", response_model=DetokenizeReply)
-async def detokenize(asked: DetokenizeIds, service: ServiceDep) -> Response:
-    """Return the text of tokens."""
-    lm = (await service.models.available(asked.model)).ready()
+async def detokenize(body: DetokenizeIds, service: ServiceDep) -> Response:
+    """Return the text of token ids."""
+    lm = (await service.models.available(body.model)).ready()
     return model_response(
-        DetokenizeReply(text=await asyncio.to_thread(lm.detokenize, asked.token_ids))
+        DetokenizeReply(text=await asyncio.to_thread(lm.detokenize, body.token_ids))
     )
 
 
 @router.post("/apply_template", response_model=ApplyTemplateReply)
-async def apply_template(asked: ApplyTemplate, service: ServiceDep) -> Response:
-    """Return the prompt of a chat by the model's template."""
-    lm = (await service.models.available(asked.model)).ready()
+async def apply_template(body: ApplyTemplate, service: ServiceDep) -> Response:
+    """Apply the model's chat template; return the prompt."""
+    lm = (await service.models.available(body.model)).ready()
     prompt = await asyncio.to_thread(
         lm.format_chat,
-        asked.messages,
-        add_generation_prompt=asked.add_generation_prompt,
-        tools=asked.tools,
-        template_kwargs=asked.template_kwargs,
+        body.messages,
+        add_generation_prompt=body.add_generation_prompt,
+        tools=body.tools,
+        template_kwargs=body.template_kwargs,
     )
     return model_response(ApplyTemplateReply(prompt=str(prompt), token_ids=list(prompt.ids)))
