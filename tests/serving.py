@@ -16,7 +16,7 @@ import httpx2 as httpx
 import uvicorn
 
 from weft.service.server import ServerConfig, create_app
-from weft.service.server.run import bound
+from weft.service.server.run import bind
 from weft.service.server.service import Service
 from weft.service.server.timeouts import TimedProtocol
 
@@ -89,7 +89,7 @@ def serving(
 
 @contextmanager
 def _serving(config: ServerConfig, *, wait: bool, port: int) -> Iterator[Served]:
-    listener = bound(config.host, port)
+    listener = bind(config.host, port)
     app = create_app(config)
     server = uvicorn.Server(
         uvicorn.Config(

@@ -321,7 +321,7 @@ def test_a_long_stream_tells_each_token_once_and_20_times_a_second_at_most(serve
 
 
 def test_a_log_is_no_larger_than_it_may_be_whatever_is_told() -> None:
-    log = EventLog(dict, most=1024, most_bytes=1 << 20)
+    log = EventLog(dict, max_events=1024, max_bytes=1 << 20)
     for _ in range(100):
         log.put("change", {"added": [{"text": "x" * 100_000}]})
     assert 5 < len(log._kept) <= 11
@@ -334,7 +334,7 @@ def test_a_log_is_no_larger_than_it_may_be_whatever_is_told() -> None:
 
 def test_who_reads_slowly_holds_one_piece_and_is_told_the_state_anew() -> None:
     async def work() -> None:
-        log = EventLog(lambda: {"state": log.last}, most=4096, most_bytes=8 << 20)
+        log = EventLog(lambda: {"state": log.last}, max_events=4096, max_bytes=8 << 20)
         for at in range(4000):
             log.put("change", {"at": at, "text": "x" * 900})
         pieces = log.frames(0)

@@ -729,7 +729,7 @@ def test_a_message_is_said_anew_beside_itself_and_in_place(desk: Desk) -> None:
     assert desk.client.patch(patch, json={"message": "a", "text": "b"}).status_code == 400
     wrong = desk.client.patch(f"{desk.base}/nodes/{answer['node']}", json={"message": "So?"})
     assert wrong.status_code == 400
-    assert "no message" in wrong.json()["error"]["message"]
+    assert "not a chat message" in wrong.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("template", [True, False])
@@ -888,7 +888,7 @@ def test_below_a_full_context_nothing_is_grown() -> None:
         assert {each["finish_reason"] for each in grown} == {"context"}
         error = desk.post(f"/nodes/{grown[0]['node']}/generate", 400, **body)["error"]
         assert error["code"] == "context_length_exceeded"
-        assert error["message"] == "the path has 12 tokens, and the model holds 12"
+        assert error["message"] == "the path has 12 tokens; the model's context is 12"
         assert (error["details"]["n_prompt_tokens"], error["details"]["n_ctx"]) == (12, 12)
         assert len(desk.get("/nodes")["data"]) == 3
 

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from weft.errors import ConfigError
-from weft.service.server.run import bound
+from weft.service.server.run import bind
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
@@ -25,7 +25,7 @@ def test_a_short_answer_does_not_wait_for_its_headers_to_be_acknowledged(host: s
             options.append(made.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
             writer.close()
 
-        listener = bound(host, 0)
+        listener = bind(host, 0)
         async with await asyncio.start_server(take, sock=listener):
             reader, writer = await asyncio.open_connection(*listener.getsockname()[:2])
             await reader.read()
@@ -39,7 +39,7 @@ def test_a_port_that_is_taken_is_told() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(ConfigError, match=f"port {port} of 127.0.0.1 is taken") as told:
-            bound("127.0.0.1", port)
+            bind("127.0.0.1", port)
     assert "--port 0" in told.value.hint
     with pytest.raises(ConfigError, match="no address"):
-        bound("no.such.name.invalid", 0)
+        bind("no.such.name.invalid", 0)

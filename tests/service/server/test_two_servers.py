@@ -157,7 +157,7 @@ def test_what_another_server_changes_before_an_edit_is_kept_refuses_it(
     one, other = servers
     node = f"{made(one)}/nodes/0"
     seen = {"If-Match": one.client.get(node).headers["etag"]}
-    settle = OpenLoom.settle
+    commit_finished = OpenLoom.commit_finished
 
     async def overtaken(live: OpenLoom) -> None:
         await settle(live)

@@ -37,8 +37,8 @@ class EventLog:
     events after it.
 
     Args:
-        most: maximum number of stored events.
-        most_bytes: maximum of their estimated size.
+        max_events: maximum number of stored events.
+        max_bytes: maximum of their estimated size.
         also: called with each event; may be set to None.
         begin: the id before the first event. A log that replaces another must start above its ids,
             so that no reader resumes in the wrong log.
@@ -48,14 +48,14 @@ class EventLog:
         self,
         snapshot: Callable[[], Json],
         *,
-        most: int = 2048,
-        most_bytes: int = 1 << 20,
+        max_events: int = 2048,
+        max_bytes: int = 1 << 20,
         also: Callable[[str, Json], object] | None = None,
         begin: int = 0,
     ) -> None:
         self.also = also
         self._snapshot = snapshot
-        self._most, self._most_bytes = most, most_bytes
+        self._max_events, self._max_bytes = max_events, max_bytes
         self._kept: deque[tuple[SentEvent, int]] = deque()
         self._n_bytes = 0
         self._last = begin
@@ -83,7 +83,7 @@ class EventLog:
 
     @property
     def _is_full(self) -> bool:
-        return len(self._kept) > self._most or self._n_bytes > self._most_bytes
+        return len(self._kept) > self._max_events or self._n_bytes > self._max_bytes
 
     def skip(self) -> None:
         """Count an event that no reader needed: a resuming reader gets a snapshot."""

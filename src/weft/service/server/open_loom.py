@@ -75,7 +75,7 @@ class OpenLoom:
         self.ticker = ticker
         self.lock = asyncio.Lock()
         begin = int(1000 * time.time())  # above any event id that an earlier log can have used
-        self.events = EventLog(self._snapshot, most=1024, also=self.notify, begin=begin)
+        self.events = EventLog(self._snapshot, max_events=1024, also=self.notify, begin=begin)
         self.feed = EventLog(self._feed_snapshot, begin=begin)
         self.jobs: list[ServerJob] = []
         self.growing: list[GrowthTask] = []
@@ -174,17 +174,21 @@ class OpenLoom:
             self._synced = time.monotonic()
 
     async def change(
-        self, kind: str, edit: Callable[[], Any], actor: str, seen: ExpectedRevision | None = None
+        self,
+        kind: str,
+        edit: Callable[[], Any],
+        actor: str,
+        expected: ExpectedRevision | None = None,
     ) -> Change:
         """Edit the tree and commit it as one operation; the caller holds the lock.
 
         Raises:
             Exception: the error of `edit`; the tree is unchanged then.
             StoreError: the commit failed.
-            Conflict: another server changed the node in `seen` before the commit.
+            Conflict: another server changed the node in `expected` before the commit.
         """
         await self.commit_finished()
-        unchanged = self.unchanged(seen)
+        unchanged = self.unchanged(expected)
 
         def work() -> Change:
             edit()
@@ -338,12 +342,12 @@ class OpenLoom:
                 hint="read the node again and repeat the edit",
             )
 
-    def unchanged(self, seen: ExpectedRevision | None) -> list[Heddle]:
+    def unchanged(self, expected: ExpectedRevision | None) -> list[Heddle]:
         """Return the nodes that others must not change before the commit. Raises: Conflict."""
-        if seen is None or seen.rev is None:
+        if expected is None or expected.rev is None:
             return []
-        self.check_rev(*seen)
-        return [seen.node]
+        self.check_rev(*expected)
+        return [expected.node]
 
     # Nodes
 

@@ -40,11 +40,11 @@ async def changed(
     edit: Callable[[], Any],
     actor: str,
     *,
-    seen: ExpectedRevision | None = None,
+    expected: ExpectedRevision | None = None,
     status: int = 200,
 ) -> Response:
     """Edit a tree as one operation; return the change."""
-    change = await live.change(kind, edit, actor, seen)
+    change = await live.change(kind, edit, actor, expected)
     return model_response(changed_reply(live, change), rev=live.kept.rev, status=status)
 
 
@@ -104,7 +104,7 @@ async def edit_node(
                 return model_response(changed_reply(live, change), rev=live.kept.rev)
             if if_match is not None:
                 expected = ExpectedRevision(tree_node, live.kept.rev)  # this call has changed it
-        return await changed(live, "edit", lambda: _edit(tree_node, body), actor, seen=expected)
+        return await changed(live, "edit", lambda: _edit(tree_node, body), actor, expected=expected)
 
 
 def _edit(node: Heddle, body: EditNode) -> None:
@@ -160,7 +160,7 @@ async def remove_node(
         await live.commit_finished()
         if live.is_growing(tree_node):
             live.cancel_node(tree_node)
-            return await changed(live, "remove", lambda: None, actor, seen=expected)
+            return await changed(live, "remove", lambda: None, actor, expected=expected)
         tops = _nodes_to_remove(tree_node, what)
         for other in map(live.node, also or ()):
             tops += [top for top in _nodes_to_remove(other, what) if top not in tops]
@@ -175,7 +175,7 @@ async def remove_node(
             for top in tops:
                 top.remove()
 
-        return await changed(live, "remove", edit, actor, seen=expected)
+        return await changed(live, "remove", edit, actor, expected=expected)
 
 
 def _nodes_to_remove(node: Heddle, what: What) -> list[Heddle]:
@@ -237,7 +237,7 @@ async def split_node(
             except ConfigError as error:
                 raise RequestError(400, "invalid_parameter", str(error), param=name) from error
 
-        return await changed(live, "split", edit, actor, seen=expected)
+        return await changed(live, "split", edit, actor, expected=expected)
 
 
 @router.post("/nodes/{node}/merge", response_model=Changed)
@@ -251,7 +251,7 @@ async def merge_node(
         if parent is None:
             raise TreeError("the root has no parent to be joined with")
         live.check_nothing_grows(parent)
-        return await changed(live, "merge", parent.merge, actor, seen=expected)
+        return await changed(live, "merge", parent.merge, actor, expected=expected)
 
 
 @router.post("/nodes/{node}/clip", response_model=Changed)
@@ -286,7 +286,7 @@ async def clip_node(
                     "keep is 0, so no token would be left; drop the children, or remove the node"
                 )
 
-        return await changed(live, "clip", edit, actor, seen=expected)
+        return await changed(live, "clip", edit, actor, expected=expected)
 
 
 def _n_kept(node: Heddle, body: ClipNode) -> int:
@@ -334,7 +334,7 @@ async def move_node(
         parent = live.node(body.parent)
         live.check_not_growing(parent)
         return await changed(
-            live, "move", lambda: move(tree_node, parent, body.index), actor, seen=expected
+            live, "move", lambda: move(tree_node, parent, body.index), actor, expected=expected
         )
 
 

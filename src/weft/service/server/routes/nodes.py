@@ -41,16 +41,18 @@ AllNodeFields = Annotated[
 ]
 
 
-def within(live: OpenLoom, top: Heddle, depth: int | None, most: int | None = None) -> list[Heddle]:
+def within(
+    live: OpenLoom, top: Heddle, depth: int | None, max_nodes: int | None = None
+) -> list[Heddle]:
     """Return a node and its descendants, parents first.
 
     Args:
         depth: levels below `top`; `None` means all.
-        most: maximum number of nodes.
+        max_nodes: maximum number of nodes.
     """
     nodes: list[Heddle] = []
     stack = [(top, 0)]
-    while stack and (most is None or len(nodes) < most):
+    while stack and (max_nodes is None or len(nodes) < max_nodes):
         node, level = stack.pop()
         nodes.append(node)
         if depth is None or level < depth:
