@@ -160,7 +160,7 @@ def test_what_another_server_changes_before_an_edit_is_kept_refuses_it(
     commit_finished = OpenLoom.commit_finished
 
     async def overtaken(live: OpenLoom) -> None:
-        await settle(live)
+        await commit_finished(live)
         monkeypatch.undo()
         done = await asyncio.to_thread(other.client.patch, node, json={"score": 1})
         assert done.status_code == 200, done.text
