@@ -1,4 +1,4 @@
-"""OpenAI's protocol: `/v1`."""
+"""OpenAI's API: `/v1`."""
 
 from . import chat, completions, embeddings, models, responses
 

@@ -38,26 +38,26 @@ from .usage import CallUsage
 router = APIRouter(prefix="/v1", tags=["openai"], responses=ERRORS)
 Json = dict[str, Any]
 
-_TOP = 20  # alternatives that OpenAI's own allow, where the server's limit is higher
+_MAX_TOP = 20  # OpenAI's maximum of alternatives
 
 
 class ChatRequest(ConstraintFields, GeneratingRequest):
-    """What a chat completion is asked for; a parameter is honoured or refused by name."""
+    """Request of a chat completion; every parameter is either honoured or rejected by name."""
 
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(
-        None, ge=-1, description="New tokens at most; -1, left out: what the context has room for."
+        None, ge=-1, description="Maximum of new tokens; default and -1: the context's rest."
     )
-    logprobs: bool | None = Field(None, description="Tell the logprob of every token.")
-    top_logprobs: int | None = Field(None, ge=0, le=_TOP, description="And so many alternatives.")
+    logprobs: bool | None = Field(None, description="Return the logprob of every token.")
+    top_logprobs: int | None = Field(None, ge=0, le=_MAX_TOP, description="Number of alternatives per token.")
     tools: list[OfferedTool] | None = Field(None, max_length=128)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = Field(
         None,
-        description="false: one call a turn. null: false if the chat template has no tools.",
+        description="false: one call per turn. null: false if the chat template has no tools.",
     )
     continue_final_message: bool | None = Field(
-        None, description="Go on with the last message, an assistant's, instead of a new turn."
+        None, description="Continue the last message, an assistant's, instead of a new turn."
     )
     add_generation_prompt: bool | None = Field(
         None, description="false: the prompt ends after the last message."
@@ -66,21 +66,21 @@ class ChatRequest(ConstraintFields, GeneratingRequest):
         None, description="Variables of the chat template, such as enable_thinking."
     )
     enable_thinking: bool | None = Field(
-        None, description="As in chat_template_kwargs; false is accepted by every template."
+        None, description="As in chat_template_kwargs; every template accepts false."
     )
     reasoning_effort: str | None = Field(
         None,
-        description="Where the chat template reads it or enable_thinking; else none or minimal.",
+        description="For chat templates with it or enable_thinking; else none or minimal.",
     )
     verbosity: str | None = Field(
-        None, description='Where the chat template reads it; else only "medium".'
+        None, description='For chat templates with this variable; else only "medium".'
     )
     modalities: list[Literal["text"]] | None = None
     _drops_turns: bool = PrivateAttr(False)
     _n_dropped: int = PrivateAttr(0)
 
     def check(self, service: Service) -> None:
-        """Raise Refused for what cannot be honoured."""
+        """Raise RequestError for parameters that are not supported together or exceed a limit."""
         self.check_options()
         if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs", "top_logprobs: only with logprobs: true")
@@ -91,11 +91,11 @@ class ChatRequest(ConstraintFields, GeneratingRequest):
                 )
         for name in ("max_tokens", "max_completion_tokens"):
             if getattr(self, name) == 0:
-                raise invalid(name, f"{name} is 0; a chat's answer has 1 or more")
+                raise invalid(name, f"{name} is 0; it must be 1 or more")
         if self.continue_final_message and self.add_generation_prompt:
             raise invalid(
                 "add_generation_prompt",
-                "add_generation_prompt: a turn that goes on has none; leave it out, or false",
+                "add_generation_prompt: not with continue_final_message; leave it out, or send false",
             )
         limits = service.config.limits
         check_limit("n", self.n_choices, min(limits.n, limits.branches), "n_too_large")
@@ -105,7 +105,7 @@ class ChatRequest(ConstraintFields, GeneratingRequest):
 
     @property
     def max_new_tokens(self) -> int | None:
-        """New tokens at most; None for what fits."""
+        """Maximum number of new tokens; None for what the context has room for."""
         given = (
             self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         )
@@ -117,12 +117,12 @@ class ChatRequest(ConstraintFields, GeneratingRequest):
 
     @property
     def n_dropped(self) -> int:
-        """Oldest messages that `prompt` has dropped."""
+        """Number of messages that `prompt` dropped."""
         return self._n_dropped
 
     def prompt(self, lm: LM) -> ChatPrompt:
-        """Return the prompt. Raises: Refused."""
-        messages = [each.plain(number) for number, each in enumerate(self.messages)]
+        """Return the prompt. Raises: RequestError."""
+        messages = [message.plain(number) for number, message in enumerate(self.messages)]
         if not self._drops_turns:
             return self._prompt_of(lm, messages)
         n_new = self.max_new_tokens or 1
@@ -138,14 +138,14 @@ class ChatRequest(ConstraintFields, GeneratingRequest):
         return self._prompt_of(lm, latest)
 
     def _prompt_of(self, lm: LM, messages: Sequence[Json]) -> ChatPrompt:
-        tools = [each.plain() for each in self.tools or ()]
-        # With "none" the model is not told of them: it may not call any.
-        told = tools if self.tool_choice != "none" else []
+        tools = [tool.plain() for tool in self.tools or ()]
+        # With "none" the prompt has no tools, as the model may not call any.
+        offered = tools if self.tool_choice != "none" else []
         return chat_prompt(
             lm,
             messages,
-            tools=told or None,
-            asked=TemplateFields(
+            tools=offered or None,
+            fields=TemplateFields(
                 self.chat_template_kwargs or {},
                 self.enable_thinking,
                 self.reasoning_effort,
@@ -175,21 +175,21 @@ async def chat(body: ChatRequest, request: Request, service: ServiceDep) -> Resp
 
 
 class ChatCall:
-    """One call on its way."""
+    """A planned chat completion."""
 
     body: ChatRequest
     lm: LM
     ticker: Ticker
     prompt: ChatPrompt
     root: Loom
-    start: Heddle  # what the choices go on from
+    start: Heddle  # the parent of the choices
     params: SamplingParams
     runs: Runs
     turns: list[ChatTurn]
-    wanted: LogprobsRequest | None
+    logprobs: LogprobsRequest | None
     head: Json
     reads_calls: bool
-    has_format: bool  # the text, if the turn has one, fits a constraint
+    has_format: bool  # a constraint applies to the text of the turn
 
     @classmethod
     async def begin(
@@ -201,11 +201,11 @@ class ChatCall:
         *,
         fits_context: bool = False,
     ) -> ChatCall:
-        """Check what is asked for and plan it; nothing has run yet.
+        """Check the request and plan the call; nothing has run yet.
 
         fits_context: reduce max_tokens to what the context has room for.
         """
-        # A long chat takes a while to be tokenised; others' tokens go on meanwhile.
+        # Tokenizing a long chat takes a while; in a thread it does not delay other calls.
         prompt = await asyncio.to_thread(body.prompt, lm)
         choice = chosen(body.tool_choice, prompt.tools)
         form = body.text_constraint()
@@ -214,7 +214,7 @@ class ChatCall:
             prompt,
             choice,
             None if form is None else await form.compile(lm, prompt),
-            strict=[each.function.name for each in body.tools or () if each.function.strict],
+            strict=[tool.function.name for tool in body.tools or () if tool.function.strict],
             parallel=body.parallel_tool_calls,
         )
         call = cls()
@@ -223,35 +223,35 @@ class ChatCall:
         call.ticker = service.ticker
         call.root = named("messages", lambda: Loom(lm, prompt))
         room = max(lm.n_ctx - len(prompt.ids), 1)
-        most = (
+        max_tokens = (
             min(room, service.config.limits.tokens)
             if body.max_new_tokens is None
             else body.max_new_tokens
         )
         if fits_context:
-            most = min(most, room)
-        call.params = body.sampling(lm, lm.chat_defaults, max_tokens=most, constraint=constraint)
+            max_tokens = min(max_tokens, room)
+        call.params = body.sampling(lm, lm.chat_defaults, max_tokens=max_tokens, constraint=constraint)
         if body.skip_special_tokens and choice is not None:
             raise unsupported(
-                "skip_special_tokens", "calls may be written with them; leave it out, or the tools"
+                "skip_special_tokens", "tool calls may contain special tokens; leave out one of the two"
             )
         if should_save(body.loom, 1):
             assert body.loom is not None
             root = call.root
-            said = prompt.user_prompt
+            user_text = prompt.user_prompt
             async with open_target_node(
-                service, body.loom, name, prompt.ids, lambda: root, said
+                service, body.loom, name, prompt.ids, lambda: root, user_text
             ) as kept:
                 call.plan(kept)
                 await call.runs.keep()
         else:
             call.plan(None)
-        call.wanted = None
+        call.logprobs = None
         if body.logprobs:
-            asked = () if body.loom is None else tuple(body.loom.logprob_tokens or ())
-            call.wanted = LogprobsRequest(body.top_logprobs or 0, asked)
-        given = body.prompt_logprobs is not None
-        logprobs.check_logprobs_supported(lm, body.top_logprobs or 0, given=given)
+            token_ids = () if body.loom is None else tuple(body.loom.logprob_tokens or ())
+            call.logprobs = LogprobsRequest(body.top_logprobs or 0, token_ids)
+        needs_prompt = body.prompt_logprobs is not None
+        logprobs.check_logprobs_supported(lm, body.top_logprobs or 0, given=needs_prompt)
         call.head = {
             "id": f"chatcmpl-{secrets.token_hex(12)}",
             "object": "chat.completion.chunk" if body.stream else "chat.completion",
@@ -280,71 +280,71 @@ class ChatCall:
         ]
 
     def release(self) -> None:
-        """End what has not ended; the call is over."""
+        """Cancel the choices that are still running."""
         self.runs.release()
 
-    # All at once
+    # Complete answers
 
     async def answer(self) -> Json:
-        """Run it and return the answer."""
+        """Run the call and return the answer."""
         await self.runs.finish()
         parts = [(reply, *reply.new_tokens()) for reply in self.runs.replies]
-        figures = await self.figures(parts)
-        pairs = zip(self.turns, figures, strict=True)
-        made = {
+        scored = await self.score(parts)
+        pairs = zip(self.turns, scored, strict=True)
+        completion = {
             **self.head,
-            "choices": [self._choice(turn, found) for turn, found in pairs],
+            "choices": [self._choice(turn, scores) for turn, scores in pairs],
             "usage": CallUsage(self.runs.replies).chat(),
         }
-        return {**made, **await self._of_prompt()}
+        return {**completion, **await self._prompt_fields()}
 
-    def _choice(self, turn: ChatTurn, figures: Sequence[ScoredToken]) -> Json:
-        said, reply = turn.all(), turn.reply
-        message: Json = {"role": "assistant", "content": said.content, "refusal": None}
-        if said.reasoning:
-            message["reasoning_content"] = said.reasoning
-        if said.calls:
-            message["content"] = said.content or None
-            message["tool_calls"] = [call_object(call) for call in said.calls]
+    def _choice(self, turn: ChatTurn, scored: Sequence[ScoredToken]) -> Json:
+        delta, reply = turn.all(), turn.reply
+        message: Json = {"role": "assistant", "content": delta.content, "refusal": None}
+        if delta.reasoning:
+            message["reasoning_content"] = delta.reasoning
+        if delta.calls:
+            message["content"] = delta.content or None
+            message["tool_calls"] = [call_object(call) for call in delta.calls]
         choice: Json = {
             "index": reply.index,
             "message": message,
-            "logprobs": self._chat_logprobs(figures),
-            "finish_reason": turn.finish_reason(len(said.calls)),
+            "logprobs": self._chat_logprobs(scored),
+            "finish_reason": turn.finish_reason(len(delta.calls)),
         }
         if self.body.return_token_ids:
             choice["token_ids"] = reply.tokens
         return choice
 
-    async def figures(
+    async def score(
         self, parts: Sequence[tuple[ChoiceRun, int, Sequence[int]]]
     ) -> list[list[ScoredToken]]:
-        """Return the figures of some tokens of choices, as far as any are asked for."""
-        if self.wanted is None:
+        """Return the logprobs of some tokens of choices; empty lists if not requested."""
+        if self.logprobs is None:
             return [[] for _ in parts]
-        return await logprobs.of_replies(self.lm, parts, self.wanted)
+        return await logprobs.of_replies(self.lm, parts, self.logprobs)
 
-    def _chat_logprobs(self, figures: Sequence[ScoredToken]) -> Json | None:
-        if self.wanted is None:
+    def _chat_logprobs(self, scored: Sequence[ScoredToken]) -> Json | None:
+        if self.logprobs is None:
             return None
-        return {"content": logprobs.chat_logprobs(self.lm, figures), "refusal": None}
+        return {"content": logprobs.chat_logprobs(self.lm, scored), "refusal": None}
 
-    async def _of_prompt(self) -> Json:
-        made: Json = {} if self.body.loom is None else {"loom": self.runs.told()}
+    async def _prompt_fields(self) -> Json:
+        fields: Json = {} if self.body.loom is None else {"loom": self.runs.told()}
         if self.body.return_token_ids:
-            made["prompt_token_ids"] = self.start.get_prefix_tokens()
+            fields["prompt_token_ids"] = self.start.get_prefix_tokens()
         if self.body.prompt_logprobs is not None:
-            wanted = LogprobsRequest(self.body.prompt_logprobs)
-            (found,) = await logprobs.of_prompts(self.lm, [self.start.place], wanted)
-            made["prompt_logprobs"] = logprobs.prompt_logprobs_entries(self.lm, found)
-        return made
+            request = LogprobsRequest(self.body.prompt_logprobs)
+            (scored,) = await logprobs.of_prompts(self.lm, [self.start.place], request)
+            fields["prompt_logprobs"] = logprobs.prompt_logprobs_entries(self.lm, scored)
+        return fields
 
-    # As it comes
+    # Streams
 
     async def chunks(self) -> AsyncGenerator[Json, None]:
-        """Run it and yield chunks of single choices."""
+        """Run the call and yield chunks of single choices."""
         usage = {"usage": None} if self.body.includes_usage else {}
-        first = await self._of_prompt()
+        first = await self._prompt_fields()
         for reply in self.runs.replies:
             choice = _piece(reply, {"role": "assistant", "content": ""})
             yield {**self.head, "choices": [choice], **first, **usage}
@@ -356,26 +356,26 @@ class ChatCall:
         if usage:
             yield {**self.head, "choices": [], "usage": CallUsage(self.runs.replies).chat()}
 
-    async def _new(self, moved: Sequence[ChoiceRun]) -> list[Json]:
-        """Return what is new in choices, with its figures."""
-        cuts = [(reply, *reply.new_tokens()) for reply in moved]
-        figures = await self.figures(cuts)
-        made = []
-        for (reply, first, tokens), found in zip(cuts, figures, strict=True):
+    async def _new(self, changed: Sequence[ChoiceRun]) -> list[Json]:
+        """Return the new parts of choices, with their logprobs."""
+        parts = [(reply, *reply.new_tokens()) for reply in changed]
+        scores = await self.score(parts)
+        choices = []
+        for (reply, first, tokens), scored in zip(parts, scores, strict=True):
             turn = self.turns[reply.index]
             n_calls = turn.n_calls
-            for step in turn.steps(first, tokens, found):
-                delta = _delta(step.said, n_calls)
-                n_calls += len(step.said.calls)
-                if delta or step.figures or (self.body.return_token_ids and step.tokens):
-                    choice = _piece(reply, delta, self._chat_logprobs(step.figures))
+            for step in turn.steps(first, tokens, scored):
+                delta = _delta(step.delta, n_calls)
+                n_calls += len(step.delta.calls)
+                if delta or step.scored or (self.body.return_token_ids and step.tokens):
+                    choice = _piece(reply, delta, self._chat_logprobs(step.scored))
                     if self.body.return_token_ids:
                         choice["token_ids"] = list(step.tokens)
-                    made.append(choice)
+                    choices.append(choice)
             if reply.is_over:
                 reason = turn.finish_reason(turn.n_calls)
-                made.append({**_piece(reply, {}), "finish_reason": reason})
-        return made
+                choices.append({**_piece(reply, {}), "finish_reason": reason})
+        return choices
 
 
 def _piece(reply: ChoiceRun, delta: Json, figures: Json | None = None) -> Json:

@@ -1,4 +1,4 @@
-"""POST /v1/completions: text that goes on, as OpenAI's first protocol has it."""
+"""POST /v1/completions: continuations of prompts."""
 
 from __future__ import annotations
 
@@ -34,54 +34,54 @@ from .usage import CallUsage
 router = APIRouter(prefix="/v1", tags=["openai"], responses=ERRORS)
 Json = dict[str, Any]
 
-_MAX_TOKENS = 16  # as OpenAI's where it is left out
+_MAX_TOKENS = 16  # OpenAI's default
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 TokenLists = Annotated[list[TokenIds], Field(min_length=1)]
 Texts = Annotated[list[str], Field(min_length=1)]
 
 
 class CompletionRequest(ConstraintFields, GeneratingRequest):
-    """What a completion is asked for; a parameter is honoured or refused by name."""
+    """Request of a completion; every parameter is either honoured or rejected by name."""
 
     prompt: str | Texts | TokenIds | TokenLists | None = Field(
         None,
-        description="A text, texts, token ids, or lists of them. Left out: a new text, where the"
-        " model has a token that begins one.",
+        description="A text, texts, token ids, or lists of them. Default: an empty text, if the"
+        " model has a begin token.",
     )
     add_special_tokens: bool | None = Field(
         None, description="false: no begin token before a text."
     )
     best_of: int | None = Field(
-        None, ge=1, description="Choices that are run; the n of the highest mean logprob are told."
+        None, ge=1, description="Choices to generate; the n with the highest mean logprob are returned."
     )
-    logprobs: int | None = Field(None, ge=0, description="Alternatives told at every token.")
-    echo: bool | None = Field(None, description="The prompt stands before each choice.")
+    logprobs: int | None = Field(None, ge=0, description="Number of alternatives per token.")
+    echo: bool | None = Field(None, description="Prepend the prompt to each choice.")
     truncation_length: int | None = Field(
-        None, ge=1, description="A prompt with more tokens is refused, not cut."
+        None, ge=1, description="Maximum of prompt tokens; longer prompts are rejected, not cut."
     )
-    suffix: str | None = Field(None, description="Not here: only an empty one is taken.")
+    suffix: str | None = Field(None, description="Not supported: only an empty text is accepted.")
 
     @property
     def n_run(self) -> int:
-        """How many choices of a prompt are run."""
+        """Number of choices to generate for a prompt."""
         return self.n_choices if self.best_of is None else self.best_of
 
     @property
     def n_new(self) -> int:
-        """New tokens of a choice at most; -1: all that the context has room for."""
+        """Maximum number of new tokens of a choice; -1: all that the context has room for."""
         return _MAX_TOKENS if self.max_tokens is None else self.max_tokens
 
     _one_kind = field_validator("prompt", mode="before")(check_one_kind)
 
     def check(self, service: Service) -> None:
-        """Raise Refused for what cannot be honoured."""
+        """Raise RequestError for parameters that are not supported together or exceed a limit."""
         self.check_options()
         if self.suffix:
-            raise unsupported("suffix", "text is not filled in before a suffix here; leave it out")
+            raise unsupported("suffix", "fill-in-the-middle is not supported; leave it out")
         if self.n_run < self.n_choices:
             raise invalid("best_of", f"best_of is {self.best_of}; it must be n or more")
         if self.stream and self.n_run > self.n_choices:
-            raise invalid("best_of", "best_of cannot be streamed: the best are known at the end")
+            raise invalid("best_of", "best_of cannot be streamed: the best choices are known only at the end")
         limits = service.config.limits
         check_limit("n" if self.best_of is None else "best_of", self.n_run, limits.n, "n_too_large")
         check_limit("max_tokens", self.n_new, limits.tokens)
@@ -110,22 +110,22 @@ async def complete(
 
 
 class Completion:
-    """One call on its way."""
+    """A planned completion."""
 
     @classmethod
     async def begin(
         cls, body: CompletionRequest, lm: LM, name: str, service: Service
     ) -> Completion:
-        """Check what is asked for and plan it; nothing has run yet."""
+        """Check the request and plan the call; nothing has run yet."""
         adds_begin = body.add_special_tokens is not False
         read = partial(read_prompts, lm, body.prompt, adds_begin=adds_begin)
-        # A long prompt takes a while to be tokenised; others' tokens go on meanwhile.
+        # Tokenizing a long prompt takes a while; in a thread it does not delay other calls.
         prompts = read() if is_short(body.prompt) else await asyncio.to_thread(read)
         given = body.text_constraint()
         constraint = None if given is None else await given.compile(lm)
         call = cls(body, lm, name, prompts, service, constraint)
         if not should_save(body.loom, len(prompts)):
-            call.runs = call.planned(None)
+            call.runs = call.plan(None)
             return call
         assert body.loom is not None
         (prompt,) = prompts
@@ -139,7 +139,7 @@ class Completion:
             if is_path:
                 call.prompts = [TextPrompt(lm, path, None)]
             call.prompts[0].ids, call.prompts[0].node = path, kept.node
-            call.runs = call.planned(kept)
+            call.runs = call.plan(kept)
             await call.runs.keep()
         return call
 
@@ -152,7 +152,7 @@ class Completion:
         service: Service,
         constraint: Constraint | None,
     ) -> None:
-        """Check what is asked for; `planned` plans it."""
+        """Check the request; `plan` plans the choices."""
         self.body = body
         self.lm = lm
         self.ticker = service.ticker
@@ -162,7 +162,7 @@ class Completion:
             raise invalid(
                 "truncation_length",
                 f"the prompt has {longest} tokens, more than truncation_length, which is"
-                f" {body.truncation_length}; nothing is cut off here: shorten the prompt",
+                f" {body.truncation_length}; shorten the prompt, as nothing is cut off",
             )
         n = body.n_run * len(self.prompts)
         check_limit("n", n, service.config.limits.branches, "n_too_large")
@@ -172,20 +172,20 @@ class Completion:
             "created": int(time.time()),
             "model": name,
         }
-        self.wanted: LogprobsRequest | None = None
+        self.logprobs: LogprobsRequest | None = None
         if body.logprobs is not None:
-            asked = () if body.loom is None else tuple(body.loom.logprob_tokens or ())
-            self.wanted = LogprobsRequest(body.logprobs, asked)
+            token_ids = () if body.loom is None else tuple(body.loom.logprob_tokens or ())
+            self.logprobs = LogprobsRequest(body.logprobs, token_ids)
         logprobs.check_logprobs_supported(lm, body.logprobs or 0, given=self.reads_prompt)
-        most = body.n_new
-        if most < 0:
+        max_tokens = body.n_new
+        if max_tokens < 0:
             shortest = min(len(prompt.ids) for prompt in self.prompts)
-            most = min(max(lm.n_ctx - shortest, 1), service.config.limits.tokens)
-        self.params = body.sampling(lm, SamplingParams(), max_tokens=most, constraint=constraint)
+            max_tokens = min(max(lm.n_ctx - shortest, 1), service.config.limits.tokens)
+        self.params = body.sampling(lm, SamplingParams(), max_tokens=max_tokens, constraint=constraint)
 
     runs: Runs
 
-    def planned(self, kept: SavedCompletion | None) -> Runs:
+    def plan(self, kept: SavedCompletion | None) -> Runs:
         """Plan the choices."""
         return Runs(
             self.lm,
@@ -200,43 +200,43 @@ class Completion:
         )
 
     def release(self) -> None:
-        """End what has not ended; the call is over."""
+        """Cancel the choices that are still running."""
         self.runs.release()
 
     @property
     def reads_prompt(self) -> bool:
-        """Whether figures of the prompt are told."""
+        """True if the request wants logprobs of the prompt."""
         return self.body.prompt_logprobs is not None or bool(
             self.body.echo and self.body.logprobs is not None
         )
 
-    # All at once
+    # Complete answers
 
     async def answer(self) -> Json:
-        """Run it and return the answer."""
+        """Run the call and return the answer."""
         await self.runs.finish()
-        before = await self._of_prompts()
-        told = self._told()
-        parts = [self._cut(reply) for reply in told]
-        figures = await self._figures(parts)
-        if told:
-            pairs = enumerate(zip(told, figures, strict=True))
-            choices = [self._choice(i, r.prompt, r, found, before) for i, (r, found) in pairs]
+        prompt_scores = await self._score_prompts()
+        replies = self._returned()
+        parts = [self._new_tokens(reply) for reply in replies]
+        scores = await self._score(parts)
+        if replies:
+            pairs = enumerate(zip(replies, scores, strict=True))
+            choices = [self._choice(i, r.prompt, r, scored, prompt_scores) for i, (r, scored) in pairs]
         else:  # max_tokens is 0
             numbers = range(len(self.prompts) * self.body.n_choices)
             n = self.body.n_choices
-            choices = [self._choice(i, i // n, None, (), before) for i in numbers]
-        made = {**self._head, "choices": choices, "usage": self._usage()}
-        return made if self.body.loom is None else {**made, "loom": self.runs.told()}
+            choices = [self._choice(i, i // n, None, (), prompt_scores) for i in numbers]
+        completion = {**self._head, "choices": choices, "usage": self._usage()}
+        return completion if self.body.loom is None else {**completion, "loom": self.runs.told()}
 
-    def _told(self) -> list[ChoiceRun]:
-        """Return the choices to tell: of each prompt the likeliest, if more were run."""
-        body, made = self.body, self.runs.replies
+    def _returned(self) -> list[ChoiceRun]:
+        """Return the choices to send: for each prompt the n most likely ones."""
+        body, replies = self.body, self.runs.replies
         if body.n_run == body.n_choices:
-            return made
+            return replies
         best: list[ChoiceRun] = []
         for prompt in range(len(self.prompts)):
-            own = [reply for reply in made if reply.prompt == prompt]
+            own = [reply for reply in replies if reply.prompt == prompt]
             best += sorted(own, key=lambda reply: -reply.node.mean_logprob)[: body.n_choices]
         return best
 
@@ -245,37 +245,37 @@ class Completion:
         index: int,
         prompt: int,
         reply: ChoiceRun | None,
-        figures: Sequence[ScoredToken],
-        before: Sequence[list[ScoredToken]],
+        scored: Sequence[ScoredToken],
+        prompt_scores: Sequence[list[ScoredToken]],
     ) -> Json:
-        """Return a choice; without a reply it is the prompt alone, or nothing."""
+        """Return a choice; without a reply it is only the echoed prompt, or empty."""
         echo = self.prompts[prompt].text if self.body.echo else ""
-        head = self._echoed(prompt, before)
-        made: Json = {
+        head = self._echoed(prompt, prompt_scores)
+        choice: Json = {
             "index": index,
             "text": echo + ("" if reply is None else reply.text),
             "logprobs": None,
             "finish_reason": "length" if reply is None else reply.finish_reason,
         }
-        if self.wanted is not None:
+        if self.logprobs is not None:
             offsets = self.prompts[prompt].offsets() if head else []
-            offsets += [] if reply is None else self._begins(reply, 0, len(figures))
-            made["logprobs"] = logprobs.completion_logprobs(self.lm, [*head, *figures], offsets)
+            offsets += [] if reply is None else self._offsets(reply, 0, len(scored))
+            choice["logprobs"] = logprobs.completion_logprobs(self.lm, [*head, *scored], offsets)
         if self.body.return_token_ids:
-            made["prompt_token_ids"] = self.prompts[prompt].ids
-            made["token_ids"] = [] if reply is None else reply.tokens
+            choice["prompt_token_ids"] = self.prompts[prompt].ids
+            choice["token_ids"] = [] if reply is None else reply.tokens
         if self.body.prompt_logprobs is not None:
-            made["prompt_logprobs"] = logprobs.prompt_logprobs_entries(self.lm, before[prompt])
-        return made
+            choice["prompt_logprobs"] = logprobs.prompt_logprobs_entries(self.lm, prompt_scores[prompt])
+        return choice
 
-    def _echoed(self, prompt: int, before: Sequence[list[ScoredToken]]) -> Sequence[ScoredToken]:
-        return before[prompt] if self.body.echo and self.wanted is not None else ()
+    def _echoed(self, prompt: int, prompt_scores: Sequence[list[ScoredToken]]) -> Sequence[ScoredToken]:
+        return prompt_scores[prompt] if self.body.echo and self.logprobs is not None else ()
 
-    def _cut(self, reply: ChoiceRun) -> tuple[ChoiceRun, int, list[int]]:
-        """Return the tokens whose figures are told now, as `of_replies` takes them.
+    def _new_tokens(self, reply: ChoiceRun) -> tuple[ChoiceRun, int, list[int]]:
+        """Return the tokens that are new since the last call, as `of_replies` takes them.
 
-        With `echo` the end token is one of them: harnesses that measure given text ask for one
-        token more and leave the last one out.
+        With `echo` the end token is one of them: evaluation harnesses request one extra token and
+        drop the last.
         """
         first, tokens = reply.new_tokens()
         ended_by = reply.ended_by if self.body.echo and reply.is_over else None
@@ -283,96 +283,98 @@ class Completion:
             tokens.append(ended_by)
         return reply, first, tokens
 
-    async def _figures(
+    async def _score(
         self, parts: Sequence[tuple[ChoiceRun, int, Sequence[int]]]
     ) -> list[list[ScoredToken]]:
-        if self.wanted is None:
+        if self.logprobs is None:
             return [[] for _ in parts]
-        return await logprobs.of_replies(self.lm, parts, self.wanted)
+        return await logprobs.of_replies(self.lm, parts, self.logprobs)
 
-    async def _of_prompts(self) -> list[list[ScoredToken]]:
-        """Return the figures of each prompt, where they are told."""
+    async def _score_prompts(self) -> list[list[ScoredToken]]:
+        """Return the logprobs of each prompt, if requested."""
         if not self.reads_prompt:
             return []
         top = max(self.body.logprobs or 0, self.body.prompt_logprobs or 0)
-        wanted = LogprobsRequest(top, () if self.wanted is None else self.wanted.tokens)
+        request = LogprobsRequest(top, () if self.logprobs is None else self.logprobs.tokens)
         places = [prompt.node.place for prompt in self.prompts]
-        return await logprobs.of_prompts(self.lm, places, wanted)
+        return await logprobs.of_prompts(self.lm, places, request)
 
     def _usage(self) -> Json:
         if self.runs.replies:
             return CallUsage(self.runs.replies).chat()
         return CallUsage((), n_prompt=n_tokens(self.prompts)).chat()
 
-    # As it comes
+    # Streams
 
     async def chunks(self) -> AsyncGenerator[Json, None]:
-        """Run it and yield chunks of single choices."""
+        """Run the call and yield chunks of single choices."""
         usage = {"usage": None} if self.body.includes_usage else {}
         first = {} if self.body.loom is None else {"loom": self.runs.told()}
         async with aclosing(self._pieces()) as pieces:
             async for choice in pieces:
-                for each in _by_token(choice):
-                    yield {**self._head, "choices": [each], **first, **usage}
+                for part in _by_token(choice):
+                    yield {**self._head, "choices": [part], **first, **usage}
                     first = {}
         if usage:
             yield {**self._head, "choices": [], "usage": self._usage()}
 
     async def _pieces(self) -> AsyncGenerator[Json, None]:
         if self.body.echo or self.body.prompt_logprobs is not None or not self.runs.replies:
-            before = await self._of_prompts()
+            prompt_scores = await self._score_prompts()
             n = self.body.n_choices
             for number in range(len(self.prompts) * n):
-                piece = self._choice(number, number // n, None, (), before)
+                piece = self._choice(number, number // n, None, (), prompt_scores)
                 yield {**piece, "finish_reason": None if self.runs.replies else "length"}
         async with aclosing(self.runs.news()) as news:
-            async for moved in news:
-                for piece in await self._new(moved):
+            async for changed in news:
+                for piece in await self._new(changed):
                     yield piece
 
-    async def _new(self, moved: Sequence[ChoiceRun]) -> list[Json]:
-        """Return what is new in choices, with its figures."""
-        cuts = [self._cut(reply) for reply in moved]
-        figures = await self._figures(cuts)
-        made = []
-        for (reply, first, tokens), found in zip(cuts, figures, strict=True):
+    async def _new(self, changed: Sequence[ChoiceRun]) -> list[Json]:
+        """Return the new parts of choices, with their logprobs."""
+        parts = [self._new_tokens(reply) for reply in changed]
+        scores = await self._score(parts)
+        choices = []
+        for (reply, first, tokens), scored in zip(parts, scores, strict=True):
             text = reply.piece()
             if not (text or tokens or reply.is_over):
                 continue
             choice: Json = {"index": reply.index, "text": text, "logprobs": None}
-            if found:
-                offsets = self._begins(reply, first, len(found))
-                choice["logprobs"] = logprobs.completion_logprobs(self.lm, found, offsets)
+            if scored:
+                offsets = self._offsets(reply, first, len(scored))
+                choice["logprobs"] = logprobs.completion_logprobs(self.lm, scored, offsets)
             if self.body.return_token_ids:
                 choice["token_ids"] = list(tokens)
-            made.append({**choice, "finish_reason": reply.finish_reason})
-        return made
+            choices.append({**choice, "finish_reason": reply.finish_reason})
+        return choices
 
-    def _begins(self, reply: ChoiceRun, first: int, n: int) -> list[int]:
-        """Return where `n` tokens begin in prompt and choice; an end token where the text ends."""
+    def _offsets(self, reply: ChoiceRun, first: int, n: int) -> list[int]:
+        """Return the offsets of `n` tokens in prompt and choice; an end token is at the text's
+        end.
+        """
         shift = len(self.prompts[reply.prompt].text)
-        found = [0, *reply.ends]
-        return [shift + found[min(first + i, len(found) - 1)] for i in range(n)]
+        ends = [0, *reply.ends]
+        return [shift + ends[min(first + i, len(ends) - 1)] for i in range(n)]
 
 
 def _by_token(choice: Json) -> list[Json]:
-    """Split a streamed choice with logprobs into one per token: clients read only the first."""
+    """Split a streamed choice with logprobs into one per token, as clients read only the first."""
     lists = choice["logprobs"]
     if lists is None or len(lists["tokens"]) < 2:
         return [choice]
     text, offsets = choice["text"], lists["text_offset"]
-    at = [*(each - offsets[0] for each in offsets), len(text)]
-    made = []
+    bounds = [*(offset - offsets[0] for offset in offsets), len(text)]
+    parts = []
     for i in range(len(offsets)):
         part = {
             "index": choice["index"],
-            "text": text[at[i] : at[i + 1]],
+            "text": text[bounds[i] : bounds[i + 1]],
             "logprobs": {name: values[i : i + 1] for name, values in lists.items()},
             "finish_reason": None,
         }
         if "token_ids" in choice:
             part["token_ids"] = choice["token_ids"][i : i + 1]
-        made.append(part)
-    made[0].update({name: choice[name] for name in choice if name.startswith("prompt_")})
-    made[-1]["finish_reason"] = choice["finish_reason"]
-    return made
+        parts.append(part)
+    parts[0].update({name: choice[name] for name in choice if name.startswith("prompt_")})
+    parts[-1]["finish_reason"] = choice["finish_reason"]
+    return parts

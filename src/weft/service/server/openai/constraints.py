@@ -54,7 +54,7 @@ class TagStructure(OpenAIModel):
 
 
 class StructuralTag(OpenAIModel):
-    """A structural tag of vLLM and SGLang: free text with structures that triggers begin."""
+    """A structural tag of vLLM and SGLang: free text, with structures that start at triggers."""
 
     type: Literal["structural_tag"] = "structural_tag"
     structures: list[TagStructure]
@@ -70,7 +70,7 @@ def _structural_tag(value: dict[str, Any] | str, _: Whitespace) -> Constraint:
         raise GrammarError(f"{place or 'the structural tag'}: {first['msg']}") from error
     except ValueError as error:
         raise GrammarError(f"the structural tag is not JSON: {error}") from error
-    tags = [TaggedJson(each.begin, each.schema_, each.end) for each in tag.structures]
+    tags = [TaggedJson(part.begin, part.schema_, part.end) for part in tag.structures]
     return tagged_constraint(tags, tag.triggers)
 
 
@@ -109,7 +109,7 @@ class NamedSchema(OpenAIModel):
     strict: bool | None = None
 
 
-# What a `response_format` may have beside each `type`.
+# The fields that a `response_format` may have, by its `type`.
 _PARTS: Mapping[str, tuple[str, ...]] = {
     "text": (),
     "json_object": ("schema",),
@@ -130,7 +130,7 @@ class ResponseFormat(OpenAIModel):
     triggers: list[str] | None = Field(None, description="Of a structural tag.")
 
     def constraint(self) -> Constraint | None:
-        """Return the constraint, None for free text. Raises: Refused."""
+        """Return the constraint, None for free text. Raises: RequestError."""
         given = self.model_dump(by_alias=True, exclude_none=True, exclude={"type"})
         for part in given:
             if part not in _PARTS[self.type]:
@@ -144,7 +144,7 @@ class ResponseFormat(OpenAIModel):
                 "response_format", lambda: _structural_tag(given, "flexible"), "invalid_grammar"
             )
         if self.type == "json_schema" and len(given) != 1:
-            raise unsupported("response_format.json_schema", "is missing, or given beside schema")
+            raise unsupported("response_format.json_schema", "is missing, or given together with schema")
         outer = given.get("json_schema", given)
         schema = outer.get("schema", {"type": "object"})
         return named("response_format", lambda: JsonSchema(schema, whitespace="flexible"))
@@ -182,7 +182,7 @@ class TextConstraint(NamedTuple):
     code: str = "invalid_json_schema"
 
     async def compile(self, lm: LM, prompt: ChatPrompt | None = None) -> Constraint:
-        """Compile the constraint on another thread and return it. Raises: Refused."""
+        """Compile the constraint on another thread and return it. Raises: RequestError."""
         if prompt is not None and prompt.thinking_open:
             raise unsupported(
                 self.param,
@@ -218,11 +218,11 @@ class ConstraintFields(OpenAIModel):
     )
 
     def text_constraint(self) -> TextConstraint | None:
-        """Return the constraint of the text, None for free text. Raises: Refused."""
-        # Clients state one constraint in the fields of several servers: guidance does for vLLM.
-        given = {each.constraint: each for each in reversed(list(self._text_constraints()))}
+        """Return the constraint of the text, None for free text. Raises: RequestError."""
+        # Some clients, such as guidance, state one constraint in the fields of several servers.
+        given = {form.constraint: form for form in reversed(list(self._text_constraints()))}
         if len(given) > 1:
-            second, first = [each.param for each in given.values()][-2:]
+            second, first = [form.param for form in given.values()][-2:]
             raise invalid(second, f"{first} and {second} exclude each other; give one constraint")
         return next(iter(given.values()), None)
 
@@ -246,7 +246,7 @@ def _check_pattern(param: str, pattern: str | None) -> None:
     if pattern:
         raise unsupported(
             param,
-            "whitespace in JSON is not a pattern here; leave it out, or use"
+            "patterns of whitespace are not supported; leave it out, or use"
             ' "structured_outputs": {"disable_any_whitespace": true}',
         )
 

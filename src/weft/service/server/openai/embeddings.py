@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: texts to vectors."""
+"""POST /v1/embeddings: vectors of texts."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ router = APIRouter(prefix="/v1", tags=["openai"], responses=ERRORS)
 Json = dict[str, Any]
 Texts = Sequence[str | Sequence[int]]
 
-_AT_ONCE = 16  # texts; others' tokens go on between
+_BATCH = 16  # texts per batch; other calls continue between batches
 
 
 class EmbeddingRequest(OpenAIModel):
-    """What is to be embedded."""
+    """The texts to embed."""
 
     model: str | None = None
     input: (
@@ -45,8 +45,8 @@ class EmbeddingRequest(OpenAIModel):
     encoding_format: Literal["float", "base64"] = Field(
         "float", description='"base64": little-endian float32.'
     )
-    dimensions: int | None = Field(None, ge=1, description="Only what the model has is taken.")
-    user: Any = Field(None, description="Taken; changes nothing.")
+    dimensions: int | None = Field(None, ge=1, description="Only the model's own size is accepted.")
+    user: Any = Field(None, description="Accepted; changes nothing.")
 
     _one_kind = field_validator("input", mode="before")(check_one_kind)
 
@@ -57,7 +57,7 @@ class EmbeddingRequest(OpenAIModel):
 
     @property
     def texts(self) -> Texts:
-        """What each vector is of."""
+        """The texts or token ids, one per vector."""
         given = self.input
         if isinstance(given, str):
             return [given]
@@ -68,7 +68,7 @@ class EmbeddingRequest(OpenAIModel):
 
 @router.post("/embeddings", response_model=None, responses=ok(EmbeddingList))
 async def embed(body: EmbeddingRequest, request: Request, service: ServiceDep) -> Response | Json:
-    """Return a vector of length 1 for each text."""
+    """Return a normalized vector for each text."""
     texts = body.texts
     _check(texts, service)
     await service.models.available(body.model)
@@ -82,7 +82,7 @@ async def embed(body: EmbeddingRequest, request: Request, service: ServiceDep) -
         n_tokens = await asyncio.to_thread(lambda: sum(_n_tokens(lm, text) for text in texts))
         name = service.models.get(body.model).name
     data = [
-        {"object": "embedding", "index": index, "embedding": _written(vector, body.encoding_format)}
+        {"object": "embedding", "index": index, "embedding": _encoded(vector, body.encoding_format)}
         for index, vector in enumerate(vectors)
     ]
     usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
@@ -95,18 +95,18 @@ def _check(texts: Texts, service: Service) -> None:
 
 
 async def _embed(lm: LM, texts: Texts) -> list[NDArray[np.float32]]:
-    made: list[NDArray[np.float32]] = []
-    for at in range(0, len(texts), _AT_ONCE):
-        some = texts[at : at + _AT_ONCE]
-        made.extend(await asyncio.to_thread(named, "input", lambda some=some: lm.embed(some)))
-    return made
+    vectors: list[NDArray[np.float32]] = []
+    for at in range(0, len(texts), _BATCH):
+        batch = texts[at : at + _BATCH]
+        vectors.extend(await asyncio.to_thread(named, "input", lambda batch=batch: lm.embed(batch)))
+    return vectors
 
 
 def _n_tokens(lm: LM, text: str | Sequence[int]) -> int:
     return len(lm.tokenize(text) if isinstance(text, str) else text)
 
 
-def _written(vector: NDArray[np.float32], form: str) -> list[float] | str:
+def _encoded(vector: NDArray[np.float32], form: str) -> list[float] | str:
     if form == "base64":
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
-    return [float(each) for each in vector.tolist()]
+    return [float(value) for value in vector.tolist()]

@@ -1,4 +1,4 @@
-"""The output items of a response, and the events that tell of them as they come."""
+"""The output items of a response, and the events that stream them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Events = list[tuple[str, Json]]
 
 
 class OutputWriter:
-    """Writes a turn as items: what was thought, then what was said, then what is called.
+    """Writes a turn as output items: reasoning, message, function calls.
 
-    output: the items; the last one may still be open. new_id: makes the id of an item of a kind.
+    output: the items; the last one may still grow. new_id: creates the id of an item of a kind.
     """
 
     def __init__(self, new_id: Callable[[str], str]) -> None:
@@ -25,23 +25,23 @@ class OutputWriter:
         self.output: list[Json] = []
         self._open: Json | None = None
 
-    def write(self, said: ChatDelta, figures: Sequence[Json]) -> Events:
-        """Take what is new in a turn, with the figures of its tokens; return the events."""
-        made: Events = []
-        if said.reasoning:
-            made += self._text("reasoning", said.reasoning, ())
-        if said.content or figures:
-            made += self._text("message", said.content, figures)
-        for call in said.calls:
-            made += self._call(call)
-        return made
+    def write(self, delta: ChatDelta, logprobs: Sequence[Json]) -> Events:
+        """Add the new part of a turn, with the logprobs of its tokens; return the events."""
+        events: Events = []
+        if delta.reasoning:
+            events += self._text("reasoning", delta.reasoning, ())
+        if delta.content or logprobs:
+            events += self._text("message", delta.content, logprobs)
+        for call in delta.calls:
+            events += self._call(call)
+        return events
 
     def close(self, status: str) -> Events:
-        """End the turn; return the last events. A turn that says nothing is an empty message."""
-        made: Events = []
+        """Close the turn and return the last events. An empty turn has an empty message."""
+        events: Events = []
         if not self.output:
-            made += self._begin("message")
-        return [*made, *self._end(status)]
+            events += self._begin("message")
+        return [*events, *self._end(status)]
 
     def _is_open(self, kind: str) -> bool:
         return self._open is not None and self._open["type"] == kind
@@ -51,19 +51,19 @@ class OutputWriter:
         place = {"item_id": self._open["id"], "output_index": len(self.output) - 1}
         return {**place, "content_index": 0} if part else place
 
-    def _text(self, kind: str, text: str, figures: Sequence[Json]) -> Events:
-        made: Events = []
+    def _text(self, kind: str, text: str, logprobs: Sequence[Json]) -> Events:
+        events: Events = []
         if not self._is_open(kind):
-            made += [*self._end("completed"), *self._begin(kind)]
+            events += [*self._end("completed"), *self._begin(kind)]
         assert self._open is not None
         part = self._open["content"][0]
         part["text"] += text
         if kind == "reasoning":
-            made.append(("response.reasoning_text.delta", {**self._place(), "delta": text}))
-            return made
-        part["logprobs"] += figures
-        told = {**self._place(), "delta": text, "logprobs": list(figures)}
-        return [*made, ("response.output_text.delta", told)]
+            events.append(("response.reasoning_text.delta", {**self._place(), "delta": text}))
+            return events
+        part["logprobs"] += logprobs
+        data = {**self._place(), "delta": text, "logprobs": list(logprobs)}
+        return [*events, ("response.output_text.delta", data)]
 
     def _begin(self, kind: str) -> Events:
         if kind == "reasoning":
@@ -74,9 +74,9 @@ class OutputWriter:
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         self._open = {**item, "status": "in_progress", "content": [part]}
         self.output.append(self._open)
-        empty = {**self._open, "content": []}
+        empty_item = {**self._open, "content": []}
         return [
-            ("response.output_item.added", {"output_index": len(self.output) - 1, "item": empty}),
+            ("response.output_item.added", {"output_index": len(self.output) - 1, "item": empty_item}),
             ("response.content_part.added", {**self._place(), "part": _copied(part)}),
         ]
 
@@ -86,19 +86,19 @@ class OutputWriter:
         item, self._open["status"] = self._open, status
         (part,) = item["content"]
         place = self._place()
-        done: Json = {**place, "text": part["text"]}
+        data: Json = {**place, "text": part["text"]}
         kind = "reasoning_text"
         if item["type"] == "message":
-            kind, done["logprobs"] = "output_text", list(part["logprobs"])
+            kind, data["logprobs"] = "output_text", list(part["logprobs"])
         self._open = None
         return [
-            (f"response.{kind}.done", done),
+            (f"response.{kind}.done", data),
             ("response.content_part.done", {**place, "part": _copied(part)}),
             ("response.output_item.done", {"output_index": place["output_index"], "item": item}),
         ]
 
     def _call(self, call: ToolCall) -> Events:
-        made = self._end("completed")
+        events = self._end("completed")
         item: Json = {
             "id": self._new_id("fc"),
             "type": "function_call",
@@ -110,11 +110,11 @@ class OutputWriter:
         self.output.append(item)
         index = len(self.output) - 1
         place = {"item_id": item["id"], "output_index": index}
-        begun = {**item, "status": "in_progress", "arguments": ""}
+        started = {**item, "status": "in_progress", "arguments": ""}
         arguments = call.arguments
         return [
-            *made,
-            ("response.output_item.added", {"output_index": index, "item": begun}),
+            *events,
+            ("response.output_item.added", {"output_index": index, "item": started}),
             ("response.function_call_arguments.delta", {**place, "delta": arguments}),
             (
                 "response.function_call_arguments.done",
@@ -125,5 +125,5 @@ class OutputWriter:
 
 
 def _copied(part: Json) -> Json:
-    """Return a part as it is now: it goes on growing."""
+    """Return a copy of a part in its current state."""
     return {name: list(value) if isinstance(value, list) else value for name, value in part.items()}

@@ -15,48 +15,50 @@ Value = TypeVar("Value")
 def invalid(
     param: str, message: str, *, code: str = "invalid_parameter", hint: str = ""
 ) -> RequestError:
-    """Return the refusal of a field's value."""
+    """Return the error for an invalid value of a field."""
     return RequestError(400, code, message, param=param, hint=hint)
 
 
 def unsupported(param: str, why: str, hint: str = "") -> RequestError:
-    """Return the refusal of a field that would change the answer and is not honoured here."""
+    """Return the error for a field that would change the answer and is not supported."""
     return invalid(param, f"{param}: {why}", code="unsupported_parameter", hint=hint)
 
 
-def named(
-    param: str, make: Callable[[], Value], grammar_code: str = "invalid_json_schema"
+def check_field(
+    param: str, make: Callable[[], Value], code_of_grammar: str = "invalid_json_schema"
 ) -> Value:
-    """Call what checks one field's value; its complaint then names the field.
+    """Run a check of one field's value; its error then names the field.
 
-    grammar_code: the error code of a GrammarError.
+    code_of_grammar: the error code of a GrammarError.
     """
     try:
         return make()
     except (ConfigError, ConstraintError) as error:
-        code = grammar_code if isinstance(error, GrammarError) else "invalid_parameter"
+        code = code_of_grammar if isinstance(error, GrammarError) else "invalid_parameter"
         raise invalid(param, str(error), code=code, hint=error.hint) from error
 
 
 @contextmanager
-def overflow_named(param: str, n_new: int) -> Iterator[None]:
-    """Report a prompt that is too long in the words that clients search for.
+def translate_overflow(param: str, n_new: int) -> Iterator[None]:
+    """Report a prompt that is too long in the wording that clients match.
 
-    litellm reads "maximum context length is", langchain "prompt is too long".
+    litellm matches "maximum context length is", langchain "prompt is too long".
 
-    param: the field that holds the prompt. n_new: the new tokens that the request asks for.
+    Args:
+        param: the field that holds the prompt.
+        n_new: the number of requested new tokens.
     """
     try:
         yield
     except ContextOverflow as error:
         if not error.n_ctx:
             raise
-        at_least = "at least " if "at least" in str(error) else ""  # it was not tokenised
+        bound = "at least " if "at least" in str(error) else ""  # the prompt was not tokenized
         raise RequestError(
             400,
             "context_length_exceeded",
             f"This model's maximum context length is {error.n_ctx} tokens. However, you requested"
-            f" {at_least}{error.n_tokens + n_new} tokens ({error.n_tokens} in the {param}, {n_new}"
+            f" {bound}{error.n_tokens + n_new} tokens ({error.n_tokens} in the {param}, {n_new}"
             f" in the completion): the prompt is too long. Please reduce the length of the {param}"
             " or the completion.",
             param=param,

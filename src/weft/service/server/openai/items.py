@@ -1,4 +1,4 @@
-"""What a response is given: items of text, calls and their results, as chat messages."""
+"""The input items of a response, and the chat messages that they become."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _PREFIXES = {
 
 
 class ItemPart(OpenAIModel):
-    """A part of an item's content; only text can be read here."""
+    """A part of an item's content; only text is supported."""
 
     type: str
     text: str | None = None
     refusal: str | None = None
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
-    # Of parts that are refused, so that the refusal can say what they are.
+    # Fields of unsupported parts, accepted so that the error can name the part's type.
     image_url: Any = None
     file_id: Any = None
     file_data: Any = None
@@ -40,7 +40,7 @@ class ItemPart(OpenAIModel):
 
 
 class InputItem(OpenAIModel):
-    """One item: a message, a call, a call's result, or what was thought."""
+    """A message, a function call, a call's result, or reasoning."""
 
     type: Literal[
         "message", "function_call", "function_call_output", "reasoning", "item_reference"
@@ -62,24 +62,24 @@ class InputItem(OpenAIModel):
     def _without_null(cls, given: Any) -> Any:
         if not isinstance(given, Mapping):
             return given
-        made = {name: value for name, value in given.items() if value is not None}
-        if set(made) == {"id"}:
-            made["type"] = "item_reference"
-        return made
+        fields = {name: value for name, value in given.items() if value is not None}
+        if set(fields) == {"id"}:
+            fields["type"] = "item_reference"
+        return fields
 
     def stored(self, key: ResponseKey) -> Json:
-        """Return the item as `input_items` lists it. key: of the response that it is given to."""
-        made: Json = {"type": self.type, **self.model_dump(exclude_none=True)}
-        made["id"] = self.id or key.item_id(_PREFIXES[self.type])
-        made.setdefault("status", "completed")
+        """Return the item as `input_items` lists it. key: of the response it is part of."""
+        item: Json = {"type": self.type, **self.model_dump(exclude_none=True)}
+        item["id"] = self.id or key.item_id(_PREFIXES[self.type])
+        item.setdefault("status", "completed")
         if self.type == "message" and isinstance(self.content, str):
             kind = "output_text" if self.role == "assistant" else "input_text"
             part: Json = {"type": kind, "text": self.content}
-            made["content"] = [{**part, "annotations": []} if kind == "output_text" else part]
-        return made
+            item["content"] = [{**part, "annotations": []} if kind == "output_text" else part]
+        return item
 
     def text(self, number: int, content: str | Sequence[ItemPart] | None) -> str:
-        """Return the text of a content. Raises: Refused for what is none."""
+        """Return the text of a content. Raises: RequestError for other content."""
         if content is None or isinstance(content, str):
             return content or ""
         return "\n".join(_part_text(number, part) for part in content)
@@ -90,11 +90,11 @@ def _part_text(number: int, part: ItemPart) -> str:
         return part.text or ""
     if part.type == "refusal":
         return part.refusal or ""
-    raise unsupported(f"input[{number}].content", f"is {part.type!r:.40}; only text is read here")
+    raise unsupported(f"input[{number}].content", f"is {part.type!r:.40}; only text is supported")
 
 
 def as_items(given: str | Sequence[InputItem]) -> list[InputItem]:
-    """Return the items of an input; a text is a message of the user."""
+    """Return an input as items; a text becomes a user message."""
     if isinstance(given, str):
         return [InputItem.model_validate({"role": "user", "content": given})]
     return list(given)
@@ -103,49 +103,50 @@ def as_items(given: str | Sequence[InputItem]) -> list[InputItem]:
 def as_messages(
     instructions: str | None, given: Sequence[InputItem], *, n_before: int = 0
 ) -> list[Json]:
-    """Return the chat that items are. Calls in a row, and the text before them, are one turn.
+    """Return items as chat messages. Consecutive calls and the text before them become one turn.
 
-    n_before: how many of the items are not the request's; errors number the request's from 0.
+    n_before: the number of items from earlier responses; errors number the request's own items from
+    0.
     """
-    made: list[Json] = []
+    messages: list[Json] = []
     if instructions:
-        made.append({"role": "system", "content": instructions})
-    thought = ""
+        messages.append({"role": "system", "content": instructions})
+    reasoning = ""
     for number, item in enumerate(given, start=-n_before):
         if item.type == "reasoning":
-            thought += item.text(number, item.content)
+            reasoning += item.text(number, item.content)
         elif item.type == "function_call":
-            _add_call(made, number, item, thought)
-            thought = ""
+            _add_call(messages, number, item, reasoning)
+            reasoning = ""
         elif item.type == "function_call_output":
             if item.call_id is None:
                 raise invalid(f"input[{number}].call_id", f"input[{number}].call_id is missing")
-            said = item.text(number, item.output)
-            made.append({"role": "tool", "tool_call_id": item.call_id, "content": said})
+            output = item.text(number, item.output)
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": output})
         else:
-            made.append(_message(number, item, thought))
-            thought = ""
-    return made
+            messages.append(_message(number, item, reasoning))
+            reasoning = ""
+    return messages
 
 
-def _message(number: int, item: InputItem, thought: str) -> Json:
+def _message(number: int, item: InputItem, reasoning: str) -> Json:
     if item.role is None:
         raise invalid(f"input[{number}].role", f"input[{number}].role is missing")
-    made: Json = {"role": item.role, "content": item.text(number, item.content)}
-    if thought and item.role == "assistant":
-        made["reasoning_content"] = thought
-    return made
+    message: Json = {"role": item.role, "content": item.text(number, item.content)}
+    if reasoning and item.role == "assistant":
+        message["reasoning_content"] = reasoning
+    return message
 
 
-def _add_call(made: list[Json], number: int, item: InputItem, thought: str) -> None:
+def _add_call(messages: list[Json], number: int, item: InputItem, reasoning: str) -> None:
     if not item.name:
         raise invalid(f"input[{number}].name", f"input[{number}].name is missing")
-    if not made or made[-1]["role"] != "assistant":
-        made.append({"role": "assistant", "content": ""})
-        if thought:
-            made[-1]["reasoning_content"] = thought
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": ""})
+        if reasoning:
+            messages[-1]["reasoning_content"] = reasoning
     function = {"name": item.name, "arguments": item.arguments or "{}"}
     call = {"type": "function", "function": function}
-    made[-1].setdefault("tool_calls", []).append(
+    messages[-1].setdefault("tool_calls", []).append(
         {**call, "id": item.call_id} if item.call_id else call
     )

@@ -271,16 +271,17 @@ _MEANINGFUL_EMPTY = frozenset({"input", "loom", "messages", "prompt"})
 _SCHEMAS = frozenset({"guided_json", "json_schema"})  # {} is any JSON
 
 
-# The order of llama-server's `samplers` that Weft draws in, and its letters.
+# The order of llama-server's `samplers` that Weft implements, and its abbreviations.
 _ORDER = ("top_k", "typ_p", "top_p", "min_p", "temperature")
-_SAMPLER_LETTERS = {"k": "top_k", "y": "typ_p", "p": "top_p", "m": "min_p", "t": "temperature"}
+_SAMPLER_ABBREVIATIONS = {"k": "top_k", "y": "typ_p", "p": "top_p", "m": "min_p", "t": "temperature"}
 
 
 def apply_rule(body: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
     """Return a request in Weft's own fields, without nulls and known fields at neutral values.
 
     own: the fields that the route implements. Unknown names stay, for the model to reject.
-    Raises: Refused for a known field at another value, and for two names of one field that differ.
+
+    Raises: RequestError for a known field with another value, and for aliases that differ.
     """
     kept: dict[str, Any] = {}
     names: dict[str, str] = {}  # as the request spells them
@@ -300,38 +301,40 @@ def apply_rule(body: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
 
 
 def _translated(body: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
-    """Return a request with fields of other servers that Weft implements by another parameter."""
-    made = dict(body)
+    """Return a request with the fields of other servers that Weft implements by another
+    parameter.
+    """
+    fields = dict(body)
     if "logit_bias" not in own:
-        return made
-    if isinstance(made.get("logit_bias"), list):
-        made["logit_bias"] = _bias_of_pairs(made["logit_bias"])
-    if bans := made.pop("custom_token_bans", None):
-        made["logit_bias"] = {**(made.get("logit_bias") or {}), **_bias_of_bans(bans)}
-    if made.get("do_sample") is False:
-        made.update(do_sample=None, temperature=0)
-    if made.get("auto_max_new_tokens") is True:
-        made.pop("max_new_tokens", None)
-        made.update(auto_max_new_tokens=None, max_tokens=-1)
-    n_probs = made.get("n_probs")
+        return fields
+    if isinstance(fields.get("logit_bias"), list):
+        fields["logit_bias"] = _bias_of_pairs(fields["logit_bias"])
+    if bans := fields.pop("custom_token_bans", None):
+        fields["logit_bias"] = {**(fields.get("logit_bias") or {}), **_bias_of_bans(bans)}
+    if fields.get("do_sample") is False:
+        fields.update(do_sample=None, temperature=0)
+    if fields.get("auto_max_new_tokens") is True:
+        fields.pop("max_new_tokens", None)
+        fields.update(auto_max_new_tokens=None, max_tokens=-1)
+    n_probs = fields.get("n_probs")
     if type(n_probs) is int and n_probs > 0:
         is_chat = "top_logprobs" in own
-        figures = {"logprobs": True, "top_logprobs": n_probs} if is_chat else {"logprobs": n_probs}
-        made.update(figures, n_probs=None)
-    if _is_own_order(made.get("samplers")):
-        made["samplers"] = None
-    return made
+        logprobs_fields = {"logprobs": True, "top_logprobs": n_probs} if is_chat else {"logprobs": n_probs}
+        fields.update(logprobs_fields, n_probs=None)
+    if _is_own_order(fields.get("samplers")):
+        fields["samplers"] = None
+    return fields
 
 
 def _bias_of_pairs(pairs: list[Any]) -> dict[str, Any]:
     """Read llama-server's list of [token id, bias]; false bans the token."""
     try:
-        found = {str(token): -100 if bias is False else bias for token, bias in pairs}
+        biases = {str(token): -100 if bias is False else bias for token, bias in pairs}
     except (TypeError, ValueError):
         raise invalid(
             "logit_bias", "logit_bias: allowed is {token id: bias}, or a list of [token id, bias]"
         ) from None
-    return found
+    return biases
 
 
 def _bias_of_bans(bans: Any) -> dict[str, Any]:
@@ -344,10 +347,10 @@ def _bias_of_bans(bans: Any) -> dict[str, Any]:
 
 def _is_own_order(samplers: Any) -> bool:
     if isinstance(samplers, str):
-        samplers = [_SAMPLER_LETTERS.get(letter) for letter in samplers]
+        samplers = [_SAMPLER_ABBREVIATIONS.get(char) for char in samplers]
     if not isinstance(samplers, list):
         return False
-    return tuple(each for each in samplers if each in _ORDER) == _ORDER
+    return tuple(name for name in samplers if name in _ORDER) == _ORDER
 
 
 def _is_empty(name: str, value: Any) -> bool:
@@ -360,7 +363,7 @@ def _is_neutral(value: Any, field: KnownField) -> bool:
     if field.is_operational or field.switch is not None:
         return True
     kind = isinstance(value, bool)
-    return any(value == each and kind is isinstance(each, bool) for each in field.neutral)
+    return any(value == other and kind is isinstance(other, bool) for other in field.neutral)
 
 
 def _differ(foreign: set[str], own_name: str) -> RequestError:

@@ -1,7 +1,7 @@
-"""Log-probabilities of tokens, raw: asked of the model once a call, and as the two shapes of them.
+"""Raw log-probabilities of tokens, in one batch per call, and the two formats of them.
 
-What a choice drew has its own logprob from its run. Alternatives, and tokens that were given, are
-read in one forward over them, beside all other work: the prompt's KV is there already.
+A generated token has its logprob from its run. Alternatives, and tokens of prompts, take one extra
+forward pass, whose prefix KV is cached.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ if TYPE_CHECKING:
 
 
 class ScoredToken(NamedTuple):
-    """A token at its place: its logprob (None for a text's first), and the likeliest there.
+    """A token with its logprob (None for the first of a text) and the likeliest tokens at its
+    position.
 
-    top: (token id, logprob), likeliest first. asked: likewise, of tokens that the caller named.
-    rank: 1 for the likeliest; None where nobody looked.
+    Args:
+        rank: 1 for the likeliest token; `None` if unknown.
+        top: (token id, logprob), likeliest first.
+        asked: the same for tokens named in the request.
     """
 
     token: int
@@ -39,98 +42,98 @@ ScoreRequest = tuple["Place", Sequence[int], int, Sequence[int]]
 
 
 class LogprobsRequest(NamedTuple):
-    """top: how many alternatives. tokens: ids whose logprobs are told at every place."""
+    """Requested logprobs. top: number of alternatives. tokens: ids to score at every position."""
 
     top: int
     tokens: tuple[int, ...] = ()
 
 
 async def of_prompts(
-    lm: LM, places: Sequence[Place], wanted: LogprobsRequest
+    lm: LM, places: Sequence[Place], request: LogprobsRequest
 ) -> list[list[ScoredToken]]:
-    """Return the figures of the tokens up to each place; a first token has none."""
+    """Return the scores of the tokens up to each place; a first token has no logprob."""
     paths = [place.ids() for place in places]
-    asked: list[ScoreRequest] = [
+    requests: list[ScoreRequest] = [
         (place, [], 1, ids[1:]) for place, ids in zip(places, paths, strict=True)
     ]
-    found = await _read(lm, asked, wanted)
-    return [[ScoredToken(ids[0], None), *rest] for ids, rest in zip(paths, found, strict=True)]
+    scores = await _read(lm, requests, request)
+    return [[ScoredToken(ids[0], None), *rest] for ids, rest in zip(paths, scores, strict=True)]
 
 
 async def of_replies(
-    lm: LM, parts: Sequence[tuple[ChoiceRun, int, Sequence[int]]], wanted: LogprobsRequest
+    lm: LM, parts: Sequence[tuple[ChoiceRun, int, Sequence[int]]], request: LogprobsRequest
 ) -> list[list[ScoredToken]]:
-    """Return the figures of some tokens of choices: (choice, which is the first, the tokens).
+    """Return the scores of some tokens of choices: (choice, index of the first token, tokens).
 
-    The tokens may end with the end token. All are read in one batch.
+    The tokens may end with the end token. All are computed in one batch.
     """
-    if not wanted.top and not wanted.tokens and all(_is_told(*part) for part in parts):
+    if not request.top and not request.tokens and all(_has_logprobs(*part) for part in parts):
         return [
             [ScoredToken(token, reply.logprobs[first + i]) for i, token in enumerate(tokens)]
             for reply, first, tokens in parts
         ]
-    asked: list[ScoreRequest] = []
+    requests: list[ScoreRequest] = []
     for reply, first, tokens in parts:
-        before = reply.node.parent
-        assert before is not None
-        place = before.place
+        parent = reply.node.parent
+        assert parent is not None
+        place = parent.place
         path = [*reply.tokens[:first], *tokens]
-        asked.append((place, path, place.depth + first, list(tokens)))
-    return await _read(lm, asked, wanted)
+        requests.append((place, path, place.depth + first, list(tokens)))
+    return await _read(lm, requests, request)
 
 
-def _is_told(reply: ChoiceRun, first: int, tokens: Sequence[int]) -> bool:
+def _has_logprobs(reply: ChoiceRun, first: int, tokens: Sequence[int]) -> bool:
     return first + len(tokens) <= len(reply.logprobs)
 
 
 async def _read(
-    lm: LM, asked: Sequence[ScoreRequest], wanted: LogprobsRequest
+    lm: LM, requests: Sequence[ScoreRequest], request: LogprobsRequest
 ) -> list[list[ScoredToken]]:
-    """Return the figures of what is asked for, in one batch."""
+    """Score the requested tokens in one batch."""
     items = []
-    kept = []
-    for place, path, first, targets in asked:
+    all_targets = []
+    for place, path, first, targets in requests:
         if not targets:
             continue
         last = first + len(targets)
-        lm.place(path, after=place)  # refuses what is longer than the context
-        wants: list[Any] = [Scores(first, last, wanted.top)]
-        if wanted.tokens:
+        lm.place(path, after=place)  # raises if the path is longer than the context
+        wants: list[Any] = [Scores(first, last, request.top)]
+        if request.tokens:
             wants += [Logits(depth) for depth in range(first, last)]
         items.append(Extend(place, path, tuple(wants)))
-        kept.append(targets)
+        all_targets.append(targets)
     tickets = await lm.asubmit(items) if items else []
     if tickets:
         await lm.adrive(tickets)
-    found = (
-        _ranked(ticket.result(), targets, wanted)
-        for ticket, targets in zip(tickets, kept, strict=True)
+    scores = (
+        _ranked(ticket.result(), targets, request)
+        for ticket, targets in zip(tickets, all_targets, strict=True)
     )
-    return [next(found) if targets else [] for *_, targets in asked]
+    return [next(scores) if targets else [] for *_, targets in requests]
 
 
 def _ranked(
-    answers: Sequence[Any], targets: Sequence[int], wanted: LogprobsRequest
+    answers: Sequence[Any], targets: Sequence[int], request: LogprobsRequest
 ) -> list[ScoredToken]:
     score: Score = answers[0]
     logprobs = score.logprobs.tolist()
     tops: list[list[tuple[int, float]]] = [[] for _ in targets]
-    if wanted.top:
+    if request.top:
         ids, values = score.top_ids.tolist(), score.top_logprobs.tolist()
         tops = [list(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True)]
     ranks = [None] * len(targets) if score.ranks is None else (score.ranks + 1).tolist()
-    rows = [log_softmax(row) for row in answers[1:]]
-    made = []
+    row_logprobs = [log_softmax(row) for row in answers[1:]]
+    scored = []
     for i, (token, logprob, top) in enumerate(zip(targets, logprobs, tops, strict=True)):
-        # One number for one token: harnesses ask whether the chosen one is the likeliest.
-        same = dict(top).get(token, logprob)
-        asked = [(each, float(rows[i][each])) for each in wanted.tokens]
-        made.append(ScoredToken(token, same, ranks[i], top, asked))
-    return made
+        # The same value as in `top`: harnesses compare the two to detect greedy tokens.
+        consistent = dict(top).get(token, logprob)
+        requested = [(other, float(row_logprobs[i][other])) for other in request.tokens]
+        scored.append(ScoredToken(token, consistent, ranks[i], top, requested))
+    return scored
 
 
 def token_name(lm: LM, token: int) -> str:
-    """Return a token's text; where it is a part of a character its bytes, as OpenAI writes them."""
+    """Return a token's text; for incomplete characters its bytes, as OpenAI writes them."""
     spelled = lm.text.token_bytes(token)
     try:
         return spelled.decode()
@@ -139,19 +142,19 @@ def token_name(lm: LM, token: int) -> str:
 
 
 def finite(logprob: float) -> float:
-    """Return a logprob as JSON can say it: what is impossible is -9999, as OpenAI has it."""
+    """Return a logprob as JSON can represent it: -inf becomes -9999, as in OpenAI's API."""
     return max(logprob, -9999.0)
 
 
-def chat_logprobs(lm: LM, figures: Sequence[ScoredToken]) -> list[dict[str, Any]]:
-    """Return figures as a chat's `logprobs.content`. The chosen token stands among the top ones."""
+def chat_logprobs(lm: LM, scored: Sequence[ScoredToken]) -> list[dict[str, Any]]:
+    """Return scores as a chat's `logprobs.content`. The chosen token is one of the top ones."""
     return [
         {
             **_entry(lm, each.token, each.logprob or 0.0),
             "top_logprobs": [_entry(lm, *one) for one in _with_chosen(each)],
             **({"asked": [_entry(lm, *one) for one in each.asked]} if each.asked else {}),
         }
-        for each in figures
+        for each in scored
     ]
 
 
@@ -160,45 +163,45 @@ def _entry(lm: LM, token: int, logprob: float) -> dict[str, Any]:
     return {"token": token_name(lm, token), "logprob": finite(logprob), "bytes": spelled}
 
 
-def _with_chosen(figures: ScoredToken) -> list[tuple[int, float]]:
-    """Return the likeliest tokens, and the chosen one where it is not among them."""
-    top = list(figures.top)
-    if top and figures.logprob is not None and figures.token not in dict(top):
-        top.append((figures.token, figures.logprob))
+def _with_chosen(scored: ScoredToken) -> list[tuple[int, float]]:
+    """Return the likeliest tokens, and the chosen one if it is not among them."""
+    top = list(scored.top)
+    if top and scored.logprob is not None and scored.token not in dict(top):
+        top.append((scored.token, scored.logprob))
     return top
 
 
 def completion_logprobs(
-    lm: LM, figures: Sequence[ScoredToken], offsets: Sequence[int]
+    lm: LM, scored: Sequence[ScoredToken], offsets: Sequence[int]
 ) -> dict[str, Any]:
-    """Return figures as a completion's `logprobs`: lists, an entry a token.
+    """Return scores as a completion's `logprobs`: lists with an entry per token.
 
-    offsets: where each token's text begins, in letters.
+    offsets: where each token's text begins, in characters.
     """
-    made: dict[str, Any] = {
-        "tokens": [token_name(lm, each.token) for each in figures],
-        "token_logprobs": [_or_none(each.logprob) for each in figures],
-        "top_logprobs": [_by_name(lm, each) for each in figures],
+    lists: dict[str, Any] = {
+        "tokens": [token_name(lm, each.token) for each in scored],
+        "token_logprobs": [_or_none(each.logprob) for each in scored],
+        "top_logprobs": [_by_name(lm, each) for each in scored],
         "text_offset": list(offsets),
     }
-    if any(each.asked for each in figures):
-        asked = [{token_name(lm, t): finite(p) for t, p in each.asked} for each in figures]
-        made["asked"] = asked
-    return made
+    if any(each.asked for each in scored):
+        requested = [{token_name(lm, t): finite(p) for t, p in each.asked} for each in scored]
+        lists["asked"] = requested
+    return lists
 
 
-def prompt_logprobs_entries(lm: LM, figures: Sequence[ScoredToken]) -> list[dict[str, Any] | None]:
-    """Return figures as `prompt_logprobs`: by token id, with ranks; None for the first token."""
-    return [None if each.logprob is None else _by_id(lm, each) for each in figures]
+def prompt_logprobs_entries(lm: LM, scored: Sequence[ScoredToken]) -> list[dict[str, Any] | None]:
+    """Return scores as `prompt_logprobs`: by token id, with ranks; None for the first token."""
+    return [None if each.logprob is None else _by_id(lm, each) for each in scored]
 
 
-def _by_id(lm: LM, figures: ScoredToken) -> dict[str, Any]:
-    ranks = {token: number for number, (token, _) in enumerate(figures.top, start=1)}
-    listed = _with_chosen(figures) or [(figures.token, figures.logprob or 0.0)]
+def _by_id(lm: LM, scored: ScoredToken) -> dict[str, Any]:
+    ranks = {token: number for number, (token, _) in enumerate(scored.top, start=1)}
+    listed = _with_chosen(scored) or [(scored.token, scored.logprob or 0.0)]
     return {
         str(token): {
             "logprob": finite(logprob),
-            "rank": ranks.get(token, figures.rank),
+            "rank": ranks.get(token, scored.rank),
             "decoded_token": token_name(lm, token),
         }
         for token, logprob in listed
@@ -209,20 +212,20 @@ def _or_none(logprob: float | None) -> float | None:
     return None if logprob is None else finite(logprob)
 
 
-def _by_name(lm: LM, figures: ScoredToken) -> dict[str, float] | None:
-    if figures.logprob is None:
+def _by_name(lm: LM, scored: ScoredToken) -> dict[str, float] | None:
+    if scored.logprob is None:
         return None
-    made: dict[str, float] = {}
-    for token, logprob in _with_chosen(figures) or [(figures.token, figures.logprob)]:
-        made.setdefault(token_name(lm, token), finite(logprob))
-    return made
+    by_name: dict[str, float] = {}
+    for token, logprob in _with_chosen(scored) or [(scored.token, scored.logprob)]:
+        by_name.setdefault(token_name(lm, token), finite(logprob))
+    return by_name
 
 
-def check_logprobs_supported(lm: LM, top: int, *, given: bool) -> None:
-    """Raise Unsupported where the engine does not tell what is asked for."""
+def check_logprobs_supported(lm: LM, top: int, *, needs_prompt: bool) -> None:
+    """Raise Unsupported if the engine cannot compute the requested logprobs."""
     capabilities = lm.info.capabilities
-    if (top or given) and not (capabilities.steps or (capabilities.scoring is True and not top)):
+    if (top or needs_prompt) and not (capabilities.steps or (capabilities.scoring is True and not top)):
         raise Unsupported(
-            f"{lm.info.model} on the {lm.info.name} engine tells no logprobs of "
-            + ("alternatives" if top else "given text")
+            f"the {lm.info.name} engine of {lm.info.model} has no logprobs of "
+            + ("alternative tokens" if top else "prompts")
         )

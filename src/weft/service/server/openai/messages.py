@@ -1,4 +1,4 @@
-"""Chat messages as OpenAI writes them, and the prompt that they make."""
+"""OpenAI's chat messages, and the prompts that they become."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from ....lm.lm import LM
 
 Json = dict[str, Any]
-# Variables that chat templates switch reasoning by.
+# Variables by which chat templates switch reasoning.
 _THINKING = ("enable_thinking", "thinking")
 
 
 class TextPart(OpenAIModel):
-    """A part of a message; only text can be read here."""
+    """A part of a message; only text is supported."""
 
     type: str
     text: str | None = None
     cache_control: Any = Field(None, description="Accepted; prefixes are cached without it.")
     extra_content: Any = Field(None, description="Accepted; changes nothing.")
     id: str | None = None
-    # Of parts that are refused, so that the refusal can say what they are.
+    # Fields of unsupported parts, accepted so that the error can name the part's type.
     image_url: Any = None
     input_audio: Any = None
     file: Any = None
@@ -46,12 +46,12 @@ class CalledFunction(OpenAIModel):
 
 
 class MessageCall(OpenAIModel):
-    """A call that an assistant's turn held."""
+    """A tool call of an earlier assistant turn."""
 
     id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = None  # of streamed ones that are sent back
+    index: int | None = None  # sent back by clients that copy streamed calls
     cache_control: Any = None
     extra_content: Any = None
 
@@ -64,7 +64,7 @@ class ChatMessage(OpenAIModel):
     name: str | None = None
     tool_calls: list[MessageCall] | None = None
     tool_call_id: str | None = None
-    reasoning_content: str | None = Field(None, description="What the assistant thought.")
+    reasoning_content: str | None = Field(None, description="The assistant's reasoning.")
     refusal: str | None = None
     id: str | None = None
     cache_control: Any = Field(None, description="Accepted; prefixes are cached without it.")
@@ -78,32 +78,34 @@ class ChatMessage(OpenAIModel):
     def _without_null(cls, given: Any) -> Any:
         if not isinstance(given, Mapping):
             return given
-        made = {name: value for name, value in given.items() if value is not None}
-        if isinstance(made.get("reasoning"), str):  # vLLM's name
-            made.setdefault("reasoning_content", made.pop("reasoning"))
-        return made
+        fields = {name: value for name, value in given.items() if value is not None}
+        if isinstance(fields.get("reasoning"), str):  # vLLM's name
+            fields.setdefault("reasoning_content", fields.pop("reasoning"))
+        return fields
 
     def plain(self, number: int) -> Json:
-        """Return the message as templates take it. Raises: Refused for parts that are no text."""
-        made: Json = {"role": "system" if self.role == "developer" else self.role}
+        """Return the message as templates take it. Raises: RequestError for parts that are not
+        text.
+        """
+        message: Json = {"role": "system" if self.role == "developer" else self.role}
         content = self.content
         if isinstance(content, list):
-            content = "\n".join(_text_of(number, place, each) for place, each in enumerate(content))
+            content = "\n".join(_text_of(number, place, part) for place, part in enumerate(content))
         if content is None and not self.tool_calls:
             content = self.refusal or ""
-        made["content"] = content
+        message["content"] = content
         for name in ("name", "tool_call_id", "reasoning_content"):
             if getattr(self, name):
-                made[name] = getattr(self, name)
+                message[name] = getattr(self, name)
         if self.tool_calls:
-            made["content"] = content or ""
-            made["tool_calls"] = [
-                each.model_dump(
+            message["content"] = content or ""
+            message["tool_calls"] = [
+                call.model_dump(
                     exclude_none=True, exclude={"index", "cache_control", "extra_content"}
                 )
-                for each in self.tool_calls
+                for call in self.tool_calls
             ]
-        return made
+        return message
 
 
 def _text_of(number: int, place: int, part: TextPart) -> str:
@@ -112,7 +114,7 @@ def _text_of(number: int, place: int, part: TextPart) -> str:
     if part.type == "refusal" and part.refusal is not None:
         return part.refusal
     raise unsupported(
-        f"messages[{number}].content[{place}]", f"is {part.type!r:.40}; only text is read here"
+        f"messages[{number}].content[{place}]", f"is {part.type!r:.40}; only text is supported"
     )
 
 
@@ -125,33 +127,33 @@ class TemplateFields(NamedTuple):
     verbosity: str | None = None
 
     def variables(self, template: str) -> dict[str, Any]:
-        """Return the variables of a template. Raises: Refused for one that it does not read.
+        """Return the variables of a template. Raises: RequestError for one that it does not read.
 
         Neutral values of unread variables are left out.
         """
-        made = dict(self.kwargs)
+        variables = dict(self.kwargs)
         for name in _THINKING:
-            if made.get(name) is False and not template_reads(template, name):
-                del made[name]
-        named("chat_template_kwargs", lambda: check_variables(template, list(made)))
+            if variables.get(name) is False and not template_reads(template, name):
+                del variables[name]
+        named("chat_template_kwargs", lambda: check_variables(template, list(variables)))
         given = {**self._thinking(template), **self._read(template, "verbosity", "medium")}
-        return {**given, **made}
+        return {**given, **variables}
 
     def _thinking(self, template: str) -> dict[str, Any]:
         switch = next((name for name in _THINKING if template_reads(template, name)), None)
         effort = self.reasoning_effort
-        made: dict[str, Any] = {}
+        variables: dict[str, Any] = {}
         if switch is None or template_reads(template, "reasoning_effort"):
-            made = self._read(template, "reasoning_effort", "none", "minimal")
+            variables = self._read(template, "reasoning_effort", "none", "minimal")
         elif effort is not None and effort != "minimal":
-            made = {switch: effort != "none"}
+            variables = {switch: effort != "none"}
         if self.enable_thinking is None:
-            return made
+            return variables
         if switch is not None:
-            return {**made, switch: self.enable_thinking}
+            return {**variables, switch: self.enable_thinking}
         if self.enable_thinking:
             named("enable_thinking", lambda: check_variables(template, ["enable_thinking"]))
-        return made
+        return variables
 
     def _read(self, template: str, name: str, *neutral: str) -> dict[str, Any]:
         value = getattr(self, name)
@@ -166,23 +168,23 @@ def chat_prompt(
     messages: Sequence[Json],
     *,
     tools: Sequence[Json] | None = None,
-    asked: TemplateFields,
+    fields: TemplateFields,
     add_generation_prompt: bool = True,
     continues: bool = False,
 ) -> ChatPrompt:
-    """Return the prompt of a chat. continues: the last message is open, and is gone on with.
+    """Return the prompt of a chat. continues: leave the last message open.
 
-    Raises: Refused for messages that the template does not take, and for a model without one;
+    Raises: RequestError if the model has no template or the template rejects the messages;
     ContextOverflow.
     """
     template = lm.text.chat_template
     if template is None:
         raise unsupported(
-            "messages", "this model has no chat template; use /v1/completions with a plain text"
+            "messages", "this model has no chat template; use /v1/completions"
         )
     if tools:
         named("tools", lambda: lm.text.check_chat_options(["tools"]))
-    variables = asked.variables(template)
+    variables = fields.variables(template)
     if not continues:
         return named(
             "messages",
@@ -203,11 +205,11 @@ def reads_variable(lm: LM, name: str) -> bool:
 
 
 def latest_turns(messages: Sequence[Json], fits: Callable[[list[Json]], bool]) -> list[Json]:
-    """Return the messages without as few of the oldest turns as possible, so that they fit.
+    """Drop as few of the oldest turns as possible, so that the rest fits.
 
     A turn begins with a user message. System messages and the last turn stay.
     """
-    starts = [i for i, each in enumerate(messages) if each["role"] == "user"] or [0]
+    starts = [i for i, message in enumerate(messages) if message["role"] == "user"] or [0]
     starts[0] = 0
 
     def latest(turn: int) -> list[Json]:
@@ -229,28 +231,28 @@ def _open_ended(
     if last["role"] != "assistant" or not last.get("content"):
         raise invalid(
             "continue_final_message",
-            "continue_final_message: the last message must be an assistant's, with some content",
+            "continue_final_message: the last message must be an assistant message with content",
         )
-    # Letters and figures alone: no template trims or escapes them.
-    mark = f"weft{secrets.token_hex(8)}"
-    marked = [*messages[:-1], {**last, "content": last["content"] + mark}]
+    # Alphanumeric: no template trims or escapes it.
+    marker = f"weft{secrets.token_hex(8)}"
+    messages_with_marker = [*messages[:-1], {**last, "content": last["content"] + marker}]
     options: dict[str, Any] = dict(template_kwargs or {})
     if tools:
         options["tools"] = list(tools)
     pieces = []
-    for piece, is_text in lm.text.render_pieces(marked, add_generation_prompt=False, **options):
-        before, found, _ = piece.partition(mark)
+    for piece, is_text in lm.text.render_pieces(messages_with_marker, add_generation_prompt=False, **options):
+        before, is_last, _ = piece.partition(marker)
         pieces.append((before, is_text))
-        if found:
+        if is_last:
             break
     else:
-        raise ConfigError("the chat template leaves the last message out: it cannot go on")
+        raise ConfigError("the chat template omits the last message, so it cannot be continued")
     lm.check_length("".join(piece for piece, _ in pieces))
-    asked = [each["content"] for each in messages if each["role"] == "user"]
+    user_texts = [message["content"] for message in messages if message["role"] == "user"]
     return ChatPrompt.of(
         lm.text,
-        [each for each in pieces if each[0]],
-        user_prompt=asked[-1] if asked else "",
+        [piece for piece in pieces if piece[0]],
+        user_prompt=user_texts[-1] if user_texts else "",
         template=None,
         tools=tools,
         tool_choice=None,

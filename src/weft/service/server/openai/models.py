@@ -1,4 +1,4 @@
-"""GET /v1/models: what is loaded here."""
+"""GET /v1/models: the loaded models."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ router = APIRouter(prefix="/v1", tags=["openai"], responses=ERRORS)
 
 
 class ListedModel(BaseModel):
-    """A model that requests may name, as OpenAI's and Anthropic's clients read it."""
+    """A model that requests may name, with the fields of OpenAI's and Anthropic's APIs."""
 
-    id: str = Field(description="What a request's `model` is.")
+    id: str = Field(description="The value for a request's `model`.")
     type: str = "model"
     display_name: str
     created_at: datetime
     object: str = "model"
-    created: int = Field(description="When it was put on the shelf, in seconds of Unix time.")
+    created: int = Field(description="Unix time in seconds when it was registered.")
     owned_by: str = "weft"
-    max_model_len: int | None = Field(None, description="Tokens that prompt and answer may have.")
+    max_model_len: int | None = Field(None, description="Maximum of tokens in prompt and answer.")
 
 
 class ListedModels(BaseModel):
-    """All of them."""
+    """The loaded models."""
 
     object: str = "list"
     data: list[ListedModel]
@@ -43,7 +43,7 @@ class ListedModels(BaseModel):
 @router.get("/models")
 @router.get("/models/", include_in_schema=False)
 async def models(service: ServiceDep) -> ListedModels:
-    """List the models that are loaded or evicted; the first one answers requests without a name."""
+    """List the loaded and evicted models; the first answers requests without a model."""
     ready = [model for model in service.models if model.state in ("ready", "evicted")]
     ready.sort(key=lambda model: model.name != service.models.default)
     data = [_object(model) for model in ready]
@@ -54,7 +54,7 @@ async def models(service: ServiceDep) -> ListedModels:
 @router.head("/models/{model:path}", include_in_schema=False)
 @router.get("/models/{model:path}")
 async def one_model(model: str, service: ServiceDep) -> ListedModel:
-    """Return one of them."""
+    """Return a model."""
     return _object(service.models.get(model))
 
 

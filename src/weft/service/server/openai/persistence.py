@@ -1,8 +1,8 @@
-"""Answers that are kept: the prompt and the choices of a call become nodes of a loom.
+"""Saves calls: the prompt and the choices become nodes of a loom.
 
-A prompt goes on where a kept loom has it already: of a conversation only what is new is added, and
-where it takes another turn the loom branches. Clients send an answer back as text. Its tokens are
-those that were drawn, also where the tokenizer would cut the text into others.
+A prompt that a loom already has is continued there: only the new part of a conversation is added,
+and a different turn becomes a branch. Clients send answers back as text. The saved tokens are the
+generated ones, even if the tokenizer would split the text differently.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ACTOR = "openai"
 
 
 class SavedCompletion:
-    """Where a call's choices are kept. node: what they go on from."""
+    """Where the choices of a call are saved. node: their parent."""
 
     def __init__(self, service: Service, live: OpenLoom, node: Heddle) -> None:
         self.live = live
@@ -39,7 +39,7 @@ class SavedCompletion:
         self._branches: GrowthTask | None = None
 
     async def begin(self, growth: Growth) -> None:
-        """Give the choices their numbers, before they grow. The loom's lock is held."""
+        """Assign numbers to the choices before they grow. The loom's lock is held by the caller."""
         branches = GrowthTask(self.live, growth, EventLog(dict), Attribution("grow", ACTOR))
         self.live.begin(branches)
         self._branches = branches
@@ -51,13 +51,15 @@ class SavedCompletion:
             raise
 
     async def end(self) -> None:
-        """Keep what has grown, as one operation; also where the caller is cancelled meanwhile."""
-        ending = self.release()
-        if ending is not None:
-            await asyncio.shield(ending)
+        """Commit the generated nodes as one operation, even if the caller is cancelled
+        meanwhile.
+        """
+        commit = self.release()
+        if commit is not None:
+            await asyncio.shield(commit)
 
     def release(self) -> asyncio.Task[None] | None:
-        """Begin to keep what has grown; None where that has begun, or there is nothing."""
+        """Start the commit; None if it has started already, or there is nothing to commit."""
         branches, self._branches = self._branches, None
         return None if branches is None else self._service.spawn(self._commit(branches))
 
@@ -70,8 +72,8 @@ class SavedCompletion:
             finally:
                 live.end(branches)
 
-    def told(self, nodes: Sequence[Heddle]) -> Json:
-        """Return what is told of it: the loom, and the numbers of the choices' nodes."""
+    def to_dict(self, nodes: Sequence[Heddle]) -> Json:
+        """Return the loom, the parent, and the numbers of the choices' nodes."""
         kept = self.live.kept
         return {
             "loom": kept.id,
@@ -84,43 +86,46 @@ class SavedCompletion:
 @asynccontextmanager
 async def open_target_node(
     service: Service,
-    asked: LoomOptions,
+    options: LoomOptions,
     model: str,
     ids: Sequence[int] | None,
-    make: Callable[[], Loom],
-    said: str = "",
+    create_loom: Callable[[], Loom],
+    user_text: str = "",
     is_exact: bool = False,
 ) -> AsyncIterator[SavedCompletion]:
-    """Find or make the node that a prompt ends in; its loom's lock is held until the block ends.
+    """Find or create the node that a prompt ends in; holds the loom's lock during the block.
 
-    ids: the prompt's; None for the path of the parent, or the loom's root. make: a loom of it.
-    said: what of it a person said last. is_exact: it was given as tokens; else others of the same
-    text will do.
-    Raises: Refused where the prompt does not begin as the loom does; NotFound; ModelMismatch.
+    Args:
+        ids: the prompt's tokens; `None` means the path of the parent, or the loom's root.
+        make: creates a loom from the prompt.
+        said: the user's last message in the prompt.
+        is_exact: the prompt was given as tokens; otherwise other tokens with the same text match.
+
+    Raises: RequestError if the prompt does not begin as the loom does; NotFound; ModelMismatch.
     """
     served = await service.models.available(model)
-    given = asked.loom
-    if given is None:
-        if asked.parent is not None:
-            raise invalid("loom.parent", "loom.parent: say in which loom, by loom.loom")
+    loom_name = options.loom
+    if loom_name is None:
+        if options.parent is not None:
+            raise invalid("loom.parent", "loom.parent: also send loom.loom, the loom it is in")
 
-        def kept() -> Any:
-            loom = make()
+        def create() -> Any:
+            loom = create_loom()
             loom.meta["model"] = served.source
             return service.looms.library.create(loom)
 
-        made = await asyncio.to_thread(kept)
-        given = service.looms.put(made, served.ready()).kept.id
-    async with service.looms.open_locked(given, model=model, grows=True) as live:
-        start = _start(live, asked.parent)
-        before = start.get_prefix_tokens()
-        prompt = _Prompt(before if ids is None else ids, None if is_exact else served.ready().text)
-        n = prompt.after(before)
+        kept_loom = await asyncio.to_thread(create)
+        loom_name = service.looms.put(kept_loom, served.ready()).kept.id
+    async with service.looms.open_locked(loom_name, model=model, grows=True) as live:
+        start = _start(live, options.parent)
+        path_ids = start.get_prefix_tokens()
+        prompt = _Prompt(path_ids if ids is None else ids, None if is_exact else served.ready().text)
+        n = prompt.after(path_ids)
         if n is None:
-            which = "loom.loom" if asked.parent is None else "loom.parent"
+            param = "loom.loom" if options.parent is None else "loom.parent"
             raise invalid(
-                which,
-                f"{which}: the prompt does not begin with the {len(before)} tokens that are there",
+                param,
+                f"{param}: the prompt does not begin with the loom's {len(path_ids)} tokens",
             )
         node, n = prompt.deepest(start, n)
         live.check_not_growing(node)
@@ -129,11 +134,11 @@ async def open_target_node(
 
             def add() -> None:
                 child = parent.add(rest)
-                if said:
-                    child.meta["said"] = said
+                if user_text:
+                    child.meta["said"] = user_text
 
             node = (await live.change("add", add, ACTOR)).added[-1]
-        if not live.kept.has(node):  # it has ended in a job that goes on
+        if not live.kept.has(node):  # an ended node of a job that is still running
             await live.commit_finished()
         yield SavedCompletion(service, live, node)
 
@@ -149,10 +154,12 @@ def _start(live: OpenLoom, parent: str | None) -> Heddle:
 
 
 class _Prompt:
-    """A prompt's tokens, and where nodes stand in them.
+    """A prompt's tokens, for matching them with the paths of nodes.
 
-    text: by which tokens are the same where they write the same bytes; None: they never are.
-    A place is how many tokens lie before it, and what they have written beyond a node's own.
+    text: tokens match if they have the same bytes; with None they must be equal.
+
+    A position is the number of prompt tokens before it, and the bytes that they have beyond the
+    node's.
     """
 
     def __init__(self, ids: Sequence[int], text: Tokenizer | None) -> None:
@@ -161,26 +168,29 @@ class _Prompt:
         self._special = frozenset[int]() if text is None else text.special_ids
 
     def deepest(self, start: Heddle, n: int) -> tuple[Heddle, int]:
-        """Return the node furthest down whose path the prompt begins with, and how far that is.
+        """Return the deepest node whose path the prompt begins with, and the number of prompt
+        tokens.
 
-        n: where the path of `start` ends in the prompt.
+        n: the number of prompt tokens that the path of `start` has.
         """
-        best, most = start, n
+        deepest, n_matched = start, n
         stack = [(start, (n, b""))]
         while stack:
             node, (n, ahead) = stack.pop()
-            if n > most and not ahead:
-                best, most = node, n
+            if n > n_matched and not ahead:
+                deepest, n_matched = node, n
             for child in reversed(node.children):
-                place = self._after(child.tokens, n, ahead) if child.tokens else None
-                if place is not None:
-                    stack.append((child, place))
-        return best, most
+                position = self._after(child.tokens, n, ahead) if child.tokens else None
+                if position is not None:
+                    stack.append((child, position))
+        return deepest, n_matched
 
     def after(self, tokens: list[int]) -> int | None:
-        """Return where in the prompt these tokens end; None where it does not begin with them."""
-        place = self._after(tokens, 0, b"")
-        return None if place is None or place[1] else place[0]
+        """Return the number of prompt tokens that match these tokens; None if the prompt
+        differs.
+        """
+        position = self._after(tokens, 0, b"")
+        return None if position is None or position[1] else position[0]
 
     def _after(self, tokens: list[int], n: int, ahead: bytes) -> tuple[int, bytes] | None:
         ids, special, text = self.ids, self._special, self._text
@@ -207,12 +217,12 @@ class _Prompt:
         return n, ahead
 
 
-def should_save(asked: LoomOptions | None, n_prompts: int) -> bool:
-    """Say whether a call's answers are kept. Raises: Refused for several prompts."""
-    if asked is None or not (asked.save or asked.loom is not None or asked.parent is not None):
+def should_save(options: LoomOptions | None, n_prompts: int) -> bool:
+    """Return True if the call's choices are saved. Raises: RequestError for several prompts."""
+    if options is None or not (options.save or options.loom is not None or options.parent is not None):
         return False
-    if asked.save is False:
-        raise invalid("loom.save", "loom.save is false, and a loom is named to keep it in")
+    if options.save is False:
+        raise invalid("loom.save", "loom.save is false, but loom.loom or loom.parent is given")
     if n_prompts > 1:
-        raise invalid("loom", "loom: one prompt is kept by a call; send the others apart")
+        raise invalid("loom", "loom: a call saves only one prompt; send the others separately")
     return True

@@ -1,8 +1,4 @@
-"""Models of the replies and stream events of `/v1`, for the OpenAPI schema.
-
-The routes build their replies as dicts; `tests/service/server/test_openai_schema.py`
-compares the two.
-"""
+"""Models of the responses and stream events of `/v1`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fields that completions and chat completions share, and how they become SamplingParams."""
+"""Request fields that completions and chat completions share, and their SamplingParams."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _BIAS = 100.0
 _SEEDS = 1 << 64
-# As they are called here; those of other names stand in `_sampling` below.
+# Fields with the names of SamplingParams; `sampling` maps the others.
 _SAME = (
     *("temperature", "top_p", "min_p", "typical_p", "repetition_penalty"),
     *("presence_penalty", "frequency_penalty"),
@@ -31,13 +31,13 @@ TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
 def check_one_kind(value: object) -> object:
-    """Return texts, token ids or lists of them as they are. Raises: ValueError for a mix."""
+    """Validate that a list has only texts, only token ids, or only lists. Raises: ValueError."""
     if not isinstance(value, list):
         return value
-    kinds = sorted({_kind(each) for each in value})
+    kinds = sorted({_kind(item) for item in value})
     if len(kinds) > 1:
         raise ValueError(
-            f"it has {' beside '.join(kinds)}; allowed are a text, texts, token ids, or lists of"
+            f"it mixes {' and '.join(kinds)}; allowed are a text, texts, token ids, or lists of"
             " token ids, one kind in a request"
         )
     return value
@@ -49,7 +49,7 @@ def _kind(value: object) -> str:
 
 
 class OpenAIModel(BaseModel):
-    """What all of this surface's requests are: strict, and nothing unknown in them."""
+    """Base of this API's requests: strict types, no unknown fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -60,34 +60,34 @@ class OpenAIModel(BaseModel):
 
 
 class StreamOptions(OpenAIModel):
-    """How a stream is told; nothing of it changes the text."""
+    """Options of a stream; they do not change the text."""
 
     include_usage: bool | None = Field(
-        None, description="A last chunk without choices tells the usage."
+        None, description="Add a last chunk with the usage and no choices."
     )
     include_obfuscation: bool | None = Field(
-        None, description="Taken; nothing is added to chunks here."
+        None, description="Accepted; chunks are never padded."
     )
 
 
 class LoomOptions(OpenAIModel):
-    """Weft's own wishes, under one key."""
+    """Weft's own options."""
 
     save: bool | None = Field(
-        None, description="Keep the prompt and the answers as nodes of a loom."
+        None, description="Save the prompt and the answers as nodes of a loom."
     )
     loom: str | None = Field(
         None,
         min_length=1,
-        description="The kept loom to add to, by id or name; the prompt begins with its root.",
+        description="The loom to add to, by id or name; the prompt must begin with its root.",
     )
     parent: str | None = Field(
-        None, min_length=1, description="The node to go on from; the prompt begins with its path."
+        None, min_length=1, description="The node to continue; the prompt must begin with its path."
     )
     logprob_tokens: list[TokenId] | None = Field(
         None,
         max_length=64,
-        description="Token ids whose logprobs are told at every place, however unlikely.",
+        description="Token ids whose logprobs are returned at every position.",
     )
     logprobs_mode: str | None = Field(
         None, description='"raw": of the model\'s logits at temperature 1, before any filter.'
@@ -95,81 +95,81 @@ class LoomOptions(OpenAIModel):
 
 
 class RequestFields(OpenAIModel):
-    """Fields of completions and chat completions that responses have in a form of their own."""
+    """Fields of completions and chat completions that responses have in another form."""
 
     model: str | None = Field(
-        None, description="A loaded model's id; left out: the one that is loaded."
+        None, description="A loaded model's id; default: the first loaded one."
     )
-    n: int | None = Field(None, ge=1, description="Choices of each prompt; one prefill for all.")
+    n: int | None = Field(None, ge=1, description="Number of choices per prompt; they share one prefill.")
     max_tokens: int | None = Field(
-        None, ge=-1, description="New tokens at most; -1: until the text or the context ends."
+        None, ge=-1, description="Maximum of new tokens; -1: until the text or the context ends."
     )
     temperature: Finite | None = Field(None, ge=0, description="0 is greedy.")
-    top_p: Finite | None = Field(None, description="Keep this much probability.")
+    top_p: Finite | None = Field(None, description="Sample from the likeliest tokens with this total probability.")
 
 
 class OpenAISampling(OpenAIModel):
     """Sampling fields of completions, chat completions and responses."""
 
-    top_k: int | None = Field(None, ge=-1, description="Keep the k likeliest; 0 or -1: all.")
+    top_k: int | None = Field(None, ge=-1, description="Sample from the k likeliest tokens; 0 or -1: all.")
     min_p: Finite | None = None
     typical_p: Finite | None = None
     repetition_penalty: Finite | None = None
     presence_penalty: Finite | None = None
     frequency_penalty: Finite | None = None
     logit_bias: dict[str, Finite] | None = Field(
-        None, description="By token id, -100 to 100; -100 bans the token."
+        None, description="Bias by token id, -100 to 100; -100 bans the token."
     )
     stop: str | list[str] | None = Field(None, description="Strings that end a choice.")
     stop_token_ids: list[TokenId] | None = Field(
-        None, description="Tokens that end a choice; they are not part of it."
+        None, description="Tokens that end a choice and are not part of it."
     )
     include_stop_str_in_output: bool | None = Field(
-        None, description="true: the text ends with the stop string or stop token that ended it."
+        None, description="true: include the stop string or stop token in the text."
     )
     min_tokens: int | None = Field(
-        None, ge=0, description="End tokens and stops count after this many new tokens."
+        None, ge=0, description="Ignore end tokens and stops before this many new tokens."
     )
     bad_words: list[str] | None = Field(
         None, description="Texts whose token sequences are never generated."
     )
     allowed_token_ids: list[TokenId] | None = Field(
-        None, description="Only these tokens are generated; end tokens must be among them."
+        None, description="Generate only these tokens; include end tokens."
     )
     seed: int | None = Field(
-        None, description="Choice i is drawn with seed + i; below 0 is left out."
+        None, description="Choice i is sampled with seed + i; negative: random."
     )
-    ignore_eos: bool | None = Field(None, description="Go on to max_tokens: end tokens are banned.")
+    ignore_eos: bool | None = Field(None, description="Ban end tokens, so that choices reach max_tokens.")
     penalty_last_n: int | None = Field(
-        None, ge=-1, description="Penalties look back so far; 0 or -1: at all tokens."
+        None, ge=-1, description="Number of last tokens that penalties consider; 0 or -1: all."
     )
     skip_special_tokens: bool | None = Field(
-        None, description="true: special tokens that are drawn are left out of the text."
+        None, description="true: leave generated special tokens out of the text."
     )
     temperature_last: bool | None = Field(
-        None, description="false: temperature before the filters, instead of after them."
+        None, description="false: apply temperature before the filters instead of after them."
     )
 
 
 class GeneratingRequest(RequestFields, OpenAISampling):
-    """The fields that completions and chat completions share. null is the same as left out."""
+    """Fields that completions and chat completions share. null is the same as left out."""
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     prompt_logprobs: int | None = Field(
-        None, ge=0, description="Also tell the prompt's logprobs, with so many alternatives."
+        None, ge=0, description="Return the prompt's logprobs, with this number of alternatives."
     )
     return_token_ids: bool | None = Field(
-        None, description="Also tell the token ids of prompt and answer."
+        None, description="Return the token ids of prompt and answer."
     )
     loom: LoomOptions | None = None
-    user: Any = Field(None, description="Taken; changes nothing.")
-    store: Any = Field(None, description="Taken; changes nothing. Looms keep: see `loom`.")
-    metadata: Any = Field(None, description="Taken; changes nothing.")
-    service_tier: Any = Field(None, description="Taken; changes nothing.")
-    safety_identifier: Any = Field(None, description="Taken; changes nothing.")
-    prompt_cache_key: Any = Field(None, description="Taken; prefixes are found without a key.")
-    prompt_cache_retention: Any = Field(None, description="Taken; changes nothing.")
+    user: Any = Field(None, description="Accepted; changes nothing.")
+    store: Any = Field(None, description="Accepted; changes nothing. To save, see `loom`.")
+    metadata: Any = Field(None, description="Accepted; changes nothing.")
+    service_tier: Any = Field(None, description="Accepted; changes nothing.")
+    safety_identifier: Any = Field(None, description="Accepted; changes nothing.")
+    prompt_cache_key: Any = Field(None, description="Accepted; prefixes are cached without a key.")
+    prompt_cache_retention: Any = Field(None, description="Accepted; changes nothing.")
 
     @model_validator(mode="before")
     @classmethod
@@ -178,7 +178,7 @@ class GeneratingRequest(RequestFields, OpenAISampling):
 
     @property
     def n_choices(self) -> int:
-        """How many choices a prompt has."""
+        """Number of choices per prompt."""
         return 1 if self.n is None else self.n
 
     def sampling(
@@ -189,7 +189,9 @@ class GeneratingRequest(RequestFields, OpenAISampling):
         max_tokens: int,
         constraint: Constraint | None = None,
     ) -> SamplingParams:
-        """Return how one choice is drawn. Raises: Refused, by the field's name."""
+        """Return the sampling parameters of one choice. Raises: RequestError, by the field's
+        name.
+        """
         self._check_min_tokens(max_tokens, constraint)
         given: dict[str, Any] = {
             "max_tokens": max(max_tokens, 1),
@@ -202,7 +204,7 @@ class GeneratingRequest(RequestFields, OpenAISampling):
         if self.top_k is not None:
             given["top_k"] = _checked("top_k", max(self.top_k, 0))
         if self.stop is not None:
-            stop = [each for each in _as_list(self.stop) if each]  # clients send empty ones
+            stop = [text for text in _as_list(self.stop) if text]  # clients send empty ones
             given["stop"] = stop
         if self.seed is not None and self.seed >= 0:
             given["seed"] = self.seed % _SEEDS
@@ -216,18 +218,18 @@ class GeneratingRequest(RequestFields, OpenAISampling):
         return SamplingParams.resolve({**given, "n": 1}, defaults)
 
     def _biases(self, lm: LM) -> dict[int, float]:
-        made: dict[int, float] = {}
+        biases: dict[int, float] = {}
         for key, value in (self.logit_bias or {}).items():
             param = f"logit_bias[{key!r:.20}]"
             if not (key.isascii() and key.isdigit()) or len(key) > 10:
-                raise invalid("logit_bias", f"{param}: a key is a token id")
+                raise invalid("logit_bias", f"{param}: a key must be a token id")
             if not -_BIAS <= value <= _BIAS:
                 raise invalid("logit_bias", f"{param} is {value}; allowed is -100 to 100")
-            made[int(key)] = -math.inf if value == -_BIAS else value
-        _check_ids(lm, "logit_bias", made)
+            biases[int(key)] = -math.inf if value == -_BIAS else value
+        _check_ids(lm, "logit_bias", biases)
         if self.ignore_eos:
-            made.update(dict.fromkeys(lm.text.stop_ids, -math.inf))
-        return made
+            biases.update(dict.fromkeys(lm.text.stop_ids, -math.inf))
+        return biases
 
     def _check_min_tokens(self, max_tokens: int, constraint: Constraint | None) -> None:
         if not self.min_tokens:
@@ -239,11 +241,11 @@ class GeneratingRequest(RequestFields, OpenAISampling):
         if constraint is not None:
             raise unsupported(
                 "min_tokens",
-                "an answer of a given form, or with tools, ends where its form does; leave it out",
+                "not with a constraint or tools, which decide where the answer ends; leave it out",
             )
 
     def _limited(self, lm: LM, constraint: Constraint | None) -> Constraint | None:
-        """Return a constraint with the request's limits on tokens."""
+        """Return a constraint combined with the request's limits on tokens."""
         allowed, stop_ids = self.allowed_token_ids, self.stop_token_ids or ()
         if not (allowed or stop_ids or self.min_tokens or self.bad_words):
             return constraint
@@ -259,7 +261,7 @@ class GeneratingRequest(RequestFields, OpenAISampling):
         )
 
     def check_options(self) -> None:
-        """Raise Refused for options that say nothing together, or are not here."""
+        """Raise RequestError for options that contradict each other or are not supported."""
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "stream_options: only with stream: true")
         if self.loom is not None and self.loom.logprobs_mode not in (None, "raw"):
@@ -271,7 +273,7 @@ class GeneratingRequest(RequestFields, OpenAISampling):
 
     @property
     def includes_usage(self) -> bool:
-        """Whether a stream ends with a chunk of usage."""
+        """True if a stream ends with a chunk of usage."""
         return bool(self.stream_options is not None and self.stream_options.include_usage)
 
 

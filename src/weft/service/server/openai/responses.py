@@ -1,4 +1,4 @@
-"""/v1/responses: turns of text, stored as nodes of looms unless the request says otherwise."""
+"""/v1/responses: turns of text, stored as nodes of looms unless the request disables that."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ router = APIRouter(prefix="/v1", tags=["openai"], responses=ERRORS)
 Json = dict[str, Any]
 
 _LOGPROBS = "message.output_text.logprobs"
-_ENCRYPTED = "reasoning.encrypted_content"  # adds nothing: reasoning is plain text
-# What a response would have to remember, or do, beyond one turn of text.
+_ENCRYPTED = "reasoning.encrypted_content"  # accepted without effect: reasoning is plain text
+# Parameters for features beyond one turn of text.
 _ELSEWHERE = {
-    "conversation": "there are no conversations; use previous_response_id, or send all items",
-    "prompt": "there are no stored prompts; send instructions and input",
-    "background": "a response is made while its client waits",
-    "max_tool_calls": "tools are called by the client, who can count them",
-    "context_management": "nothing of the input is left out",
+    "conversation": "conversations are not supported; use previous_response_id, or send all items",
+    "prompt": "stored prompts are not supported; send instructions and input",
+    "background": "background responses are not supported; wait or stream",
+    "max_tool_calls": "only clients call tools, so they can count the calls",
+    "context_management": "the input is never edited",
 }
-# As chat completions call it, to as it is called here.
+# Names of chat completions' fields, to the names here.
 _NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
@@ -57,7 +57,7 @@ _NAMES = {
 
 
 class TextFormat(OpenAIModel):
-    """The form of the answer."""
+    """The format of the answer."""
 
     model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)
 
@@ -69,27 +69,27 @@ class TextFormat(OpenAIModel):
 
 
 class TextOptions(OpenAIModel):
-    """What is said of the answer's text."""
+    """Options of the answer's text."""
 
     format: TextFormat | None = None
     verbosity: str | None = Field(
-        None, description='Where the chat template reads it; else only "medium".'
+        None, description='For chat templates with this variable; else only "medium".'
     )
 
 
 class ReasoningOptions(OpenAIModel):
-    """What is said of the reasoning."""
+    """Options of the reasoning."""
 
     effort: str | None = Field(
-        None, description="Where the chat template reads it; else only none and minimal."
+        None, description="For chat templates with this variable; else only none and minimal."
     )
     summary: Literal["auto"] | None = Field(
-        None, description='Only "auto": the reasoning is given in full, without a summary.'
+        None, description='Only "auto": the full reasoning is returned, without a summary.'
     )
 
 
 class ResponseTool(OpenAIModel):
-    """A function that may be called; other tools are refused by their type."""
+    """A function that the model may call; other types of tools are rejected."""
 
     type: Literal["function"]
     name: str = Field(min_length=1, max_length=128)
@@ -99,14 +99,14 @@ class ResponseTool(OpenAIModel):
 
 
 class ResponseToolChoice(OpenAIModel):
-    """The function that must be called."""
+    """The function that the model must call."""
 
     type: Literal["function"]
     name: str = Field(min_length=1)
 
 
 class ResponseRequest(ConstraintFields, OpenAISampling):
-    """What a response is asked for; a parameter is honoured or refused by name."""
+    """Request of a response; every parameter is either honoured or rejected by name."""
 
     model: str | None = None
     input: str | Annotated[list[InputItem], Field(min_length=1)] = Field(
@@ -130,25 +130,25 @@ class ResponseRequest(ConstraintFields, OpenAISampling):
     top_logprobs: int | None = Field(None, ge=0, le=20)
     truncation: Literal["auto", "disabled"] | None = Field(
         None,
-        description='"auto": the oldest turns of an input that is too long are dropped;'
-        " dropped_messages of the response is their number.",
+        description='"auto": drop the oldest turns of an input that is too long;'
+        " the response counts them in dropped_messages.",
     )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: Any = Field(None, description="Taken; changes nothing.")
+    user: Any = Field(None, description="Accepted; changes nothing.")
     store: bool | None = Field(None, description="false: the response is not stored.")
     previous_response_id: str | None = Field(
-        None, description="The stored response to go on from; its instructions do not carry over."
+        None, description="The stored response to continue; its instructions do not carry over."
     )
-    metadata: Any = Field(None, description="Told again in the answer; changes nothing.")
-    service_tier: Any = Field(None, description="Taken; changes nothing.")
-    safety_identifier: Any = Field(None, description="Taken; changes nothing.")
-    prompt_cache_key: Any = Field(None, description="Taken; prefixes are found without a key.")
-    prompt_cache_retention: Any = Field(None, description="Taken; changes nothing.")
+    metadata: Any = Field(None, description="Returned in the response; changes nothing.")
+    service_tier: Any = Field(None, description="Accepted; changes nothing.")
+    safety_identifier: Any = Field(None, description="Accepted; changes nothing.")
+    prompt_cache_key: Any = Field(None, description="Accepted; prefixes are cached without a key.")
+    prompt_cache_retention: Any = Field(None, description="Accepted; changes nothing.")
 
     @model_validator(mode="before")
     @classmethod
-    def _of_one_turn(cls, body: Any) -> Any:
+    def _reject_unsupported(cls, body: Any) -> Any:
         if not isinstance(body, Mapping):
             return body
         kept = apply_rule(body, cls.model_fields)
@@ -159,7 +159,9 @@ class ResponseRequest(ConstraintFields, OpenAISampling):
         return kept
 
     def chat(self, context: ResponseContext) -> ChatRequest:
-        """Return the chat completion that this is. Raises: Refused, by the names here."""
+        """Return the equivalent chat completion. Raises: RequestError, with this API's field
+        names.
+        """
         wants_logprobs = _LOGPROBS in (self.include or ())
         if self.top_logprobs and not wants_logprobs:
             raise invalid("top_logprobs", f"top_logprobs: only with include: [{_LOGPROBS!r}]")
@@ -168,7 +170,7 @@ class ResponseRequest(ConstraintFields, OpenAISampling):
             "max_completion_tokens": self.max_output_tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
-            "tools": [_offered(each) for each in self.tools] if self.tools else None,
+            "tools": [_chat_tool(tool) for tool in self.tools] if self.tools else None,
             "tool_choice": _choice(self.tool_choice),
             "parallel_tool_calls": self.parallel_tool_calls,
             **self._constraints(),
@@ -181,15 +183,15 @@ class ResponseRequest(ConstraintFields, OpenAISampling):
             "stream": self.stream,
         }
         try:
-            made = ChatRequest.model_validate(body)
+            request = ChatRequest.model_validate(body)
         except ValidationError as error:
             raise RequestValidationError(error.errors()) from error
         if self.truncation == "auto":
-            made.drop_turns()
-        return made
+            request.drop_turns()
+        return request
 
     def _constraints(self) -> Json:
-        """Return the fields of a chat completion that constrain the text. Raises: Refused."""
+        """Return the fields of a chat completion that constrain the text. Raises: RequestError."""
         self.text_constraint()
         given = {name: getattr(self, name) for name in ConstraintFields.model_fields}
         return {**given, "response_format": self.response_format or self._text_format()}
@@ -202,7 +204,7 @@ class ResponseRequest(ConstraintFields, OpenAISampling):
         yield from super()._text_constraints()
 
     def _text_format(self) -> ResponseFormat | None:
-        """Return `text.format` in the shape of chat completions."""
+        """Return `text.format` as a `response_format` of chat completions."""
         form = None if self.text is None else self.text.format
         if form is None:
             return None
@@ -211,7 +213,7 @@ class ResponseRequest(ConstraintFields, OpenAISampling):
         return ResponseFormat.model_validate({"type": form.type, place: schema})
 
 
-def _offered(tool: ResponseTool) -> Json:
+def _chat_tool(tool: ResponseTool) -> Json:
     function = tool.model_dump(exclude_none=True, exclude={"type"})
     return {"type": "function", "function": function}
 
@@ -264,9 +266,9 @@ async def read_response(
     """Return a stored response."""
     _check_include([*(include or ()), *(include_ or ())])
     if stream:
-        raise unsupported("stream", "a stored response is returned as one object; leave it out")
-    async with stored(service, response_id) as found:
-        return found.object
+        raise unsupported("stream", "stored responses cannot be streamed; leave it out")
+    async with stored(service, response_id) as response:
+        return response.object
 
 
 @router.delete("/responses/{response_id}", response_model=None, responses=ok(DeletedResponse))
@@ -291,14 +293,14 @@ async def list_input_items(
     include: Annotated[list[str] | None, Query()] = None,
     include_: Annotated[list[str] | None, Query(alias="include[]")] = None,
 ) -> Json:
-    """List the items that a stored response was given, those of earlier responses among them."""
+    """List the input items of a stored response, including those of earlier responses."""
     _check_include([*(include or ()), *(include_ or ())])
-    async with stored(service, response_id) as found:
-        items = found.items()
+    async with stored(service, response_id) as response:
+        items = response.items()
     if order == "desc":
         items.reverse()
     if after is not None:
-        ids = [each["id"] for each in items]
+        ids = [item["id"] for item in items]
         if after not in ids:
             raise invalid("after", f"after is {after!r:.80}; it must be the id of an input item")
         items = items[ids.index(after) + 1 :]
@@ -316,33 +318,33 @@ def _check_include(names: Sequence[str]) -> None:
     for name in names:
         if name not in (_LOGPROBS, _ENCRYPTED):
             raise unsupported(
-                "include", f"{name!r:.60} is not here; allowed are {_LOGPROBS!r}, {_ENCRYPTED!r}"
+                "include", f"{name!r:.60} is not supported; allowed are {_LOGPROBS!r}, {_ENCRYPTED!r}"
             )
 
 
 class ResponseCall:
-    """One call in progress: a chat completion of one choice, written as output items."""
+    """A planned response: a chat completion with one choice, returned as output items."""
 
     @classmethod
     async def begin(
         cls, body: ResponseRequest, lm: LM, name: str, service: Service
     ) -> ResponseCall:
-        """Check what is asked for and plan it; nothing has run yet. Raises: Refused."""
+        """Check the request and plan the call; nothing has run yet. Raises: RequestError."""
         context = await ResponseContext.read(service, body.previous_response_id, body.input, name)
-        asked = body.chat(context)
-        asked.check(service)
-        places = context.places if body.store is not False else (None,)
-        for place in places:
-            asked.loom = place
+        chat = body.chat(context)
+        chat.check(service)
+        locations = context.locations if body.store is not False else (None,)
+        for location in locations:
+            chat.loom = location
             try:
-                with overflow_named("messages", asked.max_new_tokens or 0):
-                    call = await ChatCall.begin(asked, lm, name, service)
+                with overflow_named("messages", chat.max_new_tokens or 0):
+                    call = await ChatCall.begin(chat, lm, name, service)
                 return cls(body, call, name, context)
             except RequestError as error:
-                # Other instructions, or a template that shortens earlier turns: another prefix.
-                if error.param not in ("loom.loom", "loom.parent") or place is places[-1]:
+                # The prefix differs: other instructions, or a template that shortens earlier turns.
+                if error.param not in ("loom.loom", "loom.parent") or location is locations[-1]:
                     raise
-        raise AssertionError("places are never empty")
+        raise AssertionError("there is always a location")
 
     def __init__(
         self, body: ResponseRequest, call: ChatCall, name: str, context: ResponseContext
@@ -369,16 +371,15 @@ class ResponseCall:
             store(self._key, self._node, self._context, self._object(status))
 
     def release(self) -> None:
-        """End what has not ended; the call is over."""
+        """Cancel the choice if it is still running."""
         self.call.release()
 
     @property
     def runs(self) -> Runs:
-        """The one choice."""
         return self.call.runs
 
     async def answer(self) -> Json:
-        """Run it and return the response."""
+        """Run the call and return the response."""
         if self._key is None:
             await self.call.runs.finish()
             await self._new()
@@ -389,7 +390,7 @@ class ResponseCall:
         return self._object(self._status())
 
     async def chunks(self) -> AsyncGenerator[Json, None]:
-        """Run it and yield its events."""
+        """Run the call and yield its events."""
         number = 0
 
         def event(kind: str, data: Json) -> Json:
@@ -406,33 +407,33 @@ class ResponseCall:
             status = self._status()
             yield event(f"response.{status}", {"response": self._object(status)})
         except WeftError as error:
-            told = serialize_error(error)[1]
+            error_object = serialize_error(error)[1]
             failed = {
                 **self._object("failed"),
-                "error": {"code": "server_error", "message": told["message"]},
+                "error": {"code": "server_error", "message": error_object["message"]},
             }
             yield event("response.failed", {"response": failed})
 
     async def _events(self) -> AsyncGenerator[tuple[str, Json], None]:
-        """Run it and yield the events of its items. When they end the response is stored."""
+        """Run the call and yield the events of its items; the response is stored at the end."""
         async with aclosing(self.call.runs.news()) as news:
             async for _ in news:
-                for each in await self._new():
-                    yield each
+                for event in await self._new():
+                    yield event
 
     async def _new(self) -> list[tuple[str, Json]]:
-        """Return the events of what is new."""
+        """Return the events for what is new."""
         (reply,), (turn,) = self.call.runs.replies, self.call.turns
         first, tokens = reply.new_tokens()
-        (figures,) = await self.call.figures([(reply, first, tokens)])
-        made: list[tuple[str, Json]] = []
-        for step in turn.steps(first, tokens, figures):
-            told = logprobs.chat_logprobs(self.call.lm, step.figures if step.is_content else ())
-            made += self.writer.write(step.said, told)
+        (scored,) = await self.call.score([(reply, first, tokens)])
+        events: list[tuple[str, Json]] = []
+        for step in turn.steps(first, tokens, scored):
+            token_logprobs = logprobs.chat_logprobs(self.call.lm, step.scored if step.is_content else ())
+            events += self.writer.write(step.delta, token_logprobs)
         if reply.is_over:
-            made += self.writer.close(self._status())
+            events += self.writer.close(self._status())
             self._store(self._status())
-        return made
+        return events
 
     def _status(self) -> Literal["completed", "incomplete"]:
         (reply,) = self.call.runs.replies
@@ -441,7 +442,7 @@ class ResponseCall:
     def _object(self, status: str) -> Json:
         body = self.body
         is_over = status in ("completed", "incomplete")
-        tools = [each.model_dump(exclude_none=True) for each in body.tools or ()]
+        tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
         choice = body.tool_choice
         incomplete = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return {
@@ -466,7 +467,7 @@ class ResponseCall:
             "tool_choice": choice.model_dump()
             if isinstance(choice, OpenAIModel)
             else choice or "auto",
-            "tools": [{"strict": None, "parameters": None, **each} for each in tools],
+            "tools": [{"strict": None, "parameters": None, **tool} for tool in tools],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": self.call.params.top_p,
             "truncation": body.truncation or "disabled",

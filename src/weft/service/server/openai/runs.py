@@ -1,4 +1,4 @@
-"""The runs of a call: all choices of all prompts in one batch, and what each has said so far."""
+"""The runs of a call: all choices of all prompts in one batch, and their texts so far."""
 
 from __future__ import annotations
 
@@ -27,14 +27,10 @@ EndReason = Literal["stop", "length"]
 
 
 class ChoiceRun:
-    """One choice: its tokens, and its text as far as it is certain.
+    """One choice: its tokens, and the text that is final.
 
-    A character that is not whole, and what may become a stop string, is held back; the stop string
-    and what follows it are never text. Tokens are all that were drawn.
-
-    prompt, index: of which prompt, and its number in the call. told: how much of `text` has been
-    said by `piece`. n_told: how many of `tokens` have been given by `new_tokens`.
-    is_cut: the text ends at a stop string, so it is final before the run's end event.
+    Incomplete characters, and text that may become a stop string, are withheld. The stop string and
+    what follows it are not part of the text. Tokens are all that were generated.
     """
 
     def __init__(
@@ -47,18 +43,23 @@ class ChoiceRun:
         mute: frozenset[int],
         keeps_stop: bool = False,
     ) -> None:
-        """mute: tokens that are no text. keeps_stop: the text includes the stop that ended it."""
+        """Args:
+            prompt: index of the prompt.
+            index: index of the choice in the call.
+            mute: tokens that are not part of the text.
+            keeps_stop: the text includes the stop that ended it.
+        """
         self.prompt = prompt
         self.index = index
         self.node: Heddle = pending.child
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.text = ""
-        self.ends: list[int] = []  # where each token's text ends, in letters
+        self.ends: list[int] = []  # where each token's text ends, in characters
         self.is_over = False
-        self.is_cut = False
-        self.told = 0
-        self.n_told = 0
+        self.is_cut = False  # at a stop string: final before the run's end event
+        self.n_sent_chars = 0  # returned by `piece`
+        self.n_sent = 0  # tokens returned by `new_tokens`
         self._branch = pending
         self._stream = lm.text.stream()
         self._mute = mute
@@ -68,25 +69,25 @@ class ChoiceRun:
         constraint = self.node.params.constraint
         self._stop_ids = frozenset[int]() if constraint is None else constraint.stop_ids
         self._min_tokens = 0 if constraint is None else constraint.min_tokens
-        self._first_stop = 0  # where the text began that stop strings count in
-        # Decides as the run's own one does.
+        self._first_stop = 0  # start of the text in which stop strings count
+        # The same logic as the run's own.
         self._watch = StopStrings(self._stops, constraint)
         self._token_bytes = lm.text.token_bytes
 
     @property
     def n_prompt(self) -> int:
-        """Tokens before it."""
+        """Number of tokens before the choice."""
         return self._branch.origin.depth
 
     @property
     def reused(self) -> int:
-        """How many of these had their KV when it began, as far as the engine tells."""
+        """Number of prompt tokens whose KV was cached; 0 if the engine does not report it."""
         ticket = self._branch.ticket
         return (ticket.reused or 0) if ticket is not None else 0
 
     @property
     def ended_by(self) -> int | None:
-        """The end token that ended it; it is none of `tokens`."""
+        """The end token that ended the choice; not one of `tokens`."""
         ticket = self._branch.ticket
         if ticket is None or ticket.value is None:
             return None
@@ -95,25 +96,25 @@ class ChoiceRun:
 
     @property
     def finish_reason(self) -> EndReason | None:
-        """Why it ended, in OpenAI's words; None while it goes on."""
+        """OpenAI's finish reason; None while the choice is running."""
         if not self.is_over:
             return None
         return "stop" if self.is_cut or self.node.finish_reason == "stop" else "length"
 
     def grow(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
-        """Go on by new tokens."""
+        """Append new tokens."""
         for token in tokens:
-            spelled = self._token_bytes(token)
+            token_bytes = self._token_bytes(token)
             if token not in self._mute:
-                piece, own = self._stream.push(token), spelled.decode(errors="replace")
+                piece, own = self._stream.push(token), token_bytes.decode(errors="replace")
                 if self.ends and piece[:1] == "\ufffd" and piece.endswith(own):
-                    # An earlier token began a character that this one does not go on with.
+                    # This token does not complete the character that an earlier one began.
                     self.ends[-1] += len(piece) - len(own)
                 self.text += piece
             self.ends.append(len(self.text))
             if len(self.ends) == self._min_tokens:
                 self._first_stop = len(self.text)
-            stop = self._watch.push(spelled)
+            stop = self._watch.push(token_bytes)
             if stop is not None:
                 self._cut_at(stop)
         self.tokens += tokens
@@ -121,12 +122,12 @@ class ChoiceRun:
 
     def _cut_at(self, stop: str) -> None:
         at = self.text.find(stop, max(0, self._first_stop - len(stop) + 1))
-        if at >= 0:  # else it is in tokens that are no text
+        if at >= 0:  # else the stop is in muted tokens
             end = at + len(stop) if self._keeps_stop else at
             self.text, self.is_cut = self.text[:end], True
 
     def end(self) -> None:
-        """Nothing more comes."""
+        """Mark the choice as ended and flush its text."""
         self.is_over = True
         if self.is_cut:
             return
@@ -139,34 +140,36 @@ class ChoiceRun:
 
     @property
     def certain(self) -> int:
-        """Length of the text that cannot change; it ends where a token's text ends."""
+        """Length of the text that cannot change; it ends at the end of a token's text."""
         if self.is_over or self.is_cut:
             return len(self.text)
         stops = () if self._keeps_stop else self._stops
-        open_locked = max((_begun(self.text, stop) for stop in stops), default=0)
+        open_locked = max((_partial_stop_length(self.text, stop) for stop in stops), default=0)
         n = bisect_right(self.ends, len(self.text) - open_locked)
         return self.ends[n - 1] if n else 0
 
     def piece(self) -> str:
-        """Return the text that has become certain since the last call."""
+        """Return the text that has become final since the last call."""
         certain = self.certain
-        text, self.told = self.text[self.told : certain], certain
+        text, self.n_sent_chars = self.text[self.n_sent_chars : certain], certain
         return text
 
     def token_texts(self, first: int, n: int) -> list[str]:
         """Return the text that each of `n` tokens adds; "" while a character is incomplete."""
-        begins = [0, *self.ends]
-        return [self.text[begins[i] : begins[i + 1]] for i in range(first, first + n)]
+        bounds = [0, *self.ends]
+        return [self.text[bounds[i] : bounds[i + 1]] for i in range(first, first + n)]
 
     def new_tokens(self) -> tuple[int, list[int]]:
-        """Return how many tokens were given before, and those that stand for certain text since."""
-        first, self.n_told = self.n_told, self.n_covered(self.certain)
-        return first, self.tokens[first : self.n_told]
+        """Return the number of tokens returned before, and the tokens of text that became final
+        since.
+        """
+        first, self.n_sent = self.n_sent, self.n_covered(self.certain)
+        return first, self.tokens[first : self.n_sent]
 
     def n_covered(self, length: int) -> int:
-        """Return how many tokens stand for the first `length` letters.
+        """Return how many tokens the first `length` characters of the text have.
 
-        Those after them that have added no letter yet stand for what comes, which may be none.
+        Tokens that have not added a character yet belong to the text that follows.
         """
         if self.is_cut and length >= len(self.text):
             return bisect_left([0, *self.ends[:-1]], length)
@@ -177,19 +180,17 @@ class ChoiceRun:
         return min(bisect_left(self.ends, length) + 1, bisect_right(self.ends, length))
 
 
-def _begun(text: str, stop: str) -> int:
-    """Return how many letters at the end of a text may be the beginning of a stop string."""
+def _partial_stop_length(text: str, stop: str) -> int:
+    """Return how many characters at the end of a text may begin a stop string."""
     sizes = range(min(len(stop) - 1, len(text)), 0, -1)
     return next((n for n in sizes if text.endswith(stop[:n])), 0)
 
 
 class Runs:
-    """`n` choices after each of some nodes, run once, in one batch.
+    """`n` choices after each of several nodes, run in one batch.
 
-    Choice i of a prompt is drawn with the seed `seed + i`: it is what `node.grow(seed=seed + i)`
-    gives, up to rounding (docs/models.md). seed: the one given, else a fresh one.
-    first_token_s: seconds from here to the first news of any choice; None where nobody looks for
-    news, and before it.
+    Choice i of a prompt is sampled with the seed `seed + i`, like `node.grow(seed=seed + i)`, up to
+    rounding (docs/models.md).
     """
 
     def __init__(
@@ -205,16 +206,17 @@ class Runs:
         keeps_stop: bool = False,
         kept: SavedCompletion | None = None,
     ) -> None:
-        """skips_special: special tokens are left out of the texts. kept: where the choices go.
-
-        keeps_stop: texts include the stop string or stop token that ended them.
+        """Args:
+            skips_special: leave special tokens out of the texts.
+            keeps_stop: texts include the stop string or stop token that ended them.
+            kept: where the choices are saved.
         """
         mute = lm.text.special_ids if skips_special else frozenset()
         self.lm = lm
         self.kept = kept
         self._pulse = ticker
         self._began = time.perf_counter()
-        self.first_token_s: float | None = None
+        self.first_token_s: float | None = None  # seconds to the first token
         self.seed = fresh_seed() if params.seed is None else params.seed
         self.params = replace(params, n=n, seed=self.seed) if n else params
         self._growth = Growth(lm, streamed=is_streamed or kept is not None)
@@ -230,21 +232,23 @@ class Runs:
                 self.replies.append(reply)
 
     async def finish(self) -> None:
-        """Run to the end. A cancelled task ends the runs. Raises: the first error of any choice."""
+        """Run to the end; a cancelled task cancels the runs. Raises: the first error of any
+        choice.
+        """
         if self.kept is not None:
             async with aclosing(self.news()) as news:
                 async for _ in news:
                     pass
             return
-        made = await self._growth.arun()
-        if made.failed:
-            raise made.failed[0]
+        result = await self._growth.arun()
+        if result.failed:
+            raise result.failed[0]
         for reply in self.replies:
             reply.grow(reply.node.tokens, reply.node.logprobs)
             reply.end()
 
     async def news(self) -> AsyncGenerator[list[ChoiceRun], None]:
-        """Yield the choices that went on, at most 20 times a second; leaving early ends the runs.
+        """Yield choices with news, at most 20 times per second; closing it cancels the runs.
 
         Raises: the first error of any choice, when the others have ended.
         """
@@ -255,10 +259,10 @@ class Runs:
                     if news and self.first_token_s is None:
                         self.first_token_s = time.perf_counter() - self._began
                     async with lock:
-                        moved = [self._moved(pending, events) for pending, events in news]
-                    if moved:
-                        yield moved
-                    # What comes meanwhile waits in the channel, and is taken at once.
+                        changed = [self._apply(pending, events) for pending, events in news]
+                    if changed:
+                        yield changed
+                    # Events that arrive meanwhile are queued and read together.
                     await self._pulse.wait(self._growth.over())
         finally:
             if self.kept is not None:
@@ -267,31 +271,31 @@ class Runs:
         if failed:
             raise failed[0]
         rest = [reply for reply in self.replies if not reply.is_over]
-        for reply in rest:  # somebody has removed what they went on from
+        for reply in rest:  # their parents were removed
             reply.end()
         if rest:
             yield rest
 
-    def _moved(self, pending: PendingBranch, events: list[Event]) -> ChoiceRun:
+    def _apply(self, pending: PendingBranch, events: list[Event]) -> ChoiceRun:
         reply, new = self.replies[pending.index], delta(pending, events)
         reply.grow(new.token_ids, new.logprobs)
         if new.finish_reason is not None and new.finish_reason != "error":
             reply.end()
         return reply
 
-    def told(self) -> Json:
-        """Return what is told where a request has `loom`: how it was drawn, and what is kept."""
-        made: Json = {"sampling": self.params.to_dict()}
+    def to_dict(self) -> Json:
+        """Return the `loom` field of an answer: sampling parameters and saved nodes."""
+        data: Json = {"sampling": self.params.to_dict()}
         if self.kept is not None:
-            made.update(self.kept.told([reply.node for reply in self.replies]))
-        return made
+            data.update(self.kept.to_dict([reply.node for reply in self.replies]))
+        return data
 
     def release(self) -> None:
-        """End what has not ended; what is kept is kept."""
+        """Cancel the choices that are still running; saved tokens stay."""
         if self.kept is not None:
             self.kept.release()
 
     async def keep(self) -> None:
-        """Give the choices their nodes, before they run. The loom's lock is held."""
+        """Register the choices in their loom before they run. The caller holds the loom's lock."""
         if self.kept is not None:
             await self.kept.begin(self._growth)

@@ -36,17 +36,17 @@ _ID = re.compile(r"[a-z]+_([0-9a-f]{16})([0-9a-f]{8})[0-9a-f]*")
 
 
 class ResponseKey(NamedTuple):
-    """Where a response is stored; a part of its id and of the ids of its items."""
+    """Where a response is stored; a part of its id and of its items' ids."""
 
     loom: str
     number: int
 
     @classmethod
     def parse(cls, given: str) -> ResponseKey:
-        """Read it from the id of a response or of an item. Raises: NotFound."""
+        """Parse the id of a response or an item. Raises: NotFound."""
         match = _ID.fullmatch(given)
         if match is None:
-            raise _not_found(given)
+            raise _missing(given)
         return cls(match[1], int(match[2], 16))
 
     @property
@@ -65,7 +65,7 @@ def new_item_id(kind: str) -> str:
 
 
 class StoredResponse(NamedTuple):
-    """A stored response and its node, whose loom's lock is held."""
+    """A stored response and its node; the caller holds the loom's lock."""
 
     key: ResponseKey
     live: OpenLoom
@@ -75,13 +75,13 @@ class StoredResponse(NamedTuple):
     @property
     def object(self) -> Json:
         """The response object."""
-        found: Json = {**self.record["response"], "id": self.key.response_id}
-        if found["status"] == "in_progress" and not self.live.is_growing(self.node):
-            found["status"] = "cancelled"
-        return found
+        response: Json = {**self.record["response"], "id": self.key.response_id}
+        if response["status"] == "in_progress" and not self.live.is_growing(self.node):
+            response["status"] = "cancelled"
+        return response
 
     def items(self) -> list[Json]:
-        """Return all items that the response was given, the oldest first."""
+        """Return all input items of the response, the oldest first."""
         record = self.record
         items: list[Json] = record["input"]
         while record["previous"] is not None:
@@ -91,15 +91,15 @@ class StoredResponse(NamedTuple):
 
     @property
     def is_used(self) -> bool:
-        """Whether other nodes or responses go on from this one."""
+        """True if other nodes or responses continue this one."""
         nodes = preorder(self.live.kept.loom)
-        followed = (each.meta.get(_RECORD, {}).get("previous") for each in nodes)
+        followed = (node.meta.get(_RECORD, {}).get("previous") for node in nodes)
         return bool(self.live.children_of(self.node)) or self.key.number in followed
 
 
 @asynccontextmanager
 async def stored(service: Service, given: str) -> AsyncIterator[StoredResponse]:
-    """Find a response by its id or an item's; its loom's lock is held meanwhile.
+    """Find a response by its id or an item's; holds the loom's lock during the block.
 
     Raises: NotFound.
     """
@@ -107,19 +107,19 @@ async def stored(service: Service, given: str) -> AsyncIterator[StoredResponse]:
     try:
         await service.looms.row(key.loom)
     except NotFound:
-        raise _not_found(given) from None
+        raise _missing(given) from None
     async with service.looms.open_locked(key.loom) as live:
         try:
             node = live.node(key.number)
         except NotFound:
-            raise _not_found(given) from None
+            raise _missing(given) from None
         record = node.meta.get(_RECORD)
         if record is None or record.get("deleted"):
-            raise _not_found(given)
+            raise _missing(given)
         yield StoredResponse(key, live, node, record)
 
 
-def _not_found(given: str) -> NotFound:
+def _missing(given: str) -> NotFound:
     return NotFound(
         f"there is no response {given!r:.80}",
         what="response",
@@ -128,12 +128,12 @@ def _not_found(given: str) -> NotFound:
 
 
 async def delete(service: Service, given: str) -> str:
-    """Delete a response and return its id. A node that others go on from stays in its loom.
+    """Delete a response and return its id. A node that others continue stays in its loom.
 
     Raises: NotFound; Conflict while the response is being generated.
     """
-    async with stored(service, given) as found:
-        key, live, node, record = found
+    async with stored(service, given) as response:
+        key, live, node, record = response
         if live.is_growing(node):
             raise Conflict(f"the response {given} is still being generated", rev=live.kept.rev)
         top = node
@@ -141,7 +141,7 @@ async def delete(service: Service, given: str) -> str:
             if len(live.children_of(top.parent)) > 1:
                 break
             top = top.parent
-        if found.is_used:
+        if response.is_used:
 
             def mark() -> None:
                 node.meta = {**node.meta, _RECORD: {**record, "deleted": True}}
@@ -156,17 +156,19 @@ async def delete(service: Service, given: str) -> str:
 
 
 class ResponseContext(NamedTuple):
-    """What a new response goes on from.
+    """What a new response continues.
 
-    items: the items of earlier responses, then those of the request. n_before: how many are earlier
-    ones. previous: the previous response, if there is one. places: where the response can be
-    stored, the best first.
+    Args:
+        items: the items of earlier responses, then those of the request.
+        n_before: the number of earlier items.
+        previous: the previous response, if any.
+        locations: where the response can be stored, best first.
     """
 
     items: list[InputItem]
     n_before: int = 0
     previous: ResponseKey | None = None
-    places: tuple[LoomOptions, ...] = (_NEW_LOOM,)
+    locations: tuple[LoomOptions, ...] = (_NEW_LOOM,)
 
     @classmethod
     async def read(
@@ -174,16 +176,16 @@ class ResponseContext(NamedTuple):
     ) -> ResponseContext:
         """Read the previous response and the items that the request refers to.
 
-        Raises: Refused for ids that are not there.
+        Raises: RequestError for unknown ids.
         """
         items = await _with_references(service, as_items(given))
         if not previous:
             return cls(items)
         try:
-            async with stored(service, previous) as found:
-                response = found.object
-                before = [*found.items(), *response["output"]]
-                key = found.key
+            async with stored(service, previous) as response_node:
+                response = response_node.object
+                before = [*response_node.items(), *response["output"]]
+                key = response_node.key
         except NotFound as error:
             raise invalid(
                 "previous_response_id",
@@ -197,41 +199,41 @@ class ResponseContext(NamedTuple):
                 f"previous_response_id: the response {previous} is still being generated",
             )
         row, served = await service.looms.row(key.loom), service.models.get(model)
-        there: list[Json] = []
+        options: list[Json] = []
         if row.model in (served.source, served.name):
-            there = [{"loom": key.loom, "parent": str(key.number)}, {"loom": key.loom}]
-        places = (*map(LoomOptions.model_validate, there), _NEW_LOOM)
-        made = [InputItem.model_validate(each) for each in before]
-        return cls([*made, *items], len(made), key, places)
+            options = [{"loom": key.loom, "parent": str(key.number)}, {"loom": key.loom}]
+        locations = (*map(LoomOptions.model_validate, options), _NEW_LOOM)
+        earlier = [InputItem.model_validate(item) for item in before]
+        return cls([*earlier, *items], len(earlier), key, locations)
 
 
 async def _with_references(service: Service, items: list[InputItem]) -> list[InputItem]:
-    """Replace references by the items that they name. Raises: Refused."""
-    made = []
+    """Replace references by the items that they name. Raises: RequestError."""
+    resolved = []
     for number, item in enumerate(items):
         if item.type == "item_reference":
             try:
-                async with stored(service, item.id or "") as found:
-                    known = [*found.items(), *found.object["output"]]
-                (named,) = (each for each in known if each["id"] == item.id)
+                async with stored(service, item.id or "") as response:
+                    candidates = [*response.items(), *response.object["output"]]
+                (matching,) = (other for other in candidates if other["id"] == item.id)
             except (NotFound, ValueError):
                 message = f"input[{number}]: there is no stored item {item.id!r:.80}"
                 raise invalid("input", message, hint="send the item itself") from None
-            item = InputItem.model_validate(named)
-        made.append(item)
-    return made
+            item = InputItem.model_validate(matching)
+        resolved.append(item)
+    return resolved
 
 
 def store(key: ResponseKey, node: Heddle, context: ResponseContext, response: Json) -> None:
-    """Write the record of a response to its node. The next commit of the loom stores it."""
+    """Write a response's record to its node. The next commit of the loom saves it."""
     earlier, own = context.items[: context.n_before], context.items[context.n_before :]
     is_here = context.previous is not None and context.previous.loom == key.loom
     node.meta = {
         **node.meta,
         _RECORD: {
             "response": response,
-            "input": [each.stored(key) for each in own],
+            "input": [item.stored(key) for item in own],
             "previous": context.previous.number if is_here and context.previous else None,
-            "history": [] if is_here else [each.stored(key) for each in earlier],
+            "history": [] if is_here else [item.stored(key) for item in earlier],
         },
     }

@@ -1,6 +1,6 @@
-"""How a call is answered: all at once, or streamed as OpenAI does.
+"""Runs a planned call and returns its answer, complete or as a stream.
 
-OpenAI's streams are `data:` lines, and `[DONE]` at the end; chunks with a `type` are named events.
+OpenAI's streams are `data:` lines that end with `[DONE]`; chunks with a `type` are named events.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ Json = dict[str, Any]
 
 
 class PlannedCall(Protocol):
-    """A call that is planned: exactly one of the two is used, once."""
+    """A planned call; exactly one of `answer` and `chunks` is used, once."""
 
     def answer(self) -> Awaitable[Json]:
-        """Run it and return the answer."""
+        """Run the call and return the answer."""
         ...
 
     def chunks(self) -> AsyncGenerator[Json, None]:
-        """Run it and yield the answer in pieces; closing the generator ends the runs."""
+        """Run the call and yield the answer in chunks; closing the generator cancels the runs."""
         ...
 
     def release(self) -> None:
-        """End what has not ended: the call is over, however it went."""
+        """Cancel what is still running at the end of the call."""
         ...
 
     @property
@@ -59,7 +59,7 @@ def sse_line(chunk: Json) -> bytes:
 
 
 class StreamFormat(NamedTuple):
-    """How chunks are written. ping: sent where nothing else is. end: after unnamed chunks."""
+    """How chunks are encoded. ping: sent when idle. end: sent after unnamed chunks."""
 
     media_type: str
     line: Callable[[Json], bytes]
@@ -78,12 +78,16 @@ async def run_call(
     *,
     is_streamed: bool,
     plan: Callable[[LM, str], Awaitable[PlannedCall]],
-    written: StreamFormat = SSE,
+    format: StreamFormat = SSE,
 ) -> Response | Json:
-    """Plan a call on a model and answer it; a client that vanishes ends its runs.
+    """Plan a call on a model and run it; a client that disconnects cancels it.
 
-    kind: for the metrics. plan: takes the LM and the model's name. Raises: QueueFull; what `plan`
-    refuses; and the call's own errors, if it is not streamed; Stopped where the server stops.
+    Args:
+        kind: label for the metrics.
+        plan: takes the LM and the model's name.
+
+    Raises: QueueFull; the errors of `plan`; the call's own errors if it is not streamed;
+    ServerStopping.
     """
     await service.models.available(model)
     ending = CancelScope()
@@ -96,50 +100,52 @@ async def run_call(
             stack.callback(lambda: service.metrics.observe_first(name, call.runs.first_token_s))
             if not is_streamed:
                 return await until_gone(request, call.answer())
-        told = StreamedCall(call.chunks(), ending, request, written)
+        streamed = StreamedCall(call.chunks(), ending, request, format)
         end = exit_callback(stack.pop_all())
         return EventStream(
-            told.lines(),
-            media_type=written.media_type,
-            ping=written.ping,
-            on_end=lambda: end(told.error),
+            streamed.lines(),
+            media_type=format.media_type,
+            ping=format.ping,
+            on_end=lambda: end(streamed.error),
         )
 
 
 class StreamedCall:
-    """A call that is streamed. error: what ended it early, or has not let it begin."""
+    """The stream of a call. error: what ended it early, or before its start."""
 
     def __init__(
         self,
         chunks: AsyncGenerator[Json, None],
-        ending: CancelScope,
+        scope: CancelScope,
         request: Request,
-        written: StreamFormat,
+        format: StreamFormat,
     ) -> None:
-        self.error: Exception | None = Cancelled("the client is gone")
+        self.error: Exception | None = Cancelled("the client has disconnected")
         self._chunks = chunks
-        self._ending = ending
+        self._cancel_scope = scope
         self._request_id: str = request.scope.get("weft.request_id", "")
         self._path: str = request.scope["path"]
-        self._written = written
+        self._format = format
 
     async def lines(self) -> AsyncGenerator[bytes]:
-        """Yield what is sent. An error ends it with a chunk that tells it, as the SDKs read it."""
+        """Yield the encoded stream. An error becomes a last chunk in the format that SDKs
+        expect.
+        """
         is_named = False
         try:
-            with self._ending.scope():  # by the task that sends, which is not that of the route
+            with self._cancel_scope.scope():  # entered by the sending task, not the route's
                 async with aclosing(self._chunks) as chunks:
                     async for chunk in chunks:
                         is_named = "type" in chunk
-                        yield self._written.line(chunk)
+                        yield self._format.line(chunk)
             self.error = None
         except Exception as error:
             self.error = error
             if not isinstance(error, WeftError):
                 _log.error("request %s failed in its stream", self._request_id, exc_info=error)
-            status, told, _ = serialize_error(error, self._request_id)
-            body = error_body(self._path, status, told)
+            status, error_object, _ = serialize_error(error, self._request_id)
+            body = error_body(self._path, status, error_object)
             is_named = is_named or "type" in body
-            yield self._written.line(body)
+            yield self._format.line(body)
         if not is_named:
-            yield self._written.end
+            yield self._format.end

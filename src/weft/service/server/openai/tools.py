@@ -1,4 +1,4 @@
-"""Functions that a chat may call: what is offered, which must be, and what makes calls valid."""
+"""Tools of a chat: the offered functions, the choice, and the constraint for valid calls."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _log = logging.getLogger(__name__)
 
 
 class FunctionTool(OpenAIModel):
-    """A function that may be called.
+    """A function that the model may call.
 
-    strict: reject a schema that cannot be compiled, instead of checking names and types alone.
+    strict: reject a schema that cannot be compiled, instead of enforcing only names and types.
     """
 
     name: str = Field(min_length=1, max_length=128)
@@ -58,7 +58,7 @@ class NamedFunction(OpenAIModel):
 
 
 class NamedTool(OpenAIModel):
-    """The tool that must be called."""
+    """The tool that the model must call."""
 
     type: Literal["function"]
     function: NamedFunction
@@ -67,18 +67,18 @@ class NamedTool(OpenAIModel):
 ToolChoice = Literal["auto", "none", "required"] | NamedTool
 
 
-def chosen(choice: ToolChoice | None, tools: Sequence[Json] | None) -> str | None:
-    """Return what must be called, as Weft has it; None without tools. Raises: Refused."""
+def resolve_tool_choice(choice: ToolChoice | None, tools: Sequence[Json] | None) -> str | None:
+    """Return Weft's `tool_choice`; None without tools. Raises: RequestError."""
     if not tools:
         if choice not in (None, "none", "auto"):
             raise invalid("tool_choice", "tool_choice: there are no tools to call")
         return None
-    wanted = "auto" if choice is None else choice
-    name = wanted if isinstance(wanted, str) else wanted.function.name
-    known = [each["function"]["name"] for each in tools]
-    if not isinstance(wanted, str) and name not in known:
+    requested = "auto" if choice is None else choice
+    name = requested if isinstance(requested, str) else requested.function.name
+    names = [tool["function"]["name"] for tool in tools]
+    if not isinstance(requested, str) and name not in names:
         raise invalid(
-            "tool_choice", f"tool_choice is {name!r:.80}; the tools are {', '.join(known)}"
+            "tool_choice", f"tool_choice is {name!r:.80}; the tools are {', '.join(names)}"
         )
     return name
 
@@ -92,16 +92,16 @@ async def answer_constraint(
     strict: Sequence[str] = (),
     parallel: bool | None,
 ) -> Constraint | None:
-    """Return the compiled constraint of a turn: valid calls, text of the form, or either.
+    """Return the compiled constraint of a turn: valid calls, text of the format, or either.
 
     Args:
-        choice: what must be called, see `chosen`.
-        form: the constraint of a turn without calls; None for free text.
-        strict: the names of tools whose schemas must hold. Of another tool a schema that cannot
+        choice: the result of `resolve_tool_choice`.
+        form: the constraint of a turn without calls; `None` for free text.
+        strict: names of tools whose schemas must be enforced. A schema of another tool that cannot
             be compiled is replaced by the names and types of its arguments.
-        parallel: allow several calls; None: if the template has a form of its own.
+        parallel: allow several calls; `None` if the template has a format of its own.
 
-    Raises: Refused
+    Raises: RequestError.
     """
     if choice is None or choice == "none":
         return form
@@ -119,11 +119,11 @@ async def answer_constraint(
                 thinking_open=prompt.thinking_open,
             )
 
-        made = named("tools", calls)
-        return None if made is None else await TextConstraint("tools", made).compile(lm)
+        constraint = named("tools", calls)
+        return None if constraint is None else await TextConstraint("tools", constraint).compile(lm)
 
     try:
-        made = await compiled_calls(prompt.tools, wanted)
+        constraint = await compiled_calls(prompt.tools, wanted)
     except RequestError as error:
         if error.code != "invalid_json_schema":
             raise
@@ -135,21 +135,21 @@ async def answer_constraint(
             except RequestError as fault:
                 if name in strict:
                     raise
-                _warn_of_loose(name, str(fault))
+                _warn_not_enforced(name, str(fault))
                 tool = loose_tool(tool)
             usable.append(tool)
-        made = await compiled_calls(usable, wanted)
-    return AnyOf([form, made]) if is_either else made
+        constraint = await compiled_calls(usable, wanted)
+    return AnyOf([form, constraint]) if is_either else constraint
 
 
 @lru_cache(maxsize=256)
-def _warn_of_loose(name: str, why: str) -> None:
+def _warn_not_enforced(name: str, why: str) -> None:
     """Log once that the schema of a tool is not enforced."""
     _log.warning("the schema of the tool %r is not enforced, only names and types: %s", name, why)
 
 
 def call_object(call: ToolCall) -> Json:
-    """Return a call as an answer has it; one without an id gets one."""
+    """Return a call as in an answer; a call without an id gets a new one."""
     return {
         "id": call.id or f"call_{secrets.token_hex(12)}",
         "type": "function",

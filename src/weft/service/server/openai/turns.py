@@ -1,4 +1,4 @@
-"""An assistant's turn as it comes: what it thinks, what it says, what it wants called."""
+"""Splits an assistant's turn into reasoning, content and tool calls while it is generated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ChatDelta(NamedTuple):
-    """A turn, or what is new in one."""
+    """A turn, or its new part."""
 
     content: str
     reasoning: str
@@ -25,19 +25,19 @@ class ChatDelta(NamedTuple):
 
 
 class TurnStep(NamedTuple):
-    """New tokens of a turn and the text they deliver; one token where logprobs are wanted.
+    """New tokens of a turn and the text they add; one token per step if logprobs are requested.
 
-    is_content: False for tokens of reasoning, of calls and of the marks around them.
+    is_content: False for tokens of reasoning, of calls and of the markers around them.
     """
 
-    said: ChatDelta
+    delta: ChatDelta
     tokens: Sequence[int]
-    figures: Sequence[ScoredToken] = ()
+    scored: Sequence[ScoredToken] = ()
     is_content: bool = False
 
 
 class _Waiting(NamedTuple):
-    """A token that is not delivered yet, and its share of the choice's text."""
+    """A token that is not sent yet, and its share of the choice's text."""
 
     text: str
     token: int
@@ -45,46 +45,47 @@ class _Waiting(NamedTuple):
 
 
 class ChatTurn:
-    """One choice of a chat, taken apart. Calls are looked for only where tools were offered."""
+    """One choice of a chat, parsed. Calls are parsed only if the request has tools."""
 
     def __init__(
         self, prompt: ChatPrompt, reply: ChoiceRun, *, reads_calls: bool, has_format: bool = False
     ) -> None:
-        """has_format: a turn without calls fits a constraint, and may look like calls."""
+        """Args:
+            has_format: a turn without calls matches a constraint, and may look like a call.
+        """
         self._prompt = prompt
         self._reply = reply
         self._reads_calls = reads_calls
         self._has_format = has_format
-        self._told = ChatDelta("", "", ())
-        self._is_plain = False  # nothing but content comes from here on
+        self._sent = ChatDelta("", "", ())
+        self._is_plain = False  # only content follows
         self._waiting: list[_Waiting] = []
 
     @property
     def reply(self) -> ChoiceRun:
-        """The choice."""
         return self._reply
 
     @property
     def n_calls(self) -> int:
-        """How many calls `new` has told of."""
-        return len(self._told.calls)
+        """The number of calls that `new` has returned."""
+        return len(self._sent.calls)
 
     def finish_reason(self, n_calls: int) -> str | None:
-        """Return why a turn with so many calls ended; "length" for one that was cut."""
+        """Return why a turn with `n_calls` calls ended; "length" if it was cut."""
         reason = self._reply.finish_reason
         return "tool_calls" if n_calls and reason == "stop" else reason
 
     def all(self) -> ChatDelta:
-        """Return what has been said so far."""
+        """Return the turn so far."""
         return self._parsed(self._reply.certain, is_partial=not self._reply.is_over)
 
     def _parsed(self, length: int, *, is_partial: bool) -> ChatDelta:
         text = self._reply.text[:length]
         reads_calls = self._reads_calls and (not self._has_format or self._begins_calls(text))
-        made = self._prompt.parse(text, is_partial=is_partial, reads_calls=reads_calls)
-        if self._has_format and not {call.name for call in made.tool_calls} <= self._names:
-            made = self._prompt.parse(text, is_partial=is_partial, reads_calls=False)
-        return ChatDelta(made.content, made.reasoning, made.tool_calls)
+        parsed = self._prompt.parse(text, is_partial=is_partial, reads_calls=reads_calls)
+        if self._has_format and not {call.name for call in parsed.tool_calls} <= self._names:
+            parsed = self._prompt.parse(text, is_partial=is_partial, reads_calls=False)
+        return ChatDelta(parsed.content, parsed.reasoning, parsed.tool_calls)
 
     def _begins_calls(self, text: str) -> bool:
         calls = self._prompt.form.calls
@@ -100,87 +101,87 @@ class ChatTurn:
         return self._advance(self._reply.certain, is_partial=not self._reply.is_over)
 
     def _advance(self, length: int, *, is_partial: bool) -> ChatDelta:
-        """Return what the choice's text delivers up to `length` that was not delivered before."""
+        """Return what the choice's text adds up to `length`."""
         reply = self._reply
-        start, reply.told = reply.told, length
+        start, reply.n_sent_chars = reply.n_sent_chars, length
         if self._is_plain:
             return ChatDelta(reply.text[start:length], "", ())
-        told, now = self._told, self._parsed(length, is_partial=is_partial)
-        if not now.content.startswith(told.content):
-            # A mark turned out to be text, or text a mark: what was told stays told.
-            now = now._replace(content=told.content)
-        self._told = now
-        # Without tools and reasoning the text is the content: it is not read again.
-        is_text = now.content == reply.text[:length]
-        self._is_plain = is_text and bool(now.content.strip()) and not self._reads_calls
+        sent, parsed = self._sent, self._parsed(length, is_partial=is_partial)
+        if not parsed.content.startswith(sent.content):
+            # A marker turned out to be text, or vice versa: sent content cannot be revoked.
+            parsed = parsed._replace(content=sent.content)
+        self._sent = parsed
+        # Without tools and reasoning the text is the content and needs no more parsing.
+        is_text = parsed.content == reply.text[:length]
+        self._is_plain = is_text and bool(parsed.content.strip()) and not self._reads_calls
         return ChatDelta(
-            now.content[len(told.content) :],
-            now.reasoning[len(told.reasoning) :],
-            now.calls[len(told.calls) :],
+            parsed.content[len(sent.content) :],
+            parsed.reasoning[len(sent.reasoning) :],
+            parsed.calls[len(sent.calls) :],
         )
 
     def steps(
-        self, first: int, tokens: Sequence[int], figures: Sequence[ScoredToken]
+        self, first: int, tokens: Sequence[int], scored: Sequence[ScoredToken]
     ) -> Iterator[TurnStep]:
-        """Yield what new tokens deliver: token by token if they have figures, else all at once.
+        """Yield what new tokens add: token by token if they have logprobs, else at once.
 
-        A token whose text may still become a mark waits for a later call.
+        A token whose text may still become a marker waits for a later call.
 
         Args:
             first: index of the first token in the choice.
-            figures: one per token; empty if logprobs are not wanted.
+            scored: one per token; empty if logprobs are not requested.
         """
-        if not figures and not self._waiting:
+        if not scored and not self._waiting:
             yield TurnStep(self.new(), tokens)
             return
         reply = self._reply
         texts = reply.token_texts(first, len(tokens))
-        for number, each in enumerate(zip(texts, tokens, figures, strict=True), start=first):
-            self._waiting.append(_Waiting(*each))
+        for number, token in enumerate(zip(texts, tokens, scored, strict=True), start=first):
+            self._waiting.append(_Waiting(*token))
             if number + 1 < len(reply.tokens) or not reply.is_over:
                 length = min(reply.ends[number], len(reply.text))
                 yield from self._released(self._advance(length, is_partial=True))
         if reply.is_over:
             yield from self._released(self.new(), is_end=True)
 
-    def _released(self, said: ChatDelta, *, is_end: bool = False) -> Iterator[TurnStep]:
+    def _released(self, delta: ChatDelta, *, is_end: bool = False) -> Iterator[TurnStep]:
         """Yield the tokens whose text is now known to be content, reasoning or neither."""
-        texts = [each.text for each in self._waiting]
-        shares = _shares(texts, said.content or said.reasoning)
-        if said.content and said.reasoning and shares:
-            shares = [*[None] * (len(shares) - 1), said.content]
+        texts = [waiting.text for waiting in self._waiting]
+        shares = _shares(texts, delta.content or delta.reasoning)
+        if delta.content and delta.reasoning and shares:
+            shares = [*[None] * (len(shares) - 1), delta.content]
         n = len(shares)
-        if not (is_end or said.calls):
+        if not (is_end or delta.calls):
             n = max((i + 1 for i, share in enumerate(shares) if share is not None), default=0)
         released, self._waiting = self._waiting[:n], self._waiting[n:]
-        for i, (each, share) in enumerate(zip(released, shares[:n], strict=True)):
-            is_content = bool(said.content) and share is not None
-            content, reasoning = (share or "", "") if said.content else ("", share or "")
+        for i, (waiting, share) in enumerate(zip(released, shares[:n], strict=True)):
+            is_content = bool(delta.content) and share is not None
+            content, reasoning = (share or "", "") if delta.content else ("", share or "")
             part = ChatDelta(content, reasoning, ())
             if i == n - 1:
-                part = part._replace(calls=said.calls)
-                if said.content:
-                    part = part._replace(reasoning=said.reasoning)
-            yield TurnStep(part, [each.token], [each.figures], is_content)
-        if said and not released:
-            yield TurnStep(said, [])
+                part = part._replace(calls=delta.calls)
+                if delta.content:
+                    part = part._replace(reasoning=delta.reasoning)
+            yield TurnStep(part, [waiting.token], [waiting.figures], is_content)
+        if delta and not released:
+            yield TurnStep(delta, [])
 
 
-def _shares(texts: Sequence[str], said: str) -> list[str | None]:
-    """Return the part of `said` that each text has; None for a text outside of it.
+def _shares(texts: Sequence[str], delivered: str) -> list[str | None]:
+    """Return the part of `delivered` that each text has; None for a text outside of it.
 
-    The last text has all of it where `said` is not a part of the joined texts.
+    The last text gets all of it if `delivered` is not a part of the joined texts.
     """
-    if not said or not texts:
+    if not delivered or not texts:
         return [None] * len(texts)
     joined = "".join(texts)
-    start = 0 if joined.startswith(said) else joined.rfind(said)
+    start = 0 if joined.startswith(delivered) else joined.rfind(delivered)
     if start < 0:
-        return [*[None] * (len(texts) - 1), said]
+        return [*[None] * (len(texts) - 1), delivered]
     shares: list[str | None] = []
-    end, at = start + len(said), 0
+    end, at = start + len(delivered), 0
     for text in texts:
         begin, at = at, at + len(text)
         is_part = begin < end and (at > start or begin >= start)
-        shares.append(said[max(begin - start, 0) : max(at - start, 0)] if is_part else None)
+        shares.append(delivered[max(begin - start, 0) : max(at - start, 0)] if is_part else None)
     return shares

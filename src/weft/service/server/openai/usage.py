@@ -1,4 +1,4 @@
-"""The tokens of a call, as OpenAI counts them."""
+"""Token counts of a call, in the formats of OpenAI's APIs."""
 
 from __future__ import annotations
 
@@ -10,22 +10,29 @@ if TYPE_CHECKING:
 
 
 class CallUsage:
-    """prompt_tokens: of all prompts, each once. cached_tokens: those of them that had their KV."""
+    """Token counts of a call.
+
+    prompt_tokens: of all prompts, each counted once.
+    cached_tokens: prompt tokens whose KV was cached.
+    """
 
     def __init__(self, replies: Iterable[ChoiceRun], *, n_prompt: int | None = None) -> None:
-        """replies: all that were run, told or not. n_prompt: of prompts that nothing follows."""
+        """Args:
+            replies: all choices that ran, whether returned or not.
+            n_prompt: prompt tokens if nothing was generated.
+        """
         prompts: dict[int, list[ChoiceRun]] = {}
         self.completion_tokens = 0
         for reply in replies:
             prompts.setdefault(reply.prompt, []).append(reply)
             self.completion_tokens += len(reply.tokens)
-        self.prompt_tokens = sum(each[0].n_prompt for each in prompts.values())
+        self.prompt_tokens = sum(choices[0].n_prompt for choices in prompts.values())
         self.cached_tokens = sum(map(_cached, prompts.values()))
         if n_prompt is not None:
             self.prompt_tokens = n_prompt
 
     def chat(self) -> dict[str, Any]:
-        """Return it as completions and chat completions have it."""
+        """Return the usage of completions and chat completions."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
@@ -34,7 +41,7 @@ class CallUsage:
         }
 
     def responses(self) -> dict[str, Any]:
-        """Return it as responses have it."""
+        """Return the usage of responses."""
         return {
             "input_tokens": self.prompt_tokens,
             "input_tokens_details": {
@@ -48,6 +55,8 @@ class CallUsage:
 
 
 def _cached(replies: Sequence[ChoiceRun]) -> int:
-    """The first of a prompt's choices finds what others left; the rest find what it computes."""
-    found = [reply.reused for reply in replies]
-    return min(min(found), replies[0].n_prompt)
+    """Return the cached tokens of a prompt: its first choice finds them, the others find the
+    first's.
+    """
+    reused = [reply.reused for reply in replies]
+    return min(min(reused), replies[0].n_prompt)
