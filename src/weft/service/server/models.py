@@ -122,12 +122,12 @@ class ModelRegistry:
     Requests load only what the configuration allows. If models exceed the maximum number or the
     memory budget, the registry evicts the least recently used idle ones that requests have loaded.
     `available` reloads an evicted model.
+
+    Args:
+    spawn: starts a task that is cancelled when the server stops.
     """
 
     def __init__(self, config: ServerConfig, spawn: Spawn) -> None:
-        """Args:
-        spawn: starts a task that is cancelled when the server stops.
-        """
         self.config = config
         self.default: str | None = None
         self._spawn = spawn

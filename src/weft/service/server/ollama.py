@@ -1,4 +1,4 @@
-"""Ollama's API: `/api/chat`, `/api/generate` and what its clients ask about models."""
+"""Ollama's API: `/api/chat`, `/api/generate`, and its routes about models."""
 
 from __future__ import annotations
 
@@ -79,10 +79,12 @@ _PENALTIES = {
 
 
 class OllamaOptions(OpenAIModel):
-    """Sampling parameters, and Ollama's options of loading, which change nothing here."""
+    """Sampling parameters, and Ollama's loading options, which have no effect."""
 
     temperature: Finite | None = Field(None, ge=0)
-    num_predict: int | None = Field(None, ge=-2, description="Below 0: what the context has left.")
+    num_predict: int | None = Field(
+        None, ge=-2, description="Maximum of new tokens; below 0: the context's rest."
+    )
     stop: str | list[str] | None = None
     seed: int | None = None
     top_k: int | None = Field(None, ge=0)
@@ -98,7 +100,7 @@ class OllamaOptions(OpenAIModel):
     mirostat_tau: Any = None
     mirostat_eta: Any = None
     tfs_z: Literal[1] | None = None
-    num_ctx: int | None = Field(None, description="At most the context of the loaded model.")
+    num_ctx: int | None = Field(None, description="At most the loaded model's context length.")
     num_keep: Any = None
     num_batch: Any = None
     num_gpu: Any = None
@@ -112,13 +114,13 @@ class OllamaOptions(OpenAIModel):
 
     def sampling(self) -> Json:
         """Return the sampling parameters as chat completions take them."""
-        made = {name: getattr(self, name) for name in _SAME}
+        fields = {name: getattr(self, name) for name in _SAME}
         if self.repeat_last_n != 0:
-            made |= {right: getattr(self, name) for name, right in _PENALTIES.items()}
-        return made
+            fields |= {right: getattr(self, name) for name, right in _PENALTIES.items()}
+        return fields
 
     def max_new_tokens(self, lm: LM) -> int:
-        """Return the new tokens at most. Raises: Refused for a context the model does not have."""
+        """Return the maximum of new tokens. Raises: RequestError if num_ctx exceeds the context."""
         if (self.num_ctx or 0) > lm.n_ctx:
             raise invalid(
                 "options.num_ctx",
@@ -130,10 +132,10 @@ class OllamaOptions(OpenAIModel):
 
 
 class OllamaRequest(OpenAIModel):
-    """What both calls take; a parameter is honoured or rejected by name."""
+    """Fields of both calls; every parameter is either honoured or rejected by name."""
 
     model: str | None = None
-    stream: bool | None = Field(None, description="Left out: true.")
+    stream: bool | None = Field(None, description="Default: true.")
     format: Literal["", "json"] | dict[str, Any] | None = Field(
         None, description='"json" or a JSON schema.'
     )
@@ -141,24 +143,26 @@ class OllamaRequest(OpenAIModel):
     think: bool | Literal["low", "medium", "high"] | None = None
     logprobs: Literal[False] | None = None
     top_logprobs: Literal[0] | None = None
-    keep_alive: Any = Field(None, description="Accepted: the server decides what stays loaded.")
+    keep_alive: Any = Field(
+        None, description="Accepted: the server decides which models stay loaded."
+    )
 
     @property
-    def wanted(self) -> OllamaOptions:
-        """The options, without values where the request has none."""
+    def given_options(self) -> OllamaOptions:
+        """The options; without values if the request has none."""
         return self.options or OllamaOptions.model_validate({})
 
     def shared(self) -> Json:
         """Return the fields that completions and chat completions share."""
-        made = {**self.wanted.sampling(), "stream": True}
+        fields = {**self.given_options.sampling(), "stream": True}
         if self.format:
             schema = {"type": "object"} if self.format == "json" else self.format
-            named = {"name": "answer", "schema": schema}
-            made["response_format"] = {"type": "json_schema", "json_schema": named}
-        return made
+            schema_field = {"name": "answer", "schema": schema}
+            fields["response_format"] = {"type": "json_schema", "json_schema": schema_field}
+        return fields
 
     async def chat(self, messages: list[Json], tools: Any, lm: LM, service: Service) -> ChatCall:
-        """Plan a chat. Raises: Refused."""
+        """Plan a chat. Raises: RequestError."""
         kwargs = None
         if self.think is True or (self.think is False and reads_variable(lm, "enable_thinking")):
             kwargs = {"enable_thinking": self.think}
@@ -166,17 +170,17 @@ class OllamaRequest(OpenAIModel):
             **self.shared(),
             "messages": messages,
             "tools": tools,
-            "max_completion_tokens": self.wanted.max_new_tokens(lm),
+            "max_completion_tokens": self.given_options.max_new_tokens(lm),
             "chat_template_kwargs": kwargs,
             "reasoning_effort": self.think if isinstance(self.think, str) else None,
         }
         try:
-            asked = ChatRequest.model_validate(body)
+            request = ChatRequest.model_validate(body)
         except ValidationError as error:
             raise RequestValidationError(error.errors()) from error
-        asked.check(service)
+        request.check(service)
         return await ChatCall.begin(
-            asked, lm, service.models.name_of(lm), service, fits_context=True
+            request, lm, service.models.name_of(lm), service, fits_context=True
         )
 
 
@@ -192,11 +196,11 @@ class OllamaMessage(OpenAIModel):
 
     def plain(self) -> Json:
         """Return it as chat completions take it."""
-        made: Json = {"role": self.role, "content": self.content, "name": self.tool_name}
-        made["reasoning_content"] = self.thinking
+        message: Json = {"role": self.role, "content": self.content, "name": self.tool_name}
+        message["reasoning_content"] = self.thinking
         if self.tool_calls:
-            made["tool_calls"] = [_as_call(call) for call in self.tool_calls]
-        return made
+            message["tool_calls"] = [_as_call(call) for call in self.tool_calls]
+        return message
 
 
 def _as_call(call: Json) -> Json:
@@ -207,14 +211,14 @@ def _as_call(call: Json) -> Json:
 
 
 class OllamaChat(OllamaRequest):
-    """Request of a chat; without messages the model is only looked up."""
+    """Request of a chat; without messages it only checks that the model is loaded."""
 
     messages: list[OllamaMessage] | None = None
     tools: list[dict[str, Any]] | None = None
 
 
 class OllamaGenerate(OllamaRequest):
-    """Request of a completion; without a prompt the model is only looked up."""
+    """Request of a completion; without a prompt it only checks that the model is loaded."""
 
     prompt: str | None = None
     system: str | None = None
@@ -225,20 +229,20 @@ class OllamaGenerate(OllamaRequest):
     images: list[Any] | None = Field(None, max_length=0)
 
     async def plan_raw(self, lm: LM, service: Service) -> Completion:
-        """Plan a completion of the text as it stands. Raises: Refused."""
+        """Plan a completion without a chat template. Raises: RequestError."""
         for name in ("system", "think"):
             if getattr(self, name):
                 raise unsupported(name, "not with raw: true")
         (prompt,) = read_prompts(lm, self.prompt)
         room = max(lm.n_ctx - len(prompt.ids), 1)
-        n = min(self.wanted.max_new_tokens(lm), room, service.config.limits.tokens)
+        n = min(self.given_options.max_new_tokens(lm), room, service.config.limits.tokens)
         body = {**self.shared(), "prompt": prompt.ids, "max_tokens": n}
-        asked = CompletionRequest.model_validate(body)
-        asked.check(service)
-        return await Completion.begin(asked, lm, service.models.name_of(lm), service)
+        request = CompletionRequest.model_validate(body)
+        request.check(service)
+        return await Completion.begin(request, lm, service.models.name_of(lm), service)
 
     async def plan(self, lm: LM, service: Service) -> ChatCall | Completion:
-        """Plan the call. Raises: Refused."""
+        """Plan the call. Raises: RequestError."""
         if self.raw:
             return await self.plan_raw(lm, service)
         messages: list[Json] = [{"role": "user", "content": self.prompt}]
@@ -247,7 +251,7 @@ class OllamaGenerate(OllamaRequest):
         return await self.chat(messages, None, lm, service)
 
 
-def _known(model: str | None) -> str | None:
+def _model_id(model: str | None) -> str | None:
     return None if model is None else model.removesuffix(":latest")
 
 
@@ -261,7 +265,7 @@ async def chat(body: OllamaChat, request: Request, service: ServiceDep) -> Respo
 
     if not body.messages:
         return _loaded(body, service)
-    return await _answered(body, request, service, plan)
+    return await _run(body, request, service, plan)
 
 
 @router.post("/generate", response_model=None, responses=_LINES)
@@ -273,48 +277,48 @@ async def generate(body: OllamaGenerate, request: Request, service: ServiceDep) 
 
     if not body.prompt:
         return _loaded(body, service)
-    return await _answered(body, request, service, plan)
+    return await _run(body, request, service, plan)
 
 
-async def _answered(
+async def _run(
     body: OllamaRequest, request: Request, service: Service, plan: Any
 ) -> Response | Json:
     return await run_call(
         request,
         service,
         "ollama",
-        _known(body.model),
+        _model_id(body.model),
         is_streamed=body.stream is not False,
         plan=plan,
-        written=_NDJSON,
+        format=_NDJSON,
     )
 
 
 def _loaded(body: OllamaRequest, service: Service) -> Json:
-    service.models.lm(_known(body.model))
-    return {**_told(body, _NOTHING), "done": True, "done_reason": "load"}
+    service.models.lm(_model_id(body.model))
+    return {**_chunk(body, _NOTHING), "done": True, "done_reason": "load"}
 
 
 def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
-def _told(body: OllamaRequest, said: ChatDelta) -> Json:
+def _chunk(body: OllamaRequest, delta: ChatDelta) -> Json:
     head: Json = {"model": body.model, "created_at": _time(time.time())}
-    thinking = {"thinking": said.reasoning} if said.reasoning else {}
+    thinking = {"thinking": delta.reasoning} if delta.reasoning else {}
     if isinstance(body, OllamaGenerate):
-        return {**head, "response": said.content, **thinking}
-    message: Json = {"role": "assistant", "content": said.content, **thinking}
-    if said.calls:
+        return {**head, "response": delta.content, **thinking}
+    message: Json = {"role": "assistant", "content": delta.content, **thinking}
+    if delta.calls:
         message["tool_calls"] = [
             {"function": {"name": call.name, "arguments": json.loads(call.arguments)}}
-            for call in said.calls
+            for call in delta.calls
         ]
     return {**head, "message": message}
 
 
 class OllamaCall:
-    """One call on its way."""
+    """A planned call."""
 
     def __init__(self, body: OllamaRequest, call: ChatCall | Completion) -> None:
         self._body, self._call = body, call
@@ -322,29 +326,28 @@ class OllamaCall:
 
     @property
     def runs(self) -> Runs:
-        """The one choice."""
         return self._call.runs
 
     def release(self) -> None:
-        """End what has not ended; the call is over."""
+        """Cancel the choice if it is still running."""
         self._call.release()
 
     async def answer(self) -> Json:
-        """Run it and return the answer."""
+        """Run the call and return the answer."""
         async for _ in self.runs.news():
             pass
-        return {**self._told(self._new()), **self._end()}
+        return {**self._chunk(self._new()), **self._end()}
 
     async def chunks(self) -> AsyncGenerator[Json, None]:
-        """Run it and yield what is new, and at last the counts."""
+        """Run the call and yield what is new, and finally the counts."""
         async with aclosing(self.runs.news()) as news:
             async for _ in news:
-                if said := self._new():
-                    yield {**self._told(said), "done": False}
-        yield {**self._told(_NOTHING), **self._end()}
+                if delta := self._new():
+                    yield {**self._chunk(delta), "done": False}
+        yield {**self._chunk(_NOTHING), **self._end()}
 
-    def _told(self, said: ChatDelta) -> Json:
-        return _told(self._body, said)
+    def _chunk(self, delta: ChatDelta) -> Json:
+        return _chunk(self._body, delta)
 
     def _new(self) -> ChatDelta:
         if isinstance(self._call, ChatCall):
@@ -386,16 +389,16 @@ async def version() -> dict[str, str]:
 @router.get("/ps")
 @router.get("/tags")
 async def tags(service: ServiceDep) -> dict[str, list[Json]]:
-    """List the models that are loaded."""
+    """List the loaded models."""
     return {"models": [_listed(model) for model in service.models if model.lm is not None]}
 
 
 @router.post("/show")
 async def show(body: ShowRequest, service: ServiceDep) -> Json:
     """Describe a model."""
-    model = service.models.get(_known(body.model))
+    model = service.models.get(_model_id(body.model))
     lm = model.ready()
-    able = [
+    capabilities = [
         name
         for name, variable in (("tools", "tools"), ("thinking", "enable_thinking"))
         if reads_variable(lm, variable)
@@ -405,7 +408,7 @@ async def show(body: ShowRequest, service: ServiceDep) -> Json:
         "modified_at": _time(model.created),
         "template": lm.text.chat_template or "",
         "model_info": {"general.architecture": "weft", "weft.context_length": lm.n_ctx},
-        "capabilities": ["completion", *able],
+        "capabilities": ["completion", *capabilities],
     }
 
 

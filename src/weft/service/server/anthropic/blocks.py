@@ -1,4 +1,4 @@
-"""Messages of content blocks, and the chat messages that they become."""
+"""Anthropic's messages of content blocks, and the chat messages that they become."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Json = dict[str, Any]
 
 
 class CacheableBlock(OpenAIModel):
-    """`cache_control` is accepted: Weft reuses every equal prefix without a mark."""
+    """`cache_control` is accepted: Weft caches every prefix without it."""
 
     cache_control: Any = None
 
@@ -29,7 +29,7 @@ class TextBlock(CacheableBlock):
 
 
 class ThinkingBlock(OpenAIModel):
-    """What an earlier assistant turn thought. The signature is not checked."""
+    """Reasoning of an earlier assistant turn. The signature is not checked."""
 
     type: Literal["thinking"]
     thinking: str
@@ -76,7 +76,7 @@ ContentBlock = Annotated[
     Discriminator(
         _type_of,
         custom_error_type="block_type",
-        custom_error_message="blocks of this type are not read here; allowed are text, thinking,"
+        custom_error_message="blocks of this type are not supported; allowed are text, thinking,"
         " tool_use and tool_result",
     ),
 ]
@@ -98,11 +98,11 @@ class BlockMessage(OpenAIModel):
 
 
 def chat_messages(system: TextBlocks | None, messages: Sequence[BlockMessage]) -> list[Json]:
-    """Return the chat messages; consecutive turns of one role are joined, as Anthropic's API does.
+    """Return the chat messages; consecutive turns of one role are joined, as in Anthropic's API.
 
-    Raises: Refused for a block that its role cannot have.
+    Raises: RequestError for a block that its role cannot have.
     """
-    made: list[Json] = [{"role": "system", "content": text_of(system)}] if system else []
+    chat: list[Json] = [{"role": "system", "content": text_of(system)}] if system else []
     for number, message in enumerate(messages):
         for place, block in enumerate(message.content):
             allowed = _BLOCKS_OF[message.role]
@@ -113,17 +113,17 @@ def chat_messages(system: TextBlocks | None, messages: Sequence[BlockMessage]) -
                     f" {' or '.join(allowed)}",
                 )
         for turn in _turns(message):
-            _add(made, turn)
-    return made
+            _add(chat, turn)
+    return chat
 
 
 def text_of(blocks: Sequence[Any]) -> str:
-    """Return the text of the text blocks among these, a line break between two."""
+    """Return the joined text of the text blocks, with line breaks between them."""
     return "\n".join(block.text for block in blocks if block.type == "text")
 
 
 def _turns(message: BlockMessage) -> list[Json]:
-    """Return a message as chat messages: results of calls are messages of their own."""
+    """Return a message as chat messages: results of calls become messages of their own."""
     blocks = message.content
     turn: Json = {"role": message.role, "content": text_of(blocks)}
     results = [_result(block) for block in blocks if block.type == "tool_result"]
@@ -148,10 +148,10 @@ def _call(block: ToolUseBlock) -> Json:
     return {"id": block.id, "type": "function", "function": function}
 
 
-def _add(made: list[Json], turn: Json) -> None:
-    last = made[-1] if made else None
+def _add(messages: list[Json], turn: Json) -> None:
+    last = messages[-1] if messages else None
     if last is None or last["role"] != turn["role"] or turn["role"] not in ("user", "assistant"):
-        made.append(turn)
+        messages.append(turn)
         return
     last["content"] = "\n".join(filter(None, (last["content"], turn["content"])))
     for name, empty in (("reasoning_content", ""), ("tool_calls", [])):

@@ -1,4 +1,4 @@
-"""POST /v1/messages, and /v1/messages/count_tokens: the size of its prompt."""
+"""Routes of Anthropic's Messages API: POST /v1/messages and /v1/messages/count_tokens."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from .protocol import EVENTS, MessageError, MessageReply
 
 Json = dict[str, Any]
 
-_VERSIONS = ("2023-06-01", "2026-10-21")  # they differ in what they reject, not in what they do
+_VERSIONS = ("2023-06-01", "2026-10-21")  # they differ only in what they reject
 _PING: Json = {"type": "ping"}
 _EVENTS = SSE._replace(ping=sse_line(_PING))
-# As chat completions call a field, to as it is called here.
+# Names of chat completions' fields, to the names here.
 _NAMES = {
     "max_completion_tokens": "max_tokens",
     "stop": "stop_sequences",
@@ -45,7 +45,7 @@ _NAMES = {
 
 
 def check_version(version: Annotated[str | None, Header(alias="anthropic-version")] = None) -> None:
-    """Raise Refused for an unknown version of the protocol."""
+    """Raise RequestError for an unknown version of the protocol."""
     if version is not None and version not in _VERSIONS:
         raise invalid(
             "anthropic-version",
@@ -71,7 +71,7 @@ class ClientTool(OpenAIModel):
     description: str | None = None
     input_schema: dict[str, Any]
     input_examples: list[dict[str, Any]] | None = Field(
-        None, description="Given to the model as `examples` of the schema."
+        None, description="Passed to the model as `examples` of the schema."
     )
     strict: bool | None = Field(None, description="Accepted: calls always fit the schema.")
     cache_control: Any = Field(None, description="Accepted; changes nothing.")
@@ -79,7 +79,7 @@ class ClientTool(OpenAIModel):
     defer_loading: Literal[False] | None = None
     allowed_callers: list[Literal["direct"]] | None = None
 
-    def offered(self) -> Json:
+    def chat_tool(self) -> Json:
         """Return it as chat completions take it."""
         examples = {"examples": self.input_examples} if self.input_examples else {}
         function: Json = {"name": self.name, "parameters": {**self.input_schema, **examples}}
@@ -89,14 +89,14 @@ class ClientTool(OpenAIModel):
 
 
 class ClientToolChoice(OpenAIModel):
-    """Whether tools may, must or must not be used, or which one must."""
+    """Whether the model may, must or must not call tools, or the one it must call."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = Field(None, min_length=1)
-    disable_parallel_tool_use: bool | None = Field(None, description="true: one call a turn.")
+    disable_parallel_tool_use: bool | None = Field(None, description="true: one call per turn.")
 
-    def chosen(self) -> Any:
-        """Return it as chat completions take it. Raises: Refused."""
+    def chat_choice(self) -> Any:
+        """Return it as chat completions take it. Raises: RequestError."""
         if self.type == "tool":
             if self.name is None:
                 raise invalid("tool_choice.name", "tool_choice.name is missing")
@@ -109,10 +109,10 @@ class ClientToolChoice(OpenAIModel):
 
 
 class ThinkingConfig(OpenAIModel):
-    """Whether the model thinks before it answers, where its chat template reads enable_thinking."""
+    """Whether the model reasons first, if its chat template reads enable_thinking."""
 
     type: Literal["enabled", "disabled", "adaptive"] = Field(
-        description='"adaptive": as the chat template has it.'
+        description='"adaptive": the default of the chat template.'
     )
     budget_tokens: int | None = Field(
         None, ge=1, description="A target, as in Anthropic's API; only max_tokens is a limit."
@@ -121,7 +121,7 @@ class ThinkingConfig(OpenAIModel):
 
 
 class OutputFormat(OpenAIModel):
-    """The schema that the answer's text fits."""
+    """The schema of the answer's text."""
 
     model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)
 
@@ -130,7 +130,7 @@ class OutputFormat(OpenAIModel):
 
 
 class OutputConfig(OpenAIModel):
-    """The form of the answer, and the effort, where the chat template reads reasoning_effort."""
+    """The format of the answer, and the effort, if the chat template reads reasoning_effort."""
 
     format: OutputFormat | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
@@ -139,23 +139,23 @@ class OutputConfig(OpenAIModel):
 
 
 class ThinkingEdit(OpenAIModel):
-    """The edit that removes no thinking: the prompt is what the messages are."""
+    """The edit that removes no thinking, and so changes nothing."""
 
     type: Literal["clear_thinking_20251015"]
     keep: Literal["all"]
 
 
 class ContextManagement(OpenAIModel):
-    """Edits of the context before the model reads it; only the one that changes nothing."""
+    """Edits of the context; only the one that changes nothing is accepted."""
 
     edits: list[ThinkingEdit] = []
 
 
 class CountRequest(OpenAIModel):
-    """What makes the prompt of a message."""
+    """The fields that make up the prompt of a message."""
 
     model: str | None = Field(
-        None, description="A loaded model's id; left out: the one that is loaded."
+        None, description="A loaded model's id; default: the first loaded one."
     )
     messages: list[BlockMessage] = Field(min_length=1)
     system: TextBlocks | None = None
@@ -165,22 +165,22 @@ class CountRequest(OpenAIModel):
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = Field(None, description="As `output_config.format`.")
     chat_template_kwargs: dict[str, Any] | None = Field(
-        None, description="Weft's own: variables of the chat template."
+        None, description="Weft's extension: variables of the chat template."
     )
-    cache_control: Any = Field(None, description="Accepted: every equal prefix is reused.")
+    cache_control: Any = Field(None, description="Accepted: every prefix is cached.")
     context_management: ContextManagement | None = None
     mcp_servers: list[Any] | None = Field(None, max_length=0)
     speed: Literal["standard"] | None = None
 
     def chat(self, lm: LM, **more: Any) -> ChatRequest:
-        """Return the chat completion that this is. Raises: Refused."""
+        """Return the equivalent chat completion. Raises: RequestError."""
         messages = chat_messages(self.system, self.messages)
         choice = self.tool_choice
         body: Json = {
             "messages": messages,
             "continue_final_message": messages[-1]["role"] == "assistant" or None,
-            "tools": [tool.offered() for tool in self.tools] if self.tools else None,
-            "tool_choice": None if choice is None else choice.chosen(),
+            "tools": [tool.chat_tool() for tool in self.tools] if self.tools else None,
+            "tool_choice": None if choice is None else choice.chat_choice(),
             "parallel_tool_calls": not (choice and choice.disable_parallel_tool_use),
             "response_format": self._response_format(),
             "reasoning_effort": self._effort(lm),
@@ -204,26 +204,28 @@ class CountRequest(OpenAIModel):
         return effort if effort != "high" or reads_variable(lm, "reasoning_effort") else None
 
     def _template_kwargs(self, lm: LM) -> Json | None:
-        made = dict(self.chat_template_kwargs or {})
+        kwargs = dict(self.chat_template_kwargs or {})
         kind = "adaptive" if self.thinking is None else self.thinking.type
         if kind == "enabled" or (kind == "disabled" and reads_variable(lm, "enable_thinking")):
-            made.setdefault("enable_thinking", kind == "enabled")
-        return made or None
+            kwargs.setdefault("enable_thinking", kind == "enabled")
+        return kwargs or None
 
 
 class MessagesRequest(CountRequest):
-    """Request of a message; a parameter is honoured or rejected by name."""
+    """Request of a message; every parameter is either honoured or rejected by name."""
 
-    max_tokens: int = Field(ge=1, description="New tokens at most; fewer if the context is full.")
+    max_tokens: int = Field(
+        ge=1, description="Maximum of new tokens; fewer if the context is full."
+    )
     temperature: Finite | None = Field(None, ge=0)
     top_p: Finite | None = None
     top_k: int | None = Field(None, ge=0)
     stop_sequences: list[str] | None = None
     stream: bool | None = None
-    seed: int | None = Field(None, description="Weft's own, as in chat completions.")
-    min_p: Finite | None = Field(None, description="Weft's own, as in chat completions.")
-    loom: LoomOptions | None = Field(None, description="Weft's own, as in chat completions.")
-    thread: Any = Field(None, description="Rejected: no conversation is stored here.")
+    seed: int | None = Field(None, description="Weft's extension, as in chat completions.")
+    min_p: Finite | None = Field(None, description="Weft's extension, as in chat completions.")
+    loom: LoomOptions | None = Field(None, description="Weft's extension, as in chat completions.")
+    thread: Any = Field(None, description="Rejected: conversations are not stored.")
     container: None = None
     diagnostics: Any = Field(None, description="Accepted; changes nothing.")
     inference_geo: Any = Field(None, description="Accepted; changes nothing.")
@@ -236,17 +238,17 @@ class MessagesRequest(CountRequest):
     @classmethod
     def _without_thread(cls, value: Any) -> None:
         if value is not None:
-            # The details by which Anthropic's SDK sends the whole conversation instead.
+            # These details make Anthropic's SDK send the full conversation instead.
             raise RequestError(
                 400,
                 "unsupported_parameter",
-                "thread: conversations are not stored here; send all messages",
+                "thread: conversations are not stored; send all messages",
                 param="thread",
                 details={"error_code": "thread_unsupported_request", "unsupported": ["thread"]},
             )
 
     def completion(self, lm: LM) -> ChatRequest:
-        """Return the chat completion that this is. Raises: Refused."""
+        """Return the equivalent chat completion. Raises: RequestError."""
         return self.chat(
             lm,
             max_completion_tokens=min(self.max_tokens, lm.n_ctx),
@@ -271,9 +273,9 @@ async def create(body: MessagesRequest, request: Request, service: ServiceDep) -
 
     async def plan(lm: LM, name: str) -> MessagesCall:
         try:
-            asked = body.completion(lm)
-            asked.check(service)
-            call = await ChatCall.begin(asked, lm, name, service, fits_context=True)
+            chat = body.completion(lm)
+            chat.check(service)
+            call = await ChatCall.begin(chat, lm, name, service, fits_context=True)
         except RequestError as error:
             error.param = _renamed(error.param)
             raise
@@ -286,7 +288,7 @@ async def create(body: MessagesRequest, request: Request, service: ServiceDep) -
         body.model,
         is_streamed=bool(body.stream),
         plan=plan,
-        written=_EVENTS,
+        format=_EVENTS,
     )
 
 
@@ -313,7 +315,7 @@ def _renamed(param: str | None) -> str | None:
 
 
 class MessagesCall:
-    """One call on its way: a chat completion of one choice, written as content blocks."""
+    """A planned message: a chat completion with one choice, returned as content blocks."""
 
     def __init__(self, body: MessagesRequest, call: ChatCall, name: str) -> None:
         self._body = body
@@ -323,26 +325,25 @@ class MessagesCall:
         self._writer = BlockWriter()
 
     def release(self) -> None:
-        """End what has not ended; the call is over."""
+        """Cancel the choice if it is still running."""
         self._call.release()
 
     @property
     def runs(self) -> Runs:
-        """The one choice."""
         return self._call.runs
 
     async def answer(self) -> Json:
-        """Run it and return the message."""
+        """Run the call and return the message."""
         await self.runs.finish()
         self._new()
         return self._message(**self._stop())
 
     async def chunks(self) -> AsyncGenerator[Json, None]:
-        """Run it and yield its events."""
+        """Run the call and yield its events."""
         is_first = True
         async with aclosing(self.runs.news()) as news:
             async for _ in news:
-                if is_first:  # now the cached tokens are known
+                if is_first:  # the number of cached tokens is known now
                     yield {"type": "message_start", "message": self._message()}
                     yield _PING
                     is_first = False
@@ -352,10 +353,10 @@ class MessagesCall:
         yield {"type": "message_stop"}
 
     def _new(self) -> list[Json]:
-        """Return the events of what is new."""
+        """Return the events for what is new."""
         (reply,), (turn,) = self.runs.replies, self._call.turns
-        made = self._writer.write(turn.new())
-        return [*made, *self._writer.close()] if reply.is_over else made
+        events = self._writer.write(turn.new())
+        return [*events, *self._writer.close()] if reply.is_over else events
 
     def _stop(self) -> Json:
         (reply,), (turn,) = self.runs.replies, self._call.turns
@@ -364,15 +365,15 @@ class MessagesCall:
         if reason == "tool_calls":
             return {"stop_reason": "tool_use", "stop_sequence": None}
         if reason == "length":
-            is_asked = len(reply.tokens) >= self._body.max_tokens
-            reason = "max_tokens" if is_asked else "model_context_window_exceeded"
+            is_max_tokens = len(reply.tokens) >= self._body.max_tokens
+            reason = "max_tokens" if is_max_tokens else "model_context_window_exceeded"
             return {"stop_reason": reason, "stop_sequence": None}
         reason = "end_turn" if stop_string is None else "stop_sequence"
         return {"stop_reason": reason, "stop_sequence": stop_string}
 
     def _message(self, **stop: Any) -> Json:
-        """Return the message. stop: why it ended; left out where it has just begun."""
-        made: Json = {
+        """Return the message. stop: the reason of its end; empty at its start."""
+        message: Json = {
             "id": self._id,
             "type": "message",
             "role": "assistant",
@@ -383,7 +384,7 @@ class MessagesCall:
             **stop,
             "usage": self._usage(),
         }
-        return made if self._body.loom is None else {**made, "loom": self.runs.told()}
+        return message if self._body.loom is None else {**message, "loom": self.runs.to_dict()}
 
     def _usage(self) -> Json:
         usage = CallUsage(self.runs.replies)

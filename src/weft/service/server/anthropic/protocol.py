@@ -1,4 +1,4 @@
-"""Models of the replies of `/v1/messages`, for the OpenAPI schema. The route builds dicts."""
+"""Models of the responses and stream events of `/v1/messages`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class MessageUsage(ResponseModel):
 
     input_tokens: int = Field(description="Prompt tokens that were computed.")
     cache_creation_input_tokens: int = Field(description="Always 0.")
-    cache_read_input_tokens: int = Field(description="Prompt tokens whose KV was there.")
+    cache_read_input_tokens: int = Field(description="Prompt tokens whose KV was cached.")
     output_tokens: int
 
 
@@ -27,7 +27,7 @@ class MessageReply(ResponseModel):
     type: Literal["message"]
     role: Literal["assistant"]
     model: str
-    content: list[Json] = Field(description="Blocks of type text, thinking and tool_use.")
+    content: list[Json] = Field(description="Blocks of the types text, thinking and tool_use.")
     stop_reason: (
         Literal[
             "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"

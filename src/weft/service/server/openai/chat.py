@@ -23,7 +23,7 @@ from ..service import Service, ServiceDep
 from ..ticker import Ticker
 from . import logprobs
 from .constraints import ConstraintFields
-from .field_errors import invalid, named, overflow_named, unsupported
+from .field_errors import check_field, invalid, translate_overflow, unsupported
 from .logprobs import LogprobsRequest, ScoredToken
 from .messages import ChatMessage, TemplateFields, chat_prompt, latest_turns
 from .persistence import SavedCompletion, open_target_node, should_save
@@ -31,7 +31,7 @@ from .protocol import ChatCompletion, ChatCompletionChunk, StreamError, ok
 from .request_fields import GeneratingRequest
 from .runs import ChoiceRun, Runs
 from .stream import run_call
-from .tools import OfferedTool, ToolChoice, answer_constraint, call_object, chosen
+from .tools import OfferedTool, ToolChoice, answer_constraint, call_object, resolve_tool_choice
 from .turns import ChatDelta, ChatTurn
 from .usage import CallUsage
 
@@ -49,7 +49,9 @@ class ChatRequest(ConstraintFields, GeneratingRequest):
         None, ge=-1, description="Maximum of new tokens; default and -1: the context's rest."
     )
     logprobs: bool | None = Field(None, description="Return the logprob of every token.")
-    top_logprobs: int | None = Field(None, ge=0, le=_MAX_TOP, description="Number of alternatives per token.")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=_MAX_TOP, description="Number of alternatives per token."
+    )
     tools: list[OfferedTool] | None = Field(None, max_length=128)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = Field(
@@ -95,7 +97,7 @@ class ChatRequest(ConstraintFields, GeneratingRequest):
         if self.continue_final_message and self.add_generation_prompt:
             raise invalid(
                 "add_generation_prompt",
-                "add_generation_prompt: not with continue_final_message; leave it out, or send false",
+                "add_generation_prompt: not with continue_final_message; leave it out",
             )
         limits = service.config.limits
         check_limit("n", self.n_choices, min(limits.n, limits.branches), "n_too_large")
@@ -166,7 +168,7 @@ async def chat(body: ChatRequest, request: Request, service: ServiceDep) -> Resp
     body.check(service)
 
     async def plan(lm: LM, name: str) -> ChatCall:
-        with overflow_named("messages", body.max_new_tokens or 0):
+        with translate_overflow("messages", body.max_new_tokens or 0):
             return await ChatCall.begin(body, lm, name, service)
 
     return await run_call(
@@ -207,7 +209,7 @@ class ChatCall:
         """
         # Tokenizing a long chat takes a while; in a thread it does not delay other calls.
         prompt = await asyncio.to_thread(body.prompt, lm)
-        choice = chosen(body.tool_choice, prompt.tools)
+        choice = resolve_tool_choice(body.tool_choice, prompt.tools)
         form = body.text_constraint()
         constraint = await answer_constraint(
             lm,
@@ -221,7 +223,7 @@ class ChatCall:
         call.body, call.lm, call.prompt, call.reads_calls = body, lm, prompt, choice is not None
         call.has_format = form is not None
         call.ticker = service.ticker
-        call.root = named("messages", lambda: Loom(lm, prompt))
+        call.root = check_field("messages", lambda: Loom(lm, prompt))
         room = max(lm.n_ctx - len(prompt.ids), 1)
         max_tokens = (
             min(room, service.config.limits.tokens)
@@ -230,10 +232,13 @@ class ChatCall:
         )
         if fits_context:
             max_tokens = min(max_tokens, room)
-        call.params = body.sampling(lm, lm.chat_defaults, max_tokens=max_tokens, constraint=constraint)
+        call.params = body.sampling(
+            lm, lm.chat_defaults, max_tokens=max_tokens, constraint=constraint
+        )
         if body.skip_special_tokens and choice is not None:
             raise unsupported(
-                "skip_special_tokens", "tool calls may contain special tokens; leave out one of the two"
+                "skip_special_tokens",
+                "tool calls may contain special tokens; leave out one of the two",
             )
         if should_save(body.loom, 1):
             assert body.loom is not None
@@ -251,7 +256,7 @@ class ChatCall:
             token_ids = () if body.loom is None else tuple(body.loom.logprob_tokens or ())
             call.logprobs = LogprobsRequest(body.top_logprobs or 0, token_ids)
         needs_prompt = body.prompt_logprobs is not None
-        logprobs.check_logprobs_supported(lm, body.top_logprobs or 0, given=needs_prompt)
+        logprobs.check_logprobs_supported(lm, body.top_logprobs or 0, needs_prompt=needs_prompt)
         call.head = {
             "id": f"chatcmpl-{secrets.token_hex(12)}",
             "object": "chat.completion.chunk" if body.stream else "chat.completion",
@@ -330,7 +335,7 @@ class ChatCall:
         return {"content": logprobs.chat_logprobs(self.lm, scored), "refusal": None}
 
     async def _prompt_fields(self) -> Json:
-        fields: Json = {} if self.body.loom is None else {"loom": self.runs.told()}
+        fields: Json = {} if self.body.loom is None else {"loom": self.runs.to_dict()}
         if self.body.return_token_ids:
             fields["prompt_token_ids"] = self.start.get_prefix_tokens()
         if self.body.prompt_logprobs is not None:

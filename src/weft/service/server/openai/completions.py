@@ -21,7 +21,7 @@ from ..limits import check_limit
 from ..service import Service, ServiceDep
 from . import logprobs
 from .constraints import ConstraintFields
-from .field_errors import invalid, overflow_named, unsupported
+from .field_errors import invalid, translate_overflow, unsupported
 from .logprobs import LogprobsRequest, ScoredToken
 from .persistence import SavedCompletion, open_target_node, should_save
 from .prompts import TextPrompt, is_short, n_tokens, read_prompts
@@ -52,7 +52,9 @@ class CompletionRequest(ConstraintFields, GeneratingRequest):
         None, description="false: no begin token before a text."
     )
     best_of: int | None = Field(
-        None, ge=1, description="Choices to generate; the n with the highest mean logprob are returned."
+        None,
+        ge=1,
+        description="Choices to generate; the n with the highest mean logprob are returned.",
     )
     logprobs: int | None = Field(None, ge=0, description="Number of alternatives per token.")
     echo: bool | None = Field(None, description="Prepend the prompt to each choice.")
@@ -81,7 +83,9 @@ class CompletionRequest(ConstraintFields, GeneratingRequest):
         if self.n_run < self.n_choices:
             raise invalid("best_of", f"best_of is {self.best_of}; it must be n or more")
         if self.stream and self.n_run > self.n_choices:
-            raise invalid("best_of", "best_of cannot be streamed: the best choices are known only at the end")
+            raise invalid(
+                "best_of", "best_of cannot be streamed: the best choices are known only at the end"
+            )
         limits = service.config.limits
         check_limit("n" if self.best_of is None else "best_of", self.n_run, limits.n, "n_too_large")
         check_limit("max_tokens", self.n_new, limits.tokens)
@@ -101,7 +105,7 @@ async def complete(
     body.check(service)
 
     async def plan(lm: LM, name: str) -> Completion:
-        with overflow_named("prompt", max(body.n_new, 0)):
+        with translate_overflow("prompt", max(body.n_new, 0)):
             return await Completion.begin(body, lm, name, service)
 
     return await run_call(
@@ -176,12 +180,14 @@ class Completion:
         if body.logprobs is not None:
             token_ids = () if body.loom is None else tuple(body.loom.logprob_tokens or ())
             self.logprobs = LogprobsRequest(body.logprobs, token_ids)
-        logprobs.check_logprobs_supported(lm, body.logprobs or 0, given=self.reads_prompt)
+        logprobs.check_logprobs_supported(lm, body.logprobs or 0, needs_prompt=self.reads_prompt)
         max_tokens = body.n_new
         if max_tokens < 0:
             shortest = min(len(prompt.ids) for prompt in self.prompts)
             max_tokens = min(max(lm.n_ctx - shortest, 1), service.config.limits.tokens)
-        self.params = body.sampling(lm, SamplingParams(), max_tokens=max_tokens, constraint=constraint)
+        self.params = body.sampling(
+            lm, SamplingParams(), max_tokens=max_tokens, constraint=constraint
+        )
 
     runs: Runs
 
@@ -221,13 +227,15 @@ class Completion:
         scores = await self._score(parts)
         if replies:
             pairs = enumerate(zip(replies, scores, strict=True))
-            choices = [self._choice(i, r.prompt, r, scored, prompt_scores) for i, (r, scored) in pairs]
+            choices = [
+                self._choice(i, r.prompt, r, scored, prompt_scores) for i, (r, scored) in pairs
+            ]
         else:  # max_tokens is 0
             numbers = range(len(self.prompts) * self.body.n_choices)
             n = self.body.n_choices
             choices = [self._choice(i, i // n, None, (), prompt_scores) for i in numbers]
         completion = {**self._head, "choices": choices, "usage": self._usage()}
-        return completion if self.body.loom is None else {**completion, "loom": self.runs.told()}
+        return completion if self.body.loom is None else {**completion, "loom": self.runs.to_dict()}
 
     def _returned(self) -> list[ChoiceRun]:
         """Return the choices to send: for each prompt the n most likely ones."""
@@ -265,10 +273,14 @@ class Completion:
             choice["prompt_token_ids"] = self.prompts[prompt].ids
             choice["token_ids"] = [] if reply is None else reply.tokens
         if self.body.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = logprobs.prompt_logprobs_entries(self.lm, prompt_scores[prompt])
+            choice["prompt_logprobs"] = logprobs.prompt_logprobs_entries(
+                self.lm, prompt_scores[prompt]
+            )
         return choice
 
-    def _echoed(self, prompt: int, prompt_scores: Sequence[list[ScoredToken]]) -> Sequence[ScoredToken]:
+    def _echoed(
+        self, prompt: int, prompt_scores: Sequence[list[ScoredToken]]
+    ) -> Sequence[ScoredToken]:
         return prompt_scores[prompt] if self.body.echo and self.logprobs is not None else ()
 
     def _new_tokens(self, reply: ChoiceRun) -> tuple[ChoiceRun, int, list[int]]:
@@ -279,7 +291,7 @@ class Completion:
         """
         first, tokens = reply.new_tokens()
         ended_by = reply.ended_by if self.body.echo and reply.is_over else None
-        if ended_by is not None and reply.n_prompt + reply.n_told < self.lm.n_ctx:
+        if ended_by is not None and reply.n_prompt + reply.n_sent < self.lm.n_ctx:
             tokens.append(ended_by)
         return reply, first, tokens
 
@@ -309,7 +321,7 @@ class Completion:
     async def chunks(self) -> AsyncGenerator[Json, None]:
         """Run the call and yield chunks of single choices."""
         usage = {"usage": None} if self.body.includes_usage else {}
-        first = {} if self.body.loom is None else {"loom": self.runs.told()}
+        first = {} if self.body.loom is None else {"loom": self.runs.to_dict()}
         async with aclosing(self._pieces()) as pieces:
             async for choice in pieces:
                 for part in _by_token(choice):

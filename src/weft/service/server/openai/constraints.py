@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 from ....constraints import GBNF, Choice, Constraint, JsonSchema, Lark, Regex
 from ....constraints.calls import TaggedJson, tagged_constraint
 from ....errors import GrammarError
-from .field_errors import invalid, named, unsupported
+from .field_errors import check_field, invalid, unsupported
 from .request_fields import OpenAIModel
 
 if TYPE_CHECKING:
@@ -140,14 +140,16 @@ class ResponseFormat(OpenAIModel):
         if self.type == "text":
             return None
         if self.type == "structural_tag":
-            return named(
+            return check_field(
                 "response_format", lambda: _structural_tag(given, "flexible"), "invalid_grammar"
             )
         if self.type == "json_schema" and len(given) != 1:
-            raise unsupported("response_format.json_schema", "is missing, or given together with schema")
+            raise unsupported(
+                "response_format.json_schema", "is missing, or given together with schema"
+            )
         outer = given.get("json_schema", given)
         schema = outer.get("schema", {"type": "object"})
-        return named("response_format", lambda: JsonSchema(schema, whitespace="flexible"))
+        return check_field("response_format", lambda: JsonSchema(schema, whitespace="flexible"))
 
 
 class StructuredOutputs(OpenAIModel):
@@ -191,7 +193,7 @@ class TextConstraint(NamedTuple):
                 hint='turn it off: "chat_template_kwargs": {"enable_thinking": false}',
             )
         create = partial(lm.constraints.matcher, self.constraint)
-        await asyncio.to_thread(named, self.param, create, self.code)
+        await asyncio.to_thread(check_field, self.param, create, self.code)
         return self.constraint
 
 
@@ -256,5 +258,5 @@ def _given(param: str, kind: str, value: Any, whitespace: Whitespace) -> Iterato
     create = _KINDS.get(kind)
     if create is not None and value not in _NEUTRAL:
         code = "invalid_json_schema" if kind == "json" else "invalid_grammar"
-        constraint = named(param, lambda: create(value, whitespace), code)
+        constraint = check_field(param, lambda: create(value, whitespace), code)
         yield TextConstraint(param, constraint, code)

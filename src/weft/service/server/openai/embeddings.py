@@ -14,7 +14,7 @@ from ..dependencies import ERRORS
 from ..events import until_gone
 from ..limits import check_limit
 from ..service import Service, ServiceDep
-from .field_errors import named, unsupported
+from .field_errors import check_field, unsupported
 from .known_fields import apply_rule
 from .protocol import EmbeddingList, ok
 from .request_fields import OpenAIModel, TokenId, check_one_kind
@@ -98,7 +98,9 @@ async def _embed(lm: LM, texts: Texts) -> list[NDArray[np.float32]]:
     vectors: list[NDArray[np.float32]] = []
     for at in range(0, len(texts), _BATCH):
         batch = texts[at : at + _BATCH]
-        vectors.extend(await asyncio.to_thread(named, "input", lambda batch=batch: lm.embed(batch)))
+        vectors.extend(
+            await asyncio.to_thread(check_field, "input", lambda batch=batch: lm.embed(batch))
+        )
     return vectors
 
 

@@ -76,7 +76,10 @@ class OutputWriter:
         self.output.append(self._open)
         empty_item = {**self._open, "content": []}
         return [
-            ("response.output_item.added", {"output_index": len(self.output) - 1, "item": empty_item}),
+            (
+                "response.output_item.added",
+                {"output_index": len(self.output) - 1, "item": empty_item},
+            ),
             ("response.content_part.added", {**self._place(), "part": _copied(part)}),
         ]
 

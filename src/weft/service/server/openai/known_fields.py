@@ -273,7 +273,13 @@ _SCHEMAS = frozenset({"guided_json", "json_schema"})  # {} is any JSON
 
 # The order of llama-server's `samplers` that Weft implements, and its abbreviations.
 _ORDER = ("top_k", "typ_p", "top_p", "min_p", "temperature")
-_SAMPLER_ABBREVIATIONS = {"k": "top_k", "y": "typ_p", "p": "top_p", "m": "min_p", "t": "temperature"}
+_SAMPLER_ABBREVIATIONS = {
+    "k": "top_k",
+    "y": "typ_p",
+    "p": "top_p",
+    "m": "min_p",
+    "t": "temperature",
+}
 
 
 def apply_rule(body: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
@@ -319,7 +325,9 @@ def _translated(body: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]
     n_probs = fields.get("n_probs")
     if type(n_probs) is int and n_probs > 0:
         is_chat = "top_logprobs" in own
-        logprobs_fields = {"logprobs": True, "top_logprobs": n_probs} if is_chat else {"logprobs": n_probs}
+        logprobs_fields = (
+            {"logprobs": True, "top_logprobs": n_probs} if is_chat else {"logprobs": n_probs}
+        )
         fields.update(logprobs_fields, n_probs=None)
     if _is_own_order(fields.get("samplers")):
         fields["samplers"] = None

@@ -224,7 +224,9 @@ def _by_name(lm: LM, scored: ScoredToken) -> dict[str, float] | None:
 def check_logprobs_supported(lm: LM, top: int, *, needs_prompt: bool) -> None:
     """Raise Unsupported if the engine cannot compute the requested logprobs."""
     capabilities = lm.info.capabilities
-    if (top or needs_prompt) and not (capabilities.steps or (capabilities.scoring is True and not top)):
+    if (top or needs_prompt) and not (
+        capabilities.steps or (capabilities.scoring is True and not top)
+    ):
         raise Unsupported(
             f"the {lm.info.name} engine of {lm.info.model} has no logprobs of "
             + ("alternative tokens" if top else "prompts")

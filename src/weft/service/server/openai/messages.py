@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from ...._core.tokens.chat import check_variables, template_reads
 from ....errors import ConfigError
 from ....lm.chat import ChatPrompt
-from .field_errors import invalid, named, unsupported
+from .field_errors import check_field, invalid, unsupported
 from .request_fields import OpenAIModel
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class TemplateFields(NamedTuple):
         for name in _THINKING:
             if variables.get(name) is False and not template_reads(template, name):
                 del variables[name]
-        named("chat_template_kwargs", lambda: check_variables(template, list(variables)))
+        check_field("chat_template_kwargs", lambda: check_variables(template, list(variables)))
         given = {**self._thinking(template), **self._read(template, "verbosity", "medium")}
         return {**given, **variables}
 
@@ -152,14 +152,14 @@ class TemplateFields(NamedTuple):
         if switch is not None:
             return {**variables, switch: self.enable_thinking}
         if self.enable_thinking:
-            named("enable_thinking", lambda: check_variables(template, ["enable_thinking"]))
+            check_field("enable_thinking", lambda: check_variables(template, ["enable_thinking"]))
         return variables
 
     def _read(self, template: str, name: str, *neutral: str) -> dict[str, Any]:
         value = getattr(self, name)
         if value is None or (value in neutral and not template_reads(template, name)):
             return {}
-        named(name, lambda: check_variables(template, [name]))
+        check_field(name, lambda: check_variables(template, [name]))
         return {name: value}
 
 
@@ -179,14 +179,12 @@ def chat_prompt(
     """
     template = lm.text.chat_template
     if template is None:
-        raise unsupported(
-            "messages", "this model has no chat template; use /v1/completions"
-        )
+        raise unsupported("messages", "this model has no chat template; use /v1/completions")
     if tools:
-        named("tools", lambda: lm.text.check_chat_options(["tools"]))
+        check_field("tools", lambda: lm.text.check_chat_options(["tools"]))
     variables = fields.variables(template)
     if not continues:
-        return named(
+        return check_field(
             "messages",
             lambda: lm.format_chat(
                 messages,
@@ -196,7 +194,7 @@ def chat_prompt(
                 fits=True,
             ),
         )
-    return named("messages", lambda: _open_ended(lm, messages, tools, variables))
+    return check_field("messages", lambda: _open_ended(lm, messages, tools, variables))
 
 
 def reads_variable(lm: LM, name: str) -> bool:
@@ -240,7 +238,9 @@ def _open_ended(
     if tools:
         options["tools"] = list(tools)
     pieces = []
-    for piece, is_text in lm.text.render_pieces(messages_with_marker, add_generation_prompt=False, **options):
+    for piece, is_text in lm.text.render_pieces(
+        messages_with_marker, add_generation_prompt=False, **options
+    ):
         before, is_last, _ = piece.partition(marker)
         pieces.append((before, is_text))
         if is_last:

@@ -119,7 +119,9 @@ async def open_target_node(
     async with service.looms.open_locked(loom_name, model=model, grows=True) as live:
         start = _start(live, options.parent)
         path_ids = start.get_prefix_tokens()
-        prompt = _Prompt(path_ids if ids is None else ids, None if is_exact else served.ready().text)
+        prompt = _Prompt(
+            path_ids if ids is None else ids, None if is_exact else served.ready().text
+        )
         n = prompt.after(path_ids)
         if n is None:
             param = "loom.loom" if options.parent is None else "loom.parent"
@@ -219,7 +221,9 @@ class _Prompt:
 
 def should_save(options: LoomOptions | None, n_prompts: int) -> bool:
     """Return True if the call's choices are saved. Raises: RequestError for several prompts."""
-    if options is None or not (options.save or options.loom is not None or options.parent is not None):
+    if options is None or not (
+        options.save or options.loom is not None or options.parent is not None
+    ):
         return False
     if options.save is False:
         raise invalid("loom.save", "loom.save is false, but loom.loom or loom.parent is given")

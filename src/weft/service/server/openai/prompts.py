@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ....loom import Heddle, Loom
-from .field_errors import invalid, named
+from .field_errors import check_field, invalid
 
 if TYPE_CHECKING:
     from ....lm.lm import LM
@@ -23,7 +23,7 @@ class TextPrompt:
         self._lm = lm
         self.ids = ids
         self._given = text
-        self.node: Heddle = named("prompt", lambda: Loom(lm, ids))
+        self.node: Heddle = check_field("prompt", lambda: Loom(lm, ids))
 
     @property
     def is_text(self) -> bool:
@@ -87,7 +87,7 @@ def is_short(given: Given) -> bool:
 
 
 def _of_text(lm: LM, text: str, adds_begin: bool) -> TextPrompt:
-    named("prompt", lambda: lm.check_length(text))
+    check_field("prompt", lambda: lm.check_length(text))
     add_bos = None if adds_begin else False
     ids = lm.text.encode(text, special=True, add_bos=add_bos)
     bos = lm.text.bos_token_id

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from ...._core.sampling.params import PARAMETERS, SamplingParams
 from ....constraints.token_limits import TokenLimits
 from ...api.base import validate_json
-from .field_errors import invalid, named, unsupported
+from .field_errors import check_field, invalid, unsupported
 from .known_fields import apply_rule
 
 if TYPE_CHECKING:
@@ -65,9 +65,7 @@ class StreamOptions(OpenAIModel):
     include_usage: bool | None = Field(
         None, description="Add a last chunk with the usage and no choices."
     )
-    include_obfuscation: bool | None = Field(
-        None, description="Accepted; chunks are never padded."
-    )
+    include_obfuscation: bool | None = Field(None, description="Accepted; chunks are never padded.")
 
 
 class LoomOptions(OpenAIModel):
@@ -100,18 +98,24 @@ class RequestFields(OpenAIModel):
     model: str | None = Field(
         None, description="A loaded model's id; default: the first loaded one."
     )
-    n: int | None = Field(None, ge=1, description="Number of choices per prompt; they share one prefill.")
+    n: int | None = Field(
+        None, ge=1, description="Number of choices per prompt; they share one prefill."
+    )
     max_tokens: int | None = Field(
         None, ge=-1, description="Maximum of new tokens; -1: until the text or the context ends."
     )
     temperature: Finite | None = Field(None, ge=0, description="0 is greedy.")
-    top_p: Finite | None = Field(None, description="Sample from the likeliest tokens with this total probability.")
+    top_p: Finite | None = Field(
+        None, description="Sample from the likeliest tokens with this total probability."
+    )
 
 
 class OpenAISampling(OpenAIModel):
     """Sampling fields of completions, chat completions and responses."""
 
-    top_k: int | None = Field(None, ge=-1, description="Sample from the k likeliest tokens; 0 or -1: all.")
+    top_k: int | None = Field(
+        None, ge=-1, description="Sample from the k likeliest tokens; 0 or -1: all."
+    )
     min_p: Finite | None = None
     typical_p: Finite | None = None
     repetition_penalty: Finite | None = None
@@ -139,7 +143,9 @@ class OpenAISampling(OpenAIModel):
     seed: int | None = Field(
         None, description="Choice i is sampled with seed + i; negative: random."
     )
-    ignore_eos: bool | None = Field(None, description="Ban end tokens, so that choices reach max_tokens.")
+    ignore_eos: bool | None = Field(
+        None, description="Ban end tokens, so that choices reach max_tokens."
+    )
     penalty_last_n: int | None = Field(
         None, ge=-1, description="Number of last tokens that penalties consider; 0 or -1: all."
     )
@@ -296,7 +302,7 @@ def _spellings(lm: LM, word: str) -> frozenset[tuple[int, ...]]:
 
 
 def _checked(name: str, value: Any) -> Any:
-    return named(name, lambda: PARAMETERS[name].check(name, value))
+    return check_field(name, lambda: PARAMETERS[name].check(name, value))
 
 
 def _as_list(value: str | list[str]) -> list[str]:

@@ -22,7 +22,7 @@ from . import logprobs
 from .chat import ChatCall, ChatRequest
 from .constraints import ConstraintFields, ResponseFormat, Schema, TextConstraint
 from .events import OutputWriter
-from .field_errors import invalid, overflow_named, unsupported
+from .field_errors import invalid, translate_overflow, unsupported
 from .items import InputItem, as_messages
 from .known_fields import apply_rule
 from .protocol import DeletedResponse, InputItemPage, ResponseEvent, ResponseObject, StreamError, ok
@@ -318,7 +318,8 @@ def _check_include(names: Sequence[str]) -> None:
     for name in names:
         if name not in (_LOGPROBS, _ENCRYPTED):
             raise unsupported(
-                "include", f"{name!r:.60} is not supported; allowed are {_LOGPROBS!r}, {_ENCRYPTED!r}"
+                "include",
+                f"{name!r:.60} is not supported; allowed are {_LOGPROBS!r}, {_ENCRYPTED!r}",
             )
 
 
@@ -337,7 +338,7 @@ class ResponseCall:
         for location in locations:
             chat.loom = location
             try:
-                with overflow_named("messages", chat.max_new_tokens or 0):
+                with translate_overflow("messages", chat.max_new_tokens or 0):
                     call = await ChatCall.begin(chat, lm, name, service)
                 return cls(body, call, name, context)
             except RequestError as error:
@@ -428,7 +429,9 @@ class ResponseCall:
         (scored,) = await self.call.score([(reply, first, tokens)])
         events: list[tuple[str, Json]] = []
         for step in turn.steps(first, tokens, scored):
-            token_logprobs = logprobs.chat_logprobs(self.call.lm, step.scored if step.is_content else ())
+            token_logprobs = logprobs.chat_logprobs(
+                self.call.lm, step.scored if step.is_content else ()
+            )
             events += self.writer.write(step.delta, token_logprobs)
         if reply.is_over:
             events += self.writer.close(self._status())

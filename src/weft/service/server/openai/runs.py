@@ -31,6 +31,12 @@ class ChoiceRun:
 
     Incomplete characters, and text that may become a stop string, are withheld. The stop string and
     what follows it are not part of the text. Tokens are all that were generated.
+
+    Args:
+    prompt: index of the prompt.
+    index: index of the choice in the call.
+    mute: tokens that are not part of the text.
+    keeps_stop: the text includes the stop that ended it.
     """
 
     def __init__(
@@ -43,12 +49,6 @@ class ChoiceRun:
         mute: frozenset[int],
         keeps_stop: bool = False,
     ) -> None:
-        """Args:
-            prompt: index of the prompt.
-            index: index of the choice in the call.
-            mute: tokens that are not part of the text.
-            keeps_stop: the text includes the stop that ended it.
-        """
         self.prompt = prompt
         self.index = index
         self.node: Heddle = pending.child
@@ -144,8 +144,8 @@ class ChoiceRun:
         if self.is_over or self.is_cut:
             return len(self.text)
         stops = () if self._keeps_stop else self._stops
-        open_locked = max((_partial_stop_length(self.text, stop) for stop in stops), default=0)
-        n = bisect_right(self.ends, len(self.text) - open_locked)
+        n_withheld = max((_partial_stop_length(self.text, stop) for stop in stops), default=0)
+        n = bisect_right(self.ends, len(self.text) - n_withheld)
         return self.ends[n - 1] if n else 0
 
     def piece(self) -> str:
@@ -160,8 +160,8 @@ class ChoiceRun:
         return [self.text[bounds[i] : bounds[i + 1]] for i in range(first, first + n)]
 
     def new_tokens(self) -> tuple[int, list[int]]:
-        """Return the number of tokens returned before, and the tokens of text that became final
-        since.
+        """Return the tokens of text that became final since the last call, and how many came
+        before.
         """
         first, self.n_sent = self.n_sent, self.n_covered(self.certain)
         return first, self.tokens[first : self.n_sent]
@@ -191,6 +191,11 @@ class Runs:
 
     Choice i of a prompt is sampled with the seed `seed + i`, like `node.grow(seed=seed + i)`, up to
     rounding (docs/models.md).
+
+    Args:
+    skips_special: leave special tokens out of the texts.
+    keeps_stop: texts include the stop string or stop token that ended them.
+    kept: where the choices are saved.
     """
 
     def __init__(
@@ -206,11 +211,6 @@ class Runs:
         keeps_stop: bool = False,
         kept: SavedCompletion | None = None,
     ) -> None:
-        """Args:
-            skips_special: leave special tokens out of the texts.
-            keeps_stop: texts include the stop string or stop token that ended them.
-            kept: where the choices are saved.
-        """
         mute = lm.text.special_ids if skips_special else frozenset()
         self.lm = lm
         self.kept = kept
@@ -232,7 +232,7 @@ class Runs:
                 self.replies.append(reply)
 
     async def finish(self) -> None:
-        """Run to the end; a cancelled task cancels the runs. Raises: the first error of any
+        """Run to the end; a cancelled task cancels the runs. Raises: the first error of a
         choice.
         """
         if self.kept is not None:

@@ -14,7 +14,7 @@ from ....constraints import AnyOf
 from ....constraints.calls import call_constraint, loose_tool
 from ..errors import RequestError
 from .constraints import TextConstraint
-from .field_errors import invalid, named
+from .field_errors import check_field, invalid
 from .request_fields import OpenAIModel
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ async def answer_constraint(
                 thinking_open=prompt.thinking_open,
             )
 
-        constraint = named("tools", calls)
+        constraint = check_field("tools", calls)
         return None if constraint is None else await TextConstraint("tools", constraint).compile(lm)
 
     try:

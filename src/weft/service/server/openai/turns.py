@@ -45,14 +45,15 @@ class _Waiting(NamedTuple):
 
 
 class ChatTurn:
-    """One choice of a chat, parsed. Calls are parsed only if the request has tools."""
+    """One choice of a chat, parsed. Calls are parsed only if the request has tools.
+
+    Args:
+    has_format: a turn without calls matches a constraint, and may look like a call.
+    """
 
     def __init__(
         self, prompt: ChatPrompt, reply: ChoiceRun, *, reads_calls: bool, has_format: bool = False
     ) -> None:
-        """Args:
-            has_format: a turn without calls matches a constraint, and may look like a call.
-        """
         self._prompt = prompt
         self._reply = reply
         self._reads_calls = reads_calls
@@ -136,8 +137,8 @@ class ChatTurn:
             return
         reply = self._reply
         texts = reply.token_texts(first, len(tokens))
-        for number, token in enumerate(zip(texts, tokens, scored, strict=True), start=first):
-            self._waiting.append(_Waiting(*token))
+        for number, fields in enumerate(zip(texts, tokens, scored, strict=True), start=first):
+            self._waiting.append(_Waiting(*fields))
             if number + 1 < len(reply.tokens) or not reply.is_over:
                 length = min(reply.ends[number], len(reply.text))
                 yield from self._released(self._advance(length, is_partial=True))

@@ -14,13 +14,13 @@ class CallUsage:
 
     prompt_tokens: of all prompts, each counted once.
     cached_tokens: prompt tokens whose KV was cached.
+
+    Args:
+    replies: all choices that ran, whether returned or not.
+    n_prompt: prompt tokens if nothing was generated.
     """
 
     def __init__(self, replies: Iterable[ChoiceRun], *, n_prompt: int | None = None) -> None:
-        """Args:
-            replies: all choices that ran, whether returned or not.
-            n_prompt: prompt tokens if nothing was generated.
-        """
         prompts: dict[int, list[ChoiceRun]] = {}
         self.completion_tokens = 0
         for reply in replies:
