@@ -123,15 +123,15 @@ def test_a_wrong_type_is_told_with_all_that_are_allowed(served: Served) -> None:
 @pytest.mark.parametrize(("path", "name"), [(COMPLETION, "prompt"), ("/v1/embeddings", "input")])
 def test_a_mix_of_prompts_is_told_as_one(served: Served, path: str, name: str) -> None:
     told = {
-        "lists beside texts": [[1, 900], "a"],
-        "texts beside token ids": [5, "a"],
-        "1.5 beside token ids": [5, 1.5],
+        "lists and texts": [[1, 900], "a"],
+        "texts and token ids": [5, "a"],
+        "1.5 and token ids": [5, 1.5],
     }
     for what, given in told.items():
         error = served.client.post(path, json={name: given}).json()["error"]
         assert error["param"] == name
         assert error["message"] == (
-            f"{name}: it has {what}; allowed are a text, texts, token ids, or lists of token ids,"
+            f"{name}: it mixes {what}; allowed are a text, texts, token ids, or lists of token ids,"
             " one kind in a request"
         )
 
@@ -139,8 +139,8 @@ def test_a_mix_of_prompts_is_told_as_one(served: Served, path: str, name: str) -
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        (b'{"prompt": "\xff"}', "the body is not UTF-8: the byte at 12 is no part of a character"),
-        (b"[" * 200_000, "the body is JSON that is nested too deep"),
+        (b'{"prompt": "\xff"}', "the body is not UTF-8: byte 12 is not part of a character"),
+        (b"[" * 200_000, "the body's JSON is nested too deeply"),
     ],
 )
 def test_a_body_that_cannot_be_parsed_is_told_why(served: Served, body: bytes, said: str) -> None:

@@ -165,7 +165,7 @@ class Turn:
         ends = [len("".join(texts[: i + 1])) for i in range(len(texts))]
         self.texts = texts
         self.reply: Any = SimpleNamespace(
-            text="", told=0, tokens=[], ends=ends, is_over=False, certain=0,
+            text="", n_sent_chars=0, tokens=[], ends=ends, is_over=False, certain=0,
             token_texts=lambda first, n: texts[first : first + n],
         )  # fmt: skip
         made = ChatPrompt.of(
@@ -183,7 +183,7 @@ class Turn:
             reply.certain, reply.is_over = len(reply.text), number == len(sizes) - 1
             for step in self.turn.steps(first, ids, [ScoredToken(i, 0.0) for i in ids]):
                 (token,) = step.tokens
-                said = step.said
+                said = step.delta
                 made.append((self.texts[token], said.content, said.reasoning, step.is_content))
             first += size
         return made
