@@ -21,7 +21,7 @@ def lm(request, monkeypatch) -> LM:
         from weft.engines import padded_pool
         from weft.engines.torch import TorchEngine
 
-        monkeypatch.setattr(padded_pool, "CROWD_BYTES", 0)
+        monkeypatch.setattr(padded_pool, "LARGE_BATCH_BYTES", 0)
         engine = TorchEngine.load(shallow(), dtype="float32")
     else:
         from weft.engines.numpy import kv

@@ -1,4 +1,4 @@
-"""Branches: decode state that can be forked, one token at a time."""
+"""Branches: decoding state that can be forked, one token at a time."""
 
 from __future__ import annotations
 

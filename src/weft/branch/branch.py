@@ -1,4 +1,4 @@
-"""`Branch`: forkable decode state over the token tree."""
+"""`Branch`: forkable decoding state over the token tree."""
 
 from __future__ import annotations
 
@@ -45,23 +45,28 @@ UNSUPPORTED_PARAMS = {
 
 
 class SamplingControls(State):
-    """A state whose drawing can be changed as it goes."""
+    """Methods that change how a branch draws its next token, and that inspect its distribution."""
 
     # Settings ----------------------------------------------------------------------------------
 
     @property
     def logits(self) -> Floats:
-        """Raw logits at the tip, or those that were set: float32 [V], the caller's own.
+        """A copy of the raw logits at the tip, or of those set by `set_logits`: float32 [V].
 
-        Runs the model if they are gone.
+        Runs the model if the logits were evicted.
         """
         self.lm.see_weights()
         return self.effective_logits().copy()
 
     def set_logits(self, logits: Any) -> None:
-        """Draw from these instead, until the next commit or prefill. float32 [V], copied.
+        """Draw from these logits instead, until the next commit or prefill.
 
-        Figures stay the model's: `logprob`, entropy, surprisal, perplexity. Raises: ConfigError.
+        `logprob`, entropy, surprisal and perplexity remain those of the model.
+
+        Args:
+            logits: float32 [V], copied; no NaN, no +inf, and at least one value above -inf.
+
+        Raises: ConfigError for another shape or other values.
         """
         self.check_open()
         try:
@@ -83,30 +88,34 @@ class SamplingControls(State):
         self.custom_logits, self.drawn = array, None
 
     def steer(self, biases: Mapping[int, float] | Iterable[tuple[int, float]]) -> None:
-        """Add to the logits of these tokens: -inf bans, inf leaves nothing else.
+        """Add biases to the logits of these tokens: -inf bans a token, inf leaves only it.
 
-        Replaces earlier steering. Forks do not have it.
+        Replaces earlier steering. Forks do not inherit it.
         """
         self.check_open()
         self.steering, self.drawn = self.biases(biases), None
 
     def clear_steer(self) -> None:
-        """Steer no longer."""
+        """Remove the steering."""
         self.steer({})
 
     def set_logit_bias(self, biases: Mapping[int, float] | Iterable[tuple[int, float]]) -> None:
-        """As `steer`, but forks have it too. Replaces the earlier ones."""
+        """Add biases to the logits of these tokens, replacing earlier ones. Forks inherit them."""
         self.check_open()
         self.set_params(replace_params(self.params, logit_bias=self.biases(biases)))
 
     def clear_logit_bias(self) -> None:
-        """Have no logit bias."""
+        """Remove the logit bias."""
         self.set_logit_bias({})
 
     def set_sampler_params(
         self, params: SamplingParams | Mapping[str, Any] | None = None, **sampling: Any
     ) -> None:
-        """Draw by other parameters from now on; random stream and penalty counts go on.
+        """Draw with other parameters from now on; the random stream and penalty counts continue.
+
+        Args:
+            params: SamplingParams that replace all, or a mapping of keywords.
+            sampling: keywords of SamplingParams that change single values.
 
         Raises: ConfigError.
         """
@@ -122,7 +131,10 @@ class SamplingControls(State):
             self.set_params(resolved)
 
     def set_grammar(self, grammar: Any = None) -> None:
-        """Allow only what a grammar allows, from its beginning; None or "": anything.
+        """Allow only what a grammar allows, from its beginning; None or "" removes the grammar.
+
+        Args:
+            grammar: GBNF text, or anything that `constraint=` accepts.
 
         Raises: GrammarError, ConfigError.
         """
@@ -131,9 +143,10 @@ class SamplingControls(State):
         self.set_params(replace_params(self.params, constraint=constraint), new_grammar=True)
 
     def set_grammar_lazy(self, grammar: Any, triggers: Sequence[Any]) -> None:
-        """Allow anything until one of `triggers` comes, then what the grammar allows.
+        """Apply a grammar once one of `triggers` occurs; before it, anything is allowed.
 
-        triggers: a str is a word; see `weft.constraints.Lazy` for patterns and tokens.
+        Args:
+            triggers: words (str), or patterns and tokens as in `weft.constraints.Lazy`.
         """
         from ..constraints import Lazy
 
@@ -145,13 +158,13 @@ class SamplingControls(State):
         self.reseed(checked_seed(seed), (0,))
 
     def is_legal(self, token: int) -> bool:
-        """Whether the grammar allows a token next; True without one."""
+        """Return True if the grammar allows a token next, or if there is no grammar."""
         self.check_open()
         matcher = self.sampler.matcher
         return matcher is None or matcher.is_allowed(self.checked_token(token))
 
     def legal(self) -> NDArray[np.bool_]:
-        """Return which tokens the grammar allows next: bool [V]; all True without one.
+        """Return which tokens the grammar allows next: bool [V]; all True without a grammar.
 
         If the grammar forces a text, only the next token of one tokenization is allowed; it
         contains no banned token.
@@ -164,33 +177,33 @@ class SamplingControls(State):
         allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")
         return allowed[: self.lm.info.n_vocab].astype(bool)
 
-    # Figures ----------------------------------------------------------------------------------
+    # Statistics -------------------------------------------------------------------------------
 
     def model_entropy(self, base: Base = "nats") -> float:
-        """Return the entropy of the model's raw distribution at the tip."""
+        """Return the entropy of the model's raw distribution at the tip, in `base`."""
         self.lm.see_weights()
         return convert_nats(entropy(self.model_logits()), base)
 
     def model_surprisal(self, token: int, base: Base = "nats") -> float:
-        """Return -log p of a token at the tip, by the model's raw distribution."""
+        """Return -log p of a token at the tip by the model's raw distribution, in `base`."""
         self.lm.see_weights()
         return convert_nats(surprisal(self.model_logits(), self.checked_token(token)), base)
 
     @property
     def perplexity(self) -> float:
-        """exp of the mean surprisal of accepted tokens, by the model; inf without any."""
+        """exp of the mean surprisal of accepted tokens by the model; inf without any."""
         self.check_open()
         return perplexity(self.last.raw, self.last.n_raw) if self.last else math.inf
 
     @property
     def sampling_perplexity(self) -> float:
-        """The same by what the filters left; tokens that `produce` did not draw are not counted."""
+        """The perplexity under the filtered distributions, over the tokens that `produce` drew."""
         self.check_open()
         return perplexity(self.last.kept, self.last.n_kept) if self.last else math.inf
 
     @property
     def metrics(self) -> Metrics:
-        """Figures of this branch. Cost: O(nodes of the path)."""
+        """Statistics of this branch. Cost: O(nodes of the path)."""
         self.check_open()
         kv_tokens = self.registry.kv_tokens(self)
         return Metrics(
@@ -206,7 +219,7 @@ class SamplingControls(State):
 def merge_params(
     params: SamplingParams | Mapping[str, Any] | None, sampling: dict[str, Any], own: SamplingParams
 ) -> tuple[SamplingParams, dict[str, Any]]:
-    """Return what holds where nothing is said, and what is said: `params` may be either."""
+    """Return the defaults and the explicit parameters of a call; `params` may be either."""
     if params is None or isinstance(params, SamplingParams):
         return params or own, sampling
     if not isinstance(params, Mapping):
@@ -217,7 +230,7 @@ def merge_params(
 
 
 def replace_params(params: SamplingParams, **changed: Any) -> SamplingParams:
-    """Return parameters with some changed; checked."""
+    """Return validated parameters with some values changed."""
     return SamplingParams.resolve(changed, params)
 
 
@@ -225,12 +238,12 @@ def checked_seed(seed: int) -> int:
     """Return the seed. Raises: ConfigError if it is None or not a valid seed."""
     checked = SamplingParams(seed=seed).seed
     if checked is None:
-        raise ConfigError("seed is None; allowed is a whole number from 0 to 2**64 - 1")
+        raise ConfigError("seed is None; allowed is an integer from 0 to 2**64 - 1")
     return checked
 
 
 def constraint_of(grammar: Any) -> Any:
-    """Return the constraint of a grammar: text is GBNF."""
+    """Return the constraint of a grammar; a str is GBNF."""
     if not isinstance(grammar, str):
         return grammar
     from ..constraints import GBNF
@@ -254,27 +267,25 @@ class Branch(
 ):
     """A sequence being decoded: tokens, logits at the tip, and a sampler with all its state.
 
-    A branch is cheap: its tokens are a place in the LM's tree, its KV is shared with every branch
-    that has the same prefix. Any number may live; what does not fit in the KV budget sleeps without
-    KV and is computed again when used.
+    A branch is cheap: its tokens are a place in the LM's tree. Branches with the same prefix share
+    its KV. Any number of branches may be live. If the KV budget is full, the KV of idle branches is
+    evicted and computed again when they are used.
 
     What `fork` copies:
 
-        ============================================  =================================
-        tokens, KV, logits at the tip                 shared
-        sampling parameters, logit bias, grammar      copied, with the grammar's state
-        penalty counts, perplexities                  copied, they go on
-        random stream                                 its own (`seed=` to say which)
-        steering                                      not copied
-        ============================================  =================================
+    - Tokens, KV and the logits at the tip are shared.
+    - Sampling parameters, logit bias and grammar are copied, with the grammar's state.
+    - Penalty counts and perplexities are copied and continue.
+    - The random stream is its own; `seed=` selects it.
+    - Steering is not copied.
 
-    Drawing changes nothing: what `produce` draws is a function of the random stream, the position
-    and the logits, so asked twice it gives the same token. Every method that runs the model has
-    an awaitable form with an `a` before its name. Calls on one branch wait for each other.
+    `produce` changes nothing: it is a function of the random stream, the position and the logits,
+    so two calls return the same token. Every method that runs the model has an awaitable form with
+    an `a` before its name. Concurrent calls on one branch wait for each other.
     """
 
     def __init__(self, lm: LM, place: Any = None, params: Any = None, sampler: Any = None) -> None:
-        """Made by `Branch.create` and `fork`, which check what this takes as it comes."""
+        """Not for users: call `Branch.create` or `fork`, which validate their arguments."""
         if sampler is None:
             raise ConfigError("make a branch with Branch.create(lm), or with fork()")
         super().__init__(lm, place, params, sampler)
@@ -297,11 +308,17 @@ class Branch(
     ) -> Branch:
         """Return an empty branch.
 
-        position: must be 0. params, sampling: sampling parameters. Parameters that are not given
-        come from `lm.chat_defaults`; a SamplingParams object replaces all of these.
-        grammar: GBNF text, or anything that `constraint=` takes. adapter: a LoRA adapter's name,
-        see `LM.add_adapter`; forks have it too. Raises: ConfigError, GrammarError; Unsupported for
-        an engine without steps, such as a server that generates whole runs.
+        Args:
+            position: must be 0.
+            params: SamplingParams that replace all defaults, or a mapping of keywords. Parameters
+                that are not given come from `lm.chat_defaults`.
+            grammar: GBNF text, or anything that `constraint=` accepts.
+            adapter: the name of a LoRA adapter, see `LM.add_adapter`; forks inherit it.
+            sampling: keywords of SamplingParams.
+
+        Raises:
+            ConfigError, GrammarError: an argument is outside what is allowed.
+            Unsupported: the engine generates full runs only, such as a remote server.
         """
         if not hasattr(lm, "scheduler"):
             raise ConfigError(f"a branch is of an LM, not {type(lm).__name__}; see weft.load")
@@ -322,44 +339,52 @@ class Branch(
     # Running ----------------------------------------------------------------------------------
 
     def prefill(self, tokens: Sequence[int]) -> None:
-        """Run tokens; logits of the last one stay at hand. Grammar, penalties, metrics: untouched.
+        """Run tokens without accepting them: grammar, penalties and metrics are unchanged.
 
-        Raises: ContextOverflow, ConfigError before anything ran; then nothing has changed.
+        The logits after the last token become those of the tip.
+
+        Args:
+            tokens: token ids; none does nothing.
+
+        Raises: ContextOverflow or ConfigError before anything runs; then nothing has changed.
         """
         run(PrefillCall(self.lm, [(self, tokens)]))
 
     async def aprefill(self, tokens: Sequence[int]) -> None:
-        """The awaitable form of `prefill`."""
+        """Await `prefill`."""
         await arun(PrefillCall(self.lm, [(self, tokens)]))
 
     def commit(self, token: int) -> None:
         """Accept a token and run it. Atomic: on any failure nothing has changed.
 
-        Raises: ConstraintError if the grammar forbids it, ContextOverflow, KVFull, ForwardError.
+        Raises: ConstraintError if the grammar forbids the token; ContextOverflow; KVFull;
+        ForwardError.
         """
         run(CommitCall(self.lm, [(self, token)]))
 
     async def acommit(self, token: int) -> None:
-        """The awaitable form of `commit`."""
+        """Await `commit`."""
         await arun(CommitCall(self.lm, [(self, token)]))
 
     def produce(self) -> Produced:
-        """Draw the next token; changes nothing, and runs the model only if the logits are gone.
+        """Draw the next token. Changes nothing; runs the model only if the logits were evicted.
 
-        It is drawn from the logits after the last token that was run. Tokens that `accept` went on
-        by count in grammar and penalties; their logits are not there before they are run.
+        The token is drawn from the logits after the last token that ran. Tokens passed to `accept`
+        affect grammar and penalties, but not the logits.
+
+        Raises: DeadEnd if no token is allowed; ConfigError without logits.
         """
         self.check_open()
         self.lm.see_weights()
         drawn = self.drawn
-        if drawn is not None:  # the commit before has drawn it
+        if drawn is not None:  # the step of the last commit has drawn it
             return drawn
         if self.row_for_draw() is not None:
             self.model_logits()
         return draw([self])[0]
 
     async def aproduce(self) -> Produced:
-        """The awaitable form of `produce`."""
+        """Await `produce`."""
         row, rows = self.row_for_draw(), self.lm.scheduler.logits_cache
         await self.lm.asee_weights()
         while row is not None and self.drawn is None and rows.read(row) is None:
@@ -367,10 +392,14 @@ class Branch(
         return draw([self])[0]
 
     def accept(self, token: int) -> None:
-        """Go on by a token that is decoded elsewhere: grammar, penalties, metrics. Runs nothing.
+        """Accept a token that is decoded elsewhere: update grammar, penalties and metrics.
 
-        A commit or prefill of the same token after it does not count it again. Atomic: on a failure
-        nothing has changed. Raises: ConstraintError if the grammar forbids it, ContextOverflow.
+        Runs nothing.
+
+        A later commit or prefill of the same token does not count it again. Atomic: on a failure
+        nothing has changed.
+
+        Raises: ConstraintError if the grammar forbids the token; ContextOverflow.
         """
         self.check_open()
         self.lm.see_weights()
@@ -393,10 +422,18 @@ class Branch(
     def fork(
         self, at: int | None = None, *, seed: int | None = None, clone_logits: bool = True
     ) -> Branch:
-        """Return another branch that goes on from here, or from position `at` of this path.
+        """Return another branch that continues from here, or from position `at` of this path.
 
-        Runs nothing. seed: of its random stream; None: one of its own. clone_logits=False: it has
-        no logits until it prefills or commits. Cost: O(1); with `at`, O(accepted tokens).
+        Runs nothing.
+
+        Args:
+            at: a position from 0 to `position`; None: the tip.
+            seed: the seed of its random stream; None: a stream derived from this branch's.
+            clone_logits: False leaves it without logits until it prefills or commits.
+
+        Raises: ConfigError.
+
+        Cost: O(1); with `at`, O(accepted tokens).
         """
         self.check_open()
         self._check_none_ahead("fork")
@@ -426,8 +463,9 @@ class Branch(
     def rewind(self, n: int, *, seed: int | None = None) -> None:
         """Remove the last n tokens, with their penalties, grammar state and metrics.
 
-        Does not run the model. The random stream depends on the position, so the branch draws the
-        same tokens unless `seed` selects another stream, as `reseed_sampler` does.
+        Runs nothing. The random stream depends on the position, so the branch draws the same tokens
+        again, unless `seed` selects another stream.
+
         Cost: O(accepted tokens).
         """
         self._check_none_ahead("rewind")
@@ -447,9 +485,9 @@ class Branch(
             self.stream = self.lm.text.stream()
 
     def prune(self) -> None:
-        """End this branch; its KV goes when room is needed. A second call does nothing.
+        """End this branch. Its KV can then be evicted. A second call does nothing.
 
-        Raises: HasChildren, naming them.
+        Raises: HasChildren, with their names.
         """
         if self.disposed:
             return
@@ -462,7 +500,7 @@ class Branch(
         self.end("prune")
 
     def prune_subtree(self) -> None:
-        """End this branch and all that were forked from it, the last forked ones first."""
+        """End this branch and all branches forked from it, the most recent forks first."""
         if self.disposed:
             return
         below, stack = [], [self]
@@ -474,7 +512,7 @@ class Branch(
             branch.end(f"prune_subtree of {self!r}")
 
     def end(self, call: str) -> None:
-        """Let go of everything; `call` is named to whoever uses the branch later."""
+        """Release all resources. Later uses of the branch raise an error that names `call`."""
         self.detach()
         self.ended_by = call
         self.row = self.custom_logits = self.last = self.drawn = None
@@ -482,14 +520,14 @@ class Branch(
         self.registry.branches.discard(self)
 
     def detach(self) -> None:
-        """Have no parent any more: what ends that one's subtree leaves this one alone."""
+        """Remove the link to the parent, so that ending the parent's subtree keeps this branch."""
         parent = self._parent
         if parent is not None and parent._forks is not None:
             parent._forks.discard(self)
         self._parent, self._fork_head = None, 0
 
     def become_root(self) -> None:
-        """Stand alone: no parent, no children."""
+        """Remove the links to the parent and the children."""
         self.unused_in = None
         self._parent, self._forks, self._fork_head = None, None, 0
 
@@ -509,13 +547,13 @@ class Branch(
 
     @property
     def fork_head(self) -> int:
-        """The position it was forked at; 0 for a root."""
+        """The position at which it was forked; 0 for a root."""
         self.check_open()
         return self._fork_head
 
     @property
     def parent(self) -> Branch | None:
-        """The branch it was forked from."""
+        """The branch it was forked from; None for a root."""
         self.check_open()
         return self._parent
 
@@ -523,31 +561,35 @@ class Branch(
     def children(self) -> list[Branch]:
         """The live branches forked from this one, oldest first.
 
-        A branch keeps a fork alive until the fork has run a token; then only the caller does.
+        A branch keeps a reference to a fork until the fork has run a token; afterwards only the
+        caller does.
         """
         self.check_open()
         return [] if self._forks is None else cast("list[Branch]", self._forks.live())
 
     @property
     def is_leaf(self) -> bool:
-        """It has no children."""
+        """True if it has no children."""
         return not self.children
 
     @property
     def is_active(self) -> bool:
-        """Its KV is resident. A branch that is not is computed again when used."""
+        """True if its KV is resident. Otherwise it is computed again when used."""
         self.check_open()
         return self.registry.active(self)
 
     @property
     def disposed(self) -> bool:
-        """It has ended."""
+        """True if the branch has ended."""
         return self.ended_by is not None
 
     def save(self, path: str | Path | None = None) -> dict[str, Any]:
-        """Return tokens, sampler and grammar state and metrics as JSON data; write it to a file.
+        """Return tokens, sampler state, grammar state and metrics as JSON data.
 
-        The file is the old one or the new one, whole. Raises: StoreError when it cannot be written.
+        Args:
+            path: also write the data to this file, atomically.
+
+        Raises: StoreError if the file cannot be written.
         """
         from .saved import save
 
@@ -556,10 +598,13 @@ class Branch(
 
     @classmethod
     def load(cls, lm: LM, source: Mapping[str, Any] | str | Path) -> Branch:
-        """Return a branch from what `save` made; its KV and logits are computed when used.
+        """Return a branch from the data or file of `save`. KV and logits are computed when used.
 
-        Raises: FormatError for what is no such file or broken, ModelMismatch, StoreError;
-        ConfigError for an adapter that the LM does not have: add it first.
+        Raises:
+            FormatError: the file is no saved branch, or is broken.
+            ModelMismatch: another model or adapter saved it.
+            StoreError: the file cannot be read.
+            ConfigError: the LM does not have the branch's adapter; add it first.
         """
         from .saved import load
 

@@ -1,4 +1,4 @@
-"""`Rerank`: how well documents answer a query, by the model's own yes or no."""
+"""`Rerank`: score documents for a query by the model's own "yes" or "no"."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUESTION = (
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """A document with its place among those that were given, and its score."""
+    """A document, its index in the input, and its score."""
 
     index: int
     score: float
@@ -36,10 +36,10 @@ class Ranked:
 
 
 class Rerank:
-    """Scores documents for a query: the log-odds of one word over another after a question.
+    """Scores documents for a query by the log-odds of one word over another after a question.
 
-    Nothing is generated. What the prompts have in common, the question's beginning and the query,
-    is run once; the documents are run side by side. A score is unbounded; higher is better.
+    Nothing is generated. The common beginning of the prompts runs once, then the documents run in
+    batches. A score is unbounded; higher is better.
     """
 
     def __init__(
@@ -51,10 +51,15 @@ class Rerank:
         system: str | None = None,
         n_at_once: int = 64,
     ) -> None:
-        """question: with {query} before {document}. system: a system message before it.
+        """Create a reranker.
 
-        words: good and bad, compared at the token where they part. n_at_once: documents run
-        together, whose logits are then on the host. Raises: ConfigError.
+        Args:
+            question: a text with {query} before {document}.
+            words: the positive and the negative answer, compared at their first different token.
+            system: a system message before the question.
+            n_at_once: documents per batch; their logits are on the host at the same time.
+
+        Raises: ConfigError.
         """
         if "{query}" not in question or "{document}" not in question:
             raise ConfigError(f"question is {question!r}; it needs {{query}} and {{document}}")
@@ -71,7 +76,10 @@ class Rerank:
         self._first = [] if system is None else [{"role": "system", "content": system}]
 
     def score(self, query: str, documents: Sequence[str]) -> list[float]:
-        """Return each document's score. Raises: ContextOverflow for one that is too long."""
+        """Return each document's score, in order.
+
+        Raises: ContextOverflow for a document that is too long.
+        """
         scores: list[float] = []
         for items in self._groups(query, documents):
             tickets = self.lm.submit(items)
@@ -80,7 +88,7 @@ class Rerank:
         return scores
 
     async def ascore(self, query: str, documents: Sequence[str]) -> list[float]:
-        """The awaitable form of `score`."""
+        """Await `score`."""
         scores: list[float] = []
         for items in self._groups(query, documents):
             tickets = await self.lm.asubmit(items)
@@ -89,13 +97,13 @@ class Rerank:
         return scores
 
     def rank(self, query: str, documents: Sequence[str], top: int | None = None) -> list[Ranked]:
-        """Return the `top` best documents, all if None; the best first, equal ones in order."""
+        """Return the `top` best documents (None: all), best first; equal ones in input order."""
         return _ranked(documents, self.score(query, documents), top)
 
     async def arank(
         self, query: str, documents: Sequence[str], top: int | None = None
     ) -> list[Ranked]:
-        """The awaitable form of `rank`."""
+        """Await `rank`."""
         return _ranked(documents, await self.ascore(query, documents), top)
 
     def _groups(self, query: str, documents: Sequence[str]) -> Iterator[list[Extend]]:
@@ -122,4 +130,4 @@ class Rerank:
 
 def _ranked(documents: Sequence[str], scores: list[float], top: int | None) -> list[Ranked]:
     ranked = [Ranked(i, score, documents[i]) for i, score in enumerate(scores)]
-    return sorted(ranked, key=lambda each: -each.score)[:top]
+    return sorted(ranked, key=lambda document: -document.score)[:top]

@@ -1,4 +1,4 @@
-"""A branch as JSON data."""
+"""Save and load a branch as JSON data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .branch import Branch
 
 FORMAT, VERSION = "weft-branch", 1
-SUBJECT = "the saved branch"  # in messages
+SUBJECT = "the saved branch"  # in error messages
 
 
 def save(branch: Branch, path: str | Path | None) -> dict[str, Any]:
@@ -69,11 +69,11 @@ def load(kind: type[Branch], lm: LM, source: Mapping[str, Any] | str | Path) -> 
 
 def _loaded(kind: type[Branch], lm: LM, data: object) -> Branch:
     if not isinstance(data, Mapping) or data.get("format") != FORMAT:
-        raise FormatError(f'this is no saved branch: "format" is not "{FORMAT}"')
+        raise FormatError(f'this file is no saved branch: "format" is not "{FORMAT}"')
     version = data.get("version")
     if version != VERSION:
         raise FormatError(f"this is a saved branch of version {repr_short(version)}, not {VERSION}")
-    adapter = data.get("adapter")  # absent in files of earlier versions, as the steering is
+    adapter = data.get("adapter")  # missing in files of earlier versions, like the steering
     if adapter is not None and not isinstance(adapter, str):
         raise FormatError(
             f"adapter of {SUBJECT} is {repr_short(adapter)}; a name or null belongs there"
@@ -83,7 +83,7 @@ def _loaded(kind: type[Branch], lm: LM, data: object) -> Branch:
         raise ModelMismatch(f"the branch was saved with another {which}; load it with that one")
     try:
         return _restored(kind, lm, data)
-    except ContextOverflow:  # nothing is wrong with the file
+    except ContextOverflow:  # the file is valid
         raise
     except (ConfigError, ConstraintError, *atomic_files.PARSE_ERRORS) as error:
         raise FormatError(f"{SUBJECT} is broken: {error}") from error
@@ -91,9 +91,9 @@ def _loaded(kind: type[Branch], lm: LM, data: object) -> Branch:
 
 def _restored(kind: type[Branch], lm: LM, data: Mapping[str, Any]) -> Branch:
     saved = SamplingParams.from_dict(require_field(data, "params", dict, SUBJECT))
-    params = SamplingParams.resolve({}, saved)  # from here on it is drawn by today's rule
+    params = SamplingParams.resolve({}, saved)  # with the current draw rule
     if saved.draw_rule != params.draw_rule:
-        _log.warning("the branch was saved by an earlier version: its seed goes on differently")
+        _log.warning("an earlier version saved the branch: its seed now draws other tokens")
     seed = parse_int(data.get("seed"), f"seed of {SUBJECT}", 0, 2**64)
     lineage = tuple(_int_list(data, "lineage", 2**63))
     tokens = _int_list(data, "tokens", lm.info.n_vocab or lm.text.n_vocab)
@@ -103,13 +103,13 @@ def _restored(kind: type[Branch], lm: LM, data: Mapping[str, Any]) -> Branch:
     lm.check_path(ahead, len(tokens))
     branch = kind(lm, place, params, lm.sampler(params, stream, in_steps=True))
     branch.seed, branch.lineage = seed, lineage
-    for index, each in enumerate(require_field(data, "accepted", list, SUBJECT)):
+    for index, entry in enumerate(require_field(data, "accepted", list, SUBJECT)):
         where = f"accepted token {index} of {SUBJECT}"
-        if not isinstance(each, list | tuple) or len(each) != 4:
-            raise FormatError(f"{where} is {repr_short(each)}; four values belong there")
-        position = parse_int(each[0], f"position of {where}", 0, len(tokens) + len(ahead))
-        token = parse_int(each[1], where, 0, lm.info.n_vocab or lm.text.n_vocab)
-        raw, kept = (None if value is None else parse_number(value, where) for value in each[2:])
+        if not isinstance(entry, list | tuple) or len(entry) != 4:
+            raise FormatError(f"{where} is {repr_short(entry)}; four values belong there")
+        position = parse_int(entry[0], f"position of {where}", 0, len(tokens) + len(ahead))
+        token = parse_int(entry[1], where, 0, lm.info.n_vocab or lm.text.n_vocab)
+        raw, kept = (None if value is None else parse_number(value, where) for value in entry[2:])
         branch.last = Accepted(branch.last, position, token, raw, kept)
     n_accepted = 0 if branch.last is None else branch.last.n
     branch.grammar_from = parse_int(

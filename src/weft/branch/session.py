@@ -16,21 +16,22 @@ Message = Mapping[str, Any]
 
 
 class _SessionTurn(NamedTuple):
-    """messages: all before the answer that begins at `start`. before: the turn before it."""
+    """One turn of a chat: where its answer begins, and the messages before it."""
 
     previous: _SessionTurn | None
-    start: int
-    messages: tuple[Message, ...]
+    start: int  # position of the answer's first token
+    messages: tuple[Message, ...]  # all before the answer
 
 
 class Session:
-    """A chat whose words so far are one branch, the trunk.
+    """A chat whose tokens are one branch, the trunk.
 
-    Each call runs only what its turn adds, the template's marks included. The answer is yours to
-    draw: from `trunk`, or from forks of it, the best of which is promoted.
+    Each call runs only the tokens that its turn adds, with the template's control tokens. The
+    caller draws the answer from `trunk`, or from forks of it, and promotes the best fork.
 
         session = Session(lm, system="Be brief.", seed=1)
-        session.prefill_user("Tell me a story about a fox.")
+        session.prefill_user("Describe a fox.")
+
         text = "".join(piece.text for piece in session.trunk)
         session.prefill_user("And then?")
     """
@@ -44,9 +45,14 @@ class Session:
         template_kwargs: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        """system: what the chat begins with. tools, template_kwargs: as `LM.format_chat` takes.
+        """Start a chat.
 
-        options: of the trunk, as `Branch.create` takes them. Raises: ConfigError.
+        Args:
+            system: a system message.
+            tools, template_kwargs: as for `LM.format_chat`.
+            options: of the trunk, as for `Branch.create`.
+
+        Raises: ConfigError, also for a model without a chat template.
         """
         self.lm = lm
         self.tools = None if tools is None else list(tools)
@@ -60,58 +66,60 @@ class Session:
 
     @property
     def trunk(self) -> Branch:
-        """The branch that the next turn goes on from."""
+        """The branch that the next turn continues."""
         return self._trunk
 
     @property
     def messages(self) -> list[Message]:
-        """The chat so far, the trunk's answer as far as it has come."""
+        """The chat so far, with the trunk's unfinished answer."""
         turn = self._turn_of(self._trunk)
         return list(self._first) if turn is None else self._with_answer(turn)
 
     # Turns ------------------------------------------------------------------------------------
 
     def prefill_user(self, content: str) -> None:
-        """Run what the user says now, up to where the answer begins.
+        """Run a user message, up to where the answer begins.
 
-        Raises: ConfigError when the template refuses the messages; ContextOverflow.
+        Raises: ConfigError if the template rejects the messages; ContextOverflow.
         """
         self._run({"role": "user", "content": content})
 
     async def aprefill_user(self, content: str) -> None:
-        """The awaitable form of `prefill_user`."""
+        """Await `prefill_user`."""
         await self._arun({"role": "user", "content": content})
 
     def prefill_tool_result(self, content: str, call_id: str | None = None) -> None:
-        """Run what a tool that the answer called gave back."""
+        """Run the result of a tool that the answer called."""
         self._run(_tool_result(content, call_id))
 
     async def aprefill_tool_result(self, content: str, call_id: str | None = None) -> None:
-        """The awaitable form of `prefill_tool_result`."""
+        """Await `prefill_tool_result`."""
         await self._arun(_tool_result(content, call_id))
 
     def prefill_assistant(self, content: str) -> None:
-        """Run words as the answer's own; nobody drew them."""
+        """Run a text as part of the answer, instead of drawing it."""
         self._trunk.prefill(self._encode_text(content))
 
     async def aprefill_assistant(self, content: str) -> None:
-        """The awaitable form of `prefill_assistant`."""
+        """Await `prefill_assistant`."""
         await self._trunk.aprefill(self._encode_text(content))
 
     def commit_turn(self, query: str, response: str) -> None:
-        """Run a question and its whole answer, both from elsewhere."""
+        """Run a question and its full answer, both given by the caller."""
         self._run({"role": "user", "content": query}, response)
 
     async def acommit_turn(self, query: str, response: str) -> None:
-        """The awaitable form of `commit_turn`."""
+        """Await `commit_turn`."""
         await self._arun({"role": "user", "content": query}, response)
 
     # The trunk --------------------------------------------------------------------------------
 
     def swap(self, branch: Branch) -> Branch:
-        """Go on from another branch, a fork of the trunk say; return the one before, which lives.
+        """Continue from another branch, such as a fork of the trunk.
 
-        Raises: StaleHandle, ConfigError for a branch of another LM.
+        Returns: the previous trunk, still live.
+
+        Raises: StaleHandle; ConfigError for a branch of another LM.
         """
         branch.check_open()
         if branch.lm is not self.lm:
@@ -123,7 +131,7 @@ class Session:
         return previous
 
     def promote(self, branch: Branch) -> None:
-        """Go on from a branch alone: the old trunk and all its other forks end."""
+        """Continue from a branch and end the previous trunk and all its other forks."""
         previous = self.swap(branch)
         if previous is not branch and not previous.disposed:
             branch.detach()
@@ -153,7 +161,7 @@ class Session:
         self._turns[trunk] = turn
 
     def _next(self, message: Message) -> tuple[list[int], _SessionTurn]:
-        """Return the tokens that a message adds to the trunk, and the turn that begins with it."""
+        """Return the tokens that a message adds to the trunk, and the turn that it starts."""
         trunk = self._trunk
         turn = self._turn_of(trunk)
         if turn is None and not trunk.position:
@@ -168,7 +176,7 @@ class Session:
         return ids, _SessionTurn(turn, trunk.position + len(ids), tuple(messages))
 
     def _turn_of(self, branch: Branch) -> _SessionTurn | None:
-        """Return the turn that a branch is in: its own, or the one that it was forked in."""
+        """Return the turn of a branch: its own, or the one in which it was forked."""
         at, limit = branch, branch.position
         while (turn := self._turns.get(at)) is None and at.parent is not None:
             limit = min(limit, at.fork_head)

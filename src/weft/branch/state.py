@@ -1,4 +1,4 @@
-"""The state of one branch: where it is, how it draws, what it has accepted; all that live."""
+"""The state of one branch: position, sampler and accepted tokens; the registry of live branches."""
 
 from __future__ import annotations
 
@@ -35,12 +35,7 @@ Floats = NDArray[np.float32]
 
 
 class State:
-    """What commits and draws work on. Users hold a `Branch`, which is one.
-
-    place: the tip. sampler: with its random stream, counted tokens and matcher. row: the model's
-    logits at the tip, None before any. instead: what is drawn from where others were set; figures
-    stay the model's. last: the last accepted token. drawn: of `produce`, at this tip.
-    """
+    """The state that commits and draws change. Users hold a `Branch`, its subclass."""
 
     def __init__(self, lm: LM, place: Place, params: SamplingParams, sampler: Sampler) -> None:
         self.lm = lm
@@ -50,15 +45,15 @@ class State:
         self._place = place
         self._depth = place.depth
         self.params = params
-        self.sampler = sampler
-        self.row: LogitsRow | None = None
-        self.custom_logits: Floats | None = None
-        self.last: Accepted | None = None
+        self.sampler = sampler  # with its random stream, counted tokens and matcher
+        self.row: LogitsRow | None = None  # the model's logits at the tip; None before any token
+        self.custom_logits: Floats | None = None  # set by the caller; draws use them
+        self.last: Accepted | None = None  # the last accepted token
         self._rows = lm.scheduler.logits_cache
         self._drawn: Produced | None = None
         self._drawn_when = 0
         self.steering: dict[int, float] = {}
-        self.grammar_from = 0  # tokens accepted before the grammar began
+        self.grammar_from = 0  # tokens accepted before the grammar was set
         self.stream = lm.text.stream()
         self.claimed_by: Future[Any] | None = None
         self.ended_by: str | None = None
@@ -69,18 +64,18 @@ class State:
 
     @property
     def position(self) -> int:
-        """Tokens of the path: the position that the next token will have."""
+        """The number of tokens of the path: the position of the next token."""
         self.check_open()
         return self._depth
 
     @property
     def adapter(self) -> str | None:
-        """The name of the LoRA adapter that it runs with; None: the model alone."""
+        """The name of the LoRA adapter that the branch runs with; None: the base model."""
         return Adapters.name_of(self._place.namespace)
 
     @property
     def drawn(self) -> Produced | None:
-        """What was drawn at this tip; None once the rows were cleared that it came from."""
+        """The token drawn at this tip; None after its logits were cleared."""
         return self._drawn if self._drawn_when == self._rows.n_clears else None
 
     @drawn.setter
@@ -89,14 +84,14 @@ class State:
 
     @property
     def place(self) -> Place:
-        """The tip in the tree; what was committed since the last time goes there at the next step.
+        """The tip in the tree. Reading it moves committed tokens into the tree at the next step.
 
-        That costs a commit its speed: `base`, `ids` and `position` do without.
+        The next commit is then slower. `base`, `ids` and `position` avoid that.
         """
         sequence, self.sequence = self.sequence, None
         if sequence is not None:
             place = self.lm.scheduler.sequences.release(sequence)
-            # A commit that was interrupted may have run its token all the same.
+            # An interrupted commit may have run its token nevertheless.
             self._place = place if place.depth == self._depth else place.at(self._depth)
         return self._place
 
@@ -109,11 +104,11 @@ class State:
 
     @property
     def base(self) -> Place:
-        """The tip, or the place after which its line has the rest."""
+        """The tip, or the place where the branch's open sequence begins."""
         return self._place if self.sequence is None else self.sequence.base
 
     def tip(self) -> Place:
-        """Return the tip as a place to look at: commits go on as fast as before."""
+        """Return the tip as a read-only place, without slowing down the next commit."""
         sequence = self.sequence
         if sequence is None:
             return self._place
@@ -129,18 +124,18 @@ class State:
             return sequence.end().ids()[: self._depth]
 
     def open_sequence(self) -> TokenSequence:
-        """Return the line that commits go on with."""
+        """Return the sequence that commits extend; open one at the tip if there is none."""
         if self.sequence is None:
             self.sequence = self.lm.scheduler.sequences.create(self, self._place)
         return self.sequence
 
     def advance(self, sequence: TokenSequence, token: int) -> None:
-        """A commit has run a token after the tip, on a line of this branch."""
+        """Move the tip by one token that a commit has run on a sequence of this branch."""
         if self.unused_in is not None:
             self.unused_in.set_used(self)
         if self.sequence is sequence:
             self._depth += 1
-        else:  # forked while the commit was on its way
+        else:  # forked while the commit ran
             self.place = self.lm.place((token,), after=self._place)
 
     def check_open(self) -> None:
@@ -149,7 +144,7 @@ class State:
             raise StaleHandle(f"{self!r} was ended by {self.ended_by}; fork or create another")
 
     def checked_token(self, token: int) -> int:
-        """Return a token id of the vocabulary, or refuse it."""
+        """Return a token id as int. Raises: ConfigError for an id outside the vocabulary."""
         n_vocab = self.lm.info.n_vocab or self.lm.text.n_vocab
         if type(token) is int and 0 <= token < n_vocab:
             return token
@@ -163,34 +158,40 @@ class State:
     # Accepting --------------------------------------------------------------------------------
 
     def produced(self, token: int, logprob: float, kept: float) -> Produced:
-        """Return what was drawn, as users see it."""
+        """Return a drawn token as users get it."""
         is_stop = token in self.lm.text.stop_ids
         return Produced(token, self.stream.peek(token), is_stop, logprob, kept)
 
     def accept_without_run(self, token: int) -> None:
-        """Go on by a token without running it."""
+        """Accept a token without running it."""
         at = self.position + len(self.ahead)
         if at >= self.lm.n_ctx:
-            self.lm.check_path((token,), at)  # which says what is wrong
-        known = None if self.ahead else self.surprisals(token)
-        if known is None and self.position and not self.ahead:
-            known = (surprisal(self.model_logits(), token), None)
+            self.lm.check_path((token,), at)  # raises ContextOverflow
+        surprisals = None if self.ahead else self.surprisals(token)
+        if surprisals is None and self.position and not self.ahead:
+            surprisals = (surprisal(self.model_logits(), token), None)
         sampler = self.sampler.clone() if self.sampler.needs_host else self.sampler
         sampler.accept(token)
-        last = Accepted(self.last, at, token, *(known or (None, None)))
+        last = Accepted(self.last, at, token, *(surprisals or (None, None)))
         with deferred_interrupt():
             self.sampler, self.drawn, self.last = sampler, None, last
             self.ahead.append(token)
 
     def is_accepted_ahead(self, token: int) -> bool:
-        """Whether `accept` was called for this token already. Raises: ConfigError for another."""
+        """Return True if `accept` has accepted this token already.
+
+        Raises: ConfigError for another token.
+        """
         if not self.ahead:
             return False
         self.check_ahead([token])
         return True
 
     def check_ahead(self, ids: Sequence[int]) -> int:
-        """Return how many of these were accepted ahead; refuse what contradicts that."""
+        """Return how many of these tokens `accept` has accepted.
+
+        Raises: ConfigError if they differ.
+        """
         n = min(len(ids), len(self.ahead))
         if list(ids[:n]) != self.ahead[:n]:
             raise ConfigError(
@@ -200,29 +201,36 @@ class State:
         return n
 
     def lacks_surprisal(self, number: int = 0) -> bool:
-        """Whether a token accepted ahead, the first or a later one, still has no surprisal.
+        """Return True if a token accepted ahead has no surprisal yet.
 
-        The row that it is scored by comes with the tokens before it.
+        number: its index among the tokens accepted ahead. Its logits exist after the tokens before
+        it ran.
         """
         behind = len(self.ahead) - number - 1
         record = next(islice(accepted_chain(self.last), behind, None))
         return record.own()[0] is None
 
-    def commit_accepted(self, found: Sequence[float | None]) -> None:
-        """As many tokens were run: they are no longer ahead. found: surprisals, where missing."""
-        n, found = len(self.ahead), list(found)
-        if any(value is not None for value in found):
+    def commit_accepted(self, surprisals: Sequence[float | None]) -> None:
+        """Remove tokens from `ahead` after they ran, and add the surprisals that were unknown.
+
+        surprisals: one per token in nats; None where it is known already.
+        """
+        n, values = len(self.ahead), list(surprisals)
+        if any(value is not None for value in values):
             records = list(islice(accepted_chain(self.last), n))[::-1]
             last = records[0].previous
-            for record, value in zip_longest(records, found):
+            for record, value in zip_longest(records, values):
                 raw, kept = record.own()
                 own = (value if raw is None else raw, kept)
                 last = Accepted(last, record.position, record.token, *own)
             self.last = last
-        del self.ahead[: len(found)]
+        del self.ahead[: len(values)]
 
     def surprisals(self, token: int) -> tuple[float | None, float | None] | None:
-        """Return the token's raw and kept surprisal in nats, as far as known; None: not at all."""
+        """Return the token's raw and filtered surprisal in nats.
+
+        Each is None if unknown; the pair is None if both are.
+        """
         drawn = self.drawn
         if drawn is not None and drawn.token == token:
             return None if self.row is None else -drawn.logprob, -drawn.kept_logprob
@@ -234,7 +242,7 @@ class State:
     # Logits -----------------------------------------------------------------------------------
 
     def set_tip(self, place: Place, row: LogitsRow | None) -> None:
-        """The tip is another now; row: its logits, None if they are to be read when wanted."""
+        """Move the branch to another tip. row: its logits; None to read them when needed."""
         if self.unused_in is not None:
             self.unused_in.set_used(self)
         self.place = place
@@ -242,12 +250,12 @@ class State:
         self.row = (row or LogitsRow()) if place.depth else None
 
     def effective_logits(self) -> Floats:
-        """Return the logits that draws are from: those that were set, or the model's; read only."""
+        """Return the logits that draws use: custom ones or the model's; read-only."""
         self.check_open()
         return self.model_logits() if self.custom_logits is None else self.custom_logits
 
     def model_logits(self) -> Floats:
-        """Return the model's logits at the tip, shared: read only. Runs it if they are gone."""
+        """Return the model's logits at the tip, read-only. Runs the model if they were evicted."""
         from .calls import ReadCall, run
 
         row = self.require_row()
@@ -258,36 +266,36 @@ class State:
         return logits
 
     def require_row(self) -> LogitsRow:
-        """Return the row at the tip, or say that there is none."""
+        """Return the logits row of the tip. Raises: ConfigError if there is none."""
         self.check_open()
         if self.row is None:
             raise ConfigError(f"{self!r} has no logits yet; prefill or commit a token first")
         return self.row
 
     def row_for_draw(self) -> LogitsRow | None:
-        """Return the row that a draw needs for its figures; None where all there is was set."""
+        """Return the row that a draw reads; None if the branch has custom logits only."""
         self.check_open()
         return None if self.row is None and self.custom_logits is not None else self.require_row()
 
     def model_logprob(self, token: int, logprob: float) -> float:
-        """Return a drawn token's log-probability. logprob: by what it was drawn from."""
+        """Return a drawn token's logprob by the model. logprob: by the logits it was drawn from."""
         if self.custom_logits is None or self.row is None:
             return logprob
         return -surprisal(self.model_logits(), token)
 
     def steered_sampler(self) -> Sampler:
-        """Return what draws the next token: the sampler, with the steering."""
+        """Return the sampler with the steering applied."""
         return self.sampler.steered(self.steering) if self.steering else self.sampler
 
     def biases(self, given: Mapping[int, float] | Iterable[tuple[int, float]]) -> dict[int, float]:
-        """Return token biases, checked as `logit_bias` is."""
+        """Return validated token biases."""
         biases = SamplingParams(logit_bias=given).logit_bias
         return {self.checked_token(token): bias for token, bias in biases}
 
     # Sampler ----------------------------------------------------------------------------------
 
     def set_params(self, params: SamplingParams, *, new_grammar: bool = False) -> None:
-        """Draw by other parameters from now on; stream, counted tokens and grammar stay."""
+        """Draw with other parameters; keep the random stream, counted tokens and grammar."""
         fresh = self.lm.sampler(params, self.sampler.stream, in_steps=True)
         fresh.count(accepted_tokens(self.last) if fresh.history is not None else ())
         if new_grammar:
@@ -297,7 +305,7 @@ class State:
         self.params, self.sampler, self.drawn = params, fresh, None
 
     def sampler_at(self, last: Accepted | None, stream: int) -> Sampler:
-        """Return a sampler as it was after `last`. Cost: O(accepted tokens)."""
+        """Return a sampler in its state after `last`. Cost: O(accepted tokens)."""
         sampler = self.lm.sampler(self.params, stream)
         if sampler.needs_host:
             tokens = accepted_tokens(last)
@@ -325,13 +333,7 @@ LN2 = math.log(2)
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """A token that a branch drew and has not committed.
-
-    text: what committing it adds; an unfinished character waits for the next token.
-    is_stop: it ends the text; do not commit it.
-    logprob: the model's own, raw, full vocabulary, whatever bent the draw; of logits that were set
-    on a branch where the model has none. kept_logprob: among what the filters left. Nats.
-    """
+    """A token that a branch drew and has not committed."""
 
     token: int
     text: str
@@ -345,12 +347,7 @@ class Produced:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """Figures of a branch.
-
-    position: tokens of the path. n_accepted: those accepted, on this branch and before its forks.
-    perplexity, sampling_perplexity: over accepted tokens, of the model and of what the filters
-    left; inf without any. kv_tokens: tokens of the path whose KV is resident; kv_bytes: its size.
-    """
+    """Statistics of a branch."""
 
     position: int
     n_accepted: int
@@ -361,9 +358,9 @@ class Metrics:
 
 
 class Accepted:
-    """An accepted token and the sums up to it; a chain that forks share and rewinds walk back.
+    """An accepted token with running sums, linked to the one before it; forks share the chain.
 
-    position: index of the token in the path. Surprisals in nats, None where unknown.
+    position: index of the token in the path. Surprisals are in nats; None where unknown.
     """
 
     __slots__ = ("kept", "n", "n_kept", "n_raw", "position", "previous", "raw", "token")
@@ -394,7 +391,7 @@ class Accepted:
         self.n_kept: int = n_kept
 
     def own(self) -> tuple[float | None, float | None]:
-        """Return the surprisals of this token alone, None where unknown."""
+        """Return the raw and filtered surprisal of this token; None where unknown."""
         previous = self.previous
         raw, n_raw = (previous.raw, previous.n_raw) if previous is not None else (0.0, 0)
         kept, n_kept = (previous.kept, previous.n_kept) if previous is not None else (0.0, 0)
@@ -422,22 +419,22 @@ def perplexity(total: float, n: int) -> float:
 
 
 def convert_nats(nats: float, base: str) -> float:
-    """Return nats in the base asked for. Raises: ValueError for another base."""
+    """Return nats in "nats" or "bits". Raises: ValueError for another base."""
     if base not in ("nats", "bits"):
         raise ValueError(f'base is {base!r}; allowed are "nats" and "bits"')
     return nats / LN2 if base == "bits" else nats
 
 
 def draw(branches: Sequence[State]) -> list[Produced]:
-    """Draw for each branch from its logits, which must be there; all at once, and remembered.
+    """Draw a token for each branch from its logits, in one batch, and cache it.
 
-    Raises: DeadEnd where nothing may come next; the others have drawn then.
+    Raises: DeadEnd if some branches have no allowed token; the other branches have drawn then.
     """
-    # Looked at once: another thread may clear the cache at any time, and what was drawn with it.
-    known = [branch.drawn for branch in branches]
-    missing = [branch for branch, drawn in zip(branches, known, strict=True) if drawn is None]
+    # Read once: another thread may clear the cached tokens at any time.
+    cached = [branch.drawn for branch in branches]
+    missing = [branch for branch, drawn in zip(branches, cached, strict=True) if drawn is None]
     fresh = iter(_draw(missing) if missing else ())
-    return [next(fresh) if drawn is None else drawn for drawn in known]
+    return [next(fresh) if drawn is None else drawn for drawn in cached]
 
 
 def _draw(branches: Sequence[State]) -> list[Produced]:
@@ -455,7 +452,7 @@ def _draw(branches: Sequence[State]) -> list[Produced]:
         else:
             branch.drawn = branch.produced(token, branch.model_logprob(token, logprob), kept)
             produced_tokens.append(branch.drawn)
-    if dead:  # the others have drawn: asked again, they give the same
+    if dead:  # the other branches have cached their token
         raise _draw_error(*dead[0], [branch for branch, _ in dead])
     return produced_tokens
 
@@ -476,12 +473,7 @@ def _draw_error(branch: State, token: int, dead: Sequence[State]) -> WeftError:
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """How full an LM is.
-
-    capacity: slots of the KV budget, None without one. resident: slots that hold tokens.
-    pinned: slots that nothing can evict now. n_branches: live ones; n_active: those whose KV is
-    resident.
-    """
+    """How full an LM is."""
 
     capacity: int | None
     resident: int
@@ -491,15 +483,15 @@ class Pressure:
 
     @property
     def remaining(self) -> int | None:
-        """Slots that new tokens can have, what is evicted for them included."""
+        """Slots for new tokens, including those that eviction can free; None without a budget."""
         return None if self.capacity is None else self.capacity - self.pinned
 
 
 class Forks:
     """The live forks of one branch, by number.
 
-    This object keeps forks alive that have not run a token, as lloyal.node does, so that a loop
-    over `store.available` ends. Later a fork lives as long as the caller has a reference.
+    It keeps a strong reference to forks that have not run a token, as lloyal.node does, so that a
+    loop over `store.available` ends. Afterwards a fork lives as long as the caller references it.
     """
 
     __slots__ = ("_unused", "_used")
@@ -509,7 +501,6 @@ class Forks:
         self._used: WeakValueDictionary[int, State] | None = None
 
     def add(self, fork: State) -> None:
-        """Keep a new fork."""
         self._unused[fork.number] = fork
         fork.unused_in = self
 
@@ -522,7 +513,6 @@ class Forks:
             self._used[fork.number] = fork
 
     def discard(self, fork: State) -> None:
-        """Remove a fork."""
         fork.unused_in = None
         self._unused.pop(fork.number, None)
         if self._used is not None:
@@ -535,7 +525,7 @@ class Forks:
 
 
 class BranchRegistry:
-    """Per LM: its live branches."""
+    """The live branches of one LM."""
 
     def __init__(self, lm: LM) -> None:
         self._lm = weakref.ref(lm)
@@ -545,16 +535,16 @@ class BranchRegistry:
 
     @classmethod
     def for_lm(cls, lm: LM) -> BranchRegistry:
-        """Return an LM's, made when first asked for."""
-        found: BranchRegistry | None = lm.face_state.get(cls)
-        return lm.face_state.setdefault(cls, cls(lm)) if found is None else found
+        """Return the registry of an LM; create it at the first call."""
+        registry: BranchRegistry | None = lm.face_state.get(cls)
+        return lm.face_state.setdefault(cls, cls(lm)) if registry is None else registry
 
     def active(self, branch: State) -> bool:
-        """Whether a branch's KV is resident. Cost: as of `Lines.held`."""
+        """Return True if a branch's KV is resident."""
         return 0 < branch.position == self.kv_tokens(branch)
 
     def kv_tokens(self, branch: State) -> int:
-        """Return how many tokens of a branch's path have KV. Cost: as of `Lines.held`."""
+        """Return how many tokens of a branch's path have resident KV."""
         lm = self.lm()
         with lm.scheduler.lock:
             sequence = branch.sequence
@@ -563,7 +553,7 @@ class BranchRegistry:
             return lm.scheduler.sequences.n_cached(branch.tip())
 
     def available(self) -> int:
-        """Return how many more branches `n_seq_max` allows; 0 if as many or more are live."""
+        """Return how many more branches `n_seq_max` allows; 0 if none."""
         return max(0, self.lm().n_seq_max - len(self.branches))
 
     def pressure(self) -> Pressure:
@@ -581,7 +571,7 @@ class BranchRegistry:
         )
 
     def lm(self) -> LM:
-        """Return the LM; its branches hold it."""
+        """Return the LM, which its branches keep alive."""
         lm = self._lm()
         assert lm is not None
         return lm

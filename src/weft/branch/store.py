@@ -1,4 +1,4 @@
-"""`BranchStore`: the same calls for many branches, in one forward."""
+"""`BranchStore`: calls on many branches, in one forward."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 class BranchStore(Listed):
     """All branches of one LM, and calls that run many of them together.
 
-    It holds nothing itself: any number of stores over one LM are the same.
+    A store has no state of its own: any number of stores over one LM are equivalent.
     """
 
     def __init__(self, lm: LM) -> None:
-        """Take calls for many branches of this LM at once."""
+        """Create a store over an LM."""
         if not hasattr(lm, "scheduler"):
             raise ConfigError(
                 f"BranchStore takes an LM, not {type(lm).__name__}; load one with weft.load"
@@ -35,32 +35,43 @@ class BranchStore(Listed):
         self._registry = BranchRegistry.for_lm(lm)
 
     def commit(self, pairs: Sequence[tuple[Branch, int]]) -> None:
-        """Accept a token and run it, on each branch: one forward for all, whatever their depth.
+        """Accept a token and run it on each branch, in one forward for all of them.
 
-        More branches than n_batch take more passes. Atomic: on any failure no branch, sampler,
-        grammar, figure or position has changed, and the same call may be made again. Raises, before
-        anything ran: StaleHandle, ConfigError (a branch twice, or of another LM), ConstraintError,
-        ContextOverflow; then KVFull or ForwardError.
+        Branches may differ in depth. More branches than `n_batch` take more forwards. Atomic: on
+        any failure no branch has changed, and the same call can be repeated.
+
+        Args:
+            pairs: (branch, token id) pairs; each branch once.
+
+        Raises:
+            StaleHandle, ConfigError, ConstraintError, ContextOverflow: before anything ran.
+            KVFull, ForwardError: the step failed.
         """
         run(CommitCall(self.lm, pairs))
 
     async def acommit(self, pairs: Sequence[tuple[Branch, int]]) -> None:
-        """The awaitable form of `commit`."""
+        """Await `commit`."""
         await arun(CommitCall(self.lm, pairs))
 
     def prefill(self, pairs: Sequence[tuple[Branch, Sequence[int]]]) -> None:
-        """Run tokens on each branch, in ceil(total / n_batch) forwards; atomic as `commit` is.
+        """Run tokens on each branch, in ceil(total / n_batch) forwards; atomic, as `commit` is.
 
-        Grammar, penalties and metrics do not see them.
+        Grammar, penalties and metrics ignore these tokens.
+
+        Args:
+            pairs: (branch, token ids) pairs; each branch once.
         """
         run(PrefillCall(self.lm, pairs))
 
     async def aprefill(self, pairs: Sequence[tuple[Branch, Sequence[int]]]) -> None:
-        """The awaitable form of `prefill`."""
+        """Await `prefill`."""
         await arun(PrefillCall(self.lm, pairs))
 
     def produce(self, branches: Sequence[Branch]) -> list[Produced]:
-        """Draw the next token of each branch, all at once; changes nothing."""
+        """Draw the next token of each branch in one batch. Changes nothing.
+
+        Raises: DeadEnd, with the branches that have no allowed token.
+        """
         self.lm.see_weights()
         missing = self._without_rows(branches)
         if missing:
@@ -68,7 +79,7 @@ class BranchStore(Listed):
         return draw(branches)
 
     async def aproduce(self, branches: Sequence[Branch]) -> list[Produced]:
-        """The awaitable form of `produce`."""
+        """Await `produce`."""
         await self.lm.asee_weights()
         missing = self._without_rows(branches)
         if missing:
@@ -82,7 +93,7 @@ class BranchStore(Listed):
         return [branch for branch, row in rows if row is not None and read(row) is None]
 
     def retain_only(self, branch: Branch) -> None:
-        """End all other branches of the LM; this one stands alone and goes on."""
+        """End all other branches of the LM; this one becomes a root."""
         check_pairs(self.lm, [(branch, None)], "retain_only")
         for other in list(self._registry.branches):
             if other is not branch:
@@ -92,26 +103,29 @@ class BranchStore(Listed):
     def merge_logits(self, branch: Branch, experts: Sequence[Branch], alpha: float) -> None:
         """Add alpha times the logits of each expert to a branch's own, until its next commit.
 
-        Contrastive decoding: experts (branch, -1), say. The experts stay as they are, and figures
-        the model's, as of `Branch.set_logits`. Raises: ConfigError.
+        For contrastive decoding, for example: experts (branch, -1). The experts do not change, and
+        the branch's metrics remain those of the model, as with `Branch.set_logits`.
+
+        Raises: ConfigError.
         """
-        pairs = [(each, None) for each in (branch, *experts)]
+        pairs = [(member, None) for member in (branch, *experts)]
         check_pairs(self.lm, pairs, "merge_logits")
         weight = check_number("alpha", alpha)
         if experts:
-            total = np.sum([each.effective_logits() for each in experts], axis=0, dtype=np.float64)
+            logits = [expert.effective_logits() for expert in experts]
+            total = np.sum(logits, axis=0, dtype=np.float64)
             branch.set_logits(branch.effective_logits() + weight * total)
 
     @property
     def branches(self) -> list[Branch]:
-        """The live branches, in the order they were made."""
+        """The live branches, in the order of their creation."""
         return sorted(self._registry.branches, key=lambda branch: branch.number)
 
     @property
     def available(self) -> int:
         """How many more branches may be live: `n_seq_max` (65,536 by default) minus live branches.
 
-        Branches whose KV is not resident count too. Forks beyond it still work; then this is 0.
+        Branches without resident KV count too. At 0, forks still work.
         """
         return self._registry.available()
 
