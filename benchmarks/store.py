@@ -23,8 +23,8 @@ from common import median, report
 from weft._core.sampling.params import SamplingParams
 from weft.loom import Heddle, Loom
 from weft.loom.node import child_list, growing_lists, new_child, set_text, set_tokens
-from weft.service.store.kept import KeptLoom
 from weft.service.store.library import Library
+from weft.service.store.stored_loom import StoredLoom
 
 N_TOKENS = 20
 WANTED_MS = {"open": 2000.0, "page": 50.0, "subtree": 50.0, "find": 200.0, "remove": 200.0}
@@ -74,7 +74,7 @@ def measured(url: str, n_nodes: int, repeat: int) -> dict[str, float]:
         time_it("create", lambda: library.create(loom))
         name = library.looms(limit=1)[0].name
         for turn in range(repeat):
-            kept: list[KeptLoom] = []
+            kept: list[StoredLoom] = []
             time_it("open", lambda kept=kept: kept.append(library.open(name)))
             one_turn(library, kept[0], turn, time_it)
     return {each: median(values) for each, values in took.items()}
@@ -82,7 +82,7 @@ def measured(url: str, n_nodes: int, repeat: int) -> dict[str, float]:
 
 def one_turn(
     library: Library,
-    kept: KeptLoom,
+    kept: StoredLoom,
     turn: int,
     time_it: Callable[[str, Callable[[], object]], None],
 ) -> None:

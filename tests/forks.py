@@ -37,7 +37,7 @@ try:
     import sqlalchemy.dialects.postgresql.psycopg, psycopg
 except ImportError:
     pass
-import weft._core.tokens.sandbox, weft.service.store.file, weft.service.store.wire
+import weft._core.tokens.sandbox, weft.service.store.file, weft.service.store.json_output
 import weft.viz.html, weft.viz.notebook
 from weft.search import *
 import warm

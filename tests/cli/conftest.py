@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 import forks
 import warm
 from weft import Loom
-from weft.service.store import KeptLoom, Library
+from weft.service.store import Library, StoredLoom
 
 SOURCE = Path(__file__).parents[2] / "src"
 Weft = Callable[..., Result]
@@ -88,7 +88,7 @@ def names() -> list[str]:
         return [row.name for row in found.looms()]
 
 
-def held(name: str) -> KeptLoom:
+def held(name: str) -> StoredLoom:
     """A loom, to be read."""
     with library() as found:
         return found.open(name)

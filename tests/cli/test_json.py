@@ -11,7 +11,7 @@ import pytest
 from cli.conftest import loom_of
 from weft import Loom, samples
 from weft._core.atomic_files import json_number
-from weft.service.store import wire
+from weft.service.store import json_output
 
 FEW = ("-n", "2", "--max-tokens", "6", "--seed", "1", "--temp", "1.2")
 BRANCH = "branch node id text token_ids logprobs entropies mean_logprob finish_reason stop_string"
@@ -124,5 +124,5 @@ def test_a_score_that_json_has_no_number_for_is_told_by_name() -> None:
     node = loom.add("none of these")
     for score, name in ((-math.inf, "-inf"), (math.inf, "inf"), (math.nan, "nan"), (0.5, 0.5)):
         node.score = score
-        assert wire.scored_path(node) == [{"text": "none of these", "score": name}]
-        assert wire.node_object(node, {loom.id: 0, node.id: 1})["score"] == name
+        assert json_output.scored_path(node) == [{"text": "none of these", "score": name}]
+        assert json_output.node_object(node, {loom.id: 0, node.id: 1})["score"] == name

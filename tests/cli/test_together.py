@@ -26,7 +26,7 @@ from weft.cli import terminal as terminal_module
 from weft.cli.terminal import terminal
 from weft.errors import ConfigError, ForwardError, StoreError
 from weft.search.strategies import STRATEGIES
-from weft.service.store import KeptLoom, Library
+from weft.service.store import Library, StoredLoom
 
 SHORT = ("--max-tokens", "4", "--seed", "1")
 HOT = ("--temperature", "100", "--seed", "6")
@@ -321,15 +321,15 @@ def test_an_interrupted_search_is_kept_and_undone_also_where_a_file_goes_on(
 
 def test_a_search_that_cannot_be_kept_leaves_no_empty_loom(weft, monkeypatch) -> None:
     """And a database that fails is asked again at the end, and not in every round."""
-    commit, tried = KeptLoom.commit, []
+    commit, tried = StoredLoom.commit, []
 
-    def failing(kept: KeptLoom, kind: str, **options: object) -> object:
+    def failing(kept: StoredLoom, kind: str, **options: object) -> object:
         if kind == "run":
             tried.append(kind)
             raise StoreError("the disk is full")
         return commit(kept, kind, **options)
 
-    monkeypatch.setattr(KeptLoom, "commit", failing)
+    monkeypatch.setattr(StoredLoom, "commit", failing)
     found = weft("solve", samples.game24, "-b", "2", "-n", "2")
     assert found.exit_code == 0
     assert "not kept yet, and tried again at the end: the disk is full" in found.stderr

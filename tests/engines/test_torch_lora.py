@@ -36,7 +36,7 @@ from weft.errors import (  # noqa: E402
     Unsupported,
 )
 from weft.service.store import sidecar  # noqa: E402
-from weft.service.store.head import LoomHead  # noqa: E402
+from weft.service.store.metadata import LoomMetadata  # noqa: E402
 
 IDS = [5, 17, 33, 8, 90, 41]
 TARGETS = {
@@ -232,10 +232,10 @@ def test_kv_of_the_base_is_not_taken_for_an_adapters(tmp_path, text) -> None:
     assert sidecar.save(plain, tmp_path / "base.safetensors") == len(IDS)
     lm.clear_cache()
     adapted = Loom(lm, IDS, adapter="law")
-    found = sidecar.warm(adapted, tmp_path / "base.safetensors")
+    found = sidecar.load(adapted, tmp_path / "base.safetensors")
     assert found.n_tokens == 0
     assert "another LoRA adapter" in found.notice
-    assert sidecar.warm(plain, tmp_path / "base.safetensors").n_tokens == len(IDS)
+    assert sidecar.load(plain, tmp_path / "base.safetensors").n_tokens == len(IDS)
 
 
 def test_the_owners_model_is_not_adapted(tmp_path, text) -> None:
@@ -377,8 +377,8 @@ def test_a_loom_is_of_the_adapter_that_grew_it(tmp_path, text) -> None:
     lm.add_adapter("law", tmp_path / "first")
     loom = Loom(lm, IDS, adapter="law")
     loom.save(tmp_path / "kept.json")
-    head = LoomHead.loaded(LoomHead.of(loom).dumped())
-    assert head == LoomHead.of(loom)
+    head = LoomMetadata.loaded(LoomMetadata.of(loom).dumped())
+    assert head == LoomMetadata.of(loom)
     lm.remove_adapter("law")
     again = Loom.open(tmp_path / "kept.json", lm)  # to be read
     again.save(tmp_path / "again.json")
@@ -403,7 +403,7 @@ def test_looms_that_do_not_say_which_adapter_grew_them_open_as_before(tmp_path, 
     del data["model"]["adapter"]
     (tmp_path / "kept.json").write_text(json.dumps(data))
     assert Loom.open(tmp_path / "kept.json", lm).adapter == "law"
-    mark, *more = json.loads(LoomHead.of(loom).dumped())
-    assert LoomHead.loaded(json.dumps([mark[:3], *more])).loom(lm, Heddle, force=False)
-    plain = json.loads(LoomHead.of(Loom(lm, IDS)).dumped())
+    mark, *more = json.loads(LoomMetadata.of(loom).dumped())
+    assert LoomMetadata.loaded(json.dumps([mark[:3], *more])).loom(lm, Heddle, force=False)
+    plain = json.loads(LoomMetadata.of(Loom(lm, IDS)).dumped())
     assert len(plain[0]) == 3

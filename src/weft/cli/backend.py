@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..search import Level, SearchResult
     from ..search.strategies import Strategy
     from ..service.api.runtime_file import RunningServer
-    from ..service.store import Hit, LoomRow
+    from ..service.store import Hit, LoomSummary
 
 
 class ImportResult(NamedTuple):
@@ -88,11 +88,11 @@ class Backend(ABC):
         """Return where they are kept, in words."""
 
     @abstractmethod
-    def rows(self, limit: int | None = None) -> Sequence[LoomRow]:
+    def rows(self, limit: int | None = None) -> Sequence[LoomSummary]:
         """Return what is kept, the one changed last first."""
 
     @abstractmethod
-    def row(self, name: str) -> LoomRow:
+    def row(self, name: str) -> LoomSummary:
         """Return what a list says of one loom. Raises: ConfigError for none such."""
 
     @abstractmethod
@@ -273,7 +273,7 @@ def open_with_model(
         yield session
 
 
-def check_has_tokens(row: LoomRow) -> None:
+def check_has_tokens(row: LoomSummary) -> None:
     """Raise ConfigError for a loom of texts that are no tokens of any model."""
     from ..service.store.file import NO_MODEL
 

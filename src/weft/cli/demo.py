@@ -46,7 +46,7 @@ def demo(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
         problem, game = word_problem(out, lm), game_of_24(out, lm)
         seconds = time.perf_counter() - began
         if as_json:
-            from ..service.store.wire import stats_object
+            from ..service.store.json_output import stats_object
 
             stats = stats_object(lm.stats())
             told = {"model": TINY, "word_problem": problem, "game_of_24": game}
@@ -66,7 +66,7 @@ def word_problem(out: TerminalWriter, lm: LM) -> dict[str, Any]:
     """Solve the word problem 8 times, have each solution looked at again twice, and vote."""
     from .. import samples
     from ..loom import Loom
-    from ..service.store.wire import vote_objects
+    from ..service.store.json_output import vote_objects
 
     out.line()
     out.line(("1  A word problem", "bold"), " · 8 branches, each looked at again twice, a vote")
@@ -137,7 +137,7 @@ def game_of_24(out: TerminalWriter, lm: LM) -> dict[str, Any]:
     from .. import samples
     from ..loom import Loom
     from ..search import tot
-    from ..service.store.wire import scored_path
+    from ..service.store.json_output import scored_path
 
     out.line()
     out.line(

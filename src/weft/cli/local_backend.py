@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ..search import Level, SearchResult
     from ..search.core import BackgroundLoop, Grow, Work
     from ..search.strategies import Strategy
-    from ..service.store import Change, Hit, KeptLoom, Library, LoomRow
+    from ..service.store import Change, Hit, Library, LoomSummary, StoredLoom
 
 _log = logging.getLogger(__name__)
 _SHOWN = 300  # characters of a prompt's beginning, and of its end, that -v shows
@@ -55,22 +55,22 @@ class LocalBackend(Backend):
         """Return where they are kept, in words."""
         return self.library.database.name.removeprefix("sqlite:///")
 
-    def rows(self, limit: int | None = None) -> list[LoomRow]:
+    def rows(self, limit: int | None = None) -> list[LoomSummary]:
         """Return what is kept, the one changed last first."""
         return self.library.looms(limit=limit)
 
-    def row(self, name: str) -> LoomRow:
+    def row(self, name: str) -> LoomSummary:
         """Return what a list says of one loom."""
         return self.library.row(name)
 
     def last_loom(self) -> str | None:
         """Return the loom drawn last in this terminal."""
-        stand = self.library.last(terminal())
+        stand = self.library.last_loom(terminal())
         return None if stand is None else stand.loom
 
     def try_last_loom_anywhere(self) -> str | None:
         """Return the loom drawn last in any terminal, else the one changed last."""
-        stand = self.library.anybodys()
+        stand = self.library.last_loom_anywhere()
         return None if stand is None else stand.loom
 
     def open(self, name: str) -> LocalLoomSession:
@@ -78,11 +78,11 @@ class LocalBackend(Backend):
         return self._session(self.library.open(name, heddle_class=ChatNode))
 
     def _session(
-        self, stored: KeptLoom, model_handle: LocalModel | None = None
+        self, stored: StoredLoom, model_handle: LocalModel | None = None
     ) -> LocalLoomSession:
         """Return a kept loom, where its reader stands."""
         found = LocalLoomSession(self, stored.loom, stored, model_handle)
-        stand = self.library.last(terminal())
+        stand = self.library.last_loom(terminal())
         if stand is not None and stand.loom == stored.name:
             try:
                 found.at = stored.node(stand.number)
@@ -151,7 +151,7 @@ class LocalBackend(Backend):
                 stored = self.library.create(each.loom, title=name or own, **given)
                 names.append(stored.name)
                 if each.at is not each.loom:
-                    self.library.note(terminal(), stored.id, stored.number(each.at))
+                    self.library.set_last_loom(terminal(), stored.id, stored.number(each.at))
         is_text = lm is None and not report.looms[0].loom.tokens
         return ImportResult(
             names, report.recognised_as, report.n_nodes, list(report.dropped), is_text
@@ -171,8 +171,8 @@ class LocalBackend(Backend):
         Returns the names that they had and have. loom: nodes of this one.
         """
         if loom is not None:
-            return self.library.bring_back(self.find_or_import(loom), only_nodes=True)
-        return self.library.bring_back(self.last_loom())
+            return self.library.restore_last(self.find_or_import(loom), only_nodes=True)
+        return self.library.restore_last(self.last_loom())
 
 
 class LocalModel:
@@ -268,7 +268,7 @@ class LocalLoomSession(LoomSession):
         self,
         backend: LocalBackend,
         loom: Loom,
-        stored: KeptLoom | None,
+        stored: StoredLoom | None,
         model_handle: LocalModel | None = None,
         *,
         is_persistent: bool = True,
@@ -344,20 +344,20 @@ class LocalLoomSession(LoomSession):
         self, news: Generator[Delta, None, object], begun: Iterable[Heddle] = ()
     ) -> Generator[Delta, None, None]:
         """begun: branches that have their numbers already, if they are kept at all."""
-        from ..service.store.following import Follower
+        from ..service.store.stream_writer import StreamWriter
 
         if self.stored is None or self._is_deferred:
             yield from news
             return
-        follower = Follower(self.stored, begun)
+        writer = StreamWriter(self.stored, begun)
         try:
             with closing(news):
                 for delta in news:
                     if delta.token_ids:
-                        follower.add(delta.node)
+                        writer.add(delta.node)
                     yield delta
         finally:
-            follower.close()
+            writer.close()
 
     # Searching
 
@@ -480,7 +480,9 @@ class LocalLoomSession(LoomSession):
     def note(self) -> None:
         """Remember that this is the loom drawn last in this terminal, and where one stands."""
         if self.stored is not None:
-            self.backend.library.note(terminal(), self.stored.id, self.stored.number(self.at))
+            self.backend.library.set_last_loom(
+                terminal(), self.stored.id, self.stored.number(self.at)
+            )
 
     def remove(self, nodes: Sequence[Heddle]) -> None:
         """Take nodes away, with all below them."""

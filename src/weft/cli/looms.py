@@ -20,7 +20,7 @@ from .failures import handle_errors
 from .options import complete_looms_and_nodes
 
 if TYPE_CHECKING:
-    from ..service.store import LoomRow
+    from ..service.store import LoomSummary
 
 
 @handle_errors
@@ -46,7 +46,7 @@ def ls(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
     hints.suggest(["weft", "tree", rows[0].name], ["weft", "read"])
 
 
-def show_row(out: TerminalWriter, row: LoomRow, width: int, *, is_last: bool) -> None:
+def show_row(out: TerminalWriter, row: LoomSummary, width: int, *, is_last: bool) -> None:
     """Write one loom's line."""
     mark = ("* " if is_last else "  ", "bold green")
     padded = row.name + " " * (width - cell_len(row.name))
@@ -57,7 +57,7 @@ def show_row(out: TerminalWriter, row: LoomRow, width: int, *, is_last: bool) ->
     out.line(mark, (padded, "cyan"), facts, (prompt, "dim"))
 
 
-def loom_object(row: LoomRow) -> dict[str, Any]:
+def loom_object(row: LoomSummary) -> dict[str, Any]:
     """Return one loom for --json."""
     return {
         "name": row.name,

@@ -289,7 +289,7 @@ def grown(
 
 def write_growth(session: LoomSession, made: list[Heddle], *, is_kept: bool, **more: Any) -> None:
     """Write what was grown as an object, after `more`."""
-    from ..service.store.wire import growth_object
+    from ..service.store.json_output import growth_object
 
     name, numbers = (session.name, session.numbers()) if is_kept else (None, None)
     told = growth_object(

@@ -24,7 +24,7 @@ from ..service.api.jobs import JobReply, TokenUsage
 from ..service.api.nodes import NodeObject
 from ..service.api.sampling import SamplingFields
 from ..service.client.call import ApiCall
-from ..service.store.facts import LoomRow
+from ..service.store.summary import LoomSummary
 from ..viz.outline import counted
 from .backend import Backend, ImportResult, check_has_tokens
 from .chat_node import ChatNode
@@ -74,9 +74,9 @@ class ServerBackend(Backend):
         """Return where they are kept, in words."""
         return self.client.connection.base
 
-    def rows(self, limit: int | None = None) -> list[LoomRow]:
+    def rows(self, limit: int | None = None) -> list[LoomSummary]:
         """Return what is kept, the one changed last first."""
-        found: list[LoomRow] = []
+        found: list[LoomSummary] = []
         after = None
         while True:
             left = _PAGE if limit is None else min(_PAGE, limit - len(found))
@@ -86,7 +86,7 @@ class ServerBackend(Backend):
             if after is None or len(found) == limit:
                 return found
 
-    def row(self, name: str) -> LoomRow:
+    def row(self, name: str) -> LoomSummary:
         """Return what a list says of one loom."""
         try:
             return _row(self.client.loom(name))
@@ -348,9 +348,9 @@ class ServerLoomSession(LoomSession):
         from ..loom import Loom
         from ..loom.loom import Prompt
         from ..loom.node import new_child
-        from ..service.store.file import ModelMark, bare_loom
+        from ..service.store.file import ModelIdentity, bare_loom
 
-        mark = ModelMark(told.model, "", 0)
+        mark = ModelIdentity(told.model, "", 0)
         made = Prompt([], told.prompt, bool(told.chat_template_used))
         loom = bare_loom(mark, made, told.created, None, None, Loom, ChatNode)
         for each in self._nodes():
@@ -615,9 +615,9 @@ class ServerLoomSession(LoomSession):
         )
 
 
-def _row(told: LoomObject) -> LoomRow:
+def _row(told: LoomObject) -> LoomSummary:
     changed = datetime.fromisoformat(told.changed).timestamp() if told.changed else 0.0
-    return LoomRow(
+    return LoomSummary(
         told.id,
         told.name,
         told.model,

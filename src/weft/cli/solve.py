@@ -149,7 +149,7 @@ def solve(
         session.at = result.best
         is_kept = session.try_save()
         if as_json:
-            from ..service.store.wire import search_object
+            from ..service.store.json_output import search_object
 
             name, answer = session.name if is_kept else None, answer_of(result)
             told = search_object(

@@ -50,7 +50,7 @@ def show_loom(session: LoomSession, top: int, *, as_json: bool) -> None:
     """Draw a loom, or write it as an object."""
     top = check_int("--top", top, 0)
     if as_json:
-        from ..service.store.wire import tree_object
+        from ..service.store.json_output import tree_object
 
         write_object(
             tree_object(session.loom, session.name, session.model, session.at, session.numbers())
@@ -116,7 +116,7 @@ def read_node(session: LoomSession, node: str | None, color: Tint | None, *, as_
     """Write a path, or an object of it; the reader stands at its end."""
     at = session.at = session.node(node)
     if as_json:
-        from ..service.store.wire import path_object
+        from ..service.store.json_output import path_object
 
         write_object(path_object(at, session.name, written(at.path[1:]), session.numbers()))
     else:
@@ -218,7 +218,7 @@ def next_(
         at = session.at = session.node(node)
         found = session.next(at, top)
         if as_json:
-            from ..service.store.wire import next_object
+            from ..service.store.json_output import next_object
 
             write_object(
                 next_object(

@@ -19,7 +19,7 @@ from .node import checked_ids, clear_places, imported_display
 if TYPE_CHECKING:
     from .._core.tokens.tokenizer import Tokenizer
     from ..lm.lm import LM
-    from ..service.store.file import ModelMark
+    from ..service.store.file import ModelIdentity
 
 
 MESSAGES = "messages"  # key in a root's meta: the chat messages of its prompt, if several
@@ -34,7 +34,7 @@ class Loom(Heddle):
 
     heddle_class: type[Heddle] = Heddle
     _is_root = True
-    saved_by: ModelMark  # the model whose tokens an opened loom has; set by the store
+    saved_by: ModelIdentity  # the model whose tokens an opened loom has; set by the store
     dropped: tuple[str, ...] = ()
 
     @overload

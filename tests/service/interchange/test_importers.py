@@ -18,7 +18,7 @@ from weft.errors import ConfigError, FormatError, ModelMismatch, StoreError
 from weft.service import interchange
 from weft.service.interchange import ImportLimits, Knot, Sketch, export, read, recognise
 from weft.service.interchange import importers as importers_module
-from weft.service.store.library import name_of
+from weft.service.store.library import name_from_prompt
 from weft.viz.outline import headline
 
 
@@ -114,7 +114,9 @@ def test_the_prompt_of_an_n8loom_export_is_displayed_as_there() -> None:
         assert only.loom.display_text() == made.display_text()
         assert only.loom.user_prompt == made.user_prompt
         assert only.loom.text == made.text
-        assert name_of(only.title or only.loom.user_prompt) == name_of(made.user_prompt)
+        assert name_from_prompt(only.title or only.loom.user_prompt) == name_from_prompt(
+            made.user_prompt
+        )
         one, other = only.loom.children
         assert "display_text" not in json.dumps([only.loom.meta, one.meta])
         assert other.display_text() == "(hidden)"

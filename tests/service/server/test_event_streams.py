@@ -19,7 +19,7 @@ from weft.service.server.coalesce import Coalescer
 from weft.service.server.events import EventLog, EventStream
 from weft.service.server.openai.runs import ChoiceRun
 from weft.service.server.ticker import TICK_S, Ticker
-from weft.service.store.kept import KeptLoom
+from weft.service.store.stored_loom import StoredLoom
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
@@ -189,7 +189,7 @@ def test_many_calls_that_end_at_once_are_kept_by_few_writes(
     monkeypatch.setattr(live_module, "_FLUSH_S", 60.0)
 
     def counted(name: str) -> Callable[..., Any]:
-        real = getattr(KeptLoom, name)
+        real = getattr(StoredLoom, name)
 
         def call(*args: Any, **given: Any) -> Any:
             writes[name] += 1
@@ -198,7 +198,7 @@ def test_many_calls_that_end_at_once_are_kept_by_few_writes(
         return call
 
     for name in writes:
-        monkeypatch.setattr(KeptLoom, name, counted(name))
+        monkeypatch.setattr(StoredLoom, name, counted(name))
     loom = served.client.post("/api/v1/looms", json={"prompt": "Once upon a time"}).json()["id"]
     path = f"/api/v1/looms/{loom}/nodes/0/generate"
     body = {"max_tokens": 24, "logit_bias": no_end(served)}

@@ -24,8 +24,8 @@ from weft.errors import ConfigError, StoreError
 from weft.loom import Heddle, Loom
 from weft.service.store import database
 from weft.service.store.database import HEAD, Database
-from weft.service.store.kept import KeptLoom
 from weft.service.store.library import Library
+from weft.service.store.stored_loom import StoredLoom
 from weft.service.store.tables import metadata
 from written_looms import open_written
 
@@ -44,7 +44,7 @@ def lines_of(process: Any) -> list[list[str]]:
     return [line.split() for line in out.decode().splitlines()]
 
 
-def fresh(library: Library) -> KeptLoom:
+def fresh(library: Library) -> StoredLoom:
     return library.create(Loom(None, "Once upon a time"))
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from weft.service.store.rows import packed_ids, unpacked_ids
+from weft.service.store.rows import pack_ids, unpack_ids
 
 
 @pytest.mark.parametrize("bits", [1, 31, 32, 63, 64, 520])
@@ -14,5 +14,5 @@ def test_ids_of_any_size_come_back(bits: int) -> None:
     rng = random.Random(bits)
     for n in range(1, 40):
         ids = [rng.getrandbits(rng.randint(1, bits)) for _ in range(n)]
-        assert unpacked_ids(packed_ids(ids), n) == ids
-    assert unpacked_ids(packed_ids([]), 0) == []
+        assert unpack_ids(pack_ids(ids), n) == ids
+    assert unpack_ids(pack_ids([]), 0) == []

@@ -30,7 +30,7 @@ def test_a_loom_has_one_owner_until_he_gives_it_back(leases: LoomLeases) -> None
     assert again is not None
     assert again.term == 1
     assert again.left_s > 100
-    assert [each.loom for each in leases.held_by("a")] == ["loom"]
+    assert [each.loom for each in leases.owned_by("a")] == ["loom"]
     assert leases.release("loom", "a")
     assert not leases.release("loom", "a")
     assert leases.holder("loom") is None

@@ -6,7 +6,7 @@ import pytest
 
 from weft.errors import ConfigError, StoreError
 from weft.loom import Loom
-from weft.service.store.library import Library, name_of
+from weft.service.store.library import Library, name_from_prompt
 
 
 def keep(library: Library, prompt: str, name: str | None = None) -> str:
@@ -37,7 +37,7 @@ def test_a_name_comes_from_the_prompt_and_is_nobody_elses(library: Library) -> N
     ],
 )
 def test_letters_keep_the_marks_on_them_in_a_name(prompt: str, name: str) -> None:
-    assert name_of(prompt) == name
+    assert name_from_prompt(prompt) == name
 
 
 @pytest.mark.parametrize("name", ["", " ", "a/b", "..", "-x", "7", "x\n", "a\\b", "x" * 300, "\0"])
@@ -143,29 +143,29 @@ def test_what_is_purged_is_gone_and_its_holder_is_told(library: Library) -> None
 
 def test_each_terminal_has_its_last_loom(library: Library) -> None:
     keep(library, "ant")
-    assert library.last("one") is None
-    found = library.anybodys()
+    assert library.last_loom("one") is None
+    found = library.last_loom_anywhere()
     assert found is not None
     assert found.loom == "ant"
-    library.note("one", "ant", 3)
+    library.set_last_loom("one", "ant", 3)
     keep(library, "bee")
-    library.note("two", "bee")
-    assert library.last("one") == ("ant", 3)
-    assert library.last("two") == ("bee", 0)
-    assert library.anybodys() == ("bee", 0)
-    library.note("one", "ant", 5)
-    assert library.anybodys() == ("ant", 5)
+    library.set_last_loom("two", "bee")
+    assert library.last_loom("one") == ("ant", 3)
+    assert library.last_loom("two") == ("bee", 0)
+    assert library.last_loom_anywhere() == ("bee", 0)
+    library.set_last_loom("one", "ant", 5)
+    assert library.last_loom_anywhere() == ("ant", 5)
     library.rename("ant", "emmet")
-    assert library.last("one") == ("emmet", 5)
+    assert library.last_loom("one") == ("emmet", 5)
     library.remove("emmet")
-    assert library.last("one") is None
-    assert library.last("") is None
+    assert library.last_loom("one") is None
+    assert library.last_loom("") is None
     library.restore()
-    assert library.last("one") == ("emmet", 5)
+    assert library.last_loom("one") == ("emmet", 5)
     for at in range(300):
-        library.note(f"tab {at}", "bee", at)
-    assert library.last("one") is None
-    assert library.last("tab 299") == ("bee", 299)
+        library.set_last_loom(f"tab {at}", "bee", at)
+    assert library.last_loom("one") is None
+    assert library.last_loom("tab 299") == ("bee", 299)
 
 
 def test_nodes_are_read_in_pages_without_the_tree(library: Library) -> None:

@@ -12,9 +12,9 @@ import sqlalchemy as sa
 import weft
 from weft.errors import Conflict, StoreError, TreeError
 from weft.loom import Heddle, Loom
-from weft.service.store.kept import KeptLoom
 from weft.service.store.library import Library
-from weft.service.store.snapshot import places
+from weft.service.store.snapshot import rank_siblings
+from weft.service.store.stored_loom import StoredLoom
 from weft.service.store.tables import looms, nodes
 
 Shape = list[tuple[str, str | None, str, float | None, dict[str, object]]]
@@ -33,7 +33,7 @@ def shape(loom: Loom) -> Shape:
     ]
 
 
-def edit(kept: KeptLoom, rng: random.Random, grown: set[str], *, marks: bool = True) -> None:
+def edit(kept: StoredLoom, rng: random.Random, grown: set[str], *, marks: bool = True) -> None:
     """Change something in the tree, by any of its methods."""
     nodes = list(kept.loom.walk())
     node = rng.choice(nodes)
@@ -97,14 +97,14 @@ def work(library: Library, seed: int, turns: int) -> None:
     back_and_forth(library, holders[0])
 
 
-def agree(library: Library, kept: KeptLoom) -> None:
+def agree(library: Library, kept: StoredLoom) -> None:
     """What is in memory is what is in the rows."""
     again = library.open(kept.name)
     assert shape(again.loom) == shape(kept.loom)
     assert library.row(kept.name).n_nodes == kept.loom.count_children()
 
 
-def back_and_forth(library: Library, kept: KeptLoom) -> None:
+def back_and_forth(library: Library, kept: StoredLoom) -> None:
     """All is undone, one by one, and done again."""
     states = [shape(kept.loom)]
     while True:
@@ -135,13 +135,13 @@ def test_places_rise_and_stay_where_they_can() -> None:
     for _ in range(500):
         old = [None if rng.random() < 0.4 else float(rng.randrange(20)) for _ in range(8)]
         kept = [each for each in old if each is not None]
-        found = places(old)
+        found = rank_siblings(old)
         assert all(a < b for a, b in zip(found, found[1:], strict=False))
         if kept == sorted(set(kept)):
             assert all(was is None or was == now for was, now in zip(old, found, strict=True))
-    assert places([]) == []
-    assert places([None, None]) == [0.0, 1.0]
-    assert places([1.0, None, 1.0 + 2**-52]) == [0.0, 1.0, 2.0]  # no room between them
+    assert rank_siblings([]) == []
+    assert rank_siblings([None, None]) == [0.0, 1.0]
+    assert rank_siblings([1.0, None, 1.0 + 2**-52]) == [0.0, 1.0, 2.0]  # no room between them
 
 
 def test_a_copy_of_a_node_from_another_loom_gets_an_id_of_its_own(library: Library) -> None:
@@ -155,7 +155,7 @@ def test_a_copy_of_a_node_from_another_loom_gets_an_id_of_its_own(library: Libra
     agree(library, kept)
 
 
-def check_rows(library: Library, kept: KeptLoom) -> None:
+def check_rows(library: Library, kept: StoredLoom) -> None:
     """The rows are one tree: one root, parents there, no circle; siblings in one order."""
     query = sa.select(nodes).join(looms, looms.c.key == nodes.c.loom)
     query = query.where(looms.c.id == kept.id, ~nodes.c.removed)
@@ -181,12 +181,12 @@ def test_what_comes_back_leaves_what_was_done_to_other_nodes_since(tmp_path: Pat
         kept.loom.add_child(a)
         a.add_child(b)
         kept.commit("move")
-        library.bring_back(kept.name, only_nodes=True)
+        library.restore_last(kept.name, only_nodes=True)
         kept.sync()
         check_rows(library, kept)
         assert [node.text for node in kept.loom.walk()] == ["root", "a", "b", "c"]
         with pytest.raises(StoreError, match="no node of .* is removed"):
-            library.bring_back(kept.name, only_nodes=True)
+            library.restore_last(kept.name, only_nodes=True)
         assert kept.undo().removed == [c.id]  # to bring back is an operation like any other
         kept.undo()
         assert a.parent is b
@@ -207,7 +207,7 @@ def law(library: Library, seed: int, turns: int) -> None:
             for _ in range(rng.randint(1, 2)):
                 before = {node.id for node in holder.loom.walk()}
                 try:
-                    library.bring_back(kept.name, only_nodes=True)
+                    library.restore_last(kept.name, only_nodes=True)
                 except StoreError:
                     break
                 holder.sync()
@@ -261,13 +261,13 @@ def test_a_tree_is_put_back_whatever_was_done_to_it(tmp_path: Path) -> None:
             before = shape(kept.loom)
             for _ in range(rng.randint(1, 6)):
                 put_wrong(kept, rng)
-            kept.put_back()
+            kept.revert()
             assert shape(kept.loom) == before
             assert not kept.commit("nothing")
         agree(library, kept)
 
 
-def put_wrong(kept: KeptLoom, rng: random.Random) -> None:
+def put_wrong(kept: StoredLoom, rng: random.Random) -> None:
     """Change something in a tree with a model, its contents, too."""
     node = rng.choice(list(kept.loom.walk()))
     what = rng.random()

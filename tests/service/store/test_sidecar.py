@@ -151,7 +151,7 @@ def test_a_file_that_is_wrong_is_a_notice_and_the_loom_opens(
     saved, lm: LM, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     file, expected, _ = saved
-    beside = sidecar.beside(file)
+    beside = sidecar.path_for(file)
     beside.write_bytes(broken(beside.read_bytes(), how))
     with caplog.at_level(logging.WARNING, "weft"):
         loom = Loom.open(file, lm)
@@ -165,21 +165,21 @@ def test_a_file_that_is_wrong_is_a_notice_and_the_loom_opens(
 
 def test_any_changed_byte_is_harmless(saved, lm: LM) -> None:
     file, _, n_tokens = saved
-    beside = sidecar.beside(file)
+    beside = sidecar.path_for(file)
     data, random_ = beside.read_bytes(), random.Random(1)
     loom = Loom.open(file, lm, kv=False)
     for _ in range(60):
         made = bytearray(data)
         made[random_.randrange(min(len(made), 3000))] ^= 1 << random_.randrange(8)
         beside.write_bytes(bytes(made))
-        found = sidecar.warm(loom, beside)
+        found = sidecar.load(loom, beside)
         assert found.n_tokens in range(n_tokens + 1)
     lm.clear_cache()
 
 
 def test_blocks_that_are_longer_than_their_paths_are_computed_again(saved, lm: LM) -> None:
     file, expected, _ = saved
-    beside = sidecar.beside(file)
+    beside = sidecar.path_for(file)
     data = beside.read_bytes()
     head = int.from_bytes(data[:8], "little")
     table = json.loads(data[8 : 8 + head])
@@ -189,7 +189,7 @@ def test_blocks_that_are_longer_than_their_paths_are_computed_again(saved, lm: L
     table["__metadata__"]["blocks"] = json.dumps(blocks)
     written = json.dumps(table).encode()
     beside.write_bytes(len(written).to_bytes(8, "little") + written + data[8 + head :])
-    found = sidecar.warm(Loom.open(file, lm, kv=False), beside)
+    found = sidecar.load(Loom.open(file, lm, kv=False), beside)
     assert found.n_tokens <= 1
     assert "computed again" in found.notice
     lm.clear_cache()
@@ -248,12 +248,12 @@ def test_names_of_files(tmp_path: Path) -> None:
         ("a.b.loom.json", "a.b.kv.safetensors"),
         ("a", "a.kv.safetensors"),
     ):
-        assert sidecar.beside(tmp_path / loom) == tmp_path / kv
+        assert sidecar.path_for(tmp_path / loom) == tmp_path / kv
 
 
 def test_what_cannot_be_saved_is_said_and_the_loom_is_there(lm: LM, tmp_path: Path) -> None:
     loom = Loom(lm, [300, 301])
-    sidecar.beside(tmp_path / FILE).mkdir()
+    sidecar.path_for(tmp_path / FILE).mkdir()
     with pytest.raises(StoreError, match="cannot write"):
         loom.save(tmp_path / FILE, kv=True)
     assert Loom.open(tmp_path / FILE).tokens == [300, 301]

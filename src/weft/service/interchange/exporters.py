@@ -272,4 +272,4 @@ def write(
 
         chosen = scope_of(exporter, node, scope)
         top = node.path[0] if chosen is Scope.TREE else node
-        sidecar.save(top, sidecar.beside(path), below=chosen is not Scope.PATH)
+        sidecar.save(top, sidecar.path_for(path), below=chosen is not Scope.PATH)

@@ -126,7 +126,7 @@ def read(
         if name == NATIVE:
             found = _own(data, lm, limits, force, *classes)
             if is_path and lm is not None:
-                notice = sidecar.try_warm(found.looms[0].loom, source)  # type: ignore[arg-type]
+                notice = sidecar.try_load(found.looms[0].loom, source)  # type: ignore[arg-type]
                 found = found._replace(dropped=(*found.dropped, *([notice] if notice else [])))
             return found
         data, n_halves = _whole(data)
@@ -225,7 +225,7 @@ def _own(
     nodes = data.get("nodes") if isinstance(data, dict) else None
     if isinstance(nodes, list) and len(nodes) > limits.n_nodes:
         raise FormatError(f"it has {len(nodes)} nodes; an import takes {limits.n_nodes} at most")
-    loom = native.loaded(data, lm, force=force, loom_class=loom_class, heddle_class=heddle_class)
+    loom = native.load_json(data, lm, force=force, loom_class=loom_class, heddle_class=heddle_class)
     return ImportReport((Planted("", loom, loom),), NATIVE, len(nodes or ()), loom.dropped)
 
 

@@ -15,7 +15,7 @@ from ...loom.node import (
     rebind,
     set_text,
 )
-from ..store.file import mark_of
+from ..store.file import identity_of
 
 
 def fork(node: Heddle, at: int, instead: int | str | None) -> Heddle:
@@ -168,7 +168,7 @@ def loom_below(node: Heddle) -> Loom:
     assert isinstance(root, Loom)
     prompt = Prompt(node.get_prefix_tokens(), root.user_prompt, root.chat_template_used)
     loom = Loom.restored(rebind(root), prompt, None)
-    loom.saved_by = mark_of(root)
+    loom.saved_by = identity_of(root)
     if root.lm is None:
         set_text(loom, node.get_prefix_text())
     for child in node.children:

@@ -187,7 +187,7 @@ class GrowthTask:
         self._announce_ends(each for each in finished if not each.attached or self._is_saved(each))
 
     def _is_saved(self, pending: PendingBranch) -> bool:
-        return pending.attached and self.live.kept.outlasts(pending.child)
+        return pending.attached and self.live.kept.is_durable(pending.child)
 
     def _announce_ends(self, branches: Iterable[PendingBranch]) -> None:
         for pending in branches:

@@ -17,9 +17,9 @@ from ...errors import (
     StoreUnavailable,
 )
 from ...lm.lm import LM
-from ..store.facts import LoomRow
-from ..store.kept import KeptLoom
 from ..store.library import Library
+from ..store.stored_loom import StoredLoom
+from ..store.summary import LoomSummary
 from .models import ModelRegistry, ServedModel
 from .open_loom import FRESH_S, OpenLoom
 from .ticker import Ticker
@@ -40,14 +40,14 @@ class LoomManager:
         self.ticker = ticker
         self._live: dict[str, OpenLoom] = {}
         self._opening: dict[str, asyncio.Lock] = {}
-        self._rows: dict[str, tuple[float, LoomRow]] = {}
+        self._rows: dict[str, tuple[float, LoomSummary]] = {}
         self._watcher: asyncio.Task[None] | None = None
 
     @property
     def n_open(self) -> int:
         return len(self._live)
 
-    async def row(self, given: str) -> LoomRow:
+    async def row(self, given: str) -> LoomSummary:
         """Return a loom's row by name or id; it may be up to `FRESH_S` seconds old.
 
         Raises: NotFound.
@@ -57,7 +57,7 @@ class LoomManager:
             return cached
         return await self._read_row(given)
 
-    async def row_now(self, given: str) -> LoomRow:
+    async def row_now(self, given: str) -> LoomSummary:
         """Like `row`, but includes every write of this process."""
         row = await self.row(given)
         live = self._live.get(row.id)
@@ -65,7 +65,7 @@ class LoomManager:
             return row
         return await self._read_row(given)
 
-    async def _read_row(self, given: str) -> LoomRow:
+    async def _read_row(self, given: str) -> LoomSummary:
         try:
             row = await asyncio.to_thread(self.library.row, given)
         except ConfigError as error:
@@ -112,7 +112,7 @@ class LoomManager:
                 del self._live[row.id]
                 live.release()
 
-    async def _opened(self, row: LoomRow, model: str | None, grows: bool) -> OpenLoom:
+    async def _opened(self, row: LoomSummary, model: str | None, grows: bool) -> OpenLoom:
         opening = self._opening.setdefault(row.id, asyncio.Lock())
         async with opening:
             live = self._live.get(row.id)
@@ -139,7 +139,7 @@ class LoomManager:
                 previous.release()
             return self._live[row.id]
 
-    async def _lm_for(self, row: LoomRow, model: str | None, *, needed: bool) -> LM | None:
+    async def _lm_for(self, row: LoomSummary, model: str | None, *, needed: bool) -> LM | None:
         model_entry = self.models.get(model) if model is not None else self.model_of(row)
         if model_entry is not None and needed:
             model_entry = await self.models.available(model_entry.name)
@@ -153,14 +153,14 @@ class LoomManager:
             )
         return None
 
-    def model_of(self, row: LoomRow) -> ServedModel | None:
+    def model_of(self, row: LoomSummary) -> ServedModel | None:
         """Return the registered model that created a loom, or None."""
         for model in self.models:
             if row.model in (model.source, model.name):
                 return model
         return None
 
-    def put(self, kept: KeptLoom, lm: LM | None) -> OpenLoom:
+    def put(self, kept: StoredLoom, lm: LM | None) -> OpenLoom:
         """Register a new loom as open."""
         live = self._live[kept.id] = OpenLoom(kept, lm, self.ticker)
         return live

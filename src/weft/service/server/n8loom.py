@@ -27,7 +27,7 @@ from ...loom import Heddle, Loom
 from ...loom.node import preorder
 from ..api.base import validate_json
 from ..api.nodes import GrowFields
-from ..store.facts import LoomRow
+from ..store.summary import LoomSummary
 from .dependencies import ERRORS
 from .errors import RequestError, serialize_error
 from .jobs import ServerJob
@@ -264,7 +264,7 @@ async def delete_loom(loom_id: str, service: ServiceDep) -> Json:
     return {"deleted_loom_id": row.name, "deleted_root_heddle_id": f"{row.id}-0"}
 
 
-async def _row(service: Service, loom_id: str) -> LoomRow:
+async def _row(service: Service, loom_id: str) -> LoomSummary:
     try:
         return await service.looms.row(loom_id)
     except NotFound as error:

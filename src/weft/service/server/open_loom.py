@@ -29,7 +29,7 @@ from ...lm.lm import LM
 from ...loom import Heddle
 from ...loom.node import is_below
 from ..store.change import Change
-from ..store.kept import KeptLoom
+from ..store.stored_loom import StoredLoom
 from .coalesce import Coalescer
 from .events import EventLog
 from .growth import Attribution
@@ -69,7 +69,7 @@ class OpenLoom:
     `pins`: nodes whose KV is pinned.
     """
 
-    def __init__(self, kept: KeptLoom, lm: LM | None, ticker: Ticker) -> None:
+    def __init__(self, kept: StoredLoom, lm: LM | None, ticker: Ticker) -> None:
         self.kept = kept
         self.lm = lm
         self.ticker = ticker
@@ -208,7 +208,7 @@ class OpenLoom:
             if self.lm is None:
                 self.is_stale = True
             else:  # uncommitted growth exists only in this tree, so it must survive
-                await self.call(self.kept.put_back)
+                await self.call(self.kept.revert)
 
     def ended(self, but: Sequence[GrowthTask] = ()) -> list[Heddle]:
         """Return the ended nodes that wait for the commit of their own job. but: tasks to leave

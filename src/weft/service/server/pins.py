@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ...lm.path_kv import Pin
     from ...loom import Heddle
     from ..store.change import Change
-    from ..store.kept import KeptLoom
+    from ..store.stored_loom import StoredLoom
 
 
 class NodePins:
@@ -53,12 +53,12 @@ class NodePins:
         """Drop all pins without waiting for the model, which releases them itself."""
         self._pins.clear()
 
-    def inherit(self, previous: NodePins, kept: KeptLoom) -> None:
+    def inherit(self, previous: NodePins, kept: StoredLoom) -> None:
         """Take over the pins of a loom that was reopened, whose nodes have the same ids."""
         self._pins, previous._pins = previous._pins, {}
         self.follow(kept)
 
-    def follow(self, kept: KeptLoom, change: Change | None = None) -> None:
+    def follow(self, kept: StoredLoom, change: Change | None = None) -> None:
         """Move pins to the current paths of their nodes. Cost: O(pins) if nothing moved."""
         released: list[Pin] = []
         for node_id, (pin, place) in list(self._pins.items()):
@@ -103,7 +103,7 @@ class NodePins:
                 return
 
 
-def _find(kept: KeptLoom, node_id: str) -> Heddle | None:
+def _find(kept: StoredLoom, node_id: str) -> Heddle | None:
     try:
         return kept.node(node_id)
     except ConfigError:

@@ -19,11 +19,11 @@ from ..api.base import ErrorDetail
 from ..api.looms import LoomObject
 from ..api.models import ModelObject
 from ..api.nodes import NodeObject
-from ..store.wire import node_object
+from ..store.json_output import node_object
 from .errors import serialize_error
 
 if TYPE_CHECKING:
-    from ..store.facts import LoomRow
+    from ..store.summary import LoomSummary
     from .models import ModelRegistry, ServedModel
     from .open_loom import OpenLoom
 
@@ -177,7 +177,7 @@ def kv_sizes(node: Heddle) -> KvSizes | None:
     return lm.kv.sizes(place)
 
 
-def to_loom_entry(row: LoomRow, live: OpenLoom | None) -> LoomObject:
+def to_loom_entry(row: LoomSummary, live: OpenLoom | None) -> LoomObject:
     """Return a loom as an entry of a list."""
     return LoomObject(
         id=row.id,
@@ -193,7 +193,7 @@ def to_loom_entry(row: LoomRow, live: OpenLoom | None) -> LoomObject:
     )
 
 
-def to_loom_object(row: LoomRow, live: OpenLoom) -> LoomObject:
+def to_loom_object(row: LoomSummary, live: OpenLoom) -> LoomObject:
     """Return an open loom with the fields that lists leave out."""
     loom = to_loom_entry(row, live)
     loom.prompt = live.kept.loom.user_prompt

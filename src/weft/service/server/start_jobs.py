@@ -20,7 +20,7 @@ from ...search.strategies import STRATEGIES
 from ..api.jobs import StartRun, TokenUsage
 from ..api.nodes import GrowFields
 from ..api.sampling import SamplingFields
-from ..store.wire import search_object
+from ..store.json_output import search_object
 from .config import ServerLimits
 from .growth import Attribution, GrowthTask
 from .jobs import ServerJob

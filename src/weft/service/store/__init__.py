@@ -8,23 +8,23 @@ from ..._core.lazy import lazy_getattr
 
 if TYPE_CHECKING:
     from .change import Change
-    from .facts import LoomRow
     from .file import VERSION, load, save
-    from .find import Hit
-    from .kept import KeptLoom
-    from .library import Drawn, Library
+    from .library import Library, TerminalState
     from .log import Operation
-    from .records import NodeRow
+    from .records import NodeRecord
+    from .search import Hit
+    from .stored_loom import StoredLoom
+    from .summary import LoomSummary
 
 __all__ = [
     "VERSION",
     "Change",
-    "Drawn",
+    "TerminalState",
     "Hit",
-    "KeptLoom",
+    "StoredLoom",
     "Library",
-    "LoomRow",
-    "NodeRow",
+    "LoomSummary",
+    "NodeRecord",
     "Operation",
     "load",
     "save",
@@ -34,12 +34,12 @@ __getattr__ = lazy_getattr(
     __name__,
     {
         "file": "VERSION load save",
-        "facts": "LoomRow",
-        "find": "Hit",
+        "summary": "LoomSummary",
+        "search": "Hit",
         "change": "Change",
-        "kept": "KeptLoom",
-        "library": "Drawn Library",
+        "stored_loom": "StoredLoom",
+        "library": "TerminalState Library",
         "log": "Operation",
-        "records": "NodeRow",
+        "records": "NodeRecord",
     },
 )

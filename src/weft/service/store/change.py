@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ...loom import Heddle
-from .snapshot import Taken
+from .snapshot import MergedChanges
 
 
 class Change(NamedTuple):
@@ -20,7 +20,7 @@ class Change(NamedTuple):
     added: list[Heddle]
     changed: list[Heddle]
     removed: list[str]
-    others: Taken | None = None
+    others: MergedChanges | None = None
 
     def __bool__(self) -> bool:
         return bool(self.added or self.changed or self.removed)
@@ -30,7 +30,7 @@ class Change(NamedTuple):
         parts = [each for each in (before.others, before, self.others) if each]
         if not parts:
             return self
-        taken = Taken([], [], [])
+        taken = MergedChanges([], [], [])
         for each in parts:
             taken.added.extend(each.added)
             taken.changed.extend(each.changed)

@@ -32,14 +32,17 @@ _VERSION_TABLE = "weft_version"
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _ADVISORY = 0x77656674  # "weft": whose turn it is to make the tables, in PostgreSQL
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-_AGAIN = ("40001", "40P01", "55P03")  # of PostgreSQL: undone for another's sake
-_AWAY = ("08", "57P")  # its classes for a connection that is gone, a server that stops or starts
+_RETRY_STATES = ("40001", "40P01", "55P03")  # of PostgreSQL: undone for another's sake
+_CONNECTION_STATES = (
+    "08",
+    "57P",
+)  # its classes for a connection that is gone, a server that stops or starts
 _POSTGRESQL = 'PostgreSQL needs its driver: pip install "weft-lm[postgresql]"'
-_ROOM = "set WEFT_HOME to a folder that you can write, or WEFT_DB to another database"
+_WRITABLE_HINT = "set WEFT_HOME to a folder that you can write, or WEFT_DB to another database"
 _HINTS = {
-    sqlite3.SQLITE_READONLY: _ROOM,
-    sqlite3.SQLITE_CANTOPEN: _ROOM,
-    sqlite3.SQLITE_PERM: _ROOM,
+    sqlite3.SQLITE_READONLY: _WRITABLE_HINT,
+    sqlite3.SQLITE_CANTOPEN: _WRITABLE_HINT,
+    sqlite3.SQLITE_PERM: _WRITABLE_HINT,
     sqlite3.SQLITE_FULL: "make room on that disk and try again; nothing of it was kept",
     sqlite3.SQLITE_IOERR: "make room on that disk, or look after it; nothing of it was kept",
     sqlite3.SQLITE_CORRUPT: "move the file away, or bring back a copy of it",
@@ -70,19 +73,19 @@ class Database:
         is_path = self.is_sqlite and not str(self.url.database).startswith("file:")
         self._file = Path(str(self.url.database)) if is_path else None
         self._inode: tuple[int, int] | None = None
-        self._is_told = False  # that it lies where there is no WAL
-        self._engine = self._made()
-        self._begin()
+        self._has_warned = False  # that it lies where there is no WAL
+        self._engine = self._create_engine()
+        self._bind_to_process()
         try:
             self._migrate()
         except BaseException:
             self._engine.dispose()
             raise
 
-    def _begin(self) -> None:
+    def _bind_to_process(self) -> None:
         self._pid = os.getpid()
         # Threads of one process queue here; processes, at the file.
-        self._turn = threading.Lock() if self.is_sqlite else nullcontext()
+        self._write_lock = threading.Lock() if self.is_sqlite else nullcontext()
 
     def read(self, work: Callable[[Connection], T]) -> T:
         """Run `work` in a transaction that sees one state and writes nothing."""
@@ -121,13 +124,13 @@ class Database:
                 with self._transaction(writes=writes) as connection:
                     return work(connection)
             except (DBAPIError, PoolTimeout) as error:
-                if not _passes(error) or time.monotonic() > until:
-                    raise self._told(error) from error
+                if not _is_transient(error) or time.monotonic() > until:
+                    raise self._as_store_error(error) from error
             except (
                 SQLAlchemyError,
                 UnicodeDecodeError,
             ) as error:  # SQLite says broken names as they are
-                raise self._told(error) from error
+                raise self._as_store_error(error) from error
             time.sleep(wait * random.uniform(0.5, 1.0))
             wait = min(2 * wait, 0.25)
 
@@ -135,9 +138,9 @@ class Database:
     def _transaction(self, *, writes: bool) -> Iterator[Connection]:
         if self._pid != os.getpid():  # forked: the connections are our parent's
             self._engine.dispose(close=False)
-            self._begin()
+            self._bind_to_process()
         self._check_file()
-        with self._turn if writes else nullcontext():
+        with self._write_lock if writes else nullcontext():
             with self._engine.connect() as connection:
                 options = {"weft_writes": True} if writes else {}
                 with connection.execution_options(**options).begin():
@@ -162,14 +165,14 @@ class Database:
 
     # Opening
 
-    def _made(self) -> Engine:
+    def _create_engine(self) -> Engine:
         try:
             if self.is_sqlite:
                 if self._file is not None:
                     self._file.parent.mkdir(parents=True, exist_ok=True)
                 engine = sa.create_engine(self.url, pool_timeout=self.patience_s, max_overflow=64)
-                sa.event.listen(engine, "connect", self._set_up)
-                sa.event.listen(engine, "begin", _begin_sqlite)
+                sa.event.listen(engine, "connect", self._configure)
+                sa.event.listen(engine, "begin", _begin_transaction)
             else:
                 engine = sa.create_engine(
                     self.url,
@@ -182,9 +185,11 @@ class Database:
         except ImportError as error:
             raise StoreError(f"{_POSTGRESQL} ({error})", hint=_POSTGRESQL) from error
         except OSError as error:
-            raise StoreError(f"cannot keep looms in {self._file}: {error}", hint=_ROOM) from error
+            raise StoreError(
+                f"cannot keep looms in {self._file}: {error}", hint=_WRITABLE_HINT
+            ) from error
 
-    def _set_up(self, connection: sqlite3.Connection, _: object) -> None:
+    def _configure(self, connection: sqlite3.Connection, _: object) -> None:
         connection.isolation_level = None  # transactions begin where we say so
         # SQLite's own knows no letters but those of ASCII.
         connection.create_function("lower", 1, _lower, deterministic=True)
@@ -201,8 +206,8 @@ class Database:
             mode = str(error)
         if mode != "wal":
             run("PRAGMA journal_mode = DELETE")
-            if not self._is_told:
-                self._is_told = True
+            if not self._has_warned:
+                self._has_warned = True
                 _log.warning(
                     "%s lies where SQLite has no shared memory (%s): readers and writers wait for "
                     "each other. A local disk or PostgreSQL spares that",
@@ -228,8 +233,8 @@ class Database:
         config = Config()
         config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
         config.attributes.update(connection=connection, version_table=_VERSION_TABLE)
-        known = {each.revision for each in ScriptDirectory.from_config(config).walk_revisions()}
-        if found is not None and found not in known:
+        saved = {each.revision for each in ScriptDirectory.from_config(config).walk_revisions()}
+        if found is not None and found not in saved:
             raise StoreError(
                 f"the database {self.name} was changed by a newer Weft (its tables are version "
                 f"{found}, this Weft knows {HEAD})",
@@ -239,7 +244,7 @@ class Database:
 
     # Errors
 
-    def _told(self, error: Exception) -> StoreUnavailable:
+    def _as_store_error(self, error: Exception) -> StoreUnavailable:
         """Return what an error of the database says, in words that help."""
         cause = getattr(error, "orig", None) or error
         said = " ".join(str(cause).split()) or type(cause).__name__
@@ -253,7 +258,7 @@ class Database:
         if isinstance(cause, ImportError):
             return StoreUnavailable(f"{_POSTGRESQL} ({said})", hint=_POSTGRESQL)
         hint = _HINTS.get(code, "") if self.is_sqlite else ""
-        if not self.is_sqlite and _passes(error):
+        if not self.is_sqlite and _is_transient(error):
             hint = "see that PostgreSQL runs and can be reached, and try again"
         return StoreUnavailable(f"the database {self.name} cannot be used: {said}", hint=hint)
 
@@ -278,7 +283,7 @@ def _read_url(given: str) -> URL:
     return url.set(drivername="postgresql+psycopg") if url.drivername == "postgresql" else url
 
 
-def _begin_sqlite(connection: Connection) -> None:
+def _begin_transaction(connection: Connection) -> None:
     # A transaction that reads first and then writes could not begin to write: others have.
     writes = connection.get_execution_options().get("weft_writes")
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
@@ -312,7 +317,7 @@ def _inode(file: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _passes(error: Exception) -> bool:
+def _is_transient(error: Exception) -> bool:
     """Whether it may go well when tried again."""
     cause: Any = getattr(error, "orig", None)
     if isinstance(cause, sqlite3.Error):
@@ -324,4 +329,4 @@ def _passes(error: Exception) -> bool:
         # No word from the server at all: it is away, or stopped in the middle.
         psycopg: Any = import_module("psycopg") if cause is not None else None
         return psycopg is not None and isinstance(cause, psycopg.OperationalError)
-    return state in _AGAIN or state.startswith(_AWAY)
+    return state in _RETRY_STATES or state.startswith(_CONNECTION_STATES)

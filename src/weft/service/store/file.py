@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 FORMAT = "weft.loom"
 VERSION = 1
 
-MOST_IDS = 1 << 62  # of a table; what is beyond was written for none
+MAX_VOCAB = 1 << 62  # of a table; what is beyond was written for none
 _REASONS = frozenset(get_args(FinishReason))
 _NODE_FIELDS = {
     "id": str,
@@ -49,7 +49,7 @@ _NODE_FIELDS = {
 }
 
 
-class ModelMark(NamedTuple):
+class ModelIdentity(NamedTuple):
     """Which model a loom's tokens belong to. n_vocab: 0 where ids are of no table. adapter: the
     fingerprint of the loom's; "" where it has none, or nobody has noted it.
     """
@@ -59,14 +59,14 @@ class ModelMark(NamedTuple):
     n_vocab: int
     adapter: str = ""
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return it as files have it: they say of an adapter only where there is one."""
         told = {**self._asdict(), "n_vocab": self.n_vocab or None}
         return told if self.adapter else {k: v for k, v in told.items() if k != "adapter"}
 
 
 # Of a loom of texts, which no model wrote: its nodes have no tokens.
-NO_MODEL = ModelMark("no model", "", 1)
+NO_MODEL = ModelIdentity("no model", "", 1)
 
 
 class Record(NamedTuple):
@@ -88,7 +88,7 @@ class Record(NamedTuple):
     legal_logmass: list[float]
 
 
-def read_header(data: object) -> ModelMark:
+def read_header(data: object) -> ModelIdentity:
     """Check that this is a loom that this version reads; return whose tokens it holds."""
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise FormatError(f'this is no saved loom: "format" is not "{FORMAT}"')
@@ -101,7 +101,7 @@ def read_header(data: object) -> ModelMark:
     if version < 1:
         raise FormatError(f"the file has format version {version}; the first one is 1")
     model = require_field(data, "model", dict, "the file")
-    return ModelMark(
+    return ModelIdentity(
         require_field(model, "name", str, "model"),
         require_field(model, "fingerprint", str, "model"),
         _n_vocab(model),
@@ -114,7 +114,7 @@ def _n_vocab(model: dict[str, Any]) -> int:
     if "n_vocab" in model and model["n_vocab"] is None:
         return 0
     found = parse_int(model.get("n_vocab"), "n_vocab of model", 1)
-    return 0 if found > MOST_IDS else found
+    return 0 if found > MAX_VOCAB else found
 
 
 def read_records(data: dict[str, Any], n_vocab: int) -> tuple[list[Record], list[str]]:
@@ -205,7 +205,7 @@ def save(loom: Loom, path: str | os.PathLike[str], *, kv: bool = False) -> None:
     """Write `loom` to `path`: afterwards the file is the old one or the new one, whole."""
     atomic_files.write(path, chunks(loom))
     if kv:
-        sidecar.save(loom, sidecar.beside(path))
+        sidecar.save(loom, sidecar.path_for(path))
 
 
 def chunks(loom: Loom) -> Iterator[str]:
@@ -213,12 +213,12 @@ def chunks(loom: Loom) -> Iterator[str]:
 
     Raises: ConfigError for a `meta` that is not JSON.
     """
-    mark = mark_of(loom)
+    identity = identity_of(loom)
     head = {
         "format": FORMAT,
         "version": VERSION,
         "created": loom.created,
-        "model": mark.plain(),
+        "model": identity.to_dict(),
         "prompt": {
             "user_prompt": loom.user_prompt,
             "chat_template_used": loom.chat_template_used,
@@ -236,7 +236,7 @@ def chunks(loom: Loom) -> Iterator[str]:
     yield "\n ]\n}\n"
 
 
-def mark_of(loom: Loom) -> ModelMark:
+def identity_of(loom: Loom) -> ModelIdentity:
     """Return whose tokens a loom holds."""
     if loom.lm is None:
         return loom.saved_by
@@ -245,7 +245,7 @@ def mark_of(loom: Loom) -> ModelMark:
         adapter = lm.adapters.fingerprint(name)
     else:  # it has been removed
         adapter = getattr(loom, "saved_by", NO_MODEL).adapter
-    return ModelMark(info.model, lm.fingerprint(), info.n_vocab, adapter)
+    return ModelIdentity(info.model, lm.fingerprint(), info.n_vocab, adapter)
 
 
 def _node_data(node: Heddle, parent: int | None) -> dict[str, Any]:
@@ -298,15 +298,15 @@ def load(
         path, FormatError, "no saved loom, or is broken", unread=StoreError
     )
     with atomic_files.with_filename(path):
-        loom = loaded(data, lm, force=force, loom_class=loom_class, heddle_class=heddle_class)
+        loom = load_json(data, lm, force=force, loom_class=loom_class, heddle_class=heddle_class)
     for what in loom.dropped:
         _log.warning("%s: %s", path, what)
-    if kv and lm is not None and (notice := sidecar.try_warm(loom, path)):
+    if kv and lm is not None and (notice := sidecar.try_load(loom, path)):
         loom.dropped += (notice,)
     return loom
 
 
-def loaded(
+def load_json(
     data: object,
     lm: LM | None,
     *,
@@ -315,19 +315,19 @@ def loaded(
     heddle_class: type[Heddle],
 ) -> L:
     """Return the loom that a file's JSON holds. Raises: as `Loom.open`, without the file's name."""
-    mark = read_header(data)
+    identity = read_header(data)
     assert isinstance(data, dict)
-    records, dropped = read_records(data, mark.n_vocab)
+    records, dropped = read_records(data, identity.n_vocab)
     if lm is not None:
-        check_model(lm, mark, data.get("adapter"), force=force)
-    loom = _made(data, mark, records, lm, loom_class, heddle_class)
+        check_model(lm, identity, data.get("adapter"), force=force)
+    loom = _build_loom(data, identity, records, lm, loom_class, heddle_class)
     loom.dropped = tuple(dropped)
     return loom
 
 
-def _made(
+def _build_loom(
     data: dict[str, Any],
-    mark: ModelMark,
+    identity: ModelIdentity,
     records: list[Record],
     lm: LM | None,
     loom_class: type[L],
@@ -343,13 +343,13 @@ def _made(
         None if data.get("adapter") is None else require_field(data, "adapter", str, "the file")
     )
     created = require_field(data, "created", str, "the file")
-    loom = bare_loom(mark, made, created, adapter, lm, loom_class, heddle_class)
-    _grow_back(loom, records)
+    loom = bare_loom(identity, made, created, adapter, lm, loom_class, heddle_class)
+    _restore_nodes(loom, records)
     return loom
 
 
 def bare_loom(
-    mark: ModelMark,
+    identity: ModelIdentity,
     made: Prompt,
     created: str,
     adapter: str | None,
@@ -358,41 +358,44 @@ def bare_loom(
     heddle_class: type[Heddle],
 ) -> L:
     """Return the root of a loom that was saved before; nothing is tokenised again."""
-    binding = ModelBinding(lm, lm, None if lm is None else lm.tokenizer, is_text=mark == NO_MODEL)
+    binding = ModelBinding(
+        lm, lm, None if lm is None else lm.tokenizer, is_text=identity == NO_MODEL
+    )
     loom = loom_class.restored(binding, made, heddle_class)
-    loom.created, binding.adapter, loom.saved_by = created, adapter, mark
+    loom.created, binding.adapter, loom.saved_by = created, adapter, identity
     return loom
 
 
-def _counted(n_vocab: int) -> str:
+def _describe_ids(n_vocab: int) -> str:
     return f"{n_vocab} token ids" if n_vocab else "pieces of text for tokens"
 
 
-def check_model(lm: LM, mark: ModelMark, adapter: object, *, force: bool) -> None:
+def check_model(lm: LM, identity: ModelIdentity, adapter: object, *, force: bool) -> None:
     """Raise ModelMismatch where a loom's tokens are none of this model's, or of its adapter's.
 
     adapter: the name of the loom's. One that the LM has not loaded is asked for when it grows.
     """
     info = lm.info
-    if mark == NO_MODEL:
+    if identity == NO_MODEL:
         raise ModelMismatch("the loom is of texts that no model wrote: open it without one")
-    if info.n_vocab != mark.n_vocab:
+    if info.n_vocab != identity.n_vocab:
         raise ModelMismatch(
-            f"the loom was saved by {mark.name} with {_counted(mark.n_vocab)}; {info.model} has "
-            f"{_counted(info.n_vocab)}. Open it with its own model, or without one to read it"
+            f"the loom was saved by {identity.name} with {_describe_ids(identity.n_vocab)}; "
+            f"{info.model} has {_describe_ids(info.n_vocab)}. "
+            "Open it with its own model, or without one to read it"
         )
     if force:
         return
-    if lm.fingerprint() != mark.fingerprint:
+    if lm.fingerprint() != identity.fingerprint:
         raise ModelMismatch(
-            f"the loom was saved by {mark.name}, and {info.model} has other weights now: their"
+            f"the loom was saved by {identity.name}, and {info.model} has other weights now: their"
             " fingerprints differ. Open it with its own model, or take its token ids as they are"
             " with force=True",
             hint="force=True",
         )
-    if not mark.adapter or not isinstance(adapter, str) or adapter not in lm.adapters:
+    if not identity.adapter or not isinstance(adapter, str) or adapter not in lm.adapters:
         return
-    if lm.adapters.fingerprint(adapter) != mark.adapter:
+    if lm.adapters.fingerprint(adapter) != identity.adapter:
         raise ModelMismatch(
             f"the loom was grown with another LoRA adapter named {adapter!r}. Add the one that grew"
             " it, or take its token ids as they are with force=True",
@@ -400,7 +403,7 @@ def check_model(lm: LM, mark: ModelMark, adapter: object, *, force: bool) -> Non
         )
 
 
-def _grow_back(loom: Loom, records: list[Record]) -> None:
+def _restore_nodes(loom: Loom, records: list[Record]) -> None:
     nodes: list[Heddle] = [loom]
     _fill(loom, records[0])
     for record in records[1:]:

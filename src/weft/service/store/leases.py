@@ -41,7 +41,7 @@ class LoomLeases:
 
         def work(connection: Connection) -> LoomLease | None:
             now = self._database.now
-            found = self._locked(connection, loom)
+            found = self._lock_row(connection, loom)
             if found is None:
                 values = {"loom": loom, "owner": owner, "term": 1, "expires": now + ttl_s}
                 first = self._database.insert(leases).values(**values).on_conflict_do_nothing()
@@ -56,7 +56,7 @@ class LoomLeases:
                     .where(leases.c.loom == loom)
                     .values(owner=owner, term=term, expires=now + ttl_s)
                 )
-            return self._locked(connection, loom)
+            return self._lock_row(connection, loom)
 
         return self._database.write(work)
 
@@ -68,7 +68,7 @@ class LoomLeases:
             now = self._database.now
             mine = (leases.c.loom == loom, leases.c.owner == owner, leases.c.expires > now)
             done = connection.execute(sa.update(leases).where(*mine).values(expires=now + ttl_s))
-            return self._locked(connection, loom) if done.rowcount else None
+            return self._lock_row(connection, loom) if done.rowcount else None
 
         return self._database.write(work)
 
@@ -88,7 +88,7 @@ class LoomLeases:
         found = self._database.read(lambda connection: self._lease(connection, loom))
         return found if found is not None and found.left_s > 0 else None
 
-    def held_by(self, owner: str) -> list[LoomLease]:
+    def owned_by(self, owner: str) -> list[LoomLease]:
         """Return the leases that are an owner's now."""
         left = (leases.c.expires - self._database.now).label("left_s")
         query = sa.select(leases.c.loom, leases.c.owner, leases.c.term, left).where(
@@ -97,7 +97,7 @@ class LoomLeases:
         rows = self._database.read(lambda connection: connection.execute(query).all())
         return [LoomLease(*row) for row in rows]
 
-    def _locked(self, connection: Connection, loom: str) -> LoomLease | None:
+    def _lock_row(self, connection: Connection, loom: str) -> LoomLease | None:
         return self._lease(connection, loom, locks=True)
 
     def _lease(self, connection: Connection, loom: str, *, locks: bool = False) -> LoomLease | None:
@@ -108,7 +108,7 @@ class LoomLeases:
         return None if row is None else LoomLease(*row)
 
 
-class Tenure:
+class LeaseHolder:
     """One loom's lease, taken and kept in the very transactions that grow it.
 
     So whoever was away for so long that another has taken the loom cannot write what he had grown:
@@ -123,7 +123,7 @@ class Tenure:
         self._owner = ""
         self._term = 0
 
-    def take(self, connection: Connection, owner: str, is_gone: Callable[[str], bool]) -> str:
+    def acquire(self, connection: Connection, owner: str, is_gone: Callable[[str], bool]) -> str:
         """Take the loom, and return whose it was before; "" where that is known to have ended.
 
         is_gone: whether an owner, by his mark, has died: his lease is not waited for.
@@ -149,9 +149,9 @@ class Tenure:
         )
         return former
 
-    def keep(self, connection: Connection, *, is_over: bool) -> None:
+    def renew(self, connection: Connection, *, is_finished: bool) -> None:
         """Keep the loom for as long again, or give it back. Raises: LeaseLost."""
-        expires = sa.literal(0.0) if is_over else self._database.now + self._ttl_s
+        expires = sa.literal(0.0) if is_finished else self._database.now + self._ttl_s
         mine = (
             (leases.c.loom, self._loom),
             (leases.c.owner, self._owner),

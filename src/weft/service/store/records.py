@@ -11,11 +11,11 @@ from sqlalchemy.engine import Connection
 
 from ..._core.validation import check_int
 from ...errors import ConfigError
-from .rows import of_rows, plain, score_of, text_of
+from .rows import checks_columns, db_text, score_of, text_of
 from .tables import nodes, pieces
 
 _CHUNK = 500
-MOST = 10_000  # records of a page
+MAX_PAGE = 10_000  # records of a page
 # What a record needs of a row: not the ids of its tokens, nor their entropies.
 _COLUMNS = [
     nodes.c[name]
@@ -26,7 +26,7 @@ _COLUMNS = [
 ]
 
 
-class NodeRow(NamedTuple):
+class NodeRecord(NamedTuple):
     """A node as its row has it. parent: a number; None for the root.
 
     place: orders siblings. mean_logprob, mean_p: of the sampled tokens; None for none. params: key
@@ -57,7 +57,7 @@ class NodeRow(NamedTuple):
 
 
 class PageOptions(TypedDict, total=False):
-    """Which nodes a page has; see `KeptLoom.nodes`."""
+    """Which nodes a page has; see `StoredLoom.nodes`."""
 
     under: str | int | None
     depth: int | None
@@ -66,11 +66,11 @@ class PageOptions(TypedDict, total=False):
     after: int | None
 
 
-def page(connection: Connection, loom: int, **which: Unpack[PageOptions]) -> list[NodeRow]:
-    """Return nodes of a loom in the order of their numbers; see `KeptLoom.nodes`."""
+def page(connection: Connection, loom: int, **which: Unpack[PageOptions]) -> list[NodeRecord]:
+    """Return nodes of a loom in the order of their numbers; see `StoredLoom.nodes`."""
     under, depth, since = which.get("under"), which.get("depth"), which.get("since")
     limit, after = which.get("limit", 100), which.get("after")
-    check_int("limit", limit, 1, MOST)
+    check_int("limit", limit, 1, MAX_PAGE)
     wanted = [nodes.c.loom == loom]
     if since is None:
         wanted.append(~nodes.c.removed)
@@ -94,7 +94,7 @@ def page(connection: Connection, loom: int, **which: Unpack[PageOptions]) -> lis
 
 
 def _number(connection: Connection, loom: int, given: str | int) -> int:
-    text = plain(str(given))
+    text = db_text(str(given))
     is_number = text.isdecimal() and len(text) <= 9
     named = nodes.c.number == int(text) if is_number else nodes.c.id == text
     found = connection.execute(
@@ -146,14 +146,14 @@ def _pieces(connection: Connection, loom: int, numbers: list[int]) -> dict[int, 
     return found
 
 
-@of_rows
-def _records(rows: Any, counts: dict[int, int], parts: dict[int, list[Any]]) -> list[NodeRow]:
+@checks_columns
+def _records(rows: Any, counts: dict[int, int], parts: dict[int, list[Any]]) -> list[NodeRecord]:
     found = []
     for row in rows:
         came = parts.get(row.number, [])
         mean_logprob, mean_p = _means(b"".join(part.logprobs for part in came) or row.logprobs)
         found.append(
-            NodeRow(
+            NodeRecord(
                 row.number,
                 row.id,
                 row.parent,

@@ -19,7 +19,7 @@ from ...errors import ConfigError, StoreError
 from ...loom import Heddle
 from ...loom.node import set_text, set_tokens
 from .tables import nodes, sampling
-from .words import searchable, without_template
+from .text_normalization import search_text, strip_template
 
 _DIGEST = 16
 _CHUNK = 500  # values that one statement names
@@ -28,7 +28,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def of_rows(read: Callable[P, R]) -> Callable[P, R]:
+def checks_columns(read: Callable[P, R]) -> Callable[P, R]:
     """Let what reads columns say that the database is broken, where they hold no such thing."""
 
     @wraps(read)
@@ -116,20 +116,20 @@ class Params:
 
     def key(self, params: SamplingParams) -> tuple[str, str]:
         """Return the key of a row for them, and the row's JSON."""
-        known = self._keys.get(id(params))
-        if known is None:
+        saved = self._keys.get(id(params))
+        if saved is None:
             data = json.dumps(params.to_dict())
             key = hashlib.blake2b(data.encode(), digest_size=_DIGEST).hexdigest()
-            known = self._keys[id(params)] = params, key, data  # held, or its id would come again
-        return known[1:]
+            saved = self._keys[id(params)] = params, key, data  # held, or its id would come again
+        return saved[1:]
 
-    @of_rows
+    @checks_columns
     def learn(self, key: str, data: str) -> None:
         """Take a row over."""
         if key not in self._by_key:
             self._by_key[key] = SamplingParams.from_dict(json.loads(data))
 
-    def known(self, key: str | None) -> SamplingParams | None:
+    def saved(self, key: str | None) -> SamplingParams | None:
         """Return the parameters of a row. Raises: StoreError, as there is no such row."""
         if key is None:
             return None
@@ -158,7 +158,7 @@ def select_nodes(connection: Connection, params: Params, *where: Any) -> Sequenc
 # Numbers ---------------------------------------------------------------------------------------
 
 
-def packed_ids(ids: Sequence[int]) -> bytes:
+def pack_ids(ids: Sequence[int]) -> bytes:
     """Return token ids as bytes, four each, or eight where one is beyond that.
 
     Ids of any length (those of texts at a server that tells no tokens) are JSON.
@@ -171,7 +171,7 @@ def packed_ids(ids: Sequence[int]) -> bytes:
     return data + b" " * (len(data) in (4 * len(ids), 8 * len(ids)))
 
 
-def unpacked_ids(data: bytes, n: int) -> list[int]:
+def unpack_ids(data: bytes, n: int) -> list[int]:
     """Return the token ids; n: how many there are."""
     if not n:
         return []
@@ -185,12 +185,12 @@ def unpacked_ids(data: bytes, n: int) -> list[int]:
     return found
 
 
-def packed_figures(values: Sequence[float]) -> bytes:
+def pack_floats(values: Sequence[float]) -> bytes:
     """Return logprobs or entropies as bytes, eight each: what comes back is equal to the bit."""
     return np.asarray(values, "<f8").tobytes()
 
 
-def unpacked_figures(data: bytes) -> list[float]:
+def unpack_floats(data: bytes) -> list[float]:
     """Return logprobs or entropies."""
     return cast("list[float]", np.frombuffer(data, "<f8").tolist())
 
@@ -198,7 +198,7 @@ def unpacked_figures(data: bytes) -> list[float]:
 # Texts -----------------------------------------------------------------------------------------
 
 
-def is_plain(text: str) -> bool:
+def is_db_text(text: str) -> bool:
     """Whether every database can hold this text as it is."""
     return "\0" not in text and text.isprintable() or _encodes(text)
 
@@ -213,19 +213,19 @@ def _encodes(text: str) -> bool:
     return True
 
 
-def plain(text: str) -> str:
+def db_text(text: str) -> str:
     """Return a text as every database can hold it."""
-    if is_plain(text):
+    if is_db_text(text):
         return text
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
-def exact(text: str) -> bytes | None:
-    """Return a text as UTF-8 where `plain` is not all of it."""
-    return None if is_plain(text) else text.encode("utf-8", "surrogatepass")
+def raw_bytes(text: str) -> bytes | None:
+    """Return a text as UTF-8 where `db_text` is not all of it."""
+    return None if is_db_text(text) else text.encode("utf-8", "surrogatepass")
 
 
-@of_rows
+@checks_columns
 def text_of(row: Any) -> str:
     """Return the text of a row."""
     text: str = row.text if row.exact is None else row.exact.decode("utf-8", "surrogatepass")
@@ -238,36 +238,36 @@ def text_of(row: Any) -> str:
 def content_values(content: Content, text: str, params: Params, prompt: str = "") -> Values:
     """Return the columns of what a node holds. prompt: of the loom, for its root."""
     return {
-        "text": plain(text),
-        "exact": exact(text),
-        "words": searchable(without_template(text, prompt)),
+        "text": db_text(text),
+        "exact": raw_bytes(text),
+        "words": search_text(strip_template(text, prompt)),
         "n_tokens": len(content.tokens),
-        "tokens": packed_ids(content.tokens),
-        "logprobs": packed_figures(content.logprobs),
-        "entropies": packed_figures(content.entropies),
+        "tokens": pack_ids(content.tokens),
+        "logprobs": pack_floats(content.logprobs),
+        "entropies": pack_floats(content.entropies),
         "params": None if content.params is None else params.key(content.params)[0],
         "lineage": json.dumps(content.lineage),
         "finish_reason": content.finish_reason,
         # JSON: it may hold what the database's own text cannot.
         "stop_string": None if content.stop_string is None else json.dumps(content.stop_string),
         "terminal": content.terminal,
-        "legal_logmass": packed_figures(content.legal_logmass) or None,
+        "legal_logmass": pack_floats(content.legal_logmass) or None,
     }
 
 
-@of_rows
+@checks_columns
 def content_of_row(row: Any, params: Params) -> Content:
     """Return what a row holds."""
     return Content(
-        unpacked_ids(row.tokens, row.n_tokens),
-        unpacked_figures(row.logprobs),
-        unpacked_figures(row.entropies),
-        params.known(row.params),
+        unpack_ids(row.tokens, row.n_tokens),
+        unpack_floats(row.logprobs),
+        unpack_floats(row.entropies),
+        params.saved(row.params),
         () if row.lineage == "[]" else tuple(json.loads(row.lineage)),
         row.finish_reason,
         None if row.stop_string is None else json.loads(row.stop_string),
         row.terminal,
-        [] if row.legal_logmass is None else unpacked_figures(row.legal_logmass),
+        [] if row.legal_logmass is None else unpack_floats(row.legal_logmass),
     )
 
 
@@ -288,7 +288,7 @@ def score_value(score: float | None) -> str | None:
     return None if score is None else repr(float(score))
 
 
-@of_rows
+@checks_columns
 def score_of(value: str | None) -> float | None:
     """Return the score of a column."""
     return None if value is None else float(value)
@@ -311,7 +311,7 @@ def meta_json(node: Heddle) -> str:
         ) from error
 
 
-@of_rows
+@checks_columns
 def meta_of(value: str) -> dict[str, Any]:
     """Return the meta of a column, the reader's own."""
     found: dict[str, Any] = {} if value == "{}" else json.loads(value)

@@ -36,7 +36,7 @@ _AT_ONCE = 64  # nodes whose KV is computed together
 _log = logging.getLogger(__name__)
 
 
-class Warmed(NamedTuple):
+class KVLoadResult(NamedTuple):
     """What came of a sidecar. n_tokens: whose KV is there now. notice: "" where all came."""
 
     n_tokens: int
@@ -50,7 +50,7 @@ class SavedSlots(NamedTuple):
     length: int
 
 
-def beside(path: str | os.PathLike[str]) -> Path:
+def path_for(path: str | os.PathLike[str]) -> Path:
     """Return the name of the sidecar of a loom's file."""
     name = Path(path).name
     stem = name.removesuffix(_LOOM) if name.endswith(_LOOM) else Path(name).stem
@@ -65,10 +65,10 @@ def save(node: Heddle, path: str | os.PathLike[str], *, below: bool = True) -> i
     Cost: three copies of the KV on the host, one at a time of most of it.
     """
     lm = lm_of(node)
-    _compute(lm, [each for each, _, _ in _keyed(node, below)])
+    _compute(lm, [each for each, _, _ in _nodes_with_keys(node, below)])
     parts: list[tuple[Mapping[str, Any], int]] = []
     blocks: list[tuple[str, int]] = []
-    for each, key, end in _keyed(node, below):
+    for each, key, end in _nodes_with_keys(node, below):
         length = len(each.tokens)
         if length:
             parts.append((lm.kv.export(each, start=end - length), length))
@@ -97,7 +97,7 @@ def _compute(lm: LM, nodes: list[Heddle]) -> None:
             ticket.result()
 
 
-def warm(loom: Loom, path: str | os.PathLike[str]) -> Warmed:
+def load(loom: Loom, path: str | os.PathLike[str]) -> KVLoadResult:
     """Put what a sidecar has of a loom's KV into the token tree; nothing is computed.
 
     Never raises for the file: what is wrong with it is the notice, and the rest is computed when
@@ -113,20 +113,20 @@ def warm(loom: Loom, path: str | os.PathLike[str]) -> Warmed:
         whole = saved._replace(token_ids=[0] * sum(block.length for block in blocks.values()))
         if not whole.fits(lm.info.n_layers, lm.info.kv_bytes_per_token):
             raise FormatError("its arrays are not the KV that it says")
-        return _filled(lm, loom, saved.arrays, blocks)
+        return _fill(lm, loom, saved.arrays, blocks)
     except WeftError as error:
-        return Warmed(
+        return KVLoadResult(
             0,
             f"{atomic_files.display_path(path)} was not used, so its KV is computed again: {error}",
         )
 
 
-def try_warm(loom: Loom, path: str | os.PathLike[str]) -> str:
+def try_load(loom: Loom, path: str | os.PathLike[str]) -> str:
     """As `warm`, where there is a sidecar; return the notice, which is logged."""
-    sidecar = beside(path)
+    sidecar = path_for(path)
     if not sidecar.exists():
         return ""
-    found = warm(loom, sidecar)
+    found = load(loom, sidecar)
     if found.notice:
         _log.warning("%s", found.notice)
     return found.notice
@@ -145,11 +145,11 @@ def _read(data: bytes) -> tuple[SavedPath, dict[str, SavedSlots]]:
     return saved, blocks
 
 
-def _filled(
+def _fill(
     lm: LM, loom: Loom, arrays: Mapping[str, Any], blocks: Mapping[str, SavedSlots]
-) -> Warmed:
+) -> KVLoadResult:
     n_tokens, n_missed = 0, 0
-    for node, key, end in _keyed(loom, below=True):
+    for node, key, end in _nodes_with_keys(loom, below=True):
         block = blocks.get(key)
         if block is None or block.length > end:
             n_missed += bool(node.tokens)
@@ -167,29 +167,31 @@ def _filled(
         n_tokens += block.length if is_there else 0
         n_missed += not is_there
     if not n_missed:
-        return Warmed(n_tokens)
+        return KVLoadResult(n_tokens)
     nodes = f"{n_missed} node{'s' if n_missed > 1 else ''}"
-    return Warmed(n_tokens, f"the KV of {nodes} is not in the file or has no room: computed again")
+    return KVLoadResult(
+        n_tokens, f"the KV of {nodes} is not in the file or has no room: computed again"
+    )
 
 
-def _keyed(node: Heddle, below: bool) -> Iterator[tuple[Heddle, str, int]]:
+def _nodes_with_keys(node: Heddle, below: bool) -> Iterator[tuple[Heddle, str, int]]:
     """Yield nodes, parents first, each with the key of its path and the path's length."""
     state, end = hashlib.blake2b(digest_size=16), 0
     path = node.path
     for above in path[:-1]:
-        end += _fed(state, above)
+        end += _hash_tokens(state, above)
         yield above, state.hexdigest(), end
     stack = [(node, state, end)]
     while stack:
         each, state, end = stack.pop()
         state = state.copy()
-        end += _fed(state, each)
+        end += _hash_tokens(state, each)
         yield each, state.hexdigest(), end
         if below:
             stack.extend((child, state, end) for child in reversed(each.children))
 
 
-def _fed(state: Any, node: Heddle) -> int:
+def _hash_tokens(state: Any, node: Heddle) -> int:
     tokens = node.tokens
     state.update(b"".join(token.to_bytes(8, "little") for token in tokens))
     return len(tokens)

@@ -34,7 +34,7 @@ from .rows import (
 
 
 @dataclass(slots=True)
-class Known:
+class SavedNode:
     """What the rows say of a node. parent: a number. score, meta: as their columns have them."""
 
     node: Heddle
@@ -47,7 +47,7 @@ class Known:
     bookmark: str | None
 
 
-class Spot(NamedTuple):
+class TreePosition(NamedTuple):
     """Where a node stands in the live tree: below which one, and where among its siblings."""
 
     parent: Heddle | None
@@ -61,7 +61,7 @@ class Difference:
     added: list[Heddle] = field(default_factory=list)
     changed: dict[str, set[str]] = field(default_factory=dict)  # groups by id
     removed: list[str] = field(default_factory=list)
-    spots: dict[str, Spot] = field(default_factory=dict)  # of what is new or elsewhere
+    positions: dict[str, TreePosition] = field(default_factory=dict)  # of what is new or elsewhere
 
     def __bool__(self) -> bool:
         return bool(self.added or self.changed or self.removed)
@@ -71,8 +71,8 @@ class Difference:
         left = set(ids)
         staying = [node.id for node in self.added if node.id not in left]
         for node_id in (*staying, *self.changed):
-            spot = self.spots.get(node_id)
-            at = None if spot is None else spot.parent
+            position = self.positions.get(node_id)
+            at = None if position is None else position.parent
             while at is not None and at.id in left:
                 left.discard(at.id)
                 at = at.parent
@@ -85,17 +85,17 @@ class Snapshot:
     def __init__(self, loom: Loom) -> None:
         self.loom = loom
         self.params = Params()
-        self.known: dict[str, Known] = {}
-        self.gone: dict[str, Known] = {}  # removed while something grows
+        self.saved: dict[str, SavedNode] = {}
+        self.gone: dict[str, SavedNode] = {}  # removed while something grows
         self.numbers: dict[str, int] = {}
         self.ids: dict[int, str] = {}
 
-    def restart(self) -> None:
+    def reset(self) -> None:
         """Forget all rows: those that are read next are of another past."""
-        for table in (self.known, self.gone, self.numbers, self.ids):
+        for table in (self.saved, self.gone, self.numbers, self.ids):
             table.clear()
 
-    def name(self, node_id: str, number: int) -> None:
+    def set_number(self, node_id: str, number: int) -> None:
         """Remember a node's number."""
         self.numbers[node_id] = number
         self.ids[number] = node_id
@@ -108,22 +108,22 @@ class Snapshot:
         seen: set[str] = set()
         self._recognise(self.loom, seen)
         stack: list[Heddle] = [self.loom]
-        found.spots[self.loom.id] = Spot(None, 0.0)
+        found.positions[self.loom.id] = TreePosition(None, 0.0)
         while stack:
             node = stack.pop()
-            known = self.known.get(node.id)
-            if known is None:
+            saved = self.saved.get(node.id)
+            if saved is None:
                 found.added.append(node)
-            elif groups := self._changes(node, known, found.spots.get(node.id)):
+            elif groups := self._changes(node, saved, found.positions.get(node.id)):
                 found.changed[node.id] = groups
             children = node.children
             if children:
                 for child in children:
                     self._recognise(child, seen)
-                self._find_spots(node, children, found.spots)
+                self._find_positions(node, children, found.positions)
                 stack.extend(reversed(children))
-        if len(seen) - len(found.added) < len(self.known):
-            found.removed = [each for each in self.known if each not in seen]
+        if len(seen) - len(found.added) < len(self.saved):
+            found.removed = [each for each in self.saved if each not in seen]
         if len(found.added) > 1:
             new = {node.id for node in found.added}
             found.added = [node for node in preorder_by_call(self.loom) if node.id in new]
@@ -131,54 +131,56 @@ class Snapshot:
 
     def _recognise(self, node: Heddle, seen: set[str]) -> None:
         """Tell apart two nodes that have one id: the later one is from a copy of the same file."""
-        known = self.known.get(node.id)
-        if known is not None and known.node is not node:
-            if is_below(known.node, self.loom):
+        saved = self.saved.get(node.id)
+        if saved is not None and saved.node is not node:
+            if is_below(saved.node, self.loom):
                 node.id = secrets.token_hex(6)
             else:
-                known.node = node
+                saved.node = node
         elif node.id in seen:
             node.id = secrets.token_hex(6)
         seen.add(node.id)
 
-    def _changes(self, node: Heddle, known: Known, spot: Spot | None) -> set[str]:
+    def _changes(self, node: Heddle, saved: SavedNode, position: TreePosition | None) -> set[str]:
         groups: set[str] = set()
-        if known.content.differs(node):
+        if saved.content.differs(node):
             groups.add("content")
-        if known.score != score_value(node.score):
+        if saved.score != score_value(node.score):
             groups.add("score")
-        if known.meta != (meta_json(node) if node.meta else "{}"):
+        if saved.meta != (meta_json(node) if node.meta else "{}"):
             groups.add("meta")
-        if spot is not None and spot.parent is not None:
-            parent = self.numbers.get(spot.parent.id)
-            if parent != known.parent or spot.place != known.place:
+        if position is not None and position.parent is not None:
+            parent = self.numbers.get(position.parent.id)
+            if parent != saved.parent or position.place != saved.place:
                 groups.add("place")
         return groups
 
-    def _find_spots(self, parent: Heddle, children: list[Heddle], spots: dict[str, Spot]) -> None:
+    def _find_positions(
+        self, parent: Heddle, children: list[Heddle], positions: dict[str, TreePosition]
+    ) -> None:
         number, last = self.numbers.get(parent.id), (-math.inf, 0)
         for child in children:
-            known = self.known.get(child.id)
-            if known is None or known.parent != number or (known.place, known.number) <= last:
+            saved = self.saved.get(child.id)
+            if saved is None or saved.parent != number or (saved.place, saved.number) <= last:
                 break
-            last = known.place, known.number
+            last = saved.place, saved.number
         else:
             return
         old: list[float | None] = []
         for child in children:
-            known = self.known.get(child.id)
-            old.append(known.place if known is not None and known.parent == number else None)
-        for child, place, before in zip(children, places(old), old, strict=True):
+            saved = self.saved.get(child.id)
+            old.append(saved.place if saved is not None and saved.parent == number else None)
+        for child, place, before in zip(children, rank_siblings(old), old, strict=True):
             if before != place:
-                spots[child.id] = Spot(parent, place)
+                positions[child.id] = TreePosition(parent, place)
 
-    def forget(self, node_id: str, *, growing: bool) -> None:
+    def remove(self, node_id: str, *, growing: bool) -> None:
         """Take a node for removed. growing: something grows just now, maybe below it."""
-        known = self.known.pop(node_id, None)
-        if known is not None and growing:
-            self.gone[node_id] = known
+        saved = self.saved.pop(node_id, None)
+        if saved is not None and growing:
+            self.gone[node_id] = saved
 
-    def put_back(self, growing: Container[str]) -> None:
+    def revert(self, growing: Container[str]) -> None:
         """Make the live tree what the rows say again; nodes that grow or have grown stay in it.
 
         growing: their ids. Only for a loom with a tokenizer: rows are known by their tokens.
@@ -186,35 +188,35 @@ class Snapshot:
         """
         loom = self.loom
         for node in list(loom.walk()):
-            is_new = node.id not in self.known and node.id not in growing
+            is_new = node.id not in self.saved and node.id not in growing
             if is_new and node is not loom:
                 detach_node(node)
-        below: dict[int | None, list[Known]] = {}
-        for known in sorted(self.known.values(), key=lambda each: (each.place, each.number)):
-            below.setdefault(known.parent, []).append(known)
-        stack = [self.known[loom.id]]
+        below: dict[int | None, list[SavedNode]] = {}
+        for saved in sorted(self.saved.values(), key=lambda each: (each.place, each.number)):
+            below.setdefault(saved.parent, []).append(saved)
+        stack = [self.saved[loom.id]]
         while stack:
-            known = stack.pop()
-            node, wanted = known.node, below.get(known.number, [])
+            saved = stack.pop()
+            node, wanted = saved.node, below.get(saved.number, [])
             for child in wanted:
                 if child.node.parent is not node or child.node not in child_list(node):
                     adopt_node(node, child.node)
             grown = [each for each in child_list(node) if each.id in growing]
             child_list(node)[:] = [child.node for child in wanted] + grown
-            self._put_back(known)
+            self._revert(saved)
             stack.extend(wanted)
         clear_places(loom)
 
-    def _put_back(self, known: Known) -> None:
-        node = known.node
-        if known.content.differs(node):
-            set_content(node, known.content, node.text)
-        if known.score != score_value(node.score):
-            node.score = score_of(known.score)
-        if not _has_meta(node, known.meta):
-            node.meta = meta_of(known.meta)
+    def _revert(self, saved: SavedNode) -> None:
+        node = saved.node
+        if saved.content.differs(node):
+            set_content(node, saved.content, node.text)
+        if saved.score != score_value(node.score):
+            node.score = score_of(saved.score)
+        if not _has_meta(node, saved.meta):
+            node.meta = meta_of(saved.meta)
 
-    def stand(self, grown: Iterable[Heddle]) -> None:
+    def adopt(self, grown: Iterable[Heddle]) -> None:
         """Bring back the ways to nodes that have grown below what was removed meanwhile."""
         for node in grown:
             parent = node.parent
@@ -241,40 +243,40 @@ class Snapshot:
             if is_out:
                 wanted = path[place + 2] if place + 2 < len(path) else None
                 for each in list(child_list(child)):
-                    if each is not wanted and (each.id in self.known or each.id in self.gone):
+                    if each is not wanted and (each.id in self.saved or each.id in self.gone):
                         detach_node(each)
 
-    def _last(self, node: Heddle) -> Known:
-        known = self.known.get(node.id) or self.gone.get(node.id)
-        if known is None:
+    def _last(self, node: Heddle) -> SavedNode:
+        saved = self.saved.get(node.id) or self.gone.get(node.id)
+        if saved is None:
             raise StoreError(f"the node {node.id} has grown outside of the loom")
-        return known
+        return saved
 
     def _by_number(self, number: int | None) -> Heddle:
         node_id = self.ids.get(-1 if number is None else number, "")
-        known = self.known.get(node_id) or self.gone.get(node_id)
-        if known is None:
+        saved = self.saved.get(node_id) or self.gone.get(node_id)
+        if saved is None:
             raise StoreError(f"a node stands below node {number}, which is not in the loom")
-        return known.node
+        return saved.node
 
     # What others wrote
 
-    def take_in(self, rows: Iterable[Any], growing: Collection[Heddle] = ()) -> Taken:
+    def merge(self, rows: Iterable[Any], growing: Collection[Heddle] = ()) -> MergedChanges:
         """Put what others have written into the live tree; what was changed here stays as it is.
 
         rows: those that are newer than what is known, parents of new ones among them or known.
         growing: nodes of this tree that stand in no list of children yet.
         """
-        found = Taken([], [], [])
+        found = MergedChanges([], [], [])
         own = {node.id for node in growing}
         new: dict[int | None, list[Any]] = {}
         old: list[Any] = []
         gone: list[Any] = []
         for row in rows:
-            self.name(row.id, row.number)
+            self.set_number(row.id, row.number)
             if row.removed:
                 gone.append(row)
-            elif row.id in self.known:
+            elif row.id in self.saved:
                 old.append(row)
             elif row.id not in own:  # somebody took us for dead: our commit says what it is
                 new.setdefault(row.parent, []).append(row)
@@ -283,12 +285,12 @@ class Snapshot:
         moved = self._move_all(
             row
             for row in old
-            if (known := self.known[row.id])
-            and (row.parent, row.place) != (known.parent, known.place)
+            if (saved := self.saved[row.id])
+            and (row.parent, row.place) != (saved.parent, saved.place)
         )
         for row in old:
             if self._update(row) or row.id in moved:
-                found.changed.append(self.known[row.id].node)
+                found.changed.append(self.saved[row.id].node)
         if gone:
             self._drop(gone, growing, found.removed)
         return found
@@ -297,28 +299,28 @@ class Snapshot:
         """Make the nodes of rows. new: by the number of the parent."""
         numbers = {row.number for rows in new.values() for row in rows}
         stack = [parent for parent in new if parent not in numbers]
-        strays = {node.id: node for node in self.loom.walk() if node.id not in self.known}
+        strays = {node.id: node for node in self.loom.walk() if node.id not in self.saved}
         while stack:
             number = stack.pop()
             parent = None if number is None else self._standing(number, numbers)
             for row in sorted(new[number], key=lambda row: (row.place, row.number)):
-                known = self.known[row.id] = self._read(row)
+                saved = self.saved[row.id] = self._read(row)
                 stray = strays.get(row.id)
                 if stray is not None:  # written by us, though we were told that it was not
-                    known.node = stray
+                    saved.node = stray
                 elif parent is None:
-                    known.node = self.loom
-                    self._fill(self.loom, known, row)
+                    saved.node = self.loom
+                    self._fill(self.loom, saved, row)
                 else:
-                    known.node = new_child(parent)
-                    self._fill(known.node, known, row)
-                    self._insert(parent, known.node, known)
-                    added.append(known.node)
+                    saved.node = new_child(parent)
+                    self._fill(saved.node, saved, row)
+                    self._insert(parent, saved.node, saved)
+                    added.append(saved.node)
                 if row.number in new:
                     stack.append(row.number)
 
-    def _read(self, row: Any) -> Known:
-        return Known(
+    def _read(self, row: Any) -> SavedNode:
+        return SavedNode(
             self.loom,
             row.number,
             row.parent,
@@ -329,33 +331,33 @@ class Snapshot:
             row.bookmark,
         )
 
-    def _fill(self, node: Heddle, known: Known, row: Any) -> None:
+    def _fill(self, node: Heddle, saved: SavedNode, row: Any) -> None:
         node.id = row.id
-        set_content(node, known.content, text_of(row))
+        set_content(node, saved.content, text_of(row))
         node.score, node.meta = score_of(row.score), meta_of(row.meta)
 
     def _update(self, row: Any) -> bool:
         """Bring a known node to what its row says, where it was not changed here; was there any?"""
-        known = self.known[row.id]
-        node, theirs, changed = known.node, content_of_row(row, self.params), False
-        if theirs != known.content:
-            if not known.content.differs(node):
+        saved = self.saved[row.id]
+        node, theirs, changed = saved.node, content_of_row(row, self.params), False
+        if theirs != saved.content:
+            if not saved.content.differs(node):
                 set_content(node, theirs, text_of(row))
                 clear_places(node)
                 changed = True
-            known.content = theirs
-        if row.score != known.score:
-            if known.score == score_value(node.score):
+            saved.content = theirs
+        if row.score != saved.score:
+            if saved.score == score_value(node.score):
                 node.score = score_of(row.score)
                 changed = True
-            known.score = row.score
-        if row.meta != known.meta:
-            if known.meta == meta_json(node):
+            saved.score = row.score
+        if row.meta != saved.meta:
+            if saved.meta == meta_json(node):
                 node.meta = meta_of(row.meta)
                 changed = True
-            known.meta = row.meta
-        changed = changed or row.bookmark != known.bookmark
-        known.bookmark = row.bookmark
+            saved.meta = row.meta
+        changed = changed or row.bookmark != saved.bookmark
+        saved.bookmark = row.bookmark
         return changed
 
     def _move_all(self, rows: Iterable[Any]) -> set[str]:
@@ -364,20 +366,20 @@ class Snapshot:
         waiting = list(rows)
         while waiting:
             # One may have to leave first, that another can go below it.
-            left = [row for row in waiting if not self._move(self.known[row.id], row, moved)]
+            left = [row for row in waiting if not self._move(self.saved[row.id], row, moved)]
             if len(left) == len(waiting):
                 break
             waiting = left
         for row in waiting:  # moved below each other, here and there: the later to be written stays
-            known = self.known[row.id]
-            known.parent, known.place = row.parent, row.place
+            saved = self.saved[row.id]
+            saved.parent, saved.place = row.parent, row.place
         return moved
 
-    def _move(self, known: Known, row: Any, moved: set[str]) -> bool:
+    def _move(self, saved: SavedNode, row: Any, moved: set[str]) -> bool:
         """Move a node, unless it was moved here; False where it would stand below itself."""
-        node = known.node
+        node = saved.node
         here = None if node.parent is None else self.numbers.get(node.parent.id)
-        if here == known.parent and row.parent is not None:
+        if here == saved.parent and row.parent is not None:
             parent = self._standing(row.parent)
             if is_below(parent, node):
                 return False
@@ -385,19 +387,19 @@ class Snapshot:
                 adopt_node(parent, node)
             siblings = child_list(parent)
             del siblings[next(i for i, each in enumerate(siblings) if each is node)]
-            known.parent, known.place = row.parent, row.place
-            self._insert(parent, node, known)
+            saved.parent, saved.place = row.parent, row.place
+            self._insert(parent, node, saved)
             moved.add(row.id)
-        known.parent, known.place = row.parent, row.place
+        saved.parent, saved.place = row.parent, row.place
         return True
 
-    def _insert(self, parent: Heddle, node: Heddle, known: Known) -> None:
+    def _insert(self, parent: Heddle, node: Heddle, saved: SavedNode) -> None:
         """Put a node among its siblings; those that are in no row yet stand behind it."""
         siblings = child_list(parent)
         at = len(siblings)
         while at:
-            other = self.known.get(siblings[at - 1].id)
-            if other is not None and (other.place, other.number) <= (known.place, known.number):
+            other = self.saved.get(siblings[at - 1].id)
+            if other is not None and (other.place, other.number) <= (saved.place, saved.number):
                 break
             at -= 1
         siblings.insert(at, node)
@@ -411,15 +413,15 @@ class Snapshot:
 
     def _drop(self, gone: list[Any], growing: Iterable[Heddle], removed: list[str]) -> None:
         """Take removed nodes out, but for the way to what was grown or changed here meanwhile."""
-        mine = [node for node in self.loom.walk() if node.id not in self.known]
+        mine = [node for node in self.loom.walk() if node.id not in self.saved]
         above = [node.parent for node in growing if node.parent is not None]
         is_growing = bool(above)
         mine += above
         ids = {row.id for row in gone}
         mine += [
-            known.node
-            for known in (self.known[each] for each in ids if each in self.known)
-            if self._changes(known.node, known, None)
+            saved.node
+            for saved in (self.saved[each] for each in ids if each in self.saved)
+            if self._changes(saved.node, saved, None)
         ]
         stays: set[Heddle] = set()
         for node in mine:
@@ -427,9 +429,9 @@ class Snapshot:
             while at is not None and at not in stays:
                 stays.add(at)
                 at = at.parent
-        dropped = [self.known[each].node for each in ids if each in self.known]
+        dropped = [self.saved[each].node for each in ids if each in self.saved]
         for node_id in ids:
-            self.forget(node_id, growing=is_growing)
+            self.remove(node_id, growing=is_growing)
         leaving = {node for node in dropped if node not in stays}
         for node in leaving:
             if node.parent is not None and node.parent not in leaving:
@@ -444,7 +446,7 @@ def _has_meta(node: Heddle, kept: str) -> bool:
         return False
 
 
-class Taken(NamedTuple):
+class MergedChanges(NamedTuple):
     """What came into the live tree."""
 
     added: list[Heddle]
@@ -452,7 +454,7 @@ class Taken(NamedTuple):
     removed: list[str]
 
 
-def places(old: list[float | None]) -> list[float]:
+def rank_siblings(old: list[float | None]) -> list[float]:
     """Return places of siblings that rise in their order: old ones stay where they can."""
     kept = [place for place in old if place is not None]
     if any(a >= b for a, b in pairwise(kept)):

@@ -21,7 +21,7 @@ from ...api.nodes import (
     MoveNode,
     SplitNode,
 )
-from ...store.file import mark_of
+from ...store.file import identity_of
 from ..dependencies import ERRORS, Actor, IfMatch, LoomName, NodeName
 from ..edits import add_message, copy_below, edit_message, fork, loom_below, move, token_before_char
 from ..errors import RequestError
@@ -363,7 +363,7 @@ async def copy_node(
         number = live.number(tree_node)
     with source.loom:
         async with service.looms.open_locked(row.id) as other:
-            exact = mark_of(source.loom) == mark_of(other.kept.loom)
+            exact = identity_of(source.loom) == identity_of(other.kept.loom)
         async with service.looms.open_locked(row.id, grows=not exact) as other:
             target, top = other.node(body.parent), source.node(number)
             other.check_not_growing(target)

@@ -26,7 +26,7 @@ from ...api.looms import (
 )
 from ...api.nodes import Changed
 from ...store.change import Change
-from ...store.find import Hit
+from ...store.search import Hit
 from ..dependencies import ERRORS, EVENTS, Actor, LastEvent, LoomName
 from ..errors import RequestError
 from ..events import EventStream
@@ -115,7 +115,9 @@ async def restore_looms(
         message = "only_nodes needs nodes_of, the loom whose nodes to restore"
         raise RequestError(400, "invalid_parameter", message, param="only_nodes")
     try:
-        names = await asyncio.to_thread(lambda: library.bring_back(nodes_of, only_nodes=only_nodes))
+        names = await asyncio.to_thread(
+            lambda: library.restore_last(nodes_of, only_nodes=only_nodes)
+        )
         service.looms.forget_rows()
     except StoreUnavailable:
         raise

@@ -26,13 +26,13 @@ async def read_drawn(mark: Mark, service: ServiceDep) -> Response:
 async def note_drawn(mark: Mark, body: SetLastLoom, service: ServiceDep) -> Response:
     """Record that a loom was shown in a terminal."""
     row = await service.looms.row(body.loom)
-    await asyncio.to_thread(service.looms.library.note, mark, row.id, body.node)
+    await asyncio.to_thread(service.looms.library.set_last_loom, mark, row.id, body.node)
     return model_response(await asyncio.to_thread(_drawn, service, mark))
 
 
 def _drawn(service: Service, mark: str) -> LastLoom:
     library = service.looms.library
-    own, other = library.last(mark), library.anybodys()
+    own, other = library.last_loom(mark), library.last_loom_anywhere()
     return LastLoom(
         loom=None if own is None else own.loom,
         node=0 if own is None else own.number,

@@ -12,8 +12,8 @@ import unicodedata
 from typing import NamedTuple
 
 # Of a node, in characters: PostgreSQL's vector of words holds a megabyte.
-MOST = 100_000
-PROMPT_MOST = 2000  # characters of the prompt that a loom's row has, for lists
+MAX_CHARS = 100_000
+MAX_PROMPT_CHARS = 2000  # characters of the prompt that a loom's row has, for lists
 _ASCII = re.compile("[A-Za-z0-9]+")
 # Scripts that are written without spaces between words.
 _UNSPACED = (
@@ -33,24 +33,24 @@ class Word(NamedTuple):
     end: int
 
 
-def searchable(text: str) -> str:
+def search_text(text: str) -> str:
     """Return the folded words of a text, joined by spaces."""
-    return " ".join(word.text for word in words_of(text[:MOST]))
+    return " ".join(word.text for word in split_words(text[:MAX_CHARS]))
 
 
-def without_template(text: str, prompt: str) -> str:
+def strip_template(text: str, prompt: str) -> str:
     """Return what a root has of its prompt: without what a chat template puts around it.
 
-    prompt: whole, or its first `PROMPT_MOST` characters, as the loom's row has it. A text that has
-    been given another prompt since is returned as it is.
+    prompt: the full prompt, or its first `MAX_PROMPT_CHARS` characters from the loom's row. A text
+    that does not contain it (the prompt was changed since) is returned unchanged.
     """
     start = text.find(prompt) if prompt else -1
     if start < 0:
         return text
-    return text[start : start + len(prompt) if len(prompt) != PROMPT_MOST else None]
+    return text[start : start + len(prompt) if len(prompt) != MAX_PROMPT_CHARS else None]
 
 
-def words_of(text: str) -> list[Word]:
+def split_words(text: str) -> list[Word]:
     """Return the words of a text: runs of letters and digits, in small letters, without accents."""
     if text.isascii():
         found = _ASCII.finditer(text)

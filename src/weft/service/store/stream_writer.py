@@ -13,16 +13,16 @@ from ...lm.results import Delta
 from ...loom import Heddle
 
 if TYPE_CHECKING:
-    from .kept import KeptLoom
+    from .stored_loom import StoredLoom
 
-EVERY_S = 0.25
+FLUSH_INTERVAL_S = 0.25
 _log = logging.getLogger(__name__)
 
 
-class Follower:
+class StreamWriter:
     """Keeps the new tokens of nodes that grow, in a thread: the model does not wait for a disk."""
 
-    def __init__(self, kept: KeptLoom, begun: Iterable[Heddle] = ()) -> None:
+    def __init__(self, kept: StoredLoom, begun: Iterable[Heddle] = ()) -> None:
         """begun: nodes that have their numbers already."""
         self._kept = kept
         self._waiting: dict[str, Heddle] = {}
@@ -48,7 +48,7 @@ class Follower:
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._over.wait(EVERY_S):
+        while not self._over.wait(FLUSH_INTERVAL_S):
             with self._lock:
                 nodes, self._waiting = list(self._waiting.values()), {}
             if nodes:
@@ -61,24 +61,24 @@ class Follower:
             _log.warning("new tokens are not kept yet: %s", error)
 
 
-def followed(
-    kept: KeptLoom, deltas: Iterable[Delta], kind: str, actor: str
+def persist_stream(
+    kept: StoredLoom, deltas: Iterable[Delta], kind: str, actor: str
 ) -> Generator[Delta, None, None]:
     """Yield the deltas of a stream; keep what they bring, and commit it, however it ends."""
-    follower = Follower(kept)
+    writer = StreamWriter(kept)
     try:
         if isinstance(deltas, Generator):
             with closing(deltas):
-                yield from _watched(follower, deltas)
+                yield from _watched(writer, deltas)
         else:
-            yield from _watched(follower, deltas)
+            yield from _watched(writer, deltas)
     finally:
-        follower.close()
+        writer.close()
         kept.commit(kind, actor=actor)
 
 
-def _watched(follower: Follower, deltas: Iterable[Delta]) -> Generator[Delta, None, None]:
+def _watched(writer: StreamWriter, deltas: Iterable[Delta]) -> Generator[Delta, None, None]:
     for delta in deltas:
         if delta.token_ids:
-            follower.add(delta.node)
+            writer.add(delta.node)
         yield delta

@@ -11,11 +11,11 @@ from ..._core.validation import check_int
 from ...errors import ConfigError
 from .rows import text_of
 from .tables import looms, nodes
-from .words import Word, without_template, words_of
+from .text_normalization import Word, split_words, strip_template
 
 _AROUND = 60  # characters shown before and after what was found
 _SHOWN = 240  # and of all of it
-_MOST_WORDS = 64
+_MAX_WORDS = 64
 _FTS = sa.table("nodes_fts", sa.column("rowid", sa.Integer), sa.column("rank", sa.Float))
 
 
@@ -35,41 +35,41 @@ class Hit(NamedTuple):
     rank: float
 
 
-class Term(NamedTuple):
+class SearchTerm(NamedTuple):
     """Words that stand side by side; of the last one the beginning is enough if it is a prefix."""
 
     words: tuple[str, ...]
     is_prefix: bool
 
 
-def terms_of(asked: str) -> list[Term]:
+def parse_query(asked: str) -> list[SearchTerm]:
     """Return what is looked for: words, "phrases" in quotes, and beginnings of words with a star.
 
     Whatever else is in the text (brackets, AND, a quote that is not closed) is no fault and no
     operator. Words that are written without spaces are phrases of their characters. Raises:
     ConfigError where no word is left.
     """
-    found: list[Term] = []
+    found: list[SearchTerm] = []
     for place, part in enumerate(asked.split('"')):
         is_phrase = place % 2 == 1
         for piece in [part] if is_phrase else part.split():
-            words = tuple(word.text for word in words_of(piece))[:_MOST_WORDS]
+            words = tuple(word.text for word in split_words(piece))[:_MAX_WORDS]
             if words:
-                found.append(Term(words, piece.rstrip().endswith("*")))
+                found.append(SearchTerm(words, piece.rstrip().endswith("*")))
     if not found:
         raise ConfigError(
             f'there is no word to look for in {asked!r:.80}; allowed are words, "phrases" in '
             "quotes, and the beginning of a word with a star: unicor*"
         )
-    return found[:_MOST_WORDS]
+    return found[:_MAX_WORDS]
 
 
-def find(
+def search_nodes(
     connection: Connection, asked: str, *, is_sqlite: bool, loom: int | None, limit: int
 ) -> list[Hit]:
     """Return the nodes with all words, the best first; see `Library.find`."""
     check_int("limit", limit, 1, 1000)
-    terms = terms_of(asked)
+    terms = parse_query(asked)
     query = _sqlite(terms) if is_sqlite else _postgresql(terms)
     query = query.where(~nodes.c.removed, looms.c.removed.is_(None))
     if loom is not None:
@@ -89,7 +89,7 @@ _COLUMNS = (
 )
 
 
-def _sqlite(terms: list[Term]) -> sa.Select[Any]:
+def _sqlite(terms: list[SearchTerm]) -> sa.Select[Any]:
     # Folded words have no quotes in them: what FTS5 is given is its grammar, whatever was asked.
     match = " AND ".join(
         f'"{" ".join(term.words)}"{" *" if term.is_prefix else ""}' for term in terms
@@ -102,7 +102,7 @@ def _sqlite(terms: list[Term]) -> sa.Select[Any]:
     )
 
 
-def _postgresql(terms: list[Term]) -> sa.Select[Any]:
+def _postgresql(terms: list[SearchTerm]) -> sa.Select[Any]:
     parts = []
     for term in terms:
         last = f"'{term.words[-1]}'{':*' if term.is_prefix else ''}"
@@ -118,19 +118,19 @@ def _postgresql(terms: list[Term]) -> sa.Select[Any]:
     )
 
 
-def _hit(row: Any, terms: list[Term]) -> Hit:
+def _hit(row: Any, terms: list[SearchTerm]) -> Hit:
     text = text_of(row)
     snippet, marks = snippet_of(text, terms)
-    if row.number == 0 and (own := without_template(text, row.prompt)) != text:
+    if row.number == 0 and (own := strip_template(text, row.prompt)) != text:
         without = snippet_of(own, terms)
         if without[1]:  # else it was kept with the words of its template
             snippet, marks = without
     return Hit(row.loom_name, row.loom_id, row.number, row.id, snippet, marks, float(row.found))
 
 
-def snippet_of(text: str, terms: list[Term]) -> tuple[str, list[tuple[int, int]]]:
+def snippet_of(text: str, terms: list[SearchTerm]) -> tuple[str, list[tuple[int, int]]]:
     """Return the text around what was found, and where in it that stands."""
-    found = _spans(words_of(text), terms)
+    found = _spans(split_words(text), terms)
     low = max(0, found[0][0] - _AROUND) if found else 0
     inside = [(start, end) for start, end in found if end <= low + _SHOWN]
     high = min(len(text), max([end for _, end in inside], default=low) + _AROUND)
@@ -140,7 +140,7 @@ def snippet_of(text: str, terms: list[Term]) -> tuple[str, list[tuple[int, int]]
     return shown, [(start + shift, end + shift) for start, end in inside]
 
 
-def _spans(words: list[Word], terms: list[Term]) -> list[tuple[int, int]]:
+def _spans(words: list[Word], terms: list[SearchTerm]) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     for at, word in enumerate(words):
         for term in terms:
@@ -156,7 +156,7 @@ def _spans(words: list[Word], terms: list[Term]) -> list[tuple[int, int]]:
     return merged
 
 
-def _begins(words: list[Word], at: int, term: Term) -> bool:
+def _begins(words: list[Word], at: int, term: SearchTerm) -> bool:
     here = words[at : at + len(term.words)]
     if len(here) < len(term.words):
         return False

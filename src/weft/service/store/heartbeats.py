@@ -25,13 +25,13 @@ from ...errors import StoreError
 from .database import Database
 from .tables import nodes, writers
 
-BEAT_S, DEAD_S = 10.0, 60.0
+HEARTBEAT_INTERVAL_S, HEARTBEAT_TIMEOUT_S = 10.0, 60.0
 _FORGOTTEN_S = 86_400.0
 _BEGAN = 19  # where /proc/PID/stat says when a process began, counted from behind its name
 _log = logging.getLogger(__name__)
 
 
-class Writer:
+class ProcessHeartbeat:
     """This process, as one that grows nodes; a thread of it says that it lives."""
 
     def __init__(self, database: Database, *, lease_s: float | None = None) -> None:
@@ -41,7 +41,7 @@ class Writer:
         self._lock = threading.Lock()
         self._pid = 0
         self._id = ""
-        self._beats: threading.Event | None = None  # ends the thread that says that we live
+        self._stop_event: threading.Event | None = None  # ends the thread that says that we live
         self._has_acts = False
 
     @property
@@ -50,61 +50,61 @@ class Writer:
         with self._lock:
             if self._pid != os.getpid():
                 self._pid, self._id = os.getpid(), secrets.token_hex(8)
-                self._beats = None
+                self._stop_event = None
             return self._id
 
-    def sign(self, connection: Connection) -> str:
+    def register(self, connection: Connection) -> str:
         """Return the mark for rows that this process grows: it is seen alive at this moment."""
-        mark = self.id
-        seen = sa.update(writers).where(writers.c.id == mark).values(beat=self._database.now)
+        process_id = self.id
+        seen = sa.update(writers).where(writers.c.id == process_id).values(beat=self._database.now)
         if connection.execute(seen).rowcount == 0:
             first = self._database.insert(writers).values(
-                id=mark,
-                host=_host(),
+                id=process_id,
+                host=_machine_id(),
                 pid=os.getpid(),
-                began=_began(os.getpid()),
+                began=_process_start(os.getpid()),
                 beat=self._database.now,
             )
             connection.execute(first.on_conflict_do_nothing())  # another thread may be signing
-            self._sweep(connection)
+            self._delete_stale(connection)
         with self._lock:
-            if self._beats is None:
-                self._beats = threading.Event()
-                beats = (weakref.ref(self), mark, self._beats)
-                threading.Thread(target=_beat_on, args=beats, daemon=True).start()
-        return mark
+            if self._stop_event is None:
+                self._stop_event = threading.Event()
+                beats = (weakref.ref(self), process_id, self._stop_event)
+                threading.Thread(target=_send_heartbeats, args=beats, daemon=True).start()
+        return process_id
 
     def new_act(self, connection: Connection) -> str:
         """Return a name for what this process does in several commits: it tells whose act it is."""
         self._has_acts = True
-        return f"{self.sign(connection)}-{secrets.token_hex(4)}"
+        return f"{self.register(connection)}-{secrets.token_hex(4)}"
 
-    def _sweep(self, connection: Connection) -> None:
+    def _delete_stale(self, connection: Connection) -> None:
         """Forget processes of former days that have left nothing behind."""
         old = writers.c.beat < self._database.now - _FORGOTTEN_S
         connection.execute(sa.delete(writers).where(old, ~_has_left()))
 
-    def beat(self) -> None:
+    def send_heartbeat(self) -> None:
         """Say that this process lives."""
-        mark = self._id
+        process_id = self._id
         self._database.write(
             lambda connection: connection.execute(
-                sa.update(writers).where(writers.c.id == mark).values(beat=self._database.now)
+                sa.update(writers).where(writers.c.id == process_id).values(beat=self._database.now)
             )
         )
 
     def close(self) -> None:
         """End the thread; the acts that were named are over."""
         with self._lock:
-            if self._beats is not None:
-                self._beats.set()
-                self._beats = None
+            if self._stop_event is not None:
+                self._stop_event.set()
+                self._stop_event = None
         if self._has_acts and self._pid == os.getpid():
             self._has_acts = False
             with suppress(StoreError):  # then they are over with this process
-                self._database.write(self._sign_off)
+                self._database.write(self._unregister)
 
-    def _sign_off(self, connection: Connection) -> None:
+    def _unregister(self, connection: Connection) -> None:
         connection.execute(sa.delete(writers).where(writers.c.id == self._id, ~_has_left()))
 
 
@@ -113,12 +113,12 @@ def _has_left() -> sa.ColumnElement[bool]:
     return sa.exists().where(nodes.c.writer == writers.c.id)
 
 
-def writer_of(act: str) -> str:
+def process_of(act: str) -> str:
     """Return the mark of the process that gave an act its name; of other names it is nobody's."""
     return act.partition("-")[0]
 
 
-def dead(connection: Connection, marks: Collection[str], database: Database) -> set[str]:
+def find_dead(connection: Connection, marks: Collection[str], database: Database) -> set[str]:
     """Return which of these processes are gone."""
     found = set(marks)
     rows = connection.execute(
@@ -127,27 +127,29 @@ def dead(connection: Connection, marks: Collection[str], database: Database) -> 
         )
     )
     for row in rows:
-        here = row.host == _host() and row.began != ""
-        lives = _began(row.pid) == row.began if here else row.age < DEAD_S
+        here = row.host == _machine_id() and row.began != ""
+        lives = _process_start(row.pid) == row.began if here else row.age < HEARTBEAT_TIMEOUT_S
         if lives:
             found.discard(row.id)
     return found
 
 
-def _beat_on(of: weakref.ref[Writer], mark: str, closed: threading.Event) -> None:
-    while not closed.wait(BEAT_S):
+def _send_heartbeats(
+    of: weakref.ref[ProcessHeartbeat], process_id: str, closed: threading.Event
+) -> None:
+    while not closed.wait(HEARTBEAT_INTERVAL_S):
         writer = of()
-        if writer is None or writer.id != mark:
+        if writer is None or writer.id != process_id:
             return
         try:
-            writer.beat()
+            writer.send_heartbeat()
         except StoreError as error:
             _log.warning("%s", error)
         del writer
 
 
 @cache
-def _host() -> str:
+def _machine_id() -> str:
     """Return a mark of where process numbers mean the same: one boot, one container."""
     parts = [socket.gethostname()]
     for told in ("/proc/sys/kernel/random/boot_id",):
@@ -162,7 +164,7 @@ def _host() -> str:
     return " ".join(parts)
 
 
-def _began(pid: int) -> str:
+def _process_start(pid: int) -> str:
     """Return when a process began, as its system tells it; "" for none, or where none tells."""
     try:
         told = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class LoomRow(NamedTuple):
+class LoomSummary(NamedTuple):
     """What a list says of a loom. model: what to load to grow it; changed: seconds since 1970."""
 
     id: str

@@ -14,9 +14,9 @@ import sqlalchemy as sa
 import weft
 from weft.errors import LeaseLost, QueueFull
 from weft.loom import Heddle
-from weft.service.store.kept import KeptLoom
 from weft.service.store.leases import LoomLeases
 from weft.service.store.library import Library
+from weft.service.store.stored_loom import StoredLoom
 from weft.service.store.tables import leases
 
 LEASE_S = 60.0
@@ -43,7 +43,7 @@ def lm() -> Iterator[weft.LM]:
 class Growth:
     """A node that grows in a kept loom, token by token."""
 
-    def __init__(self, kept: KeptLoom) -> None:
+    def __init__(self, kept: StoredLoom) -> None:
         self.kept = kept
         self.deltas = kept.loom.stream(n=1, max_tokens=40, seed=1)
         self.node: Heddle = next(self.deltas).node
@@ -60,7 +60,7 @@ class Growth:
         self.kept.commit("grow")
 
 
-def left_s(library: Library, kept: KeptLoom) -> float:
+def left_s(library: Library, kept: StoredLoom) -> float:
     lease = LoomLeases(library.database).holder(kept.id)
     return 0.0 if lease is None else lease.left_s
 

@@ -26,52 +26,54 @@ from ...loom import Heddle, Loom
 from ...loom.node import in_call_order
 from . import tables
 from .change import Change
+from .commit import PendingCommit, build_commit, count_nodes, restore_ancestors, set_removed, touch
 from .database import Database
-from .following import followed
-from .growing import (
-    Growing,
-    act_of_writers,
-    add_ends,
-    add_pieces,
-    begin_growing,
-    end_growing,
-    end_interrupted,
-    ended_now,
-    orphans,
+from .heartbeats import ProcessHeartbeat, find_dead, process_of
+from .in_progress import (
+    InProgressNode,
+    act_of_processes,
+    add_in_progress,
+    append_chunks,
+    find_orphaned,
+    finish_nodes,
+    interrupt_nodes,
+    newly_finished,
+    save_finish,
 )
-from .head import LoomHead
-from .leases import Tenure
+from .leases import LeaseHolder
 from .log import DONE, DROPPED, FIRST, UNDONE, Operation, Steps
-from .records import NodeRow, PageOptions, page
-from .rows import Values, is_plain, plain, select_nodes
-from .snapshot import Snapshot, Taken
-from .undoing import last_removal, of_one_act, still_out, turn
-from .writers import Writer, dead, writer_of
-from .writing import Draft, bring_back_ways, count_nodes, drafted, mark, touch
+from .metadata import LoomMetadata
+from .records import NodeRecord, PageOptions, page
+from .rows import Values, db_text, is_db_text, select_nodes
+from .snapshot import MergedChanges, Snapshot
+from .stream_writer import persist_stream
+from .undo import apply, last_removal, next_in_log, still_removed
 
 _nodes, _operations = tables.nodes, tables.operations
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _whole(work: Callable[Concatenate[KeptLoom, P], R]) -> Callable[Concatenate[KeptLoom, P], R]:
+def _exclusive(
+    work: Callable[Concatenate[StoredLoom, P], R],
+) -> Callable[Concatenate[StoredLoom, P], R]:
     """Let a method run alone, and Ctrl-C wait for its end: rows and tree go together."""
 
     @wraps(work)
-    def run(kept: KeptLoom, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def run(kept: StoredLoom, /, *args: P.args, **kwargs: P.kwargs) -> R:
         with deferred_interrupt(), kept._lock:
             return work(kept, *args, **kwargs)
 
     return run
 
 
-class KeptLoom:
+class StoredLoom:
     """A loom that is kept: `loom` is the live tree, and the same in the database after `commit`.
 
     Not for two threads at once; any number of processes may hold the same loom.
     """
 
-    def __init__(self, database: Database, writer: Writer, row: Any, loom: Loom) -> None:
+    def __init__(self, database: Database, writer: ProcessHeartbeat, row: Any, loom: Loom) -> None:
         """Bind a tree to the rows of a loom; see `Library.create` and `Library.open`."""
         self.loom = loom
         self.id: str = row.id
@@ -81,12 +83,12 @@ class KeptLoom:
         self._database = database
         self._writer = writer
         self._key: int = row.key
-        self._of_row = sa.select(tables.looms).where(tables.looms.c.key == self._key)
+        self._select_row = sa.select(tables.looms).where(tables.looms.c.key == self._key)
         self._snapshot = Snapshot(loom)
-        self._growing: dict[str, Growing] = {}
+        self._in_progress: dict[str, InProgressNode] = {}
         self._prompt = loom.user_prompt  # as the row has it
         lease_s = writer.lease_s
-        self._tenure = None if lease_s is None else Tenure(database, self.id, lease_s)
+        self._lease = None if lease_s is None else LeaseHolder(database, self.id, lease_s)
         self._lock = threading.RLock()  # `follow` appends from a thread of its own
 
     # Names of nodes
@@ -110,9 +112,9 @@ class KeptLoom:
         text = str(given)
         if text.isdecimal() and len(text) <= 9:
             return self._by_number(int(text))
-        known = self._snapshot.known.get(text)
-        if known is not None:
-            return known.node
+        saved = self._snapshot.saved.get(text)
+        if saved is not None:
+            return saved.node
         try:
             return self.loom.find(text)
         except TreeError:
@@ -123,9 +125,9 @@ class KeptLoom:
             ) from None
 
     def _by_number(self, number: int) -> Heddle:
-        known = self._snapshot.known.get(self._snapshot.ids.get(number, ""))
-        if known is not None:
-            return known.node
+        saved = self._snapshot.saved.get(self._snapshot.ids.get(number, ""))
+        if saved is not None:
+            return saved.node
         row = self._database.read(
             lambda connection: connection.execute(
                 sa.select(tables.looms.c.next_number).where(tables.looms.c.key == self._key)
@@ -141,7 +143,7 @@ class KeptLoom:
             f"node {number} is not in the loom any more", hint="weft tree draws what is there"
         )
 
-    def nodes(self, **which: Unpack[PageOptions]) -> list[NodeRow]:
+    def nodes(self, **which: Unpack[PageOptions]) -> list[NodeRecord]:
         """Return nodes as plain records from the rows, in the order of their numbers.
 
         Those that grow just now are among them. Keywords:
@@ -200,28 +202,28 @@ class KeptLoom:
 
         unchanged: as `commit` has it. Raises: as that does.
         """
-        if label is not None and not (isinstance(label, str) and is_plain(label)):
+        if label is not None and not (isinstance(label, str) and is_db_text(label)):
             raise ConfigError(f"a bookmark is {label!r:.80}; allowed is a text that can be shown")
-        if node.id not in self._snapshot.known:
+        if node.id not in self._snapshot.saved:
             self.commit("edit")
             self.number(node)
         return self._commit("bookmark", actor, {node.id: label}, unchanged=unchanged)
 
     def bookmarks(self) -> dict[int, str]:
         """Return the bookmarks: labels by the numbers of their nodes."""
-        known = self._snapshot.known.values()
-        return {each.number: each.bookmark for each in known if each.bookmark is not None}
+        saved = self._snapshot.saved.values()
+        return {each.number: each.bookmark for each in saved if each.bookmark is not None}
 
     def has(self, node: Heddle) -> bool:
         """Whether a node is kept whole: what has grown is with its commit."""
-        return node.id in self._snapshot.known
+        return node.id in self._snapshot.saved
 
-    def outlasts(self, node: Heddle) -> bool:
+    def is_durable(self, node: Heddle) -> bool:
         """Whether a node that has ended is kept as it ended, should this process die now."""
-        growing = self._growing.get(node.id)
-        return self.has(node) or (growing is not None and growing.has_end)
+        growing = self._in_progress.get(node.id)
+        return self.has(node) or (growing is not None and growing.is_finish_saved)
 
-    @_whole
+    @_exclusive
     def is_changed(self) -> bool:
         """Whether the live tree differs from what is kept, but for what grows or has grown.
 
@@ -231,11 +233,11 @@ class KeptLoom:
             difference = self._snapshot.difference()
         except ConfigError:  # by a meta that cannot be kept
             return True
-        difference.leave(self._growing.keys())
+        difference.leave(self._in_progress.keys())
         return bool(difference) or self.loom.user_prompt != self._prompt
 
-    @_whole
-    def put_back(self) -> None:
+    @_exclusive
+    def revert(self) -> None:
         """Make the live tree what is kept again: what was changed and not committed goes.
 
         What has grown and could not be committed stays, and is the next commit's.
@@ -243,10 +245,10 @@ class KeptLoom:
         """
         if self.loom.lm is None:
             raise TreeError("a loom without its model cannot be put back: open it anew")
-        self._snapshot.put_back(self._growing)
+        self._snapshot.revert(self._in_progress)
         self.loom.user_prompt = self._prompt
 
-    @_whole
+    @_exclusive
     def _commit(
         self,
         kind: str,
@@ -257,18 +259,18 @@ class KeptLoom:
         leave: Iterable[Heddle] = (),
         unchanged: Iterable[Heddle] = (),
     ) -> Change:
-        others, left = Taken([], [], []), {each.id for each in leave}
+        others, left = MergedChanges([], [], []), {each.id for each in leave}
         same = {each.id for each in unchanged}
-        draft = self._database.write(
+        pending = self._database.write(
             lambda connection: self._write(
                 connection, kind, actor, bookmarks, others, act, model, left, same
             )
         )
         seen = others if any(others) else None
-        if draft is None:
+        if pending is None:
             return Change(self.rev, kind, [], [], [], seen)
-        self._keep(draft)
-        return Change(self.rev, kind, draft.added, draft.changed, draft.removed, seen)
+        self._accept(pending)
+        return Change(self.rev, kind, pending.added, pending.changed, pending.removed, seen)
 
     def _write(
         self,
@@ -276,27 +278,29 @@ class KeptLoom:
         kind: str,
         actor: str,
         bookmarks: dict[str, str | None],
-        others: Taken,
+        others: MergedChanges,
         act: str | None = None,
         model: str | None = None,
         left: Collection[str] = (),
         unchanged: Collection[str] = (),
-    ) -> Draft | None:
-        row = self._locked(connection)
-        self._refuse_overtaken(connection, row, unchanged)
-        if self._tenure is not None and self._growing:
-            is_over = all(g.is_over and g.node.id not in left for g in self._growing.values())
-            self._tenure.keep(connection, is_over=is_over)
-        self._take_in(connection, row, others)
-        grown = [each.node for each in self._growing.values() if each.is_over]
-        self._snapshot.stand([node for node in grown if node.id not in left])
+    ) -> PendingCommit | None:
+        row = self._lock_row(connection)
+        self._check_unchanged(connection, row, unchanged)
+        if self._lease is not None and self._in_progress:
+            is_finished = all(
+                g.is_finished and g.node.id not in left for g in self._in_progress.values()
+            )
+            self._lease.renew(connection, is_finished=is_finished)
+        self._merge(connection, row, others)
+        grown = [each.node for each in self._in_progress.values() if each.is_finished]
+        self._snapshot.adopt([node for node in grown if node.id not in left])
         difference = self._snapshot.difference()
         difference.leave(left)
         for node_id, label in bookmarks.items():
-            known = self._snapshot.known.get(node_id)
-            if known is None and node_id in difference.spots:
+            saved = self._snapshot.saved.get(node_id)
+            if saved is None and node_id in difference.positions:
                 continue  # it is new, and comes with its mark
-            if known is None:
+            if saved is None:
                 raise Conflict(
                     f"node {self._snapshot.numbers.get(node_id, node_id)} has been removed by"
                     " somebody else just now, so it cannot be marked",
@@ -304,35 +308,39 @@ class KeptLoom:
                     code="node_removed",
                     hint="undo brings it back",
                 )
-            if known.bookmark != label:
+            if saved.bookmark != label:
                 difference.changed.setdefault(node_id, set()).add("bookmark")
         failed = [
             each
-            for each in self._growing.values()
-            if each.is_over and each.node.id not in difference.spots
+            for each in self._in_progress.values()
+            if each.is_finished and each.node.id not in difference.positions
         ]
-        head = LoomHead.of(self.loom)
+        head = LoomMetadata.of(self.loom)
         if not (difference or failed or head.dumped() != row.head):
             return None
         is_asked_anew = head.user_prompt != self._prompt
-        draft = drafted(connection, self._database, self._snapshot, difference, row, bookmarks)
-        end_growing(connection, self._key, draft, failed, self._growing)
+        pending = build_commit(
+            connection, self._database, self._snapshot, difference, row, bookmarks
+        )
+        finish_nodes(connection, self._key, pending, failed, self._in_progress)
         if difference or is_asked_anew:
             self._drop_undone(connection)
             prompt = (self._prompt, head.user_prompt) if is_asked_anew else None
-            steps, is_first = draft.steps._replace(prompt=prompt), row.rev == 0
-            is_grown = any(node.params is not None for node in draft.added)
+            steps, is_first = pending.steps._replace(prompt=prompt), row.rev == 0
+            is_grown = any(node.params is not None for node in pending.added)
             more = {"act": act, "model": (model or head.load) if is_grown else None}
-            self._note(connection, kind, actor, steps, draft.rev, is_first=is_first, **more)
+            self._log_operation(
+                connection, kind, actor, steps, pending.rev, is_first=is_first, **more
+            )
         touch(
             connection,
             self._key,
-            rev=draft.rev,
-            next_number=draft.next_number,
-            n_nodes=tables.looms.c.n_nodes + len(draft.steps.added) - len(draft.steps.removed),
+            rev=pending.rev,
+            next_number=pending.next_number,
+            n_nodes=tables.looms.c.n_nodes + len(pending.steps.added) - len(pending.steps.removed),
             **head.columns(),
         )
-        return draft
+        return pending
 
     def _drop_undone(self, connection: Connection) -> None:
         """Something new is done: what was undone cannot be done again."""
@@ -342,7 +350,7 @@ class KeptLoom:
             .values(state=DROPPED)
         )
 
-    def _note(
+    def _log_operation(
         self,
         connection: Connection,
         kind: str,
@@ -367,11 +375,11 @@ class KeptLoom:
                 n_changed=len(steps.changed),
                 data=steps.dumped(),
                 act=act,
-                model=None if model is None else plain(model),
+                model=None if model is None else db_text(model),
             )
         )
 
-    def _refuse_overtaken(self, connection: Connection, row: Any, ids: Collection[str]) -> None:
+    def _check_unchanged(self, connection: Connection, row: Any, ids: Collection[str]) -> None:
         """Raise Conflict where one of these nodes was changed by somebody else since."""
         if not ids or row.rev == self.rev:
             return
@@ -387,22 +395,22 @@ class KeptLoom:
                 hint="read it anew, and change that",
             )
 
-    def _keep(self, draft: Draft) -> None:
+    def _accept(self, pending: PendingCommit) -> None:
         snapshot = self._snapshot
-        for node_id in draft.removed:
-            snapshot.forget(node_id, growing=bool(self._growing))
-        for node_id, known in draft.known.items():
-            snapshot.known[node_id] = known
-            snapshot.name(node_id, known.number)
-        for node_id in draft.ended:
-            self._growing.pop(node_id, None)
-        if not self._growing:
+        for node_id in pending.removed:
+            snapshot.remove(node_id, growing=bool(self._in_progress))
+        for node_id, saved in pending.saved.items():
+            snapshot.saved[node_id] = saved
+            snapshot.set_number(node_id, saved.number)
+        for node_id in pending.ended:
+            self._in_progress.pop(node_id, None)
+        if not self._in_progress:
             snapshot.gone.clear()
-        self.rev, self._prompt = draft.rev, draft.prompt
+        self.rev, self._prompt = pending.rev, pending.prompt
 
-    # Growing
+    # InProgressNode
 
-    @_whole
+    @_exclusive
     def append(self, nodes: Iterable[Heddle]) -> None:
         """Keep the new tokens of nodes that grow, and how they ended: durable when this returns.
 
@@ -411,23 +419,23 @@ class KeptLoom:
         dies before, those that have not end as "interrupted" when the loom is opened next.
         Cost: what is new in them.
         """
-        wanted = {node.id: node for node in nodes if node.id not in self._snapshot.known}
-        new = [node for node in in_call_order(wanted.values()) if node.id not in self._growing]
+        wanted = {node.id: node for node in nodes if node.id not in self._snapshot.saved}
+        new = [node for node in in_call_order(wanted.values()) if node.id not in self._in_progress]
         for node in new:
             parent = node.parent
-            if parent is None or parent.id not in self._snapshot.known:
+            if parent is None or parent.id not in self._snapshot.saved:
                 self.commit("edit")
                 break
         begun, kept, ended, rev = self._database.write(
             lambda connection: self._append(connection, wanted, new)
         )
-        self._growing.update(begun)
+        self._in_progress.update(begun)
         for growing in begun.values():
-            self._snapshot.name(growing.node.id, growing.number)
+            self._snapshot.set_number(growing.node.id, growing.number)
         for growing, piece in kept:
-            growing.take(piece)
+            growing.mark_saved(piece)
         for growing in ended:
-            growing.has_end = True
+            growing.is_finish_saved = True
         self.rev = rev if self.rev == rev - 1 else self.rev
 
     def follow(
@@ -440,64 +448,68 @@ class KeptLoom:
 
         However it ends, what was made is committed. The tree is only to be read meanwhile.
         """
-        return followed(self, deltas, kind, actor)
+        return persist_stream(self, deltas, kind, actor)
 
     def _append(
         self, connection: Connection, wanted: Mapping[str, Heddle], new: list[Heddle]
-    ) -> tuple[dict[str, Growing], list[tuple[Growing, Values]], list[Growing], int]:
-        row = self._locked(connection)
-        writer = self._writer.sign(connection)
-        if new or self._growing:
-            row = self._claimed(connection, row, writer)
-        begun, next_number = begin_growing(
+    ) -> tuple[
+        dict[str, InProgressNode], list[tuple[InProgressNode, Values]], list[InProgressNode], int
+    ]:
+        row = self._lock_row(connection)
+        writer = self._writer.register(connection)
+        if new or self._in_progress:
+            row = self._acquire_lease(connection, row, writer)
+        begun, next_number = add_in_progress(
             connection, self._database, self._snapshot, row, new, writer
         )
-        all_of = {**self._growing, **begun}
-        those = [all_of[each] for each in wanted if each in all_of and not all_of[each].has_end]
-        ended = ended_now(those)
-        kept = add_pieces(connection, self._database, row, those)
-        add_ends(connection, self._snapshot.params, row, ended)
+        all_of = {**self._in_progress, **begun}
+        those = [
+            all_of[each] for each in wanted if each in all_of and not all_of[each].is_finish_saved
+        ]
+        ended = newly_finished(those)
+        kept = append_chunks(connection, self._database, row, those)
+        save_finish(connection, self._snapshot.params, row, ended)
         if not (begun or kept or ended):
             return begun, kept, ended, row.rev
         touch(connection, self._key, rev=row.rev + 1, next_number=next_number)
         return begun, kept, ended, row.rev + 1
 
-    def _claimed(self, connection: Connection, row: Any, writer: str) -> Any:
+    def _acquire_lease(self, connection: Connection, row: Any, writer: str) -> Any:
         """Take or keep the lease, where looms are grown with one; return the loom's row."""
-        if self._tenure is None:
+        if self._lease is None:
             return row
-        if self._growing:
-            self._tenure.keep(connection, is_over=False)
+        if self._in_progress:
+            self._lease.renew(connection, is_finished=False)
             return row
-        former = self._tenure.take(
-            connection, writer, lambda mark: bool(dead(connection, {mark}, self._database))
+        former = self._lease.acquire(
+            connection, writer, lambda mark: bool(find_dead(connection, {mark}, self._database))
         )
         if former:  # who was too slow, or is dead on another machine
             self._end(connection, row, _nodes.c.writer == former)
-            row = self._locked(connection)
+            row = self._lock_row(connection)
         return row
 
     def _end_orphans(self) -> None:
         """End what processes that are dead were growing here."""
         own = self._writer.id
         if not self._database.read(
-            lambda connection: orphans(connection, self._database, self._key, own)
+            lambda connection: find_orphaned(connection, self._database, self._key, own)
         ):
             return
 
         def work(connection: Connection) -> None:
-            row = self._locked(connection)
-            gone = orphans(connection, self._database, self._key, own)
+            row = self._lock_row(connection)
+            gone = find_orphaned(connection, self._database, self._key, own)
             if gone:
                 self._end(connection, row, _nodes.c.writer.in_(gone))
 
         self._database.write(work)
 
     def _end(self, connection: Connection, row: Any, where: sa.ColumnElement[bool]) -> None:
-        act = act_of_writers(connection, self._key, where)
-        steps = end_interrupted(connection, row, where)
+        act = act_of_processes(connection, self._key, where)
+        steps = interrupt_nodes(connection, row, where)
         if steps.added:
-            self._note(connection, "interrupted", "", steps, row.rev + 1, act=act)
+            self._log_operation(connection, "interrupted", "", steps, row.rev + 1, act=act)
         touch(
             connection,
             self._key,
@@ -510,40 +522,40 @@ class KeptLoom:
 
         What is not committed stays in memory only.
         """
-        if self._growing:
+        if self._in_progress:
             with suppress(LeaseLost):  # then whoever took it over has ended them
                 self._database.write(self._end_own)
-            self._growing.clear()
+            self._in_progress.clear()
         self.loom.close()
 
     def _end_own(self, connection: Connection) -> None:
-        row = self._locked(connection)
-        if self._tenure is not None:
-            self._tenure.keep(connection, is_over=True)
-        numbers = [each.number for each in self._growing.values()]
+        row = self._lock_row(connection)
+        if self._lease is not None:
+            self._lease.renew(connection, is_finished=True)
+        numbers = [each.number for each in self._in_progress.values()]
         mine = _nodes.c.writer == self._writer.id
         self._end(connection, row, _nodes.c.number.in_(numbers) & mine)
 
     # What others wrote
 
-    @_whole
+    @_exclusive
     def sync(self) -> Change:
         """Take in what others wrote; what was changed here and not committed stays."""
-        others = Taken([], [], [])
+        others = MergedChanges([], [], [])
         self._end_orphans()
         self._database.read(lambda connection: self._sync(connection, others))
         return Change(self.rev, "sync", *others)
 
-    def _sync(self, connection: Connection, others: Taken) -> None:
-        row = connection.execute(self._of_row).first()
-        self._take_in(connection, self._there(row), others)
+    def _sync(self, connection: Connection, others: MergedChanges) -> None:
+        row = connection.execute(self._select_row).first()
+        self._merge(connection, self._check_row(row), others)
 
-    def _locked(self, connection: Connection) -> Any:
+    def _lock_row(self, connection: Connection) -> Any:
         """Return the loom's row; nobody else writes to this loom until the transaction ends."""
-        row = connection.execute(self._of_row.with_for_update()).first()
-        return self._there(row)
+        row = connection.execute(self._select_row.with_for_update()).first()
+        return self._check_row(row)
 
-    def _there(self, row: Any) -> Any:
+    def _check_row(self, row: Any) -> Any:
         if row is None or row.id != self.id:
             raise StoreError(
                 f"the loom {self.name} is not in the database any more",
@@ -552,24 +564,24 @@ class KeptLoom:
         self.name, self.is_removed = row.name, row.removed is not None
         return row
 
-    def _take_in(self, connection: Connection, loom: Any, others: Taken) -> None:
+    def _merge(self, connection: Connection, loom: Any, others: MergedChanges) -> None:
         rev: int = loom.rev
         if rev == self.rev:
             return
-        theirs = LoomHead.loaded(loom.head).user_prompt
+        theirs = LoomMetadata.loaded(loom.head).user_prompt
         # Or it was asked anew here, which is later to be written.
         if rev > self.rev and self.loom.user_prompt == self._prompt:
             self.loom.user_prompt = theirs
         self._prompt = theirs
         if rev < self.rev:  # an older copy of the database was put back: what is here is new to it
             self.rev = -1
-            self._snapshot.restart()
-            self._growing.clear()
+            self._snapshot.reset()
+            self._in_progress.clear()
         where = [_nodes.c.loom == self._key, _nodes.c.writer.is_(None)]
         where.append(_nodes.c.rev > self.rev if self.rev >= 0 else ~_nodes.c.removed)
         rows = select_nodes(connection, self._snapshot.params, *where)
-        growing = [each.node for each in self._growing.values()]
-        taken = self._snapshot.take_in(rows, growing)
+        growing = [each.node for each in self._in_progress.values()]
+        taken = self._snapshot.merge(rows, growing)
         self.rev = rev
         others.added.extend(taken.added)
         others.changed.extend(taken.changed)
@@ -587,15 +599,15 @@ class KeptLoom:
         that would go, and for an act that is not over.
         """
         before = self.commit("edit", leave=leave)
-        return self._turn("undo", DONE, _operations.c.key.desc(), running).after(before)
+        return self._undo_or_redo("undo", DONE, _operations.c.key.desc(), running).after(before)
 
     def redo(self, *, leave: Iterable[Heddle] = ()) -> Change:
         """Do again what `undo` took back last. Raises: StoreError where there is none."""
         before = self.commit("edit", leave=leave)
-        return self._turn("redo", UNDONE, _operations.c.key.asc()).after(before)
+        return self._undo_or_redo("redo", UNDONE, _operations.c.key.asc()).after(before)
 
-    @_whole
-    def bring_back(self, *, actor: str = "") -> Change:
+    @_exclusive
+    def restore_nodes(self, *, actor: str = "") -> Change:
         """Put back what the last removal took and is still out, whatever was done since.
 
         An operation of its own, as adding it would be: it changes nothing else, and undo takes it
@@ -605,20 +617,20 @@ class KeptLoom:
         last = self.last_removal()
         if last is None:
             raise StoreError(f"no node of {self.name} is removed: nothing is to be brought back")
-        self._database.write(lambda connection: self._brought_back(connection, last.key, actor))
+        self._database.write(lambda connection: self._restore_nodes(connection, last.key, actor))
         return self.sync()._replace(kind="restore")
 
-    def _brought_back(self, connection: Connection, key: int, actor: str) -> None:
-        row = self._locked(connection)
+    def _restore_nodes(self, connection: Connection, key: int, actor: str) -> None:
+        row = self._lock_row(connection)
         data = connection.execute(sa.select(_operations.c.data).where(_operations.c.key == key))
-        coming = still_out(connection, self._key, data.scalar_one())
+        coming = still_removed(connection, self._key, data.scalar_one())
         if not coming:  # done meanwhile: by another process, or before a lost answer
             return
         rev = row.rev + 1
-        mark(connection, self._key, coming, rev, removed=False)
-        coming += bring_back_ways(connection, self._key, rev)
+        set_removed(connection, self._key, coming, rev, removed=False)
+        coming += restore_ancestors(connection, self._key, rev)
         self._drop_undone(connection)
-        self._note(connection, "restore", actor, Steps(coming, [], {}), rev)
+        self._log_operation(connection, "restore", actor, Steps(coming, [], {}), rev)
         touch(connection, self._key, rev=rev, n_nodes=count_nodes(self._key))
 
     def last_removal(self) -> Operation | None:
@@ -647,15 +659,17 @@ class KeptLoom:
                 return Operation(*row[: len(Operation._fields)])
         return None
 
-    @_whole
-    def _turn(self, kind: str, state: str, order: Any, running: Collection[str] = ()) -> Change:
+    @_exclusive
+    def _undo_or_redo(
+        self, kind: str, state: str, order: Any, running: Collection[str] = ()
+    ) -> Change:
         # Before it is written: where the answer to that is lost, the next act is not turned, too.
         keys, act = self._database.read(
-            lambda connection: of_one_act(connection, self._key, state, order)
+            lambda connection: next_in_log(connection, self._key, state, order)
         )
         if not keys:
             raise StoreError(f"there is nothing to {kind} in the loom {self.name}")
-        if act is not None and (act in running or self._goes_on(act)):
+        if act is not None and (act in running or self._is_running(act)):
             raise Conflict(
                 "what was done last is still going on, so it cannot be undone yet",
                 rev=self.rev,
@@ -664,34 +678,36 @@ class KeptLoom:
 
         def work(connection: Connection) -> None:
             for key in keys:
-                turn(connection, self._locked(connection), key, state)
+                apply(connection, self._lock_row(connection), key, state)
 
         self._database.write(work)
         return self.sync()._replace(kind=kind)
 
-    def _goes_on(self, act: str) -> bool:
+    def _is_running(self, act: str) -> bool:
         """Whether another process is about an act that it has named (`new_act`)."""
-        mark = writer_of(act)
+        mark = process_of(act)
         if mark == self._writer.id:
             return False
-        return not self._database.read(lambda connection: dead(connection, {mark}, self._database))
+        return not self._database.read(
+            lambda connection: find_dead(connection, {mark}, self._database)
+        )
 
 
-def begin(kept: KeptLoom, connection: Connection) -> Draft:
-    """Write a new loom's nodes, in the transaction that makes its row; see `settle`.
+def insert_nodes(kept: StoredLoom, connection: Connection) -> PendingCommit:
+    """Write a new loom's nodes, in the transaction that makes its row; see `accept_commit`.
 
     A label that an import has put into a node's meta is its bookmark from now on.
     """
     marks: dict[str, str | None] = {
         node.id: label
         for node in kept.loom.walk()
-        if isinstance(label := node.meta.get("bookmark"), str) and is_plain(label)
+        if isinstance(label := node.meta.get("bookmark"), str) and is_db_text(label)
     }
-    draft = kept._write(connection, "create", "", marks, Taken([], [], []))
-    assert draft is not None
-    return draft
+    pending = kept._write(connection, "create", "", marks, MergedChanges([], [], []))
+    assert pending is not None
+    return pending
 
 
-def settle(kept: KeptLoom, draft: Draft) -> None:
-    """Take over what `begin` wrote, when that is kept."""
-    kept._keep(draft)
+def accept_commit(kept: StoredLoom, pending: PendingCommit) -> None:
+    """Take over what `insert_nodes` wrote, when that is kept."""
+    kept._accept(pending)

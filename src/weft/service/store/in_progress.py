@@ -17,45 +17,45 @@ from sqlalchemy.engine import Connection
 
 from ...loom import Heddle
 from ...loom.node import child_list
+from .commit import CHUNK, PendingCommit, set_removed
 from .database import Database
+from .heartbeats import find_dead, process_of
 from .log import DONE, Steps
 from .rows import (
     Content,
     Params,
     Values,
+    checks_columns,
     content_values,
-    exact,
-    of_rows,
-    packed_figures,
-    packed_ids,
-    plain,
-    unpacked_ids,
+    db_text,
+    pack_floats,
+    pack_ids,
+    raw_bytes,
+    unpack_ids,
 )
 from .snapshot import Snapshot
 from .tables import nodes, operations, pieces, sampling
-from .words import searchable
-from .writers import dead, writer_of
-from .writing import CHUNK, Draft, mark
+from .text_normalization import search_text
 
 if TYPE_CHECKING:
     from ..._core.tokens.text import TextStream
 
-_FIGURES = ("logprobs", "entropies")
+_FLOAT_COLUMNS = ("logprobs", "entropies")
 _END = ("finish_reason", "stop_string", "terminal")
 
 
 @dataclass(slots=True)
-class Growing:
+class InProgressNode:
     """A node that grows, and how much of it is kept."""
 
     node: Heddle
     number: int
     text: TextStream | None  # None: of a loom of texts
     n_tokens: int = 0
-    has_end: bool = False  # how it ended is kept, too
+    is_finish_saved: bool = False  # how it ended is kept, too
 
     @property
-    def is_over(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether it has ended: it is in the tree then, or it failed."""
         return self.node.finish_reason is not None
 
@@ -63,11 +63,11 @@ class Growing:
     def is_in_tree(self) -> bool:
         """Whether it has ended, and is there to stay."""
         parent = self.node.parent
-        if not self.is_over or parent is None:
+        if not self.is_finished or parent is None:
             return False
         return any(each is self.node for each in child_list(parent))
 
-    def piece(self) -> Values | None:
+    def next_chunk(self) -> Values | None:
         """Return what is new in it, as a row; None for nothing."""
         first, node = self.n_tokens, self.node
         # Another thread may be adding: figures come after their tokens.
@@ -83,28 +83,28 @@ class Growing:
             "first": first,
             "n_tokens": len(new),
             "text": json.dumps(text),
-            "tokens": packed_ids(new),
+            "tokens": pack_ids(new),
             # Where the engine tells none there are none.
-            "logprobs": packed_figures(node.logprobs[first:last]),
-            "entropies": packed_figures(node.entropies[first:last]),
+            "logprobs": pack_floats(node.logprobs[first:last]),
+            "entropies": pack_floats(node.entropies[first:last]),
         }
 
-    def take(self, piece: Values) -> None:
+    def mark_saved(self, piece: Values) -> None:
         """Note that a piece is kept."""
-        for token in unpacked_ids(piece["tokens"], piece["n_tokens"]):
+        for token in unpack_ids(piece["tokens"], piece["n_tokens"]):
             if self.text is not None:
                 self.text.push(token)
         self.n_tokens = piece["first"] + piece["n_tokens"]
 
 
-def begin_growing(
+def add_in_progress(
     connection: Connection,
     database: Database,
     snapshot: Snapshot,
     loom: Any,
     wanted: Iterable[Heddle],
     writer: str,
-) -> tuple[dict[str, Growing], int]:
+) -> tuple[dict[str, InProgressNode], int]:
     """Make rows for nodes that begin to grow; return them by id, and the next free number.
 
     loom: its row, locked. Their parents have rows.
@@ -143,7 +143,7 @@ def begin_growing(
         connection.execute(statement, list(params.values()))
     if rows:
         connection.execute(sa.insert(nodes), rows)
-    made = {node.id: Growing(node, numbers[node.id], _stream_of(node)) for node in wanted}
+    made = {node.id: InProgressNode(node, numbers[node.id], _stream_of(node)) for node in wanted}
     return made, loom.next_number + len(new)
 
 
@@ -186,25 +186,29 @@ def _empty(node: Heddle) -> Content:
     return empty._replace(finish_reason=None, stop_string=None, terminal=False)
 
 
-def add_pieces(
-    connection: Connection, database: Database, loom: Any, growing: Iterable[Growing]
-) -> list[tuple[Growing, Values]]:
+def append_chunks(
+    connection: Connection, database: Database, loom: Any, growing: Iterable[InProgressNode]
+) -> list[tuple[InProgressNode, Values]]:
     """Write what is new in nodes that grow; return it."""
-    new = [(each, piece) for each in growing if (piece := each.piece()) is not None]
+    new = [(each, piece) for each in growing if (piece := each.next_chunk()) is not None]
     if new:
         statement = database.insert(pieces).on_conflict_do_nothing()
         connection.execute(statement, [{"loom": loom.key, **piece} for _, piece in new])
-        mark(connection, loom.key, [each.number for each, _ in new], loom.rev + 1, removed=False)
+        set_removed(
+            connection, loom.key, [each.number for each, _ in new], loom.rev + 1, removed=False
+        )
     return new
 
 
-def ended_now(growing: Iterable[Growing]) -> list[Growing]:
+def newly_finished(growing: Iterable[InProgressNode]) -> list[InProgressNode]:
     """Return those whose end is to be kept; their pieces, if made after this, are whole."""
     # Another thread may be ending them.
-    return [each for each in growing if not each.has_end and each.is_in_tree]
+    return [each for each in growing if not each.is_finish_saved and each.is_in_tree]
 
 
-def add_ends(connection: Connection, params: Params, loom: Any, ended: Collection[Growing]) -> None:
+def save_finish(
+    connection: Connection, params: Params, loom: Any, ended: Collection[InProgressNode]
+) -> None:
     """Write how nodes ended: where their commit never comes, they are what they are."""
     for each in ended:
         values = content_values(Content.of(each.node), "", params)
@@ -215,33 +219,33 @@ def add_ends(connection: Connection, params: Params, loom: Any, ended: Collectio
         )
 
 
-def end_growing(
+def finish_nodes(
     connection: Connection,
     loom: int,
-    draft: Draft,
-    failed: Collection[Growing],
-    growing: Mapping[str, Growing],
+    pending: PendingCommit,
+    failed: Collection[InProgressNode],
+    growing: Mapping[str, InProgressNode],
 ) -> None:
     """End the nodes that are whole in their rows now, and those that came to nothing."""
-    draft.ended = [each for each in draft.known if each in growing]
-    draft.ended += [each.node.id for each in failed]
-    _delete_pieces(connection, loom, [growing[each].number for each in draft.ended])
+    pending.ended = [each for each in pending.saved if each in growing]
+    pending.ended += [each.node.id for each in failed]
+    _delete_pieces(connection, loom, [growing[each].number for each in pending.ended])
     for each in failed:
         connection.execute(
             sa.update(nodes)
             .where(nodes.c.loom == loom, nodes.c.number == each.number)
-            .values(removed=True, writer=None, rev=draft.rev)
+            .values(removed=True, writer=None, rev=pending.rev)
         )
 
 
-def orphans(connection: Connection, database: Database, loom: int, own: str) -> set[str]:
+def find_orphaned(connection: Connection, database: Database, loom: int, own: str) -> set[str]:
     """Return the processes that have died while they grew nodes of a loom."""
     growing = sa.select(nodes.c.writer).where(nodes.c.loom == loom, nodes.c.writer.is_not(None))
     marks = set(connection.execute(growing.distinct()).scalars()) - {own}
-    return dead(connection, marks, database) if marks else set()
+    return find_dead(connection, marks, database) if marks else set()
 
 
-def growing_nodes(connection: Connection) -> Counter[int]:
+def count_in_progress(connection: Connection) -> Counter[int]:
     """Return how many nodes grow in which looms, by their keys: that have a token, or have ended.
 
     Cost: O(nodes that grow). Without GROUP BY, for which SQLite would read all nodes.
@@ -252,7 +256,9 @@ def growing_nodes(connection: Connection) -> Counter[int]:
     return Counter(connection.execute(query).scalars())
 
 
-def act_of_writers(connection: Connection, loom: int, where: sa.ColumnElement[bool]) -> str | None:
+def act_of_processes(
+    connection: Connection, loom: int, where: sa.ColumnElement[bool]
+) -> str | None:
     """Return the act that a loom's last operation is a part of, if who grows these nodes named it.
 
     What has grown since is a part of it, too. None: there is no such act.
@@ -262,10 +268,10 @@ def act_of_writers(connection: Connection, loom: int, where: sa.ColumnElement[bo
     if act is None:
         return None
     growing = sa.select(nodes.c.writer).where(nodes.c.loom == loom, where).distinct()
-    return act if writer_of(act) in connection.execute(growing).scalars() else None
+    return act if process_of(act) in connection.execute(growing).scalars() else None
 
 
-def end_interrupted(connection: Connection, loom: Any, where: sa.ColumnElement[bool]) -> Steps:
+def interrupt_nodes(connection: Connection, loom: Any, where: sa.ColumnElement[bool]) -> Steps:
     """End nodes whose process grows them no more; return what that adds to the loom.
 
     loom: its row, locked; the rows get its next revision. Those that had ended stay as they ended;
@@ -274,7 +280,7 @@ def end_interrupted(connection: Connection, loom: Any, where: sa.ColumnElement[b
     steps = Steps([], [], {})
     rows = connection.execute(sa.select(nodes).where(nodes.c.loom == loom.key, where)).all()
     for row in rows:
-        values = _whole(connection, row)
+        values = _assemble(connection, row)
         is_there = row.finish_reason is not None or values["n_tokens"] > 0
         connection.execute(
             sa.update(nodes)
@@ -283,34 +289,34 @@ def end_interrupted(connection: Connection, loom: Any, where: sa.ColumnElement[b
         )
         if is_there:
             steps.added.append(row.number)
-            _bring_back(connection, loom, row.parent, steps)
+            _restore_ancestors(connection, loom, row.parent, steps)
     _delete_pieces(connection, loom.key, [row.number for row in rows])
     return steps
 
 
-@of_rows
-def _whole(connection: Connection, row: Any) -> Values:
+@checks_columns
+def _assemble(connection: Connection, row: Any) -> Values:
     parts = connection.execute(
         sa.select(pieces)
         .where(pieces.c.loom == row.loom, pieces.c.number == row.number)
         .order_by(pieces.c.first)
     ).all()
-    ids = [token for part in parts for token in unpacked_ids(part.tokens, part.n_tokens)]
+    ids = [token for part in parts for token in unpack_ids(part.tokens, part.n_tokens)]
     text = "".join(json.loads(part.text) for part in parts)
-    figures = {name: b"".join(getattr(part, name) for part in parts) for name in _FIGURES}
+    figures = {name: b"".join(getattr(part, name) for part in parts) for name in _FLOAT_COLUMNS}
     return {
-        "text": plain(text),
-        "exact": exact(text),
-        "words": searchable(text),
+        "text": db_text(text),
+        "exact": raw_bytes(text),
+        "words": search_text(text),
         "n_tokens": len(ids),
-        "tokens": packed_ids(ids),
+        "tokens": pack_ids(ids),
         # Of all tokens, or of none.
         **{name: data if len(data) == 8 * len(ids) else b"" for name, data in figures.items()},
         "finish_reason": row.finish_reason or "interrupted",
     }
 
 
-def _bring_back(connection: Connection, loom: Any, number: int | None, steps: Steps) -> None:
+def _restore_ancestors(connection: Connection, loom: Any, number: int | None, steps: Steps) -> None:
     """Let the way to a node be in the loom again, where it was removed meanwhile."""
     while number is not None:
         row = connection.execute(
@@ -318,7 +324,7 @@ def _bring_back(connection: Connection, loom: Any, number: int | None, steps: St
         ).one()
         if not row.removed:
             return
-        mark(connection, loom.key, [number], loom.rev + 1, removed=False)
+        set_removed(connection, loom.key, [number], loom.rev + 1, removed=False)
         steps.added.append(number)
         number = row.parent
 

@@ -22,12 +22,12 @@ from weft.lm.results import Delta
 from weft.loom import Heddle, Loom
 from weft.loom.grow import plan
 from weft.loom.node import set_tokens
-from weft.service.store.following import EVERY_S
-from weft.service.store.kept import KeptLoom
+from weft.service.store.commit import set_removed, touch
 from weft.service.store.library import Library
+from weft.service.store.stored_loom import StoredLoom
+from weft.service.store.stream_writer import FLUSH_INTERVAL_S
 from weft.service.store.tables import looms
-from weft.service.store.undoing import turn
-from weft.service.store.writing import mark, touch
+from weft.service.store.undo import apply
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def filed(loom: Loom, folder: Path) -> list[dict[str, object]]:
     return data
 
 
-def story(library: Library) -> KeptLoom:
+def story(library: Library) -> StoredLoom:
     """Return a kept loom of texts: root, a (with c, d below), b."""
     loom = Loom(None, "Once upon a time")
     first = loom.add("a")
@@ -59,7 +59,7 @@ def story(library: Library) -> KeptLoom:
     return library.create(loom)
 
 
-def node(kept: KeptLoom, text: str) -> Heddle:
+def node(kept: StoredLoom, text: str) -> Heddle:
     return next(each for each in kept.loom.walk() if each.text == text)
 
 
@@ -291,7 +291,7 @@ def test_a_followed_stream_is_durable_within_a_second_though_it_stalls(
                 rows = library.nodes(kept.name, after=0)
                 assert all(row.is_growing for row in rows)
 
-    assert EVERY_S <= 0.5
+    assert FLUSH_INTERVAL_S <= 0.5
     seen: dict[str, Heddle] = {}
     for delta in kept.follow(stalling(), actor="me"):
         seen[delta.node.id] = delta.node
@@ -382,11 +382,11 @@ def test_what_had_ended_when_the_holder_left_is_as_it_ended(library: Library, lm
     empty.child.terminal = True
     for pending in (stopped, empty):
         pending.keep("stop")
-    assert not kept.outlasts(stopped.child)
+    assert not kept.is_durable(stopped.child)
     kept.append([each.child for each in growth.branches])
-    assert kept.outlasts(stopped.child)
-    assert kept.outlasts(empty.child)
-    assert not kept.outlasts(growing.child)
+    assert kept.is_durable(stopped.child)
+    assert kept.is_durable(empty.child)
+    assert not kept.is_durable(growing.child)
     kept.close()
     found = library.open(kept.name, lm).loom.children
     assert [(each.text, each.finish_reason, each.stop_string, each.terminal) for each in found] == [
@@ -533,7 +533,7 @@ def test_a_prompt_asked_anew_is_shared_and_undone_and_never_put_back_by_others(
     assert library.open(kept.name).loom.user_prompt == "Another"
     kept.loom.user_prompt = "wrong"
     assert kept.is_changed()
-    kept.put_back()
+    kept.revert()
     assert not kept.is_changed()
     assert kept.loom.user_prompt == "Another"
 
@@ -544,7 +544,7 @@ def test_a_meta_that_cannot_be_kept_is_put_back(library: Library, lm: weft.LM) -
     with pytest.raises(ConfigError, match="meta"):
         kept.commit("edit")
     assert kept.is_changed()
-    kept.put_back()
+    kept.revert()
     assert "x" not in kept.loom.meta
     assert not kept.commit("edit")
 
@@ -561,7 +561,7 @@ def test_the_way_to_what_is_done_again_comes_back(library: Library) -> None:
 
     def remove_above(connection: sa.Connection) -> None:
         """As an older Weft's undo of one operation among others left it."""
-        mark(connection, kept._key, [numbers["c"], numbers["d"]], 50, removed=True)
+        set_removed(connection, kept._key, [numbers["c"], numbers["d"]], 50, removed=True)
         touch(connection, kept._key, rev=50)
 
     library.database.write(remove_above)
@@ -585,7 +585,7 @@ def test_what_another_has_put_below_in_the_moment_of_an_undo_stays_with_its_way(
     def undo(connection: sa.Connection) -> None:
         """As one who had looked what is the last before that."""
         row = connection.execute(sa.select(looms).where(looms.c.id == kept.id)).one()
-        turn(connection, row, key, "done")
+        apply(connection, row, key, "done")
 
     library.database.write(undo)
     kept.sync()
@@ -593,7 +593,7 @@ def test_what_another_has_put_below_in_the_moment_of_an_undo_stays_with_its_way(
     assert [each.text for each in library.open(kept.name).loom.walk()][1:] == [*"acdbxy"]
 
 
-def operation_of(kept: KeptLoom, text: str) -> int:
+def operation_of(kept: StoredLoom, text: str) -> int:
     """Add a node, and return the key of the operation that did."""
     kept.loom.add(text)
     kept.commit("add")

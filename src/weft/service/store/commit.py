@@ -14,7 +14,7 @@ from ...loom import Heddle
 from .database import Database
 from .log import Steps, runs
 from .rows import GROUPS, Content, Values, content_values, meta_json, score_value
-from .snapshot import Difference, Known, Snapshot
+from .snapshot import Difference, SavedNode, Snapshot
 from .tables import looms, nodes, sampling
 
 CHUNK = 500  # values that one statement names
@@ -23,7 +23,7 @@ GROUP_COLUMNS = [name for group in GROUPS.values() for name in group if name != 
 
 
 @dataclass(slots=True)
-class Draft:
+class PendingCommit:
     """What a transaction has written: it is taken over once that is kept.
 
     known: rows by id as they are then. ended: ids of nodes that grow no more.
@@ -33,33 +33,33 @@ class Draft:
     next_number: int
     prompt: str
     steps: Steps = field(default_factory=lambda: Steps([], [], {}))
-    known: dict[str, Known] = field(default_factory=dict)
+    saved: dict[str, SavedNode] = field(default_factory=dict)
     added: list[Heddle] = field(default_factory=list)
     changed: list[Heddle] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
 
 
-def drafted(
+def build_commit(
     connection: Connection,
     database: Database,
     snapshot: Snapshot,
     difference: Difference,
     loom: Any,
     bookmarks: dict[str, str | None],
-) -> Draft:
+) -> PendingCommit:
     """Write what differs into the rows of a loom that is locked.
 
     loom: its row. bookmarks: labels by id, of nodes whose bookmark is among what differs.
     """
-    draft = Draft(loom.rev + 1, loom.next_number, snapshot.loom.user_prompt)
-    writing = _Writing(connection, database, snapshot, difference, loom.key, draft)
+    pending = PendingCommit(loom.rev + 1, loom.next_number, snapshot.loom.user_prompt)
+    writing = _Writing(connection, database, snapshot, difference, loom.key, pending)
     writing.add(bookmarks)
     writing.change(bookmarks)
-    draft.removed = list(difference.removed)
-    draft.steps.removed.extend(snapshot.known[each].number for each in difference.removed)
-    mark(connection, loom.key, draft.steps.removed, draft.rev, removed=True)
-    return draft
+    pending.removed = list(difference.removed)
+    pending.steps.removed.extend(snapshot.saved[each].number for each in difference.removed)
+    set_removed(connection, loom.key, pending.steps.removed, pending.rev, removed=True)
+    return pending
 
 
 class _Writing:
@@ -72,54 +72,54 @@ class _Writing:
         snapshot: Snapshot,
         difference: Difference,
         key: int,
-        draft: Draft,
+        pending: PendingCommit,
     ) -> None:
         self._connection = connection
         self._database = database
         self._snapshot = snapshot
         self._difference = difference
         self._key = key
-        self._draft = draft
+        self._draft = pending
 
     def add(self, bookmarks: dict[str, str | None]) -> None:
         """Put in the rows of new nodes; those that have rows are brought back."""
-        draft, there = self._draft, self._rows_there()
+        pending, there = self._draft, self._rows_there()
         numbers: dict[str, int] = {}
         for node in self._difference.added:
             number = there.get(node.id)
             if number is None:
-                number, draft.next_number = draft.next_number, draft.next_number + 1
+                number, pending.next_number = pending.next_number, pending.next_number + 1
             numbers[node.id] = number
         new, again = [], []
         for node in self._difference.added:
-            known = self._known(node, numbers, bookmarks.get(node.id))
-            draft.known[node.id] = known
-            draft.added.append(node)
-            draft.steps.added.append(known.number)
+            saved = self._known(node, numbers, bookmarks.get(node.id))
+            pending.saved[node.id] = saved
+            pending.added.append(node)
+            pending.steps.added.append(saved.number)
             values = {
-                **self._values(known, GROUPS),
+                **self._values(saved, GROUPS),
                 "removed": False,
                 "writer": None,
-                "rev": draft.rev,
+                "rev": pending.rev,
             }
             if node.id in there:
-                again.append((node.id, known.number, values))
+                again.append((node.id, saved.number, values))
             else:
-                new.append({"loom": self._key, "number": known.number, "id": node.id, **values})
-        self._keep_params(draft.known.values())
+                new.append({"loom": self._key, "number": saved.number, "id": node.id, **values})
+        self._keep_params(pending.saved.values())
         if new:
             self._connection.execute(sa.insert(nodes), new)
-        self._bring_back(again)
+        self._restore_rows(again)
 
-    def _bring_back(self, again: list[tuple[str, int, Values]]) -> None:
+    def _restore_rows(self, again: list[tuple[str, int, Values]]) -> None:
         """Bring rows back, and note for the log what they were: undo makes them that again."""
         after = {node_id: values for node_id, _, values in again}
         for row in self._rows(nodes.c.id, list(after)):
             if row.writer is None:
-                self._note(row, after[row.id], GROUP_COLUMNS)
+                self._log_change(row, after[row.id], GROUP_COLUMNS)
         self._update({"at": number, **_bound(values)} for _, number, values in again)
 
-    def _note(self, row: Any, values: Values, names: Iterable[str]) -> None:
+    def _log_change(self, row: Any, values: Values, names: Iterable[str]) -> None:
         """Note for the log how a row changes, if it does."""
         before = row._mapping
         changed = [name for name in names if values[name] != before[name]]
@@ -132,42 +132,44 @@ class _Writing:
 
     def change(self, bookmarks: dict[str, str | None]) -> None:
         """Change the rows of known nodes, and note for the log what they were."""
-        draft, changed = self._draft, self._difference.changed
+        pending, changed = self._draft, self._difference.changed
         after: dict[int, Values] = {}
         for node_id, groups in changed.items():
-            known = self._changed(node_id, groups, bookmarks)
-            draft.known[node_id] = known
-            draft.changed.append(known.node)
-            after[known.number] = self._values(known, groups)
-        self._keep_params(draft.known[each] for each in changed)
+            saved = self._changed(node_id, groups, bookmarks)
+            pending.saved[node_id] = saved
+            pending.changed.append(saved.node)
+            after[saved.number] = self._values(saved, groups)
+        self._keep_params(pending.saved[each] for each in changed)
         for row in self._rows(nodes.c.number, list(after)):
             values = after[row.number]
-            self._note(row, values, [name for name in values if name != "words"])
+            self._log_change(row, values, [name for name in values if name != "words"])
         self._update(
-            {"at": number, **_bound({**values, "rev": draft.rev})}
+            {"at": number, **_bound({**values, "rev": pending.rev})}
             for number, values in after.items()
         )
 
-    def _known(self, node: Heddle, numbers: dict[str, int], bookmark: str | None) -> Known:
-        spot = self._difference.spots[node.id]
+    def _known(self, node: Heddle, numbers: dict[str, int], bookmark: str | None) -> SavedNode:
+        position = self._difference.positions[node.id]
         parent = None
-        if spot.parent is not None:
-            parent = numbers.get(spot.parent.id, self._snapshot.numbers.get(spot.parent.id))
-        return Known(
+        if position.parent is not None:
+            parent = numbers.get(position.parent.id, self._snapshot.numbers.get(position.parent.id))
+        return SavedNode(
             node,
             numbers[node.id],
             parent,
-            spot.place,
+            position.place,
             Content.of(node).kept(),
             score_value(node.score),
             meta_json(node),
             bookmark,
         )
 
-    def _changed(self, node_id: str, groups: set[str], bookmarks: dict[str, str | None]) -> Known:
-        old = self._snapshot.known[node_id]
-        node, spot = old.node, self._difference.spots.get(node_id)
-        new = Known(
+    def _changed(
+        self, node_id: str, groups: set[str], bookmarks: dict[str, str | None]
+    ) -> SavedNode:
+        old = self._snapshot.saved[node_id]
+        node, position = old.node, self._difference.positions.get(node_id)
+        new = SavedNode(
             node,
             old.number,
             old.parent,
@@ -177,31 +179,31 @@ class _Writing:
             meta_json(node),
             bookmarks[node_id] if "bookmark" in groups else old.bookmark,
         )
-        if "place" in groups and spot is not None and spot.parent is not None:
-            draft, numbers = self._draft.known.get(spot.parent.id), self._snapshot.numbers
-            new.parent = draft.number if draft is not None else numbers[spot.parent.id]
-            new.place = spot.place
+        if "place" in groups and position is not None and position.parent is not None:
+            pending, numbers = self._draft.saved.get(position.parent.id), self._snapshot.numbers
+            new.parent = pending.number if pending is not None else numbers[position.parent.id]
+            new.place = position.place
         return new
 
-    def _values(self, known: Known, groups: Iterable[str]) -> Values:
+    def _values(self, saved: SavedNode, groups: Iterable[str]) -> Values:
         found: Values = {}
         params = self._snapshot.params
         for group in groups:
             if group == "content":
-                prompt: str = getattr(known.node, "user_prompt", "")  # of a root
-                found.update(content_values(known.content, known.node.text, params, prompt))
+                prompt: str = getattr(saved.node, "user_prompt", "")  # of a root
+                found.update(content_values(saved.content, saved.node.text, params, prompt))
             else:
-                found.update({name: getattr(known, name) for name in GROUPS[group]})
+                found.update({name: getattr(saved, name) for name in GROUPS[group]})
         return found
 
     def _rows_there(self) -> dict[str, int]:
         """Return numbers of new nodes that have rows: nodes that grow, and such as come back."""
-        known = self._snapshot.numbers
+        saved = self._snapshot.numbers
         ids = [node.id for node in self._difference.added]
         if self._draft.rev == 1:
             return {}
-        found = {each: known[each] for each in ids if each in known}
-        unsure = [each for each in ids if each not in known]
+        found = {each: saved[each] for each in ids if each in saved}
+        unsure = [each for each in ids if each not in saved]
         found.update((row.id, row.number) for row in self._rows(nodes.c.id, unsure))
         return found
 
@@ -226,10 +228,10 @@ class _Writing:
                 rows,
             )
 
-    def _keep_params(self, known: Iterable[Known]) -> None:
+    def _keep_params(self, saved: Iterable[SavedNode]) -> None:
         keys = {
             self._snapshot.params.key(each.content.params)
-            for each in known
+            for each in saved
             if each.content.params is not None
         }
         if keys:
@@ -243,7 +245,7 @@ def _bound(values: Values) -> Values:
     return {f"new_{name}": value for name, value in values.items()}
 
 
-def mark(
+def set_removed(
     connection: Connection, loom: int, numbers: Collection[int], rev: int, *, removed: bool
 ) -> None:
     """Take nodes out of a loom, or put them back."""
@@ -260,7 +262,7 @@ def mark(
         )
 
 
-def bring_back_ways(connection: Connection, loom: int, rev: int) -> list[int]:
+def restore_ancestors(connection: Connection, loom: int, rev: int) -> list[int]:
     """Put back the nodes above what is in a loom: nothing stands below what is removed.
 
     Returns their numbers.
@@ -273,7 +275,7 @@ def bring_back_ways(connection: Connection, loom: int, rev: int) -> list[int]:
     )
     found: list[int] = []
     while numbers := connection.execute(lacking).scalars().all():
-        mark(connection, loom, numbers, rev, removed=False)
+        set_removed(connection, loom, numbers, rev, removed=False)
         found += numbers
     return found
 

@@ -9,15 +9,15 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ...errors import Conflict
-from .head import LoomHead
+from .commit import count_nodes, restore_ancestors, set_removed, touch
 from .log import DONE, UNDONE, Operation, Steps
-from .rows import Values, plain
+from .metadata import LoomMetadata
+from .rows import Values, db_text
 from .tables import nodes, operations
-from .words import searchable, without_template
-from .writing import bring_back_ways, count_nodes, mark, touch
+from .text_normalization import search_text, strip_template
 
 
-def of_one_act(
+def next_in_log(
     connection: Connection, loom: int, state: str, order: Any
 ) -> tuple[list[int], str | None]:
     """Return the operation that is next, and those after it that are parts of its act; and that."""
@@ -34,7 +34,7 @@ def of_one_act(
     return keys, first
 
 
-def turn(connection: Connection, loom: Any, key: int, state: str) -> None:
+def apply(connection: Connection, loom: Any, key: int, state: str) -> None:
     """Take an operation back, or do it again, if it still is in this state.
 
     loom: its row, locked. What others have put below what goes stays, and the way to it.
@@ -45,24 +45,24 @@ def turn(connection: Connection, loom: Any, key: int, state: str) -> None:
         return
     steps, is_undo = Steps.loaded(operation.data), state == DONE
     going, coming = (steps.added, steps.removed) if is_undo else (steps.removed, steps.added)
-    _refuse_growing(connection, loom.key, going)
+    _check_not_growing(connection, loom.key, going)
     rev = loom.rev + 1
-    mark(connection, loom.key, going, rev, removed=True)
-    mark(connection, loom.key, coming, rev, removed=False)
-    head = LoomHead.loaded(loom.head)
+    set_removed(connection, loom.key, going, rev, removed=True)
+    set_removed(connection, loom.key, coming, rev, removed=False)
+    head = LoomMetadata.loaded(loom.head)
     if steps.prompt is not None:
         head = head._replace(user_prompt=steps.prompt[0 if is_undo else 1])
     for number, (before, after) in steps.changed.items():
         columns: Values = dict(before if is_undo else after)
         if "text" in columns:
-            asked = "" if number else plain(head.user_prompt)
-            columns["words"] = searchable(without_template(columns["text"], asked))
+            asked = "" if number else db_text(head.user_prompt)
+            columns["words"] = search_text(strip_template(columns["text"], asked))
         connection.execute(
             sa.update(nodes)
             .where(nodes.c.loom == loom.key, nodes.c.number == number)
             .values(**columns, rev=rev)
         )
-    bring_back_ways(connection, loom.key, rev)
+    restore_ancestors(connection, loom.key, rev)
     connection.execute(
         sa.update(operations)
         .where(operations.c.key == key)
@@ -71,7 +71,7 @@ def turn(connection: Connection, loom: Any, key: int, state: str) -> None:
     touch(connection, loom.key, rev=rev, n_nodes=count_nodes(loom.key), **head.columns())
 
 
-def _refuse_growing(connection: Connection, loom: int, going: Collection[int]) -> None:
+def _check_not_growing(connection: Connection, loom: int, going: Collection[int]) -> None:
     rows = connection.execute(
         sa.select(nodes.c.parent).where(
             nodes.c.loom == loom, nodes.c.writer.is_not(None), ~nodes.c.removed
@@ -95,12 +95,12 @@ def last_removal(connection: Connection, loom: int) -> Operation | None:
         operations.c.n_added == 0,
     )
     for *told, data in connection.execute(query.order_by(operations.c.key.desc())):
-        if still_out(connection, loom, data):
+        if still_removed(connection, loom, data):
             return Operation(*told)
     return None
 
 
-def still_out(connection: Connection, loom: int, data: str) -> list[int]:
+def still_removed(connection: Connection, loom: int, data: str) -> list[int]:
     """Return the numbers of what an operation removed, and nothing has brought back."""
     query = sa.select(nodes.c.number).where(nodes.c.loom == loom, nodes.c.removed)
     out = set(connection.execute(query).scalars())

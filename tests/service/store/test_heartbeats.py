@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from weft.service.store.heartbeats import HEARTBEAT_TIMEOUT_S, ProcessHeartbeat, find_dead
 from weft.service.store.library import Library
 from weft.service.store.tables import writers
-from weft.service.store.writers import DEAD_S, Writer, dead
 
 
-def sign(library: Library, writer: Writer) -> str:
-    return library.database.write(writer.sign)
+def register(library: Library, writer: ProcessHeartbeat) -> str:
+    return library.database.write(writer.register)
 
 
 def change(library: Library, mark: str, **values: Any) -> None:
@@ -27,14 +27,14 @@ def change(library: Library, mark: str, **values: Any) -> None:
 
 def is_dead(library: Library, mark: str) -> bool:
     return mark in library.database.read(
-        lambda connection: dead(connection, {mark}, library.database)
+        lambda connection: find_dead(connection, {mark}, library.database)
     )
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="processes are told by /proc")
 def test_a_process_here_lives_while_it_runs_however_long_it_is_silent(library: Library) -> None:
-    writer = Writer(library.database)
-    mark = sign(library, writer)
+    writer = ProcessHeartbeat(library.database)
+    mark = register(library, writer)
     change(library, mark, beat=0.0)
     assert not is_dead(library, mark)
     change(library, mark, began="1")  # its number, given to another one
@@ -45,8 +45,8 @@ def test_a_process_here_lives_while_it_runs_however_long_it_is_silent(library: L
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="processes are told by /proc")
 def test_a_process_that_has_ended_and_was_not_collected_is_dead(library: Library) -> None:
-    writer = Writer(library.database)
-    mark = sign(library, writer)
+    writer = ProcessHeartbeat(library.database)
+    mark = register(library, writer)
     child = os.fork()
     if not child:
         signal.pause()
@@ -60,14 +60,14 @@ def test_a_process_that_has_ended_and_was_not_collected_is_dead(library: Library
 
 
 def began(pid: int) -> str:
-    """Return when a process began, as `Writer` notes it."""
+    """Return when a process began, as `ProcessHeartbeat` notes it."""
     told = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     return told.rpartition(")")[2].split()[19]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_a_forked_process_is_another_writer(library: Library) -> None:
-    writer = Writer(library.database)
+    writer = ProcessHeartbeat(library.database)
     mark = writer.id
     reads, writes = os.pipe()
     child = os.fork()
@@ -84,23 +84,23 @@ def test_a_forked_process_is_another_writer(library: Library) -> None:
 
 
 def test_a_process_elsewhere_is_dead_after_a_minute_of_silence(library: Library) -> None:
-    writer = Writer(library.database)
-    mark = sign(library, writer)
+    writer = ProcessHeartbeat(library.database)
+    mark = register(library, writer)
     now = library.database.now
-    change(library, mark, host="elsewhere", beat=now - DEAD_S + 20)
+    change(library, mark, host="elsewhere", beat=now - HEARTBEAT_TIMEOUT_S + 20)
     assert not is_dead(library, mark)
-    change(library, mark, beat=now - DEAD_S - 1)
+    change(library, mark, beat=now - HEARTBEAT_TIMEOUT_S - 1)
     assert is_dead(library, mark)
-    writer.beat()
+    writer.send_heartbeat()
     assert not is_dead(library, mark)
     writer.close()
 
 
 def test_processes_of_former_days_are_forgotten(library: Library) -> None:
-    old, new = Writer(library.database), Writer(library.database)
-    mark = sign(library, old)
+    old, new = ProcessHeartbeat(library.database), ProcessHeartbeat(library.database)
+    mark = register(library, old)
     change(library, mark, beat=0.0)
-    assert sign(library, new) == sign(library, new)
+    assert register(library, new) == register(library, new)
     assert is_dead(library, mark)
     query = sa.select(writers.c.id)
     rows = library.database.read(lambda connection: connection.execute(query).scalars().all())
