@@ -72,7 +72,7 @@ def put_header(header: str) -> ConnectionLost:
         (shutil.rmtree, "no folder"),
         (remove("config.json"), r"no config\.json"),
         (write("config.json", "{"), r"config\.json is not JSON"),
-        (write("config.json", "[]"), "no JSON object"),
+        (write("config.json", "[]"), "not a JSON object"),
         (remove("model.safetensors"), r"no \*\.safetensors"),
         (cut("model.safetensors", 0), "truncated"),
         (cut("model.safetensors", 5), "truncated"),
@@ -92,9 +92,12 @@ def test_a_broken_folder_is_refused(folder: Path, break_it: ConnectionLost, name
 @pytest.mark.parametrize(
     ("break_it", "named"),
     [
-        (remove("model-1.safetensors"), r"lacks model-1\.safetensors"),
+        (remove("model-1.safetensors"), r"has no model-1\.safetensors"),
         (cut("model-1.safetensors", -1), "truncated"),
-        (lambda f: write_safetensors(f / "model-1.safetensors", {}), "tensors that no shard holds"),
+        (
+            lambda f: write_safetensors(f / "model-1.safetensors", {}),
+            "tensors that no shard contains",
+        ),
         (write(INDEX, "{}"), "weight_map"),
     ],
 )
@@ -217,8 +220,8 @@ def test_a_tokenizer_of_another_kind_of_file_is_left_to_its_reader(folder: Path)
     [
         (tokenizer_json(0, 61), "wrong tokenizer.*61"),
         (json.dumps({"model": {"vocab": [["a", 0.0]] * 62}}), "wrong tokenizer.*61"),
-        ('{"model": {"vocab": 5}}', "5 for a vocabulary"),
-        ("{}", "names no tokens"),
+        ('{"model": {"vocab": 5}}', "5 as its vocabulary"),
+        ("{}", "has no tokens"),
         ("{", "not JSON"),
     ],
 )

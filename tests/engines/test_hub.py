@@ -289,7 +289,7 @@ def test_gated_repository_says_where_its_terms_are(hub: Hub) -> None:
 
 def test_repository_without_safetensors_is_refused_before_the_download(hub: Hub) -> None:
     hub.add(Repo("maker/old")).push("main", {"config.json": b"{}", "pytorch_model.bin": b"p"})
-    with pytest.raises(ModelLoadError, match=r"holds config\.json, pytorch_model\.bin"):
+    with pytest.raises(ModelLoadError, match=r"has config\.json, pytorch_model\.bin"):
         resolve("maker/old")
     assert not any("/resolve/" in request for request in hub.requests)
 

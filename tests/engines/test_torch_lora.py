@@ -65,7 +65,7 @@ REFUSED = [
     ({"alora_invocation_tokens": [8]}, "alora_invocation_tokens"),
     ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa'"),
     ({"init_lora_weights": "olora"}, "init_lora_weights='olora'"),
-    ({"bias": "lora_only"}, "bias='none' is run"),
+    ({"bias": "lora_only"}, "bias='none' is supported"),
     ({"target_modules": ["embed_tokens"]}, "lora_embedding_A"),
 ]
 

@@ -1,6 +1,7 @@
-"""Engines by name: strings until one is asked for, so that nothing heavy is imported unused.
+"""Engines by name. An engine's module is imported only when the engine is used.
 
-Third parties add theirs with an entry point of the group "weft.engines": name = "module:Class".
+Other packages register engines with an entry point of the group "weft.engines":
+name = "module:Class".
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ _BUILT_IN = {
 
 
 def engine_names() -> tuple[str, ...]:
-    """All names that `engine_class` knows: Weft's own first, then those of installed packages."""
+    """Return all names that `engine_class` accepts, Weft's own first."""
     return tuple(_BUILT_IN | _third_party())
 
 
 def engine_class(name: str) -> type[Engine]:
-    """Import and return the engine class called `name`.
+    """Import and return the engine class `name`.
 
     Raises:
         ConfigError: no engine has this name.
@@ -39,12 +40,12 @@ def engine_class(name: str) -> type[Engine]:
     """
     target = _BUILT_IN.get(name) or _third_party().get(name)
     if target is None:
-        known = ", ".join(engine_names())
-        raise ConfigError(f"no engine is called {name!r}; the engines here are: {known}")
+        names = ", ".join(engine_names())
+        raise ConfigError(f"no engine is called {name!r}; the engines here are: {names}")
     module, _, attribute = target.partition(":")
     try:
         with passive_waiting():
-            found = getattr(import_module(module), attribute)
+            engine = getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:
         missing = error.name or "a package"
         if missing.partition(".")[0] == "weft":
@@ -54,29 +55,29 @@ def engine_class(name: str) -> type[Engine]:
             f"engine {name!r} needs the package {missing!r}, which is not installed; run: {hint}",
             hint=hint,
         ) from error
-    except Exception as error:  # whatever somebody else's module does
+    except Exception as error:  # another package's module may raise anything
         if name in _BUILT_IN:
             raise
         raise _broken(name, target, f"{type(error).__name__}: {error}") from error
-    if not (isinstance(found, type) and issubclass(found, Engine)):
+    if not (isinstance(engine, type) and issubclass(engine, Engine)):
         raise _broken(name, target, "it is no class derived from weft.engines.base.Engine")
-    return found
+    return engine
 
 
 def _broken(name: str, target: str, why: str) -> EngineUnavailable:
-    hint = "update or remove the package that brings it"
+    hint = "update or remove the package that provides it"
     return EngineUnavailable(
         f"engine {name!r} is broken, by its entry point {target!r}: {why}; {hint}", hint=hint
     )
 
 
 def install_hint(extra: str) -> str:
-    """Return the command that installs what an extra of Weft's brings."""
+    """Return the command that installs the packages of one of Weft's extras."""
     return f'pip install "{DISTRIBUTION}[{extra}]"'
 
 
 def plugins() -> dict[str, str]:
-    """Return the names of the engines that installed packages bring, each with its entry point."""
+    """Return the names of engines from other packages, each with its entry point."""
     return {name: point for name, point in _third_party().items() if name not in _BUILT_IN}
 
 

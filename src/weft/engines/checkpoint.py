@@ -1,7 +1,7 @@
-"""A Transformers-format folder: check that it is whole, read its tensors, name its weights.
+"""Model folders in Transformers' format: validation, tensors and the fingerprint of the weights.
 
-Only headers are read until a tensor is asked for, so that a broken folder is refused at once. The
-same checks serve every engine that loads from such a folder.
+Only headers are read until a tensor is read, so that broken folders are rejected at once. Every
+engine that loads from such a folder uses the same checks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ESSENTIALS = (
     "num_key_value_heads",
 )
 _SAMPLE = 32
-# What configurations call the longest path, the commonest first.
+# Names of the context length in configurations, the most common first.
 CONTEXT_NAMES = (
     "max_position_embeddings",
     "n_positions",
@@ -46,7 +46,7 @@ CONTEXT_NAMES = (
 
 
 class Tensor(NamedTuple):
-    """Where one stored tensor lies: bytes begin..end of `file`."""
+    """Position of a stored tensor: bytes begin … end - 1 of `file`."""
 
     file: Path
     dtype: str
@@ -56,7 +56,7 @@ class Tensor(NamedTuple):
 
 
 class Checkpoint:
-    """The config and the tensors of one folder; made by `open_checkpoint`."""
+    """The configuration and tensors of a folder; `open_checkpoint` creates it."""
 
     def __init__(self, folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         self.folder = folder
@@ -76,19 +76,21 @@ class Checkpoint:
         tensor = self.tensors.get(name)
         if tensor is None:
             raise ModelLoadError(
-                f"{self.folder} has no tensor {name!r}, which its config.json calls for; "
+                f"{self.folder} has no tensor {name!r}, which its config.json requires; "
                 "the files are of another model or incomplete: download the folder again"
             )
         if shape is not None and tensor.shape != shape:
             raise ModelLoadError(
                 f"tensor {name!r} in {tensor.file} has shape {list(tensor.shape)}, but config.json "
-                f"calls for {list(shape)}; the two are of different models"
+                f"requires {list(shape)}; the two are of different models"
             )
         raw = _raw(name, tensor, _mapped(tensor.file))
         return _as_float32(raw, tensor.dtype).reshape(tensor.shape)
 
     def fingerprint(self) -> str:
-        """Return what names these weights, whatever the folder is called. Cost: a page a tensor."""
+        """Return the fingerprint of the weights, independent of the folder. Cost: one page per
+        tensor.
+        """
         return fingerprint(self.config, self._samples())
 
     def _samples(self) -> Iterator[tuple[str, tuple[int, ...], NDArray[np.float32]]]:
@@ -126,47 +128,47 @@ def read_config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     if not file.is_file():
         raise ModelLoadError(
-            f"{folder} has no config.json; a model folder holds config.json, *.safetensors "
+            f"{folder} has no config.json; a model folder has config.json, *.safetensors "
             "and tokenizer.json, as Transformers' save_pretrained writes them"
         )
     return _read_json(file)
 
 
 def is_of_mlx(config: Mapping[str, Any]) -> bool:
-    """Whether mlx-lm has quantised the weights: no other library reads them."""
+    """Return True if mlx-lm has quantised the weights; no other library reads them."""
     packed = config.get("quantization")
     return isinstance(packed, dict) and "group_size" in packed
 
 
-def refuse_packed_by_mlx(config: Mapping[str, Any], engine: str) -> None:
-    """Raise Unsupported for weights that mlx-lm has quantised, for an engine that is not MLX's."""
+def reject_mlx_quantised(config: Mapping[str, Any], engine: str) -> None:
+    """Raise Unsupported if mlx-lm has quantised the weights; for engines other than MLX."""
     if is_of_mlx(config):
         raise Unsupported(
-            f"mlx-lm has quantised this model, and the {engine} engine does not read that;"
-            ' take engine="mlx" (pip install "weft-lm[mlx]")'
+            f"mlx-lm has quantised this model, and the {engine} engine cannot read it;"
+            ' use engine="mlx" (pip install "weft-lm[mlx]")'
         )
 
 
 def architectures(config: Mapping[str, Any]) -> list[str]:
-    """Return the names of the classes that a config.json was made with.
+    """Return the class names in config.json.
 
-    Raises: ModelLoadError for what are no names.
+    Raises:
+        ModelLoadError: the entry is not a list of names.
     """
     names = config.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ModelLoadError(
-            f"config.json: architectures is {repr_short(names)}; names belong there"
-        )
+        raise ModelLoadError(f"config.json: architectures is {shown(names)}; it must be names")
     return names
 
 
 def check_tokenizer(folder: Path, n_vocab: int) -> None:
     """Check that `folder` has a tokenizer whose ids fit a model of `n_vocab` tokens.
 
-    Fewer ids than the model's are usual (padded embeddings); one too large means a wrong tokenizer.
+    The tokenizer may have fewer ids than the model (padded embeddings). An id that is too large
+    means a wrong tokenizer.
 
     Raises:
-        ModelLoadError: there is none, it is broken, or it is of a model with more tokens.
+        ModelLoadError: the tokenizer is missing or broken, or belongs to a model with more tokens.
     """
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         raise ModelLoadError(
@@ -178,11 +180,11 @@ def check_tokenizer(folder: Path, n_vocab: int) -> None:
         return
     largest = max(_token_ids(file), default=-1)
     if largest < 0:
-        raise ModelLoadError(f"{file} names no tokens; copy the model's own tokenizer.json there")
+        raise ModelLoadError(f"{file} has no tokens; copy the model's own tokenizer.json there")
     if largest >= n_vocab:
         raise ModelLoadError(
             f"wrong tokenizer: {file} has token id {largest}, but the model's vocabulary has "
-            f"{n_vocab} tokens (ids 0 to {n_vocab - 1}); use the tokenizer made for this model"
+            f"{n_vocab} tokens (ids 0 to {n_vocab - 1}); use the tokenizer of this model"
         )
 
 
@@ -190,9 +192,10 @@ def fingerprint(
     config: Mapping[str, Any],
     tensors: Iterable[tuple[str, tuple[int, ...], NDArray[np.float32]]],
 ) -> str:
-    """Return a sha256 over the model's shape and samples of its weights.
+    """Return a SHA-256 of the model's shape and of samples of its weights.
 
     Args:
+        config: content of config.json.
         tensors: name, shape and the float32 values at `sample_positions`, in any order.
     """
     digest = hashlib.sha256()
@@ -204,7 +207,7 @@ def fingerprint(
 
 
 def sample_positions(size: int) -> NDArray[np.int64]:
-    """Return the flat positions that `fingerprint` looks at: the first, middle and last few."""
+    """Return the flat positions that `fingerprint` samples: the first, middle and last 32."""
     if size <= 3 * _SAMPLE:
         return np.arange(size)
     run = np.arange(_SAMPLE)
@@ -220,13 +223,13 @@ def _weight_files(folder: Path) -> list[Path]:
                 f"{folder} has no *.safetensors; weights in other formats are not read: "
                 "save them again with Transformers' save_pretrained"
             )
-        whole = folder / "model.safetensors"
-        return [whole] if whole in files else files
+        single = folder / "model.safetensors"
+        return [single] if single in files else files
     files = [folder / name for name in sorted(set(_weight_map(index).values()))]
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         raise ModelLoadError(
-            f"{folder} lacks {', '.join(missing)}, named in {_INDEX}; download the folder again"
+            f"{folder} has no {', '.join(missing)}, named in {_INDEX}; download the folder again"
         )
     return files
 
@@ -238,8 +241,8 @@ def _check_index(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     missing = sorted(set(_weight_map(index)) - set(tensors))
     if missing:
         raise ModelLoadError(
-            f"{_INDEX} in {folder} names {len(missing)} tensors that no shard holds, "
-            f"{missing[0]!r} among them; download the folder again"
+            f"{_INDEX} in {folder} names {len(missing)} tensors that no shard contains, "
+            f"for example {missing[0]!r}; download the folder again"
         )
 
 
@@ -249,14 +252,12 @@ def _weight_map(index: Path) -> dict[str, str]:
         raise ModelLoadError(f"{index} has no weight_map; download the folder again")
     for name, file in weight_map.items():
         if not isinstance(file, str):
-            raise ModelLoadError(
-                f"{index} has {repr_short(file)} for {name!r}; a file belongs there"
-            )
+            raise ModelLoadError(f"{index} has {shown(file)} for {name!r}; it must be a file name")
     return weight_map
 
 
 def _read_header(file: Path) -> dict[str, Tensor]:
-    """One safetensors file's tensors: 8 bytes of header length, a JSON header, then the data."""
+    """Return the tensors of a file: 8 bytes of header length, a JSON header, then the data."""
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
@@ -282,7 +283,7 @@ def _tensor(file: Path, base: int, entry: dict[str, Any]) -> Tensor:
     begin, end = entry["data_offsets"]
     dtype, shape = entry["dtype"], tuple(entry["shape"])
     if not isinstance(dtype, str) or any(type(n) is not int or n < 0 for n in (begin, *shape)):
-        raise ValueError(f"{repr_short(entry)} describes no tensor")
+        raise ValueError(f"{shown(entry)} is not a valid tensor entry")
     if type(end) is not int or end < begin:
         raise ValueError(f"a tensor ends at {repr_short(end)}, before it begins")
     return Tensor(file, dtype, shape, base + begin, base + end)
@@ -300,12 +301,12 @@ def _mapped(file: Path) -> NDArray[np.uint8]:
 
 
 def _raw(name: str, tensor: Tensor, mapped: NDArray[np.uint8]) -> NDArray[Any]:
-    """The stored items, flat, without reading them; bfloat16 as uint16. mapped: its file."""
+    """Return a view of the stored items, flat, without reading them; bfloat16 as uint16."""
     item_bytes = _ITEM_BYTES.get(tensor.dtype)
     if item_bytes is None:
         raise Unsupported(
             f"tensor {name!r} in {tensor.file} is stored as {tensor.dtype}; "
-            f"this reader knows {', '.join(_ITEM_BYTES)}"
+            f"supported are {', '.join(_ITEM_BYTES)}"
         )
     count = math.prod(tensor.shape)
     if tensor.end - tensor.begin != count * item_bytes:
@@ -323,22 +324,20 @@ def _as_float32(raw: NDArray[Any], dtype: str) -> NDArray[np.float32]:
 
 
 def _token_ids(file: Path) -> list[int]:
-    """Ids of the vocabulary proper; some models have added tokens beyond it."""
+    """Return the ids of the vocabulary without added tokens, which some models have beyond it."""
     model = _read_json(file).get("model")
     vocab = model.get("vocab") if isinstance(model, dict) else None
     if not isinstance(vocab, dict | list | None):
-        raise ModelLoadError(f"{file} has {repr_short(vocab)} for a vocabulary; download it again")
+        raise ModelLoadError(f"{file} has {shown(vocab)} as its vocabulary; download it again")
     ids = list(vocab.values()) if isinstance(vocab, dict) else list(range(len(vocab or ())))
-    for each in ids:
-        if type(each) is not int:
-            raise ModelLoadError(
-                f"{file} has {repr_short(each)} for a token's id; download it again"
-            )
+    for token_id in ids:
+        if type(token_id) is not int:
+            raise ModelLoadError(f"{file} has {shown(token_id)} as a token id; download it again")
     return ids
 
 
 def _read_json(file: Path) -> dict[str, Any]:
     value = read_json(file, ModelLoadError, "not JSON", nan=True)
     if not isinstance(value, dict):
-        raise ModelLoadError(f"{file} holds no JSON object; download it again")
+        raise ModelLoadError(f"{file} is not a JSON object; download it again")
     return value

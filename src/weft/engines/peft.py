@@ -1,4 +1,4 @@
-"""What a LoRA adapter in PEFT's format says of itself, for every engine that runs some."""
+"""The configuration of LoRA adapters in PEFT's format, for all engines that run them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 from .._core.atomic_files import PARSE_ERRORS, read_json, repr_short
 from ..errors import ModelLoadError, Unsupported
 
-# Settings that say how an adapter was trained or made, and those that are followed below. Any other
-# that is on would change what the adapter computes.
+# Settings of training, and those that this module applies. Any other setting that is on would
+# change what the adapter computes.
 _KNOWN = frozenset(
     "peft_type task_type auto_mapping peft_version base_model_name_or_path revision inference_mode"
     " r lora_alpha lora_dropout bias use_rslora rank_pattern alpha_pattern fan_in_fan_out"
@@ -20,35 +20,41 @@ _KNOWN = frozenset(
     " loftq_config eva_config corda_config lora_ga_config megatron_config megatron_core"
     " qalora_group_size".split()
 )
-# Beginnings that leave the model's own weights as they are; the others train beside a residual.
+# Initializations that leave the model's own weights unchanged; the others subtract from them.
 _PLAIN_INITS = (None, True, False, "gaussian", "eva", "orthogonal", "mica")
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return adapter_config.json. Raises: ModelLoadError, Unsupported naming what is not run."""
+    """Return adapter_config.json.
+
+    Raises:
+        ModelLoadError: the file is missing or broken.
+        Unsupported: the adapter has a feature that Weft does not run.
+    """
     file = folder / "adapter_config.json"
     config = read_json(file, ModelLoadError, "not readable JSON", nan=True)
     if not isinstance(config, dict):
-        raise ModelLoadError(f"{file} holds {type(config).__name__}; a JSON object belongs there")
+        raise ModelLoadError(f"{file} is a JSON {type(config).__name__}; it must be an object")
     if config.get("peft_type") != "LORA":
-        raise Unsupported(f"adapters of type {config.get('peft_type')} are not run; LORA is")
+        raise Unsupported(
+            f"adapters of type {config.get('peft_type')} are not supported; allowed is LORA"
+        )
     for name, value in config.items():
         if value and name not in _KNOWN:
-            raise Unsupported(f"the adapter in {folder} has {name}; plain LoRA is run")
-    begun = config.get("init_lora_weights")
-    if not isinstance(begun, str | bool | None) or begun not in _PLAIN_INITS:
+            raise Unsupported(f"the adapter in {folder} has {name}; only plain LoRA is supported")
+    init = config.get("init_lora_weights")
+    if not isinstance(init, str | bool | None) or init not in _PLAIN_INITS:
         raise Unsupported(
-            f"the adapter in {folder} has init_lora_weights={repr_short(begun)}, so it is of a"
-            " changed"
-            " model; save it from PEFT with path_initial_model_for_weight_conversion"
+            f"the adapter in {folder} has init_lora_weights={shown(init)}, so it needs a changed"
+            " base model; save it from PEFT with path_initial_model_for_weight_conversion"
         )
     if config.get("bias", "none") != "none" or config.get("lora_bias"):
-        raise Unsupported(f"the adapter in {folder} has biases; bias='none' is run")
+        raise Unsupported(f"the adapter in {folder} has biases; only bias='none' is supported")
     return config
 
 
 def scale_of(config: Mapping[str, Any], path: str, rank: int) -> float:
-    """Return what a layer's low-rank output is multiplied by."""
+    """Return the factor of a layer's low-rank output."""
     alpha = config.get("lora_alpha", rank)
     try:
         for pattern, own in (config.get("alpha_pattern") or {}).items():

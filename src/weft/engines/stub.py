@@ -1,8 +1,8 @@
-"""An engine that computes nothing: for timing what Weft itself costs, and for tests of queues.
+"""An engine that computes nothing, to measure Weft's own overhead and to test queues.
 
-Its logits are the same row for ever; its fragments count slots and hold no bytes, though a slot is
-said to have one, so that budgets count. It looks at no token, place or adapter, scores nothing and
-runs on when closed: for what an engine owes its rows read `engines/numpy`.
+Its logits are always the same. Its fragments count slots and allocate no bytes, although
+`kv_bytes_per_token` is 1, so that budgets work. It ignores tokens, positions and adapters, scores
+nothing, and still runs when closed. `engines/numpy` is an example of a complete engine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .base import (
     Usage,
 )
 
-TOKEN = 7  # what every draw gives
+TOKEN = 7  # result of every draw
 
 
 class StubFragments(Fragments):
@@ -86,7 +86,7 @@ class StubFragments(Fragments):
 
 
 class StubOutput(Output):
-    """The one logits row, and draws that are made without looking at it."""
+    """Constant logits, and draws that ignore them."""
 
     def __init__(self, n_vocab: int) -> None:
         self.n_vocab = n_vocab
@@ -112,7 +112,7 @@ class StubOutput(Output):
 
 
 class StubEngine(Engine):
-    """Answers every forward at once with the same logits. `n_rows` counts the rows seen."""
+    """Returns the same logits for every row. `n_rows` counts the rows."""
 
     def __init__(self, *, n_vocab: int = 64, context_length: int = 1 << 20) -> None:
         self.info = EngineInfo(
@@ -138,4 +138,4 @@ class StubEngine(Engine):
         return self._output
 
     def close(self) -> None:
-        """Do nothing: it holds no memory."""
+        """Do nothing: the engine has no memory to release."""

@@ -78,7 +78,7 @@ class CoreShare:
 
 
 class TrialLoss:
-    """Time lost in trials that later forwards have not amortised yet, in seconds, for all sizes."""
+    """Time lost in trials that later forwards have not amortized yet, in seconds, for all sizes."""
 
     def __init__(self) -> None:
         self.owed_s = 0.0
@@ -239,8 +239,9 @@ class AutoThreads:
 class Limit:
     """Limits the thread counts of libraries inside a block, and restores them afterwards.
 
-    user_api: as in `threadpoolctl`. OpenMP's count belongs to the calling thread, a BLAS's to the
-    process.
+    Args:
+        user_api: as in `threadpoolctl`. OpenMP's count belongs to the calling thread, a BLAS's to
+            the process.
     """
 
     def __init__(self, user_api: str) -> None:
@@ -265,10 +266,11 @@ class Limit:
 
 
 class BlasThreads:
-    """Limits the BLAS during a forward and restores its setting afterwards.
+    """Limits the threads of the BLAS during a forward and restores its setting afterwards.
 
-    threads: a count, or "auto": as many as the environment says, else found while running (see
-    `ThreadTuner`), starting with one.
+    Args:
+        threads: a count, or "auto": the count of the environment variables if one is set, else
+            chosen by a `ThreadTuner` that starts with one.
     """
 
     def __init__(self, threads: int | str) -> None:
@@ -287,13 +289,13 @@ class BlasThreads:
 
     @property
     def max_threads(self) -> int:
-        """Threads that a forward can have."""
+        """Maximum number of threads of a forward."""
         own = (library.get_num_threads() for library in self._limit.libraries)
         return self.fixed or self._max_threads or max(own, default=1)
 
     @contextmanager
     def limited(self, n_tokens: int) -> Iterator[None]:
-        """Limit the BLAS inside a block that runs so many tokens. Cost: about 10 µs."""
+        """Limit the BLAS inside a block that runs `n_tokens` tokens. Cost: about 10 µs."""
         if not self._max_threads:
             with nullcontext() if self.fixed is None else self._limit.to(self.fixed):
                 yield

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..._core.atomic_files import repr_short
 from ..._core.validation import check_int
 from ...errors import ModelLoadError, Unsupported
-from ..checkpoint import architectures, refuse_packed_by_mlx
+from ..checkpoint import architectures, reject_mlx_quantised
 
 ARCHITECTURES = (
     "LlamaForCausalLM",
@@ -65,7 +65,7 @@ def parse_config(raw: Mapping[str, Any], *, n_ctx: int | None = None) -> LlamaCo
         ConfigError: n_ctx is below 1 or above the model's own.
     """
     architecture = _architecture(raw)
-    refuse_packed_by_mlx(raw, "numpy")
+    reject_mlx_quantised(raw, "numpy")
     n_hidden, n_heads = _integer(raw, "hidden_size"), _integer(raw, "num_attention_heads")
     config = LlamaConfig(
         model_type=str(raw.get("model_type", "llama")),

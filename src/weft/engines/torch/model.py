@@ -103,7 +103,7 @@ def load_model(
 
 def config_of(folder: Path, *, trust_remote_code: bool) -> PretrainedConfig:
     """Return a folder's configuration, if this engine can run such a model; reads config.json."""
-    checkpoint.refuse_packed_by_mlx(checkpoint.read_config(folder), "torch")
+    checkpoint.reject_mlx_quantised(checkpoint.read_config(folder), "torch")
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(
             folder, trust_remote_code=trust_remote_code, local_files_only=True

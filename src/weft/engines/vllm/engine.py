@@ -29,7 +29,7 @@ from ...errors import (
 )
 from ..base import Engine, EngineInfo, FutureTokens, HostOutput, Row, Score
 from ..capabilities import OWN
-from ..checkpoint import open_checkpoint, refuse_packed_by_mlx
+from ..checkpoint import open_checkpoint, reject_mlx_quantised
 from ..config_check import check_config
 from .loop import EngineLoop
 from .native import VllmRuns, as_failure
@@ -130,7 +130,7 @@ class VllmEngine(Engine):
         check_rows_option(rows)
         check_names(engine_options)
         checkpoint = open_checkpoint(Path(folder))
-        refuse_packed_by_mlx(checkpoint.config, "vllm")
+        reject_mlx_quantised(checkpoint.config, "vllm")
         no_tap = rows == "logprobs" or bool(engine_options.get("speculative_config"))
         board = None if no_tap else try_board(vocab_of(checkpoint.config))
         try:
