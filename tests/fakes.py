@@ -209,7 +209,7 @@ class BackgroundLoop(EngineGenerator):
     def __init__(
         self, engine: HiddenFake, *, most: int = 6, figures: bool = True, fail_on: set[int] | None
     ) -> None:
-        self.most = most
+        self.max_in_flight = most
         self.figures = figures
         self.fail_on = fail_on or set()
         self.started: list[GenerationRequest] = []
@@ -224,14 +224,14 @@ class BackgroundLoop(EngineGenerator):
     def unsupported_params(self, params: SamplingParams) -> str | None:
         return None if params.constraint is None else "a constraint"
 
-    def start(self, run: GenerationRequest, tell: EventCallback) -> list[Sibling]:
-        self.started.append(run)
+    def start(self, request: GenerationRequest, on_event: EventCallback) -> list[Sibling]:
+        self.started.append(request)
         siblings = [
-            Sibling(run, number, tell, Sampler(run.params, stream))
-            for number, stream in enumerate(run.streams)
+            Sibling(request, number, on_event, Sampler(request.params, stream))
+            for number, stream in enumerate(request.streams)
         ]
         for sibling in siblings:
-            sibling.sampler.prime(run.tokens)
+            sibling.sampler.prime(request.tokens)
         with self.news:
             self.going += siblings
             self.most_seen = max(self.most_seen, len(self.going))

@@ -1,4 +1,4 @@
-"""The engine over a corpus, for the laws: pytest tests/contract --engine laws:CountedEngine."""
+"""The n-gram engine with a fixed corpus: pytest tests/contract --engine laws:CountedEngine."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from weft._core.tokens.tokenizer import Tokenizer
 
 
 class CountedEngine(NgramEngine):
-    """Has counted a few sentences, whatever folder it is loaded from."""
+    """Has counted a few sentences, independent of the folder."""
 
     @classmethod
     def load(cls, folder: Path) -> CountedEngine:  # type: ignore[override]
-        """Count with the folder's own tokenizer."""
+        """Count with the folder's tokenizer."""
         text = Tokenizer.from_folder(folder)
-        told = text.encode("Once upon a time a fox met an owl. " * 9)
-        # Texts must be able to end, and a law asks for paths that differ two tokens back.
-        told += [*sorted(text.stop_ids), 30, 40, 5, 31, 40, 6]
-        return cls(told, text.n_vocab, context_length=2048)
+        corpus = text.encode("Once upon a time a fox saw an owl. " * 9)
+        # Texts must be able to end, and a test needs paths that differ two tokens back.
+        corpus += [*sorted(text.stop_ids), 30, 40, 5, 31, 40, 6]
+        return cls(corpus, text.n_vocab, context_length=2048)

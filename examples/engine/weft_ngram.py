@@ -1,7 +1,7 @@
-"""An engine of a package of its own: a model that counts which tokens follow which.
+"""An engine in a package of its own: a model that counts n-grams.
 
-It keeps no KV, so Weft hands it whole paths (`kv="hidden"`); everything else is Weft's: trees, one
-step for all branches, samplers, constraints, files.
+It stores no KV, so each row has its full path (`kv="hidden"`). Trees, batching, samplers,
+constraints and files come from Weft.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from weft.errors import ConfigError, ForwardError, ModelLoadError, Unsupported
 
 
 class NgramEngine(Engine):
-    """A token's probability: what followed the last n - 1 tokens, then n - 2, … then anything."""
+    """An n-gram model that interpolates all orders up to n."""
 
     fragments = None
 
@@ -51,31 +51,31 @@ class NgramEngine(Engine):
 
     @classmethod
     def load(cls, folder: Path, *, corpus: str | None = None, n: int = 3) -> NgramEngine:
-        """Count the tokens of `corpus`, a file; by default corpus.txt of the folder.
+        """Count the tokens of the file `corpus`; by default corpus.txt of the folder.
 
-        Weft refuses options that this signature does not name, and reads the folder's tokenizer.
+        Weft rejects options that this signature does not name, and loads the folder's tokenizer.
         """
         if n < 1:
             raise ConfigError(f"n is {n}; allowed is 1 or more")
         file = Path(corpus or folder / "corpus.txt")
         if not file.is_file():
-            raise ModelLoadError(f"there is no {file}, whose tokens the ngram engine counts")
+            raise ModelLoadError(f"{file} does not exist; the ngram engine counts its tokens")
         config = json.loads((folder / "config.json").read_text("utf-8"))
         tokens = Tokenizer.from_folder(folder).encode(file.read_text("utf-8"))
         return cls(tokens, config["vocab_size"], n=n)
 
     def after(self, ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """Logits after a path: float32 [V]. Each longer context takes three quarters."""
+        """Return the logits after a path: float32 [V]. Each longer context has weight 0.75."""
         p = np.full(self.info.n_vocab, 1 / self.info.n_vocab)
         for size in range(min(self.n, len(ids) + 1)):
-            seen = self.follows.get(tuple(ids[len(ids) - size :]))
-            if seen:
+            counts = self.follows.get(tuple(ids[len(ids) - size :]))
+            if counts:
                 p *= 0.25
-                p[list(seen)] += 0.75 * np.array(list(seen.values())) / seen.total()
+                p[list(counts)] += 0.75 * np.array(list(counts.values())) / counts.total()
         return np.log(p).astype(np.float32)
 
     def forward(self, rows: Sequence[Row]) -> HostOutput:
-        """Answer all rows; see `Engine.forward`."""
+        """Run all rows; see `Engine.forward`."""
         if self.closed:
             raise ForwardError("this engine is closed")
         for row in rows:
@@ -89,7 +89,7 @@ class NgramEngine(Engine):
         return HostOutput(np.array(logits, np.float32).reshape(shape), scores)
 
     def score(self, row: Row, span: ScoreSpan) -> Any:
-        """Say how likely given tokens of a row are."""
+        """Return the scores of given tokens of a row."""
 
         def logits(first: int, last: int) -> Any:
             return np.stack([self.after(row.tokens[: at + 1]) for at in range(first, last)])
@@ -97,6 +97,6 @@ class NgramEngine(Engine):
         return score_span(span, self.info.n_vocab, logits)
 
     def close(self) -> None:
-        """Give the counts back."""
+        """Release the counts."""
         self.closed = True
         self.follows.clear()

@@ -388,7 +388,7 @@ def test_the_address_may_say_model_tokenizer_and_options(server: Started) -> Non
     with weft.load(f"{server.base}#tiny?tokenizer={TINY}&most=3") as lm:
         assert lm.info.extra["address"] == f"{server.base}#tiny?tokenizer={TINY}&most=3"
         assert lm.engine.native is not None
-        assert lm.engine.native.most == 3
+        assert lm.engine.native.max_in_flight == 3
         assert Loom(lm, PROMPTS[0]).grow(n=1, temperature=0, max_tokens=3)[0].tokens
 
 

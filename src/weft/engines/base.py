@@ -1,22 +1,23 @@
-"""The engine protocol: one model, its KV fragments, one model call a step.
+"""The engine protocol: one model, its KV fragments, one model call per step.
 
-An engine runs rows and owns the KV bytes. It knows nothing of trees, queues, handles or text. The
-scheduler is the only caller, from one thread at a time; an engine needs no lock.
+An engine runs batches of rows and owns the KV memory. It has no access to trees, queues, handles
+or text. Only the scheduler calls it, from one thread at a time, so an engine needs no lock.
 
-What a row sees::
+Tokens that a row attends to::
 
-    path spans (root → tip)          kv_out (present slots)        row.tokens
+    prefix spans (root → tip)        kv_out (present slots)      row.tokens
     ├──────── shared, read-only ─────┤├── own tail, if any ──────┤├── new, causal ──┤
     0                                                            row.position
 
-Fragments hold the KV of consecutive tokens of one path. Slots are valid only at the position where
-they were written. `split` and `join` change how slots are grouped, never what a forward computes.
+A fragment holds the KV of consecutive tokens of one path. A slot is valid only at the position
+where it was written. `split` and `join` regroup slots; they never change what a forward computes.
 
-Any call may raise, for want of memory, say. One that raises has changed nothing: no fragment's
-length, no slot of another one. The work that met it fails; `trim` and `free` are tried again later.
+Any call may raise, for example when memory runs out. A call that raises must leave every fragment
+and every slot unchanged. The scheduler then fails the affected work, and retries `trim` and `free`
+later.
 
-Concrete engines import this module, `weft._core.tokens`, `weft._core.sampling` and
-`weft.errors`; never kv, sched or lm.
+Engines import this module, `weft._core.tokens`, `weft._core.sampling` and `weft.errors`. They never
+import kv, sched or lm.
 """
 
 from __future__ import annotations
@@ -46,77 +47,76 @@ Pooling = Literal["mean", "cls", "last"]
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What an engine is and can do; fixed for its life.
+    """Properties of an engine with a loaded model. They never change.
 
-    model: what it was loaded from; `weft.load` puts the name there that was asked for.
-    dtype: of the KV, as `export` marks it ("float32", "bfloat16", "q8_0", …); without fragments,
-    what the model computes in.
-    fingerprint: the name of the weights: two engines have the same one if and only if they compute
-    the same function, up to rounding. Saved trees and branches say by it whose they are, and open
-    in any dtype and on any device, which are no part of it. Exported KV is interchangeable, and
-    logits are as good as equal, where the dtype is the same, too: a file of KV says both.
-    n_vocab: ids are 0 to n_vocab - 1; 0, of engines without steps alone: they are of no table, and
-    the tokenizer knows which there are. context_length: the context length in tokens;
-    UNKNOWN_CONTEXT_LENGTH if nothing states it; the engine then rejects paths that are too long.
-    kv: "addressable" (fragments, any number), "sequence" (fragments, at most `max_paths` resident
-    leaves) or "hidden" (no fragments: rows carry whole paths in `tokens`).
-    kv_bytes_per_token: bytes of one slot over all layers; 0 when hidden. kv_slots: how many were
-    allocated at load, of engines that cannot allocate more later; None: as many as the budget has.
-    no_prefix_cache: hidden only: no prefixes are kept between forwards, so a row costs its whole
-    path
-    and is counted so in a step's budget. A row of another hidden engine counts as its new tokens.
-    caches_state: it recomputes, but a run or a branch that goes on counts as its new tokens, and of
-    other paths the engine says how much it would run (`n_tokens_to_run`).
-    async_scheduling: `forward` returns before the result is there, and accepts `FutureTokens` of
-    the step
-    before. The scheduler then calls forward(k + 1), lands step k, and draws of step k + 1 last, so
-    what it draws with knows every token before.
-    idle_slots: slots of unpinned KV that stay on the device; the scheduler moves the rest to the
-    host. For engines whose forwards take time for every slot in use. None: all stay.
-    max_num_batched_tokens: tokens that a forward may run at most, where the next tokens of runs
-    and commits do
-    not count against the `n_batch` of an LM: as many of them as this step in each forward, and up
-    to `n_batch` others beside them. None: an LM's `n_batch` is the bound of all.
-    same_thread_only: every call must come from the thread that made the first one.
-    logits_on_device: rows that `Output.retain` gives lie on a device of their own, where their
-    log-probabilities are found sooner than on the host: see `RetainedLogits.logprobs`.
-    n_embd: numbers in a hidden state; 0 where the engine gives none. pooling: how the model's own
-    files say that they become a text's vector ("mean", "cls", "last"); None: they do not say.
-    capabilities: what it can do with this model. temperature_first: its native runs divide by the
-    temperature before they filter; the LM's own defaults then say so, too. own_random: they draw by
-    random numbers of the library's: a seed gives the same text again there, and not the one that
-    Weft's samplers draw by it.
-    extra: whatever else there is to say. Weft reads "free_bytes" alone, the device memory that is
-    free after loading: a KV budget of "auto" is a part of it.
-
-    Raises: ConfigError for a `kv` that is none of these, for `no_prefix_cache` with another, and
-    for `max_num_batched_tokens` of none.
+    Raises:
+        ConfigError: for an unknown `kv`, for `no_prefix_cache` with `kv` other than "hidden", for
+            `caches_state` without `no_prefix_cache`, and for `max_num_batched_tokens` below 1.
     """
 
+    # The engine's name, as in `weft.load(engine=…)`.
     name: str
+    # Source of the model; `weft.load` sets the name that the caller requested.
     model: str
-    n_layers: int  # that have KV of their own, where there are fragments
+    # Layers with KV of their own; for hidden engines, all layers.
+    n_layers: int
+    # Vocabulary size: ids are 0 to n_vocab - 1. 0 if unknown, only for engines without steps.
     n_vocab: int
+    # Context length in tokens; longer paths are rejected. UNKNOWN_CONTEXT_LENGTH if not known.
     context_length: int
+    # Bytes of one slot over all layers; 0 for hidden engines.
     kv_bytes_per_token: int
+    # Type of the KV, as `Fragments.export` names it ("float32", "bfloat16", "q8_0", …); for hidden
+    # engines, the type that the model computes in.
     dtype: str
+    # Name of the weights. Equal if and only if two engines compute the same function up to
+    # rounding, in any dtype and on any device. Saved trees and branches are matched by it;
+    # exported KV by it and by `dtype`.
     fingerprint: str
+    # Device that runs the model, as the engine's library names it.
     device: str = "cpu"
+    # "addressable": any number of fragments. "sequence": fragments of at most `max_paths` resident
+    # leaves. "hidden": no fragments; `Row.tokens` holds full paths.
     kv: KVKind = "addressable"
+    # Maximum number of resident leaves with `kv="sequence"`; None if there is no limit.
     max_paths: int | None = None
+    # Slots allocated at load, if the engine cannot allocate more later; None: the budget decides.
     kv_slots: int | None = None
+    # Maximum number of unpinned slots on the device; the scheduler offloads the others to the host.
+    # For engines whose forwards slow down with every slot in use. None: no limit.
     idle_slots: int | None = None
+    # Hidden engines only: nothing is cached between forwards. A row counts as its full path in a
+    # step's budget, instead of as its new tokens.
     no_prefix_cache: bool = False
+    # With `no_prefix_cache`: the engine caches model states. Runs and branches that continue count
+    # as their new tokens; `Engine.n_tokens_to_run` returns the cost of other paths.
     caches_state: bool = False
+    # `forward` returns before its result is computed and accepts `FutureTokens` of the last step.
+    # The scheduler then launches step k + 1, processes the outputs of step k, and samples step
+    # k + 1 last, so that samplers have received every earlier token.
     async_scheduling: bool = False
+    # Maximum number of tokens in a forward, if the next tokens of runs and commits do not count
+    # against the `n_batch` of an LM. Other tokens are still limited by `n_batch`. None: `n_batch`
+    # limits all tokens.
     max_num_batched_tokens: int | None = None
+    # All calls must come from the thread of the first call.
     same_thread_only: bool = False
+    # `Output.retain` leaves logits on the device, where `RetainedLogits.logprobs` is faster than on
+    # the host.
     logits_on_device: bool = False
+    # Size of a hidden state; 0 if the engine returns none.
     n_embd: int = 0
+    # Pooling that the model's files declare for text embeddings; None if they declare none.
     pooling: Pooling | None = None
+    # Features of the engine with this model.
     capabilities: Capabilities = Capabilities()
+    # Native runs apply the temperature before the filters. The LM uses the same order by default.
     temperature_first: bool = False
+    # Native runs use the library's random numbers. A seed is reproducible there, but returns other
+    # text than Weft's samplers.
     own_random: bool = False
+    # Further facts for users. Weft reads only "free_bytes": device memory that is free after
+    # loading. A KV budget of "auto" is a fraction of it.
     extra: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -140,7 +140,7 @@ class EngineInfo:
 
 
 class Fragment:
-    """KV slots of consecutive tokens, `length` of them; engines subclass it."""
+    """KV slots of `length` consecutive tokens. Engines subclass it."""
 
     __slots__ = ("length",)
 
@@ -156,11 +156,15 @@ class Span(NamedTuple):
 
 
 class FutureTokens(NamedTuple):
-    """One token that a launched step drew and the host has not seen: entry `number` of `draws`.
+    """One token that a launched step samples and that the host has not received yet.
 
-    draws: the very object that `Output.draw` of this engine gave. Those of one forward all name the
-    same one, in any order; other rows of that forward may have tokens that the host knows. Where
-    nothing could be drawn (an id below 0) the run ends: any token will do then.
+    All `FutureTokens` of one forward refer to the same `draws`, in any order. Other rows of that
+    forward may have known tokens. If nothing could be sampled (an id below 0), the run ends and the
+    engine may run any token in its place.
+
+    Args:
+        draws: the object that `Output.draw` of this engine returned.
+        number: index of the token in `draws`.
     """
 
     draws: Draws
@@ -168,11 +172,13 @@ class FutureTokens(NamedTuple):
 
 
 class ScoreSpan(NamedTuple):
-    """Ask how likely given tokens are.
+    """Request for the log-probabilities of given tokens.
 
-    start: row-local index of the token whose logits score targets[0]; targets[i] is scored at start
-    + i.
-    top: also give the `top` likeliest ids at every position (0: none).
+    Args:
+        start: row-local index of the token whose logits score `targets[0]`. `targets[i]` is scored
+            by the logits of token `start + i`.
+        targets: token ids to score.
+        top: number of likeliest ids to return at every position; 0 for none.
     """
 
     start: int
@@ -182,11 +188,16 @@ class ScoreSpan(NamedTuple):
 
 @dataclass(slots=True)
 class Score:
-    """Answer to a ScoreSpan of n targets, from raw logits, full vocabulary, natural log.
+    """Scores of the n targets of a `ScoreSpan`: raw logits, full vocabulary, natural logarithm.
 
-    logprobs, entropies: float32 [n]; ranks: int64 [n], 0 = likeliest; top_ids int64 [n, top],
-    top_logprobs float32 [n, top], likeliest first, ties by lower id. An engine without steps may
-    leave entropies and ranks out.
+    Engines without steps may leave `entropies` and `ranks` out.
+
+    Args:
+        logprobs: float32 [n].
+        entropies: float32 [n], or None.
+        ranks: int64 [n], 0 for the likeliest id; or None.
+        top_ids: int64 [n, top], likeliest first; ties by lower id.
+        top_logprobs: float32 [n, top].
     """
 
     logprobs: NDArray[np.float32]
@@ -197,28 +208,28 @@ class Score:
 
 
 class Row:
-    """One cursor's share of a step. The scheduler may reuse the object for its next step.
-
-    prefix: spans from the root, `length` slots of each, in order. Rows from one place share the
-    same tuple object, so an engine may group by identity.
-    tokens: ids to run, at least one; FutureTokens (exactly one token) only for engines that say
-    `async_scheduling`. Hidden engines: the whole path.
-    position: absolute position of tokens[0] (0 for hidden engines).
-    kv_out: receives the new slots; may already hold some, which the row sees after its path. None:
-    nothing is written, the slots live for this call only.
-    logits_at: row-local indices, ascending, whose logits are wanted.
-    """
+    """One sequence's part of a step. The scheduler may reuse the object in its next step."""
 
     __slots__ = ("adapter", "kv_out", "logits_at", "position", "prefix", "scores", "tokens")
 
     def __init__(
         self,
+        # Spans from the root, `length` slots of each. Rows with the same prefix share the tuple, so
+        # an engine may group rows by its identity.
         prefix: tuple[Span, ...],
+        # Ids to run, at least one. FutureTokens (one token) only with `async_scheduling`. Hidden
+        # engines: the full path.
         tokens: Sequence[int] | FutureTokens,
+        # Absolute position of tokens[0]; 0 for hidden engines.
         position: int,
+        # Fragment that receives the new slots. Slots that it already has follow the prefix. None:
+        # the new slots exist only during this call.
         kv_out: Fragment | None = None,
+        # Row-local indices whose logits are requested, ascending.
         logits_at: tuple[int, ...] = (),
+        # Given tokens to score.
         scores: tuple[ScoreSpan, ...] = (),
+        # Name of the LoRA adapter; None for the model itself.
         adapter: str | None = None,
     ) -> None:
         self.prefix = prefix
@@ -235,21 +246,22 @@ class Row:
 
 
 def check_rows(rows: Sequence[Row]) -> None:
-    """Refuse rows whose places, wanted tokens and scored tokens do not fit their tokens.
+    """Validate that positions, `logits_at` and scores fit the tokens of each row.
 
-    For engines with fragments, before a forward; what they ask of ids, adapters and the end of the
-    context they check themselves.
+    For engines with fragments, before a forward. Engines check token ids, adapters and the context
+    length themselves.
 
-    Raises: ForwardError.
+    Raises:
+        ForwardError: for the first row that does not fit.
     """
-    lengths: dict[int, int] = {}  # by the identity of the path
+    lengths: dict[int, int] = {}  # by the identity of the prefix
     for row in rows:
         if id(row.prefix) not in lengths:
             lengths[id(row.prefix)] = sum([span.length for span in row.prefix])
             for fragment, length in row.prefix:
                 if length > fragment.length:
                     raise ForwardError(
-                        f"a path wants {length} slots of a fragment of {fragment.length}"
+                        f"a prefix has {length} slots of a fragment of {fragment.length}"
                     )
         n_tokens = row.n_tokens
         n_before = lengths[id(row.prefix)] + (0 if row.kv_out is None else row.kv_out.length)
@@ -257,19 +269,19 @@ def check_rows(rows: Sequence[Row]) -> None:
             raise ForwardError("a row has no tokens; it needs at least one")
         if row.position != n_before:
             raise ForwardError(f"a row starts at position {row.position} after {n_before} slots")
-        for at in row.logits_at:
-            if not 0 <= at < n_tokens:
-                wrong = f"logits_at {row.logits_at} lies outside a row of {n_tokens} tokens"
-                raise ForwardError(wrong)
+        if any([not 0 <= index < n_tokens for index in row.logits_at]):
+            raise ForwardError(f"logits_at {row.logits_at} is outside a row of {n_tokens} tokens")
         for span in row.scores:
             if span.start < 0 or span.start + len(span.targets) > n_tokens:
-                raise ForwardError(f"{span} lies outside a row of {n_tokens} tokens")
+                raise ForwardError(f"{span} is outside a row of {n_tokens} tokens")
 
 
 def row_tokens(row: Row, info: EngineInfo) -> Sequence[int]:
-    """Return the ids that a row runs; waits for those that are drawn late.
+    """Return the token ids that a row runs. Wait for future tokens.
 
-    Raises: ContextOverflow beyond the context, ConfigError for an id outside of the vocabulary.
+    Raises:
+        ContextOverflow: the row ends beyond the context.
+        ConfigError: a token id is outside the vocabulary.
     """
     end, n_vocab = row.position + row.n_tokens, info.n_vocab
     if end > info.context_length:
@@ -287,167 +299,200 @@ def row_tokens(row: Row, info: EngineInfo) -> Sequence[int]:
 
 
 class Draws(Protocol):
-    """Tokens drawn by a step, perhaps still on their way to the host."""
+    """Tokens sampled in a step. They may still be on their way to the host."""
 
     def result(self) -> DrawResult:
-        """Wait for the draws and return them. Raises ForwardError if the step failed."""
+        """Wait for the tokens and return them.
+
+        Raises:
+            ForwardError: the step failed.
+        """
         ...
 
 
 class RetainedLogits(ABC):
-    """Logits rows that outlive their step, where they were computed. See `Output.retain`.
+    """Logits that remain available after their step, on the device that computed them.
 
-    n_bytes: what they hold there.
+    `Output.retain` creates them.
+
+    Attributes:
+        n_bytes: memory that they occupy on that device.
     """
 
     n_bytes: int
 
     @abstractmethod
     def logits(self, number: int) -> NDArray[np.float32]:
-        """Raw logits on the host, of entry `number` of the indices: float32 [V], not to be written.
+        """Return raw logits of entry `number`: float32 [V] on the host, read-only.
 
-        Waits. Any thread may call, also while a step runs.
+        Waits for the copy. Any thread may call it, also during a step.
         """
 
     def logprobs(self, number: int, *, on_host: bool) -> Any:
-        """Log-probabilities of entry `number`: float32 [V], nats, the caller's own.
+        """Return log-probabilities (natural logarithm) of entry `number`: float32 [V], owned by the
+        caller.
 
-        Of engines with `logits_on_device` alone. on_host: an array; else a tensor of the engine's
-        library, left on its device. Waits for what comes to the host. Any thread may call.
+        Only for engines with `logits_on_device`. Waits for copies to the host. Any thread may call
+        it.
+
+        Args:
+            number: index of the entry.
+            on_host: return a NumPy array; otherwise a tensor of the engine's library on its device.
         """
-        raise Unsupported("rows of this engine have their log-probabilities found on the host")
+        raise Unsupported("this engine keeps no logits on a device; use `logits`")
 
 
 class RetainedRow(NamedTuple):
-    """One of some kept rows."""
+    """One entry of a `RetainedLogits`."""
 
     rows: RetainedLogits
     number: int
 
     def logits(self) -> NDArray[np.float32]:
-        """Return the row on the host: float32 [V], not to be written to. Waits."""
+        """Wait for the logits and return them: float32 [V] on the host, read-only."""
         return self.rows.logits(self.number)
 
 
 class Output(ABC):
-    """What one forward gives. Logits rows are numbered in row order, then `logits_at` order."""
+    """Result of one forward.
+
+    Logits are numbered by row, then by `logits_at`.
+    """
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Block until the step is done. Raises whatever made it fail."""
+        """Wait until the step is done. Raises the error of a failed step."""
 
     @abstractmethod
     def logits(self, index: int) -> NDArray[np.float32]:
-        """Raw logits row `index` on the host: float32 [V], the caller's own copy. Waits."""
+        """Return raw logits `index` on the host: float32 [V], a copy. Waits for the step."""
 
     def retain(self, indices: Sequence[int]) -> RetainedLogits:
-        """Keep logits rows `indices` for later, without this output.
+        """Keep logits `indices` available after this output is gone.
 
-        Where they lie on a device they stay there, and come to the host one by one, when somebody
-        reads. The scheduler asks once a step, after it has landed. Copies them to the host, unless
-        the engine says otherwise: right for every engine, and dear where rows are large.
+        The scheduler calls it once per step, after the step is done. This default copies them to
+        the host. An engine with logits on a device overrides it: it leaves them there and copies
+        each to the host on first use.
         """
         return HostLogits([self.logits(index) for index in indices])
 
     @abstractmethod
     def scores(self) -> list[list[Score]]:
-        """One list a row, one Score a ScoreSpan. Waits."""
+        """Return one list per row with one `Score` per `ScoreSpan`. Waits for the step."""
 
     @abstractmethod
     def draw(self, batch: DrawBatch) -> Draws:
-        """Draw tokens from this step's logits rows, numbered as in `batch.rows`; does not wait.
+        """Start sampling tokens from this step's logits, numbered as in `batch.rows`. Does not
+        wait.
 
-        Called after the forward, several times where several parts draw. The host has seen all that
-        the batch's samplers drew before: their counts and constraints are up to date, also where
-        the rows ran `FutureTokens`, and change only once these draws have landed.
+        The scheduler calls it after the forward, once per group of samplers. The host has received
+        every token that the batch's samplers drew before. Their counts and constraints are
+        therefore up to date, also for rows that ran `FutureTokens`. They change only after these
+        tokens have reached the host.
         """
 
 
 class Usage(NamedTuple):
-    """slots: slots that hold tokens; bytes: bytes allocated for KV now, spare room included."""
+    """KV memory in use.
+
+    Args:
+        slots: slots that hold tokens.
+        bytes: bytes allocated for KV, including unused capacity.
+    """
 
     slots: int
     bytes: int
 
 
 class Fragments(ABC):
-    """The KV memory of an engine. Everything but `export` and `usage` changes it.
+    """The KV memory of an engine. All methods except `export` and `usage` change it.
 
-    growth: slots that a growing fragment takes at a time; the budget counts them as its own. An
-    engine that takes more than that beyond `length`, before `settle`, outgrows its budget.
+    A cut outside the fragment raises ValueError (`split`, `trim`; ConfigError is a subclass). Data
+    of another model raises ModelMismatch (`load`). Both leave everything unchanged.
 
-    A cut that is not on the fragment is a ValueError (`split`, `trim`; ConfigError is one), data of
-    another model a ModelMismatch (`load`); both have changed nothing.
+    Attributes:
+        growth: slots by which a growing fragment extends its memory. The budget counts them as
+            used. An engine that reserves more than this beyond `length` before `settle` exceeds its
+            budget.
     """
 
     growth: int = 1
 
     @abstractmethod
     def new(self, parent: Fragment | None) -> Fragment:
-        """Make an empty fragment whose path continues `parent` (None: at the root)."""
+        """Create an empty fragment whose path continues `parent` (None: at the root)."""
 
     @abstractmethod
     def split(self, fragment: Fragment, at: int) -> Fragment:
-        """Cut before slot `at`: return the new upper part; `fragment` is the lower now.
+        """Cut before slot `at`. Return the new upper part; `fragment` becomes the lower part.
 
-        Raises: ValueError unless 0 < at < fragment.length.
+        Raises:
+            ValueError: unless 0 < at < fragment.length.
         """
 
     @abstractmethod
     def join(self, upper: Fragment, lower: Fragment) -> None:
-        """Put `upper`'s slots before `lower`'s; `upper` is gone, `lower` is the whole."""
+        """Move `upper`'s slots before those of `lower`. `upper` must not be used afterwards."""
 
     def attach(self, fragment: Fragment, parent: Fragment | None) -> None:
-        """Take note that the fragment's path continues `parent` now, wherever it was made.
+        """Record that the fragment's path now continues `parent`.
 
-        Only engines that tag paths care; the slots stay where they are.
+        Only engines that tag slots with sequences need it. The slots stay in place.
         """
         return None
 
     @abstractmethod
     def trim(self, fragment: Fragment, length: int) -> None:
-        """Forget the slots from `length` on. Raises: ValueError unless 0 <= length <= the held."""
+        """Remove the slots from `length` on.
+
+        Raises:
+            ValueError: unless 0 <= length <= fragment.length.
+        """
 
     @abstractmethod
     def settle(self, fragment: Fragment) -> None:
-        """The fragment will not grow soon: give spare room back."""
+        """Release unused capacity of a fragment that will not grow soon."""
 
     @abstractmethod
     def free(self, fragment: Fragment) -> None:
-        """Give all slots back; the fragment must not be used again."""
+        """Release all slots. The fragment must not be used afterwards."""
 
     @abstractmethod
     def export(self, fragment: Fragment) -> dict[str, NDArray[Any]]:
-        """Copy the slots to host arrays that `load` of the same model accepts.
+        """Copy the slots to host arrays that `load` of the same model accepts. Waits for launched
+        steps.
 
-        "k.{layer}" and "v.{layer}" for every one of `n_layers`: [n_kv_heads, length, head_dim],
-        keys as the model's own cache has them; together length * `kv_bytes_per_token` bytes. A
-        kind that the engine has no use for has a last axis of 0. Axis 1 is the slots: Weft cuts and
-        joins fragments there, and what it cut is loaded too. Arrays of other names are marks,
-        texts about the whole, and files keep them as text; "dtype" is that of the numbers
-        ("bfloat16" comes as uint16 bits; "float16/q8_0": that of keys, then that of values), as
-        `EngineInfo.dtype` has it. Nothing done to the arrays or the fragment later changes the
-        other. Waits for launched steps.
+        "k.{layer}" and "v.{layer}" for each of `n_layers` layers: [n_kv_heads, length, head_dim],
+        keys as in the model's own cache. Their size is length * `kv_bytes_per_token` bytes. An
+        array that the engine does not use has a last axis of size 0. Axis 1 is the slots: Weft cuts
+        and joins there, and `load` accepts the parts.
+
+        All other entries are texts, stored as text in files. "dtype" names the type of the numbers,
+        as in `EngineInfo.dtype`. "bfloat16" is exported as uint16 bits; "float16/q8_0" means
+        float16 keys and q8_0 values. The arrays share no memory with the fragment.
         """
 
     @abstractmethod
     def load(self, data: dict[str, NDArray[Any]], parent: Fragment | None) -> Fragment:
-        """Make a fragment from exported arrays, at the position where they were exported.
+        """Create a fragment from exported arrays, at the position where they were exported.
 
-        Raises: ModelMismatch for arrays missing, or of another shape or dtype than this model's:
-        they may come from a file that somebody else wrote.
+        Raises:
+            ModelMismatch: an array is missing, or its shape or dtype is not that of this model. The
+                arrays may come from a file that another program wrote.
         """
 
     @abstractmethod
     def usage(self) -> Usage:
-        """What is held now."""
+        """Return the KV memory in use."""
 
 
 class Engine(NotPicklable, ABC, instead="load it again where it is to run"):
     """One loaded model.
 
-    fragments: its KV memory; None for hidden engines. native: its own generation loop, of hidden
-    engines only; None where it has none.
+    Attributes:
+        info: properties of the engine and the model.
+        fragments: its KV memory; None for hidden engines.
+        native: its own generation loop, for hidden engines only; None if it has none.
     """
 
     info: EngineInfo
@@ -456,19 +501,28 @@ class Engine(NotPicklable, ABC, instead="load it again where it is to run"):
 
     @classmethod
     def load(cls, *folder: Any, **options: Any) -> Engine:
-        """Load the model in a folder, the one argument by place: for `weft.load(…, engine="name")`.
+        """Load the model in a folder (the only positional argument), for `weft.load(…,
+        engine="name")`.
 
-        It is in Transformers' format: config.json, safetensors, tokenizer files. Options come by
-        keyword: `device` and `dtype` ("auto" or a name), `n_ctx` (None: the model's own),
-        `trust_remote_code` (True, or left out), `progress` (called with phase, done, total, note),
-        `kv_bytes` and `n_seq_max` (the KV budget and the paths asked for, None for "auto": for
-        engines that make room for them at once) and what `engine_options` holds. Take those that
-        mean something, or `**options`. What somebody asked for and the signature lacks is refused
-        before this is called.
+        The folder is in Transformers' format: config.json, safetensors, tokenizer files. A subclass
+        declares the keyword options that it supports, or `**options`. Weft rejects options that the
+        signature lacks before this call.
 
-        Raises: ModelLoadError for files that are missing or broken, Unsupported for a model or
-        dtype that it cannot run, ConfigError for an option out of range; Unsupported by default:
-        such an engine is made by hand, and given to `weft.LM(engine, tokenizer)`.
+        Args:
+            device: "auto" or a name.
+            dtype: "auto" or a name.
+            n_ctx: context length in tokens; None for the model's own.
+            trust_remote_code: True, or not given.
+            progress: callback with phase, done, total, note.
+            kv_bytes: KV budget, for engines that allocate it at load; None for "auto".
+            n_seq_max: number of paths, for engines that reserve them at load; None for "auto".
+            …: the entries of `engine_options`.
+
+        Raises:
+            ModelLoadError: files are missing or broken.
+            Unsupported: the engine cannot run the model or dtype. This default always raises it:
+                create such an engine yourself and pass it to `weft.LM(engine, tokenizer)`.
+            ConfigError: an option is out of range.
         """
         raise Unsupported(
             f"{cls.__name__} does not load models; make one and give it to"
@@ -477,48 +531,56 @@ class Engine(NotPicklable, ABC, instead="load it again where it is to run"):
 
     @classmethod
     def check_supported(cls, folder: Path) -> None:
-        """Raise Unsupported for a model that this engine cannot run, as far as config.json shows.
+        """Check from config.json that this engine can run the model. Changes nothing.
 
-        Asked before the weights are fetched: the folder may hold nothing else. Changes nothing.
+        Weft calls it before it downloads weights, so the folder may hold nothing else.
+
+        Raises:
+            Unsupported: the engine cannot run the model.
         """
 
     @classmethod
     def adopt(cls, *model: Any, **options: Any) -> Engine:
-        """Run a loaded model of the engine's library, the one argument by place.
+        """Run a model that is already loaded by the engine's library (the only positional
+        argument).
 
-        It stays its owner's. Options come by keyword: `n_ctx` and what `engine_options` holds.
+        The caller keeps ownership of the model. Options are keywords: `n_ctx` and the entries of
+        `engine_options`.
 
-        Raises: ConfigError for an object that is no model of the library, Unsupported for one that
-        it cannot run; Unsupported by default.
+        Raises:
+            ConfigError: the object is not a model of the library.
+            Unsupported: the engine cannot run it. This default always raises it.
         """
         raise Unsupported(f"{cls.__name__} takes no loaded models; give a folder or a file")
 
     @classmethod
     def backends(cls) -> str:
-        """Return in words what the installed library can run on; "": nothing to add.
+        """Return a description of the devices that the installed library supports; "" if there is
+        none.
 
-        For `weft doctor`; where it has builds for several kinds of devices.
+        `weft doctor` prints it, for libraries with builds for several kinds of devices.
         """
         return ""
 
     def tokenizer(self) -> Any:
-        """Return the tokenizer that came with the model; None: it lies beside it as files.
+        """Return the tokenizer that came with the model; None if the folder holds it as files.
 
-        A `weft._core.tokens` Tokenizer, or an object that `weft.load` takes as one.
+        A `weft._core.tokens` Tokenizer, or an object that `weft.load` converts to one.
         """
         return None
 
     def check_folder(self, folder: Path) -> None:
         """Check an adopted model against the folder that its tokenizer came from.
 
-        Raises: Unsupported if the library ignores a number of its config.json.
+        Raises:
+            Unsupported: the library ignores a number of the folder's config.json.
         """
         return None
 
     def sampling_defaults(self) -> SamplingParams | ModelDefaults | None:
-        """Return the model's own sampling; None if its files name none.
+        """Return the sampling parameters stored with the model; None if there are none.
 
-        For models that come without a generation_config.json file.
+        For models without a generation_config.json file.
         """
         return None
 
@@ -526,44 +588,51 @@ class Engine(NotPicklable, ABC, instead="load it again where it is to run"):
     def forward(self, rows: Sequence[Row]) -> Output:
         """Run all rows in one model call and append their slots to their `kv_out`.
 
-        Rows of one call never depend on each other, all have the same adapter, and no two share a
-        `kv_out`. On return every `kv_out.length` has grown by the row's tokens; on an exception
-        none has, so compute all rows before writing one. One that overlaps may raise from
-        `Output.synchronize`.
+        Rows of one call are independent, have the same adapter, and have different `kv_out`. On
+        return, every `kv_out.length` has grown by the row's tokens. On an exception none has:
+        compute all rows before you write one. With `async_scheduling`, errors may be raised by
+        `Output.synchronize` instead.
 
-        Raises: ForwardError, or another WeftError, for a token id outside the vocabulary, a row
-        that ends beyond `context_length` or does not fit its slots (`check_rows`), and once closed;
-        Unsupported for an unknown adapter. KVFull where there is no memory for KV, with the slots
-        that there are and lack; one that `errors.is_out_of_memory` knows for other memory.
+        Raises:
+            ForwardError, or another WeftError: a token id outside the vocabulary, a row that ends
+                beyond `context_length` or does not fit its slots (`check_rows`), or a closed
+                engine.
+            Unsupported: an unknown adapter.
+            KVFull: no memory for KV, with the number of slots that exist and that are missing.
+            An error that `errors.is_out_of_memory` recognizes: no other memory.
         """
 
     def draw(self, rows: Sequence[RetainedRow], batch: DrawBatch) -> Draws:
-        """Draw from rows that were kept, numbered as in `batch.rows`; else as `Output.draw`.
+        """Sample from retained logits, numbered as in `batch.rows`; see `Output.draw`.
 
-        They may be of any outputs, or be host arrays (`HostLogits`). Draws on the host, unless the
-        engine says otherwise.
+        The rows may come from different outputs, or be host arrays (`HostLogits`). This default
+        samples on the host.
         """
         return HostDraws(batch.on_host([row.logits() for row in rows]))
 
     def hidden_states(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
-        """Run rows as `forward` does; return what the head would see: float32 [T, n_embd] a row.
+        """Run rows as `forward` does. Return the inputs of the LM head: float32 [T, n_embd] per
+        row.
 
-        Raises: Unsupported, unless the engine says otherwise.
+        Raises:
+            Unsupported: the engine has no hidden states. This default always raises it.
         """
         raise Unsupported(f"the {self.info.name} engine gives no hidden states (embed)")
 
     def library_array(self, array: NDArray[Any]) -> Any:
-        """Return a host array of KV as callers who use the engine's library expect it.
+        """Convert a host array of KV to an array of the engine's library; NumPy by default.
 
-        array: float, bfloat16 widened to float32. NumPy's own unless the engine says otherwise.
+        Args:
+            array: floating point; bfloat16 is widened to float32.
         """
         return array
 
     def add_adapter(self, name: str, folder: Any) -> str:
-        """Load a LoRA adapter for rows that name it; return a fingerprint of what it computes.
+        """Load a LoRA adapter for rows that name it. Return a fingerprint of its weights.
 
-        Raises: Unsupported, unless the engine says otherwise; ConfigError, ModelLoadError for one
-        that does not fit, changing nothing.
+        Raises:
+            Unsupported: the engine runs no adapters. This default always raises it.
+            ConfigError, ModelLoadError: the adapter does not fit the model; nothing has changed.
         """
         raise Unsupported(
             f"the {self.info.name} engine runs no LoRA adapters",
@@ -571,47 +640,54 @@ class Engine(NotPicklable, ABC, instead="load it again where it is to run"):
         )
 
     def remove_adapter(self, name: str) -> None:
-        """Give an adapter's memory back; no row names it any more."""
+        """Release an adapter's memory. No row names it any more."""
         raise Unsupported(f"the {self.info.name} engine runs no LoRA adapters")
 
     def n_tokens_to_run(self, tokens: Sequence[int], first: int, adapter: str | None) -> int:
-        """Return how many tokens of a whole path a forward would run: what it counts in a step.
+        """Return how many tokens of a full path a forward would run; they count against a step's
+        budget.
 
-        first: index of the first token whose logits or scores are asked for. Asked of engines that
-        recompute, before each step that might run the path; all of it by default.
+        The scheduler calls it on engines with `no_prefix_cache` before each step that might run the
+        path. The default is all tokens.
+
+        Args:
+            tokens: token ids of the path.
+            first: index of the first token whose logits or scores are requested.
+            adapter: name of the LoRA adapter, or None.
         """
         return len(tokens)
 
     def clear_caches(self) -> None:
-        """Forget what is kept of paths beside fragments: somebody knows that it is stale."""
+        """Clear everything cached besides fragments; the caller knows that it is stale."""
 
     def refresh_weights(self) -> None:
-        """Make anew what was made of weights, as they were changed in place; no KV is held now.
+        """Rebuild what was derived from weights after they changed in place. No KV is in use now.
 
-        Memory that is kept for more KV may stay, as the next call is near.
+        Memory reserved for KV may be kept: the next step follows soon.
         """
         self.clear_caches()
 
     def weights_version(self) -> object:
-        """Return what is another value once somebody has changed the weights in place.
+        """Return a value that changes when the weights change in place.
 
-        Asked before each burst of steps: cheap. Engines with weights of their own say None.
+        The scheduler calls it before each burst of steps, so it must be cheap. Engines that own
+        their weights return None.
         """
         return None
 
     def fingerprint(self) -> str:
-        """Return the name of the weights as they are now: `info.fingerprint`, as long as nobody
-        has changed them.
+        """Return the fingerprint of the current weights: `info.fingerprint` unless they have
+        changed.
         """
         return self.info.fingerprint
 
     @abstractmethod
     def close(self) -> None:
-        """Give the memory back; idempotent."""
+        """Release the memory. Idempotent."""
 
 
 class HostDraws:
-    """Draws that are there at once."""
+    """Sampled tokens that are already on the host."""
 
     __slots__ = ("_result",)
 
@@ -619,12 +695,12 @@ class HostDraws:
         self._result = result
 
     def result(self) -> DrawResult:
-        """Return the draws; never waits."""
+        """Return the tokens without waiting."""
         return self._result
 
 
 class HostLogits(RetainedLogits):
-    """Kept rows in host memory: arrays, float32 [V] each, not to be written to any more."""
+    """Retained logits in host memory: read-only arrays, float32 [V]."""
 
     __slots__ = ("_rows", "n_bytes")
 
@@ -633,12 +709,12 @@ class HostLogits(RetainedLogits):
         self.n_bytes = sum([row.nbytes for row in rows])
 
     def logits(self, number: int) -> NDArray[np.float32]:
-        """Return a row, shared: float32 [V]; never waits."""
+        """Return the array of entry `number`, shared, without waiting."""
         return self._rows[number]
 
 
 class OutputLogits(RetainedLogits):
-    """Kept rows in the output of their step, all of which they hold."""
+    """Retained logits that keep the full output of their step alive."""
 
     __slots__ = ("_indices", "_output", "n_bytes")
 
@@ -648,16 +724,18 @@ class OutputLogits(RetainedLogits):
         self.n_bytes = n_bytes
 
     def logits(self, number: int) -> NDArray[np.float32]:
-        """Return a copy of a row: float32 [V]."""
+        """Return a copy of the logits of entry `number`: float32 [V]."""
         return self._output.logits(self._indices[number])
 
 
 class HostOutput(Output):
     """Logits and scores in host memory.
 
-    logits: float32 [N, V], rows in the order that `Output` numbers them; owned by this object.
-    scores: one list a row, one Score a ScoreSpan; `sampling.metrics.score_span` makes one from a
-    function that gives logits of the row's tokens first … last - 1, row-local as `ScoreSpan.start`.
+    Args:
+        logits: float32 [N, V], numbered as in `Output`. This object owns them.
+        scores: one list per row, one `Score` per `ScoreSpan`. `sampling.metrics.score_span`
+            computes a `Score` from a function that returns logits of tokens first … last - 1,
+            row-local as in `ScoreSpan.start`.
     """
 
     __slots__ = ("_logits", "_scores")
@@ -667,22 +745,22 @@ class HostOutput(Output):
         self._scores = scores
 
     def synchronize(self) -> None:
-        """Return at once: the step was done before this object was made."""
+        """Return at once: the step is already done."""
 
     def logits(self, index: int) -> NDArray[np.float32]:
-        """Return a copy of logits row `index`: float32 [V]."""
+        """Return a copy of logits `index`: float32 [V]."""
         return self._logits[index].copy()
 
     def retain(self, indices: Sequence[int]) -> RetainedLogits:
-        """Keep all of it, or copies where most of it would be kept for a few."""
+        """Retain the full output, or copies if fewer than half of its logits are needed."""
         if 2 * len(indices) < len(self._logits):
             return HostLogits([self.logits(index) for index in indices])
         return OutputLogits(self, indices, self._logits.nbytes)
 
     def scores(self) -> list[list[Score]]:
-        """Return one list a row, one Score a ScoreSpan."""
+        """Return one list per row, one `Score` per `ScoreSpan`."""
         return self._scores
 
     def draw(self, batch: DrawBatch) -> HostDraws:
-        """Draw with the NumPy reference sampler; done on return."""
+        """Sample with the NumPy reference sampler before returning."""
         return HostDraws(batch.on_host(self._logits))

@@ -1,4 +1,4 @@
-"""What engines can do, and one table of Weft's own, which pages, `weft doctor` and tests read."""
+"""Features of engines, and the table of Weft's own engines for pages, `weft doctor` and tests."""
 
 from __future__ import annotations
 
@@ -9,48 +9,53 @@ _FREE = "free"
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an engine can do, with the model that it has loaded.
+    """Features of an engine with the model that it has loaded."""
 
-    steps: it runs rows that the host chose, a token at a time, and gives full logits rows of them:
-    what Branch, AsyncLM, `next` and constraints of Weft's own stand on. Without it only runs that
-    the engine generates itself are served, and everything else is refused by name.
-    raw_logits: those rows are the model's logits; else they are log-probabilities, of which a
-    repetition penalty, which asks for signs, is another one: it is refused in steps.
-    scoring: it scores given tokens (`measure`), without steps, too: `forward` takes rows
-    that want scores and no logits, and may leave entropies and ranks out. Steps imply it. Words say
-    in the table of engines where it is so; a loaded model's is True or False.
-    native_runs: it generates whole runs by itself (`Engine.native`). entropy: every token has its
-    entropy, in runs of both kinds.
-    shared_attention: a shared prefix is attended once a step, not once a branch.
-    continues: an answer that was cut is gone on with from where it ends.
-    fork: what a fork anywhere costs. grammar: who enforces constraints.
-    lora, embed: `add_adapter`, `hidden_states`. offload, save_kv: `export` and `load` of KV.
-    quantised, devices, families, several_gpus: in words; empty: none.
-    takes: what it is for. packages: what must be installed, by the names they are imported by.
-    """
-
+    # Runs rows that the host schedules and returns logits of the full vocabulary. Branch, AsyncLM,
+    # `next` and Weft's constraints need it. Without it, only native runs are possible.
     steps: bool = True
+    # The logits are those of the model. Otherwise they are log-probabilities, and a repetition
+    # penalty is rejected in steps, because it depends on the sign of a logit.
     raw_logits: bool = True
+    # Generates runs by itself (`Engine.native`).
     native_runs: bool = False
+    # Scores given tokens (`measure`); implied by steps. Without steps, `forward` accepts rows with
+    # scores and no logits, and may omit entropies and ranks. A loaded model has True or False; a
+    # text states the condition in the table.
     scoring: bool | str = True
+    # Continues an answer that was cut. A text states the condition in the table.
     continues: bool | str = True
+    # Returns the entropy of every token, in steps and in native runs.
     entropy: bool = True
+    # Attends to a shared prefix once per step, not once per branch.
     shared_attention: bool = False
+    # Cost of a fork at any position, as text.
     fork: str = ""
+    # Enforcer of constraints, as text.
     grammar: str = "Weft"
+    # Supports LoRA adapters (`Engine.add_adapter`).
     lora: bool = False
+    # Returns hidden states (`Engine.hidden_states`).
     embed: bool = False
+    # Offloads KV to the host (`Fragments.export` and `load`).
     offload: bool = False
+    # Saves KV to files (`Fragments.export` and `load`).
     save_kv: bool = False
+    # Quantised weights that it runs, as text; "" for none.
     quantised: str = ""
+    # Devices that it runs on, as text.
     devices: str = "CPU"
+    # Model families that it runs, as text.
     families: str = ""
+    # Support of several GPUs or nodes, as text; "" for none.
     several_gpus: str = ""
+    # Models to use it for, as text.
     takes: str = ""
+    # Packages that must be installed, by their import names.
     packages: tuple[str, ...] = ()
 
 
-# Weft's own engines, as they are with the models they run best.
+# Weft's own engines, with the models that they support best.
 OWN: dict[str, Capabilities] = {
     "numpy": Capabilities(
         shared_attention=True,
@@ -134,15 +139,15 @@ OWN: dict[str, Capabilities] = {
     ),
 }
 
-# Those that need nothing but Weft itself.
+# Engines without optional dependencies.
 BASE = frozenset({"numpy", "remote"})
 
-# The rows of the table: what each is called, and the field.
+# Lines of the table: title, field of `Capabilities`.
 ROWS: tuple[tuple[str, str], ...] = (
     ("steps, full-vocabulary logprobs", "steps"),
     ("raw logits", "raw_logits"),
     ("log-probabilities of given text", "scoring"),
-    ("goes on from the middle of an answer", "continues"),
+    ("continues from the middle of an answer", "continues"),
     ("generates runs by itself", "native_runs"),
     ("entropy of every token", "entropy"),
     ("shared prefix attended once", "shared_attention"),
@@ -160,6 +165,8 @@ ROWS: tuple[tuple[str, str], ...] = (
 
 
 def cells(field: str, engines: dict[str, Capabilities]) -> list[str]:
-    """Return one row of the table: "yes", "" for no, or the words, an engine each."""
-    found = [getattr(capabilities, field) for capabilities in engines.values()]
-    return ["yes" if value is True else value or "" for value in found]
+    """Return one line of the table, one cell per engine: "yes", "" for no, or the text of the
+    field.
+    """
+    values = [getattr(capabilities, field) for capabilities in engines.values()]
+    return ["yes" if value is True else value or "" for value in values]

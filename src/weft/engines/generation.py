@@ -1,14 +1,15 @@
-"""Runs that an engine generates by itself: what it is asked for, and what it tells.
+"""Runs that an engine generates by itself: requests and events.
 
-An engine with a loop of its own (a server, vLLM) samples, batches and stops without the host. The
-scheduler hands it every run that needs no decision of the host between two tokens, and hears of
-the tokens as they come::
+An engine with its own generation loop (a server, vLLM) samples, batches and stops without the host.
+The scheduler submits every run that needs no decision of the host between two tokens. The engine
+reports the tokens by a callback::
 
-    scheduler            start(GenerationRequest, tell)             cancel(handle, 1)
+    scheduler            start(GenerationRequest, on_event)      cancel(handle, 1)
                               │                                  │
-    engine       tell(0, tokens) tell(1, tokens) tell(0, end) … tell(1, end)
+    engine       on_event(tokens of 0)  on_event(tokens of 1)  on_event(end of 0) … (end of 1)
 
-Siblings are told of in any order, each in its own order of tokens, and each once of its end.
+Events of different siblings arrive in any order. Events of one sibling arrive in token order, and
+its last event reports its end.
 """
 
 from __future__ import annotations
@@ -26,13 +27,18 @@ NativeEnd = Literal["stop", "length", "context", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """Siblings to generate after one path; they differ in their random streams alone.
+    """Request to generate siblings after one path. They differ only in their random streams.
 
-    tokens: the whole path. params: how to draw; its n, seed and max_tokens say nothing here, its
-    `stop` strings are a hint: the text up to and with one is wanted, whoever looks at the tokens
-    ends the run. streams: one a sibling, 64 bits, what their seeds are made of; a greedy run has
-    one sibling. stop_ids: end tokens. max_tokens: at most so many new ones.
-    adapter: whose weights, as `Engine.add_adapter` named them.
+    Args:
+        tokens: token ids of the full path.
+        params: sampling parameters. Their n, seed and max_tokens are ignored. Their `stop` strings
+            are a hint: the engine must return the text up to and including one; the host ends the
+            run.
+        streams: one 64-bit number per sibling, from which its seed is derived. Greedy requests have
+            one sibling.
+        max_tokens: maximum number of new tokens.
+        stop_ids: ids that end a sibling.
+        adapter: name passed to `Engine.add_adapter`; None for the model itself.
     """
 
     tokens: tuple[int, ...]
@@ -45,12 +51,17 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class GenerationEvent:
-    """News of one sibling: tokens, its end, or both; with tokens, they come before the end.
+    """New tokens of one sibling, its end, or both (the tokens come first).
 
-    tokens: the new ones, without the end token. logprobs, entropies: one a token, of the raw
-    distribution over the full vocabulary, natural log; None where the engine does not know them.
-    end: why it is over; None while it goes on. ended_by: the end token that ended it.
-    error: what made it fail; it is over then, too.
+    Args:
+        sibling: index in `GenerationRequest.streams`.
+        tokens: new token ids, without the end token.
+        logprobs: one per token, from the raw distribution over the full vocabulary, natural
+            logarithm; None if the engine does not report them.
+        entropies: one per token, of the same distribution; None if the engine does not report them.
+        end: reason of the end; None while the sibling continues.
+        ended_by: id of the end token.
+        error: error that ended the sibling.
     """
 
     sibling: int
@@ -63,7 +74,7 @@ class GenerationEvent:
 
     @property
     def is_last(self) -> bool:
-        """Nothing more comes of this sibling."""
+        """True if this is the sibling's last event."""
         return self.end is not None or self.error is not None
 
 
@@ -71,29 +82,35 @@ EventCallback = Callable[[GenerationEvent], None]
 
 
 class EngineGenerator(ABC):
-    """The loop of an engine: `Engine.native`. Called by the thread that steps, and no other.
+    """Generation loop of an engine (`Engine.native`). Only the thread that steps calls it.
 
-    most: siblings that may be on their way at once; the others wait here, the oldest first.
+    Attributes:
+        max_in_flight: maximum number of siblings submitted at once. The scheduler queues the
+            others, oldest first.
     """
 
-    most: int = 256
+    max_in_flight: int = 256
 
     @abstractmethod
     def unsupported_params(self, params: SamplingParams) -> str | None:
-        """Say which of the parameters it would not honour exactly, with its value; None: all.
+        """Return the first parameter, with its value, that this engine cannot honour exactly; None
+        if none.
 
-        What is refused is run step by step, where the engine has steps. `params.constraint` is
-        asked for at its beginning, and checked token by token on the host all the same.
+        The scheduler runs such requests step by step, if the engine has steps. `params.constraint`
+        is passed in its initial state. The host also checks it token by token.
         """
 
     @abstractmethod
-    def start(self, run: GenerationRequest, tell: EventCallback) -> Any:
-        """Begin; return what `cancel` names it by. Does not wait for the first token.
+    def start(self, request: GenerationRequest, on_event: EventCallback) -> Any:
+        """Submit a request. Return a handle for `cancel`. Does not wait for the first token.
 
-        tell: may be called by any thread, from now on until every sibling is over. Raises what
-        keeps it from beginning; then nothing is told.
+        Raises the error that prevents the request; `on_event` is not called then.
+
+        Args:
+            request: siblings to generate.
+            on_event: callback for events. Any thread may call it until every sibling has ended.
         """
 
     @abstractmethod
     def cancel(self, handle: Any, sibling: int) -> None:
-        """Ask for an early end of a sibling; its last event comes all the same. Does not wait."""
+        """Request an early end of a sibling. Its last event is still reported. Does not wait."""

@@ -196,7 +196,7 @@ class EngineRunQueue:
     def submit_waiting(self, queues: JobQueues) -> int:
         """Hand over what may go, the oldest first; return how often something did, or failed."""
         n_sent = 0
-        while self._waiting and self.n_in_flight < self._generator.most:
+        while self._waiting and self.n_in_flight < self._generator.max_in_flight:
             self._submit(self._siblings(queues), queues)
             n_sent += 1
         return n_sent
@@ -209,7 +209,7 @@ class EngineRunQueue:
             for job in list(sibling_key)[1:]:
                 self._remove_waiting(job)
                 first.absorb(job, queues)
-        most = 1 if first.sampler.matcher is not None else self._generator.most - self.n_in_flight
+        most = 1 if first.sampler.matcher is not None else self._generator.max_in_flight - self.n_in_flight
         siblings = list(islice(sibling_key, most))
         for job in siblings:
             self._remove_waiting(job)

@@ -49,27 +49,27 @@ class RemoteRun:
     """
 
     def __init__(
-        self, run: GenerationRequest, tell: EventCallback, builder: RequestBuilder
+        self, run: GenerationRequest, on_event: EventCallback, builder: RequestBuilder
     ) -> None:
         self.run = run
         self.builder = builder
         # What the server tells is what a logprob is here.
         self.shows_logprobs = builder.shows_logprobs(run.params)
         self.choices = [RequestChoice(number, stream) for number, stream in enumerate(run.streams)]
-        self._tell = tell
+        self._on_event = on_event
 
-    def tell(self, choice: RequestChoice, event: GenerationEvent) -> None:
+    def report(self, choice: RequestChoice, event: GenerationEvent) -> None:
         """Pass news on, until the last of a sibling."""
         if choice.is_over:
             return
         choice.tokens += event.tokens
         choice.is_over = event.is_last
-        self._tell(event)
+        self._on_event(event)
 
     def cancel(self, number: int) -> None:
         """End a sibling; the request goes with the last one that it is for."""
         choice = self.choices[number]
-        self.tell(choice, GenerationEvent(number, end="cancelled"))
+        self.report(choice, GenerationEvent(number, end="cancelled"))
         if choice.request is not None:
             choice.request.stop_if_idle()
 
@@ -89,18 +89,18 @@ class RemoteRuns(EngineGenerator):
         self.transport = transport
         self.builder = builder
         self.spelling = spelling
-        self.most = most
+        self.max_in_flight = most
         self.together = together
 
     def unsupported_params(self, params: SamplingParams) -> str | None:
         return self.builder.unsupported_params(params)
 
-    def start(self, run: GenerationRequest, tell: EventCallback) -> RemoteRun:
-        builder = self.builder.of(run.tokens)
-        builder.prompt(run.tokens)  # or it cannot be asked for at all
-        remote_run = RemoteRun(run, tell, builder)
+    def start(self, request: GenerationRequest, on_event: EventCallback) -> RemoteRun:
+        builder = self.builder.of(request.tokens)
+        builder.prompt(request.tokens)  # or it cannot be asked for at all
+        remote_run = RemoteRun(request, on_event, builder)
         # Who stops by a string that the server cuts off is stopped from here, each at its own time.
-        is_cut = run.params.stop and not self.builder.dialect.keep_stop
+        is_cut = request.params.stop and not self.builder.dialect.keep_stop
         together = self.together and builder.capabilities.n and not is_cut
         groups = [remote_run.choices] if together else [[choice] for choice in remote_run.choices]
         ref = weakref.ref(remote_run)
@@ -199,7 +199,7 @@ class StreamingRequest:
         if remote_run is not None:
             full = [each for each in choices if len(each.tokens) >= remote_run.run.max_tokens]
             for choice in full:
-                remote_run.tell(choice, GenerationEvent(choice.number, end="length"))
+                remote_run.report(choice, GenerationEvent(choice.number, end="length"))
         return bool(full)
 
     def _part(self) -> None:
@@ -238,7 +238,7 @@ class StreamingRequest:
         remote_run = self.remote_run()
         if remote_run is not None:
             for choice in self._open():
-                remote_run.tell(choice, GenerationEvent(choice.number, error=error))
+                remote_run.report(choice, GenerationEvent(choice.number, error=error))
 
     # One request
 
@@ -306,7 +306,7 @@ class StreamingRequest:
         if told.finish is not None:
             event = self._last(remote_run.run, choice, told, tokens, logprobs)
         if event.tokens or event.is_last:
-            remote_run.tell(choice, event)
+            remote_run.report(choice, event)
 
     def _last(
         self,

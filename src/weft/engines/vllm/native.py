@@ -50,7 +50,7 @@ class VllmRuns(EngineGenerator):
     def __init__(
         self, running: Running, loras: dict[str | None, Any], *, by_guidance: bool
     ) -> None:
-        self.most = n_places(running.engine.vllm_config)
+        self.max_in_flight = n_places(running.engine.vllm_config)
         self._running = running
         self._loop = running.loop
         self._loras = loras
@@ -76,12 +76,12 @@ class VllmRuns(EngineGenerator):
             return structured(params.constraint, by_guidance=self._by_guidance).refusal
         return None
 
-    def start(self, run: GenerationRequest, tell: EventCallback) -> VllmFlight:
-        flight = VllmFlight(len(run.streams))
-        lora = self._loras[run.adapter]
-        params = [vllm_params(run, stream) for stream in run.streams]
+    def start(self, request: GenerationRequest, on_event: EventCallback) -> VllmFlight:
+        flight = VllmFlight(len(request.streams))
+        lora = self._loras[request.adapter]
+        params = [vllm_params(request, stream) for stream in request.streams]
         try:
-            self._loop.post(self._begin, flight, run, params, lora, tell)
+            self._loop.post(self._begin, flight, request, params, lora, on_event)
         except RuntimeError as error:
             raise ForwardError("the engine is closed; load the model again") from error
         return flight
@@ -94,13 +94,13 @@ class VllmRuns(EngineGenerator):
     def _begin(
         self,
         flight: VllmFlight,
-        run: GenerationRequest,
+        request: GenerationRequest,
         params: list[VllmParams],
         lora: Any,
-        tell: EventCallback,
+        on_event: EventCallback,
     ) -> None:
         for number, each in enumerate(params):
-            work = self._generate(run, number, each, lora, tell)
+            work = self._generate(request, number, each, lora, on_event)
             flight.tasks[number] = self._loop.loop.create_task(work)
 
     def _cancel(self, flight: VllmFlight, sibling: int) -> None:
@@ -111,31 +111,33 @@ class VllmRuns(EngineGenerator):
 
     async def _generate(
         self,
-        run: GenerationRequest,
+        request: GenerationRequest,
         number: int,
         params: VllmParams,
         lora: Any,
-        tell: EventCallback,
+        on_event: EventCallback,
     ) -> None:
         is_over = False
         try:
-            prompt = tokens_input(list(run.tokens))
+            prompt = tokens_input(list(request.tokens))
             name = f"weft-run-{next(self._numbers)}"
             async for output in self._running.engine.generate(
                 prompt, params, name, lora_request=lora
             ):
                 event = event_of(number, output.outputs[0])
                 is_over = event.is_last
-                tell(event)
+                on_event(event)
         except asyncio.CancelledError:
             if not is_over:
-                tell(GenerationEvent(number, end="cancelled"))
+                on_event(GenerationEvent(number, end="cancelled"))
         except Exception as error:
             if not is_over:
-                tell(GenerationEvent(number, error=as_failure(error)))
+                on_event(GenerationEvent(number, error=as_failure(error)))
         else:
             if not is_over:
-                tell(GenerationEvent(number, error=ForwardError("vLLM ended a run without a word")))
+                on_event(
+                    GenerationEvent(number, error=ForwardError("vLLM ended a run without a word"))
+                )
 
 
 _REFUSED: dict[str, Callable[[SamplingParams], bool]] = {
@@ -161,19 +163,19 @@ def _is_penalised(params: SamplingParams) -> bool:
     return bool(params.repetition_penalty != 1 or both)
 
 
-def vllm_params(run: GenerationRequest, stream: int) -> VllmParams:
+def vllm_params(request: GenerationRequest, stream: int) -> VllmParams:
     """Return what vLLM is asked for, for one sibling.
 
     Its seed is made of the stream and of where the run begins: a stream that goes on later, after
     more tokens, draws other numbers. Stop strings are looked for here, in the text as Weft has it.
     """
-    params, at = run.params, len(run.tokens)
+    params, at = request.params, len(request.tokens)
     wanted: dict[str, Any] = {}
     if params.constraint is not None:
-        wanted = structured(params.constraint, by_guidance=True).arguments(run.stop_ids)
+        wanted = structured(params.constraint, by_guidance=True).arguments(request.stop_ids)
     has_masked_figures = "structured_outputs" in wanted
     return VllmParams(
-        max_tokens=run.max_tokens,
+        max_tokens=request.max_tokens,
         temperature=params.temperature,
         top_p=params.top_p,
         top_k=params.top_k,
@@ -183,7 +185,7 @@ def vllm_params(run: GenerationRequest, stream: int) -> VllmParams:
         frequency_penalty=params.frequency_penalty,
         logit_bias=dict(params.logit_bias) or None,
         seed=stream_of(stream, (at,)) >> 1 if params.temperature else None,
-        stop_token_ids=sorted(run.stop_ids),
+        stop_token_ids=sorted(request.stop_ids),
         ignore_eos=True,
         # vLLM masks what a grammar forbids before it takes the figures: then there are none.
         logprobs=None if has_masked_figures else 0,
