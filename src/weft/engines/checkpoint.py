@@ -157,7 +157,7 @@ def architectures(config: Mapping[str, Any]) -> list[str]:
     """
     names = config.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ModelLoadError(f"config.json: architectures is {shown(names)}; it must be names")
+        raise ModelLoadError(f"config.json: architectures is {repr_short(names)}; it must be names")
     return names
 
 
@@ -252,7 +252,9 @@ def _weight_map(index: Path) -> dict[str, str]:
         raise ModelLoadError(f"{index} has no weight_map; download the folder again")
     for name, file in weight_map.items():
         if not isinstance(file, str):
-            raise ModelLoadError(f"{index} has {shown(file)} for {name!r}; it must be a file name")
+            raise ModelLoadError(
+                f"{index} has {repr_short(file)} for {name!r}; it must be a file name"
+            )
     return weight_map
 
 
@@ -283,7 +285,7 @@ def _tensor(file: Path, base: int, entry: dict[str, Any]) -> Tensor:
     begin, end = entry["data_offsets"]
     dtype, shape = entry["dtype"], tuple(entry["shape"])
     if not isinstance(dtype, str) or any(type(n) is not int or n < 0 for n in (begin, *shape)):
-        raise ValueError(f"{shown(entry)} is not a valid tensor entry")
+        raise ValueError(f"{repr_short(entry)} is not a valid tensor entry")
     if type(end) is not int or end < begin:
         raise ValueError(f"a tensor ends at {repr_short(end)}, before it begins")
     return Tensor(file, dtype, shape, base + begin, base + end)
@@ -328,11 +330,13 @@ def _token_ids(file: Path) -> list[int]:
     model = _read_json(file).get("model")
     vocab = model.get("vocab") if isinstance(model, dict) else None
     if not isinstance(vocab, dict | list | None):
-        raise ModelLoadError(f"{file} has {shown(vocab)} as its vocabulary; download it again")
+        raise ModelLoadError(f"{file} has {repr_short(vocab)} as its vocabulary; download it again")
     ids = list(vocab.values()) if isinstance(vocab, dict) else list(range(len(vocab or ())))
     for token_id in ids:
         if type(token_id) is not int:
-            raise ModelLoadError(f"{file} has {shown(token_id)} as a token id; download it again")
+            raise ModelLoadError(
+                f"{file} has {repr_short(token_id)} as a token id; download it again"
+            )
     return ids
 
 

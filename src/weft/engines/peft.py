@@ -45,8 +45,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     init = config.get("init_lora_weights")
     if not isinstance(init, str | bool | None) or init not in _PLAIN_INITS:
         raise Unsupported(
-            f"the adapter in {folder} has init_lora_weights={shown(init)}, so it needs a changed"
-            " base model; save it from PEFT with path_initial_model_for_weight_conversion"
+            f"the adapter in {folder} has init_lora_weights={repr_short(init)}, so it needs a"
+            " changed base model; save it from PEFT with path_initial_model_for_weight_conversion"
         )
     if config.get("bias", "none") != "none" or config.get("lora_bias"):
         raise Unsupported(f"the adapter in {folder} has biases; only bias='none' is supported")

@@ -209,8 +209,9 @@ class EngineRunQueue:
             for job in list(sibling_key)[1:]:
                 self._remove_waiting(job)
                 first.absorb(job, queues)
-        most = 1 if first.sampler.matcher is not None else self._generator.max_in_flight - self.n_in_flight
-        siblings = list(islice(sibling_key, most))
+        n_free = self._generator.max_in_flight - self.n_in_flight
+        n_siblings = 1 if first.sampler.matcher is not None else n_free
+        siblings = list(islice(sibling_key, n_siblings))
         for job in siblings:
             self._remove_waiting(job)
         return siblings
