@@ -127,7 +127,7 @@ class Work:
             self.n_failed += 1
         elif isinstance(ticket.error, KVFull):
             self.n_full += 1
-            capacity = self.rig.tree.room.capacity
+            capacity = self.rig.tree.budget.capacity
             assert capacity is not None
             more = item.max_tokens if isinstance(item, Run) else 0
             longest = len(path) + more

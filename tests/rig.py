@@ -154,7 +154,7 @@ class Rig:
             capacity=capacity,
             max_paths=self.engine.info.max_paths,
             host_capacity=host_capacity,
-            shares_room=self.engine.info.idle_slots is not None,
+            host_uses_free_slots=self.engine.info.idle_slots is not None,
         )
         self.scheduler = Scheduler(
             self.engine, self.tree, n_ctx=n_ctx, n_batch=n_batch, row_cache_bytes=row_cache_bytes
@@ -197,7 +197,7 @@ class Rig:
             self.tree.check()
         self.driver.close()
         self.tree.check()
-        assert self.tree.room.must == 0
+        assert self.tree.budget.unevictable == 0
         if self.tree.fragments is not None:
             assert self.tree.fragments.usage().slots == 0
 

@@ -77,7 +77,7 @@ def test_a_budget_of_a_cpu_is_what_there_is_room_for(
 ) -> None:
     monkeypatch.setattr(loading, "bytes_left", lambda: left)
     with weft.load("tiny") as lm:
-        assert lm.tree.room.capacity == budget // lm.info.kv_bytes_per_token
+        assert lm.tree.budget.capacity == budget // lm.info.kv_bytes_per_token
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells and holds an address space")

@@ -35,7 +35,7 @@ def lm(engine: NumpyEngine) -> Iterator[LM]:
     yield lm
     lm.tree.check()
     lm.driver.close()
-    assert lm.tree.room.must == 0
+    assert lm.tree.budget.unevictable == 0
 
 
 def root(lm: LM, **options) -> Branch:

@@ -263,7 +263,7 @@ def make(loaded: NewNamed, text: Tokenizer) -> Iterator[Make]:
         lm.tree.check()
         lm.driver.close()
         lm.tree.check()
-        assert lm.tree.room.must == 0
+        assert lm.tree.budget.unevictable == 0
         if lm.tree.fragments is not None:
             assert lm.tree.fragments.usage() == (0, 0)
 

@@ -64,7 +64,7 @@ def test_any_budget_gives_the_same_or_says_that_it_is_full(kind: str, make: Make
             else:
                 assert mine is None or mine == theirs, slots
         lm.driver.exclusive(lm.scheduler.close_idle_sequences)
-        assert lm.tree.room.must == 0
+        assert lm.tree.budget.unevictable == 0
         lm.tree.check()
         n_full.append(sum(each is None for each in got))
     assert n_full[0] == len(want)
@@ -93,7 +93,7 @@ def test_less_memory_than_was_promised_gives_the_same(
             assert mine == theirs
     assert engines[0].n_refused
     lm.driver.exclusive(lm.scheduler.close_idle_sequences)
-    assert lm.tree.room.must == 0
+    assert lm.tree.budget.unevictable == 0
     lm.tree.check()
 
 
@@ -128,7 +128,7 @@ def test_a_pool_that_cannot_grow_gives_the_same(
     monkeypatch.setattr(PagedMemory, "_empty", within)
     assert grown() == want
     assert refused
-    assert lm.tree.room.capacity <= most
+    assert lm.tree.budget.capacity <= most
     assert lm.stats().parked
 
 

@@ -53,7 +53,7 @@ def test_fragments_that_fail_fail_what_is_open_and_later_calls_work(
     lm.clear_cache()
     again = run_all(lm, [run_item(lm, place, 1, i, max_tokens=6) for i in range(3)])
     assert [r.tokens for r in again] == [r.tokens for r in want]
-    assert lm.tree.room.must == 0
+    assert lm.tree.budget.unevictable == 0
 
 
 def allocated(lm: LM) -> float:

@@ -34,7 +34,7 @@ def test_a_failing_prefill_fails_its_tickets_and_the_next_call_works(make: Make)
     gc.collect()  # a raised error and its frame are a cycle
     lm.tree.drain_released()
     lm.tree.check()
-    assert (lm.tree.n_nodes, lm.tree.room.must, lm.stats().kv_tokens) == (0, 0, 0)
+    assert (lm.tree.n_nodes, lm.tree.budget.unevictable, lm.stats().kv_tokens) == (0, 0, 0)
     assert logits_at(lm, ids).shape == (lm.info.n_vocab,)
 
 
@@ -48,7 +48,7 @@ def test_a_failing_decode_step_fails_its_runs_only(make: Make, number: int) -> N
         with pytest.raises(ForwardError, match=f"forward {number}"):
             ticket.result()
     lm.tree.check()
-    assert lm.tree.room.must == 0
+    assert lm.tree.budget.unevictable == 0
     assert len(run_all(lm, [run_item(lm, place, 1, max_tokens=4)])[0].tokens) == 4
 
 
@@ -62,7 +62,7 @@ def test_a_step_that_fails_late_takes_the_one_launched_from_it(make: Make, numbe
         with pytest.raises(ForwardError, match="Boom"):
             ticket.result()
     lm.tree.check()
-    assert lm.tree.room.must == 0
+    assert lm.tree.budget.unevictable == 0
     engine = lm.engine
     assert isinstance(engine, LateFake)
     assert not engine.outstanding
@@ -105,7 +105,7 @@ def test_cancelled_extends_raise_and_leave_nothing_pinned(kind: str, make: Make)
     with pytest.raises(Cancelled):
         one.result()
     assert two.result()[0].shape == (lm.info.n_vocab,)
-    assert lm.tree.room.must == 0
+    assert lm.tree.budget.unevictable == 0
 
 
 def test_ctrl_c_keeps_what_the_runs_made(make: Make) -> None:
@@ -129,7 +129,7 @@ def test_ctrl_c_keeps_what_the_runs_made(make: Make) -> None:
         assert result.finish_reason == "interrupted"
         assert len(result.tokens) == 3
     lm.tree.check()
-    assert lm.tree.room.must == 0
+    assert lm.tree.budget.unevictable == 0
     assert run_all(lm, [run_item(lm, place, 1, max_tokens=3)])[0].tokens
 
 
@@ -155,7 +155,7 @@ def test_a_step_that_fails_while_it_is_launched_is_waited_for(make: Make) -> Non
             with pytest.raises(ForwardError, match="Boom: draw"):
                 ticket.result()
     lm.tree.check()
-    assert lm.tree.room.must == 0
+    assert lm.tree.budget.unevictable == 0
     assert len(run_all(lm, [run_item(lm, place, 1, max_tokens=4)])[0].tokens) == 4
 
 
@@ -250,11 +250,11 @@ def test_nothing_is_stepped_after_a_close_that_came_first(make: Make) -> None:
     def close_first() -> AbstractContextManager[None]:
         lm.driver._stepping_turn = turn  # type: ignore[method-assign]
         lm.driver.close()
-        lm.scheduler.submit([Extend(lm.tree.held(lm.tree.root()), [5])])  # overtaken by the close
+        lm.scheduler.submit([Extend(lm.tree.hold(lm.tree.root()), [5])])  # overtaken by the close
         return turn()
 
     lm.driver._stepping_turn = close_first  # type: ignore[method-assign, assignment]
     lm.drive([ticket])
     with pytest.raises(Cancelled):
         ticket.result()
-    assert (lm.stats().steps, lm.tree.room.must) == (0, 0)
+    assert (lm.stats().steps, lm.tree.budget.unevictable) == (0, 0)

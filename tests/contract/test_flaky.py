@@ -110,5 +110,5 @@ def test_eight_threads_over_an_engine_that_fails_get_their_own_or_an_error(
     lm.clear_cache()
     lm.driver.exclusive(lm.tree.drain_released)
     lm.tree.check()
-    assert lm.tree.room.must == 0
+    assert lm.tree.budget.unevictable == 0
     assert not lm.tree.unfreed

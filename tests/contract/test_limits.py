@@ -63,7 +63,7 @@ def test_n_batch_is_the_most_rows_of_a_hidden_engines_forward(make: Make) -> Non
 def test_n_seq_max_is_the_most_resident_paths(kv_kind: str, make: Make) -> None:
     lm = make(kv_kind, Counting, n_seq_max=2)
     run(lm, 6, 10)
-    assert lm.tree.room.paths <= 2
+    assert lm.tree.budget.paths <= 2
 
 
 def test_a_hidden_engine_refuses_a_budget(make: Make) -> None:

@@ -29,7 +29,7 @@ def left(lm: LM) -> int:
     """How many slots work and pins need, once all that is idle is closed."""
     lm.driver.exclusive(lm.scheduler.close_idle_sequences)
     lm.tree.check()
-    return lm.tree.room.must
+    return lm.tree.budget.unevictable
 
 
 def test_a_pinned_path_outlasts_pressure_and_an_unpinned_one_goes(kv_kind: str, make: Make) -> None:
@@ -204,7 +204,7 @@ def test_a_session_that_nothing_runs_in_gives_its_room_to_a_pin(
         branch.prefill([40])
         for token in range(41, 60):
             branch.commit(token)
-        assert lm.tree.room.tails
+        assert lm.tree.budget.tails
         path = list(range(70, 95))
         pin = lm.kv.try_pin(path) if is_promised else lm.kv.pin(path)
         assert pin is not None
@@ -228,7 +228,7 @@ def test_a_pin_may_end_below_what_is_there_and_what_comes_below_it_is_not_pinned
 def test_the_pins_of_an_adapter_go_with_it(make: Make) -> None:
     lm = make("numpy", kv_slots=SLOTS)
     end = lm.tree.extend(lm.tree.root("gone#1"), [1, 2, 3])
-    theirs = lm.kv.try_pin(Place.held(lm.tree.holds, end))
+    theirs = lm.kv.try_pin(Place.from_cursor(lm.tree.holds, end))
     pin = lm.kv.pin([1, 2, 3, 4])
     assert theirs is not None
     assert left(lm) == 7

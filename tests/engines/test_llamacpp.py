@@ -395,7 +395,7 @@ def test_what_progress_raises_stops_the_loading() -> None:
 
 def test_fewer_branches_may_be_asked_for() -> None:
     with weft.load(shallow_gguf(), n_seq_max=3, engine_options={"n_threads": 1}) as lm:
-        assert lm.info.max_paths == lm.tree.room.max_paths == 3
+        assert lm.info.max_paths == lm.tree.budget.max_paths == 3
         assert len(weft.Loom(lm, samples.story).grow(n=12, max_tokens=3, seed=1)) == 12
 
 

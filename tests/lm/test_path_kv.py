@@ -69,7 +69,7 @@ def opened(lm: LM) -> Iterator[LM]:
     lm.tree.check()
     lm.clear_cache()
     lm.driver.close()
-    assert lm.tree.room.must == 0
+    assert lm.tree.budget.unevictable == 0
 
 
 def logits(lm: LM, ids: list[int]) -> np.ndarray:

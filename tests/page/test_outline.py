@@ -358,7 +358,7 @@ def test_rows_tell_where_the_kv_of_their_path_is(desk: Desk, page: Page) -> None
     expect(desk.row(first)).to_have_attribute("aria-description", "KV hot, pinned")
     desk.ask("POST", desk.of(f"/nodes/{first}/kv"), json={"op": "unpin"})
     lm = desk.served.service.models.lm()
-    desk.until(lambda: lm.tree.room.must == 0, "it is not pinned")
+    desk.until(lambda: lm.tree.budget.unevictable == 0, "it is not pinned")
     lm.clear_cache()
     look_at_the_gauge()
     for node in (0, first, second):

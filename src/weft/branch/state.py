@@ -560,12 +560,12 @@ class BranchRegistry:
         """Return how full the LM is. Cost: O(live branches)."""
         lm = self.lm()
         lm.driver.exclusive(lm.scheduler.close_idle_sequences)
-        room = lm.tree.room
+        budget = lm.tree.budget
         branches = list(self.branches)
         return Pressure(
-            capacity=room.capacity,
-            resident=room.resident + room.tails,
-            pinned=room.must,
+            capacity=budget.capacity,
+            resident=budget.resident + budget.tails,
+            pinned=budget.unevictable,
             n_branches=len(branches),
             n_active=sum(self.active(branch) for branch in branches),
         )

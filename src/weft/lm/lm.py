@@ -122,7 +122,7 @@ class LM(
             capacity=capacity_of(kv_bytes, engine.info),
             max_paths=least(n_seq_max, engine.info),
             host_capacity=host_capacity_of(offload_bytes, engine.info),
-            shares_room=engine.info.idle_slots is not None,
+            host_uses_free_slots=engine.info.idle_slots is not None,
         )
         self.scheduler = Scheduler(
             engine,

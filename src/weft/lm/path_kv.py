@@ -91,10 +91,10 @@ class Pin:
             raise StaleHandle("this LM is closed; load it again")
         if name is not None and name in self._lm.scheduler.dropped_namespaces:
             raise StaleHandle(self._lm.scheduler.dropped_namespaces[name])
-        self._hold = tree.pin_by_hand(self.place, self)
+        self._hold = tree.pin_for(self.place, self)
         if self._hold is None:  # sessions that nothing runs in may hold the room
             self._lm.scheduler.sequences.close_idle()
-            self._hold = tree.pin_by_hand(self.place, self)
+            self._hold = tree.pin_for(self.place, self)
         return self._hold is not None
 
     def unpin(self) -> None:
@@ -104,7 +104,7 @@ class Pin:
         hold, self._hold = self._hold, None
         if hold is not None and not self._lm.closed:
             with suppress(StaleHandle):  # it was closed meanwhile
-                self._lm.driver.exclusive(lambda: self._lm.tree.unpin_by_hand(hold))
+                self._lm.driver.exclusive(lambda: self._lm.tree.unpin_for(hold))
 
     def __enter__(self) -> Self:
         return self
@@ -415,7 +415,7 @@ class PathKV:
 
     def _try_fill(self, place: Place, arrays: Mapping[str, Any], start: int) -> bool:
         tree = self._lm.tree
-        fragments, room = tree.fragments, tree.room
+        fragments, room = tree.fragments, tree.budget
         assert fragments is not None
         cursor = tree.pin(tree.cut(tree.place(place)))
         try:
@@ -423,7 +423,7 @@ class PathKV:
             if not missing:
                 return True
             first, above = missing[-1].start, missing[-1].parent
-            if first < start or room.is_over:
+            if first < start or room.is_exceeded:
                 return False
             parent = above.fragment if above is not None else None
             data = _slots(arrays, first - start, place.depth - start)
@@ -436,7 +436,7 @@ class PathKV:
         """Fill what is missing; return False while running work has the room for it."""
         self._refuse_hidden()
         tree = self._lm.tree
-        fragments, room = tree.fragments, tree.room
+        fragments, room = tree.fragments, tree.budget
         assert fragments is not None
         if room.capacity is not None and place.depth > room.capacity:
             raise KVFull(
@@ -446,7 +446,7 @@ class PathKV:
             )
         cursor = tree.pin(tree.cut(tree.place(place)))
         try:
-            if room.must > (room.capacity or room.must) or not tree.make_room():
+            if room.unevictable > (room.capacity or room.unevictable) or not tree.make_room():
                 return False
             missing = [node for node in tree.up(cursor) if not node.resident]
             if missing:

@@ -97,8 +97,8 @@ def gather_stats(scheduler: Scheduler) -> Stats:
     with scheduler.lock:
         tree.drain_released()
         per_token = scheduler.engine.info.kv_bytes_per_token
-        held = tree.room.resident + sum(tail.fragment.length for tail in tree.tails)
-        capacity = tree.room.capacity
+        held = tree.budget.resident + sum(tail.fragment.length for tail in tree.tails)
+        capacity = tree.budget.capacity
         usage = tree.fragments.usage() if tree.fragments is not None else None
         return Stats(
             prefilled=counters.prefilled,
@@ -115,7 +115,7 @@ def gather_stats(scheduler: Scheduler) -> Stats:
             row_bytes=rows.used_bytes,
             row_budget_bytes=rows.budget_bytes,
             kv_budget_bytes=None if capacity is None else capacity * per_token,
-            pinned_tokens=tree.room.pinned + tree.room.tails,
+            pinned_tokens=tree.budget.pinned + tree.budget.tails,
             evicted=tree.n_evicted,
             parked=counters.preempted,
             plan_s=counters.plan_s,
@@ -137,7 +137,7 @@ def unshared_tokens(tree: TokenTree) -> int:
         resident = node
         while not resident.resident and resident.parent is not None:
             resident = resident.parent
-        if resident.fragment is not None and not resident.live:
-            branches[resident] = branches.get(resident, 0) + node.holds - node.ends
+        if resident.fragment is not None and not resident.n_live:
+            branches[resident] = branches.get(resident, 0) + node.holds - node.user_pins
     leaves = sum(node.end * max(n, 1) for node, n in branches.items())
     return leaves + sum(tail.cursor.depth + tail.fragment.length for tail in tree.tails)

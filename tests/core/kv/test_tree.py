@@ -8,8 +8,8 @@ import pytest
 
 from core.kv.listkv import ListFragments
 from fakes import BrokenFragments
+from weft._core.kv.budget import EvictionQueue, HostTier, split_exported
 from weft._core.kv.place import Cursor, Node, Place, common_prefix, resolve
-from weft._core.kv.room import EvictionQueue, HostTier, split_exported
 from weft._core.kv.tree import TokenTree
 from weft._core.sched.logits_cache import LogitsRow
 
@@ -72,7 +72,7 @@ def test_a_place_is_found_as_far_as_it_is_known_and_nothing_changes() -> None:
             place = Place(tree.holds, None, Place(tree.holds, None, start, rest[:cut]), rest[cut:])
             assert tree.find(place).depth == depth
             assert tree.ids(tree.find(place)) == [1, *rest][:depth]
-    held = tree.held(tree.match([1, 2, 3]))
+    held = tree.hold(tree.match([1, 2, 3]))
     assert tree.find(held).depth == 3
     assert tree.find(Place(tree.holds, None, held, [4, 4])).depth == 4
     assert tree.find(Place(tree.holds, "law", None, [1, 2])).depth == 0
@@ -108,7 +108,7 @@ def failing_tail(tree: TokenTree, kv: ListFragments) -> None:
     tree.extend(end, [3])
     tree.pin(tree.extend(end, [3, 4]))
     tail = tree.new_tail(end)
-    tree.room.reserve(tail, 3)
+    tree.budget.reserve(tail, 3)
     kv.write(tail.fragment, [3, 4, 5], 2)
     tree.end_tail(tail, [3, 4, 5])
 
@@ -154,15 +154,15 @@ def test_a_tail_reserves_in_the_engines_measure_and_gives_back_what_it_has_not_u
     tree = TokenTree(kv, capacity=20)
     tail = tree.new_tail(compute(tree, kv, [1, 2]))
     for wanted, reserved in ((1, 4), (3, 4), (4, 4), (5, 8)):
-        tree.room.reserve(tail, wanted)
-        assert (tail.reserved, tree.room.tails) == (reserved, reserved)
+        tree.budget.reserve(tail, wanted)
+        assert (tail.reserved, tree.budget.tails) == (reserved, reserved)
     kv.write(tail.fragment, [7, 8, 9], 2)
     for length, reserved in ((5, 5), (6, 5), (1, 3)):
-        tree.room.tighten(tail, length)
-        assert (tail.reserved, tree.room.tails) == (reserved, reserved)
+        tree.budget.shrink_reservation(tail, length)
+        assert (tail.reserved, tree.budget.tails) == (reserved, reserved)
     tree.check()
     tree.drop_tail(tail)
-    assert (tree.room.tails, kv.usage().slots) == (0, 2)
+    assert (tree.budget.tails, kv.usage().slots) == (0, 2)
 
 
 class Owner:
@@ -174,17 +174,17 @@ def test_a_pin_by_hand_leaves_what_grows_its_next_slots() -> None:
     kv.growth = 4
     tree = TokenTree(kv, capacity=16)
     tail, owner = tree.new_tail(compute(tree, kv, [1, 2])), Owner()
-    tree.room.reserve(tail, 1)
-    assert tree.room.must == 6
+    tree.budget.reserve(tail, 1)
+    assert tree.budget.unevictable == 6
     longest = 16 - 6 - 4
     for n, fits in ((longest + 1, False), (longest, True)):
-        place = Place.held(tree.holds, tree.extend(tree.root(), list(range(20, 20 + n))))
-        hold = tree.pin_by_hand(place, owner)
+        place = Place.from_cursor(tree.holds, tree.extend(tree.root(), list(range(20, 20 + n))))
+        hold = tree.pin_for(place, owner)
         assert (hold is not None) is fits
         tree.check()
-    tree.room.reserve(tail, 5)
-    assert tree.room.must == 16
-    assert not tree.room.is_over
+    tree.budget.reserve(tail, 5)
+    assert tree.budget.unevictable == 16
+    assert not tree.budget.is_exceeded
     tree.drop_tail(tail)
 
 
@@ -199,7 +199,7 @@ def test_a_tail_that_holds_nothing_ends_where_it_began() -> None:
 
 
 def test_a_tree_without_fragments_grows_by_single_tokens() -> None:
-    assert TokenTree(None).room.growth == 1
+    assert TokenTree(None).budget.growth == 1
 
 
 def test_chains_are_joined_from_eight_nodes_on_and_long_nodes_stay_apart() -> None:
@@ -239,7 +239,7 @@ def test_the_least_recently_used_leaf_goes_first_and_its_parent_after_it() -> No
 def test_tokens_that_a_place_holds_are_known_after_their_kv_is_gone() -> None:
     kv = ListFragments()
     tree = TokenTree(kv)
-    held = tree.held(compute(tree, kv, [1, 2]))
+    held = tree.hold(compute(tree, kv, [1, 2]))
     cursor = held.cursor
     assert cursor is not None
     tree.unpin(cursor)
@@ -263,7 +263,7 @@ def test_a_path_that_is_used_again_and_again_is_queued_once_and_evicted_in_its_t
     kv = ListFragments()
     tree = TokenTree(kv, capacity=6)
     first, other = compute(tree, kv, [1, 2]), compute(tree, kv, [3, 4])
-    held = tree.held(other)
+    held = tree.hold(other)
     tree.unpin(other)
     tree.unpin(first)
     n_queued = len(tree.queue)
@@ -284,7 +284,7 @@ def test_a_path_that_is_used_again_and_again_is_queued_once_and_evicted_in_its_t
 def test_a_queue_that_was_made_anew_takes_what_it_has_dropped() -> None:
     queue = EvictionQueue()
     one, two = (Node([i], 0, None, None) for i in range(2))
-    one.used, two.used = 1, 2
+    one.last_used, two.last_used = 1, 2
     for node in (one, two):
         queue.offer(node)
     queue.rebuild([two])
@@ -296,10 +296,10 @@ def test_a_queue_that_was_made_anew_takes_what_it_has_dropped() -> None:
 def test_a_leaf_whose_key_changed_is_offered_again_under_the_new_one() -> None:
     queue = EvictionQueue()
     one, two = (Node([i], 0, None, None) for i in range(2))
-    one.used, two.used = 1, 2
+    one.last_used, two.last_used = 1, 2
     queue.offer(one)
     queue.offer(two)
-    one.used = 3
+    one.last_used = 3
     assert queue.pop(lambda node: True) is two
     assert queue.pop(lambda node: node is not one) is None
     assert len(queue) == 0
@@ -310,7 +310,7 @@ def test_a_node_shows_where_its_kv_is() -> None:
     tree = TokenTree(kv, capacity=3, host_capacity=9)
     end = compute(tree, kv, [1, 2, 3])
     assert repr(end.node) == "<Node 0..3 device pins=1 holds=0>"
-    held = tree.held(end)
+    held = tree.hold(end)
     tree.unpin(end)
     other = tree.pin(tree.extend(tree.root(), [4]))
     assert tree.make_room()
@@ -326,7 +326,7 @@ def test_the_oldest_host_copy_goes_first_and_too_large_ones_are_not_made() -> No
     kv = ListFragments()
     tree = TokenTree(kv, host_capacity=5)
     ends = [compute(tree, kv, ids) for ids in ([1, 2], [3, 4], [5, 6], [*range(10, 16)])]
-    holds = [tree.held(end) for end in ends]
+    holds = [tree.hold(end) for end in ends]
     for end in ends:
         tree.unpin(end)
     for end in ends:
@@ -341,7 +341,7 @@ def test_a_node_cut_in_two_has_its_host_copy_in_two() -> None:
     kv = ListFragments()
     tree = TokenTree(kv, host_capacity=9)
     end = compute(tree, kv, [1, 2, 3, 4])
-    held = tree.held(end)
+    held = tree.hold(end)
     tree.unpin(end)
     tree.drop(end.node, offload=True)
     upper = tree.split(end.node, 3)
@@ -366,7 +366,7 @@ def test_half_a_host_copy_does_not_keep_the_memory_of_the_whole() -> None:
 def test_a_node_that_is_not_resident_has_nothing_to_copy() -> None:
     tier = HostTier(5)
     node = Node([1], 0, None, None)
-    assert tier.take(node, ListFragments()) == []
+    assert tier.offload(node, ListFragments()) == []
     tier.free(node)
     assert (tier.slots, node.host) == (0, None)
 
@@ -390,7 +390,7 @@ def test_a_leaf_whose_copy_to_the_host_fails_is_dropped() -> None:
     tree.unpin(compute(tree, kv, [1, 2, 3]))
     wanted = tree.pin(tree.extend(tree.root(), [7, 8]))
     assert tree.make_room()
-    assert (tree.room.resident, tree.host.slots, tree.n_evicted) == (0, 0, 3)
+    assert (tree.budget.resident, tree.host.slots, tree.n_evicted) == (0, 0, 3)
     tree.check()
     tree.unpin(wanted)
     tree.check()
@@ -403,7 +403,7 @@ def grown(kv: ListFragments, tree: TokenTree) -> tuple[Cursor, Cursor]:
     """A leaf [1, 2, 3] whose fragment has the slots of an absent child [4, 5] too; both pinned."""
     leaf = compute(tree, kv, [1, 2, 3])
     end = tree.pin(tree.extend(leaf, [4, 5]))
-    assert tree.may_grow(end.node) is leaf.node
+    assert tree.growable_leaf(end.node) is leaf.node
     kv.write(leaf.node.fragment, [4, 5], 3)
     return leaf, end
 
@@ -414,11 +414,11 @@ def test_a_leaf_takes_in_its_child_with_its_rows() -> None:
     leaf, end = grown(kv, tree)
     row = LogitsRow()
     row.node, row.depth = end.node, 5
-    end.node.rows = {5: row}
-    tree.grew(leaf.node, end)
+    end.node.logits_rows = {5: row}
+    tree.absorb_chunk(leaf.node, end)
     assert resolve(end) == Cursor(leaf.node, 5)
     assert leaf.node.tokens == [1, 2, 3, 4, 5]
-    assert leaf.node.rows == {5: row}
+    assert leaf.node.logits_rows == {5: row}
     assert row.node is leaf.node
     assert slots(tree, end) == [(token, token - 1) for token in (1, 2, 3, 4, 5)]
     tree.check()
@@ -431,7 +431,7 @@ def test_slots_that_somebody_else_has_brought_meanwhile_are_given_back() -> None
     other = kv.new(None)
     kv.write(other, [4, 5], 3)
     tree.fill(end, 3, other)
-    tree.grew(leaf.node, end)
+    tree.absorb_chunk(leaf.node, end)
     assert leaf.node.fragment is not None
     assert leaf.node.fragment.length == 3
     assert slots(tree, end) == [(token, token - 1) for token in (1, 2, 3, 4, 5)]
@@ -444,7 +444,7 @@ def test_a_leaf_that_got_another_child_meanwhile_gives_the_new_slots_away() -> N
     leaf, end = grown(kv, tree)
     known, epoch = tree.path(leaf), tree.epoch
     other = tree.pin(tree.extend(leaf, [9]))
-    tree.grew(leaf.node, end)
+    tree.absorb_chunk(leaf.node, end)
     assert tree.epoch > epoch
     assert tree.path(leaf) != known
     assert slots(tree, leaf) == [(token, token - 1) for token in (1, 2, 3)]
@@ -475,7 +475,7 @@ def test_a_fragment_that_cannot_be_parted_keeps_what_was_its_own() -> None:
     assert leaf.fragment is not None
     kv.write(leaf.fragment, [5, 6], 4)
     with pytest.raises(MemoryError):
-        tree.grew(leaf, children[0])
+        tree.absorb_chunk(leaf, children[0])
     assert slots(tree, end) == [(token, token - 1) for token in range(1, 5)]
     assert not children[0].node.resident
     tree.check()

@@ -97,7 +97,7 @@ class Twin:
         place = self.some_place()
         if place is not None and self.known[place] and len(self.by_hand) < 3:
             owner = Owner()
-            hold = self.tree.pin_by_hand(place, owner)
+            hold = self.tree.pin_for(place, owner)
             if hold is not None:
                 self.by_hand.append((owner, hold, self.known[place]))
 
@@ -106,8 +106,8 @@ class Twin:
             owner, hold, _ = self.by_hand.pop(self.random.randrange(len(self.by_hand)))
             self.computed.discard(id(hold))
             if self.random.random() < 0.5:
-                self.tree.unpin_by_hand(hold)
-                self.tree.unpin_by_hand(hold)  # and again
+                self.tree.unpin_for(hold)
+                self.tree.unpin_for(hold)  # and again
             del owner
 
     def op_tail(self) -> None:
@@ -117,7 +117,7 @@ class Twin:
         if not all(node.resident for node in self.tree.up(cursor)):
             return
         at = self.tree.cut(cursor)
-        if self.tree.room.max_paths is not None and self.tree.room.paths >= MAX_PATHS:
+        if self.tree.budget.max_paths is not None and self.tree.budget.paths >= MAX_PATHS:
             return
         self.tails.append((self.tree.new_tail(at), cursor, ids, []))
 
@@ -125,13 +125,13 @@ class Twin:
         if not self.tails:
             return
         tail, _, ids, own = self.random.choice(self.tails)
-        self.tree.room.reserve(tail, len(own) + 1)
+        self.tree.budget.reserve(tail, len(own) + 1)
         if self.tree.make_room():
             token = self.random.randrange(3)
             self.kv.write(tail.fragment, [token], len(ids) + len(own))
             own.append(token)
         else:
-            self.tree.room.tighten(tail, len(own))
+            self.tree.budget.shrink_reservation(tail, len(own))
 
     def op_end_tail(self) -> None:
         if not self.tails:
@@ -142,7 +142,7 @@ class Twin:
             return
         end = self.tree.end_tail(tail, own)
         if len(self.known) < MOST_PLACES:
-            self.known[self.tree.held(end)] = ids + tuple(own)
+            self.known[self.tree.hold(end)] = ids + tuple(own)
         self.tree.join(end, minimum=self.random.choice([2, 8]))
 
     def op_join(self) -> None:
@@ -193,8 +193,8 @@ class Twin:
             expected = [(token, len(ids) + i) for i, token in enumerate(own)]
             assert tail.fragment.slots == expected
             self.check_slots(resolve(Cursor(cursor.node, len(ids))), ids)
-        if self.tree.room.capacity is not None:
-            assert self.tree.room.used <= self.tree.room.capacity
+        if self.tree.budget.capacity is not None:
+            assert self.tree.budget.used <= self.tree.budget.capacity
 
     def check_slots(self, cursor: Cursor, ids: tuple[int, ...]) -> None:
         slots = [s for span in self.tree.path(cursor) for s in span.fragment.slots[: span.length]]

@@ -130,7 +130,7 @@ def test_idle_kv_beyond_its_limit_goes_to_the_host_and_is_not_computed_again(
     rig.drive(Extend(one))
     assert rig.tree.host.slots == 0
     rig.drive(Extend(two))
-    assert (rig.tree.host.slots, rig.tree.room.resident) == (5, 5)
+    assert (rig.tree.host.slots, rig.tree.budget.resident) == (5, 5)
     engine.sizes = []
     (ticket,) = rig.submit(Extend(one))
     rig.driver.drive([ticket])
@@ -144,7 +144,7 @@ def test_idle_kv_on_device_and_host_is_at_most_the_capacity(make: MakeRig) -> No
         rig.drive(Extend(rig.place([*range(first, first + 4)])))
         rig.drive(Extend(rig.place([first])))
     assert rig.tree.host.slots > 0
-    assert rig.tree.host.slots + rig.tree.room.used <= 12
+    assert rig.tree.host.slots + rig.tree.budget.used <= 12
 
 
 def test_host_copies_are_freed_when_the_device_needs_their_slots(make: MakeRig) -> None:
@@ -153,16 +153,16 @@ def test_host_copies_are_freed_when_the_device_needs_their_slots(make: MakeRig) 
         rig.drive(Extend(rig.place([*range(first, first + 4)])))
     long = rig.place([*range(30, 40)])
     rig.drive(Extend(long))
-    rig.tree.pin_by_hand(long, rig)
+    rig.tree.pin_for(long, rig)
     rig.drive(Extend(rig.place([30])))
-    assert rig.tree.host.slots + rig.tree.room.used <= 12
+    assert rig.tree.host.slots + rig.tree.budget.used <= 12
 
 
 def test_idle_kv_stays_on_the_device_for_engines_without_a_limit(make: MakeRig) -> None:
     rig = make(capacity=20)
     rig.drive(Extend(rig.place([1, 2, 3, 4, 5])))
     rig.drive(Extend(rig.place([6, 7, 8, 9, 10])))
-    assert (rig.tree.host.slots, rig.tree.room.resident) == (0, 10)
+    assert (rig.tree.host.slots, rig.tree.budget.resident) == (0, 10)
 
 
 def test_the_length_of_a_path_counts_what_a_run_has_drawn(make: MakeRig) -> None:

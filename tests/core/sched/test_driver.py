@@ -13,7 +13,7 @@ import pytest
 
 from fakes import LateFake
 from rig import MakeRig, MemoryEngine, Rig, assert_result, logits_after, run
-from weft._core.kv.place import PILE
+from weft._core.kv.place import MAX_BACKLOG
 from weft._core.sched import driver as driver_module
 from weft._core.sched.driver import Channel
 from weft._core.sched.work import Extend, FinishReason, Logits, RunState
@@ -581,10 +581,10 @@ def test_places_that_are_copied_and_dropped_do_not_pile_up_without_a_step(make: 
     place = rig.place([1, 2, 3])
     rig.drive(Extend(place))
     n_steps = rig.scheduler.counters.steps
-    for i in range(3 * PILE):
+    for i in range(3 * MAX_BACKLOG):
         place.fork() if i % 2 else place.at(2)
-    assert len(rig.tree.holds.released) <= PILE + 1
-    assert len(rig.tree.holds.alive) <= PILE + 8
+    assert len(rig.tree.holds.released) <= MAX_BACKLOG + 1
+    assert len(rig.tree.holds.alive) <= MAX_BACKLOG + 8
     assert rig.scheduler.counters.steps == n_steps
     rig.tree.check()
 
@@ -611,7 +611,7 @@ def test_what_is_let_go_of_during_a_step_waits_for_its_end(make: MakeRig) -> Non
 
 def test_places_may_outlive_the_driver() -> None:
     rig = Rig()
-    relieve = rig.tree.holds.relieve
+    relieve = rig.tree.holds.on_backlog
     assert relieve is not None
     rig.driver.close()
     rig.driver = None  # type: ignore[assignment]

@@ -220,7 +220,9 @@ def test_nodes_that_the_engine_cannot_join_stay_as_they_are(
     make: MakeRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = make(broken(("join", 3)))
-    monkeypatch.setattr(rig.tree, "may_grow", lambda node: None)  # as if siblings had been there
+    monkeypatch.setattr(
+        rig.tree, "growable_leaf", lambda node: None
+    )  # as if siblings had been there
     path = list(range(1, 11))
     held = [rig.place(path[:n]) for n in range(1, 11)]
     for place in held:
@@ -259,7 +261,7 @@ def test_what_cannot_be_freed_counts_as_taken_until_it_is(make: MakeRig) -> None
     rig.drive(Extend(rig.place([1, 2, 3, 4])))
     (ticket,) = rig.submit(Extend(rig.place([5, 6, 7, 8])))
     rig.step()
-    assert rig.tree.room.used <= 6
+    assert rig.tree.budget.used <= 6
     rig.driver.drive([ticket])
     assert ticket.result() == []
     assert not rig.tree.unfreed

@@ -152,7 +152,7 @@ def test_the_least_recently_used_row_goes_first() -> None:
     put(cache, places[2], 3)
     assert [found(cache, place) for place in places] == [1, None, 3]
     assert cache.used_bytes == 2 * ROW
-    assert set(end.node.rows) == {1, 3}
+    assert set(end.node.logits_rows) == {1, 3}
 
 
 def test_a_row_put_again_replaces_the_old_one() -> None:
@@ -198,7 +198,7 @@ def test_rows_stay_at_their_places_when_a_node_is_split_and_joined() -> None:
     tree.split(end.node, 3)
     want = {1: None, 2: 2, 3: None, 4: 4, 5: None, 6: 6}
     assert {depth: found(cache, Cursor(end.node, depth)) for depth in want} == want
-    assert set(end.node.rows) == {4, 6}
+    assert set(end.node.logits_rows) == {4, 6}
     assert tree.join(end, minimum=2) == 1
     assert {depth: found(cache, Cursor(end.node, depth)) for depth in want} == want
 

@@ -24,7 +24,7 @@ from rig import (
     sampler,
     text_after,
 )
-from weft._core.kv.room import Room
+from weft._core.kv.budget import SlotBudget
 from weft._core.sched import admission
 from weft._core.sched.admission import RELAX_S, MemoryPressure
 from weft._core.sched.work import Commit, Extend, Logits, Scores, Sink
@@ -161,7 +161,7 @@ def test_there_are_as_many_slots_as_the_engine_has(make: MakeRig, clock: Clock, 
     for item, result in zip(items, rig.drive(*items), strict=True):
         assert_result(rig, item, result)
     assert tight_of(engine).n_refused
-    assert rig.tree.room.capacity == 40
+    assert rig.tree.budget.capacity == 40
     assert rig.scheduler.counters.preempted
     # Nobody else's path can have more, and it says so.
     (ticket,) = rig.drive_quietly(Extend(rig.place([]), [4] * 50))
@@ -171,7 +171,7 @@ def test_there_are_as_many_slots_as_the_engine_has(make: MakeRig, clock: Clock, 
     clock.now += RELAX_S + 1
     (answer,) = rig.drive(Extend(rig.place([]), [4] * 50, (Logits(50),)))
     np.testing.assert_array_equal(answer[0], logits_after([4] * 50))
-    assert rig.tree.room.capacity == 100
+    assert rig.tree.budget.capacity == 100
 
 
 @pytest.mark.parametrize("capacity", [100, None])
@@ -193,7 +193,7 @@ def test_kv_that_can_be_computed_again_goes_where_smaller_steps_do_not_do(
         ticket.result()
     rig.drive(Extend(rig.place([5, 6])))
     rig.scheduler.clear()
-    assert rig.tree.room.capacity == capacity
+    assert rig.tree.budget.capacity == capacity
 
 
 @pytest.mark.parametrize("error", [MemoryError("no"), KVFull("no", needed=1, capacity=4)])
@@ -220,13 +220,13 @@ def test_what_the_room_does_not_count_is_made_room_for(make: MakeRig, clock: Clo
     rig = make(engine, capacity=32, n_batch=32, row_cache_bytes=0)
     for first in range(4):
         rig.drive(Extend(rig.place([first] * 8)))
-    assert rig.tree.room.resident == 32
+    assert rig.tree.budget.resident == 32
     (score,) = rig.ask([3] * 8, Scores(1, 8, 0))  # read again
     assert len(score.logprobs) == 7
-    assert rig.tree.room.capacity == 25
+    assert rig.tree.budget.capacity == 25
     assert engine.n_refused == 1
     rig.scheduler.clear()
-    assert rig.tree.room.capacity == 32
+    assert rig.tree.budget.capacity == 32
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -304,7 +304,7 @@ def test_what_is_pinned_by_hand_is_not_asked_for_again_and_again(make: MakeRig) 
     rig = make(engine, capacity=100)
     pinned = rig.place([7] * 20)
     rig.drive(Extend(pinned))
-    assert rig.tree.pin_by_hand(pinned, owner)
+    assert rig.tree.pin_for(pinned, owner)
     engine.most_units = 30
     (ticket,) = rig.drive_quietly(run(rig.place([1, 2, 3]), max_tokens=20))
     with pytest.raises(ForwardError, match="no memory for a step"):
@@ -453,15 +453,15 @@ def test_between_steps_there_is_what_there_would_be_in_one(make: MakeRig, clock:
     engine, owner = Tight(MemoryEngine(), most_slots=40), Owner()
     rig = make(engine, capacity=100)
     rig.drive(*(run(rig.place([1, 2, 3]), i, max_tokens=10) for i in range(6)))
-    assert rig.tree.room.capacity == 40
+    assert rig.tree.budget.capacity == 40
     clock.now += RELAX_S + 1
     place = rig.place([4] * 50)
-    assert rig.driver.exclusive(lambda: rig.tree.pin_by_hand(place, owner))
-    assert rig.tree.room.capacity == 100
+    assert rig.driver.exclusive(lambda: rig.tree.pin_for(place, owner))
+    assert rig.tree.budget.capacity == 100
 
 
 def test_less_is_asked_for_each_time_and_all_again_later(clock: Clock) -> None:
-    room = Room(100, None)
+    room = SlotBudget(100, None)
     pressure = MemoryPressure(room, splits_rows=True)
     assert not pressure.reduce(RuntimeError("broken"), 4, 40, 0)
     assert not pressure.reduce(KVFull("no", needed=101, capacity=100), 1, 1, 0)
@@ -506,7 +506,7 @@ def test_less_is_asked_for_each_time_and_all_again_later(clock: Clock) -> None:
     assert not pressure.reduce(MemoryError(), 1, 1, 59)
     assert pressure.reduce(KVFull("no", needed=8, capacity=25), 1, 1, 20)
     assert not pressure.grow(35)  # the engine has said it
-    unlimited = MemoryPressure(Room(None, None), splits_rows=False)
+    unlimited = MemoryPressure(SlotBudget(None, None), splits_rows=False)
     assert unlimited.reduce(KVFull("no", needed=8, capacity=70), 2, 40, 0)
     assert unlimited.max_step_tokens == 20
     assert not unlimited.reduce(MemoryError(), 1, 40, 0)

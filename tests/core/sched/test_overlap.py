@@ -197,7 +197,7 @@ def test_a_chain_that_a_live_run_reads_joins_once_it_has_ended(make: MakeRig) ->
     rig.step(4)
     n_nodes = rig.tree.n_nodes
     rig.tree.clear()  # the other branches go, the chain stays
-    rig.scheduler.queues.to_join.append(rig.tree.held(rig.tree.match(ids[:-1])))
+    rig.scheduler.queues.to_join.append(rig.tree.hold(rig.tree.match(ids[:-1])))
     rig.step(3)
     assert rig.tree.n_nodes == n_nodes - 12
     assert len(rig.scheduler.queues.to_join) == 1

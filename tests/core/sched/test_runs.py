@@ -181,5 +181,5 @@ def test_a_live_run_that_outgrows_all_room_fails_and_leaves_none_of_it(make: Mak
     rig.driver.drive([ticket])
     with pytest.raises(KVFull):
         ticket.result()
-    assert rig.tree.room.must == 0
+    assert rig.tree.budget.unevictable == 0
     assert not rig.tree.tails

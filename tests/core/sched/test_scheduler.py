@@ -44,7 +44,9 @@ def test_a_join_over_the_place_of_a_run_that_begins_does_not_stop_it(
 ) -> None:
     """Eight nodes of one token become one in the step that draws the run's first token."""
     rig = make(n_batch=2, row_cache_bytes=0)
-    monkeypatch.setattr(rig.tree, "may_grow", lambda node: None)  # as if siblings had been there
+    monkeypatch.setattr(
+        rig.tree, "growable_leaf", lambda node: None
+    )  # as if siblings had been there
     path = [1, 2, 3, 4, 5, 6, 7, 8, 9]
     held = [rig.place(path[:n]) for n in range(1, 8)]
     for place in held:

@@ -218,7 +218,7 @@ def test_lines_whose_owners_are_gone_hold_nothing(make: MakeRig) -> None:
     rig = make()
     owner = Owner(rig, rig.place([1, 2]), [1, 2], 0)
     rig.driver.drive([commit([owner], [3], rig)])
-    assert rig.tree.room.must > 0
+    assert rig.tree.budget.unevictable > 0
     number = id(owner.sequence)
     gc.collect()
     gc.disable()  # as loops do that train: nothing here is a cycle
@@ -230,7 +230,7 @@ def test_lines_whose_owners_are_gone_hold_nothing(make: MakeRig) -> None:
         ]
     finally:
         gc.enable()
-    assert rig.tree.room.must == 0
+    assert rig.tree.budget.unevictable == 0
     assert not rig.scheduler.sequences.opened
 
 

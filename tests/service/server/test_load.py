@@ -105,7 +105,7 @@ def test_a_path_that_is_longer_than_the_kv_budget_is_refused_for_good(
 ) -> None:
     with serving(ServerConfig(port=0, kv_budget="256KiB")) as server:
         lm = server.service.models.lm()
-        slots = lm.tree.room.capacity
+        slots = lm.tree.budget.capacity
         assert slots is not None
         assert slots < lm.n_ctx
         (said,) = [each.getMessage() for each in caplog.records if "budget" in each.getMessage()]

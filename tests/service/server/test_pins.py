@@ -36,7 +36,7 @@ def client(served: Served) -> Iterator[Client]:
             client.remove_loom(row.id, purge=True)
         lm = served.service.models.lm()
         lm.driver.exclusive(lm.scheduler.close_idle_sequences)
-        assert lm.tree.room.must == 0, "a pin was left"
+        assert lm.tree.budget.unevictable == 0, "a pin was left"
         lm.clear_cache()
 
 
@@ -61,7 +61,7 @@ def pinned(client: Client, loom: str) -> list[int]:
 def must(served: Served) -> int:
     lm = served.service.models.lm()
     lm.driver.exclusive(lm.scheduler.close_idle_sequences)
-    return int(lm.tree.room.must)
+    return int(lm.tree.budget.unevictable)
 
 
 def press(client: Client) -> None:

@@ -31,12 +31,12 @@ def check_tree(tree: TokenTree) -> None:
         node, depth = hold.cursor
         assert depth == node.end, "a pin by hand ends inside a node"
         ends[node] = ends.get(node, 0) + 1
-    assert all(node.ends == ends.get(node, 0) for node in nodes), "pins by hand"
+    assert all(node.user_pins == ends.get(node, 0) for node in nodes), "pins by hand"
     for root in tree.roots.values():
-        assert root.live == sum(c.counted for c in root.children.values()) + tails.get(root, 0), (
+        assert root.n_live == sum(c.counted for c in root.children.values()) + tails.get(root, 0), (
             "root live"
         )
-    check_room(tree, nodes)
+    check_budget(tree, nodes)
     assert tree.n_nodes == len(nodes), "node count"
     assert tree.host.slots == sum(len(n.tokens) for n in nodes if n.host is not None), "host slots"
 
@@ -53,32 +53,32 @@ def check_node(node: Node, n_tails: int, untrimmed: Mapping[Fragment, int]) -> N
         assert n_slots == len(node.tokens), "slots == tokens"
         assert above.resident, "a resident node below an absent one"
     pinned_children = sum(child.pins > 0 for child in node.children.values())
-    assert node.pins >= pinned_children + node.ends, "a pinned child below an unpinned node"
-    assert node.live == sum(child.counted for child in node.children.values()) + n_tails, "live"
+    assert node.pins >= pinned_children + node.user_pins, "a pinned child below an unpinned node"
+    assert node.n_live == sum(child.counted for child in node.children.values()) + n_tails, "live"
     assert node.holds >= 0, "holds"
 
 
-def check_room(tree: TokenTree, nodes: list[Node]) -> None:
+def check_budget(tree: TokenTree, nodes: list[Node]) -> None:
     """Verify that free + promised + evictable + pinned == capacity, and the number of paths."""
-    room = tree.room
+    budget = tree.budget
     resident = [node for node in nodes if node.fragment is not None]
-    assert room.resident == sum(len(n.tokens) for n in resident), "resident slots"
-    assert room.pinned == sum(len(n.tokens) for n in resident if n.pins), "pinned slots"
-    assert room.promised == sum(len(n.tokens) for n in nodes if n.fragment is None and n.pins), (
+    assert budget.resident == sum(len(n.tokens) for n in resident), "resident slots"
+    assert budget.pinned == sum(len(n.tokens) for n in resident if n.pins), "pinned slots"
+    assert budget.promised == sum(len(n.tokens) for n in nodes if n.fragment is None and n.pins), (
         "promised"
     )
-    assert room.tails == sum(tail.reserved for tail in tree.tails), "tail slots"
-    leaves = sum(node.counted and not node.live for node in nodes)
-    assert room.paths == leaves + len(tree.tails), "paths"
+    assert budget.tails == sum(tail.reserved for tail in tree.tails), "tail slots"
+    leaves = sum(node.counted and not node.n_live for node in nodes)
+    assert budget.paths == leaves + len(tree.tails), "paths"
     tail_slots = sum(tail.fragment.length for tail in tree.tails)
     if tree.fragments is not None:
         lost = sum(fragment.length for fragment in tree.unfreed)
-        assert room.lost == lost, "lost slots"
-        assert room.growing == len(tree.growing), "growing leaves"
+        assert budget.lost == lost, "lost slots"
+        assert budget.growing == len(tree.growing), "growing leaves"
         lost += sum(fragment.length - n for fragment, n in tree.untrimmed.items())
-        assert tree.fragments.usage().slots == room.resident + tail_slots + lost, "engine slots"
-    if room.free is not None and room.capacity is not None:
+        assert tree.fragments.usage().slots == budget.resident + tail_slots + lost, "engine slots"
+    if budget.free is not None and budget.capacity is not None:
         evictable = sum(len(n.tokens) for n in resident if not n.pins)
-        pinned = room.pinned + room.tails
-        total = room.free + room.promised + evictable + pinned + room.spare
-        assert total == room.capacity, "slots lost"
+        pinned = budget.pinned + budget.tails
+        total = budget.free + budget.promised + evictable + pinned + budget.spare
+        assert total == budget.capacity, "slots lost"

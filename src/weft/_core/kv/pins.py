@@ -31,34 +31,34 @@ class Pins:
     released: those that wait for it.
     """
 
-    __slots__ = ("_alive", "_release", "released")
+    __slots__ = ("_active", "_release", "released")
 
     def __init__(self) -> None:
         # By id: two holds of one owner are equal to each other, being weak references.
-        self._alive: dict[int, PinHold] = {}
+        self._active: dict[int, PinHold] = {}
         self.released: deque[weakref.ref[Any]] = deque()
         self._release = self.released.append
 
     def __iter__(self) -> Iterator[PinHold]:
-        return iter(list(self._alive.values()))
+        return iter(list(self._active.values()))
 
     def __contains__(self, hold: object) -> bool:
-        return id(hold) in self._alive
+        return id(hold) in self._active
 
-    def take(self, owner: object, place: Place) -> PinHold:
+    def add(self, owner: object, place: Place) -> PinHold:
         """Note a pin of `owner`."""
         hold = PinHold(owner, self._release)
         hold.place = place
-        self._alive[id(hold)] = hold
+        self._active[id(hold)] = hold
         return hold
 
     def drop(self, hold: PinHold) -> bool:
         """Forget a pin; return whether it was there."""
-        return self._alive.pop(id(hold), None) is not None
+        return self._active.pop(id(hold), None) is not None
 
     def drain(self) -> Iterator[PinHold]:
         """Forget and yield the pins whose owners are gone."""
         while self.released:
-            hold = self._alive.pop(id(self.released.popleft()), None)
+            hold = self._active.pop(id(self.released.popleft()), None)
             if hold is not None:
                 yield hold

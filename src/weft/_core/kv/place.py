@@ -27,21 +27,21 @@ class Node:
 
     __slots__ = (
         "children",
-        "ends",
         "fragment",
         "holds",
         "host",
+        "in_flight",
         "joined",
-        "launched",
-        "live",
+        "last_used",
+        "logits_rows",
+        "n_live",
         "namespace",
-        "offered",
         "parent",
         "pins",
-        "rows",
+        "queued_key",
         "start",
         "tokens",
-        "used",
+        "user_pins",
     )
 
     def __init__(
@@ -56,13 +56,13 @@ class Node:
         self.host: dict[str, Any] | None = None
         self.pins = 0
         self.holds = 0
-        self.ends = 0
-        self.live = 0
-        self.used = 0
-        self.offered: tuple[bool, int, int] | None = None
-        self.rows: dict[int, Any] | None = None
+        self.user_pins = 0
+        self.n_live = 0
+        self.last_used = 0
+        self.queued_key: tuple[bool, int, int] | None = None
+        self.logits_rows: dict[int, Any] | None = None
         self.joined: Node | None = None
-        self.launched = False
+        self.in_flight = False
 
     @property
     def end(self) -> int:
@@ -84,7 +84,7 @@ class Node:
         return f"<Node {self.start}..{self.end} {state} pins={self.pins} holds={self.holds}>"
 
 
-PILE = 1024  # holds that are gone and wait for a step, before somebody looks
+MAX_BACKLOG = 1024  # holds that are gone and wait for a step, before somebody looks
 
 
 class Cursor(NamedTuple):
@@ -202,7 +202,7 @@ class Holds:
     when very many are there and no step runs. relieve: what does that; set by the driver.
     """
 
-    __slots__ = ("_release", "alive", "lock", "released", "relieve")
+    __slots__ = ("_release", "alive", "lock", "on_backlog", "released")
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -210,9 +210,9 @@ class Holds:
         self.alive: dict[int, Hold] = {}
         self.released: deque[weakref.ref[Place]] = deque()
         self._release = self.released.append
-        self.relieve: Callable[[], None] | None = None
+        self.on_backlog: Callable[[], None] | None = None
 
-    def take(self, place: Place, node: Node) -> Hold:
+    def add(self, place: Place, node: Node) -> Hold:
         """Hold a node for a place; the caller has the lock."""
         hold = Hold(place, self._release)
         hold.node = node
@@ -220,10 +220,10 @@ class Holds:
         self.alive[id(hold)] = hold
         return hold
 
-    def look(self) -> None:
+    def drain_backlog(self) -> None:
         """See that holds which are gone do not pile up; without the lock. Cost: O(1), mostly."""
-        if len(self.released) > PILE and self.relieve is not None:
-            self.relieve()
+        if len(self.released) > MAX_BACKLOG and self.on_backlog is not None:
+            self.on_backlog()
 
     def drain(self) -> Iterator[Node]:
         """Yield the nodes of places that are gone, a node a hold."""
@@ -257,17 +257,17 @@ class Place:
         self.depth: int = (after.depth if after is not None else 0) + len(ids)
 
     @classmethod
-    def held(cls, holds: Holds, cursor: Cursor) -> Place:
+    def from_cursor(cls, holds: Holds, cursor: Cursor) -> Place:
         """Hold a resolved cursor. Cost: O(1)."""
         place = cls(holds, cursor.node.namespace)
-        place.settle(cursor)
+        place.bind(cursor)
         return place
 
-    def settle(self, cursor: Cursor) -> None:
+    def bind(self, cursor: Cursor) -> None:
         """Take a resolved cursor as the position, once; the tree's part."""
         with self.holds.lock:
             assert self._hold is None, "a place in the tree does not move"
-            self._hold = self.holds.take(self, cursor.node)
+            self._hold = self.holds.add(self, cursor.node)
             self._after, self._ids, self.depth = None, (), cursor.depth
 
     @property
@@ -310,7 +310,7 @@ class Place:
         """Return the place after the path's first `depth` tokens. Cost: O(nodes between)."""
         if not 0 <= depth <= self.depth:
             raise ValueError(f"depth {depth} is not on this path of {self.depth} tokens")
-        self.holds.look()
+        self.holds.drain_backlog()
         with self.holds.lock:
             place: Place = self
             while place._hold is None:
@@ -320,15 +320,15 @@ class Place:
                         self.holds, self.namespace, place._after, place._ids[: depth - before]
                     )
                 place = place._after
-            return Place.held(self.holds, resolve(Cursor(place._hold.node, depth)))
+            return Place.from_cursor(self.holds, resolve(Cursor(place._hold.node, depth)))
 
     def fork(self) -> Place:
         """Return another hold on the same position. Cost: O(1)."""
-        self.holds.look()
+        self.holds.drain_backlog()
         with self.holds.lock:
             if self._hold is None:
                 return Place(self.holds, self.namespace, self._after, self._ids)
-            return Place.held(self.holds, resolve(Cursor(self._hold.node, self.depth)))
+            return Place.from_cursor(self.holds, resolve(Cursor(self._hold.node, self.depth)))
 
 
 class Tail:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import takewhile
 
 from ...engines.base import Fragment, Fragments, Span
+from .budget import EvictionQueue, HostTier, SlotBudget
 from .check import check_tree
 from .pins import PinHold, Pins
 from .place import (
@@ -35,7 +36,6 @@ from .place import (
     resolve,
     resolve_joined,
 )
-from .room import EvictionQueue, HostTier, Room
 
 JOIN_LENGTH = 8  # one-child nodes in a row before they become one (beam search makes thousands)
 JOIN_RATIO = 8  # a node this much longer than all below it stays apart, so joining costs O(n log n)
@@ -43,7 +43,7 @@ JOIN_RATIO = 8  # a node this much longer than all below it stays apart, so join
 
 def grow_leaf(node: Node, ids: list[int]) -> Node:
     """Put new tokens below `node`, or into it where it is an absent leaf that nothing uses."""
-    if not (node.resident or node.children or node.pins or node.launched or node.host is not None):
+    if not (node.resident or node.children or node.pins or node.in_flight or node.host is not None):
         node.tokens = node.tokens + ids
         return node
     child = node.children[ids[0]] = Node(ids, node.end, node, node.namespace)
@@ -66,32 +66,32 @@ def can_join(upper: Node, lower: Node) -> bool:
     return (
         upper.parent is not None
         and len(upper.children) == 1
-        and upper.live == (1 if lower.counted else 0)
-        and not upper.ends
+        and upper.n_live == (1 if lower.counted else 0)
+        and not upper.user_pins
         and (upper.pins > 0) == (lower.pins > 0)
         and (upper.fragment is None) == (lower.fragment is None)
         and upper.host is None
         and lower.host is None
-        and not upper.launched
-        and not lower.launched
+        and not upper.in_flight
+        and not lower.in_flight
     )
 
 
-def move_rows(source: Node, target: Node, last: int) -> None:
+def move_logits_rows(source: Node, target: Node, last: int) -> None:
     """Give cached logits rows at depths up to `last` from one node to another."""
-    if not source.rows:
+    if not source.logits_rows:
         return
-    for depth in [d for d in source.rows if d <= last]:
-        row = source.rows.pop(depth)
+    for depth in [d for d in source.logits_rows if d <= last]:
+        row = source.logits_rows.pop(depth)
         row.node = target
-        if target.rows is None:
-            target.rows = {}
-        target.rows[depth] = row
+        if target.logits_rows is None:
+            target.logits_rows = {}
+        target.logits_rows[depth] = row
 
 
 def is_evictable(node: Node) -> bool:
     """Resident, and nothing uses it or hangs on it."""
-    return node.fragment is not None and not node.pins and not node.live
+    return node.fragment is not None and not node.pins and not node.n_live
 
 
 def is_forgettable(node: Node) -> bool:
@@ -102,9 +102,9 @@ def is_forgettable(node: Node) -> bool:
         or node.children
         or node.holds
         or node.pins
-        or node.live
-        or node.launched
-        or node.rows
+        or node.n_live
+        or node.in_flight
+        or node.logits_rows
     )
 
 
@@ -122,7 +122,7 @@ class TokenTree:
         capacity: int | None = None,
         max_paths: int | None = None,
         host_capacity: int = 0,
-        shares_room: bool = False,
+        host_uses_free_slots: bool = False,
     ) -> None:
         """Make an empty tree; capacities in slots, `max_paths` in leaves, None for no limit.
 
@@ -130,8 +130,8 @@ class TokenTree:
         """
         self.fragments = fragments
         growth = fragments.growth if fragments is not None else 1
-        self.room = Room(capacity, max_paths, growth)
-        self.host = HostTier(host_capacity, self.room if shares_room else None)
+        self.budget = SlotBudget(capacity, max_paths, growth)
+        self.host = HostTier(host_capacity, self.budget if host_uses_free_slots else None)
         self.holds = Holds()
         self.pins = Pins()
         self.queue = EvictionQueue()
@@ -206,13 +206,13 @@ class TokenTree:
             before = item.after.cursor if item.after is not None else self.root(item.namespace)
             assert before is not None
             cursor = self.extend(before, item.own_ids)
-            item.settle(cursor)
+            item.bind(cursor)
         assert cursor is not None
         return cursor
 
-    def held(self, cursor: Cursor) -> Place:
+    def hold(self, cursor: Cursor) -> Place:
         """Hold a cursor for a face."""
-        return Place.held(self.holds, resolve(cursor))
+        return Place.from_cursor(self.holds, resolve(cursor))
 
     def cut(self, cursor: Cursor) -> Cursor:
         """Return the same place as the end of a node; splits the node it is inside of."""
@@ -270,7 +270,7 @@ class TokenTree:
         """
         cursor = resolve(cursor)
         node = cursor.node
-        while node.parent is not None and self.room.pin(node):
+        while node.parent is not None and self.budget.pin(node):
             node = node.parent
         return cursor
 
@@ -279,31 +279,31 @@ class TokenTree:
         self.clock += 1
         node = resolve_joined(cursor.node)
         while node.parent is not None:
-            node.used = self.clock
-            if not self.room.unpin(node):
+            node.last_used = self.clock
+            if not self.budget.unpin(node):
                 return
             above = node.parent
             self._offer(node)
             self.forget(node)
             node = above
 
-    def pin_by_hand(self, place: Place, owner: object) -> PinHold | None:
+    def pin_for(self, place: Place, owner: object) -> PinHold | None:
         """Pin the path to a place for `owner`, until it lets go or is gone; None: no room for that.
 
         What has no KV is promised, and evicts others; only between steps.
         """
         self.drain_released()
-        cursor, room = self.cut(self.place(place)), self.room
+        cursor, budget = self.cut(self.place(place)), self.budget
         self.pin(cursor)
-        reserve = room.growth if self.tails else 0  # what runs wants its next slot, too
-        is_short = room.capacity is not None and room.must + reserve > room.capacity
+        reserve = budget.growth if self.tails else 0  # what runs wants its next slot, too
+        is_short = budget.capacity is not None and budget.unevictable + reserve > budget.capacity
         if is_short or not self.make_room():
             self.unpin(cursor)
             return None
-        cursor.node.ends += 1
-        return self.pins.take(owner, Place.held(self.holds, cursor))
+        cursor.node.user_pins += 1
+        return self.pins.add(owner, Place.from_cursor(self.holds, cursor))
 
-    def unpin_by_hand(self, hold: PinHold) -> None:
+    def unpin_for(self, hold: PinHold) -> None:
         """Take such a pin back; one that is gone already is let alone."""
         if self.pins.drop(hold):
             self._unpin_end(hold)
@@ -311,9 +311,9 @@ class TokenTree:
     def unpin_all(self) -> None:
         """Take all pins by hand back: nothing will run here any more."""
         for hold in self.pins:
-            self.unpin_by_hand(hold)
+            self.unpin_for(hold)
 
-    def n_pinned_by_hand(self) -> int:
+    def n_user_pinned(self) -> int:
         """Return how many slots pins by hand hold or are promised. Cost: O(nodes of the paths)."""
         nodes = {node for hold in self.pins for node in self.up(hold.cursor)}
         return sum(len(node.tokens) for node in nodes)
@@ -324,18 +324,18 @@ class TokenTree:
 
     def _unpin_end(self, hold: PinHold) -> None:
         cursor = hold.cursor
-        cursor.node.ends -= 1
+        cursor.node.user_pins -= 1
         self.unpin(cursor)
 
     def make_room(self) -> bool:
         """Evict, leaves first, until nothing is over; return whether that was enough."""
-        if self.room.is_over:
-            self.settle_all()
-        while self.room.is_over:
+        if self.budget.is_exceeded:
+            self.finalize_leaves()
+        while self.budget.is_exceeded:
             victim = self.queue.pop(is_evictable)
             if victim is None:
                 self._retry()
-                return not self.room.is_over
+                return not self.budget.is_exceeded
             self.drop(victim, offload=True)
             self.n_evicted += len(victim.tokens)
         return True
@@ -346,12 +346,12 @@ class TokenTree:
         assert self.fragments is not None and node.fragment is not None and is_evictable(node)
         assert above is not None
         if offload:
-            for gone in self.host.take(node, self.fragments):
+            for gone in self.host.offload(node, self.fragments):
                 self.forget(gone)
-        self._settled(node)
+        self._stop_growing(node)
         fragment, node.fragment = node.fragment, None
         self.free(fragment)
-        self.room.detach(node)
+        self.budget.detach(node)
         self._spans.clear()
         self.forget(node)
         self._offer(above)
@@ -361,21 +361,21 @@ class TokenTree:
 
         Pins by hand stay, and their slots are promised; those of a namespace that goes are gone.
         """
-        by_hand = [hold for hold in self.pins if namespace in (None, hold.place.namespace)]
-        for hold in by_hand:
+        user_pins = [hold for hold in self.pins if namespace in (None, hold.place.namespace)]
+        for hold in user_pins:
             self._unpin_end(hold)
         nodes = [n for n in self.nodes() if namespace in (None, n.namespace)]
         for node in reversed(nodes):
             if rows:
-                node.rows = None
+                node.logits_rows = None
             self.host.free(node)
             if is_evictable(node):
                 self.drop(node)
             self.forget(node)
         self.queue.rebuild([n for n in self.nodes() if is_evictable(n)])
-        for hold in by_hand:
+        for hold in user_pins:
             if namespace is None:
-                self.pin(self.cut(hold.cursor)).node.ends += 1
+                self.pin(self.cut(hold.cursor)).node.user_pins += 1
             else:
                 self.pins.drop(hold)
 
@@ -394,34 +394,34 @@ class TokenTree:
         if not end.node.resident:
             end = self.cut(end)
         chain = list(takewhile(lambda node: node.end > start, self.up(end)))
-        loose = [fragment]  # what would be lost if the engine failed here
+        unattached = [fragment]  # what would be lost if the engine failed here
         try:
             for left, part in zip(range(len(chain) - 1, -1, -1), reversed(chain), strict=True):
                 length = min(part.end, end.depth) - max(part.start, start)
                 if left:
-                    loose.append(self.fragments.split(fragment, length))
+                    unattached.append(self.fragments.split(fragment, length))
                 if part.fragment is None:
-                    self._attach(part, loose[-1])
-                    loose.pop()
+                    self._attach(part, unattached[-1])
+                    unattached.pop()
                 else:
-                    self.free(loose.pop())
+                    self.free(unattached.pop())
         except BaseException:
-            for piece in loose:
+            for piece in unattached:
                 self.free(piece)
             raise
 
-    def may_grow(self, node: Node) -> Node | None:
+    def growable_leaf(self, node: Node) -> Node | None:
         """Return the leaf whose fragment may take in the slots of `node`, its only child, or None.
 
         Nothing else hangs on it, and no launched step writes it.
         """
         above = node.parent
-        if above is None or above.fragment is None or above.launched or above.ends:
+        if above is None or above.fragment is None or above.in_flight or above.user_pins:
             return None
-        alone = len(above.children) == 1 and above.live == (1 if node.counted else 0)
+        alone = len(above.children) == 1 and above.n_live == (1 if node.counted else 0)
         return above if alone and above.fragment.length == len(above.tokens) else None
 
-    def grew(self, leaf: Node, end: Cursor) -> None:
+    def absorb_chunk(self, leaf: Node, end: Cursor) -> None:
         """Take the absent nodes below `leaf`, down to `end`, into it: its fragment has their slots.
 
         leaf ── child ── … ── end       leaf.fragment  ├── leaf ──┼── child ──┼── … ──┤
@@ -440,17 +440,17 @@ class TokenTree:
             if node.fragment is not None:  # somebody else has brought it: these are duplicates
                 self.trim(above.fragment, len(above.tokens))
                 return
-            if len(above.children) == 1 and not above.ends:
+            if len(above.children) == 1 and not above.user_pins:
                 self._absorb(above, node)
             else:
-                self._part(above, node)
+                self._divide(above, node)
         if last.joined is not None:
             last = resolve_joined(last)
         self.growing[last] = self.n_steps
         self.growing.move_to_end(last)
-        self.room.growing = len(self.growing)
+        self.budget.growing = len(self.growing)
 
-    def _part(self, above: Node, node: Node) -> None:
+    def _divide(self, above: Node, node: Node) -> None:
         """Give `node` the slots behind its parent's own: others came below that meanwhile."""
         assert self.fragments is not None and above.fragment is not None
         try:
@@ -459,7 +459,7 @@ class TokenTree:
             self.trim(above.fragment, len(above.tokens))
             raise
         lower, above.fragment = above.fragment, upper
-        self._settled(above)
+        self._stop_growing(above)
         self.epoch += 1
         self._spans.clear()
         try:
@@ -472,25 +472,25 @@ class TokenTree:
         """Make one node of a leaf and its absent only child, whose slots it has."""
         if node.host is not None:
             self.host.free(node)
-        self.room.absorb(leaf, node)
-        if node.rows:
-            move_rows(node, leaf, node.end)
+        self.budget.absorb(leaf, node)
+        if node.logits_rows:
+            move_logits_rows(node, leaf, node.end)
         leaf.tokens.extend(node.tokens)
         leaf.holds += node.holds
-        leaf.ends += node.ends
+        leaf.user_pins += node.user_pins
         leaf.children = node.children
         for child in leaf.children.values():
             child.parent = leaf
-        leaf.used = self.clock
+        leaf.last_used = self.clock
         node.joined, node.parent, node.children = leaf, None, {}
         self.n_nodes -= 1
 
-    def settle_all(self) -> None:
+    def finalize_leaves(self) -> None:
         """Give back the room that leaves keep to grow in."""
         while self.growing:
-            self._settle(next(iter(self.growing)))
+            self._finalize(next(iter(self.growing)))
 
-    def settle_idle(self, busy: Callable[[], Collection[Fragment]] = tuple) -> None:
+    def finalize_idle_leaves(self, busy: Callable[[], Collection[Fragment]] = tuple) -> None:
         """A step has ended: do so for the leaves that have not grown for some steps.
 
         busy: asked for the fragments that a launched step may read or write; they wait.
@@ -502,23 +502,23 @@ class TokenTree:
             if step > self.n_steps - GROWING_STEPS:
                 return
             used = busy() if used is None else used
-            if leaf.launched or leaf.fragment in used:
+            if leaf.in_flight or leaf.fragment in used:
                 self.growing[leaf] = self.n_steps
                 self.growing.move_to_end(leaf)
             else:
-                self._settle(leaf)
+                self._finalize(leaf)
 
-    def _settle(self, node: Node) -> None:
-        self._settled(node)
-        assert self.fragments is not None and node.fragment is not None and not node.launched
+    def _finalize(self, node: Node) -> None:
+        self._stop_growing(node)
+        assert self.fragments is not None and node.fragment is not None and not node.in_flight
         try:
             self.fragments.settle(node.fragment)
         except Exception as error:  # its room stays taken; it is settled when it is cut or freed
             _log.warning("the engine could not settle a fragment: %r", error)
 
-    def _settled(self, node: Node) -> None:
+    def _stop_growing(self, node: Node) -> None:
         self.growing.pop(node, None)
-        self.room.growing = len(self.growing)
+        self.budget.growing = len(self.growing)
 
     def free(self, fragment: Fragment) -> None:
         """Give a fragment back to the engine, later if it cannot now; never raises."""
@@ -529,7 +529,7 @@ class TokenTree:
         except Exception as error:
             _log.warning("the engine could not free a fragment; trying again later: %r", error)
             self.unfreed.append(fragment)
-            self.room.lost += fragment.length
+            self.budget.lost += fragment.length
 
     def trim(self, fragment: Fragment, length: int) -> None:
         """Forget a fragment's slots from `length` on, later if the engine cannot; never raises.
@@ -549,7 +549,7 @@ class TokenTree:
         """Free and trim what the engine could not before."""
         unfreed, self.unfreed = self.unfreed, []
         for fragment in unfreed:
-            self.room.lost -= fragment.length
+            self.budget.lost -= fragment.length
             self.free(fragment)
         for fragment, length in list(self.untrimmed.items()):
             del self.untrimmed[fragment]
@@ -571,10 +571,10 @@ class TokenTree:
         above = node.parent
         assert 0 < cut < len(node.tokens) and above is not None
         upper = Node(node.tokens[:cut], node.start, above, node.namespace)
-        upper.used = node.used
-        upper.launched = node.launched and node.fragment is None  # a leaf grows at its end
+        upper.last_used = node.last_used
+        upper.in_flight = node.in_flight and node.fragment is None  # a leaf grows at its end
         upper.pins = 1 if node.pins else 0
-        upper.live = 1 if node.counted else 0
+        upper.n_live = 1 if node.counted else 0
         if node.fragment is not None:
             assert self.fragments is not None
             upper.fragment = self.fragments.split(node.fragment, cut)
@@ -582,7 +582,7 @@ class TokenTree:
             self._spans.clear()
         if node.host is not None:
             self.host.split(upper, node, cut)
-        move_rows(node, upper, depth)
+        move_logits_rows(node, upper, depth)
         above.children[upper.tokens[0]] = upper
         node.tokens, node.start, node.parent = node.tokens[cut:], depth, upper
         upper.children[node.tokens[0]] = node
@@ -617,9 +617,9 @@ class TokenTree:
         """Start a private growing fragment at the end of a resident, pinned node (see `cut`)."""
         cursor = resolve(cursor)
         assert self.fragments is not None and cursor.depth == cursor.node.end
-        assert not cursor.node.launched, "a step in flight writes where a tail begins"
+        assert not cursor.node.in_flight, "a step in flight writes where a tail begins"
         tail = Tail(cursor, self.fragments.new(cursor.node.fragment))
-        self.room.add_tail(cursor.node)
+        self.budget.add_tail(cursor.node)
         self.tails.add(tail)
         return tail
 
@@ -657,14 +657,14 @@ class TokenTree:
         self.fragments.attach(fragment, node.parent.fragment)
         self.host.free(node)
         node.fragment = fragment
-        node.used = self.clock
-        self.room.attach(node)
+        node.last_used = self.clock
+        self.budget.attach(node)
         self._offer(node)
 
     def _close_tail(self, tail: Tail) -> Cursor:
         cursor = resolve(tail.cursor)
-        self.room.remove_tail(cursor.node)
-        self.room.set_reserved(tail, 0)
+        self.budget.remove_tail(cursor.node)
+        self.budget.set_reserved(tail, 0)
         self.tails.discard(tail)
         return cursor
 
@@ -681,7 +681,7 @@ class TokenTree:
                 return
             del above.children[node.tokens[0]]
             self.n_nodes -= 1
-            node.rows = None
+            node.logits_rows = None
             node = above
 
     def _merge(self, upper: Node, lower: Node) -> None:
@@ -690,11 +690,11 @@ class TokenTree:
         assert above is not None
         if upper.fragment is not None and lower.fragment is not None and self.fragments is not None:
             self.fragments.join(upper.fragment, lower.fragment)
-        self._settled(upper)
+        self._stop_growing(upper)
         lower.pins += upper.pins - (1 if lower.pins else 0)
         lower.holds += upper.holds
         lower.parent = above
         above.children[upper.tokens[0]] = lower
-        move_rows(upper, lower, upper.end)
+        move_logits_rows(upper, lower, upper.end)
         upper.joined, upper.fragment, upper.parent = lower, None, None
         upper.children = {}

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from ...errors import KVFull, is_out_of_memory
-from ..kv.room import Room
+from ..kv.budget import SlotBudget
 from ..kv.tree import TokenTree, is_evictable
 from .batch import as_forward_error
 from .jobs import Job
@@ -32,7 +32,7 @@ class Admission:
         self.queues = queues
         self.tree: TokenTree = queues.tree
         self.pressure = MemoryPressure(
-            queues.tree.room, splits_rows=queues.tree.fragments is not None
+            queues.tree.budget, splits_rows=queues.tree.fragments is not None
         )
 
     def admit(self, *, may_evict: bool) -> int:
@@ -60,19 +60,19 @@ class Admission:
         return n
 
     def _try_admit(self, job: Job, may_evict: bool) -> str:
-        room = self.tree.room
+        budget = self.tree.budget
         counts = self._pin_paths(job)
         # Others grow meanwhile, and a run will want its first slots.
-        reserve = room.growth if self.queues.admitted else 0
-        if (room.is_over or self._is_short(reserve)) and self.queues.sequences.close_idle():
+        reserve = budget.growth if self.queues.admitted else 0
+        if (budget.is_exceeded or self._is_short(reserve)) and self.queues.sequences.close_idle():
             self._unpin_paths(job)
             counts = self._pin_paths(job)  # its own lines may have been idle
-        if room.is_over or self._is_short(reserve):
+        if budget.is_exceeded or self._is_short(reserve):
             if not may_evict:
                 self._unpin_paths(job)
                 return "drain"
             if self._is_short(reserve) or not self.tree.make_room():
-                has_more = not self.queues.admitted and self.pressure.grow(room.must)
+                has_more = not self.queues.admitted and self.pressure.grow(budget.unevictable)
                 self._unpin_paths(job)
                 if has_more:
                     return self._try_admit(job, may_evict)
@@ -90,8 +90,8 @@ class Admission:
 
     def _is_short(self, reserve: int) -> bool:
         """Whether no eviction could make enough room, with a slot spare for each admitted job."""
-        capacity = self.tree.room.capacity
-        return capacity is not None and self.tree.room.must + reserve > capacity
+        capacity = self.tree.budget.capacity
+        return capacity is not None and self.tree.budget.unevictable + reserve > capacity
 
     def _pin_paths(self, job: Job) -> list[tuple[int, int]]:
         job.prepare()
@@ -108,10 +108,10 @@ class Admission:
         """
         if n_slots is None:
             return
-        tree, room = self.tree, self.tree.room
-        for node in tree.host.shrink():
+        tree, budget = self.tree, self.tree.budget
+        for node in tree.host.evict_excess():
             tree.forget(node)
-        while room.resident - room.pinned > n_slots:
+        while budget.resident - budget.pinned > n_slots:
             victim = tree.queue.pop(is_evictable)
             if victim is None:
                 return
@@ -127,16 +127,18 @@ class Admission:
         """
         if self.tree.fragments is None:
             return True
-        room = self.tree.room
+        budget = self.tree.budget
         while True:
             reserve()
-            if room.is_over:
+            if budget.is_exceeded:
                 self.queues.sequences.close_idle()
-            if not room.is_over:
+            if not budget.is_exceeded:
                 return True
             if in_flight:
                 return False
-            if (room.capacity is None or room.must <= room.capacity) and self.tree.make_room():
+            if (
+                budget.capacity is None or budget.unevictable <= budget.capacity
+            ) and self.tree.make_room():
                 return True
             if not self._preempt_youngest():
                 return True
@@ -150,11 +152,11 @@ class Admission:
         if len(self.queues.admitted) > 1:
             self.queues.preempt(job)
             return True
-        room = self.tree.room
+        budget = self.tree.budget
         for tail in self.tree.tails:
-            room.tighten(tail, tail.fragment.length + 1)
-        self.pressure.grow(room.must)
-        may_fit = room.capacity is not None and room.must <= room.capacity
+            budget.shrink_reservation(tail, tail.fragment.length + 1)
+        self.pressure.grow(budget.unevictable)
+        may_fit = budget.capacity is not None and budget.unevictable <= budget.capacity
         if may_fit and self.tree.make_room():
             return False
         self.queues.fail(job, self.kv_full(job))
@@ -162,17 +164,19 @@ class Admission:
 
     def kv_full(self, job: Job) -> KVFull:
         """Say that a job's paths do not fit even alone."""
-        room = self.tree.room
-        capacity = room.capacity or 0
+        budget = self.tree.budget
+        capacity = budget.capacity or 0
         needed = job.longest_path()
-        limit = f"the KV budget of {capacity} slots ({room.resident} hold KV now)"
+        limit = f"the KV budget of {capacity} slots ({budget.resident} hold KV now)"
         hint = "load the model with a larger kv_budget, or use a shorter path"
         if self.pressure.limits_slots:
             limit = f"the {capacity} slots that there is memory for now"
             hint = "close what else takes memory on the device, or use a shorter path"
-        by_hand = self.tree.n_pinned_by_hand()
-        if room.max_paths is not None and (room.capacity is None or needed + by_hand <= capacity):
-            limit = f"{room.max_paths} resident paths"
+        by_hand = self.tree.n_user_pinned()
+        if budget.max_paths is not None and (
+            budget.capacity is None or needed + by_hand <= capacity
+        ):
+            limit = f"{budget.max_paths} resident paths"
         n = job.n_paths()
         what = "this path" if n == 1 else f"these {n} paths together"
         if by_hand:
@@ -194,12 +198,12 @@ class MemoryPressure:
     most: tokens that a step may have; None: as many as ever.
     """
 
-    def __init__(self, room: Room, *, splits_rows: bool) -> None:
+    def __init__(self, budget: SlotBudget, *, splits_rows: bool) -> None:
         """cuts_rows: a row may be run in parts, of which each is held."""
         self.max_step_tokens: int | None = None
         self._splits_rows = splits_rows
-        self._room = room
-        self._configured = room.capacity
+        self._budget = budget
+        self._configured = budget.capacity
         self._is_guess = False  # that the room is smaller; else the engine has said it
         self._since: float | None = None
         self._relaxed = -_MAX_RELAX_S
@@ -208,7 +212,7 @@ class MemoryPressure:
     @property
     def limits_slots(self) -> bool:
         """Whether the room is smaller than was asked for."""
-        return self._room.capacity != self._configured
+        return self._budget.capacity != self._configured
 
     def reduce(self, error: BaseException, n_rows: int, n_tokens: int, min_slots: int) -> bool:
         """Ask for less, if it was memory that a step of this size wanted; False: it was not, or
@@ -237,7 +241,7 @@ class MemoryPressure:
             n_tokens,
             self._relax_s,
             self.max_step_tokens or "any number of",
-            self._room.capacity,
+            self._budget.capacity,
             error,
         )
         return True
@@ -251,38 +255,38 @@ class MemoryPressure:
 
     def _halve_slots(self, min_slots: int) -> bool:
         """Lower the room to half of what is held: most engines give the memory of the rest back."""
-        room = self._room
-        held = room.resident + room.tails
-        capacity = max(held // 2, min_slots + room.growth)
-        if capacity >= (held if room.capacity is None else min(held, room.capacity)):
+        budget = self._budget
+        held = budget.resident + budget.tails
+        capacity = max(held // 2, min_slots + budget.growth)
+        if capacity >= (held if budget.capacity is None else min(held, budget.capacity)):
             return False
-        room.capacity, self._is_guess = capacity, True
+        budget.capacity, self._is_guess = capacity, True
         return True
 
     def grow(self, needed: int) -> bool:
         """Give work that is alone the slots that it must have, if nobody knows that they are not
         there; return whether it has more now.
         """
-        room = self._room
+        budget = self._budget
         limit = needed if self._configured is None else min(needed, self._configured)
-        if not (self._is_guess and room.capacity is not None and room.capacity < limit):
+        if not (self._is_guess and budget.capacity is not None and budget.capacity < limit):
             return False
-        room.capacity = limit
+        budget.capacity = limit
         return True
 
     def _lower_slots(self, error: KVFull, min_slots: int) -> bool:
         """Lower the room to what the engine says that it has; where that is no less, by as much as
         it lacks: something that the room does not count took them."""
-        room = self._room
+        budget = self._budget
         # What would not do for the oldest job is what there is now: more may be made.
-        if room.capacity is None or error.capacity < min_slots:
+        if budget.capacity is None or error.capacity < min_slots:
             return False
-        capacity, is_guess = min(room.capacity, error.capacity), False
-        if capacity == room.capacity:
-            capacity, is_guess = min(capacity, room.used) - max(error.needed, 1), True
+        capacity, is_guess = min(budget.capacity, error.capacity), False
+        if capacity == budget.capacity:
+            capacity, is_guess = min(capacity, budget.used) - max(error.needed, 1), True
             if capacity < min_slots:
                 return False
-        room.capacity, self._is_guess = capacity, is_guess
+        budget.capacity, self._is_guess = capacity, is_guess
         return True
 
     def relax(self) -> None:
@@ -294,4 +298,4 @@ class MemoryPressure:
 
     def reset(self) -> None:
         """Ask for all again."""
-        self.max_step_tokens, self._room.capacity, self._since = None, self._configured, None
+        self.max_step_tokens, self._budget.capacity, self._since = None, self._configured, None

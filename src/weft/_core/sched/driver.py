@@ -92,7 +92,7 @@ class Driver:
         self._last_loop: tuple[weakref.ref[asyncio.AbstractEventLoop], EventLoopBridge] | None = (
             None
         )
-        scheduler.tree.holds.relieve = drain_callback(weakref.ref(self))
+        scheduler.tree.holds.on_backlog = drain_callback(weakref.ref(self))
         _DRIVERS.add(self)
 
     # Sync -------------------------------------------------------------------------------------

@@ -174,13 +174,13 @@ class LogitsCache:
         node = node_at(node, depth)
         if node.parent is None:
             return
-        if node.rows is None:
-            node.rows = {}
-        known = node.rows.get(depth)
+        if node.logits_rows is None:
+            node.logits_rows = {}
+        known = node.logits_rows.get(depth)
         if known is not None:
             known.node = None
         row.node, row.depth = node, depth
-        node.rows[depth] = row
+        node.logits_rows[depth] = row
 
     def get(self, cursor: Cursor) -> Any | None:
         """Return the numbers at a place, as `read` does."""
@@ -191,7 +191,7 @@ class LogitsCache:
         """Return the row that hangs at a place."""
         node, depth = cursor
         node = node_at(node, depth)
-        return node.rows.get(depth) if node.rows else None
+        return node.logits_rows.get(depth) if node.logits_rows else None
 
     def clear(self) -> None:
         """Forget all rows."""
@@ -242,10 +242,10 @@ class LogitsCache:
         self._remove(row._entry)
         row._array = row._step_logits = row._entry = row._shared = None
         node, row.node = row.node, None
-        if node is not None and node.rows and node.rows.get(row.depth) is row:
-            del node.rows[row.depth]
-            if not node.rows:
-                node.rows = None
+        if node is not None and node.logits_rows and node.logits_rows.get(row.depth) is row:
+            del node.logits_rows[row.depth]
+            if not node.logits_rows:
+                node.logits_rows = None
                 self._on_last_evicted(node)
 
 

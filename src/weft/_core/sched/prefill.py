@@ -118,8 +118,8 @@ class PathClaim:
 
         Slots on the host are found: they are copied, not computed.
         """
-        room = tree.room
-        promised = room.promised
+        budget = tree.budget
+        promised = budget.promised
         place = self.place  # at the root it needs no hold, and may be everybody's
         end = tree.place(place) if place.depth else tree.root(place.namespace)
         if self.tokens:
@@ -127,7 +127,7 @@ class PathClaim:
         if self.at_node_end or not end.node.resident:
             end = tree.cut(end)
         self.cursor = self.pin = tree.pin(end)
-        missing = room.promised - promised
+        missing = budget.promised - promised
         if missing and tree.host.slots:
             missing -= sum(len(node.tokens) for node in tree.up(self.pin) if node.host is not None)
         return end.depth - missing, missing
@@ -224,7 +224,7 @@ class PrefillChunk(BatchPart):
         error: Exception | None = None
         try:
             if queues.prefill.attach(self):
-                queues.to_join.append(queues.tree.held(self.pin))
+                queues.to_join.append(queues.tree.hold(self.pin))
         except Exception as raised:
             error = raised
         if self.logits_at:
@@ -418,7 +418,7 @@ class PrefillPlanner:
             while node.fragment is None and node.parent is not None:
                 absent.append(node)
                 node = node.parent
-            if not absent or absent[-1].host is None or absent[-1].launched:
+            if not absent or absent[-1].host is None or absent[-1].in_flight:
                 return absent[::-1]
             self._load_host(absent[-1])
 
@@ -446,7 +446,7 @@ class PrefillPlanner:
             if part is not None and self._writers.get(node) is part:
                 end = node.end
                 continue
-            if node.launched or node.host is not None or cost >= budget:
+            if node.in_flight or node.host is not None or cost >= budget:
                 break
             if part is not None and part.end != node.start:
                 break  # the part went another way
@@ -466,7 +466,7 @@ class PrefillPlanner:
 
     def _new_chunk(self, claim: PathClaim, node: Node) -> PrefillChunk:
         assert self.tree.fragments is not None and node.parent is not None
-        leaf = self.tree.may_grow(node)
+        leaf = self.tree.growable_leaf(node)
         if leaf is not None:
             assert leaf.parent is not None
             path = self.tree.path(Cursor(leaf.parent, leaf.start))
@@ -478,7 +478,7 @@ class PrefillPlanner:
         part = PrefillChunk(claim.job, node.start, node.tokens, path, pin, fragment, leaf)
         self.active[part] = None
         if leaf is not None:
-            leaf.launched = True
+            leaf.in_flight = True
             self._leaf_writers[leaf] = part
         self._mark_writing(part, node)
         return part
@@ -492,7 +492,7 @@ class PrefillPlanner:
         return part
 
     def _mark_writing(self, part: PrefillChunk, node: Node) -> None:
-        node.launched = True
+        node.in_flight = True
         self.n_computed += len(node.tokens)
         self._writers[node] = part
         part.nodes.append(node)
@@ -582,7 +582,7 @@ class PrefillPlanner:
             return False
         assert self.tree.fragments is not None
         if part.leaf is not None:
-            self.tree.grew(part.leaf, part.pin)
+            self.tree.absorb_chunk(part.leaf, part.pin)
             return False
         try:
             self.tree.fragments.settle(fragment)
@@ -617,5 +617,5 @@ class PrefillPlanner:
         if part.fragment is not None:
             below = node_at(*part.pin)
             while below.parent is not None and below.end > part.from_depth:
-                below.launched = False
+                below.in_flight = False
                 below = below.parent

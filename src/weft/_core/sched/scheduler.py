@@ -451,7 +451,7 @@ class Scheduler:
                     for part in batch.parts:
                         self._process_part(part)
                 self.queues.advance()
-            self.tree.settle_idle(self._fragments_in_flight)
+            self.tree.finalize_idle_leaves(self._fragments_in_flight)
             self._join_node_chains()
         if isinstance(step.error, (KeyboardInterrupt, SystemExit)):
             raise step.error

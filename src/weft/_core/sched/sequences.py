@@ -111,7 +111,7 @@ class TokenSequence:
         """Ask the room for n more slots; it may be over then."""
         tail = self.tail
         if tail is not None and tail.fragment.length + n > tail.reserved:
-            tree.room.reserve(tail, tail.fragment.length + n)
+            tree.budget.reserve(tail, tail.fragment.length + n)
 
     def row(
         self,
@@ -177,7 +177,7 @@ class TokenSequence:
             try:
                 end = tree.end_tail(tail, run)
                 if run:
-                    self.base.settle(end)
+                    self.base.bind(end)
             except Exception as error:
                 _log.warning("the engine could not keep the KV of a path: %r", error)
         tree.unpin(pin)

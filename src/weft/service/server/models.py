@@ -469,13 +469,13 @@ def weights_bytes(path: Path) -> int:
 
 def kv_bytes(lm: LM) -> int:
     """Return the bytes that an LM's KV may take on device and host; 0 if that is unbounded."""
-    slots = (lm.tree.room.capacity or 0) + lm.tree.host.capacity
+    slots = (lm.tree.budget.capacity or 0) + lm.tree.host.capacity
     return slots * lm.info.kv_bytes_per_token
 
 
 def _warn_of_budget(name: str, lm: LM) -> None:
     """Warn if the KV budget is smaller than the context, so that long paths will be rejected."""
-    slots = lm.tree.room.capacity
+    slots = lm.tree.budget.capacity
     if slots is not None and slots < lm.n_ctx:
         n_bytes = lm.n_ctx * lm.info.kv_bytes_per_token
         _log.warning(

@@ -12,7 +12,7 @@ from ...engines.base import Fragments
 from .place import Node, Tail
 
 
-class Room:
+class SlotBudget:
     """Counts over one token tree; the tree tells it of every change.
 
     Slots: every slot of the capacity is in exactly one of these::
@@ -68,46 +68,46 @@ class Room:
         return None if self.capacity is None else self.capacity - self.used
 
     @property
-    def must(self) -> int:
+    def unevictable(self) -> int:
         """Slots that no eviction can free: pinned, promised, and what tails reserved."""
         return self.pinned + self.promised + self.tails
 
     @property
-    def is_over(self) -> bool:
+    def is_exceeded(self) -> bool:
         """More is held and promised than there is."""
         if self.capacity is not None and self.used > self.capacity:
             return True
         return self.max_paths is not None and self.paths > self.max_paths
 
-    def enter(self, node: Node) -> None:
+    def count_node(self, node: Node) -> None:
         """A node became counted: one path more, unless it lengthens its parent's."""
         above = node.parent
         assert above is not None
-        if node.live == 0:
+        if node.n_live == 0:
             self.paths += 1
-        above.live += 1
-        if above.counted and above.live == 1:
+        above.n_live += 1
+        if above.counted and above.n_live == 1:
             self.paths -= 1
 
-    def leave(self, node: Node) -> None:
+    def uncount_node(self, node: Node) -> None:
         """A node is no longer counted; nothing that is hangs on it."""
         above = node.parent
-        assert above is not None and node.live == 0
+        assert above is not None and node.n_live == 0
         self.paths -= 1
-        above.live -= 1
-        if above.counted and above.live == 0:
+        above.n_live -= 1
+        if above.counted and above.n_live == 0:
             self.paths += 1
 
     def add_tail(self, node: Node) -> None:
         """A tail grows from the end of `node`."""
-        node.live += 1
-        if not (node.counted and node.live == 1):
+        node.n_live += 1
+        if not (node.counted and node.n_live == 1):
             self.paths += 1
 
     def remove_tail(self, node: Node) -> None:
         """A tail of `node` is gone."""
-        node.live -= 1
-        if not (node.counted and node.live == 0):
+        node.n_live -= 1
+        if not (node.counted and node.n_live == 0):
             self.paths -= 1
 
     def reserve(self, tail: Tail, length: int) -> None:
@@ -115,7 +115,7 @@ class Room:
         if length > tail.reserved:
             self.set_reserved(tail, -(-length // self.growth) * self.growth)
 
-    def tighten(self, tail: Tail, length: int) -> None:
+    def shrink_reservation(self, tail: Tail, length: int) -> None:
         """Give back what a tail reserved beyond `length`: the last resort when it is alone."""
         self.set_reserved(tail, min(tail.reserved, max(length, tail.fragment.length)))
 
@@ -133,7 +133,7 @@ class Room:
             self.pinned += len(node.tokens)
         else:
             self.promised += len(node.tokens)
-            self.enter(node)
+            self.count_node(node)
         return True
 
     def unpin(self, node: Node) -> bool:
@@ -145,7 +145,7 @@ class Room:
             self.pinned -= len(node.tokens)
         else:
             self.promised -= len(node.tokens)
-            self.leave(node)
+            self.uncount_node(node)
         return True
 
     def absorb(self, leaf: Node, node: Node) -> None:
@@ -156,7 +156,7 @@ class Room:
         self.resident += n
         self.pinned += n
         leaf.pins += node.pins - 1
-        leaf.live = node.live
+        leaf.n_live = node.n_live
 
     def attach(self, node: Node) -> None:
         """A node just got its fragment."""
@@ -165,12 +165,12 @@ class Room:
             self.pinned += len(node.tokens)
             self.promised -= len(node.tokens)
         else:
-            self.enter(node)
+            self.count_node(node)
 
     def detach(self, node: Node) -> None:
         """An unpinned node just lost its fragment."""
         self.resident -= len(node.tokens)
-        self.leave(node)
+        self.uncount_node(node)
 
 
 Key = tuple[bool, int, int]
@@ -178,7 +178,7 @@ Key = tuple[bool, int, int]
 
 def eviction_key(node: Node) -> Key:
     """First nodes that no handle holds, then the least recently used, then the cheapest to redo."""
-    return (node.holds > 0, node.used, len(node.tokens))
+    return (node.holds > 0, node.last_used, len(node.tokens))
 
 
 class EvictionQueue:
@@ -196,15 +196,15 @@ class EvictionQueue:
     def offer(self, node: Node) -> None:
         """Say that a node may be evicted now. Cost: O(log entries)."""
         key = eviction_key(node)
-        if node.offered is None or key < node.offered:
-            node.offered = key
+        if node.queued_key is None or key < node.queued_key:
+            node.queued_key = key
             heapq.heappush(self._heap, (key, next(self._tick), node))
 
     def pop(self, evictable: Callable[[Node], bool]) -> Node | None:
         """Return the first node that still is evictable under its present key, or None."""
         while self._heap:
             key, _, node = heapq.heappop(self._heap)
-            node.offered = None
+            node.queued_key = None
             if evictable(node):
                 if key == eviction_key(node):
                     return node
@@ -217,7 +217,7 @@ class EvictionQueue:
     def rebuild(self, nodes: list[Node]) -> None:
         """Forget stale entries: only these nodes are evictable."""
         for _, _, node in self._heap:
-            node.offered = None
+            node.queued_key = None
         self._heap = []
         for node in nodes:
             self.offer(node)
@@ -229,46 +229,46 @@ _log = logging.getLogger(__name__)
 class HostTier:
     """Exported KV of at most `capacity` slots, oldest out first; `slots` of them are in use."""
 
-    def __init__(self, capacity: int, shared: Room | None = None) -> None:
+    def __init__(self, capacity: int, device: SlotBudget | None = None) -> None:
         """shared: a room whose free slots may hold KV on the host, too."""
         self.capacity = capacity
         self.slots = 0
-        self._shared = shared
+        self._device = device
         self._nodes: dict[Node, None] = {}
 
     @property
     def limit(self) -> int:
         """Slots that may be in use now."""
-        free = 0 if self._shared is None else self._shared.free or 0
+        free = 0 if self._device is None else self._device.free or 0
         return self.capacity + max(free, 0)
 
-    def shrink(self) -> list[Node]:
+    def evict_excess(self) -> list[Node]:
         """Free the oldest copies beyond the limit; return their nodes."""
         return self._free_beyond(self.limit)
 
-    def take(self, node: Node, fragments: Fragments) -> list[Node]:
+    def offload(self, node: Node, fragments: Fragments) -> list[Node]:
         """Copy a node's KV to the host if it can fit; return the nodes that had to go for it."""
         size = len(node.tokens)
-        limit = self.limit + (0 if self._shared is None else size)  # its own slots become free
+        limit = self.limit + (0 if self._device is None else size)  # its own slots become free
         if node.fragment is None or size > limit:
             return []
-        gone = self._free_beyond(limit - size)
+        evicted = self._free_beyond(limit - size)
         try:
             node.host = fragments.export(node.fragment)
         except Exception as error:  # no room for a copy, say: the tokens are known all the same
             _log.warning("the engine could not copy KV to the host; it is dropped: %r", error)
-            return gone
+            return evicted
         self._nodes[node] = None
         self.slots += size
-        return gone
+        return evicted
 
     def _free_beyond(self, limit: int) -> list[Node]:
-        gone = []
+        evicted = []
         while self.slots > limit:
             oldest = next(iter(self._nodes))
             self.free(oldest)
-            gone.append(oldest)
-        return gone
+            evicted.append(oldest)
+        return evicted
 
     def free(self, node: Node) -> None:
         """Forget a node's host copy, if there is one."""
