@@ -122,7 +122,7 @@ def test_what_has_no_meaning_for_a_loaded_model_is_refused() -> None:
         ({"kv_budget": -5}, ConfigError, "kv_budget is -5; allowed are .*from 1 on"),
         ({"row_cache": 0}, ConfigError, "row_cache is 0; allowed are .*from 1 on"),
         ({"offload": 0}, ConfigError, "offload is 0; .* bytes from 1 on, .*; None, or leaving it"),
-        ({"kv_budget": 100}, ConfigError, "holds not one token of 8192 bytes"),
+        ({"kv_budget": 100}, ConfigError, "but one token takes 8192 bytes"),
         ({"device": "cuda"}, ConfigError, "numpy engine runs on the CPU"),
         ({"dtype": "int8"}, (ConfigError, Unsupported), "int8"),
         ({"engine_options": {"flash": 1}}, ConfigError, "no option 'flash'; it has:"),

@@ -30,7 +30,7 @@ from .engines.gguf import read_gguf
 from .engines.gguf.families import packages_for_torch, runs_on_torch
 from .engines.hub import EMBEDDED, gguf_file, is_gguf, resolve, tokenizer_of
 from .errors import ConfigError, EngineUnavailable, ModelLoadError, Unsupported, WeftError
-from .lm.lm import LM, adopted, refuse_offload
+from .lm.lm import LM, lm_of_model, raise_offload_unsupported
 
 _log = logging.getLogger("weft")
 
@@ -230,7 +230,7 @@ class NamedSource:
 
     def _load(self, name: str, source: str | os.PathLike[str], **more: Any) -> Engine:
         if self.limits["offload_bytes"] is not None and name in OWN and not OWN[name].offload:
-            refuse_offload(name)  # before anything that takes long is started
+            raise_offload_unsupported(name)  # before anything that takes long is started
         return _load_engine(name, source, {**self.given, **more})
 
     def _lm(self, engine: Engine, tokenizer: Any, defaults: ModelDefaults | None = None) -> LM:
@@ -315,22 +315,22 @@ def _load_object(
             f"engine={engine!r} has no effect on an already loaded model, which the {name} engine"
             " runs; leave it out"
         )
-    lm, is_new = adopted(model, lambda: _adopt(name, model, tokenizer, budget, limits, options))
+    lm, is_new = lm_of_model(model, lambda: _adopt(name, model, tokenizer, budget, limits, options))
     asked = {**limits, "kv_budget": budget, "engine_options": options or None}
     if not is_new:
         _refuse_other_tokenizer(lm, tokenizer)
         for argument, value in asked.items():
-            if value is not None and value != lm.made_with.get(argument):
+            if value is not None and value != lm.load_arguments.get(argument):
                 shown = {"row_bytes": "row_cache", "offload_bytes": "offload"}.get(
                     argument, argument
                 )
-                was = lm.made_with.get(argument)
+                was = lm.load_arguments.get(argument)
                 raise ConfigError(
                     f"this model has an LM already, loaded with {shown}={was!r};"
                     " close that one first, or leave the argument out"
                 )
     else:
-        lm.made_with = asked
+        lm.load_arguments = asked
     return lm
 
 

@@ -674,7 +674,7 @@ def test_the_cache_is_walked_like_the_known_trie(hf) -> None:
     assert node.past_key_values is None
     assert node.logits is not None
     assert repr(model.cache) == "<CachedContext of 0 tokens>"
-    with pytest.raises(ConfigError, match="whole numbers"):
+    with pytest.raises(ConfigError, match="integers"):
         model.walk_cache(None)
 
 

@@ -133,7 +133,7 @@ def test_what_is_wrong_reaches_its_own_caller_only(make) -> None:
         with pytest.raises(ValueError, match="empty"):
             call([])
     for wrong in ([1.5], "abc", None):
-        with pytest.raises(ValueError, match="whole numbers"):
+        with pytest.raises(ValueError, match="integers"):
             model.next_token_logprobs_sync(wrong)
     with pytest.raises(ValueError, match="unknown LoRA adapter: 'law'"):
         model.next_token_logprobs_sync(ids, lora_name="law")
@@ -191,7 +191,7 @@ def test_reset_tells_those_who_wait(make) -> None:
 
     async def main():
         task = asyncio.ensure_future(model.next_token_logprobs(ids))
-        while not model._waiting:
+        while not model._pending:
             await asyncio.sleep(0)
         model.reset_async_queries()
         return await asyncio.gather(task, return_exceptions=True)
@@ -217,7 +217,7 @@ def test_a_caller_that_has_its_answer_leaves_nothing_behind(make, kind) -> None:
     asyncio.run(main())
     model.next_token_logprobs_sync([*ids, 9])
     model.batch_next_token_logprobs_sync([ids, [*ids, 5]])
-    assert not model._waiting
+    assert not model._pending
     assert lm.stats().pinned_tokens == 0
     assert not any(node.holds for node in lm.tree.nodes())
     assert lm.tree.root().node.holds == 0
@@ -231,7 +231,7 @@ def test_a_long_context_is_checked_as_a_short_one(make) -> None:
         for wrong in (-1, n_vocab, 1 << 70):
             with pytest.raises(ConfigError, match=f"token id {wrong} is outside the vocabulary"):
                 model.next_token_logprobs_sync([*ids, wrong, 5])
-        with pytest.raises(ConfigError, match="whole numbers"):
+        with pytest.raises(ConfigError, match="integers"):
             model.next_token_logprobs_sync([*ids, 1.0])
     with pytest.raises(ContextOverflow, match=f"the context is {lm.n_ctx}"):
         model.next_token_logprobs_sync([5] * (lm.n_ctx + 1))
@@ -471,19 +471,19 @@ def test_top_rows_are_the_first_of_sorted_ones(make, monkeypatch, parts: int) ->
 def test_what_is_no_context_is_refused_by_name(make) -> None:
     model = AsyncLM(make("numpy"))
     for wrong in (None, {5, 6}, frozenset([5]), b"ab", {5: 6}, "ab", 5, [None], np.array([1.5])):
-        with pytest.raises(ConfigError, match="^token_ids is .*whole numbers"):
+        with pytest.raises(ConfigError, match="^token_ids is .*integers"):
             model.next_token_logprobs_sync(wrong)
-        with pytest.raises(ConfigError, match="^token_ids is .*whole numbers"):
+        with pytest.raises(ConfigError, match="^token_ids is .*integers"):
             model.batch_next_token_logprobs_sync([[5], wrong])
-        with pytest.raises(ConfigError, match="^prompt_token_ids is .*whole numbers"):
+        with pytest.raises(ConfigError, match="^prompt_token_ids is .*integers"):
             asyncio.run(model.sample(wrong, 3, []))
     for wrong in (None, 1.5, -1, "3", True):
         with pytest.raises(ConfigError, match="^max_tokens is .*whole number"):
             asyncio.run(model.sample([5], wrong, []))
     for wrong in (None, 2, b"ab", {3: 4}, [None]):
-        with pytest.raises(ConfigError, match="^eos_token_ids is .*whole numbers"):
+        with pytest.raises(ConfigError, match="^eos_token_ids is .*integers"):
             asyncio.run(model.sample([5], 3, wrong))
-        with pytest.raises(ConfigError, match="^eos_token_ids is .*whole numbers"):
+        with pytest.raises(ConfigError, match="^eos_token_ids is .*integers"):
             asyncio.run(model.batch_sample([[5]], 3, wrong))
     for wrong in (0, True, 1.5):
         with pytest.raises(ConfigError, match="batch_size"):

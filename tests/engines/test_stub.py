@@ -73,8 +73,8 @@ def test_an_engine_that_contradicts_itself_is_refused(text: Tokenizer) -> None:
     without: Any = StubEngine(n_vocab=2048)
     without.fragments = None
     for engine, why in (
-        (without, 'kv="addressable", but of fragments it has none'),
-        (saying(kv="hidden"), 'kv="hidden", but of fragments it has some'),
+        (without, 'kv="addressable", but its fragments are None'),
+        (saying(kv="hidden"), 'kv="hidden", but its fragments are set'),
         (saying(kv_bytes_per_token=0), "kv_bytes_per_token=0"),
     ):
         with pytest.raises(ConfigError, match=why):

@@ -34,14 +34,14 @@ def train(model: Any) -> None:
     optimizer.zero_grad()
 
 
-def adopted(model: Any, text: Tokenizer) -> weft.LM:
+def lm_of_model(model: Any, text: Tokenizer) -> weft.LM:
     return weft.LM(TorchEngine.adopt(model), text)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral", "gemma3_text", "mamba", "gpt_oss"])
 def test_weights_that_are_the_same_keep_their_name(name: str, dtype: str, text: Tokenizer) -> None:
-    with adopted(build(name, getattr(torch, dtype)), text) as lm:
+    with lm_of_model(build(name, getattr(torch, dtype)), text) as lm:
         lm.clear_cache()  # weights are looked at again
         assert lm.fingerprint() == lm.info.fingerprint
         weft.Loom(lm, IDS).next(1)
@@ -51,19 +51,19 @@ def test_weights_that_are_the_same_keep_their_name(name: str, dtype: str, text: 
 @pytest.mark.parametrize("name", ["llama", "mamba"])
 def test_weights_that_were_trained_have_another_name(name: str, text: Tokenizer) -> None:
     model = build(name)
-    with adopted(model, text) as lm:
+    with lm_of_model(model, text) as lm:
         train(model)
         after = lm.fingerprint()
         assert after != lm.info.fingerprint
         assert lm.fingerprint() == after
     assert lm.fingerprint() == after  # of a closed LM
-    with adopted(model, text) as again:
+    with lm_of_model(model, text) as again:
         assert again.fingerprint() == after
 
 
 def test_what_pytorch_does_not_count_is_seen_once_the_cache_is_cleared(text: Tokenizer) -> None:
     model = build("llama")
-    with adopted(model, text) as lm:
+    with lm_of_model(model, text) as lm:
         weight = model.model.layers[0].mlp.up_proj.weight.data
         weight *= 2
         lm.clear_cache()
@@ -75,7 +75,7 @@ def test_what_pytorch_does_not_count_is_seen_once_the_cache_is_cleared(text: Tok
 
 def test_files_of_the_weights_before_are_refused(text: Tokenizer, tmp_path: Path) -> None:
     model = build("llama")
-    with adopted(model, text) as lm:
+    with lm_of_model(model, text) as lm:
         loom = weft.Loom(lm, IDS)
         loom.save(tmp_path / "before.json", kv=True)
         kv = lm.kv.to_bytes(loom)
@@ -92,7 +92,7 @@ def test_files_of_the_weights_before_are_refused(text: Tokenizer, tmp_path: Path
         forced = weft.Loom.open(tmp_path / "before.json", lm, force=True)
         assert forced.tokens == loom.tokens
         forced.save(tmp_path / "after.json", kv=True)
-    with adopted(build("llama"), text) as first, pytest.raises(ModelMismatch):
+    with lm_of_model(build("llama"), text) as first, pytest.raises(ModelMismatch):
         weft.Loom.open(tmp_path / "after.json", first)
-    with adopted(model, text) as trained:
+    with lm_of_model(model, text) as trained:
         assert weft.Loom.open(tmp_path / "after.json", trained).tokens == loom.tokens

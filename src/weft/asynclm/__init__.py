@@ -1,4 +1,4 @@
-"""Next-token log-probabilities, awaited: batched by themselves, shared with every other face."""
+"""Next-token log-probabilities for asyncio programs, batched automatically."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`AsyncLM`: log-probabilities out of an LM's token tree, and the abstract class above it."""
+"""`AsyncLM`: next-token log-probabilities from an LM, and its abstract base class."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ Contexts = Sequence[Sequence[int]]
 
 
 class TopRows(NamedTuple):
-    """The k likeliest tokens after each of N contexts, likeliest first, ties by lower id.
+    """The k likeliest tokens after each of N contexts, likeliest first; equal ones by lower id.
 
-    ids: int64 [N, k]. logprobs: float32 [N, k], of the full vocabulary, nats.
+    ids: int64 [N, k].
+    logprobs: float32 [N, k], over the full vocabulary, in nats.
     """
 
     ids: Any
@@ -47,16 +48,21 @@ class TopRows(NamedTuple):
 
 
 class AbstractAsyncLM(ABC):
-    """Log-probabilities of the next token, for any context, awaited.
+    """Next-token log-probabilities for any context, awaited.
 
-    `AsyncLM` is the one over an `LM`. A subclass defines the two `next_token_logprobs` methods; the
-    rest follows from them. They need no `lora_name`: it is passed only to calls that name one.
+    `AsyncLM` implements it over an `LM`. A subclass defines the two `next_token_logprobs` methods;
+    the others call them. The two need no `lora_name` parameter: it is passed only if a caller names
+    one.
 
-    tokenizer: what was handed in.
+    tokenizer: the object that the caller passed.
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        """tokenizer: Weft's own, a Transformers tokenizer, or one of the tokenizers library."""
+        """Create it.
+
+        Args:
+            tokenizer: Weft's own, a Transformers tokenizer, or one of the tokenizers library.
+        """
         self.tokenizer = tokenizer
         self._tokens: list[Any] = []
 
@@ -70,52 +76,53 @@ class AbstractAsyncLM(ABC):
     def next_token_logprobs_sync(
         self, token_ids: Sequence[int], lora_name: str | None = None
     ) -> Any:
-        """Return what `next_token_logprobs` does; blocks until it is there."""
+        """The blocking form of `next_token_logprobs`."""
 
     async def batch_next_token_logprobs(
         self, token_ids_list: Contexts, lora_name: str | None = None
     ) -> Any:
-        """Return the log-probabilities after each context: float32 [N, V]."""
-        calls = (self.next_token_logprobs(ids, **named(lora_name)) for ids in token_ids_list)
-        return stacked(await asyncio.gather(*calls))
+        """Return the log-probabilities after each context: float32 [N, V], nats."""
+        calls = (self.next_token_logprobs(ids, **lora_kwargs(lora_name)) for ids in token_ids_list)
+        return stack_rows(await asyncio.gather(*calls))
 
     def batch_next_token_logprobs_sync(
         self, token_ids_list: Contexts, lora_name: str | None = None
     ) -> Any:
-        """Return what `batch_next_token_logprobs` does; blocks until it is there."""
-        options = named(lora_name)
-        return stacked([self.next_token_logprobs_sync(ids, **options) for ids in token_ids_list])
+        """The blocking form of `batch_next_token_logprobs`."""
+        options = lora_kwargs(lora_name)
+        return stack_rows([self.next_token_logprobs_sync(ids, **options) for ids in token_ids_list])
 
     async def prefix_logprobs(self, token_ids: Sequence[int], lora_name: str | None = None) -> Any:
-        """Return the log-probabilities after every prefix of one context: float32 [T, V].
+        """Return the log-probabilities after every prefix of a context: float32 [T, V], nats.
 
-        Row i is that after the first i + 1 tokens.
+        Row i belongs to the first i + 1 tokens.
         """
-        return await self.batch_next_token_logprobs(prefixes_of(token_ids), **named(lora_name))
+        options = lora_kwargs(lora_name)
+        return await self.batch_next_token_logprobs(prefixes_of(token_ids), **options)
 
     def prefix_logprobs_sync(self, token_ids: Sequence[int], lora_name: str | None = None) -> Any:
-        """Return what `prefix_logprobs` does; blocks until it is there."""
-        return self.batch_next_token_logprobs_sync(prefixes_of(token_ids), **named(lora_name))
+        """The blocking form of `prefix_logprobs`."""
+        return self.batch_next_token_logprobs_sync(prefixes_of(token_ids), **lora_kwargs(lora_name))
 
     async def batch_top_logprobs(
         self, token_ids_list: Contexts, k: int, lora_name: str | None = None
     ) -> TopRows:
-        """Return the `k` likeliest tokens after each context, instead of whole rows."""
+        """Return the `k` likeliest tokens after each context, instead of full rows."""
         k = check_int("k", k, 1)
 
         async def one(ids: Sequence[int]) -> TopRows:
-            return top_of(await self.next_token_logprobs(ids, **named(lora_name)), k)
+            return top_of(await self.next_token_logprobs(ids, **lora_kwargs(lora_name)), k)
 
-        return joined(await asyncio.gather(*map(one, token_ids_list)), k)
+        return concat_top(await asyncio.gather(*map(one, token_ids_list)), k)
 
     def batch_top_logprobs_sync(
         self, token_ids_list: Contexts, k: int, lora_name: str | None = None
     ) -> TopRows:
-        """Return what `batch_top_logprobs` does; blocks until it is there."""
+        """The blocking form of `batch_top_logprobs`."""
         k = check_int("k", k, 1)
-        options = named(lora_name)
+        options = lora_kwargs(lora_name)
         rows = (self.next_token_logprobs_sync(ids, **options) for ids in token_ids_list)
-        return joined([top_of(row, k) for row in rows], k)
+        return concat_top([top_of(row, k) for row in rows], k)
 
     async def sample(
         self,
@@ -126,15 +133,23 @@ class AbstractAsyncLM(ABC):
         seed: int | None = None,
         lora_name: str | None = None,
     ) -> list[int]:
-        """Return tokens drawn after a prompt, up to an end token, which is not among them.
+        """Return tokens drawn after a prompt, up to and without an end token.
 
-        temperature: 0 takes the likeliest. seed: the same seed gives the same tokens, those that
-        `Loom.grow(n=1, seed=seed)` gives; None takes a fresh one. Other calls that run at the same
-        time may change them in bfloat16, on MLX and on llama.cpp (docs/models.md).
         A sample that fills the context ends there, and the log warns.
-        Raises: ContextOverflow for a prompt that is longer than the context.
+
+        Args:
+            prompt_token_ids: token ids of the prompt, at least one.
+            max_tokens: maximum number of tokens to draw, 0 or more.
+            eos_token_ids: end tokens; may be empty.
+            temperature: 0 takes the likeliest token.
+            seed: equal seeds give equal tokens, those of `Loom.grow(n=1, seed=seed)`. None: a fresh
+                seed. Concurrent calls may change them in bfloat16, on MLX and on llama.cpp
+                (docs/models.md).
+            lora_name: the name of a LoRA adapter.
+
+        Raises: ContextOverflow for a prompt that is longer than the context; ConfigError.
         """
-        prompts = [whole_numbers("prompt_token_ids", prompt_token_ids)]
+        prompts = [int_list("prompt_token_ids", prompt_token_ids)]
         n, ends = check_int("max_tokens", max_tokens, 0), checked_ends(eos_token_ids)
         samplers = [sampler_of(temperature, seed, 0)]
         return (await self._samples(prompts, n, ends, samplers, lora_name))[0]
@@ -148,8 +163,11 @@ class AbstractAsyncLM(ABC):
         seed: int | None = None,
         lora_name: str | None = None,
     ) -> list[list[int]]:
-        """Return samples after each prompt; equal prompts get different ones under one seed."""
-        prompts = [whole_numbers("a prompt", prompt) for prompt in prompt_token_ids_list]
+        """Return a sample for each prompt. Under one seed, equal prompts get different samples.
+
+        Arguments as for `sample`.
+        """
+        prompts = [int_list("a prompt", prompt) for prompt in prompt_token_ids_list]
         n, ends = check_int("max_tokens", max_tokens, 0), checked_ends(eos_token_ids)
         seed = fresh_seed() if seed is None else seed
         samplers = [sampler_of(temperature, seed, number) for number in range(len(prompts))]
@@ -164,12 +182,12 @@ class AbstractAsyncLM(ABC):
         lora_name: str | None,
     ) -> list[list[int]]:
         async def one(prompt: Sequence[int], sampler: Sampler) -> list[int]:
-            made, path, chain = list[int](), list(prompt), Chain([sampler])
-            while len(made) < max_tokens:
+            tokens, path, chain = list[int](), list(prompt), Chain([sampler])
+            while len(tokens) < max_tokens:
                 try:
-                    row = on_host(await self.next_token_logprobs(path, **named(lora_name)))
+                    row = on_host(await self.next_token_logprobs(path, **lora_kwargs(lora_name)))
                 except ContextOverflow:
-                    if not made:
+                    if not tokens:
                         raise
                     break
                 at = np.array([len(path)], dtype=np.uint64)
@@ -178,66 +196,66 @@ class AbstractAsyncLM(ABC):
                     raise ForwardError(f"the row after {len(path)} tokens leaves none to draw")
                 if token in ends:
                     break
-                made.append(token)
+                tokens.append(token)
                 path.append(token)
-            return made
+            return tokens
 
         return list(await asyncio.gather(*map(one, prompts, samplers)))
 
     def clear_cache(self) -> None:
-        """Forget what is cached; nothing here."""
+        """Clear cached results; there are none here."""
         return None
 
     def add_new_lora(self, lora_path: str, lora_name: str = "lora_1") -> None:
-        """Load a LoRA adapter under a name. Raises: NotImplementedError where there are none."""
+        """Load a LoRA adapter under a name. Raises: NotImplementedError without adapters."""
         raise NotImplementedError(f"{type(self).__name__} takes no LoRA adapters")
 
     def remove_lora(self, lora_name: str) -> None:
-        """Forget an adapter. Raises: NotImplementedError where there are none."""
+        """Remove an adapter. Raises: NotImplementedError without adapters."""
         raise NotImplementedError(f"{type(self).__name__} takes no LoRA adapters")
 
     def set_lora(self, lora_path: str, lora_name: str = "lora_1") -> None:
-        """Not here: name the adapter in each call."""
+        """Raise RuntimeError: there is no active adapter; name it in each call."""
         raise RuntimeError("there is no active adapter; give lora_name= to each call")
 
     def clear_lora(self) -> None:
-        """Not here: name the adapter in each call."""
+        """Raise RuntimeError: there is no active adapter; name it in each call."""
         raise RuntimeError("there is no active adapter; leave lora_name out of the call")
 
     @property
     def byte_vocab(self) -> list[Token]:
-        """The bytes of every token, by id; tokens of equal bytes stay apart. Made once.
+        """The bytes of every token, by id. Computed once.
 
-        In a program that has loaded genlm's packages they are of the class those know.
+        Tokens with equal bytes stay distinct. If the program has loaded genlm's packages, the
+        elements are instances of their token class.
         """
-        kind = known_token_class() or Token
+        kind = genlm_token_class() or Token
         if not self._tokens or type(self._tokens[0]) is not kind:
             self._tokens = tokens_of(self._vocab_bytes(), kind)
         return self._tokens
 
     @cached_property
     def str_vocab(self) -> list[str]:
-        """The text of every token, by id; of a part of a character, the tokenizer's spelling."""
+        """The text of every token, by id; the tokenizer's spelling for a part of a character."""
         return token_texts(self._vocab_bytes(), Tokenizer.wrap(self.tokenizer).spelling)
 
     def _vocab_bytes(self) -> list[bytes]:
         return Tokenizer.wrap(self.tokenizer).vocab_bytes
 
 
-# Whole rows that are on the host at once while only their top is wanted.
-TOP_BYTES = 64 << 20
+TOP_BYTES = 64 << 20  # full rows on the host at once while `batch_top_logprobs` reduces them
 
 
 class AsyncLM(AbstractAsyncLM):
-    """Log-probabilities over an `LM`; holds nothing but its options.
+    """Next-token log-probabilities over an `LM`.
 
-    All callers that wait in one pass of an event loop share a step, without timers; equal contexts
-    are run once; the KV of every context is kept and shared with looms and branches of the LM.
-    Rows are float32, normalised, the caller's own. Cancelling a caller harms no other. Use it from
-    successive event loops and from any thread; the model never runs on the loop's thread.
+    All callers in one pass of an event loop share a step, without timers. Equal contexts run once.
+    The KV of every context is cached and shared with looms and branches of the LM. Rows are
+    float32, normalized copies. Cancelling one caller does not affect others. An AsyncLM can be used
+    from successive event loops and from any thread; the model never runs on the loop's thread.
 
-    Rows are cached with the LM's budget in bytes, least recently used out first; one that is gone
-    is read again for the cost of one token.
+    Rows are cached in an LRU cache with the LM's byte budget; recomputing an evicted row costs one
+    token.
     """
 
     def __init__(
@@ -252,11 +270,16 @@ class AsyncLM(AbstractAsyncLM):
     ) -> None:
         """Wrap an LM.
 
-        batch_size: contexts in flight at most; None: as many as come. strict: cached rows are
-        bitwise those of `next_token_logprobs_uncached`, at its cost for every new context; at most
-        strict_bytes of them are kept. as_torch: rows are torch tensors; None: if the engine is
-        torch, or the program has loaded genlm's packages. on_device: tensors are put on the model's
-        device.
+        Args:
+            batch_size: maximum number of contexts in flight; None: no limit.
+            strict: make cached rows bitwise equal to `next_token_logprobs_uncached`, at its cost
+                for every new context.
+            strict_bytes: size of the cache of these rows.
+            as_torch: return torch tensors. None: if the engine is torch, or the program has loaded
+                genlm's packages.
+            on_device: put tensors on the model's device.
+
+        Raises: ConfigError.
         """
         if not isinstance(lm, LM):
             raise ConfigError(f"AsyncLM is of an LM, not {type(lm).__name__}; see weft.load")
@@ -268,45 +291,48 @@ class AsyncLM(AbstractAsyncLM):
         self._root = lm.root()
         self._device = lm.info.device if on_device else None
         self._exact = ExactRows(lm, check_int("strict_bytes", strict_bytes, 0))
-        self._waiting: set[Ticket] = set()
-        self._gates: weakref.WeakKeyDictionary[Any, tuple[int, asyncio.Semaphore]]
-        self._gates = weakref.WeakKeyDictionary()
+        self._pending: set[Ticket] = set()
+        self._semaphores: weakref.WeakKeyDictionary[Any, tuple[int, asyncio.Semaphore]]
+        self._semaphores = weakref.WeakKeyDictionary()
 
-    # Asking -----------------------------------------------------------------------------------
+    # Queries ----------------------------------------------------------------------------------
 
     async def next_token_logprobs(
         self, token_ids: Sequence[int], lora_name: str | None = None
     ) -> Any:
         """Return the log-probabilities of every token after a context: float32 [V], nats.
 
-        Raises: ConfigError (a ValueError) for an empty context, ids outside the vocabulary or an
-        unknown adapter; ContextOverflow, KVFull; ForwardError, also for a row that is no
-        distribution, unless it stays on the device: there all of it is NaN.
+        Raises:
+            ConfigError: a ValueError: the context is empty, an id is outside the vocabulary, or the
+                adapter is unknown.
+            ContextOverflow, KVFull: the context does not fit.
+            ForwardError: the step failed, or the row is no distribution. A row on the device is all
+                NaN instead.
         """
         if (turn := self.lm.turn_of_loop()) is not None:
             await turn
         if self.strict:
             place = self._place(token_ids, lora_name)
-            return self._given((await self._exact.arows([place]))[0])
+            return self._to_output((await self._exact.arows([place]))[0])
         ((row,),) = await self._aread([self._read_of(checked_ids(token_ids), lora_name)])
-        return self._given(row)
+        return self._to_output(row)
 
     def next_token_logprobs_sync(
         self, token_ids: Sequence[int], lora_name: str | None = None
     ) -> Any:
-        """The same, blocking; works inside a running loop too, which it blocks."""
+        """The blocking form of `next_token_logprobs`; it blocks a running event loop too."""
         if self.strict:
-            return self._given(self._exact.rows([self._place(token_ids, lora_name)])[0])
+            return self._to_output(self._exact.rows([self._place(token_ids, lora_name)])[0])
         ((row,),) = self._read([self._read_of(checked_ids(token_ids), lora_name)])
-        return self._given(row)
+        return self._to_output(row)
 
     async def batch_next_token_logprobs(
         self, token_ids_list: Contexts, lora_name: str | None = None
     ) -> Any:
-        """Return the log-probabilities after each context: float32 [N, V].
+        """Return the log-probabilities after each context: float32 [N, V], nats.
 
-        Contexts that are beginnings of others are answered with them: all prefixes of one context
-        are one row of a forward.
+        Contexts that are prefixes of others cost nothing: one forward gives the rows of all
+        prefixes.
         """
         if self.strict:
             places = [self._place(ids, lora_name) for ids in token_ids_list]
@@ -318,7 +344,7 @@ class AsyncLM(AbstractAsyncLM):
     def batch_next_token_logprobs_sync(
         self, token_ids_list: Contexts, lora_name: str | None = None
     ) -> Any:
-        """Return what `batch_next_token_logprobs` does; blocks until it is there."""
+        """The blocking form of `batch_next_token_logprobs`."""
         if self.strict:
             places = [self._place(ids, lora_name) for ids in token_ids_list]
             return self._stacked(self._exact.rows(places))
@@ -326,51 +352,54 @@ class AsyncLM(AbstractAsyncLM):
         return self._stacked(paths.in_order(self._read(self._reads(paths, lora_name))))
 
     async def prefix_logprobs(self, token_ids: Sequence[int], lora_name: str | None = None) -> Any:
-        """Return the log-probabilities after every prefix of one context: float32 [T, V].
+        """Return the log-probabilities after every prefix of a context: float32 [T, V], nats.
 
-        Row i is that after the first i + 1 tokens; all are one row of a forward.
+        Row i belongs to the first i + 1 tokens. One forward computes all of them.
         """
         if self.strict:
             return await super().prefix_logprobs(token_ids, lora_name)
-        reads = self._reads([every_depth(token_ids)], lora_name)
+        reads = self._reads([all_depths(token_ids)], lora_name)
         return self._stacked((await self._aread(reads))[0])
 
     def prefix_logprobs_sync(self, token_ids: Sequence[int], lora_name: str | None = None) -> Any:
-        """Return what `prefix_logprobs` does; blocks until it is there."""
+        """The blocking form of `prefix_logprobs`."""
         if self.strict:
             return super().prefix_logprobs_sync(token_ids, lora_name)
-        reads = self._reads([every_depth(token_ids)], lora_name)
+        reads = self._reads([all_depths(token_ids)], lora_name)
         return self._stacked(self._read(reads)[0])
 
     async def batch_top_logprobs(
         self, token_ids_list: Contexts, k: int, lora_name: str | None = None
     ) -> TopRows:
-        """Return the `k` likeliest tokens after each context, instead of whole rows.
+        """Return the `k` likeliest tokens after each context, instead of full rows.
 
-        For large vocabularies: 64 MiB of whole rows are on the host at once, however many contexts.
+        For large vocabularies: at most 64 MiB of full rows are on the host at once.
+
+        Args:
+            k: from 1 to the size of the vocabulary.
         """
         k, rows = self._checked_top(k), list[TopRows]()
-        for some in self._in_parts(token_ids_list):
+        for some in self._chunks(token_ids_list):
             rows += [top_of(r, k) for r in await self.batch_next_token_logprobs(some, lora_name)]
-        return TopRows(*map(self._given, joined(rows, k)))
+        return TopRows(*map(self._to_output, concat_top(rows, k)))
 
     def batch_top_logprobs_sync(
         self, token_ids_list: Contexts, k: int, lora_name: str | None = None
     ) -> TopRows:
-        """Return what `batch_top_logprobs` does; blocks until it is there."""
+        """The blocking form of `batch_top_logprobs`."""
         k, rows = self._checked_top(k), list[TopRows]()
-        for some in self._in_parts(token_ids_list):
+        for some in self._chunks(token_ids_list):
             rows += [top_of(row, k) for row in self.batch_next_token_logprobs_sync(some, lora_name)]
-        return TopRows(*map(self._given, joined(rows, k)))
+        return TopRows(*map(self._to_output, concat_top(rows, k)))
 
     async def next_token_logprobs_uncached(
         self, token_ids: Sequence[int], lora_name: str | None = None
     ) -> Any:
-        """Return them from one plain forward of the whole context: no KV or row is used or kept.
+        """Return the log-probabilities from one forward of the full context, without any cache.
 
-        Awaited here; a plain call on the classes of `weft.compat.genlm`, as it is known there.
+        Awaitable here; a blocking call on the classes of `weft.compat.genlm`, as in genlm.
         """
-        return self._given(await self._exact.aplain(self._place(token_ids, lora_name)))
+        return self._to_output(await self._exact.aplain(self._place(token_ids, lora_name)))
 
     def _reads(
         self, paths: Iterable[tuple[list[int], Sequence[int]]], lora_name: str | None
@@ -378,9 +407,9 @@ class AsyncLM(AbstractAsyncLM):
         return [self._read_of(ids, lora_name, depths) for ids, depths in paths]
 
     def _read_of(self, ids: list[int], lora_name: str | None, depths: Sequence[int] = ()) -> Extend:
-        """Ask for the logits after a context, or after beginnings of it, computing what is missing.
+        """Return a work item for the logits after a context, or after its prefixes of these depths.
 
-        No place is held there: while it is worked on a path is pinned.
+        It references the root only, so the path is pinned just while the scheduler works on it.
         """
         lm = self.lm
         lm.check_path(ids)
@@ -397,8 +426,9 @@ class AsyncLM(AbstractAsyncLM):
             raise BatchAbandoned("the query was reset before it was answered") from error
 
     def _logprobs(self, answer: Any) -> Any:
-        """Return those of raw logits [V], or of a row where an engine keeps it: on its device
-        where they are wanted there.
+        """Return log-probabilities of raw logits [V], or of a row that the engine retains.
+
+        The result stays on the device if `on_device` is set.
         """
         if not isinstance(answer, RetainedRow):
             return log_softmax(answer)
@@ -407,27 +437,29 @@ class AsyncLM(AbstractAsyncLM):
         return answer.rows.logprobs(answer.number, on_host=self._device is None)
 
     async def _aread(self, reads: list[Extend]) -> list[list[Floats]]:
-        """Return the rows of each read. With a batch_size, that many are in flight at most."""
-        gate = self._gate()
-        if gate is not None:
-            return await self._agated(gate, reads)
+        """Return the rows of each read, with at most `batch_size` of them in flight."""
+        semaphore = self._semaphore()
+        if semaphore is not None:
+            return await self._aread_some(semaphore, reads)
         tickets = await self.lm.asubmit(reads)
-        self._waiting.update(tickets)
+        self._pending.update(tickets)
         try:
             await self.lm.adrive(tickets)
         finally:
-            self._waiting.difference_update(tickets)
+            self._pending.difference_update(tickets)
         return [self._rows_of(ticket) for ticket in tickets]
 
-    async def _agated(self, gate: asyncio.Semaphore, reads: list[Extend]) -> list[list[Floats]]:
+    async def _aread_some(
+        self, semaphore: asyncio.Semaphore, reads: list[Extend]
+    ) -> list[list[Floats]]:
         async def one(read: Extend) -> list[Floats]:
-            async with gate:
+            async with semaphore:
                 (ticket,) = await self.lm.asubmit([read])
-                self._waiting.add(ticket)
+                self._pending.add(ticket)
                 try:
                     await self.lm.adrive([ticket])
                 finally:
-                    self._waiting.discard(ticket)
+                    self._pending.discard(ticket)
                 return self._rows_of(ticket)
 
         return list(await asyncio.gather(*map(one, reads)))
@@ -437,11 +469,11 @@ class AsyncLM(AbstractAsyncLM):
         answers: list[list[Floats]] = []
         for at in range(0, len(reads), size):
             tickets = self.lm.submit(reads[at : at + size])
-            self._waiting.update(tickets)
+            self._pending.update(tickets)
             try:
                 self.lm.drive(tickets)
             finally:
-                self._waiting.difference_update(tickets)
+                self._pending.difference_update(tickets)
             answers += map(self._rows_of, tickets)
         return answers
 
@@ -480,18 +512,18 @@ class AsyncLM(AbstractAsyncLM):
     # The cache --------------------------------------------------------------------------------
 
     def cache_kv(self, prompt_tokens: Sequence[int], lora_name: str | None = None) -> None:
-        """Compute a context's KV now. Nobody needs to: that of every context asked is kept."""
+        """Compute a context's KV now. Optional: every query caches its KV."""
         tickets = self.lm.submit([Extend(self._place(prompt_tokens, lora_name))])
         self.lm.drive(tickets)
         tickets[0].result()
 
     def clear_cache(self) -> None:
-        """Forget all rows and all KV of the LM that nobody uses now."""
+        """Clear all rows, and all KV of the LM that is not in use."""
         self._exact.clear()
         self.lm.clear_cache()
 
     def clear_kv_cache(self) -> None:
-        """Forget the LM's KV; rows stay."""
+        """Clear the LM's KV; cached rows stay."""
         self.lm.driver.exclusive(lambda: self.lm.tree.clear(rows=False))
 
     def walk_cache(
@@ -499,26 +531,29 @@ class AsyncLM(AbstractAsyncLM):
     ) -> tuple[CacheNode, int, CacheNode | None, int]:
         """Return how much of a context is cached: (node, n_matched, past, base).
 
-        node: a view of the deepest known place on the path, n_matched tokens down. past: a view of
-        the deepest place before its end with KV, base tokens down; None at the root. Views are
-        read-only and say how things were.
+        node: a view of the deepest existing place on the path, at depth `n_matched`.
+        past: a view of the deepest place before the end that has KV, at depth `base`; None at the
+        root.
+
+        Views are read-only snapshots.
         """
 
         return walk(self.lm, self._place(token_ids, lora_name))
 
     def reset_async_queries(self) -> None:
-        """End all queries that wait now: their callers get BatchAbandoned."""
-        for ticket in list(self._waiting):
+        """Cancel all pending queries: their callers get BatchAbandoned."""
+        for ticket in list(self._pending):
             ticket.cancel()
 
     def add_new_lora(self, lora_path: str, lora_name: str = "lora_1") -> None:
-        """Load a LoRA adapter under a name, for `lora_name=`: a folder or a Hub id, in PEFT's
-        format. Raises: Unsupported, ModelLoadError, ConfigError.
+        """Load a LoRA adapter in PEFT's format, a folder or a Hub id, for `lora_name=`.
+
+        Raises: Unsupported, ModelLoadError, ConfigError.
         """
         self.lm.add_adapter(lora_name, lora_path)
 
     def remove_lora(self, lora_name: str) -> None:
-        """Forget an adapter and all that was cached of it."""
+        """Remove an adapter and all cached results of it."""
         self.lm.remove_adapter(lora_name)
 
     # Parts ------------------------------------------------------------------------------------
@@ -526,20 +561,20 @@ class AsyncLM(AbstractAsyncLM):
     def _place(self, token_ids: Sequence[int], lora_name: str | None) -> Place:
         return self.lm.place(checked_ids(token_ids), namespace=lora_name)
 
-    def _gate(self) -> asyncio.Semaphore | None:
+    def _semaphore(self) -> asyncio.Semaphore | None:
         if self.batch_size is None:
             return None
         loop = asyncio.get_running_loop()
-        size, gate = self._gates.get(loop, (0, None))
-        if gate is None or size != self.batch_size:
-            gate = asyncio.Semaphore(self.batch_size)
-            self._gates[loop] = self.batch_size, gate
-        return gate
+        size, semaphore = self._semaphores.get(loop, (0, None))
+        if semaphore is None or size != self.batch_size:
+            semaphore = asyncio.Semaphore(self.batch_size)
+            self._semaphores[loop] = self.batch_size, semaphore
+        return semaphore
 
     def _vocab_bytes(self) -> list[bytes]:
         return self.lm.text.vocab_bytes
 
-    def _in_parts(self, token_ids_list: Contexts) -> Iterator[Contexts]:
+    def _chunks(self, token_ids_list: Contexts) -> Iterator[Contexts]:
         size = max(1, TOP_BYTES // (4 * max(self.lm.info.n_vocab, 1)))
         return (token_ids_list[at : at + size] for at in range(0, len(token_ids_list), size))
 
@@ -549,13 +584,13 @@ class AsyncLM(AbstractAsyncLM):
             raise ConfigError(f"k is {k}; allowed is 1 to {self.lm.info.n_vocab}, the vocabulary")
         return number
 
-    def _given(self, values: Any) -> Any:
-        """Return an array as what is asked for; what is a tensor on the device already is that."""
+    def _to_output(self, values: Any) -> Any:
+        """Return an array as the requested type; a tensor on the device is returned unchanged."""
         if not isinstance(values, np.ndarray):
             return values
         as_torch = self._as_torch
         if as_torch is None:
-            as_torch = known_token_class() is not None
+            as_torch = genlm_token_class() is not None
         if not as_torch:
             return values
         import torch
@@ -565,20 +600,20 @@ class AsyncLM(AbstractAsyncLM):
 
     def _stacked(self, rows: Sequence[Floats]) -> Any:
         if not rows:
-            return self._given(np.zeros((0, self.lm.info.n_vocab), dtype=np.float32))
+            return self._to_output(np.zeros((0, self.lm.info.n_vocab), dtype=np.float32))
         if all(isinstance(row, np.ndarray) for row in rows):
-            return self._given(np.stack(rows))
+            return self._to_output(np.stack(rows))
         import torch
 
         return torch.stack([torch.as_tensor(row, device=self._device) for row in rows])
 
 
 class Paths:
-    """Contexts, and the longest ones among them that the others are beginnings of."""
+    """Contexts grouped by the longest ones, of which the others are prefixes."""
 
     def __init__(self, contexts: Sequence[list[int]]) -> None:
         longest: list[list[int]] = []  # the numbers of contexts on one path, the longest first
-        # In this order a context stands right before one that goes on from it.
+        # In sorted order a prefix directly precedes its extensions.
         for number in reversed(sorted(range(len(contexts)), key=contexts.__getitem__)):
             ids = contexts[number]
             if longest and contexts[longest[-1][0]][: len(ids)] == ids:
@@ -587,7 +622,7 @@ class Paths:
                 longest.append([number])
         self._paths: list[tuple[list[int], list[int]]] = []
         self._answers: list[tuple[int, int]] = [(0, 0)] * len(contexts)
-        for numbers in sorted(longest, key=min):  # in the order they were asked
+        for numbers in sorted(longest, key=min):  # in the order of the contexts
             depths = sorted({len(contexts[number]) for number in numbers})
             at = {depth: index for index, depth in enumerate(depths)}
             for number in numbers:
@@ -595,7 +630,7 @@ class Paths:
             self._paths.append((contexts[numbers[0]], depths))
 
     def __iter__(self) -> Iterator[tuple[list[int], list[int]]]:
-        """Yield (context, depths asked): each path once."""
+        """Yield (context, depths) for each longest context."""
         return iter(self._paths)
 
     def in_order(self, answers: Sequence[Sequence[Floats]]) -> list[Floats]:
@@ -603,62 +638,60 @@ class Paths:
         return [answers[path][depth] for path, depth in self._answers]
 
 
-def every_depth(token_ids: Sequence[int]) -> tuple[list[int], Sequence[int]]:
-    """Return a context, and the depths of all its prefixes."""
+def all_depths(token_ids: Sequence[int]) -> tuple[list[int], Sequence[int]]:
+    """Return a context and the depths of all its prefixes."""
     ids = checked_ids(token_ids)
     return ids, range(1, len(ids) + 1)
 
 
-def known_token_class() -> Any:
+def genlm_token_class() -> Any:
     """Return the token class of genlm's packages if this program has loaded them, else None.
 
-    Their code asks whether a token is of that very class, and computes with torch tensors.
+    Their code requires that very class, and torch tensors.
     """
     module = sys.modules.get("genlm.backend.tokenization")
     return None if module is None else module.Token
 
 
-def named(lora_name: str | None) -> dict[str, str]:
-    """Return {"lora_name": …} if an adapter is given: methods of subclasses may not have it."""
+def lora_kwargs(lora_name: str | None) -> dict[str, str]:
+    """Return {"lora_name": …} if an adapter is given: subclasses may lack the parameter."""
     return {} if lora_name is None else {"lora_name": lora_name}
 
 
 def sampler_of(temperature: float, seed: int | None, number: int) -> Sampler:
-    """Return how sample `number` of a call draws."""
+    """Return the sampler of sample `number` of a call."""
     params = SamplingParams(temperature=temperature, seed=fresh_seed() if seed is None else seed)
     assert params.seed is not None
     return Sampler(params, stream_of(params.seed, (number,)))
 
 
 def checked_ids(token_ids: Any) -> list[int]:
-    """Return a context as a list. Raises: ConfigError for an empty one, or what are no ids."""
-    ids = whole_numbers("token_ids", token_ids)
+    """Return a context as a list. Raises: ConfigError for an empty context or anything but ids."""
+    ids = int_list("token_ids", token_ids)
     if not ids:
         raise ConfigError("token_ids is empty; give at least one token, such as the begin token")
     return ids
 
 
 def checked_ends(eos_token_ids: Any) -> frozenset[int]:
-    """Return end tokens; none is `[]`. Raises: ConfigError."""
+    """Return end tokens as a set; they may be empty. Raises: ConfigError."""
     if isinstance(eos_token_ids, set | frozenset):
         eos_token_ids = list(eos_token_ids)
-    return frozenset(whole_numbers("eos_token_ids", eos_token_ids))
+    return frozenset(int_list("eos_token_ids", eos_token_ids))
 
 
-NO_LISTS = (str, bytes, bytearray, set, frozenset, dict)  # of ids, though they can be iterated
+NOT_LISTS = (str, bytes, bytearray, set, frozenset, dict)  # of ids, though they can be iterated
 
 
-def whole_numbers(name: str, given: Any) -> list[int]:
-    """Return a list, tuple, array or tensor of ids as ints; refuse what has no order, or no ids."""
+def int_list(name: str, given: Any) -> list[int]:
+    """Return a list, tuple, array or tensor of ids as ints. Raises: ConfigError."""
     values = given.tolist() if hasattr(given, "tolist") else given
     try:
-        if type(values) is not list and isinstance(values, NO_LISTS):
+        if type(values) is not list and isinstance(values, NOT_LISTS):
             raise TypeError
         return list(map(operator.index, values))
     except TypeError as error:
-        raise ConfigError(
-            f"{name} is {given!r:.80}; allowed is a list of ids: whole numbers"
-        ) from error
+        raise ConfigError(f"{name} is {given!r:.80}; allowed is a list of ids: integers") from error
 
 
 def prefixes_of(token_ids: Sequence[int]) -> list[list[int]]:
@@ -667,7 +700,7 @@ def prefixes_of(token_ids: Sequence[int]) -> list[list[int]]:
     return [ids[:n] for n in range(1, len(ids) + 1)]
 
 
-def stacked(rows: Sequence[Any]) -> Any:
+def stack_rows(rows: Sequence[Any]) -> Any:
     """Return rows as one array or tensor, [N, V]."""
     if rows and type(rows[0]).__module__.startswith("torch"):
         import torch
@@ -677,14 +710,14 @@ def stacked(rows: Sequence[Any]) -> Any:
 
 
 def on_host(row: Any) -> NDArray[np.float32]:
-    """Return a row as an array, wherever the tensor is."""
+    """Return a row as an array on the host."""
     if type(row).__module__.startswith("torch"):
         row = row.detach().cpu().numpy()
     return np.asarray(row, dtype=np.float32)
 
 
 def top_of(row: Any, k: int) -> TopRows:
-    """Return the `k` likeliest of one row (all, if it has fewer), as arrays: [k], [k]."""
+    """Return the `k` likeliest tokens of one row (all, if it has fewer): [k], [k]."""
     values = on_host(row)
     some = np.flatnonzero(values >= np.partition(values, -k)[-k]) if k < len(values) else None
     ids = np.arange(len(values)) if some is None else some
@@ -692,8 +725,8 @@ def top_of(row: Any, k: int) -> TopRows:
     return TopRows(ids[order].astype(np.int64), values[ids[order]])
 
 
-def joined(rows: Sequence[TopRows], k: int) -> TopRows:
-    """Return single rows as one: [N, k], [N, k]."""
+def concat_top(rows: Sequence[TopRows], k: int) -> TopRows:
+    """Return the top tokens of single rows as one: [N, k], [N, k]."""
     if not rows:
         return TopRows(np.zeros((0, k), np.int64), np.zeros((0, k), np.float32))
     return TopRows(np.stack([row.ids for row in rows]), np.stack([row.logprobs for row in rows]))

@@ -1,4 +1,4 @@
-"""`load_model_by_name`: a model and its `AsyncLM` in one call, by the known names of backends."""
+"""`load_model_by_name`: load a model and return its `AsyncLM`, by genlm's backend names."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .asynclm import AsyncLM
 if TYPE_CHECKING:
     from ..compat.genlm.models import MockAsyncLM
 
-KNOWN = ("hf", "vllm", "mlx", "mock")
-OWN = ("batch_size", "strict", "strict_bytes", "as_torch", "on_device")
+GENLM_BACKENDS = ("hf", "vllm", "mlx", "mock")
+ASYNC_LM_OPTIONS = ("batch_size", "strict", "strict_bytes", "as_torch", "on_device")
 _log = logging.getLogger(__name__)
 
 
@@ -34,12 +34,15 @@ def load_model_by_name(
 def load_model_by_name(
     name: str, backend: str | None = None, llm_opts: Mapping[str, Any] | None = None
 ) -> AsyncLM | MockAsyncLM:
-    """Load a model and return its AsyncLM.
+    """Load a model and return its AsyncLM. Rows are tensors if torch is installed.
 
-    backend: "hf", "vllm", "mlx" or "mock", with that class's options (`weft.compat.genlm`); or an
-    engine of Weft's, with the options of `AsyncLM` and of `weft.load`. None: hf, or vllm where CUDA
-    and vLLM are and Weft has that engine; for the embedded "tiny" the numpy engine. Rows are
-    tensors where torch is installed. Raises: ValueError for another backend.
+    Args:
+        name: a name or a folder, as for `weft.load`.
+        backend: "hf", "vllm", "mlx" or "mock" of `weft.compat.genlm`, or one of Weft's engines.
+            None: vllm if CUDA and vLLM are available, else hf; numpy for the embedded "tiny".
+        llm_opts: options of that class; for Weft's engines, those of `AsyncLM` and `weft.load`.
+
+    Raises: ConfigError, a ValueError, for another backend.
     """
     from ..engines import engine_names
 
@@ -50,23 +53,23 @@ def load_model_by_name(
         )
     options, engines = dict(llm_opts or {}), engine_names()
     chosen = backend if backend is not None else _best(name, engines, options)
-    if chosen in KNOWN:
+    if chosen in GENLM_BACKENDS:
         from ..compat.genlm import BACKENDS
 
-        made: AsyncLM | MockAsyncLM = BACKENDS[chosen].from_name(name, **options)
-        return made
+        model: AsyncLM | MockAsyncLM = BACKENDS[chosen].from_name(name, **options)
+        return model
     if chosen not in ("auto", *engines):
-        allowed = ", ".join((*KNOWN, "auto", *engines))
+        allowed = ", ".join((*GENLM_BACKENDS, "auto", *engines))
         raise ConfigError(f"Invalid backend: {chosen!r}; allowed are {allowed}")
     from ..loading import load
 
     own = {"as_torch": find_spec("torch") is not None}
-    own |= {option: options.pop(option) for option in OWN if option in options}
+    own |= {option: options.pop(option) for option in ASYNC_LM_OPTIONS if option in options}
     return AsyncLM(load(name, engine=chosen, **options), **own)
 
 
 def _best(name: str, engines: tuple[str, ...], options: dict[str, Any]) -> str:
-    """Choose a backend; what programs give for vLLM on CUDA is left out where torch is taken."""
+    """Choose a backend; drop vLLM's `engine_opts` if torch is chosen instead of it."""
     if name == "tiny":
         return "numpy"
     if not _has_cuda():

@@ -1,4 +1,4 @@
-"""What `AsyncLM` keeps of its own, and shows of the LM's tree: exact rows, and views of places."""
+"""Rows and views behind `AsyncLM`: exact rows, and snapshots of places in the tree."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ Value = TypeVar("Value")
 
 
 class ExactRows:
-    """Plain rows, kept apart from the LM's: at most `n_bytes` of them, any thread may ask.
+    """Rows from single forwards, in a cache of at most `n_bytes`; usable from any thread.
 
-    Each forward stands alone between two steps of the LM, as a batch would change last bits. From
-    event loops one thread of this object's own waits for them, whoever and how many ask.
+    Each forward runs alone between two steps of the LM, because batching would change the last
+    bits. One worker thread of this object waits for them on behalf of event loops.
     """
 
     def __init__(self, lm: LM, n_bytes: int) -> None:
         self._lm = lm
         self._n_rows = max(1, n_bytes // (4 * max(lm.info.n_vocab, 1)))
         self._rows: OrderedDict[tuple[Any, ...], Floats] = OrderedDict()
-        self._lock = threading.Lock()  # of the rows and of the thread's beginning
+        self._lock = threading.Lock()  # of the rows and of the thread's start
         self._thread: ThreadPoolExecutor | None = None
 
     def plain(self, place: Place) -> Floats:
@@ -47,19 +47,19 @@ class ExactRows:
         return log_softmax(self._lm.driver.exclusive(forward))
 
     def rows(self, places: Sequence[Place]) -> list[Floats]:
-        """Return the rows of places, the caller's own; each new one costs a forward."""
+        """Return copies of the rows of places; each new row costs a forward."""
         return [self._row(place).copy() for place in places]
 
     async def aplain(self, place: Place) -> Floats:
-        """The same as `plain`, awaited."""
+        """Await `plain`."""
         return await self._on_thread(lambda: self.plain(place))
 
     async def arows(self, places: Sequence[Place]) -> list[Floats]:
-        """The same as `rows`, awaited."""
+        """Await `rows`."""
         return await self._on_thread(lambda: self.rows(places))
 
     def clear(self) -> None:
-        """Forget all rows."""
+        """Clear all rows."""
         with self._lock:
             self._rows.clear()
 
@@ -88,8 +88,10 @@ class ExactRows:
 
 @dataclass(frozen=True, slots=True)
 class CacheNode:
-    """A place in the tree as it was: tokens of its path, whether it has KV, its cached logits.
+    """A snapshot of a place in the tree.
 
+    n_tokens: depth of its path.
+    has_kv: True if it has KV.
     logits: float32 [V], raw, a copy; None if no row is cached there.
     """
 
@@ -99,7 +101,7 @@ class CacheNode:
 
 
 def walk(lm: LM, place: Place) -> tuple[CacheNode, int, CacheNode | None, int]:
-    """Return what `AsyncLM.walk_cache` does, for a place; looked at under the lock."""
+    """Return what `AsyncLM.walk_cache` returns, for a place, under the lock."""
     ids = place.ids()
 
     def look() -> tuple[CacheNode, int, CacheNode | None, int]:
@@ -113,14 +115,14 @@ def walk(lm: LM, place: Place) -> tuple[CacheNode, int, CacheNode | None, int]:
 
 
 def view(lm: LM, cursor: Cursor) -> CacheNode:
-    """Return what is known of a place now: its depth, whether it has KV, a copy of its row."""
+    """Return a snapshot of a place: its depth, its KV, a copy of its row."""
     at = resolve(cursor)
     row = lm.scheduler.logits_cache.get(at)
     return CacheNode(at.depth, at.node.fragment is not None, None if row is None else row.copy())
 
 
 def resident_depth(cursor: Cursor, below: int) -> int:
-    """Return how many tokens of the path, `below` at most, have KV without a gap."""
+    """Return how many tokens of the path, at most `below`, have KV without a gap."""
     depth = min(resolve(cursor).depth, below)
     for node in climb(cursor):
         if node.fragment is None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Loaded(NamedTuple):
-    """One loaded adapter: its namespace in the tree, and a fingerprint of its weights."""
+    """One loaded adapter: its namespace in the token tree, and a fingerprint of its weights."""
 
     space: str
     fingerprint: str
@@ -23,8 +23,8 @@ class Loaded(NamedTuple):
 class Adapters:
     """The LoRA adapters of one LM, by name; iterating gives their names.
 
-    Each adapter has its own root in the token tree. A namespace is a name and the number of times
-    that it was loaded, so KV of an earlier adapter of the same name is never reused.
+    Each adapter has its own root in the token tree. A namespace consists of a name and a load
+    count, so KV of an earlier adapter with the same name is never reused.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Adapters:
         return name in self._loaded
 
     def space(self, name: str | None) -> str | None:
-        """Return the namespace of an adapter (None: of the base model). Raises: ConfigError."""
+        """Return the namespace of an adapter (None: the base model). Raises: ConfigError."""
         return None if name is None else self._get(name).space
 
     def fingerprint(self, name: str | None) -> str:
@@ -48,10 +48,15 @@ class Adapters:
     def add(self, lm: LM, name: str, folder: str | PathLike[str]) -> None:
         """Load an adapter; an adapter of the same name is removed first.
 
-        folder: a path, or an id on the Hub, `org/name` or `org/name@revision`.
-        Raises: Unsupported if the engine has no adapters, or none of this kind; ConfigError for an
-        adapter of another model; ModelLoadError for missing or broken files. On an error the loaded
-        adapters are unchanged.
+        Args:
+            folder: a path, or an id on the Hub: `org/name` or `org/name@revision`.
+
+        Raises:
+            Unsupported: the engine has no adapters, or none of this kind.
+            ConfigError: the adapter belongs to another model.
+            ModelLoadError: files are missing or broken.
+
+        On an error the loaded adapters are unchanged.
         """
         if not isinstance(name, str) or not name:
             raise ConfigError(f"an adapter's name is {name!r}; allowed is a text, not empty")
@@ -65,30 +70,31 @@ class Adapters:
             before = self._loaded.get(name)
             self._loaded[name] = Loaded(space, fingerprint)
             if before is not None:
-                _retire(lm, name, before.space, "replaced by another of that name; ask again")
+                _drop_namespace(lm, name, before.space, "replaced; repeat the call")
 
-        _refuse_closed(lm)
+        _check_open(lm)
         path = resolve_adapter(folder)
         lm.driver.exclusive(load)
 
     def remove(self, lm: LM, name: str) -> None:
         """Remove an adapter and its KV. Other work continues.
 
-        Queued work and branches of the adapter raise StaleHandle. Raises: ConfigError for an
-        unknown name.
+        Queued work and branches of the adapter raise StaleHandle.
+
+        Raises: ConfigError for an unknown name.
         """
 
         def unload() -> None:
             loaded = self._get(name)
             del self._loaded[name]
-            _retire(lm, name, loaded.space, "removed; add it again")
+            _drop_namespace(lm, name, loaded.space, "removed; add it again")
 
-        _refuse_closed(lm)
+        _check_open(lm)
         lm.driver.exclusive(unload)
 
     @staticmethod
     def name_of(space: str | None) -> str | None:
-        """Return the name of the adapter whose namespace this is."""
+        """Return the name of the adapter with this namespace; None for the base model."""
         return None if space is None else space.rpartition("#")[0]
 
     def _get(self, name: str) -> Loaded:
@@ -99,11 +105,11 @@ class Adapters:
         return loaded
 
 
-def _retire(lm: LM, name: str, space: str, why: str) -> None:
+def _drop_namespace(lm: LM, name: str, space: str, why: str) -> None:
     lm.scheduler.drop_namespace(space, f"the LoRA adapter {name!r} was {why}")
     lm.engine.remove_adapter(space)
 
 
-def _refuse_closed(lm: LM) -> None:
+def _check_open(lm: LM) -> None:
     if lm.closed:
         raise StaleHandle("this LM is closed; load it again")

@@ -1,4 +1,4 @@
-"""A rendered chat: the prompt's text, its tokens, and what an answer to it may look like."""
+"""A rendered chat: the prompt's text, its tokens, and the format of its answer."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from ..constraints.calls import call_constraint
 
 
 class ChatPrompt(str):
-    """The text of a rendered chat. It is a str, and knows how it came to be.
+    """The text of a rendered chat: a str with its token ids and the format of its answer.
 
-    ids: its tokens; names of special tokens in what was said are letters in them. `lm.tokenize`
-    gives them for the whole prompt, and a Loom takes it as it is. What is cut or joined is a plain
-    str. user_prompt: what the user said last.
+    `lm.tokenize` returns `ids` for the full prompt, and a Loom accepts it as a prompt. Slices and
+    concatenations are plain str.
+
+    ids: its tokens. Special tokens that users typed are plain text in them.
+    user_prompt: the last user message.
+    tools, tool_choice: as passed to `format_chat`.
     """
 
     ids: tuple[int, ...]
@@ -39,32 +42,32 @@ class ChatPrompt(str):
         tools: Sequence[Any] | None,
         tool_choice: Any,
     ) -> Self:
-        """Make it from what `Tokenizer.render_pieces` gives."""
-        made = cls("".join(piece for piece, _ in pieces))
-        made.ids = tuple(text.chat_ids(pieces))
-        made.user_prompt = user_prompt
-        made.tools, made.tool_choice = tuple(tools or ()), tool_choice
-        made._text, made._template = text, template
+        """Create it from the pieces of `Tokenizer.render_pieces`."""
+        prompt = cls("".join(piece for piece, _ in pieces))
+        prompt.ids = tuple(text.chat_ids(pieces))
+        prompt.user_prompt = user_prompt
+        prompt.tools, prompt.tool_choice = tuple(tools or ()), tool_choice
+        prompt._text, prompt._template = text, template
         if tool_choice is not None:
-            made.constraint  # noqa: B018 what cannot be had is said here
-        return made
+            prompt.constraint  # noqa: B018 raises here for an impossible choice
+        return prompt
 
     @cached_property
     def form(self) -> ChatForm:
-        """How the template writes an assistant's turn."""
+        """The format in which the template writes an assistant's turn."""
         return self._text.chat_form(self._template)
 
     @property
     def thinking_open(self) -> bool:
-        """Whether the prompt ends inside the reasoning."""
+        """True if the prompt ends inside the reasoning."""
         return self.rstrip().endswith(self.form.think[0])
 
     @cached_property
     def constraint(self) -> Constraint | None:
-        """What makes calls valid: for `constraint=` of every face; None without tools.
+        """A value for `constraint=` that makes tool calls valid; None without tools.
 
-        After tool_choice: free text until a call begins ("auto", also where it was left out), a
-        call at once ("required", or a name), or no constraint ("none").
+        With tool_choice "auto", the default, text is free until a call starts. "required", or a
+        tool's name, demands a call; "none" gives no constraint.
         """
         if not self.tools and self.tool_choice in (None, "none"):
             return None
@@ -77,7 +80,7 @@ class ChatPrompt(str):
         )
 
     def parse(self, text: str, *, is_partial: bool = False, reads_calls: bool = True) -> ChatOutput:
-        """Take an answer to this prompt apart; see `parse_chat_output`."""
+        """Split an answer into text, reasoning and calls; see `parse_chat_output`."""
         return parse_chat_output(
             text,
             thinking_open=self.thinking_open,

@@ -1,4 +1,4 @@
-"""Texts to vectors: the model's final hidden states, pooled."""
+"""Embed texts: pool the model's final hidden states."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def embed(
     normalize: bool = True,
 ) -> NDArray[np.float32]:
     """Return a vector for each text; see `LM.embed`."""
-    _refuse_closed(lm)
+    _check_open(lm)
     if pooling is None:
         pooling = lm.info.pooling or "mean"
     if pooling not in get_args(Pooling):
@@ -45,7 +45,7 @@ def embed(
     return out
 
 
-def _refuse_closed(lm: LM) -> None:
+def _check_open(lm: LM) -> None:
     if lm.closed:
         raise StaleHandle("this LM is closed; load it again")
 
@@ -78,7 +78,7 @@ def _token_ids(lm: LM, index: int, text: str | Sequence[int]) -> list[int]:
 
 
 def _packed(lengths: Sequence[int], n_batch: int) -> Iterator[list[int]]:
-    """Yield which texts run together: as many as fit in a forward, a longer one alone."""
+    """Yield groups of text indices: as many as fit in a forward; a longer text alone."""
     group: list[int] = []
     total = 0
     for index, length in enumerate(lengths):
@@ -92,8 +92,8 @@ def _packed(lengths: Sequence[int], n_batch: int) -> Iterator[list[int]]:
 
 
 def _states(lm: LM, ids: list[list[int]]) -> list[NDArray[np.float32]]:
-    """Return the final hidden states of whole texts; between steps."""
-    _refuse_closed(lm)  # meanwhile
+    """Return the final hidden states of full texts. Call it between steps."""
+    _check_open(lm)  # it may have been closed since `embed` started
     engine, n_batch = lm.engine, lm.scheduler.n_batch
     if len(ids) == 1 and len(ids[0]) > n_batch:
         return [_in_parts(engine, ids[0], n_batch)]
@@ -101,7 +101,7 @@ def _states(lm: LM, ids: list[list[int]]) -> list[NDArray[np.float32]]:
 
 
 def _in_parts(engine: Engine, ids: list[int], n_batch: int) -> NDArray[np.float32]:
-    """Run one text in several forwards, over KV that is kept between them only."""
+    """Run one text in several forwards, with KV that is freed afterwards."""
     fragments = engine.fragments
     if fragments is None:
         return engine.hidden_states([Row((), ids, 0)])[0]

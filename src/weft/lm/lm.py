@@ -1,4 +1,4 @@
-"""`LM`: one model with its tokenizer, token tree, scheduler and adapters; what all faces use."""
+"""`LM`: one model with its tokenizer, token tree, scheduler and adapters."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ ROW_CACHE_BYTES = 64 << 20
 N_BATCH = 512
 N_SEQ_MAX = 65_536  # live branches that `BranchStore.available` counts down from
 
-# The one registry: models that were handed over already loaded → their LM, while somebody has it.
-_adopted: WeakValueDictionary[int, LM] = WeakValueDictionary()
-_adopting = threading.Lock()
+# The LM of each model object that a caller passed already loaded, by the object's id.
+_lms_by_model: WeakValueDictionary[int, LM] = WeakValueDictionary()
+_lms_lock = threading.Lock()
 
 
 @remedied(OF_LM, camel_case=True)
@@ -71,17 +71,21 @@ class LM(
     Listed,
     instead="load the model there from what it was loaded from (weft.load), or ask weft serve",
 ):
-    """A loaded model: engine + tokenizer + token tree + scheduler. Make it with `weft.load`.
+    """A loaded model: engine, tokenizer, token tree and scheduler. Create it with `weft.load`.
 
-    Everything that runs the model goes through `submit` and `drive`, whichever face asks, so equal
-    prefixes are computed once and all live branches share each step. Use it from any thread, as a
-    context manager, or let it be collected.
+    Looms, branches and AsyncLM all run the model through `submit` and `drive`. Equal prefixes are
+    therefore computed once, and all live branches share each step. An LM can be used from any
+    thread and as a context manager.
 
-    engine, info: what runs the model. text: Weft's own view of the tokenizer. tokenizer, model:
-    what was handed in, else `text` and `engine`. n_ctx: tokens a path may have. n_seq_max: branches
-    that `BranchStore.available` counts down from.
-    defaults: sampling parameters of raw prompts. chat_defaults: those of chat answers and branches.
-    Both come from the model's files if these set sampling parameters.
+    engine, info: the engine that runs the model, and its description.
+    text: Weft's own view of the tokenizer.
+    tokenizer, model: the objects that the caller passed, else `text` and `engine`.
+    n_ctx: maximum number of tokens of a path.
+    n_seq_max: number of branches that `BranchStore.available` counts down from.
+    defaults: sampling parameters of raw prompts.
+    chat_defaults: sampling parameters of chat answers and branches.
+
+    The defaults come from the model's files, if these contain sampling parameters.
     """
 
     def __init__(
@@ -98,17 +102,18 @@ class LM(
         row_bytes: int | None = None,
         defaults: SamplingParams | ModelDefaults | None = None,
     ) -> None:
-        """Put the parts together; see `weft.load`. kv_bytes: None for no limit.
+        """Assemble an LM from its parts; see `weft.load`.
 
-        defaults: sampling parameters that a call does not give. None: temperature 1 without
-        filters, in chats too; `weft.load` passes those of the model's files.
-
-        tokenizer: Weft's own `Tokenizer`, or an object that `weft.load` takes.
-
-        offload_bytes: of the host, for KV beyond that. row_bytes: of logits rows that are kept,
-        over all faces.
+        Args:
+            tokenizer: Weft's own `Tokenizer`, or an object that `weft.load` accepts.
+            n_batch: maximum number of tokens of a step; None: 512.
+            kv_bytes: KV budget; None: no limit.
+            offload_bytes: host memory for KV beyond the budget; None: none.
+            row_bytes: budget of cached logits rows; None: 64 MiB.
+            defaults: sampling parameters that a call does not set. None: temperature 1 without
+                filters; `weft.load` passes those of the model's files.
         """
-        check_kind(engine)
+        check_kv_kind(engine)
         self.engine = engine
         self.text = text = Tokenizer.wrap(tokenizer)
         self.model = engine if model is None else model
@@ -120,7 +125,7 @@ class LM(
         self.tree = TokenTree(
             engine.fragments,
             capacity=capacity_of(kv_bytes, engine.info),
-            max_paths=least(n_seq_max, engine.info),
+            max_paths=max_paths_of(n_seq_max, engine.info),
             host_capacity=host_capacity_of(offload_bytes, engine.info),
             host_uses_free_slots=engine.info.idle_slots is not None,
         )
@@ -134,39 +139,42 @@ class LM(
         self.driver = Driver(self.scheduler)
         self._open = True
         self.adapters = Adapters()
-        self.face_state: dict[type[Any], Any] = {}  # what faces keep beside this LM, by its class
-        self.made_with: dict[str, Any] = {}  # what an already loaded model was asked to have
+        self.face_state: dict[type[Any], Any] = {}  # per-LM state of branches and others, by class
+        self.load_arguments: dict[str, Any] = {}  # arguments of `load` for an already loaded model
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any = None) -> LM:
-        """Return the one LM of an already loaded model object; an LM is its own."""
+        """Return the one LM of an already loaded model object; an LM is returned unchanged."""
         from ..loading import load
 
         return model if isinstance(model, LM) else load(model, tokenizer)
 
     @cached_property
     def constraints(self) -> Compiler:
-        """What makes matchers of constraints, and keeps what it compiled."""
+        """Compiler of constraints, with a cache of compiled ones."""
         return Compiler(self.text, self.info.n_vocab)
 
     @property
     def info(self) -> EngineInfo:
-        """What the engine is and can do."""
+        """The engine's description: model, device, dtype, capabilities."""
         return self.engine.info
 
     @property
     def closed(self) -> bool:
-        """`close` was called."""
+        """True after `close`."""
         return self.driver.closed
 
     def place(
         self, ids: Sequence[int], after: Place | None = None, *, namespace: str | None = None
     ) -> Place:
-        """Return the place after `ids`, which follow `after` (None: the root). Runs no model.
+        """Return the place after `ids`, which follow `after` (None: the root). Runs nothing.
 
-        namespace: the adapter whose tree it is in, at the root.
-        Raises: ConfigError for ids outside the vocabulary or an unknown adapter, ContextOverflow
-        beyond n_ctx.
+        Args:
+            ids: token ids of the model's vocabulary.
+            namespace: the name of the LoRA adapter whose tree to use; only at the root.
+
+        Raises: ConfigError for ids outside the vocabulary or an unknown adapter; ContextOverflow
+        beyond `n_ctx`.
         """
         self.check_path(ids, 0 if after is None else after.depth)
         name = None if after is None else after.namespace
@@ -175,11 +183,11 @@ class LM(
         return Place(self.tree.holds, name, after, list(ids))
 
     def root(self, namespace: str | None = None) -> Place:
-        """Return the place before all tokens of an adapter's tree, or of the model's own."""
+        """Return the root of an adapter's tree, or of the base model's."""
         return Place(self.tree.holds, self.adapters.space(namespace))
 
     def check_path(self, ids: Sequence[int], n_before: int = 0) -> None:
-        """Raise what `place` does for ids that cannot follow so many others."""
+        """Raise what `place` raises for `ids` after `n_before` other tokens. Creates nothing."""
         if self.closed:
             raise StaleHandle("this LM is closed; load it again")
         self._check_ids(ids)
@@ -193,11 +201,11 @@ class LM(
             )
 
     def check_length(self, text: str) -> None:
-        """Raise ContextOverflow for a text that cannot fit: by its length, before it is tokenised.
+        """Raise ContextOverflow for a text that cannot fit, by its length, before tokenizing it.
 
-        It takes many times its length to be tokenised. A text that may fit is not refused.
+        Tokenizing takes much longer than this check. A text that may fit always passes.
         """
-        # What is short is tokenised in no time.
+        # Short texts are tokenized quickly.
         fewest = self.text.fewest(text) if len(text) > self.n_ctx else 0
         if fewest > self.n_ctx:
             raise ContextOverflow(
@@ -210,7 +218,7 @@ class LM(
     def _check_ids(self, ids: Sequence[int]) -> None:
         if len(ids) == 0:
             return
-        low, high = least_and_most(ids)
+        low, high = min_and_max(ids)
         if self.info.n_vocab == 0:
             self.text.check_ids(ids)
         elif low < 0 or high >= self.info.n_vocab:
@@ -221,14 +229,18 @@ class LM(
             )
 
     def sampler(self, params: SamplingParams, stream: int, *, in_steps: bool = False) -> Sampler:
-        """Return a sampler at its beginning. in_steps: it draws from single rows only.
+        """Return a new sampler.
 
-        Raises: ConfigError for biases of no token, GrammarError for a constraint that is none,
-        Unsupported in steps where the engine has none, or for what its rows do not carry.
+        Args:
+            stream: the random stream, see `stream_of`.
+            in_steps: True if it draws from single rows of logits, as branches do.
+
+        Raises: ConfigError for biases of unknown tokens; GrammarError for an invalid constraint;
+        Unsupported for parameters that the engine's steps or rows cannot apply.
         """
         if in_steps:
             check_steps(params, self.engine)
-        if self.info.n_vocab:  # else biases mean nothing, which the engine says
+        if self.info.n_vocab:  # engines without a vocabulary reject biases themselves
             self._check_ids([token for token, _ in params.logit_bias])
         constraint = params.constraint
         matcher = None if constraint is None else self.constraints.matcher(constraint)
@@ -240,7 +252,7 @@ class LM(
                 self._check_ids([token for token, _ in item.sampler.params.logit_bias])
 
     def submit(self, items: Sequence[Item], *, atomic: bool = False) -> list[Ticket]:
-        """Queue work; nothing runs before somebody drives. See `Scheduler.submit`."""
+        """Queue work; it runs when a caller drives it. See `Scheduler.submit`."""
         self._check_biases(items)
         return self.driver.submit(items, atomic=atomic)
 
@@ -249,15 +261,15 @@ class LM(
         self.driver.drive(tickets)
 
     def pump(self, channel: Channel, tickets: Sequence[Ticket]) -> Iterator[list[Any]]:
-        """Yield what sinks put into a channel, a list a step, until all tickets are done."""
+        """Yield the items of a channel, a list per step, until all tickets are done."""
         return self.driver.pump(channel, tickets)
 
     def turn_of_loop(self) -> Awaitable[None] | None:
-        """Return what a call waits for first, where one pass of its loop makes very many."""
+        """Return an awaitable that paces a loop with very many calls per pass; None otherwise."""
         return self.driver.start_call()
 
     async def asubmit(self, items: Sequence[Item], *, atomic: bool = False) -> list[Ticket]:
-        """Queue work from an event loop; what one pass of the loop submits shares a step."""
+        """Queue work from an event loop; submissions of one pass of the loop share a step."""
         self._check_biases(items)
         return await self.driver.asubmit(items, atomic=atomic)
 
@@ -266,7 +278,7 @@ class LM(
         return self.driver.adrive(tickets)
 
     def when_done(self, tickets: Sequence[Ticket]) -> asyncio.Future[None]:
-        """Return a future of the running loop that is set once all tickets are done."""
+        """Return a future of the running loop that is set when all tickets are done."""
         return self.driver.when_done(tickets)
 
     def apump(self, channel: Channel, tickets: Sequence[Ticket]) -> AsyncIterator[list[Any]]:
@@ -284,17 +296,17 @@ class LM(
         template: bool = True,
         **sampling: Unpack[BranchOptions],
     ) -> Branches:
-        """Return `n` answers to a prompt: nodes with `text`, `logprob`, `finish_reason`.
+        """Return `n` answers to a prompt: nodes with `text`, `logprob` and `finish_reason`.
 
         `str(answers[0])` is the first answer's text. The nodes are children of a new loom,
         `answers[0].parent`, and can be grown, measured and searched below.
 
         Args:
-            prompt: a text (asked through the chat template if the model has one), chat messages,
-                or token ids.
+            prompt: a text (rendered by the chat template if the model has one), chat messages, or
+                token ids.
             n, params, sampling: as for `Heddle.grow`; `n` is 1 and `max_tokens` 256 by default.
             system: a system message before the prompt.
-            template: False continues a text as it is.
+            template: False continues a text without the chat template.
 
         Raises: as `Loom` and `Heddle.grow`.
         """
@@ -313,7 +325,7 @@ class LM(
         template: bool = True,
         **sampling: Unpack[BranchOptions],
     ) -> Branches:
-        """As `generate`, in a running event loop; concurrent calls share each step."""
+        """Await `generate` in a running event loop; concurrent calls share each step."""
         from ..loom.generate import agenerate
 
         return await agenerate(
@@ -322,15 +334,20 @@ class LM(
 
     @property
     def kv(self) -> PathKV:
-        """The KV of whole paths: size, pin, offload, copy, trim, export, save and load."""
+        """The KV of paths: size, pin, offload, copy, trim, export, save and load."""
         return PathKV(self)
 
     def tokenize(
         self, text: str, *, special: bool = False, add_bos: bool | None = None
     ) -> list[int]:
-        """Return the token ids of a whole text; special tokens in it are text unless `special`.
+        """Return the token ids of a text.
 
-        Of a prompt by `format_chat` they are text where somebody typed them, with `special` too.
+        Args:
+            special: True parses special tokens in the text. In a prompt of `format_chat`, text that
+                users typed stays plain in any case.
+            add_bos: add the BOS token; None: as the tokenizer does.
+
+        Raises: ConfigError for anything but a str.
         """
         if not isinstance(text, str):
             raise ConfigError(
@@ -342,7 +359,7 @@ class LM(
         return self.text.encode(text, special=special, add_bos=add_bos)
 
     def detokenize(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, special tokens rendered."""
+        """Return the text of token ids, including special tokens."""
         if not isinstance(ids, Iterable):
             raise ConfigError(
                 f"ids are {ids!r:.80}; allowed is a sequence of token ids. Of one token the text is"
@@ -352,17 +369,17 @@ class LM(
         return self.text.decode(ids)
 
     def token_to_text(self, token_id: int) -> str:
-        """Return one token's text; U+FFFD where it is part of a character."""
+        """Return one token's text; U+FFFD if it is part of a character."""
         self._check_ids([token_id])
         return self.text.token_text(token_id)
 
     def is_stop_token(self, token_id: int) -> bool:
-        """Whether this token ends a text."""
+        """Return True if this token ends a text."""
         return token_id in self.text.stop_ids
 
     @property
     def eog_token(self) -> int:
-        """The token that ends a generation. Raises: ConfigError if the tokenizer names none."""
+        """The token that ends a generation. Raises: ConfigError if the model's files name none."""
         end: int | None = self.text.eos_token_id
         if end is None:
             end = min(self.text.stop_ids, default=None)
@@ -381,19 +398,23 @@ class LM(
         template_kwargs: Mapping[str, Any] | None = None,
         fits: bool = False,
     ) -> ChatPrompt:
-        """Return the prompt of chat messages by the model's template, or by `template`.
+        """Return the prompt of chat messages, rendered by the model's template or by `template`.
 
-        It is a str with `ids`, its tokens, in which special tokens that somebody typed are letters
-        (`tokenize(prompt, special=True, add_bos=False)` gives them, too); with `constraint`, which
-        makes tool calls valid, and `parse`, which takes the answer apart.
+        The prompt is a str. Its `ids` are its tokens, in which special tokens that users typed are
+        plain text. Its `constraint` makes tool calls valid, and its `parse` splits an answer.
 
-        tools: function descriptions, JSON schema; a template without tools gets them described in
-        a message. tool_choice: "auto" (as if left out),
-        "required", "none", or a function's name. template_kwargs: further variables of the
-        template, such as enable_thinking. fits: what cannot fit in the context, by its length, is
-        not tokenised.
-        Raises: ConfigError when the template refuses or leaves out a message or does not read a
-        variable; ContextOverflow with `fits` alone.
+        Args:
+            messages: dicts with "role" and "content".
+            tools: function descriptions as JSON schema. A template without tools gets them in a
+                message.
+            tool_choice: "auto" (the default), "required", "none", or a function's name.
+            template: a Jinja template instead of the model's.
+            template_kwargs: further variables of the template, such as enable_thinking.
+            fits: raise for a prompt that cannot fit in the context, before tokenizing it.
+
+        Raises:
+            ConfigError: the template rejects or omits a message, or does not use a variable.
+            ContextOverflow: with `fits` only.
         """
         options = self._chat_options(tools, template, template_kwargs)
         pieces = self.text.render_pieces(
@@ -401,11 +422,12 @@ class LM(
         )
         if fits:
             self.check_length("".join(piece for piece, _ in pieces))
-        asked = [each.get("content") for each in messages if each.get("role") == "user"]
+        contents = [each.get("content") for each in messages if each.get("role") == "user"]
+        last = contents[-1] if contents else None
         return ChatPrompt.of(
             self.text,
             pieces,
-            user_prompt=asked[-1] if asked and isinstance(asked[-1], str) else "",
+            user_prompt=last if isinstance(last, str) else "",
             template=template,
             tools=tools,
             tool_choice=tool_choice,
@@ -423,7 +445,8 @@ class LM(
     ) -> list[int]:
         """Return only the tokens that new messages add after an answer; see `turns.turn_delta`.
 
-        history: the chat they follow, where the template looks at more than the last turn.
+        Args:
+            history: the chat before them, for templates that read more than the last turn.
         """
         options = self._chat_options(tools, template, template_kwargs)
         return turn_delta(
@@ -436,7 +459,7 @@ class LM(
 
     @property
     def turn_separator(self) -> list[int]:
-        """The tokens that close an assistant's turn: its end token and blank text after it."""
+        """The tokens that close an assistant's turn: its end token and the text after it."""
         return turn_separator(self.text)
 
     def _chat_options(
@@ -463,9 +486,9 @@ class LM(
         tools: Sequence[Any] | None = None,
         template: str | None = None,
     ) -> ChatOutput:
-        """Take what the assistant said apart, in the form that the model's template writes.
+        """Split an assistant's answer into text, reasoning and calls, by the model's template.
 
-        See `tokens.parse.parse_chat_output`; a prompt's own `parse` knows all but the text.
+        See `tokens.parse.parse_chat_output`. A prompt's own `parse` needs the text only.
         """
         return parse_chat_output(
             text,
@@ -484,13 +507,19 @@ class LM(
     ) -> NDArray[np.float32]:
         """Return a vector for each text: float32 [N, n_embd], from the final hidden states.
 
-        texts: or the token ids of one, as they are.
+        Args:
+            texts: texts, or token ids of texts.
+            pooling: "mean" over a text's tokens, "cls" (the first) or "last". None: as the model's
+                file says, else "mean".
+            normalize: scale each vector to length 1.
 
-        pooling: the "mean" over a text's tokens, its first ("cls") or its "last" one; None as the
-        model's file says, else the mean. normalize: to length 1. Keeps no KV.
-        Raises: Unsupported where the engine gives no hidden states; ConfigError for an empty text;
-        StaleHandle once the LM is closed.
-        Cost: a forward per n_batch tokens, between other work.
+        Raises:
+            Unsupported: the engine returns no hidden states.
+            ConfigError: a text is empty.
+            ContextOverflow: a text is longer than the context.
+            StaleHandle: the LM is closed.
+
+        Cost: a forward per `n_batch` tokens, between other work. Caches no KV.
         """
         return embed(self, texts, pooling=pooling, normalize=normalize)
 
@@ -499,55 +528,57 @@ class LM(
         self.adapters.add(self, name, folder)
 
     def fingerprint(self, adapter: str | None = None) -> str:
-        """Return what files of this model, with this adapter, are marked with: another text once
-        the weights have been changed.
+        """Return a fingerprint of the model's weights, and of an adapter's, to mark files with.
 
-        Raises: ConfigError for an unknown adapter.
+        It changes when the weights change. Raises: ConfigError for an unknown adapter.
         """
         mark, own = self.engine.fingerprint(), self.adapters.fingerprint(adapter)
         return mark if adapter is None else f"{mark}+{own}"
 
     def remove_adapter(self, name: str) -> None:
-        """Forget an adapter; see `Adapters.remove`."""
+        """Remove an adapter; see `Adapters.remove`."""
         self.adapters.remove(self, name)
 
     def stats(self) -> Stats:
-        """Return what was prefilled, reused and decoded, the KV held, and seconds a phase."""
+        """Return token counts, KV sizes and seconds per phase since the model was loaded."""
         self.driver.try_drain()
         return gather_stats(self.scheduler)
 
     def clear_cache(self) -> None:
-        """Forget all KV and logits that no running work needs; tokens and handles stay.
+        """Clear all KV and logits that no running work needs; tokens and handles stay valid.
 
-        KV that is pinned by hand goes, too, and its room stays: see `PathKV.pin`.
-        Weights changed in place are noticed where PyTorch counts changes (an optimizer's step,
-        `add_`, `load_state_dict`); call this after other changes, such as through `.data`.
+        Pinned KV is cleared too, but its room stays reserved: see `PathKV.pin`. Changes of weights
+        in place are detected if PyTorch counts them (optimizer steps, `add_`, `load_state_dict`).
+        Call this method after other changes, such as through `.data`.
         """
-        if not self.closed:  # then there is none
+        if not self.closed:
             self.driver.exclusive(self.scheduler.clear)
 
     def see_weights(self) -> None:
-        """Forget what was computed with weights that somebody has changed since.
+        """Clear KV and logits that were computed with weights that have changed since.
 
-        Every call that runs the model does so first; for what is kept beside the tree. Where
-        something runs that has begun with the weights of before, this waits for its end.
+        Every call that runs the model does this first. Callers with caches of their own call it
+        too. It waits for running work that started with the old weights.
         """
         if not self.closed and self.scheduler.weights_changed():
             self.driver.exclusive(self.scheduler.check_weights)
             if self.scheduler.weights_changed():
-                # What is asked for now begins once they are seen; see `Scheduler._awaits_weights`.
+                # Work submitted now starts with the new weights; see `Scheduler._awaits_weights`.
                 self.drive(self.submit([Extend(self.place([0]), (), (Logits(1),))]))
 
     async def asee_weights(self) -> None:
-        """As `see_weights`, without blocking the loop."""
+        """Await `see_weights` without blocking the loop."""
         if self.scheduler.weights_changed():
             await asyncio.to_thread(self.see_weights)
 
     def close(self) -> None:
-        """End what runs, free the KV and the model; idempotent. Its handles are stale then."""
+        """Cancel running work and free the KV and the model; idempotent.
+
+        Its handles become stale.
+        """
         if self._open:
             self._open = False
-            if self.driver.closed:  # it gave up on its own; the model is still there
+            if self.driver.closed:  # it closed itself after an error; the engine is still open
                 self.engine.close()
             else:
                 self.driver.close(self.engine.close)
@@ -569,34 +600,32 @@ class LM(
         return f"<LM {self.info.model} ({state}), context {context}, {self.info.dtype}>"
 
 
-def least_and_most(ids: Sequence[int]) -> tuple[int, int]:
-    """Return the least and the largest of some ids. Long lists are looked through in C: a context
-    is checked whole each time that it is asked about.
-    """
+def min_and_max(ids: Sequence[int]) -> tuple[int, int]:
+    """Return the smallest and the largest id. Scans long lists with NumPy."""
     if type(ids) is list and len(ids) >= 256:
         try:
             packed = np.frombuffer(array("q", ids), np.int64)
-        except (TypeError, OverflowError):  # none that are ids: who compares them tells
+        except (TypeError, OverflowError):  # not ids: the caller's comparison raises
             return min(ids), max(ids)
         return int(packed.min()), int(packed.max())
     return min(ids), max(ids)
 
 
-def adopted(model: Any, make: Callable[[], LM]) -> tuple[LM, bool]:
-    """Return the LM that stands over a loaded model object, and whether it was made just now.
+def lm_of_model(model: Any, make: Callable[[], LM]) -> tuple[LM, bool]:
+    """Return the LM of a loaded model object, and True if this call created it.
 
-    The LM keeps the object alive, so its id is its name for as long as the entry is there.
+    The LM keeps the object alive, so the object's id is a valid key while the entry exists.
     """
-    with _adopting:
-        lm = _adopted.get(id(model))
+    with _lms_lock:
+        lm = _lms_by_model.get(id(model))
         if lm is not None and not lm.closed:
             return lm, False
-        lm = _adopted[id(model)] = make()
+        lm = _lms_by_model[id(model)] = make()
         return lm, True
 
 
 def check_n_ctx(n_ctx: int | None, info: EngineInfo) -> int:
-    """Return the context length to use."""
+    """Return the context length to use. Raises: ConfigError above the model's own."""
     if n_ctx is None:
         return info.context_length
     n_ctx = check_int("n_ctx", n_ctx, 1)
@@ -608,24 +637,24 @@ def check_n_ctx(n_ctx: int | None, info: EngineInfo) -> int:
     return n_ctx
 
 
-def check_kind(engine: Engine) -> None:
-    """Refuse an engine whose fragments are not of the kind that it says."""
+def check_kv_kind(engine: Engine) -> None:
+    """Raise ConfigError if an engine's fragments contradict its description."""
     info = engine.info
     if (engine.fragments is None) != (info.kv == "hidden"):
-        has = "none" if engine.fragments is None else "some"
+        state = "None" if engine.fragments is None else "set"
         raise ConfigError(
-            f'the {info.name} engine says kv="{info.kv}", but of fragments it has {has};'
-            " engines without them, and only those, are hidden"
+            f'the {info.name} engine has kv="{info.kv}", but its fragments are {state};'
+            ' kv="hidden" means that an engine has no fragments'
         )
     if info.kv != "hidden" and info.kv_bytes_per_token < 1:
         raise ConfigError(
-            f"the {info.name} engine says kv_bytes_per_token={info.kv_bytes_per_token}; budgets and"
+            f"the {info.name} engine has kv_bytes_per_token={info.kv_bytes_per_token}; budgets and"
             " files need the bytes of a slot, at least 1"
         )
 
 
 def capacity_of(kv_bytes: int | None, info: EngineInfo) -> int | None:
-    """Return how many slots a byte budget has, of those there are; None for no limit."""
+    """Return the number of slots of a byte budget; None for no limit."""
     if kv_bytes is None:
         return info.kv_slots
     if info.kv == "hidden":
@@ -636,36 +665,36 @@ def capacity_of(kv_bytes: int | None, info: EngineInfo) -> int | None:
     capacity: int = kv_bytes // info.kv_bytes_per_token
     if capacity < 1:
         raise ConfigError(
-            f"kv_budget of {kv_bytes} bytes holds not one token of {info.kv_bytes_per_token} bytes",
+            f"kv_budget is {kv_bytes} bytes, but one token takes {info.kv_bytes_per_token} bytes",
             hint='give more, or "auto"',
         )
     return capacity if info.kv_slots is None else min(capacity, info.kv_slots)
 
 
-def refuse_offload(engine: str) -> NoReturn:
-    """Raise Unsupported: there is no KV that could be brought to the host."""
+def raise_offload_unsupported(engine: str) -> NoReturn:
+    """Raise Unsupported: the engine has no KV that could be offloaded."""
     raise Unsupported(
         f"the {engine} engine keeps its KV to itself, so offload has no effect; leave it out"
     )
 
 
 def host_capacity_of(offload_bytes: int | None, info: EngineInfo) -> int:
-    """Return how many slots the host may keep for the engine."""
+    """Return the number of slots of host memory for offloaded KV."""
     if offload_bytes is None:
         return 0
     if info.kv == "hidden":
-        refuse_offload(info.name)
+        raise_offload_unsupported(info.name)
     capacity = offload_bytes // info.kv_bytes_per_token
     if capacity < 1:
         raise ConfigError(
-            f"offload of {offload_bytes} bytes holds not one token of {info.kv_bytes_per_token}"
+            f"offload is {offload_bytes} bytes, but one token takes {info.kv_bytes_per_token}"
             " bytes; give more, or leave it out"
         )
     return capacity
 
 
-def least(n_seq_max: int | None, info: EngineInfo) -> int | None:
-    """Return the smaller limit of resident paths; None for none."""
+def max_paths_of(n_seq_max: int | None, info: EngineInfo) -> int | None:
+    """Return the smaller limit of resident paths; None without a limit."""
     if n_seq_max is not None:
         n_seq_max = check_int("n_seq_max", n_seq_max, 1)
         if info.kv == "hidden":

@@ -1,10 +1,10 @@
-"""`lm.kv`: the KV of whole paths, on the device, on the host and as files.
+"""`lm.kv`: the KV of paths, on the device, on the host and as files.
 
-A file is safetensors; its metadata says which model and tokens it is of:
+A file is safetensors. Its metadata identifies the model and the tokens:
 
-metadata: format "weft.kv" · version · model · fingerprint · token_ids (JSON) · namespace (JSON)
-          · marks (JSON: texts the engine notes beside its arrays) · crc32 (of all arrays)
-tensors:  "k.{layer}", "v.{layer}" [n_kv_heads, n_tokens, head_dim]
+- metadata: format "weft.kv", version, model, fingerprint, token_ids (JSON), namespace (JSON), marks
+  (JSON: texts that the engine adds), crc32 (of all arrays)
+- tensors: "k.{layer}" and "v.{layer}", [n_kv_heads, n_tokens, head_dim]
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @runtime_checkable
 class HasPlace(Protocol):
-    """A handle that stands somewhere in the token tree."""
+    """A handle with a position in the token tree."""
 
     @property
     def place(self) -> Place:
@@ -45,7 +45,7 @@ class HasPlace(Protocol):
 
 @runtime_checkable
 class HasTip(Protocol):
-    """A handle whose `place` costs what it goes on with: a look takes its tip instead."""
+    """A handle whose `place` is expensive to read; `tip` gives a read-only view of it."""
 
     def tip(self) -> Place:
         """Return the place after its last token; changes nothing."""
@@ -56,18 +56,18 @@ Path = Sequence[int] | Place | HasPlace
 
 
 class KvSizes(NamedTuple):
-    """How many tokens of a path have their KV on the device, and how many others on the host."""
+    """The tokens of a path with KV on the device, and those with KV on the host only."""
 
     device: int
     host: int
 
 
 class Pin:
-    """A path whose KV is not evicted until `unpin`; get it from `lm.kv.pin`.
+    """A path whose KV is not evicted until `unpin`; create it with `lm.kv.pin`.
 
-    It is one of possibly many on the path: what several pin is evictable after the last of them.
-    A context manager; one that is collected lets go, too. It pins tokens: what becomes of the node
-    or branch that stood there does not move it.
+    A path may have several pins; its KV is evictable after the last of them. It is a context
+    manager; garbage collection also unpins it. It pins tokens: edits of the node or branch do not
+    move it.
 
     place: the end of the path.
     """
@@ -80,12 +80,12 @@ class Pin:
 
     @property
     def is_pinned(self) -> bool:
-        """False after `unpin`, when the LM is closed, and when the path's adapter was removed."""
+        """False after `unpin`, after the LM is closed, and after the path's adapter is removed."""
         hold = self._hold
         return hold is not None and not self._lm.closed and hold in self._lm.tree.pins
 
     def try_take(self) -> bool:
-        """Pin the path where there is room; between steps, under the lock. The LM's part."""
+        """Pin the path if there is room; called between steps, under the lock. Internal."""
         tree, name = self._lm.tree, self.place.namespace
         if self._lm.closed:
             raise StaleHandle("this LM is closed; load it again")
@@ -98,12 +98,13 @@ class Pin:
         return self._hold is not None
 
     def unpin(self) -> None:
-        """Let the path's KV be evicted again; idempotent. What is there stays until others need
-        the room.
+        """Allow eviction of the path's KV again; idempotent.
+
+        The KV stays until its room is needed.
         """
         hold, self._hold = self._hold, None
         if hold is not None and not self._lm.closed:
-            with suppress(StaleHandle):  # it was closed meanwhile
+            with suppress(StaleHandle):  # another thread closed the LM
                 self._lm.driver.exclusive(lambda: self._lm.tree.unpin_for(hold))
 
     def __enter__(self) -> Self:
@@ -118,39 +119,42 @@ class Pin:
 
 
 class PathKV:
-    """What may be done with the KV of a path by hand; get it as `lm.kv`.
+    """Manual control over the KV of paths: size, pin, offload, copy, trim, export, save, load.
 
-    A path is its token ids, a `Place`, or a handle with one, such as a `Heddle`. KV is a cache of
-    tokens: nothing here changes what a path says, and what is dropped is recomputed when used.
-    Needs an engine whose KV is addressable: everything raises `Unsupported` on hidden engines.
+    Get it as `lm.kv`. A path is a sequence of token ids, a `Place`, or a handle with a place, such
+    as a `Heddle`. KV is a cache of tokens: no method changes a path's tokens, and missing KV is
+    computed when it is used. All methods raise `Unsupported` on engines with hidden KV.
     """
 
     def __init__(self, lm: LM) -> None:
         self._lm = lm
 
     def size(self, path: Path) -> int:
-        """Return how many tokens of the path have their KV on the device. Cost: O(nodes)."""
+        """Return how many tokens of the path have KV on the device. Cost: O(nodes)."""
         return self.sizes(path).device
 
     def sizes(self, path: Path) -> KvSizes:
-        """Return how many tokens of the path have KV, on the device and on the host.
+        """Return how many tokens of the path have KV on the device, and on the host only.
 
-        What the host has alone is copied back when it is used, and not computed. What a step in
-        flight computes is not there yet; no step is waited for. Cost: O(nodes).
+        KV on the host is copied back when it is used. KV of a step in flight does not count.
+
+        Cost: O(nodes).
         """
         place = self._place(path.tip() if isinstance(path, HasTip) else path)
         with self._lm.scheduler.lock:
             return self._sizes(place)
 
     def pin(self, path: Path) -> Pin:
-        """Compute what KV of the path is missing, and keep it on the device until `Pin.unpin`.
+        """Compute missing KV of the path, and keep it on the device until `Pin.unpin`.
 
-        What is pinned is of the KV budget, and of `n_seq_max`: what does not fit beside it raises
-        KVFull. `clear_cache` and other weights forget its KV, too; the room stays its own, and it
-        is pinned again when it is computed again.
-        While running work has the room, it queues for it like any prompt.
-        Raises: KVFull when it cannot fit beside what else is pinned; ConfigError for the empty
-        path; StaleHandle when the LM, or the adapter, is gone.
+        Pinned KV counts towards the KV budget and `n_seq_max`. `clear_cache` and weight changes
+        clear pinned KV, but not its reserved room; it is pinned again when it is computed again. If
+        running work occupies the room, the call queues like any prompt.
+
+        Raises:
+            KVFull: it cannot fit in addition to other pins.
+            ConfigError: the path is empty.
+            StaleHandle: the LM is closed, or the adapter was removed.
         """
         place = self._place(path)
         while (pin := self.try_pin(place)) is None:
@@ -163,22 +167,24 @@ class PathKV:
         return pin
 
     async def apin(self, path: Path) -> Pin:
-        """As `pin`, without blocking the loop."""
+        """Await `pin`."""
         place = self._place(path)
         while (pin := await asyncio.to_thread(self.try_pin, place)) is None:
             await self._acompute(place)
         try:
             await self._acompute(place)
         except BaseException:
-            del pin  # which lets go; nothing waits for that here
+            del pin  # unpins it without waiting
             raise
         return pin
 
     def try_pin(self, path: Path) -> Pin | None:
-        """Pin a path without computing anything; None where the room for it is pinned or in use.
+        """Pin a path without computing KV; return None if its room is pinned or in use.
 
-        What KV it lacks has its room kept, which may evict others', and is pinned once something
-        computes it. Raises: as `pin`, but no KVFull.
+        Room for missing KV is reserved, which may evict other KV. The KV is pinned once it is
+        computed.
+
+        Raises: as `pin`, except KVFull.
         """
         pin = Pin(self._lm, self._place(path).fork())
         if not pin.place.depth:
@@ -186,12 +192,21 @@ class PathKV:
         return pin if self._lm.driver.exclusive(pin.try_take) else None
 
     def offload(self, path: Path, *, start: int = 0) -> int:
-        """Move the path's KV after its first `start` tokens to the host, where `offload=` allows.
+        """Move the path's KV after its first `start` tokens to host memory.
 
-        It comes back when it is used. What other paths continue, is pinned, or running work uses,
-        stays. Returns how many of these tokens have their KV on the host alone.
-        Raises: Unsupported for an LM that was loaded without `offload`; KVFull for more than that
-        holds; ConfigError for a start that is not on the path. Cost: a copy of the KV.
+        `offload=` of `weft.load` is the budget.
+
+        It is copied back when it is used. KV that other paths share, that is pinned, or that
+        running work uses, stays on the device.
+
+        Returns: how many of these tokens have KV on the host only.
+
+        Raises:
+            Unsupported: the LM was loaded without `offload`.
+            KVFull: it exceeds the host budget.
+            ConfigError: `start` is not on the path.
+
+        Cost: a copy of the KV.
         """
         place = self._place(path)
         start = check_int("start", start, 0, place.depth)
@@ -203,14 +218,15 @@ class PathKV:
         return self._lm.driver.exclusive(lambda: self._offload(place, start))
 
     def copy(self, path: Path) -> Place:
-        """Return another hold on the same path: nothing is copied. Cost: O(1)."""
+        """Return another reference to the same path; copies nothing. Cost: O(1)."""
         return self._place(path).fork()
 
     def trim(self, path: Path, length: int) -> Place:
         """Drop the path's KV after its first `length` tokens; return the place there.
 
-        What other paths continue, is pinned, or running work uses, stays. Tokens and handles stay
-        too.
+        KV that other paths share, that is pinned, or that running work uses, stays. Tokens and
+        handles stay valid.
+
         Raises: ConfigError for a length that is not on the path.
         """
         place = self._place(path)
@@ -218,10 +234,13 @@ class PathKV:
         return self._lm.driver.exclusive(lambda: self._trim(place, length))
 
     def to_bytes(self, path: Path) -> bytes:
-        """Return a path and its KV as one safetensors file, computing what is missing.
+        """Return a path and its KV as one safetensors file; compute missing KV.
 
-        Raises: ConfigError for the empty path; Unsupported where the engine's export is not what
-        `load` takes. Cost: two copies of the path's KV on the host.
+        Raises:
+            ConfigError: the path is empty.
+            Unsupported: the engine's exported KV cannot be loaded again.
+
+        Cost: two copies of the path's KV on the host.
         """
         place = self._place(path)
         arrays = self.export(place)
@@ -232,26 +251,30 @@ class PathKV:
         if not saved.fits(info.n_layers, info.kv_bytes_per_token):
             raise Unsupported(
                 f"the {info.name} engine exports KV in a form of its own, which no file holds;"
-                " Fragments.export says what a file needs"
+                " Fragments.export describes what a file needs"
             )
         return pack(saved)
 
     def save(self, path: Path, file: str | os.PathLike[str]) -> None:
-        """Write `to_bytes` to a file: afterwards it is the old one or the new one, whole.
+        """Write `to_bytes` to a file, atomically.
 
-        Raises: StoreError when it cannot be written.
+        Raises: StoreError if the file cannot be written.
         """
         atomic_files.write(file, self.to_bytes(path))
 
     def load(self, source: bytes | str | os.PathLike[str]) -> Place:
-        """Put saved KV into the tree and return the place after its tokens.
+        """Insert saved KV into the tree and return the place after its tokens.
 
-        source: what `to_bytes` gave, or a file of `save`.
-        Raises: FormatError for what is no such file, or broken; ModelMismatch when another model
-        or adapter made it, or this one in another dtype; KVFull when it cannot fit even alone;
-        ConfigError when it was made with an adapter whose name is not known here.
+        Args:
+            source: the bytes of `to_bytes`, or a file of `save`.
+
+        Raises:
+            FormatError: this is no such file, or it is broken.
+            ModelMismatch: another model, adapter or dtype computed it.
+            KVFull: it does not fit, even alone.
+            ConfigError: the LM has no adapter of its adapter's name.
         """
-        self._refuse_hidden()
+        self._check_addressable()
         if isinstance(source, bytes):
             return self._load(unpack(source))
         data = atomic_files.read(source)
@@ -260,7 +283,7 @@ class PathKV:
 
     def _load(self, saved: SavedPath) -> Place:
         info = self._lm.info
-        refuse_other(self._lm, saved)
+        check_compatible(self._lm, saved)
         if not saved.fits(info.n_layers, info.kv_bytes_per_token):
             n = len(saved.token_ids)
             raise FormatError(f"the arrays are not the KV of {n} tokens; the file is broken")
@@ -270,13 +293,17 @@ class PathKV:
         return self._put(place, saved.arrays)
 
     def export(self, path: Path, *, start: int = 0) -> dict[str, Any]:
-        """Return the KV of a whole path on the host, computing what is missing.
+        """Return the KV of a full path on the host; compute missing KV.
 
-        Arrays "k.{layer}" and "v.{layer}", [n_kv_heads, n_tokens, head_dim] in the engine's
-        dtype (bfloat16 as its uint16 bits, then "dtype" says so).
+        Args:
+            start: leave out the slots before this one.
 
-        start: leave out the slots before this one. Raises: ConfigError for the empty path.
-        Cost: a copy of what is returned.
+        Returns: arrays "k.{layer}" and "v.{layer}", [n_kv_heads, n_tokens, head_dim], in the
+        engine's dtype. bfloat16 is stored as uint16 bits; "dtype" then says so.
+
+        Raises: ConfigError for the empty path.
+
+        Cost: a copy of the returned KV.
         """
         place = self._place(path)
         start = check_int("start", start, 0, max(place.depth - 1, 0))
@@ -285,30 +312,37 @@ class PathKV:
     def insert(
         self, ids: Sequence[int], arrays: Mapping[str, Any], *, adapter: str | None = None
     ) -> Place:
-        """Put KV from `export` of the same model into the tree as that of `ids`; hold the place.
+        """Insert KV from `export` of the same model as that of `ids`; return the place after them.
 
-        adapter: the LoRA adapter that it was made with.
+        If running work occupies the room, the call queues like a prompt, and the KV is computed.
 
-        While running work has the room, it queues for it like any prompt, and is then computed.
-        Raises: KVFull when it cannot fit even alone; ConfigError when the lengths differ.
+        Args:
+            arrays: as `export` returns them, for all of `ids`.
+            adapter: the name of the LoRA adapter that computed it.
+
+        Raises: KVFull if it does not fit, even alone; ConfigError if the lengths differ.
         """
         return self._put(self._lm.place(ids, namespace=adapter), arrays)
 
     def try_fill(self, path: Path, arrays: Mapping[str, Any], *, start: int) -> bool:
-        """Put KV of a path's slots from `start` on into the tree; return whether it went in.
+        """Insert KV of a path's slots from `start` on; return False if that is impossible now.
 
-        arrays: as `export` gives them. Nothing is computed and nothing evicted: it does not go in
-        where the KV before `start` is not there, or where there is no room.
-        Raises: ConfigError when the lengths differ.
+        Computes and evicts nothing. It fails if KV before `start` is missing, or if there is no
+        room.
+
+        Args:
+            arrays: as `export` returns them.
+
+        Raises: ConfigError if the lengths differ.
         """
         place = self._place(path)
         slice_exported(arrays, 0, place.depth - start)
         return self._lm.driver.exclusive(lambda: self._try_fill(place, arrays, start))
 
     def engine_cache(self, path: Path) -> Any:
-        """Return the engine library's own cache object for a path, which its own model accepts.
+        """Return a path's KV as a cache object of the engine's library, for its own model.
 
-        Raises: Unsupported where the engine's library has none.
+        Raises: Unsupported if the library has no such object.
         """
         make = getattr(self._lm.engine, "prefix_cache", None)
         if make is None:
@@ -319,7 +353,7 @@ class PathKV:
         return self._with_resident(place, lambda cursor: make(self._lm.tree.path(cursor)))
 
     def _place(self, path: Path) -> Place:
-        self._refuse_hidden()
+        self._check_addressable()
         if isinstance(path, HasPlace):
             path = path.place
         if not isinstance(path, Place):
@@ -389,13 +423,13 @@ class PathKV:
         return place
 
     def _with_resident(self, place: Place, use: Callable[[Cursor], T]) -> T:
-        """Call `use` between steps, with the path's KV on the device."""
-        self._refuse_hidden()
+        """Call `use` between steps, while the path's KV is on the device."""
+        self._check_addressable()
         while True:
             self._compute(place)
-            found = self._lm.driver.exclusive(lambda: self._try_use(place, use))
-            if found is not None:
-                return found[0]
+            result = self._lm.driver.exclusive(lambda: self._try_use(place, use))
+            if result is not None:
+                return result[0]
 
     def _try_use(self, place: Place, use: Callable[[Cursor], T]) -> tuple[T] | None:
         cursor = self._lm.tree.place(place)
@@ -433,8 +467,8 @@ class PathKV:
             tree.unpin(cursor)
 
     def _insert(self, place: Place, arrays: Mapping[str, Any]) -> bool:
-        """Fill what is missing; return False while running work has the room for it."""
-        self._refuse_hidden()
+        """Insert missing KV; return False while running work occupies the room."""
+        self._check_addressable()
         tree = self._lm.tree
         fragments, room = tree.fragments, tree.budget
         assert fragments is not None
@@ -459,13 +493,13 @@ class PathKV:
         finally:
             tree.unpin(cursor)
 
-    def _refuse_hidden(self) -> None:
+    def _check_addressable(self) -> None:
         if self._lm.tree.fragments is None:
             raise Unsupported(f"the {self._lm.info.name} engine keeps its KV to itself")
 
 
 def join_exported(parts: Sequence[tuple[Mapping[str, Any], int]]) -> dict[str, Any]:
-    """Put exported fragments of one path together, the first `length` slots of each."""
+    """Concatenate exported fragments of one path: the first `length` slots of each."""
     import numpy as np
 
     if not parts:
@@ -488,7 +522,7 @@ def _slots(arrays: Mapping[str, Any], start: int, end: int) -> dict[str, Any]:
 
 
 def slice_exported(arrays: Mapping[str, Any], start: int, end: int) -> dict[str, Any]:
-    """Return slots [start, end) of a path's exported KV; refuses arrays of another length."""
+    """Return slots [start, end) of a path's exported KV. Raises: ConfigError for another length."""
     for name, array in arrays.items():
         if name.startswith(("k.", "v.")):
             if array.shape[1] != end:
@@ -498,20 +532,20 @@ def slice_exported(arrays: Mapping[str, Any], start: int, end: int) -> dict[str,
     return _slots(arrays, start, end)
 
 
-def refuse_other(lm: LM, saved: SavedPath) -> None:
-    """Raise ModelMismatch for KV of another model or adapter, or of this one in another dtype."""
+def check_compatible(lm: LM, saved: SavedPath) -> None:
+    """Raise ModelMismatch for KV of another model, adapter or dtype."""
     info, base = lm.info, saved.fingerprint
     if saved.namespace is not None:
         base = base.rpartition("+")[0]
     if base != lm.fingerprint():
         raise ModelMismatch(
             f"this KV was saved by {saved.model}, and {info.model} has other weights; load it"
-            " with the model that made it, or prefill the tokens again"
+            " with the model that computed it, or prefill the tokens again"
         )
     if saved.fingerprint != lm.fingerprint(saved.namespace):
         raise ModelMismatch(
-            f"this KV was made with another LoRA adapter named {saved.namespace!r}; add the one"
-            " that made it, or prefill the tokens again"
+            f"this KV was computed with another LoRA adapter named {saved.namespace!r}; add that"
+            " one, or prefill the tokens again"
         )
     if saved.dtype not in ("", info.dtype):
         raise ModelMismatch(
@@ -525,7 +559,7 @@ VERSION = 1
 
 
 class SavedPath(NamedTuple):
-    """What a file holds. arrays: as `PathKV.export` gives them."""
+    """The content of a KV file. arrays: as `PathKV.export` returns them."""
 
     fingerprint: str
     model: str
@@ -535,11 +569,11 @@ class SavedPath(NamedTuple):
 
     @property
     def dtype(self) -> str:
-        """What the engine calls the numbers; "": it did not say."""
+        """The dtype as the engine names it; "" if unknown."""
         return str(self.arrays.get("dtype", ""))
 
     def fits(self, n_layers: int, slot_bytes: int) -> bool:
-        """Whether the arrays are the KV of these tokens in a model of this shape."""
+        """Return True if the arrays are the KV of these tokens in a model of this shape."""
         kv = {name: a for name, a in self.arrays.items() if name.startswith(("k.", "v."))}
         wanted = {f"{kind}.{layer}" for kind in "kv" for layer in range(n_layers)}
         n = len(self.token_ids)
@@ -548,9 +582,9 @@ class SavedPath(NamedTuple):
 
 
 def pack(saved: SavedPath, format: str = FORMAT, **more: str) -> bytes:
-    """Return KV as a file: arrays, and what they are of, in safetensors.
+    """Return KV as a safetensors file: the arrays, and metadata that identifies them.
 
-    format, more: of a file that holds other than one path, its name and further metadata.
+    format, more: the format name and further metadata of files that hold more than one path.
     """
     from safetensors.numpy import save
 
@@ -571,14 +605,14 @@ def pack(saved: SavedPath, format: str = FORMAT, **more: str) -> bytes:
 
 
 def unpack(data: bytes) -> SavedPath:
-    """Read the file of a path. Raises: FormatError when it is none, newer, torn or changed."""
+    """Read the file of a path. Raises: FormatError if it is no such file, newer, or broken."""
     return unpack_all(data, FORMAT)[0]
 
 
 def unpack_all(data: bytes, format: str) -> tuple[SavedPath, dict[str, str]]:
-    """Read a file of `pack` with this format's name; return all of its metadata, too.
+    """Read a file of `pack` with this format name; return its metadata too.
 
-    Raises: FormatError when it is none, newer, torn or changed.
+    Raises: FormatError if it is no such file, newer, or broken.
     """
     import numpy as np
     from safetensors import SafetensorError
@@ -605,7 +639,7 @@ def unpack_all(data: bytes, format: str) -> tuple[SavedPath, dict[str, str]]:
 
 
 def _metadata(data: bytes, format: str) -> dict[str, str]:
-    """Return the metadata of a file of ours; safetensors reads that from files only."""
+    """Return the metadata of a KV file, which safetensors can read from disk only."""
     try:
         (length,) = struct.unpack_from("<Q", data)
         metadata = parse_json(data[8 : 8 + length])["__metadata__"]

@@ -1,4 +1,4 @@
-"""What the faces return: frozen values with a representation that fits on one screen."""
+"""Values that calls return: frozen, with a representation that fits on one screen."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ if TYPE_CHECKING:
     from .._core.sched.work import FinishReason
     from ..loom import Heddle
 
-# Rows that a representation shows before it says how many more there are.
-_SCREEN = 20
+_SCREEN = 20  # rows that a representation lists before it counts the rest
 
 
 @dataclass(frozen=True, slots=True)
 class TokenProb:
-    """One token id of a next-token distribution; rank 0 is the likeliest."""
+    """One token of a next-token distribution; rank 0 is the likeliest.
+
+    logprob: natural logarithm of `p`.
+    """
 
     id: int
     text: str
@@ -35,12 +37,12 @@ class TokenProb:
 
 
 class Distribution(tuple[TokenProb, ...]):
-    """The likeliest next tokens, likeliest first; a tuple of TokenProb."""
+    """The likeliest next tokens, likeliest first: a tuple of TokenProb."""
 
     __slots__ = ()
 
     def p_of(self, text: str) -> float:
-        """Return the summed p of the listed tokens with this text; 0.0 when none is listed."""
+        """Return the summed p of the listed tokens with this text; 0.0 if none is listed."""
         return sum(entry.p for entry in self if entry.text == text)
 
     def __repr__(self) -> str:
@@ -55,7 +57,7 @@ class Distribution(tuple[TokenProb, ...]):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class TextScore:
-    """How likely a model finds given tokens: one logprob a token, from raw logits, natural log."""
+    """The log-probability of given tokens under the model: one logprob per token, raw, in nats."""
 
     tokens: tuple[int, ...]
     texts: tuple[str, ...]
@@ -68,17 +70,17 @@ class TextScore:
 
     @property
     def total(self) -> float:
-        """The same as `logprob`."""
+        """Same as `logprob`."""
         return self.logprob
 
     @property
     def mean(self) -> float:
-        """The logprob a token."""
+        """The mean logprob per token."""
         return self.total / len(self.logprobs)
 
     @property
     def perplexity(self) -> float:
-        """exp(-mean); infinite where a token is impossible."""
+        """exp(-mean); infinite if a token is impossible."""
         try:
             return math.exp(-self.mean)
         except OverflowError:
@@ -101,17 +103,7 @@ class TextScore:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Delta:
-    """What is new in one branch of a stream.
-
-    branch: index of the branch in the call, over all nodes grown.
-    node: the branch's heddle; it grows as deltas are delivered and is among its parent's children
-    once `finish_reason` is set.
-    token_ids, logprobs: the new tokens only; no logprobs where the engine does not tell them.
-    text: their text; a character that is not whole yet comes with the delta that completes it.
-    texts: the same, a token each; what the end of the branch leaves of a character is in `text`.
-    entropies: of the new tokens, in nats; none where the engine does not tell them.
-    finish_reason: None while the branch goes on. "error": it failed and is in no tree.
-    """
+    """The new tokens of one branch of a stream."""
 
     branch: int
     node: Heddle

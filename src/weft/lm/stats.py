@@ -1,4 +1,4 @@
-"""What an LM has done and holds."""
+"""Statistics of an LM: tokens run and reused, KV in memory, time per phase."""
 
 from __future__ import annotations
 
@@ -11,43 +11,31 @@ from .._core.sched.scheduler import Scheduler
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Stats:
-    """Figures of one LM since it was loaded; its str is the savings line.
+    """Statistics of one LM since it was loaded; `str` gives a one-line summary."""
 
-    prefilled, decoded: tokens run and drawn. reused: path tokens that were there when work began.
-    recomputed: tokens run again, because their KV was evicted or their logits were not kept.
-    kv_bytes: KV of the tokens held; kv_bytes_unshared: what a cache of its own for every branch
-    would take; kv_bytes_allocated: what the engine has reserved for it. offloaded_bytes: KV that
-    the host keeps for it, of offload_budget_bytes at most. row_bytes: logits rows that are kept, of
-    row_budget_bytes at most. prefix_caching: False where the engine runs whole paths each time.
-    knows_prefill: False on an engine without steps, whose own runs do not show what they read;
-    knows_kv: False where the engine keeps its KV to itself. Those figures are 0 then, and left out
-    of the line.
-    Seconds are wall clock.
-    """
-
-    prefilled: int
-    reused: int
-    decoded: int
-    recomputed: int
+    prefilled: int  # prompt tokens that ran
+    reused: int  # path tokens whose KV was resident when work started
+    decoded: int  # tokens drawn
+    recomputed: int  # tokens run again, because their KV or logits were evicted
     steps: int
-    kv_tokens: int
-    kv_bytes: int
-    kv_bytes_unshared: int
-    kv_bytes_allocated: int
-    kv_budget_bytes: int | None
-    offloaded_bytes: int
+    kv_tokens: int  # tokens with resident KV
+    kv_bytes: int  # size of that KV
+    kv_bytes_unshared: int  # its size if every branch had a cache of its own
+    kv_bytes_allocated: int  # memory that the engine has reserved for KV
+    kv_budget_bytes: int | None  # None: no limit
+    offloaded_bytes: int  # KV on the host
     offload_budget_bytes: int
-    row_bytes: int
+    row_bytes: int  # cached logits rows
     row_budget_bytes: int
-    pinned_tokens: int
-    evicted: int
-    parked: int
-    plan_s: float
-    forward_s: float
-    deliver_s: float
-    prefix_caching: bool = True
-    knows_prefill: bool = True
-    knows_kv: bool = True
+    pinned_tokens: int  # tokens whose KV cannot be evicted now
+    evicted: int  # evictions of tree nodes
+    parked: int  # preemptions of running work
+    plan_s: float  # wall-clock seconds of scheduling
+    forward_s: float  # wall-clock seconds of forwards
+    deliver_s: float  # wall-clock seconds of processing outputs
+    prefix_caching: bool = True  # False: the engine runs full paths each time
+    knows_prefill: bool = True  # False: the engine does not report prefill; its counts are 0
+    knows_kv: bool = True  # False: the engine does not report KV; its sizes are 0
 
     @property
     def seconds(self) -> float:
@@ -56,18 +44,18 @@ class Stats:
 
     @property
     def tokens_per_s(self) -> float:
-        """Decoded tokens a second of stepping, prefill included; 0 before the first."""
+        """Decoded tokens per second of stepping, prefill included; 0 before the first token."""
         return self.decoded / self.seconds if self.seconds else 0.0
 
     def __str__(self) -> str:
-        held, unshared = map(format_bytes, (self.kv_bytes, self.kv_bytes_unshared))
+        resident, unshared = map(format_bytes, (self.kv_bytes, self.kv_bytes_unshared))
         parts = [f"decoded {self.decoded:,}"]
         if self.knows_prefill:
             parts = [f"prefilled {self.prefilled:,}", f"reused {self.reused:,}", *parts]
         if not self.prefix_caching:
             parts.append(f"run again {self.recomputed:,} (prefix caching disabled)")
         elif self.knows_kv:
-            parts.append(f"KV {held} ({unshared} unshared)")
+            parts.append(f"KV {resident} ({unshared} unshared)")
         if self.decoded:
             parts.append(f"{self.tokens_per_s:,.0f} tok/s")
         return " · ".join(parts).replace(",", " ")
@@ -82,7 +70,7 @@ class Stats:
 
 
 def format_bytes(n_bytes: int) -> str:
-    """Return a size in the unit people read."""
+    """Return a size with a decimal unit: "1.5 MB"."""
     size, unit = float(n_bytes), "B"
     for larger in ("kB", "MB", "GB", "TB"):
         if size < 1000:
@@ -92,12 +80,12 @@ def format_bytes(n_bytes: int) -> str:
 
 
 def gather_stats(scheduler: Scheduler) -> Stats:
-    """Read the figures of a scheduler and its tree. Cost: O(nodes of the tree)."""
+    """Return the statistics of a scheduler and its tree. Cost: O(nodes of the tree)."""
     tree, counters, rows = scheduler.tree, scheduler.counters, scheduler.logits_cache
     with scheduler.lock:
         tree.drain_released()
         per_token = scheduler.engine.info.kv_bytes_per_token
-        held = tree.budget.resident + sum(tail.fragment.length for tail in tree.tails)
+        n_resident = tree.budget.resident + sum(tail.fragment.length for tail in tree.tails)
         capacity = tree.budget.capacity
         usage = tree.fragments.usage() if tree.fragments is not None else None
         return Stats(
@@ -106,8 +94,8 @@ def gather_stats(scheduler: Scheduler) -> Stats:
             decoded=counters.decoded,
             recomputed=counters.recomputed,
             steps=counters.steps,
-            kv_tokens=held,
-            kv_bytes=held * per_token,
+            kv_tokens=n_resident,
+            kv_bytes=n_resident * per_token,
             kv_bytes_unshared=unshared_tokens(tree) * per_token,
             kv_bytes_allocated=usage.bytes if usage is not None else 0,
             offloaded_bytes=tree.host.slots * per_token,
@@ -130,7 +118,7 @@ def gather_stats(scheduler: Scheduler) -> Stats:
 def unshared_tokens(tree: TokenTree) -> int:
     """Return how many slots the resident paths would take if every branch had its own copy.
 
-    A resident leaf is as many branches as places are held at its end or on unknown tokens after it.
+    A resident leaf counts once for each place at its end or on tokens after it without KV.
     """
     branches: dict[Node, int] = {}
     for node in tree.nodes():

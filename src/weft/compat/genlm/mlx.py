@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..._core.sched.logits_cache import LogitsRow
-from ...asynclm.asynclm import whole_numbers
+from ...asynclm.asynclm import int_list
 from ...engines.hub import resolve
 from ...errors import ConfigError
 from ...lm.lm import LM
@@ -117,7 +117,7 @@ class AsyncMlxLM(KnownLM):
         kv_node: the deepest node with KV before the path's end, after kv_next_token_index tokens.
         Cost: a copy of the KV that it returns.
         """
-        ids = whole_numbers("token_ids", token_ids)
+        ids = int_list("token_ids", token_ids)
         node, n_matched, before, base = super().walk_cache(ids, lora_name)
         if before is None or not self.kv_cachable:
             return node, n_matched, None, self._caches[lora_name], 0
@@ -142,7 +142,7 @@ class AsyncMlxLM(KnownLM):
             logprobs: log-probabilities of the next token after each query, [N, V].
         """
         for number, query in enumerate(queries):
-            ids = whole_numbers("prompt", query.prompt)
+            ids = int_list("prompt", query.prompt)
             name = getattr(query, "lora_name", None)
             place = self.lm.place(ids, namespace=name)
             if prompt_cache is not None and self.kv_cachable:

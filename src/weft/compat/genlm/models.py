@@ -14,7 +14,7 @@ from ..._core.sampling.metrics import log_softmax
 from ..._core.tokens.tokenizer import Tokenizer
 from ..._core.validation import check_int
 from ...asynclm import AbstractAsyncLM, AsyncLM
-from ...asynclm.asynclm import named, whole_numbers
+from ...asynclm.asynclm import int_list, lora_kwargs
 from ...engines.hub import EMBEDDED, resolve
 from ...errors import ConfigError, EngineUnavailable, ModelLoadError
 from ...lm.lm import LM
@@ -133,7 +133,7 @@ class KnownLM(AsyncLM):
         self, token_ids: Sequence[int], lora_name: str | None = None
     ) -> Any:
         """Return them from one plain forward of the whole context: a plain call, as is known."""
-        return self._given(self._exact.plain(self._place(token_ids, lora_name)))
+        return self._to_output(self._exact.plain(self._place(token_ids, lora_name)))
 
     # Queries by hand --------------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ class KnownLM(AsyncLM):
         open_ones = [query for query in queries if not query.future.done()]
         try:
             prompts = [list(query.prompt) for query in open_ones]
-            rows = self.batch_next_token_logprobs_sync(prompts, **named(name))
+            rows = self.batch_next_token_logprobs_sync(prompts, **lora_kwargs(name))
         except Exception as error:
             if len(open_ones) == 1:
                 open_ones[0].future.set_exception(error)
@@ -190,7 +190,7 @@ class KnownLM(AsyncLM):
 
     async def _answer(self, query: Query) -> None:
         try:
-            row = await self.next_token_logprobs(query.prompt, **named(query.lora_name))
+            row = await self.next_token_logprobs(query.prompt, **lora_kwargs(query.lora_name))
         except Exception as error:
             if not query.future.done():
                 query.future.set_exception(error)
@@ -218,7 +218,7 @@ class KnownLM(AsyncLM):
         node: the deepest known place on the path, n_matched tokens down. past: the deepest place
         before its end with KV, base tokens down; None at the root.
         """
-        ids = whole_numbers("token_ids", token_ids)
+        ids = int_list("token_ids", token_ids)
         _, n_matched, past, base = super().walk_cache(ids, lora_name)
         node = CachedContext(self.lm, ids[:n_matched], lora_name)
         before = None if past is None else CachedContext(self.lm, ids[:base], lora_name)

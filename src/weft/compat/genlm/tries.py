@@ -223,7 +223,7 @@ class AsyncTokenCharacterTrie:
     def __init__(self, trie: TokenCharacterTrie) -> None:
         self.trie = trie
         self._task: Any = None  # where known programs look for one; there never is
-        self._waiting: dict[Any, list[tuple[str, Any, asyncio.Future[Any]]]] = {}
+        self._pending: dict[Any, list[tuple[str, Any, asyncio.Future[Any]]]] = {}
 
     @classmethod
     def from_vocab(
@@ -249,14 +249,14 @@ class AsyncTokenCharacterTrie:
             raise ConfigError(f"Unknown operation: {op!r}; allowed are 'sum' and 'max'")
         loop = asyncio.get_running_loop()
         future = loop.create_future()
-        waiting = self._waiting.setdefault(loop, [])
+        waiting = self._pending.setdefault(loop, [])
         waiting.append((op, request, future))
         if len(waiting) == 1:
             loop.call_soon(self._answer, loop)
         return future
 
     def _answer(self, loop: asyncio.AbstractEventLoop) -> None:
-        asked = [each for each in self._waiting.pop(loop, []) if not each[2].done()]
+        asked = [each for each in self._pending.pop(loop, []) if not each[2].done()]
         for kind in ("sum", "max"):
             chosen = [(ws, future) for name, ws, future in asked if name == kind]
             if chosen:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..._core import atomic_files
 from ..._core.sched.work import Extend
 from ...errors import ConfigError, ContextOverflow, FormatError, Unsupported, WeftError
-from ...lm.path_kv import SavedPath, join_exported, pack, refuse_other, unpack_all
+from ...lm.path_kv import SavedPath, check_compatible, join_exported, pack, unpack_all
 from ...loom import Heddle, Loom
 from ...loom.node import lm_of
 
@@ -109,7 +109,7 @@ def load(loom: Loom, path: str | os.PathLike[str]) -> KVLoadResult:
         saved, blocks = _read(atomic_files.read(path))
         if saved.namespace != loom.adapter:
             raise FormatError("it was made with another LoRA adapter than the loom's")
-        refuse_other(lm, saved)
+        check_compatible(lm, saved)
         whole = saved._replace(token_ids=[0] * sum(block.length for block in blocks.values()))
         if not whole.fits(lm.info.n_layers, lm.info.kv_bytes_per_token):
             raise FormatError("its arrays are not the KV that it says")
