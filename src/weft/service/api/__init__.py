@@ -1,1 +1,1 @@
-"""What is said between a server and its clients: addresses, requests, replies and events."""
+"""Requests, responses and addresses that a server and its clients share."""

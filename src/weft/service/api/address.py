@@ -1,4 +1,4 @@
-"""Where a server is: said by WEFT_HOST and WEFT_PORT, to it and to its clients alike."""
+"""The address of a server, from WEFT_HOST and WEFT_PORT."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HOST, PORT = "127.0.0.1", 8000
 
 
 class ServerAddress(NamedTuple):
-    """A host and a port; `scheme` is https behind a proxy that adds it."""
+    """A host and a port. scheme: https behind a proxy with TLS."""
 
     host: str = HOST
     port: int = PORT
@@ -21,32 +21,34 @@ class ServerAddress(NamedTuple):
 
     @property
     def url(self) -> str:
-        """The address as a client takes it; one that listens everywhere is met on this machine."""
+        """The URL for clients; an address that listens on all interfaces becomes loopback."""
         host = {"0.0.0.0": HOST, "::": "::1"}.get(self.host, self.host)
         return f"{self.scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
 
 def address(environment: Mapping[str, str] | None = None) -> ServerAddress:
-    """Return what WEFT_HOST ("host", "host:port" or a URL) and WEFT_PORT say.
+    """Return the address in WEFT_HOST ("host", "host:port" or a URL) and WEFT_PORT.
 
-    Raises: ConfigError for what is no address.
+    Raises: ConfigError for an invalid address.
     """
-    given = os.environ if environment is None else environment
-    host, port = given.get("WEFT_HOST", "").strip(), given.get("WEFT_PORT", "").strip()
+    variables = os.environ if environment is None else environment
+    host, port = variables.get("WEFT_HOST", "").strip(), variables.get("WEFT_PORT", "").strip()
     is_bare_six = host.count(":") > 1 and "[" not in host and "//" not in host
     text = f"[{host}]" if is_bare_six else host
     try:
         parts = urlsplit(text if "//" in text else f"//{text}")
-        found = int(port) if port else parts.port
+        port_number = int(port) if port else parts.port
     except ValueError as error:
         name = "WEFT_PORT" if port else "WEFT_HOST"
-        shown = port or host
-        raise ConfigError(f"{name} is {shown!r:.80}; allowed is {_ALLOWED[name]}") from error
+        value = port or host
+        raise ConfigError(f"{name} is {value!r:.80}; allowed is {_ALLOWED[name]}") from error
     scheme = parts.scheme or "http"
-    if scheme not in ("http", "https") or not 0 <= (found or 0) <= 65_535:
+    if scheme not in ("http", "https") or not 0 <= (port_number or 0) <= 65_535:
         raise ConfigError(f"WEFT_HOST is {host!r:.80}; allowed is {_ALLOWED['WEFT_HOST']}")
     default = {"https": 443}.get(scheme, PORT) if "//" in host else PORT
-    return ServerAddress(parts.hostname or HOST, default if found is None else found, scheme)
+    return ServerAddress(
+        parts.hostname or HOST, default if port_number is None else port_number, scheme
+    )
 
 
 _ALLOWED = {

@@ -1,4 +1,4 @@
-"""What all requests and replies share."""
+"""Base classes and validation of all requests and responses."""
 
 from __future__ import annotations
 
@@ -12,40 +12,41 @@ from ..._core.validation import as_index, find_lone_surrogate, lone_surrogate_me
 Json = dict[str, Any]
 
 
-_EXACT = 2.0**53  # below it floats are the numbers that were written
-_NOTES = ("meta",)  # kept as they are, halves of characters, too
+_EXACT = 2.0**53  # below it floats represent integers exactly
+_NOTES = ("meta",)  # stored as they are, including lone surrogates
 
 
 def validate_json(value: object, *, is_text: bool = True) -> object:
-    """Return a field's value; Python reads more from JSON than that has, and than is text.
+    """Return a field's value if it is valid JSON; Python's parser accepts more.
 
-    is_text: what is in it is for a model, a name or a search. Raises: ValueError for NaN,
-    infinities, and halves of characters.
+    is_text: also reject lone surrogates in strings, which models, names and searches cannot have.
+
+    Raises: ValueError for NaN, infinities and lone surrogates.
     """
-    left = [value]
-    while left:
-        each = left.pop()
-        if isinstance(each, dict):
-            left.extend(each.keys())
-            left.extend(each.values())
-        elif isinstance(each, list):
-            left.extend(each)
-        elif isinstance(each, float) and not math.isfinite(each):
-            raise ValueError(f"it has {each}, which is no number of JSON; leave it out")
-        elif is_text and isinstance(each, str) and (at := find_lone_surrogate(each)) is not None:
-            raise ValueError(lone_surrogate_message("it", each, at))
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, dict):
+            stack.extend(item.keys())
+            stack.extend(item.values())
+        elif isinstance(item, list):
+            stack.extend(item)
+        elif isinstance(item, float) and not math.isfinite(item):
+            raise ValueError(f"it has {item}, which is not a JSON number; leave it out")
+        elif is_text and isinstance(item, str) and (at := find_lone_surrogate(item)) is not None:
+            raise ValueError(lone_surrogate_message("it", item, at))
     return value
 
 
 def as_json(value: object) -> object:
-    """Return what a program hands over as JSON would have it.
+    """Convert a Python value to JSON types: tuples and sets to lists, NumPy integers to int.
 
-    Tuples and sets are lists, NumPy's integers whole numbers, and numbers as keys texts.
+    Integer keys become strings.
     """
     if isinstance(value, dict):
-        return {_key(key): as_json(each) for key, each in value.items()}
+        return {_key(key): as_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [as_json(each) for each in value]
+        return [as_json(item) for item in value]
     number = as_index(value)
     return value if number is None else number
 
@@ -56,9 +57,9 @@ def _key(key: object) -> object:
 
 
 class RequestModel(BaseModel):
-    """A request: what is not known in it is refused by name, never ignored.
+    """Base of requests: unknown fields are rejected by name, never ignored.
 
-    Nor is it taken for something else: "2" and true are no numbers. A whole number is a float.
+    Types are strict: "2" and true are not numbers. An integral float counts as an integer.
     """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
@@ -67,33 +68,31 @@ class RequestModel(BaseModel):
     @classmethod
     def _validate_json(cls, value: object, info: ValidationInfo) -> object:
         if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
-            value = int(value)  # 2.0 is a whole number of JSON; a float takes it, too
+            value = int(value)  # JSON's 2.0 is an integer; a float field accepts it, too
         return validate_json(as_json(value), is_text=info.field_name not in _NOTES)
 
 
 class ResponseModel(BaseModel):
-    """A reply. A later server may tell more."""
+    """Base of responses; a later server may add fields."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 class ErrorDetail(ResponseModel):
-    """What went wrong. `message`, `type`, `param` and `code` are OpenAI's fields."""
+    """An error. `message`, `type`, `param` and `code` are OpenAI's fields."""
 
-    message: str = Field(description="What was wrong, what is allowed and what to do.")
-    type: str = Field(description="The kind of error, as invalid_request_error.")
-    code: str = Field(description="The error, as node_not_found.")
+    message: str = Field(description="What is wrong, what is allowed and what to do.")
+    type: str = Field(description="The kind of error, such as invalid_request_error.")
+    code: str = Field(description="The error code, such as node_not_found.")
     param: str | None = Field(
-        default=None, description="The parameter that is wrong, where it is one."
+        default=None, description="The invalid parameter, if the error is about one."
     )
-    details: Json = Field(default_factory=dict, description="Figures, as n_ctx or the revision.")
+    details: Json = Field(default_factory=dict, description="Values such as n_ctx or the revision.")
     hint: str = Field(default="", description="What to do.")
-    request_id: str = Field(
-        default="", description="The request, for who looks into the server's log."
-    )
+    request_id: str = Field(default="", description="The request's id in the server's log.")
 
 
 class ErrorReply(ResponseModel):
-    """The body of every reply that is not 2xx."""
+    """The body of every response with a status other than 2xx."""
 
     error: ErrorDetail

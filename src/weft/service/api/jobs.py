@@ -1,4 +1,4 @@
-"""Jobs, and the events that tell of them."""
+"""Jobs and their events."""
 
 from __future__ import annotations
 
@@ -14,46 +14,48 @@ Status = Literal["running", "ok", "cancelled", "interrupted", "failed"]
 
 
 class BranchObject(ResponseModel):
-    """One branch of a job: the node that it becomes, which is there from its first token."""
+    """One branch of a job; its node exists from the first token."""
 
-    branch: int = Field(description="Its index in the job.")
+    branch: int = Field(description="The branch's index in the job.")
     node: int
     id: str
     parent: int
     n_tokens: int = 0
-    finish_reason: str | None = Field(default=None, description="Null while it grows.")
+    finish_reason: str | None = Field(default=None, description="Null while the branch is growing.")
 
 
 class TokenUsage(ResponseModel):
-    """What a job read and wrote, in tokens."""
+    """Token counts of a job."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int | None = Field(
         default=None,
-        description="Of the prompts, those whose KV was there; null where nobody knows.",
+        description="Prompt tokens whose KV was cached; null if unknown.",
     )
 
 
 class CandidateObject(ResponseModel):
-    """A node that a round of a search made."""
+    """A node from a round of a search."""
 
     node: int
-    score: Figure = Field(description="What the search thinks of it; null: nothing.")
-    by: str | None = Field(default=None, description="Which of several sources wrote it.")
+    score: Figure = Field(description="The search's score of the node; null: not scored.")
+    by: str | None = Field(
+        default=None, description="The source that proposed it, if there are several."
+    )
 
 
 class RoundObject(ResponseModel):
-    """A round of a search: what it made, and what it goes on with."""
+    """A round of a search: its candidates, and the nodes it continues with."""
 
-    round: int = Field(description="From 1.")
+    round: int = Field(description="The number of the round, from 1.")
     candidates: list[CandidateObject]
-    kept: list[int] = Field(description="Nodes that the search goes on with, the best first.")
-    cost: Json = Field(description="What all rounds so far have cost.")
+    kept: list[int] = Field(description="Nodes that the search continues with, best first.")
+    cost: Json = Field(description="The cost of all rounds so far.")
 
 
 class JobObject(ResponseModel):
-    """A piece of work that goes on without anybody waiting for it."""
+    """A job: work that continues in the background."""
 
     id: str
     kind: Literal["grow", "run", "load"]
@@ -62,34 +64,36 @@ class JobObject(ResponseModel):
     ended: str | None = None
     loom: str | None = None
     model: str | None = None
-    seed: int | None = Field(default=None, description="Grows the same branches again.")
+    seed: int | None = Field(default=None, description="The seed that reproduces the branches.")
     branches: list[BranchObject] = Field(default_factory=list)
-    progress: Json = Field(default_factory=dict, description="Of a load or a run: how far it is.")
+    progress: Json = Field(default_factory=dict, description="Progress of a load or a run.")
     usage: TokenUsage | None = None
-    result: Json | None = Field(default=None, description="Of a run: its answer, path and cost.")
-    asked: Json | None = Field(default=None, description="Of a run: how it was asked for.")
+    result: Json | None = Field(default=None, description="The answer, path and cost of a run.")
+    asked: Json | None = Field(default=None, description="The request of a run.")
     rounds: list[RoundObject] | None = Field(
-        default=None, description="Of a run: its rounds so far; not in the list of all jobs."
+        default=None, description="The rounds of a run so far; not in the list of all jobs."
     )
     error: ErrorDetail | None = None
-    last_event: int = Field(default=0, description="The id of its last event.")
+    last_event: int = Field(default=0, description="The id of the job's last event.")
 
 
 class JobList(ResponseModel):
-    """Jobs, the newest first."""
+    """Jobs, newest first."""
 
     data: list[JobObject]
 
 
 class JobReply(ResponseModel):
-    """A job that has begun; with `wait`, one that has ended, and its nodes."""
+    """A started job; with `wait`, the ended job and its nodes."""
 
     job: str
     status: Status
     loom: str | None = None
     seed: int | None = None
     branches: list[BranchObject] = Field(default_factory=list)
-    skipped: list[int] = Field(default_factory=list, description="Nodes that had ended.")
+    skipped: list[int] = Field(
+        default_factory=list, description="Nodes that were skipped, as they had ended."
+    )
     nodes: list[NodeObject] = Field(default_factory=list)
     usage: TokenUsage | None = None
     result: Json | None = None
@@ -97,50 +101,60 @@ class JobReply(ResponseModel):
 
 
 class CancelJob(RequestModel):
-    """What to end; it keeps what it has."""
+    """The branches to cancel; generated tokens are kept."""
 
-    branches: list[int] | None = Field(default=None, description="By index; null: all.")
+    branches: list[int] | None = Field(default=None, description="Indices of branches; null: all.")
 
 
 class StartRun(SamplingFields):
     """A search for an answer below a node."""
 
-    strategy: str = Field(default="tot", description="By name; GET /api/v1/strategies lists them.")
-    node: int | str = Field(default=0, description="Where it begins.")
-    breadth: int | None = Field(
-        default=None, ge=1, description="What it counts depends on the strategy."
+    strategy: str = Field(
+        default="tot", description="The strategy's name; GET /api/v1/strategies lists them."
     )
-    n: int | None = Field(default=None, ge=1, description="What it counts depends on the strategy.")
-    answer_tokens: int | None = Field(default=None, ge=0, description="Of a completion; 256.")
-    budget_tokens: int | None = Field(default=None, ge=1, description="Generate at most so many.")
-    budget_s: float | None = Field(default=None, gt=0, description="Search at most so long.")
-    budget_kv_bytes: int | None = Field(default=None, ge=1, description="Of the whole tree's KV.")
-    stream: bool = Field(default=False, description="Answer with the job's events.")
-    wait: bool = Field(default=False, description="Answer when it has ended, with the result.")
+    node: int | str = Field(default=0, description="The node to start from, by number or id.")
+    breadth: int | None = Field(
+        default=None, ge=1, description="Meaning depends on the strategy; see its `breadth`."
+    )
+    n: int | None = Field(
+        default=None, ge=1, description="Meaning depends on the strategy; see its `n`."
+    )
+    answer_tokens: int | None = Field(
+        default=None, ge=0, description="Tokens of an answer; default 256."
+    )
+    budget_tokens: int | None = Field(
+        default=None, ge=1, description="Maximum of generated tokens."
+    )
+    budget_s: float | None = Field(default=None, gt=0, description="Maximum duration in seconds.")
+    budget_kv_bytes: int | None = Field(
+        default=None, ge=1, description="Maximum KV size of the tree."
+    )
+    stream: bool = Field(default=False, description="Return the job's events as a stream.")
+    wait: bool = Field(default=False, description="Respond at the end, with the result.")
     on_disconnect: Literal["keep", "cancel"] = "keep"
-    model: str | None = Field(default=None, description="Null: the loom's own.")
+    model: str | None = Field(default=None, description="A loaded model; null: the loom's own.")
 
 
 class StrategyObject(ResponseModel):
-    """A way to search."""
+    """A search strategy."""
 
     name: str
     title: str
     says: str
-    breadth: str | None = Field(description="What `breadth` counts; null: it takes none.")
-    n: str | None = Field(description="What `n` counts; null: it takes none.")
+    breadth: str | None = Field(description="What `breadth` counts; null: not supported.")
+    n: str | None = Field(description="What `n` counts; null: not supported.")
     breadth_default: int | None = Field(
-        default=None, description="Null: it takes none, or what suits the prompt."
+        default=None, description="Null: not supported, or chosen by the prompt."
     )
     n_default: int | None = Field(
-        default=None, description="Null: it takes none, or what suits the prompt."
+        default=None, description="Null: not supported, or chosen by the prompt."
     )
     refused: list[str] = Field(
-        default_factory=list, description="Sampling parameters that it has no use for."
+        default_factory=list, description="Sampling parameters that it does not support."
     )
 
 
 class StrategyList(ResponseModel):
-    """All strategies."""
+    """All search strategies."""
 
     data: list[StrategyObject]

@@ -1,4 +1,4 @@
-"""Looms: what is told of them, and what is asked for."""
+"""Requests and responses about looms."""
 
 from __future__ import annotations
 
@@ -8,52 +8,52 @@ from .base import Json, RequestModel, ResponseModel
 
 
 class LoomObject(ResponseModel):
-    """A loom: a tree that is kept under a name."""
+    """A loom: a stored tree with a name."""
 
     id: str
     name: str
-    model: str = Field(description="The model it was made with.")
+    model: str = Field(description="The model that it was created with.")
     engine: str = ""
-    prompt: str = Field(description="What was asked first, or its beginning.")
+    prompt: str = Field(description="The prompt, or its beginning.")
     n_nodes: int
     created: str = Field(default="", description="ISO 8601.")
     changed: str = Field(default="", description="ISO 8601.")
-    rev: int = Field(description="Rises with every change.")
+    rev: int = Field(description="The revision; rises with every change.")
     chat_template_used: bool | None = Field(
-        default=None, description="Whether the prompt is a chat; told of one loom, not in lists."
+        default=None, description="Whether the prompt is a chat; not in lists."
     )
-    growing: int = Field(default=0, description="Branches that grow now.")
-    meta: Json | None = Field(default=None, description="Notes; told of one loom, not in lists.")
+    growing: int = Field(default=0, description="Number of branches growing now.")
+    meta: Json | None = Field(default=None, description="Notes as JSON; not in lists.")
     bookmarks: dict[str, str] | None = Field(
-        default=None, description="Labels by node number; told of one loom, not in lists."
+        default=None, description="Labels by node number; not in lists."
     )
 
 
 class LoomPage(ResponseModel):
-    """Looms, the one changed last first."""
+    """Looms, last changed first."""
 
     data: list[LoomObject]
-    next: str | None = Field(default=None, description="Give it as `after` for the next page.")
+    next: str | None = Field(default=None, description="Send it as `after` for the next page.")
 
 
 class CreateLoom(RequestModel):
-    """What a new loom begins with."""
+    """The prompt of a new loom, and its options."""
 
     model: str | None = Field(default=None, description="A loaded model; null: the default one.")
     prompt: str | None = None
     messages: list[Json] | None = Field(
-        default=None, min_length=1, description="A chat, OpenAI's form."
+        default=None, min_length=1, description="A chat in OpenAI's format."
     )
     token_ids: list[int] | None = Field(default=None, min_length=1)
     template: bool = Field(
-        default=True, description="False: the prompt as it is, without a template."
+        default=True, description="false: use the prompt without the chat template."
     )
     special: bool = Field(
-        default=False, description="Read special tokens in such a prompt as such."
+        default=False, description="With template false: recognize special tokens in the prompt."
     )
     system: str | None = Field(default=None, description="A system message before the prompt.")
-    name: str | None = Field(default=None, description="Null: made from the prompt.")
-    meta: Json = Field(default_factory=dict, description="Notes of yours.")
+    name: str | None = Field(default=None, description="Null: derived from the prompt.")
+    meta: Json = Field(default_factory=dict, description="Notes as JSON.")
 
     @model_validator(mode="after")
     def _one(self) -> CreateLoom:
@@ -66,10 +66,10 @@ class CreateLoom(RequestModel):
 
 
 class EditLoom(RequestModel):
-    """What to change of a loom."""
+    """Changes of a loom."""
 
-    name: str | None = Field(default=None, description="Its new name.")
-    meta: Json | None = Field(default=None, description="Its notes, whole.")
+    name: str | None = Field(default=None, description="The new name.")
+    meta: Json | None = Field(default=None, description="The notes; replaces all of them.")
 
 
 class LoomTree(ResponseModel):
@@ -81,55 +81,57 @@ class LoomTree(ResponseModel):
 
 
 class OperationObject(ResponseModel):
-    """One line of a loom's log."""
+    """One operation in a loom's log."""
 
     kind: str
     actor: str
     at: str = Field(description="ISO 8601.")
     rev: int
-    state: str = Field(description="done, undone, or dropped: it cannot be done again.")
+    state: str = Field(description="done, undone, or dropped (can no longer be redone).")
     n_added: int
     n_removed: int
     n_changed: int
-    model: str | None = Field(default=None, description="That grew what was added.")
+    model: str | None = Field(default=None, description="The model that generated the added nodes.")
 
 
 class OperationList(ResponseModel):
-    """The operations of a loom, the last one first."""
+    """The operations of a loom, latest first."""
 
     data: list[OperationObject]
 
 
 class HitObject(ResponseModel):
-    """A node whose text has the words."""
+    """A node whose text matches a search."""
 
     loom: str
     name: str
     node: int
-    text: str = Field(description="The node's text; of a search over all looms what stands around.")
+    text: str = Field(description="The node's text; in a search over all looms an excerpt.")
     spans: list[tuple[int, int]] = Field(
-        default_factory=list, description="Where the words stand in the text, in characters."
+        default_factory=list, description="Ranges of the matches in the text, in characters."
     )
 
 
 class HitList(ResponseModel):
-    """What a search over texts found."""
+    """The results of a text search."""
 
     data: list[HitObject]
-    more: bool = Field(default=False, description="There are more than were asked for.")
+    more: bool = Field(default=False, description="There are more results than the limit.")
 
 
 class Imported(ResponseModel):
-    """What came of a file."""
+    """The result of an import."""
 
     looms: list[LoomObject]
     recognised_as: str
     nodes: int
-    dropped: list[str] = Field(description="What the file had and a loom has not, in words.")
+    dropped: list[str] = Field(
+        description="Descriptions of the file's content that looms cannot represent."
+    )
 
 
 class RestoredLooms(ResponseModel):
-    """The looms that came back, or whose nodes did."""
+    """The looms that were restored, or whose nodes were."""
 
     data: list[LoomObject]
-    names: list[str] = Field(description="The names that they had before.")
+    names: list[str] = Field(description="Their names before the removal.")

@@ -1,4 +1,4 @@
-"""Models and the server itself: what is told of them, and what is asked for."""
+"""Requests and responses about models, texts, memory and the server."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from .base import ErrorDetail, Json, RequestModel, ResponseModel
 
 
 class ModelObject(ResponseModel):
-    """A model on the server's shelf."""
+    """A model that the server has registered."""
 
-    id: str = Field(description="By this name requests mean it.")
-    source: str = Field(description="What was loaded.")
+    id: str = Field(description="The name for requests.")
+    source: str = Field(description="The path, Hub id or URL it is loaded from.")
     state: str = Field(
-        description="loading, ready, evicted (a call that names it loads it again) or failed."
+        description="loading, ready, evicted (reloaded by the next call that names it) or failed."
     )
-    is_default: bool = Field(description="Requests that name none mean it.")
+    is_default: bool = Field(description="Requests without a model use it.")
     created: str
     engine: str | None = None
     device: str | None = None
@@ -27,26 +27,28 @@ class ModelObject(ResponseModel):
     has_chat_template: bool | None = None
     tool_form: Literal["template", "generic"] | None = Field(
         default=None,
-        description="Tool calls are written as the chat template says, or in Weft's generic form.",
+        description="Format of tool calls: the chat template's, or Weft's generic one.",
     )
     adapters: list[str] = Field(default_factory=list)
-    bytes: int = Field(default=0, description="Of its weights, and of the KV that it may take.")
-    users: int = Field(default=0, description="Jobs that use it now.")
+    bytes: int = Field(default=0, description="Size of its weights and its KV budget.")
+    users: int = Field(default=0, description="Number of jobs using it.")
     progress: Json | None = Field(
-        default=None, description="phase, done and total while it is loaded."
+        default=None, description="phase, done and total while it is loading."
     )
-    abilities: dict[str, Any] = Field(default_factory=dict, description="What its engine can do.")
+    abilities: dict[str, Any] = Field(
+        default_factory=dict, description="Capabilities of its engine."
+    )
     defaults: Json = Field(
-        default_factory=dict, description="Sampling parameters of text that is continued as it is."
+        default_factory=dict, description="Default sampling parameters of plain text."
     )
     chat_defaults: Json = Field(
-        default_factory=dict, description="Sampling parameters of answers in a chat."
+        default_factory=dict, description="Default sampling parameters of chat answers."
     )
     error: ErrorDetail | None = None
 
 
 class ModelList(ResponseModel):
-    """The models on the shelf."""
+    """The registered models."""
 
     data: list[ModelObject]
 
@@ -54,34 +56,36 @@ class ModelList(ResponseModel):
 class LoadModel(RequestModel):
     """A model to load."""
 
-    source: str = Field(min_length=1, max_length=4096, description="As weft run -m takes it.")
+    source: str = Field(
+        min_length=1, max_length=4096, description="A model source, as for `weft run -m`."
+    )
     id: str | None = Field(
         default=None,
         min_length=1,
         max_length=200,
-        description="Its name here; null: as it is called.",
+        description="The name for requests; null: derived from the source.",
     )
-    engine: str | None = Field(default=None, description="Null: the server's choice.")
-    n_ctx: int | None = Field(default=None, ge=1, description="Tokens a path may have.")
-    kv_budget: str | int | None = Field(default=None, description='Memory for KV, as "4GiB".')
+    engine: str | None = Field(default=None, description="Null: the server's default.")
+    n_ctx: int | None = Field(default=None, ge=1, description="Context length in tokens.")
+    kv_budget: str | int | None = Field(default=None, description='Memory for KV, such as "4GiB".')
     offload: str | int | None = Field(
-        default=None, description="Of the host, for KV that finds no room; null: the server's."
+        default=None, description="Host memory for KV; null: the server's default."
     )
     device: str = "auto"
     dtype: str = "auto"
-    wait: bool = Field(default=False, description="Answer when it is loaded.")
+    wait: bool = Field(default=False, description="Respond when it is loaded.")
 
 
 class ServerObject(ResponseModel):
-    """The server: what it is, what it can do, and what one may ask of it."""
+    """The server's version, models, limits and formats."""
 
     version: str
     models: list[ModelObject]
     default_model: str | None
-    engines: dict[str, Json] = Field(description="By name: whether it is installed.")
+    engines: dict[str, Json] = Field(description="Engines by name.")
     limits: dict[str, int]
-    formats: dict[str, list[str]] = Field(description="import and export: by name.")
-    jobs: int = Field(description="That run now.")
+    formats: dict[str, list[str]] = Field(description="Names of the import and export formats.")
+    jobs: int = Field(description="Number of running jobs.")
     is_public: bool
     token_accepted: bool = Field(
         default=False,
@@ -90,16 +94,18 @@ class ServerObject(ResponseModel):
 
 
 class TokenizeText(RequestModel):
-    """A text to tokenise."""
+    """A text to tokenize."""
 
     text: str
     model: str | None = None
-    special: bool = Field(default=False, description="Read special tokens in it as such.")
-    add_bos: bool | None = Field(default=None, description="Null: as the model does.")
+    special: bool = Field(default=False, description="Recognize special tokens in the text.")
+    add_bos: bool | None = Field(
+        default=None, description="Add a begin token; null: as the model does."
+    )
 
 
 class TokenPiece(ResponseModel):
-    """A token: its bytes, and its text where they are whole characters."""
+    """A token's bytes, and its text if they are complete characters."""
 
     id: int
     text: str | None = None
@@ -114,7 +120,7 @@ class TokenizeReply(ResponseModel):
 
 
 class DetokenizeIds(RequestModel):
-    """Tokens whose text is asked for."""
+    """Tokens to decode."""
 
     token_ids: list[int]
     model: str | None = None
@@ -127,14 +133,14 @@ class DetokenizeReply(ResponseModel):
 
 
 class ApplyTemplate(RequestModel):
-    """A chat to render by the model's template."""
+    """A chat to render with the model's template."""
 
     messages: list[Json] = Field(min_length=1)
     model: str | None = None
     add_generation_prompt: bool = True
     tools: list[Json] | None = None
     template_kwargs: Json | None = Field(
-        default=None, description="Further variables of the template."
+        default=None, description="Additional variables of the template."
     )
 
 
@@ -146,7 +152,7 @@ class ApplyTemplateReply(ResponseModel):
 
 
 class KvObject(ResponseModel):
-    """What a model's KV takes, and what sharing it has saved; figures since it was loaded."""
+    """The size of a model's KV and the savings from sharing it, since the model was loaded."""
 
     model: str
     prefilled: int
@@ -155,15 +161,15 @@ class KvObject(ResponseModel):
     recomputed: int
     kv_tokens: int
     kv_bytes: int
-    kv_bytes_unshared: int = Field(description="What a cache for each branch would take.")
+    kv_bytes_unshared: int = Field(description="Size if every branch had a cache of its own.")
     kv_budget_bytes: int | None
-    offloaded_bytes: int = Field(description="KV that the host keeps.")
-    offload_budget_bytes: int = Field(description="What the host may keep at most.")
+    offloaded_bytes: int = Field(description="KV in host memory.")
+    offload_budget_bytes: int = Field(description="Maximum KV in host memory.")
     pinned_tokens: int
     evicted: int
     tokens_per_s: float
     saved_s: float | None = Field(
-        description="reused tokens at the measured rate of prefill; null before there is one."
+        description="Time for the reused tokens at the measured speed; null if unknown."
     )
 
 
@@ -171,7 +177,7 @@ class PinnedNode(ResponseModel):
     """A node whose path has its KV pinned."""
 
     node: int
-    tokens: int = Field(description="Of its path; paths may share some.")
+    tokens: int = Field(description="Tokens of its path; paths may share some.")
     bytes: int
 
 
@@ -180,18 +186,18 @@ class LoomKv(ResponseModel):
 
     loom: str
     name: str
-    model: str | None = Field(description="That grows it; null: none that is loaded.")
+    model: str | None = Field(description="The model that grows it; null: not loaded.")
     rev: int
-    hot: int = Field(description="Nodes whose whole path has KV.")
+    hot: int = Field(description="Nodes whose full path has KV.")
     cold: int
-    hot_tokens: int = Field(description="Tokens that have KV.")
+    hot_tokens: int = Field(description="Tokens with KV on the device.")
     tokens: int
-    bytes: int = Field(description="That its KV takes.")
+    bytes: int = Field(description="Size of its KV on the device.")
     offloaded_tokens: int = Field(
         default=0, description="Tokens whose KV is on the host; it is copied back when used."
     )
     pinned: list[PinnedNode] = Field(
-        default_factory=list, description="The nodes that are pinned, in their order."
+        default_factory=list, description="The pinned nodes, in the tree's order."
     )
 
 
@@ -200,5 +206,5 @@ class KvList(ResponseModel):
 
     data: list[KvObject]
     looms: list[LoomKv] | None = Field(
-        default=None, description="Of the looms that are open, where they were asked for."
+        default=None, description="The KV of the open looms, if requested."
     )

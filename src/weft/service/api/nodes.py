@@ -1,4 +1,4 @@
-"""Nodes of a loom: what is told of them, and what is asked for."""
+"""Requests and responses about nodes of a loom."""
 
 from __future__ import annotations
 
@@ -9,99 +9,101 @@ from pydantic import Field, model_validator
 from .base import Json, RequestModel, ResponseModel
 from .sampling import SamplingFields
 
-Figure = float | str | None  # a number that JSON does not have is a text: "inf", "-inf", "nan"
+Figure = float | str | None  # numbers that JSON lacks are strings: "inf", "-inf", "nan"
 FIELDS = ("tokens", "meta", "params", "kv")
 
 
 class NodeOrigin(ResponseModel):
-    """The operation that brought a node."""
+    """The operation that created a node."""
 
     kind: str = Field(description="grow, run, add, fork, …")
-    actor: str = Field(description="Who did it, as X-Weft-Actor said.")
+    actor: str = Field(description="The author, from X-Weft-Actor.")
     at: str = Field(description="ISO 8601.")
     rev: int
     model: str | None = Field(
-        default=None, description="That grew it; null: nobody grew it, or nobody knows."
+        default=None, description="The model that generated it; null: written, or unknown."
     )
 
 
 class NodeKv(ResponseModel):
-    """What a node's path has of KV."""
+    """The KV of a node's path."""
 
     state: Literal["hot", "host", "partly", "cold"] = Field(
-        description="hot: all is on the device. host: what is not is on the host. partly: some is"
-        " there. cold: nothing is."
+        description="hot: all on the device. host: the rest on the host. partly: some is missing."
+        " cold: none."
     )
-    bytes: int = Field(description="That its own tokens take on the device.")
-    pinned: bool = Field(description="It, and the path to it, is not evicted until it is unpinned.")
+    bytes: int = Field(description="Size of its own tokens' KV on the device.")
+    pinned: bool = Field(description="The KV of its path is not evicted.")
 
 
 class NodeObject(ResponseModel):
-    """A node. Nodes are named by their numbers, which are never given again, or by their ids."""
+    """A node. Requests name it by number or id; numbers are never reused."""
 
-    node: int = Field(description="Its number in its loom; 0 is the root.")
+    node: int = Field(description="The node's number in its loom; 0 is the root.")
     id: str
-    parent: int | None = Field(description="The number of its parent; null for the root.")
-    children: list[int] = Field(description="The numbers of its children, in their order.")
-    n_below: int = Field(description="How many nodes stand below it.")
-    text: str = Field(description="Its own text.")
+    parent: int | None = Field(description="The parent's number; null for the root.")
+    children: list[int] = Field(description="The children's numbers, in order.")
+    n_below: int = Field(description="Number of descendants.")
+    text: str = Field(description="The node's own text.")
     n_tokens: int
-    mean_p: float | None = Field(description="Mean probability of its sampled tokens.")
-    mean_logprob: Figure = Field(description="Mean log-probability of its sampled tokens.")
+    mean_p: float | None = Field(description="Mean probability of the sampled tokens.")
+    mean_logprob: Figure = Field(description="Mean log-probability of the sampled tokens.")
     finish_reason: str | None = Field(
-        description="Why it ended: stop, length, cancelled, interrupted, …; null: it was written."
+        description="stop, length, cancelled, interrupted, …; null: not generated, or growing."
     )
-    stop_string: str | None = Field(default=None, description="The stop text that ended it.")
-    ended: bool = Field(description="Its last token was followed by an end token.")
-    growing: bool = Field(default=False, description="A job adds tokens to it now.")
-    score: Figure = Field(default=None, description="What a search thinks of it.")
-    said: str | None = Field(default=None, description="Whose turn of a chat it is.")
-    bookmark: str | None = Field(default=None, description="Its label, where it is bookmarked.")
-    params: Json | None = Field(default=None, description="How it was sampled; with fields=params.")
+    stop_string: str | None = Field(default=None, description="The stop string that ended it.")
+    ended: bool = Field(description="An end token followed its last token.")
+    growing: bool = Field(default=False, description="A job is adding tokens.")
+    score: Figure = Field(default=None, description="The score of a search or a user.")
+    said: str | None = Field(default=None, description="The user's message, if it is one.")
+    bookmark: str | None = Field(default=None, description="The bookmark's label.")
+    params: Json | None = Field(
+        default=None, description="Sampling parameters; with fields=params."
+    )
     branch: int | None = Field(
         default=None,
-        description="Its number in the call that grew it; with fields=params. With the seed,"
-        " `first_branch` grows it again.",
+        description="Its number in the call that grew it; with fields=params. `first_branch` and"
+        " the seed reproduce it.",
     )
     made: NodeOrigin | None = Field(
-        default=None, description="What brought it, where the log knows; with fields=made."
+        default=None, description="The operation that created it, if known; with fields=made."
     )
-    meta: Json | None = Field(default=None, description="What was noted on it; with fields=meta.")
+    meta: Json | None = Field(default=None, description="Notes as JSON; with fields=meta.")
     token_ids: list[int] | None = Field(default=None, description="With fields=tokens.")
     logprobs: list[Figure] | None = Field(default=None, description="With fields=tokens.")
     entropies: list[Figure] | None = Field(default=None, description="With fields=tokens; in nats.")
     legal_logmass: list[Figure] | None = Field(
         default=None,
-        description="With fields=tokens: log of the probability that a constraint left at each.",
+        description="With fields=tokens: log of the probability that the constraint allows.",
     )
-    kv: NodeKv | None = Field(default=None, description="With fields=kv; null where nobody knows.")
+    kv: NodeKv | None = Field(default=None, description="With fields=kv; null if unknown.")
 
 
 class NodePage(ResponseModel):
-    """Some nodes of a loom, parents first."""
+    """A page of a loom's nodes, parents first."""
 
-    rev: int = Field(description="The loom's revision that this is of.")
+    rev: int = Field(description="The loom's revision.")
     data: list[NodeObject]
     removed: list[int] = Field(
         default_factory=list,
-        description="With since: nodes that are not there any more; all of them on the first page.",
+        description="With since: numbers of removed nodes, all on the first page.",
     )
     whole: bool = Field(
-        default=True, description="Every node asked for is here; false: only what changed since."
+        default=True, description="true: all requested nodes; false: only nodes changed since."
     )
-    next: str | None = Field(default=None, description="Give it as `after` for the next page.")
+    next: str | None = Field(default=None, description="Send it as `after` for the next page.")
 
 
 class TreeNode(NodeObject):
-    """A node with those below it."""
+    """A node with its descendants."""
 
-    nodes: list[TreeNode] = Field(default_factory=list, description="Its children, whole.")
+    nodes: list[TreeNode] = Field(default_factory=list, description="The children, nested.")
 
 
 class AddNode(RequestModel):
-    """Text that somebody wrote: one child, or several."""
+    """One child or several with given texts."""
 
-    parent: int | str = Field(default=0, description="A node's number or id.")
+    parent: int | str = Field(default=0, description="The parent's number or id.")
     text: str | None = Field(default=None, description="One child's text.")
     texts: list[str] | None = Field(
         default=None, description="Several children's texts.", min_length=1
@@ -111,9 +113,9 @@ class AddNode(RequestModel):
     )
     message: str | None = Field(
         default=None,
-        description="What the user says next, in the form of the model's chat template.",
+        description="A user message, formatted by the model's chat template.",
     )
-    special: bool = Field(default=False, description="Read special tokens in the text as such.")
+    special: bool = Field(default=False, description="Recognize special tokens in the text.")
 
     @model_validator(mode="after")
     def _one(self) -> AddNode:
@@ -128,19 +130,17 @@ class AddNode(RequestModel):
 
 
 class EditNode(RequestModel):
-    """What to change of a node. A new text makes a sibling, unless it is to stand in its place."""
+    """Changes of a node. A new text creates a sibling, unless `in_place` is true."""
 
-    text: str | None = Field(default=None, description="Its text from now on.")
+    text: str | None = Field(default=None, description="The new text.")
     message: str | None = Field(
         default=None,
-        description="What the user says instead, in the form of the chat; of the root the prompt.",
+        description="The new user message, formatted by the chat template; the root's prompt.",
     )
-    in_place: bool = Field(
-        default=False, description="Change this node; what stands below it stays."
-    )
-    bookmark: str | None = Field(default=None, description="A label; null takes the bookmark away.")
-    score: float | None = Field(default=None, description="What you think of it; null: nothing.")
-    meta: Json | None = Field(default=None, description="Its notes, whole, as JSON.")
+    in_place: bool = Field(default=False, description="Change this node and keep its descendants.")
+    bookmark: str | None = Field(default=None, description="A label; null removes the bookmark.")
+    score: float | None = Field(default=None, description="A score; null removes it.")
+    meta: Json | None = Field(default=None, description="Notes as JSON; replaces all of them.")
 
     @model_validator(mode="after")
     def _one(self) -> EditNode:
@@ -150,27 +150,25 @@ class EditNode(RequestModel):
 
 
 class GrowFields(SamplingFields):
-    """How a call grows, and how it is answered."""
+    """Sampling parameters and options of a call that grows nodes."""
 
-    n: int = Field(default=1, ge=1, description="Branches of each node.")
+    n: int = Field(default=1, ge=1, description="Number of branches per node.")
     first_branch: int = Field(
         default=0,
         ge=0,
         lt=2**53,
-        description="The number of the first branch: with the seed of an earlier call, its branches"
-        " from that one on again.",
+        description="The number of the first branch; with an earlier call's seed it reproduces"
+        " that call's branches from this one on.",
     )
-    force: bool = Field(default=False, description="Grow what has ended, too.")
-    stream: bool = Field(default=False, description="Answer with the job's events.")
+    force: bool = Field(default=False, description="Also grow nodes that have ended.")
+    stream: bool = Field(default=False, description="Return the job's events as a stream.")
     wait: bool = Field(
-        default=False, description="Answer when all branches have ended, with the nodes."
+        default=False, description="Respond at the end of all branches, with the nodes."
     )
     on_disconnect: Literal["keep", "cancel"] = Field(
-        default="keep", description="What becomes of the job when who waits or streams vanishes."
+        default="keep", description="What to do with the job if the client disconnects."
     )
-    model: str | None = Field(
-        default=None, description="Which loaded model grows it; null: the loom's own."
-    )
+    model: str | None = Field(default=None, description="A loaded model; null: the loom's own.")
 
     @model_validator(mode="after")
     def _one_answer(self) -> GrowFields:
@@ -184,7 +182,7 @@ class GrowNode(GrowFields):
 
 
 class GrowNodes(GrowFields):
-    """Grow many nodes in one batch, one job."""
+    """Grow several nodes in one batch and one job."""
 
     nodes: list[int | str] | None = Field(
         default=None,
@@ -194,15 +192,15 @@ class GrowNodes(GrowFields):
 
 
 class NextTokens(RequestModel):
-    """What may come next."""
+    """Options of a query for next tokens."""
 
-    top: int = Field(default=10, ge=1, description="How many of the likeliest.")
+    top: int = Field(default=10, ge=1, description="Number of likeliest tokens.")
     candidates: list[int | str] = Field(
         default_factory=list,
-        description="Token ids, or texts that are one token each, to be told in any case.",
+        description="Token ids, or texts of one token each, to include in any case.",
     )
     temperature: float | None = Field(
-        default=None, ge=0, description="With any of these the sampled probability is told, too."
+        default=None, ge=0, description="With any of these parameters, p_sampled is returned."
     )
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=0)
@@ -212,25 +210,25 @@ class NextTokens(RequestModel):
         default=0,
         ge=0,
         le=64,
-        description="So many tokens that greedy decoding goes on with after each candidate are told"
-        " too; each is a step of the model.",
+        description="Number of greedy tokens to return after each candidate; each takes a step of"
+        " the model.",
     )
 
 
 class TokenCandidate(ResponseModel):
-    """A token that may stand at a place, and how likely the model finds it."""
+    """A possible next token and its probability."""
 
     id: int
-    text: str = Field(description="U+FFFD where it is a part of a character.")
+    text: str = Field(description="U+FFFD for a part of a character.")
     bytes: list[int]
-    logprob: Figure = Field(description="Of the model's own logits: raw.")
+    logprob: Figure = Field(description="From the model's raw logits.")
     p: float = Field(description="exp(logprob).")
     rank: int = Field(description="0 is the likeliest.")
     p_sampled: float | None = Field(
-        default=None, description="After temperature and filters, where they were given."
+        default=None, description="Probability after the given temperature and filters."
     )
     ahead: str | None = Field(
-        default=None, description="Of a candidate, with ahead: how greedy decoding goes on."
+        default=None, description="For candidates, with ahead: the greedy continuation."
     )
 
 
@@ -240,16 +238,18 @@ class NextReply(ResponseModel):
     node: int
     next: list[TokenCandidate]
     candidates: list[TokenCandidate] = Field(default_factory=list)
-    rest: float = Field(description="The probability of all tokens that are not listed.")
-    entropy: float | None = Field(default=None, description="Of the whole distribution, in nats.")
+    rest: float = Field(description="Total probability of tokens not in `next`.")
+    entropy: float | None = Field(
+        default=None, description="Entropy of the full distribution, in nats."
+    )
 
 
 class MeasureText(RequestModel):
-    """A text to measure after a node; without one the node's own."""
+    """A text to score after a node; by default the node's own."""
 
     text: str | None = None
     token_ids: list[int] | None = Field(default=None, min_length=1)
-    special: bool = Field(default=False, description="Read special tokens in the text as such.")
+    special: bool = Field(default=False, description="Recognize special tokens in the text.")
 
     @model_validator(mode="after")
     def _one(self) -> MeasureText:
@@ -259,7 +259,7 @@ class MeasureText(RequestModel):
 
 
 class MeasureReply(ResponseModel):
-    """How likely a model finds a text: a log-probability a token, raw."""
+    """The raw log-probability of each token of a text."""
 
     node: int
     token_ids: list[int]
@@ -277,18 +277,16 @@ class TokenObject(ResponseModel):
     id: int
     text: str
     bytes: list[int]
-    logprob: Figure = Field(
-        default=None, description="Raw; null where it was not sampled nor measured."
-    )
-    entropy: Figure = Field(default=None, description="In nats.")
-    rank: int | None = Field(default=None, description="With top: how many tokens were likelier.")
+    logprob: Figure = Field(default=None, description="Raw log-probability; null if not recorded.")
+    entropy: Figure = Field(default=None, description="Entropy in nats.")
+    rank: int | None = Field(default=None, description="With top: number of likelier tokens.")
     p_sampled: float | None = Field(
         default=None,
-        description="With sampled: after the node's own temperature and filters; penalties and"
-        " constraints do not count. Null where it was not sampled.",
+        description="With sampled: probability after the node's temperature and filters, without"
+        " penalties and constraints. Null if it was not sampled.",
     )
     top: list[TokenCandidate] | None = Field(
-        default=None, description="With top: the likeliest here."
+        default=None, description="With top: the likeliest tokens."
     )
 
 
@@ -296,15 +294,15 @@ class TokenList(ResponseModel):
     """A node's tokens."""
 
     node: int
-    measured: bool = Field(description="The model was asked; else it is what was recorded.")
+    measured: bool = Field(description="true: computed by the model; false: recorded values.")
     data: list[TokenObject]
 
 
 class PathReply(ResponseModel):
-    """What leads to a node."""
+    """The path to a node, in one of several formats."""
 
     node: int
-    path: list[int] = Field(description="Numbers, the root first.")
+    path: list[int] = Field(description="Node numbers, the root first.")
     n_tokens: int
     text: str | None = None
     token_ids: list[int] | None = None
@@ -315,9 +313,9 @@ class PathReply(ResponseModel):
 class ForkNode(RequestModel):
     """A sibling that shares a node's first tokens."""
 
-    at_token: int = Field(ge=0, description="How many of the node's tokens are shared.")
-    token_id: int | None = Field(default=None, description="What comes instead of the next one.")
-    text: str | None = Field(default=None, description="Text that comes instead.")
+    at_token: int = Field(ge=0, description="Number of shared tokens.")
+    token_id: int | None = Field(default=None, description="The token that replaces the next one.")
+    text: str | None = Field(default=None, description="The text that replaces the rest.")
 
     @model_validator(mode="after")
     def _one(self) -> ForkNode:
@@ -327,10 +325,10 @@ class ForkNode(RequestModel):
 
 
 class SplitNode(RequestModel):
-    """Where to cut a node in two."""
+    """The position at which to split a node."""
 
     at_token: int | None = Field(
-        default=None, description="Tokens that stay above; negative: from the end."
+        default=None, description="Tokens of the upper part; negative: from the end."
     )
     at_char: int | None = Field(
         default=None, ge=1, description="Characters of the upper part's text."
@@ -344,13 +342,15 @@ class SplitNode(RequestModel):
 
 
 class ClipNode(RequestModel):
-    """How much of a node to keep."""
+    """How many tokens of a node to keep."""
 
-    keep: int | None = Field(default=None, ge=0, description="Tokens to keep.")
-    drop: int | None = Field(default=None, ge=1, description="Tokens to drop from its end.")
+    keep: int | None = Field(default=None, ge=0, description="Number of tokens to keep.")
+    drop: int | None = Field(
+        default=None, ge=1, description="Number of tokens to drop from the end."
+    )
     children: Literal["keep", "drop"] = Field(
         default="keep",
-        description="keep: what is cut off becomes a child that has them; drop: gone.",
+        description="keep: the cut tokens become a child with the children; drop: remove all.",
     )
 
     @model_validator(mode="after")
@@ -361,45 +361,46 @@ class ClipNode(RequestModel):
 
 
 class MoveNode(RequestModel):
-    """Where a node and all below it shall stand."""
+    """The new position of a node."""
 
     parent: int | str
     index: int | None = Field(
-        default=None, ge=0, description="Its place among the children; null: last."
+        default=None, ge=0, description="Index among the children; null: last."
     )
 
 
 class CopyNode(RequestModel):
-    """Where a copy of a node and all below it shall stand."""
+    """The position of a copy of a node and its descendants."""
 
     to_loom: str | None = Field(default=None, description="A loom's name or id; null: this one.")
-    parent: int | str = Field(default=0, description="A node there.")
+    parent: int | str = Field(default=0, description="The parent of the copy.")
     new_loom: str | None = Field(
         default=None,
-        description="The name of a new loom instead, whose prompt is the path to the node.",
+        description="Instead: the name of a new loom, whose prompt is the path to the node.",
     )
 
 
 class KvRequest(RequestModel):
-    """What to do with the KV of a node's path."""
+    """An operation on the KV of a node's path."""
 
     op: Literal["warm", "pin", "unpin", "offload", "evict"] = Field(
-        description="warm: compute it now. pin: compute it, and keep it from being evicted until it"
-        " is unpinned, the node is removed or the server stops. offload: move that of its own"
-        " tokens to the host. evict: forget that; tokens stay, and it is recomputed."
+        description="warm: compute the path's KV. pin: compute it, and do not evict it until it is"
+        " unpinned, the node is removed or the server stops. offload: move the KV of the node's own"
+        " tokens to the host. evict: free the KV of the node's own tokens; it is recomputed when"
+        " needed."
     )
 
 
 class ForgetKv(RequestModel):
-    """What KV of a loom to forget."""
+    """The KV of a loom to evict."""
 
     keep: int | str | None = Field(
-        default=None, description="A node whose path stays as it is; null: none."
+        default=None, description="A node whose path keeps its KV; null: none."
     )
 
 
 class Changed(ResponseModel):
-    """What a change did: nodes that came or are different now, and numbers that went."""
+    """A change: added and changed nodes, and the numbers of removed ones."""
 
     rev: int
     kind: str

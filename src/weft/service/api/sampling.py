@@ -1,4 +1,4 @@
-"""How tokens are drawn, as a request says it; the words of `SamplingParams`."""
+"""Sampling parameters of a request, named as in `SamplingParams`."""
 
 from __future__ import annotations
 
@@ -11,71 +11,70 @@ from .base import RequestModel
 TokenKey = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 
 
-def _of_bias(value: object) -> object:
-    """Refuse what is no number by one message, not by one for each type."""
+def _check_bias(value: object) -> object:
+    """Reject other types with one message instead of one per union member."""
     if isinstance(value, bool | str) and value not in ("inf", "-inf"):
         raise ValueError(f'it is {value!r:.40}; allowed is a number, "inf" or "-inf"')
     return value
 
 
-# JSON has no infinities: they are written as `SamplingParams.to_dict` does.
-Bias = Annotated[float | Literal["inf", "-inf"], BeforeValidator(_of_bias)]
+# JSON has no infinities: they are strings, as in `SamplingParams.to_dict`.
+Bias = Annotated[float | Literal["inf", "-inf"], BeforeValidator(_check_bias)]
 _CONSTRAINTS = ("json_schema", "regex", "choices", "gbnf", "lark")
 
 
 class SamplingFields(RequestModel):
-    """Sampling parameters; what is not given is as the model says, else neutral."""
+    """Sampling parameters; the default is the model's, else neutral."""
 
     max_tokens: int | None = Field(
-        default=None, ge=1, description="New tokens of a branch at most; 256."
+        default=None, ge=1, description="Maximum of new tokens per branch; default 256."
     )
     temperature: float | None = Field(default=None, ge=0, description="0 is greedy.")
-    top_p: float | None = Field(default=None, gt=0, le=1, description="Keep this much probability.")
+    top_p: float | None = Field(default=None, gt=0, le=1, description="Nucleus sampling.")
     top_k: int | None = Field(
-        default=None, ge=0, le=2**31 - 1, description="Keep the k likeliest; 0: all."
+        default=None, ge=0, le=2**31 - 1, description="Sample from the k likeliest; 0: all."
     )
     min_p: float | None = Field(
-        default=None, ge=0, le=1, description="Drop what is this much less likely than the best."
+        default=None, ge=0, le=1, description="Minimum probability relative to the likeliest."
     )
-    typical_p: float | None = Field(default=None, gt=0, le=1, description="Keep what is typical.")
+    typical_p: float | None = Field(default=None, gt=0, le=1, description="Typical sampling.")
     repetition_penalty: float | None = Field(
         default=None,
         gt=0,
-        description="On tokens that were there, the prompt's among them; 1: none.",
+        description="Penalty on all earlier tokens, including the prompt; 1: none.",
     )
     presence_penalty: float | None = Field(
-        default=None, description="Off tokens that were generated."
+        default=None, description="Subtracted from logits of generated tokens."
     )
     frequency_penalty: float | None = Field(
-        default=None, description="As presence_penalty, as often as they were generated."
+        default=None, description="Subtracted once per occurrence among generated tokens."
     )
     penalty_last_n: int | None = Field(
-        default=None, ge=1, description="Penalties look back so many tokens; null: at all."
+        default=None, ge=1, description="Number of tokens that penalties consider; null: all."
     )
     logit_bias: dict[TokenKey, Bias] | None = Field(
         default=None,
-        description='Added to the logits of token ids; "-inf" forbids one, "inf" leaves nothing'
-        " else.",
+        description='Added to the logits of token ids; "-inf" bans a token, "inf" bans all others.',
     )
-    stop: str | list[str] | None = Field(default=None, description="Texts that end a branch.")
+    stop: str | list[str] | None = Field(default=None, description="Strings that end a branch.")
     seed: int | None = Field(
         default=None,
         ge=0,
         le=2**64 - 1,
-        description="The same gives the same branches; null: a new one.",
+        description="The same seed reproduces the branches; null: random.",
     )
     temperature_first: bool | None = Field(
-        default=None, description="Temperature before the filters, not after them."
+        default=None, description="Apply temperature before the filters, not after them."
     )
     json_schema: dict[str, Any] | bool | None = Field(
-        default=None, description="Only JSON that fits this schema."
+        default=None, description="Generate JSON that matches this schema."
     )
-    regex: str | None = Field(default=None, description="Only texts that match, as a whole.")
-    choices: list[str] | None = Field(default=None, description="Only one of these texts.")
+    regex: str | None = Field(default=None, description="Generate text that matches fully.")
+    choices: list[str] | None = Field(default=None, description="Generate one of these texts.")
     gbnf: str | None = Field(
-        default=None, description="Only texts of this grammar, as llama.cpp's."
+        default=None, description="Generate text of this grammar, in llama.cpp's format."
     )
-    lark: str | None = Field(default=None, description="Only texts of this grammar, as Lark's.")
+    lark: str | None = Field(default=None, description="Generate text of this Lark grammar.")
 
     @model_validator(mode="after")
     def _one_constraint(self) -> SamplingFields:
@@ -85,7 +84,7 @@ class SamplingFields(RequestModel):
         return self
 
     def sampling(self) -> dict[str, Any]:
-        """Return what was given as keywords of SamplingParams, but `n`; without the constraint."""
+        """Return the given parameters as keywords of SamplingParams, without the constraint."""
         given = {
             name: getattr(self, name)
             for name in SamplingFields.model_fields
@@ -97,7 +96,7 @@ class SamplingFields(RequestModel):
         return given
 
     def constraint(self) -> dict[str, Any] | None:
-        """Return the constraint as `constraints.from_dict` takes it; None for none."""
+        """Return the constraint as `constraints.from_dict` takes it; None without one."""
         for name in _CONSTRAINTS:
             if (value := getattr(self, name)) is not None:
                 return {"choice" if name == "choices" else name: value}

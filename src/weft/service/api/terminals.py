@@ -1,4 +1,4 @@
-"""What was drawn last in a terminal."""
+"""The loom shown last in a terminal."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from .base import RequestModel, ResponseModel
 
 
 class LastLoom(ResponseModel):
-    """The loom drawn last in a terminal, and the node read there."""
+    """The loom shown last in a terminal, and the node read last."""
 
-    loom: str | None = Field(default=None, description="A name; null: none, or it is gone.")
+    loom: str | None = Field(default=None, description="The loom's name; null: none, or removed.")
     node: int = Field(default=0, description="The number of the node read last.")
     anybodys: str | None = Field(
-        default=None, description="The loom drawn last in any terminal, else changed last."
+        default=None, description="The loom shown last in any terminal, else changed last."
     )
 
 
 class SetLastLoom(RequestModel):
-    """What was drawn just now."""
+    """The loom shown in a terminal."""
 
     loom: str = Field(max_length=300, description="A name or id.")
     node: int = Field(default=0, ge=0, lt=2**31, description="The number of the node read.")

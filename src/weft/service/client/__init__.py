@@ -1,4 +1,4 @@
-"""A client of a Weft server: `Client`, and `AsyncClient` beside a running loop."""
+"""Clients of a Weft server: `Client`, and `AsyncClient` for asyncio."""
 
 from __future__ import annotations
 

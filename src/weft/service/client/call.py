@@ -1,4 +1,4 @@
-"""What a client asks and how answers are read: said once, for both clients. No I/O here."""
+"""Requests, errors and event streams, shared by both clients. No I/O here."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ..._core.error_mapping import ERROR_MAPPINGS
 from ...errors import ConfigError, WeftError
 
 T = TypeVar("T")
-# An event: its name and its object.
+# The name and the data of an event.
 ServerEvent = tuple[str, dict[str, Any]]
 _MAX_PAUSE_S = 5.0
-_TRIES = 6  # in a row to take up a stream that broke
+_TRIES = 6  # consecutive attempts to resume a stream
 
 
 @dataclass(frozen=True, slots=True)
 class ApiCall(Generic[T]):
-    """One request. read: makes of the answer, JSON or bytes, what the caller gets."""
+    """One request. read: converts the response, JSON or bytes, to the caller's result."""
 
     method: str
     path: str
@@ -34,9 +34,9 @@ class ApiCall(Generic[T]):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return the request as an HTTP client takes it."""
+        """Return the request's options for an HTTP client."""
         options: dict[str, Any] = {"headers": {}}
-        if self.method == "POST":  # it may have to be sent again, and is done once
+        if self.method == "POST":  # a retry must not execute it twice
             options["headers"]["idempotency-key"] = uuid4().hex
         if query := given(**self.params):
             options["params"] = query
@@ -56,13 +56,13 @@ def given(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-# What each server of Weft answers at once, and a client asks it first.
+# A route that every Weft server answers at once; clients call it first.
 SERVER_PATH = "/api/v1/server"
-RETRY_S = 1.0  # before a request is sent again whose first one runs still
+RETRY_S = 1.0  # seconds before retrying a request whose first attempt is still running
 
 
 def in_progress(status: int, body: bytes) -> bool:
-    """Whether an answer says that the request is being done, as it was sent before."""
+    """Return True if a response says that the first attempt of a request is still running."""
     return status == 409 and b'"idempotency_in_progress"' in body
 
 
@@ -70,50 +70,52 @@ def in_progress(status: int, body: bytes) -> bool:
 
 _BY_CODE: dict[str, type[BaseException]] = {}
 for _kind, _outcome in ERROR_MAPPINGS.items():
-    # Of two with one code, the one that stands first: it is the more general.
+    # Of two classes with one code the first is the more general.
     _BY_CODE.setdefault(_outcome.code, _kind)
 _BY_STATUS: dict[int, type[WeftError]] = {
     404: errors.NotFound,
     409: errors.Conflict,
     429: errors.QueueFull,
 }
-# What is not there, and what shows what is: a server tells of requests, to those who write them.
-_SHOWN = {"loom": "weft ls lists them all", "node": "weft tree shows them"}
+# Hints for missing objects: the server's hints name routes, these name commands.
+_SHOWN = {"loom": "weft ls lists all looms", "node": "weft tree shows the nodes"}
 _KEY = "set WEFT_API_KEY to the server's key"
 
 
 def error_from_response(
     status: int, content: bytes, headers: Mapping[str, str], base: str
 ) -> WeftError:
-    """Return the error that an answer tells of: the one that would be raised in this process."""
+    """Return the error of a response, as the library would raise it in this process."""
     try:
-        told = json.loads(content)["error"]
-        message, code = str(told["message"]), str(told.get("code") or "")
+        data = json.loads(content)["error"]
+        message, code = str(data["message"]), str(data.get("code") or "")
     except (ValueError, LookupError, TypeError, AttributeError):
         return not_weft_error(base, f"{status}, ")
     return (
-        error_from_object(told, status, headers)
+        error_from_object(data, status, headers)
         if message or code
         else not_weft_error(base, f"{status}, ")
     )
 
 
 def not_weft_error(base: str, what: str = "") -> errors.Unreachable:
-    """Return the error of an answer that another program gave. what: that it says, if anything."""
+    """Return the error for a response of another program. what: the part of it to report."""
     return errors.Unreachable(
-        f"{base} answers {what}and not as Weft does",
-        hint="another program is there; WEFT_HOST says where the server is",
+        f"{base} answers {what}but is not a Weft server",
+        hint="another program uses that address; set WEFT_HOST to the server's",
     )
 
 
 def error_from_object(
-    told: Mapping[str, Any], status: int = 0, headers: Mapping[str, str] | None = None
+    data: Mapping[str, Any], status: int = 0, headers: Mapping[str, str] | None = None
 ) -> WeftError:
-    """Return the error of an error object, as events have it too."""
-    message, code = str(told.get("message", "")), str(told.get("code") or "")
-    hint, details = str(told.get("hint") or ""), told.get("details") or {}
+    """Return the error for an error object, as in responses and events."""
+    message, code = str(data.get("message", "")), str(data.get("code") or "")
+    hint, details = str(data.get("hint") or ""), data.get("details") or {}
     if status in (401, 403):
-        return ConfigError(f"the server refuses: {message}", hint=_KEY if status == 401 else hint)
+        return ConfigError(
+            f"the server rejects the request: {message}", hint=_KEY if status == 401 else hint
+        )
     if code.endswith("_not_found"):
         what = code.removesuffix("_not_found")
         hint = _SHOWN.get(what, hint) if hint.startswith("GET ") else hint
@@ -150,7 +152,7 @@ def _seconds(given: str | None) -> float:
 
 
 class EventStreamCursor:
-    """A stream of events that is taken up where it broke, by the id of the last event seen."""
+    """Resumes an event stream after a broken connection, by the id of the last event."""
 
     def __init__(self, path: str, base: str) -> None:
         self.path = path
@@ -161,30 +163,30 @@ class EventStreamCursor:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers to ask with."""
+        """The headers of the next request."""
         last = {"last-event-id": self._last} if self._last else {}
         return {"accept": "text/event-stream", **last}
 
     def take(self, event: str, data: str, event_id: str) -> ServerEvent:
-        """Return an event's name and object. Raises: WeftError where it tells of a failure."""
+        """Return an event's name and data. Raises: WeftError for an error event."""
         self._last, self._n_failed = event_id or self._last, 0
-        told = json.loads(data) if data else {}
+        decoded = json.loads(data) if data else {}
         if event == "error":
-            raise error_from_object(told)
+            raise error_from_object(decoded)
         self.is_over = event == "done"
-        return event, told
+        return event, decoded
 
     def pause_s(self, error: Exception | None) -> float:
-        """Return how long to wait before it is asked for again. Raises: Unreachable.
+        """Return the wait before the next attempt. Raises: Unreachable after too many failures.
 
-        error: why it broke; None where it ended before its end.
+        error: why the stream broke; None if it ended early.
         """
         self._n_failed += 1
         if self._n_failed > _TRIES:
-            why = error or "the stream ended before its end"
+            reason = error or "the stream ended before its end"
             raise errors.Unreachable(
-                f"{self.base} does not answer any more: {why}",
-                hint="what has been grown so far is kept where the server keeps its looms",
+                f"{self.base} no longer responds: {reason}",
+                hint="the server saves generated nodes in its looms",
             ) from error
         pause: float = min(0.1 * 2**self._n_failed, _MAX_PAUSE_S)
         return pause * random.uniform(0.5, 1.0)

@@ -1,4 +1,4 @@
-"""`Client` and `AsyncClient`: two thin shells over one list of calls."""
+"""`Client` and `AsyncClient`: the functions of `calls` as methods, and event streams."""
 
 from __future__ import annotations
 
@@ -23,43 +23,43 @@ T = TypeVar("T")
 
 
 def sync_method(build: Callable[P, ApiCall[T]]) -> Callable[Concatenate[Client, P], T]:
-    """Return the method of `Client` that asks what `build` describes."""
+    """Return the method of `Client` that sends the call of `build`."""
 
-    def ask(self: Client, /, *args: P.args, **options: P.kwargs) -> T:
+    def method(self: Client, /, *args: P.args, **options: P.kwargs) -> T:
         return self.call(build(*args, **options))
 
-    return update_wrapper(ask, build)
+    return update_wrapper(method, build)
 
 
 def async_method(
     build: Callable[P, ApiCall[T]],
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
-    """Return the method of `AsyncClient` that asks what `build` describes."""
+    """Return the method of `AsyncClient` that sends the call of `build`."""
 
-    async def ask(self: AsyncClient, /, *args: P.args, **options: P.kwargs) -> T:
+    async def method(self: AsyncClient, /, *args: P.args, **options: P.kwargs) -> T:
         return await self.call(build(*args, **options))
 
-    return update_wrapper(ask, build)
+    return update_wrapper(method, build)
 
 
 class Client:
-    """A server's looms, models and jobs. A context manager; thread-safe."""
+    """Access to a server's looms, models and jobs. A context manager; thread-safe."""
 
     def __init__(self, base_url: str | None = None, api_key: str | None = None) -> None:
-        """Say where the server is; nothing is asked yet.
+        """Configure the address; nothing is sent yet.
 
         Args:
-            base_url: "http://host:port"; None: as WEFT_HOST and WEFT_PORT say, else this machine.
-            api_key: None: as WEFT_API_KEY says, if it does.
+            base_url: "http://host:port"; `None` means WEFT_HOST and WEFT_PORT, else this machine.
+            api_key: `None` means WEFT_API_KEY, if set.
         """
         self.connection = Connection(base_url, api_key)
         self._http = httpx2.Client(**self.connection.options())
 
     def call(self, call: ApiCall[T]) -> T:
-        """Send a request and return its answer. Raises: what it would raise here; Unreachable.
+        """Send a request and return its result. Raises: the library's errors; Unreachable.
 
-        Before the first one the server is asked who it is: a silent one is known in 10 s.
-        A POST whose connection breaks is sent once more, by the key of the first: it is done once.
+        The first call verifies the server, with a timeout of 10 s. A POST whose connection breaks
+        is retried once with the same idempotency key, so it is executed once.
         """
         if not self.connection.is_allowed(call):
             self.server()
@@ -133,9 +133,9 @@ class Client:
     def grow(
         self, loom: str, node: calls.Node = 0, **options: Any
     ) -> Generator[BranchDelta, None, None]:
-        """Grow branches of a node and yield what comes, as it comes; see `begin` for options.
+        """Grow branches of a node and yield their deltas; options as for `begin`.
 
-        Leaving the loop early cancels the job; what it has is kept.
+        Leaving the loop early cancels the job; generated tokens are kept.
         """
         job = self.begin(loom, node, **options)
         try:
@@ -145,50 +145,50 @@ class Client:
                 self.cancel(job.job)
 
     def deltas(self, job: JobReply) -> Generator[BranchDelta, None, GrowthReader]:
-        """Yield what a job that grows brings, from its beginning; return how it ended.
+        """Yield the deltas of a growing job from its start; return the reader with the outcome.
 
         Raises: NotFound that says where the text is, if the server was restarted meanwhile.
         """
         reader = GrowthReader(job)
         try:
-            for name, told in self.events(job.job):
-                yield from reader.take(name, told)
+            for name, data in self.events(job.job):
+                yield from reader.take(name, data)
         except NotFound as error:
             raise reader.lost(error) from error
         return reader
 
     def wait(self, job: str) -> JobObject:
-        """Return a job once it is over. Raises: what it failed with."""
+        """Return a job at its end. Raises: the job's error."""
         for _ in self.events(job):
             pass
         return self.job(job)
 
     def events(self, job: str) -> Generator[ServerEvent, None, None]:
-        """Yield a job's events to its end: their names, and what they tell."""
+        """Yield the name and data of a job's events, to its end."""
         return self.follow(calls.events_of(job))
 
     def follow(self, path: str) -> Generator[ServerEvent, None, None]:
-        """Yield a stream's events; one that breaks is taken up again where it was."""
+        """Yield a stream's events; a broken stream is resumed."""
         if not self.connection.is_verified:
             self.server()
-        following = EventStreamCursor(path, self.connection.base)
-        while not following.is_over:
+        cursor = EventStreamCursor(path, self.connection.base)
+        while not cursor.is_over:
             error: Exception | None = None
             try:
-                headers = following.headers
+                headers = cursor.headers
                 with self._http.stream("GET", path, headers=headers, timeout=STREAM) as response:
                     if not response.is_success:
                         response.read()
                     self.connection.check(response)
-                    for each in httpx2.EventSource(response):
-                        yield following.take(each.event, each.data, each.id)
-            except httpx2.TransportError as found:
-                error = found
-            if not following.is_over:
-                time.sleep(following.pause_s(error))
+                    for message in httpx2.EventSource(response):
+                        yield cursor.take(message.event, message.data, message.id)
+            except httpx2.TransportError as transport_error:
+                error = transport_error
+            if not cursor.is_over:
+                time.sleep(cursor.pause_s(error))
 
     def close(self) -> None:
-        """Let go of the connections; idempotent."""
+        """Close the connections; idempotent."""
         self._http.close()
 
     def __enter__(self) -> Self:
@@ -199,15 +199,15 @@ class Client:
 
 
 class AsyncClient:
-    """As `Client`, beside a running loop. An async context manager."""
+    """`Client` for asyncio. An async context manager."""
 
     def __init__(self, base_url: str | None = None, api_key: str | None = None) -> None:
-        """Say where the server is, as for `Client`."""
+        """Configure the address, as for `Client`."""
         self.connection = Connection(base_url, api_key)
         self._http = httpx2.AsyncClient(**self.connection.options())
 
     async def call(self, call: ApiCall[T]) -> T:
-        """As `Client.call`."""
+        """Send a request and return its result, like `Client.call`."""
         if not self.connection.is_allowed(call):
             await self.server()
         options = self.connection.request_options(call)
@@ -280,9 +280,9 @@ class AsyncClient:
     async def grow(
         self, loom: str, node: calls.Node = 0, **options: Any
     ) -> AsyncGenerator[BranchDelta, None]:
-        """Grow branches of a node and yield what comes, as it comes; see `begin` for options.
+        """Grow branches of a node and yield their deltas; options as for `begin`.
 
-        Leaving the loop early cancels the job; what it has is kept.
+        Leaving the loop early cancels the job; generated tokens are kept.
         """
         job = await self.begin(loom, node, **options)
         try:
@@ -293,47 +293,47 @@ class AsyncClient:
                 await self.cancel(job.job)
 
     async def deltas(self, job: JobReply) -> AsyncGenerator[BranchDelta, None]:
-        """Yield what a job that grows brings, from its beginning. Raises: as `Client.deltas`."""
+        """Yield the deltas of a growing job from its start. Raises: as `Client.deltas`."""
         reader = GrowthReader(job)
         try:
-            async for name, told in self.events(job.job):
-                for delta in reader.take(name, told):
+            async for name, data in self.events(job.job):
+                for delta in reader.take(name, data):
                     yield delta
         except NotFound as error:
             raise reader.lost(error) from error
 
     async def wait(self, job: str) -> JobObject:
-        """Return a job once it is over. Raises: what it failed with."""
+        """Return a job at its end. Raises: the job's error."""
         async for _ in self.events(job):
             pass
         return await self.job(job)
 
     def events(self, job: str) -> AsyncGenerator[ServerEvent, None]:
-        """Yield a job's events to its end: their names, and what they tell."""
+        """Yield the name and data of a job's events, to its end."""
         return self.follow(calls.events_of(job))
 
     async def follow(self, path: str) -> AsyncGenerator[ServerEvent, None]:
-        """Yield a stream's events; one that breaks is taken up again where it was."""
+        """Yield a stream's events; a broken stream is resumed."""
         if not self.connection.is_verified:
             await self.server()
-        following = EventStreamCursor(path, self.connection.base)
-        while not following.is_over:
+        cursor = EventStreamCursor(path, self.connection.base)
+        while not cursor.is_over:
             error: Exception | None = None
             try:
-                asking = self._http.stream("GET", path, headers=following.headers, timeout=STREAM)
-                async with asking as response:
+                request = self._http.stream("GET", path, headers=cursor.headers, timeout=STREAM)
+                async with request as response:
                     if not response.is_success:
                         await response.aread()
                     self.connection.check(response)
-                    async for each in httpx2.EventSource(response):
-                        yield following.take(each.event, each.data, each.id)
-            except httpx2.TransportError as found:
-                error = found
-            if not following.is_over:
-                await asyncio.sleep(following.pause_s(error))
+                    async for message in httpx2.EventSource(response):
+                        yield cursor.take(message.event, message.data, message.id)
+            except httpx2.TransportError as transport_error:
+                error = transport_error
+            if not cursor.is_over:
+                await asyncio.sleep(cursor.pause_s(error))
 
     async def close(self) -> None:
-        """Let go of the connections; idempotent."""
+        """Close the connections; idempotent."""
         await self._http.aclose()
 
     async def __aenter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""How a client reaches its server: the address, the key, and what broken connections become."""
+"""The connection of a client to its server: address, key, and translation of errors."""
 
 from __future__ import annotations
 
@@ -14,25 +14,27 @@ from ..api.address import ServerAddress, address
 from .call import SERVER_PATH, ApiCall, error_from_response, not_weft_error
 
 Answer = TypeVar("Answer")
-_PATIENCE = httpx2.Timeout(600.0, connect=10.0)
-# Of what is answered at once: who is there. All else may take as long as a model takes.
+_TIMEOUT = httpx2.Timeout(600.0, connect=10.0)
+# For SERVER_PATH, which a server answers at once; other calls may wait for a model.
 _AT_ONCE = httpx2.Timeout(10.0)
-# Of a stream: the server sends something every 15 s.
+# For streams, in which the server sends something every 15 s.
 STREAM = httpx2.Timeout(45.0, connect=10.0)
-# What a connection that was there ends with; the request may have been done, or not.
+# Errors of an open connection; the server may have executed the request or not.
 BROKEN = (httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError)
-_WHERE = "weft serve starts one; WEFT_HOST says where"
+_HINT = "start one with weft serve, or set WEFT_HOST to its address"
 
 
 class Connection:
-    """What both clients have of a connection; the key is in no word of it."""
+    """Address and key of a client, and its error handling. Errors never contain the key."""
 
     def __init__(self, base_url: str | None, api_key: str | None) -> None:
-        found: ServerAddress = address() if base_url is None else address({"WEFT_HOST": base_url})
-        self.base = found.url
+        server_address: ServerAddress = (
+            address() if base_url is None else address({"WEFT_HOST": base_url})
+        )
+        self.base = server_address.url
         key = os.environ.get("WEFT_API_KEY") if api_key is None else api_key
         self._key = key or ""
-        self.is_verified = False  # whether Weft has answered there
+        self.is_verified = False  # a Weft server has answered
 
     def options(self) -> dict[str, Any]:
         """Return the options of the HTTP client."""
@@ -45,41 +47,40 @@ class Connection:
         return {
             "base_url": self.base,
             "headers": headers,
-            "timeout": _PATIENCE,
-            # NOTE: a proxy of the environment may read what is not encrypted, the key included.
+            "timeout": _TIMEOUT,
+            # NOTE: a proxy from the environment could read unencrypted requests and the key.
             "trust_env": is_encrypted,
-            # Loading the certificates takes 20 ms; without encryption, redirects and proxies none
-            # is looked at.
+            # Loading the certificates takes 20 ms, and plain HTTP needs none.
             "verify": is_encrypted,
             "follow_redirects": False,
         }
 
     def is_allowed(self, call: ApiCall[Any]) -> bool:
-        """Whether Weft has answered there, or is asked for just that; else it is to be asked."""
+        """Return True if the call may be sent: the server is verified, or the call verifies it."""
         return self.is_verified or call.path == SERVER_PATH
 
     def request_options(self, call: ApiCall[Any]) -> dict[str, Any]:
-        """Return a request as the HTTP client takes it."""
+        """Return a request's options for the HTTP client."""
         return {**call.options, "timeout": _AT_ONCE} if call.path == SERVER_PATH else call.options
 
     @contextmanager
     def translate_errors(self) -> Iterator[None]:
-        """Let a connection that fails be told as such. Raises: Unreachable."""
+        """Raise Unreachable for errors of the HTTP client in the block."""
         try:
             yield
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-            raise Unreachable(f"no server answers at {self.base}", hint=_WHERE) from error
+            raise Unreachable(f"no server is running at {self.base}", hint=_HINT) from error
         except httpx2.ReadTimeout as error:
-            what = f"no server answers at {self.base}: it takes what is asked, and is silent"
-            raise Unreachable(what, hint=_WHERE) from error
+            message = f"no response from {self.base}: it accepts connections but does not answer"
+            raise Unreachable(message, hint=_HINT) from error
         except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
-            raise ConfigError(f"the address {self.base} cannot be asked: {error}") from error
+            raise ConfigError(f"{self.base} is not a valid server address: {error}") from error
         except httpx2.HTTPError as error:
-            what = str(error) or type(error).__name__
-            raise Unreachable(f"the connection to {self.base} broke: {what}") from error
+            message = str(error) or type(error).__name__
+            raise Unreachable(f"the connection to {self.base} broke: {message}") from error
 
     def check(self, response: httpx2.Response) -> None:
-        """Raise what an answer that is no success tells of; its body has been read."""
+        """Raise the error of a response without success; its body must have been read."""
         if response.is_success:
             return
         if response.status_code == 404 and response.url.path == SERVER_PATH:
@@ -89,14 +90,14 @@ class Connection:
         )
 
     def read(self, response: httpx2.Response, call: ApiCall[Answer]) -> Answer:
-        """Return what an answer holds."""
+        """Return the content of a response."""
         self.check(response)
         try:
-            told: Any = response.content
+            content: Any = response.content
             if call.is_json:
-                told = response.json() if told else None
-            answer = call.read(told)
-        except ValueError as error:  # no JSON, or other fields
+                content = response.json() if content else None
+            answer = call.read(content)
+        except ValueError as error:  # invalid JSON, or other fields
             raise not_weft_error(self.base) from error
         self.is_verified = True
         return answer

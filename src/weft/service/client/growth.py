@@ -1,4 +1,4 @@
-"""What grows at a server, as it comes: the same deltas whether the stream held or broke."""
+"""Deltas of growing branches, the same whether or not the stream was interrupted."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from ..api.jobs import JobReply, TokenUsage
 
 @dataclass(frozen=True, slots=True)
 class BranchDelta:
-    """What is new in one branch. node: its number.
+    """The new part of a branch.
 
-    token_ids, logprobs, entropies: the new tokens only; the figures only where the engine tells
-    them. After a stream that was away for long there may be text without tokens: the node has them.
-    finish_reason: None while the branch goes on.
+    node: the number of its node.
+    token_ids, logprobs, entropies: of the new tokens; statistics only if the engine has them.
+    finish_reason: None while the branch is growing.
+
+    After a long interruption a delta may have text without tokens; the node has them.
     """
 
     branch: int
@@ -29,7 +31,7 @@ class BranchDelta:
 
 
 class GrowthReader:
-    """Reads the events of a job that grows. usage, result: there when it is over."""
+    """Converts the events of a growth to deltas. usage, result: set at the end."""
 
     def __init__(self, job: JobReply) -> None:
         self.job = job
@@ -37,52 +39,51 @@ class GrowthReader:
         self.usage: TokenUsage | None = None
         self.result: dict[str, Any] | None = None
         self._nodes = {each.branch: each.node for each in job.branches}
-        self._n_shown = dict.fromkeys(self._nodes, 0)  # characters
+        self._n_shown = dict.fromkeys(self._nodes, 0)  # characters per branch
         self._ended: set[int] = set()
         self.is_over = False
 
     def lost(self, error: NotFound) -> WeftError:
-        """Return the error of a job that its server has no more: where its text is."""
+        """Return the error for a job that the server no longer has; it says where the text is."""
         if error.what != "job":
             return error
         job, nodes = self.job, ", ".join(map(str, self._nodes.values()))
         where = f", nodes {nodes}" if nodes else ""
         return NotFound(
-            f"the server has no job {job.job!r} any more; it may have been restarted. What had"
-            f" grown is kept in loom {job.loom!r}{where}: those that had not ended are"
-            " marked interrupted",
+            f"the server no longer has job {job.job!r}; it may have been restarted. The generated"
+            f" text is in loom {job.loom!r}{where}; unfinished nodes are marked interrupted",
             what="job",
             hint=f"client.nodes({job.loom!r}) reads them; grow such a node to go on",
         )
 
-    def take(self, name: str, told: dict[str, Any]) -> list[BranchDelta]:
-        """Return what an event brings."""
+    def take(self, name: str, data: dict[str, Any]) -> list[BranchDelta]:
+        """Return the deltas of an event."""
         if name == "job":
-            self._begin(told)
+            self._begin(data)
         elif name == "tok":
-            return self._tokens(told["t"])
+            return self._tokens(data["t"])
         elif name == "branch":
-            return self._end(told["branch"], told["finish_reason"])
+            return self._end(data["branch"], data["finish_reason"])
         elif name == "snapshot":
-            return self._caught_up(told)
+            return self._caught_up(data)
         elif name == "done":
             self.is_over = True
-            self.status = told["status"]
-            self.result = told.get("result")
-            if told.get("usage") is not None:
-                self.usage = TokenUsage.model_validate(told["usage"])
+            self.status = data["status"]
+            self.result = data.get("result")
+            if data.get("usage") is not None:
+                self.usage = TokenUsage.model_validate(data["usage"])
         return []
 
-    def _begin(self, told: dict[str, Any]) -> None:
-        for each in told.get("branches", ()):
-            self._nodes[each["branch"]] = each["node"]
-            self._n_shown.setdefault(each["branch"], 0)
+    def _begin(self, data: dict[str, Any]) -> None:
+        for branch in data.get("branches", ()):
+            self._nodes[branch["branch"]] = branch["node"]
+            self._n_shown.setdefault(branch["branch"], 0)
 
     def _tokens(self, entries: list[list[Any]]) -> list[BranchDelta]:
         by_branch: dict[int, list[list[Any]]] = {}
         for entry in entries:
             by_branch.setdefault(entry[0], []).append(entry)
-        return [self._delta(branch, of_one) for branch, of_one in by_branch.items()]
+        return [self._delta(branch, own_entries) for branch, own_entries in by_branch.items()]
 
     def _delta(self, branch: int, entries: list[list[Any]]) -> BranchDelta:
         text = "".join(entry[2] for entry in entries)
@@ -103,16 +104,16 @@ class GrowthReader:
         self._ended.add(branch)
         return [BranchDelta(branch, self._nodes.get(branch, -1), finish_reason=reason or "error")]
 
-    def _caught_up(self, told: dict[str, Any]) -> list[BranchDelta]:
-        """Bring up to date who has missed events: the rest of each text, then the ends."""
-        self._begin(told)
-        found = []
-        for each in told.get("texts", ()):
-            branch, text = each["branch"], each["text"]
+    def _caught_up(self, data: dict[str, Any]) -> list[BranchDelta]:
+        """Return deltas for missed events: the rest of each text, then the ends."""
+        self._begin(data)
+        deltas = []
+        for entry in data.get("texts", ()):
+            branch, text = entry["branch"], entry["text"]
             if rest := text[self._n_shown.get(branch, 0) :]:
                 self._n_shown[branch] = len(text)
-                found.append(BranchDelta(branch, self._nodes.get(branch, -1), rest))
-        for each in told.get("branches", ()):
-            if each.get("finish_reason") is not None:
-                found += self._end(each["branch"], each["finish_reason"])
-        return found
+                deltas.append(BranchDelta(branch, self._nodes.get(branch, -1), rest))
+        for entry in data.get("branches", ()):
+            if entry.get("finish_reason") is not None:
+                deltas += self._end(entry["branch"], entry["finish_reason"])
+        return deltas

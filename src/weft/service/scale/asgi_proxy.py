@@ -1,4 +1,4 @@
-"""A request on its way to another process: ASGI messages, in pieces, through a streaming call."""
+"""Forward a request to another process: ASGI messages in batches over a streaming call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..server.asgi import App, Message, Receive, Scope
 
-GONE_S = 5.0  # what an app gets to end when its client is gone
+GONE_S = 5.0  # seconds for an app to end after its client disconnects
 _PLAIN = (
     "type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string",
     "root_path", "headers", "client", "server",
@@ -18,30 +18,30 @@ _PLAIN = (
 
 
 def plain(scope: Scope) -> dict[str, Any]:
-    """Return what of a request's scope can be sent: no objects of the server that took it."""
+    """Return the parts of a request's scope that can be pickled."""
     return {name: scope[name] for name in _PLAIN if name in scope}
 
 
 async def until_gone(receive: Receive) -> None:
-    """Return when the client of a request, whose body was read, is gone."""
+    """Return when the client of a request, whose body was read, disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def answer(app: App, scope: Scope, body: bytes) -> AsyncGenerator[list[Message]]:
-    """Yield what an app answers; messages that are there at once come together.
+    """Yield the messages of an app's response; available ones come together.
 
-    When the generator is closed, the app is told that the client is gone, and cancelled where it
-    takes longer than `GONE_S` to end. Raises: what the app raises, after what it sent before.
+    Closing the generator disconnects the client of the app, and cancels the app after `GONE_S`.
+    Raises: the app's error, after the messages sent before.
     """
     sent: asyncio.Queue[Message | None] = asyncio.Queue()
-    gone = asyncio.Event()
-    asked = iter([{"type": "http.request", "body": body, "more_body": False}])
+    disconnected = asyncio.Event()
+    request = iter([{"type": "http.request", "body": body, "more_body": False}])
 
     async def receive() -> Message:
-        for message in asked:
+        for message in request:
             return message
-        await gone.wait()
+        await disconnected.wait()
         return {"type": "http.disconnect"}
 
     async def run() -> None:
@@ -52,24 +52,24 @@ async def answer(app: App, scope: Scope, body: bytes) -> AsyncGenerator[list[Mes
 
     running = asyncio.create_task(run())
     try:
-        async for messages in _together(sent):
+        async for messages in _batches(sent):
             yield messages
         await running
     finally:
-        gone.set()
+        disconnected.set()
         await asyncio.wait([running], timeout=GONE_S)
         running.cancel()
         with suppress(asyncio.CancelledError):
             await asyncio.wait([running])
 
 
-async def _together(sent: asyncio.Queue[Message | None]) -> AsyncIterator[list[Message]]:
+async def _batches(sent: asyncio.Queue[Message | None]) -> AsyncIterator[list[Message]]:
     while True:
-        found = [await sent.get()]
+        batch = [await sent.get()]
         while not sent.empty():
-            found.append(sent.get_nowait())
-        messages = [each for each in found if each is not None]
+            batch.append(sent.get_nowait())
+        messages = [message for message in batch if message is not None]
         if messages:
             yield messages
-        if len(messages) < len(found):
+        if len(messages) < len(batch):
             return

@@ -1,4 +1,4 @@
-"""The application of Ray Serve: an entrance, and replicas of the server behind it."""
+"""The Ray Serve application: an ingress, and replicas of the server behind it."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from ..store.library import Library
 from .asgi_proxy import answer
 from .ingress import Ingress
 
-# Ray's own: of each key the same replica, however many entrances ask; only those keys move that
-# belong to a replica that goes or comes.
+# Ray's consistent hashing: a key always maps to the same replica, and when replicas are added or
+# removed, only their keys move.
 ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 _SECRETS = ("api_key",)
-_NOT_HERE = ("port", "grace_s")  # said in the config file of Ray Serve
+_RAY_SETTINGS = ("port", "grace_s")  # configured in the config file of Ray Serve
 
 
 def app(args: Mapping[str, Any]) -> serve.Application:
-    """Return the application: what `import_path: weft.service.scale:app` of a config file means.
+    """Return the application for `import_path: weft.service.scale:app` in a config file.
 
-    args: settings of `ServerConfig` for each replica, as `models: [org/name]`. The API key and the
-    database come from WEFT_API_KEY and WEFT_DB where Ray is started. How many replicas there are,
-    and what each takes, is said under `deployments`, by the names Entrance and Replica.
+    args: settings of `ServerConfig` for each replica, such as `models: [org/name]`. The API key and
+    the database come from WEFT_API_KEY and WEFT_DB in Ray's environment. Configure the number and
+    the resources of replicas under `deployments`, by the names Entrance and Replica.
 
-    Raises: ConfigError for settings that no server takes.
+    Raises: ConfigError for invalid settings.
     """
     config = config_of(args)
     replica = serve.deployment(
@@ -58,27 +58,29 @@ def app(args: Mapping[str, Any]) -> serve.Application:
 
 
 def config_of(args: Mapping[str, Any]) -> ServerConfig:
-    """Return the server's settings that a config file asks for. Raises: ConfigError."""
-    known = [each.name for each in fields(ServerConfig) if each.name not in _SECRETS + _NOT_HERE]
+    """Return the server's settings from a config file. Raises: ConfigError."""
+    names = [f.name for f in fields(ServerConfig) if f.name not in _SECRETS + _RAY_SETTINGS]
     for name in args:
         if name in _SECRETS:
-            raise ConfigError(f"{name} is no setting of a file; set WEFT_API_KEY where Ray starts")
-        if name not in known:
-            raise ConfigError(f"{name!r} is no setting of a server; there are {', '.join(known)}")
-    given: dict[str, Any] = {
+            raise ConfigError(f"{name} cannot be set in a file; set WEFT_API_KEY where Ray starts")
+        if name not in names:
+            raise ConfigError(
+                f"{name!r} is not a setting of the server; allowed are {', '.join(names)}"
+            )
+    settings: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in args.items()
     }
-    if "limits" in given:
-        given["limits"] = ServerLimits(**given["limits"])
-    return ServerConfig(**given, api_key=key_from_environment())
+    if "limits" in settings:
+        settings["limits"] = ServerLimits(**settings["limits"])
+    return ServerConfig(**settings, api_key=key_from_environment())
 
 
 class Replica:
-    """A server in a process of Ray's, without a socket: requests come by calls."""
+    """A server in a Ray process, without a socket: requests arrive as calls."""
 
     # Ray awaits it.
     async def __init__(self, args: Mapping[str, Any]) -> None:  # type: ignore[misc]
-        """Start the server and wait for its models. Raises: why none of them could be loaded."""
+        """Start the server and wait for its models. Raises: the error if none can be loaded."""
         self._app = create_app(config_of(args))
         self._open = AsyncExitStack()
         await self._open.enter_async_context(self._app.router.lifespan_context(self._app))
@@ -89,21 +91,21 @@ class Replica:
             model.ready()
 
     async def answer(self, scope: dict[str, Any], body: bytes) -> AsyncGenerator[bytes]:
-        """Yield the ASGI messages that answer a request, pickled, in pieces."""
-        answered = answer(self._app, scope, body)
+        """Yield the ASGI messages of a response, pickled, in batches."""
+        batches = answer(self._app, scope, body)
         try:
-            async for messages in answered:
+            async for messages in batches:
                 yield pickle.dumps(messages)
         finally:
-            await answered.aclose()
+            await batches.aclose()
 
     async def __del__(self) -> None:
-        """End the jobs and close the models; Ray calls this, and waits for it."""
+        """End the jobs and close the models; Ray calls and awaits this."""
         await self._open.aclose()
 
 
 class IngressReplica:
-    """What Ray runs to take requests in."""
+    """The deployment that receives requests."""
 
     def __init__(self, args: Mapping[str, Any], replicas: DeploymentHandle) -> None:
         self._config = config_of(args)

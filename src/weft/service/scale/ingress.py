@@ -1,4 +1,4 @@
-"""Where requests come in: checked as the server checks them, then sent to their replica."""
+"""The ingress: checks requests as the server does, and forwards each to its replica."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from ..server.asgi import Message, Receive, Scope, Send
 
 READS = ("GET", "HEAD", "OPTIONS")
-TRIES = 3
+MAX_ATTEMPTS = 3
 _LOST = (RayActorError, ActorUnavailableError, DeploymentUnavailableError)
 _OWN_HEADERS = (b"x-request-id", b"x-content-type-options")
 
 
 class Ingress:
-    """An ASGI application that sends each request to the replica that its key belongs to.
+    """An ASGI application that forwards each request to the replica of its routing key.
 
-    A replica that dies takes with it what it was answering. A request that only reads is asked
-    again of another. Any other gets 503 and when to try again: whether it may be done twice is
-    known to its client alone. An answer that has begun breaks off, as with any server that dies.
+    If a replica dies, its requests fail. Requests that only read are retried on another replica.
+    Others get 503 with Retry-After, as only the client knows whether they may be repeated. A
+    response that has begun breaks off.
     """
 
     def __init__(self, replicas: DeploymentHandle, library: Library) -> None:
@@ -54,65 +54,65 @@ class Ingress:
             await asyncio.gather(call, gone, return_exceptions=True)
 
     async def _send_on(self, scope: Scope, body: bytes, send: Send) -> None:
-        tries = TRIES if scope["method"] in READS else 1
-        for left in reversed(range(tries)):
+        attempts = MAX_ATTEMPTS if scope["method"] in READS else 1
+        for remaining in reversed(range(attempts)):
             try:
-                await self._answered(scope, body, send)
+                await self._route(scope, body, send)
                 return
             except _LOST as error:
                 if scope.get("weft.began"):
                     raise
-                if not left:
+                if not remaining:
                     raise RequestError(
                         503,
                         "replica_lost",
-                        "the replica that had this request is gone, another takes its place",
-                        hint="send it again; what was grown so far is in the loom",
+                        "the replica of this request has died and is being replaced",
+                        hint="send the request again; generated nodes are in the loom",
                         headers={"Retry-After": "1"},
                     ) from error
 
     async def _loom_key(self, key: RoutingKey) -> str:
-        """Return the key with a loom's id for its name."""
+        """Return the key, with the loom's id instead of its name."""
         if key.is_name:
             try:
                 return (await asyncio.to_thread(self.library.row, key.key)).id
-            except (ConfigError, StoreError):  # the replica says what is wrong with it
+            except (ConfigError, StoreError):  # the replica reports the error
                 pass
         return key.key
 
-    async def _answered(self, scope: Scope, body: bytes, send: Send) -> None:
-        asked = plain(scope)
-        asked["headers"] = [
-            *(each for each in asked["headers"] if each[0] != b"x-request-id"),
+    async def _route(self, scope: Scope, body: bytes, send: Send) -> None:
+        forwarded = plain(scope)
+        forwarded["headers"] = [
+            *(header for header in forwarded["headers"] if header[0] != b"x-request-id"),
             (b"x-request-id", scope["weft.request_id"].encode()),
         ]
         key = routing_key(scope["path"], body)
         if key.heads:
             with self._prompts.routed(key.heads) as head:
-                await self._relay(scope, asked, body, send, head)
+                await self._relay(scope, forwarded, body, send, head)
         else:
-            found = await self._loom_key(key) or repeated_key(asked["headers"])
-            await self._relay(scope, asked, body, send, found)
+            key_text = await self._loom_key(key) or repeated_key(forwarded["headers"])
+            await self._relay(scope, forwarded, body, send, key_text)
 
     async def _relay(
-        self, scope: Scope, asked: dict[str, Any], body: bytes, send: Send, key: str
+        self, scope: Scope, forwarded: dict[str, Any], body: bytes, send: Send, key: str
     ) -> None:
-        response = self.replicas.options(session_id=key).answer.remote(asked, body)
+        response = self.replicas.options(session_id=key).answer.remote(forwarded, body)
         is_over = False
         try:
             async for piece in response:
                 for message in pickle.loads(piece):
                     scope["weft.began"] = True
-                    await send(_without_double(message))
+                    await send(_without_own_headers(message))
             is_over = True
         finally:
             if not is_over:
                 response.cancel()
 
 
-def _without_double(message: Message) -> Message:
-    """Leave out the headers that are said here, too."""
+def _without_own_headers(message: Message) -> Message:
+    """Remove the headers that the ingress adds itself."""
     if message["type"] == "http.response.start":
         headers = message.get("headers", ())
-        message["headers"] = [each for each in headers if each[0].lower() not in _OWN_HEADERS]
+        message["headers"] = [header for header in headers if header[0].lower() not in _OWN_HEADERS]
     return message

@@ -1,7 +1,7 @@
-"""By what a request finds its replica: the loom it names, or the beginning of its prompt.
+"""The routing key of a request: the loom it names, or the beginning of its prompt.
 
-Equal keys meet on one replica, where the KV is. All that is needed stands in what clients send
-anyway, so none of them knows that there are replicas.
+Requests with equal keys go to one replica, which has their KV. Keys are derived from ordinary
+requests, so clients need not know about replicas.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 HEADS = (256, 1024, 4096)  # lengths of a prompt's head, in characters
-BUSY = 32  # requests in progress with one head; further ones are routed by a longer head
-_REMEMBERED = 10_000  # prompts
-_OF_LOOM = (("api", "v1", "looms"), ("looms",), ("loom",))
-_FIXED = ("import", "restore")  # where a loom's name could stand
+BUSY = 32  # requests in progress per head; further ones are routed by a longer head
+_MAX_CHOICES = 10_000  # prompts
+_LOOM_PREFIXES = (("api", "v1", "looms"), ("looms",), ("loom",))
+_FIXED = ("import", "restore")  # path parts that are not names of looms
 _JOBS = ("api", "v1", "jobs")
 _ID = re.compile(r"[0-9a-f]{16}")
-_JOB = re.compile(rf"jb_({_ID.pattern})_")  # a job of a loom says of which
-_NODE = re.compile(rf"({_ID.pattern})-")  # as does a node of the endpoints at the root
+_JOB = re.compile(rf"jb_({_ID.pattern})_")  # the id of a job contains its loom's id
+_NODE = re.compile(rf"({_ID.pattern})-")  # as do N8Loom's node ids
 _STATELESS = ("prompt", "messages", "input")
 
 
 class RoutingKey(NamedTuple):
-    """What a request is routed by; "" where any replica will do.
+    """A request's routing key; "" if any replica will do.
 
-    is_name: it is the name of a loom, perhaps, and its id is the key of requests that know that.
-    heads: of a prompt, the hashes of its heads, the shortest first; the first one is `key`.
+    is_name: `key` may be a loom's name, to be replaced by its id.
+    heads: hashes of the prompt's heads, shortest first; the first is `key`.
     """
 
     key: str = ""
@@ -40,25 +40,27 @@ class RoutingKey(NamedTuple):
 
 
 class PromptRouter:
-    """Chooses by which of its heads a prompt is routed.
+    """Chooses the head by which a prompt is routed.
 
-    Prompts with one beginning, such as few-shot prompts, share its KV on one replica. A head that
-    many prompts have at the same time would load that replica alone, so further prompts are routed
-    by a longer head. Prompts that are equal in their longest head are always routed alike.
+    Prompts with a common beginning, such as few-shot prompts, share its KV on one replica. If many
+    requests with a head are in progress, further ones are routed by a longer head, to spread the
+    load. Prompts with the same longest head are always routed alike.
     """
 
     def __init__(self) -> None:
         self._n_running = Counter[str]()
-        self._chosen = OrderedDict[str, str]()  # by the longest head; the last used is the last
+        self._chosen = OrderedDict[
+            str, str
+        ]()  # chosen head by longest head, least recently used first
 
     @contextmanager
     def routed(self, heads: Sequence[str]) -> Iterator[str]:
-        """Choose a head for a request that is in progress until the block ends."""
+        """Choose a head for a request that is in progress during the block."""
         longest = heads[-1]
         free = (head for head in heads if self._n_running[head] < BUSY)
         head = self._chosen.pop(longest, None) or next(free, longest)
         self._chosen[longest] = head
-        if len(self._chosen) > _REMEMBERED:
+        if len(self._chosen) > _MAX_CHOICES:
             self._chosen.popitem(last=False)
         self._n_running[head] += 1
         try:
@@ -69,30 +71,32 @@ class PromptRouter:
 
 
 def routing_key(path: str, body: bytes = b"") -> RoutingKey:
-    """Return what a request is routed by.
+    """Return the routing key of a request.
 
-    path: as the request has it, without the query. body: looked at where the path says nothing.
+    path: without the query. body: used if the path has no key.
     """
     parts = tuple(unquote(part) for part in path.strip("/").split("/"))
-    for prefix in _OF_LOOM:
+    for prefix in _LOOM_PREFIXES:
         if parts[: len(prefix)] == prefix and len(parts) > len(prefix):
             name = parts[len(prefix)]
-            return RoutingKey() if name in _FIXED else _of_loom(name)
+            return RoutingKey() if name in _FIXED else _loom_key(name)
     if parts[:3] == _JOBS and len(parts) > 3:
         return _matched(_JOB, parts[3])
     if parts[0] == "node" and len(parts) > 1:
-        return _matched(_NODE, parts[1] if not body else _asked(body).get("node_id"))
-    return _of_prompt(_asked(body)) if parts[0] == "v1" else RoutingKey()
+        return _matched(_NODE, parts[1] if not body else _json_fields(body).get("node_id"))
+    return _prompt_key(_json_fields(body)) if parts[0] == "v1" else RoutingKey()
 
 
-def _of_loom(given: str) -> RoutingKey:
+def _loom_key(given: str) -> RoutingKey:
     return RoutingKey(given, is_name=not _ID.fullmatch(given))
 
 
 def repeated_key(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Return by what a request that names nothing meets its first answer: its Idempotency-Key."""
-    found = next((value for name, value in headers if name == b"idempotency-key"), b"")
-    return hashlib.sha256(found).hexdigest()[:32] if found else ""
+    """Return a key from the Idempotency-Key, so that a repeated request finds its first
+    response.
+    """
+    value = next((header for name, header in headers if name == b"idempotency-key"), b"")
+    return hashlib.sha256(value).hexdigest()[:32] if value else ""
 
 
 def _matched(pattern: re.Pattern[str], given: object) -> RoutingKey:
@@ -100,27 +104,27 @@ def _matched(pattern: re.Pattern[str], given: object) -> RoutingKey:
     return RoutingKey() if match is None else RoutingKey(match[1])
 
 
-def _asked(body: bytes) -> dict[str, Any]:
-    """Return the fields of a body; none where it is wrong, which the replica will say."""
+def _json_fields(body: bytes) -> dict[str, Any]:
+    """Return the fields of a JSON body; {} for an invalid one, which the replica rejects."""
     try:
-        asked = json.loads(body) if body else None
+        fields = json.loads(body) if body else None
     except (ValueError, RecursionError):
-        asked = None
-    return asked if isinstance(asked, dict) else {}
+        fields = None
+    return fields if isinstance(fields, dict) else {}
 
 
-def _of_prompt(asked: dict[str, Any]) -> RoutingKey:
-    """Return the loom that a prompt stands in, else the hashes of its heads.
+def _prompt_key(fields: dict[str, Any]) -> RoutingKey:
+    """Return the key of the loom to add to, else of the prompt's heads.
 
-    Of a chat that is what stands up to the user's first words: all its turns have the same.
+    The head of a chat ends with its first user message, which all its turns share.
     """
-    options = asked.get("loom")
+    options = fields.get("loom")
     if isinstance(options, dict) and isinstance(options.get("loom"), str):
-        return _of_loom(options["loom"])
-    given = next((asked[name] for name in _STATELESS if asked.get(name)), None)
-    if given is None:
+        return _loom_key(options["loom"])
+    prompt = next((fields[name] for name in _STATELESS if fields.get(name)), None)
+    if prompt is None:
         return RoutingKey()
-    model, text = json.dumps(asked.get("model")), json.dumps(_opening(given))
+    model, text = json.dumps(fields.get("model")), json.dumps(_opening(prompt))
     heads = [hashlib.sha256(f"{model} {text[:n]}".encode()).hexdigest()[:32] for n in HEADS]
     return RoutingKey(heads[0], heads=tuple(heads))
 

@@ -89,7 +89,7 @@ class ClientTool(OpenAIModel):
 
 
 class ClientToolChoice(OpenAIModel):
-    """Whether the model may, must or must not call tools, or the one it must call."""
+    """The choice of tools: allowed, required, forbidden, or one that the model must call."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = Field(None, min_length=1)
@@ -109,7 +109,7 @@ class ClientToolChoice(OpenAIModel):
 
 
 class ThinkingConfig(OpenAIModel):
-    """Whether the model reasons first, if its chat template reads enable_thinking."""
+    """Turns reasoning on or off, if the chat template reads enable_thinking."""
 
     type: Literal["enabled", "disabled", "adaptive"] = Field(
         description='"adaptive": the default of the chat template.'

@@ -383,20 +383,25 @@ class ChatCall:
         return choices
 
 
-def _piece(reply: ChoiceRun, delta: Json, figures: Json | None = None) -> Json:
-    return {"index": reply.index, "delta": delta, "logprobs": figures, "finish_reason": None}
+def _piece(reply: ChoiceRun, delta: Json, logprobs_object: Json | None = None) -> Json:
+    return {
+        "index": reply.index,
+        "delta": delta,
+        "logprobs": logprobs_object,
+        "finish_reason": None,
+    }
 
 
-def _delta(said: ChatDelta, n_before: int) -> Json:
-    """Return what is new in a turn as a delta. n_before: calls that were told already."""
-    made: Json = {}
-    if said.content:
-        made["content"] = said.content
-    if said.reasoning:
-        made["reasoning_content"] = said.reasoning
-    if said.calls:
-        made["tool_calls"] = [
+def _delta(delta: ChatDelta, n_before: int) -> Json:
+    """Return the new part of a turn as a delta. n_before: the number of calls already sent."""
+    fields: Json = {}
+    if delta.content:
+        fields["content"] = delta.content
+    if delta.reasoning:
+        fields["reasoning_content"] = delta.reasoning
+    if delta.calls:
+        fields["tool_calls"] = [
             {"index": n_before + number, **call_object(call)}
-            for number, call in enumerate(said.calls)
+            for number, call in enumerate(delta.calls)
         ]
-    return made
+    return fields

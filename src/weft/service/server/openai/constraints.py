@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Schema = dict[str, Any] | bool
 SchemaOrText = dict[str, Any] | str
-# Other servers read these classes as ASCII; Rust's have digits and letters of all scripts.
+# Other servers treat these classes as ASCII; Rust's include the characters of all scripts.
 _CLASSES = {
     "d": "[0-9]",
     "D": "[^0-9]",

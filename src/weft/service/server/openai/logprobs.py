@@ -27,14 +27,14 @@ class ScoredToken(NamedTuple):
     Args:
         rank: 1 for the likeliest token; `None` if unknown.
         top: (token id, logprob), likeliest first.
-        asked: the same for tokens named in the request.
+        requested: the same for tokens named in the request.
     """
 
     token: int
     logprob: float | None
     rank: int | None = None
     top: Sequence[tuple[int, float]] = ()
-    asked: Sequence[tuple[int, float]] = ()
+    requested: Sequence[tuple[int, float]] = ()
 
 
 # (place, tokens after it, depth of the first target, targets): the tokens to score on a path.
@@ -152,7 +152,7 @@ def chat_logprobs(lm: LM, scored: Sequence[ScoredToken]) -> list[dict[str, Any]]
         {
             **_entry(lm, each.token, each.logprob or 0.0),
             "top_logprobs": [_entry(lm, *one) for one in _with_chosen(each)],
-            **({"asked": [_entry(lm, *one) for one in each.asked]} if each.asked else {}),
+            **({"asked": [_entry(lm, *one) for one in each.requested]} if each.requested else {}),
         }
         for each in scored
     ]
@@ -184,8 +184,8 @@ def completion_logprobs(
         "top_logprobs": [_by_name(lm, each) for each in scored],
         "text_offset": list(offsets),
     }
-    if any(each.asked for each in scored):
-        requested = [{token_name(lm, t): finite(p) for t, p in each.asked} for each in scored]
+    if any(each.requested for each in scored):
+        requested = [{token_name(lm, t): finite(p) for t, p in each.requested} for each in scored]
         lists["asked"] = requested
     return lists
 

@@ -1,7 +1,7 @@
 """Saves calls: the prompt and the choices become nodes of a loom.
 
-A prompt that a loom already has is continued there: only the new part of a conversation is added,
-and a different turn becomes a branch. Clients send answers back as text. The saved tokens are the
+A prompt continues at the deepest node that it matches, so a conversation adds only its new turns. A
+different turn becomes a branch. Clients send answers back as text. The saved tokens are the
 generated ones, even if the tokenizer would split the text differently.
 """
 
@@ -30,7 +30,7 @@ ACTOR = "openai"
 
 
 class SavedCompletion:
-    """Where the choices of a call are saved. node: their parent."""
+    """The nodes in which a call's choices are saved. node: their parent."""
 
     def __init__(self, service: Service, live: OpenLoom, node: Heddle) -> None:
         self.live = live
@@ -39,7 +39,7 @@ class SavedCompletion:
         self._branches: GrowthTask | None = None
 
     async def begin(self, growth: Growth) -> None:
-        """Assign numbers to the choices before they grow. The loom's lock is held by the caller."""
+        """Assign numbers to the choices before they grow. The caller holds the loom's lock."""
         branches = GrowthTask(self.live, growth, EventLog(dict), Attribution("grow", ACTOR))
         self.live.begin(branches)
         self._branches = branches
@@ -97,8 +97,8 @@ async def open_target_node(
 
     Args:
         ids: the prompt's tokens; `None` means the path of the parent, or the loom's root.
-        make: creates a loom from the prompt.
-        said: the user's last message in the prompt.
+        create_loom: creates a loom from the prompt.
+        user_text: the user's last message in the prompt.
         is_exact: the prompt was given as tokens; otherwise other tokens with the same text match.
 
     Raises: RequestError if the prompt does not begin as the loom does; NotFound; ModelMismatch.

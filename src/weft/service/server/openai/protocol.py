@@ -64,7 +64,7 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 class CachedTokens(ResponseModel):
     """Details of the prompt tokens."""
 
-    cached_tokens: int = Field(description="Prompt tokens whose KV was found in the token tree.")
+    cached_tokens: int = Field(description="Prompt tokens whose KV was cached.")
 
 
 class CompletionUsage(ResponseModel):

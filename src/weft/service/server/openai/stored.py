@@ -36,7 +36,7 @@ _ID = re.compile(r"[a-z]+_([0-9a-f]{16})([0-9a-f]{8})[0-9a-f]*")
 
 
 class ResponseKey(NamedTuple):
-    """Where a response is stored; a part of its id and of its items' ids."""
+    """The loom and node of a stored response; part of its id and of its items' ids."""
 
     loom: str
     number: int
@@ -156,13 +156,13 @@ async def delete(service: Service, given: str) -> str:
 
 
 class ResponseContext(NamedTuple):
-    """What a new response continues.
+    """The responses and items that a new response continues.
 
     Args:
         items: the items of earlier responses, then those of the request.
         n_before: the number of earlier items.
         previous: the previous response, if any.
-        locations: where the response can be stored, best first.
+        locations: looms that can store the response, best first.
     """
 
     items: list[InputItem]

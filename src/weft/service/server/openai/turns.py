@@ -41,7 +41,7 @@ class _Waiting(NamedTuple):
 
     text: str
     token: int
-    figures: ScoredToken
+    scored: ScoredToken
 
 
 class ChatTurn:
@@ -163,7 +163,7 @@ class ChatTurn:
                 part = part._replace(calls=delta.calls)
                 if delta.content:
                     part = part._replace(reasoning=delta.reasoning)
-            yield TurnStep(part, [waiting.token], [waiting.figures], is_content)
+            yield TurnStep(part, [waiting.token], [waiting.scored], is_content)
         if delta and not released:
             yield TurnStep(delta, [])
 
