@@ -284,7 +284,7 @@ def test_a_server_that_is_named_and_does_not_answer_is_told(
         for verb in (("ls",), ("run", "hi"), ("tree",), ("open",)):
             result = weft(*verb)
             assert result.exit_code == 3
-            assert "no server answers at http://127.0.0.1:" in result.stderr
+            assert "no server is running at http://127.0.0.1:" in result.stderr
     monkeypatch.setenv("WEFT_HOST", "http://[")
     assert weft("ls").exit_code == 2
     monkeypatch.delenv("WEFT_HOST")
@@ -440,7 +440,7 @@ def test_a_server_that_dies_in_mid_growth_is_told_and_what_came_is_kept(
     process.send_signal(signal.SIGKILL)
     _, errors = growing.communicate()
     assert growing.returncode == 3
-    assert b"does not answer any more" in errors
+    assert b"no longer responds" in errors
     assert b"what has been grown so far is kept" in errors
     monkeypatch.delenv("WEFT_HOST")
     kept = [(child.finish_reason, bool(child.tokens)) for child in loom_of(NAME).children]

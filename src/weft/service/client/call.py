@@ -78,7 +78,7 @@ _BY_STATUS: dict[int, type[WeftError]] = {
     429: errors.QueueFull,
 }
 # Hints for missing objects: the server's hints name routes, these name commands.
-_SHOWN = {"loom": "weft ls lists all looms", "node": "weft tree shows the nodes"}
+_SHOWN = {"loom": "weft ls lists them all", "node": "weft tree shows them"}
 _KEY = "set WEFT_API_KEY to the server's key"
 
 
