@@ -65,7 +65,7 @@ class CommitCall:
 
     def __init__(self, lm: LM, pairs: Pairs) -> None:
         self.lm = lm
-        self.branches = check_pairs(lm, pairs, "commit")
+        self.branches: Sequence[Branch] = check_pairs(lm, pairs, "commit")
         self._pairs = pairs
 
     def stages(self) -> Iterator[Stage]:
@@ -145,7 +145,7 @@ class PrefillCall:
 
     def __init__(self, lm: LM, pairs: Pairs) -> None:
         self.lm = lm
-        self.branches = check_pairs(lm, pairs, "prefill")
+        self.branches: Sequence[Branch] = check_pairs(lm, pairs, "prefill")
         self._pairs = pairs
 
     def stages(self) -> Iterator[Stage]:

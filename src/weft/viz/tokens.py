@@ -195,7 +195,7 @@ def tip_of(piece: Piece) -> str:
     if len(piece.token_ids) > 1:
         lines.append(f"{len(piece.token_ids)} tokens, one character")
     if piece.ranks is not None:
-        lines[-1] += f" · rank {piece.seen.rank + 1}"
+        lines[-1] += f" · rank {piece.ranks.rank + 1}"
         lines += ["", *(_bar(each, piece) for each in piece.ranks.top)]
     return "\n".join(lines)
 
