@@ -37,12 +37,12 @@ PROMPT = [(7 * i * i + 13 * i + 5) % 500 + 4 for i in range(32)]
 @contextmanager
 def one_by_one() -> Iterator[None]:
     """Let spans be met as they were before they were put together."""
-    before = prefixes.MAX_MERGED, step.SHORT
-    prefixes.MAX_MERGED = step.SHORT = 0
+    before = prefixes.MAX_MERGED, step.MAX_SHORT
+    prefixes.MAX_MERGED = step.MAX_SHORT = 0
     try:
         yield
     finally:
-        prefixes.MAX_MERGED, step.SHORT = before
+        prefixes.MAX_MERGED, step.MAX_SHORT = before
 
 
 class Side:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from weft._core.tokens.tokenizer import Tokenizer
 from weft.engines.checkpoint import Checkpoint, open_checkpoint
-from weft.engines.numpy.config import LlamaConfig, frequencies, pair_up, parse_config
+from weft.engines.numpy.config import LlamaConfig, frequencies, interleave_heads, parse_config
 from weft.errors import Unsupported, WeftError
 
 TYPES = ("f32", "f16", "q8_0")
@@ -147,7 +147,7 @@ def _add_tensors(
             continue
         array = checkpoint.read(name)
         if paired and target.split(".")[-2] in ("attn_q", "attn_k"):
-            array = pair_up(array, config.head_dim)
+            array = interleave_heads(array, config.head_dim)
         _add_tensor(writer, target, np.ascontiguousarray(array), kind)
 
 

@@ -26,7 +26,7 @@ def lm(request, monkeypatch) -> LM:
     else:
         from weft.engines.numpy import kv
 
-        monkeypatch.setattr(kv, "CROWDED_BYTES", 0)
+        monkeypatch.setattr(kv, "LARGE_BYTES", 0)
         engine = NumpyEngine.load(shallow())
     lm = LM(engine, Tokenizer.from_folder(shallow()), n_batch=8)
     yield lm

@@ -12,7 +12,7 @@ import pytest
 from llama_reference import write_folder
 from weft.engines.base import Fragment, Row, Span
 from weft.engines.numpy import NumpyEngine
-from weft.engines.numpy.kv import TailBank
+from weft.engines.numpy.kv import TailBuffer
 from weft.errors import ModelMismatch
 
 
@@ -189,16 +189,16 @@ class _Tail:
 @pytest.mark.parametrize("seed", range(20))
 def test_bring_together_keeps_every_tail_s_slots(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    bank = TailBank(1, 1, 2)
+    bank = TailBuffer(1, 1, 2)
     tails = [_Tail(int(n)) for n in rng.integers(1, 6, 8)]
     bank.add(tails)
     for value, tail in enumerate(tails):
         bank.row(tail.row)[...] = value
     front = [tails[i] for i in rng.permutation(8)[: int(rng.integers(1, 9))]]
-    bank.bring_together(front)
+    bank.make_adjacent(front)
     first = min(tail.row for tail in front)
     assert {tail.row for tail in front} == set(range(first, first + len(front)))
-    assert not bank.bring_together(front)
+    assert not bank.make_adjacent(front)
     for value, tail in enumerate(tails):
         assert bank.rows[tail.row] is tail
         assert (bank.row(tail.row)[:, :, :, : tail.tail] == value).all()

@@ -179,8 +179,8 @@ def test_a_path_of_many_short_nodes_decodes_as_its_tokens(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     """Nodes one below the other, with rows below them all and below some; one is longer."""
-    monkeypatch.setattr(plan, "SHORT", 4)
-    monkeypatch.setattr(plan, "MOST_COPIED", most)
+    monkeypatch.setattr(plan, "MAX_SHORT", 4)
+    monkeypatch.setattr(plan, "MAX_COPIED", most)
     paths: list[tuple[Span, ...]] = [()]
     for size in (2, 1, 3, 7, 1, 4, 2):
         at = sum(span.length for span in paths[-1])
@@ -202,7 +202,9 @@ def test_a_path_of_many_short_nodes_decodes_as_its_tokens(
 
 @pytest.mark.parametrize("most", [0, 5, 12, 4096])
 def test_no_more_is_copied_than_is_said(most: int) -> None:
-    views = [np.zeros((1, 2, 1, n, 4), np.float32) for n in (4, 5, plan.SHORT + 1, 3, plan.SHORT)]
+    views = [
+        np.zeros((1, 2, 1, n, 4), np.float32) for n in (4, 5, plan.MAX_SHORT + 1, 3, plan.MAX_SHORT)
+    ]
     short, others = plan._short(views, most)
     assert sum(view.shape[3] for view in short) <= most
     assert len(short) == {0: 0, 5: 0, 12: 3, 4096: 4}[most]
@@ -216,8 +218,8 @@ def test_short_nodes_one_below_the_other_are_one_product(rig: Rig) -> None:
         fragment, _ = rig.whole(path, IDS[at : at + 4])
         path = (*path, *full(fragment))
     rows = [Row(path, [3], 20, rig.engine.fragments.new(None), (0,)) for _ in range(2)]
-    made = plan.Plan(rows, rig.engine._config, rig.engine.fragments)
-    for block in made._blocks:
+    step_plan = plan.StepPlan(rows, rig.engine._config, rig.engine.fragments)
+    for block in step_plan._blocks:
         (part,) = block.shared
         assert [keys.shape[1] for keys in part._keys[0]] == [20]
 

@@ -144,7 +144,7 @@ def reject_mlx_quantised(config: Mapping[str, Any], engine: str) -> None:
     """Raise Unsupported if mlx-lm has quantised the weights; for engines other than MLX."""
     if is_of_mlx(config):
         raise Unsupported(
-            f"mlx-lm has quantised this model, and the {engine} engine cannot read it;"
+            f"mlx-lm has quantised this model, and the {engine} engine does not read it;"
             ' use engine="mlx" (pip install "weft-lm[mlx]")'
         )
 

@@ -1,8 +1,8 @@
-"""The shape of a Llama-family model, read from config.json, and its rotary embedding.
+"""The shape of a Llama-family model, from config.json, and its rotary embedding.
 
-A head of D values is read as D/2 complex numbers; turning it to position p multiplies number i by
-exp(1j * p * frequency[i]). Weights are loaded with the two values of a pair side by side
-(`pair_up`), so that the multiplication needs no shuffling.
+A head of D values is treated as D/2 complex numbers. The rotation for position p multiplies number
+i by exp(1j * p * frequency[i]). Weights are loaded with the two values of a pair adjacent
+(`interleave_heads`), so that the multiplication needs no reordering.
 """
 
 from __future__ import annotations
@@ -30,25 +30,35 @@ ELSEWHERE = 'try engine="torch"'
 
 @dataclass(frozen=True, slots=True)
 class LlamaConfig:
-    """What the NumPy engine needs to know of a model.
+    """Shape of a Llama-family model."""
 
-    context_length: how long a path may be. rope: the parameters of the rotary embedding,
-    `rope_theta` and `rope_type` among them.
-    """
-
+    # `model_type` of config.json, for messages.
     model_type: str
+    # Number of decoder layers.
     n_layers: int
+    # Number of query heads.
     n_heads: int
+    # Number of key and value heads.
     n_kv_heads: int
+    # Size of a head.
     head_dim: int
+    # Size of a hidden state.
     n_hidden: int
+    # Size of the MLP's inner layer.
     n_intermediate: int
+    # Vocabulary size.
     n_vocab: int
+    # Maximum number of tokens of a path.
     context_length: int
+    # Epsilon of the RMS norms.
     norm_eps: float
+    # The LM head is the embedding matrix.
     tied: bool
+    # The projections of attention have biases.
     attention_bias: bool
+    # The projections of the MLP have biases.
     mlp_bias: bool
+    # Parameters of the rotary embedding, including `rope_theta` and `rope_type`.
     rope: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -57,11 +67,11 @@ class LlamaConfig:
 
 
 def parse_config(raw: Mapping[str, Any], *, n_ctx: int | None = None) -> LlamaConfig:
-    """Read config.json's content; `n_ctx` shortens the context.
+    """Convert the content of config.json; `n_ctx` shortens the context.
 
     Raises:
-        Unsupported: the architecture, or something it asks for, is not served by this engine.
-        ModelLoadError: a value is missing or makes no sense.
+        Unsupported: the engine does not run the architecture or one of its features.
+        ModelLoadError: a value is missing or invalid.
         ConfigError: n_ctx is below 1 or above the model's own.
     """
     architecture = _architecture(raw)
@@ -76,7 +86,7 @@ def parse_config(raw: Mapping[str, Any], *, n_ctx: int | None = None) -> LlamaCo
         n_hidden=n_hidden,
         n_intermediate=_integer(raw, "intermediate_size"),
         n_vocab=_integer(raw, "vocab_size"),
-        context_length=_n_positions(_integer(raw, "max_position_embeddings"), n_ctx),
+        context_length=_context_length(_integer(raw, "max_position_embeddings"), n_ctx),
         norm_eps=_number(raw, "rms_norm_eps", 1e-6),
         tied=bool(raw.get("tie_word_embeddings", False)),
         attention_bias=bool(raw.get("attention_bias", False)),
@@ -94,7 +104,7 @@ def _architecture(raw: Mapping[str, Any]) -> str:
             return name
     raise Unsupported(
         f"the NumPy engine has no {', '.join(names)}; "
-        f"it serves {', '.join(ARCHITECTURES)}; {ELSEWHERE}",
+        f"supported are {', '.join(ARCHITECTURES)}; {ELSEWHERE}",
         hint=ELSEWHERE,
     )
 
@@ -118,15 +128,15 @@ def _number(raw: Mapping[str, Any], key: str, default: float) -> float:
     return float(value)
 
 
-def _n_positions(of_model: int, n_ctx: int | None) -> int:
+def _context_length(of_model: int, n_ctx: int | None) -> int:
     return of_model if n_ctx is None else check_int("n_ctx", n_ctx, 1, of_model)
 
 
 def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """One form out of two: `rope_parameters`, or the older `rope_theta` beside `rope_scaling`."""
+    """Return `rope_parameters`, or the older `rope_theta` and `rope_scaling` in the same form."""
     given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     if not isinstance(given, Mapping):
-        raise ModelLoadError(f"config.json: rope is {repr_short(given)}; an object belongs there")
+        raise ModelLoadError(f"config.json: rope is {repr_short(given)}; it must be an object")
     rope = dict(given)
     rope.setdefault("rope_theta", raw.get("rope_theta", 10000.0))
     rope.setdefault("rope_type", rope.pop("type", "default"))
@@ -141,26 +151,26 @@ def _check(raw: Mapping[str, Any], config: LlamaConfig, architecture: str) -> No
         raise ModelLoadError(
             f"config.json: {config.n_heads} heads cannot share {config.n_kv_heads} KV heads evenly"
         )
-    asks_for = None
+    feature = None
     if raw.get("hidden_act", "silu") != "silu":
-        asks_for = f"activation {repr_short(raw['hidden_act'])}"
+        feature = f"activation {repr_short(raw['hidden_act'])}"
     elif raw.get("quantization_config"):
-        asks_for = "quantized weights"
+        feature = "quantized weights"
     elif config.rope.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)) != 1.0:
-        asks_for = "a partial rotary embedding"
+        feature = "a partial rotary embedding"
     elif config.head_dim % 2:
-        asks_for = f"an odd head dimension ({config.head_dim})"
+        feature = f"an odd head dimension ({config.head_dim})"
     elif (window := _window(raw, architecture)) is not None and window < config.context_length:
-        asks_for = f"sliding-window attention (window {window})"
-    if asks_for:
+        feature = f"sliding-window attention (window {window})"
+    if feature:
         raise Unsupported(
-            f"this {architecture} has {asks_for}, which the NumPy engine lacks; {ELSEWHERE}",
+            f"this {architecture} has {feature}, which the NumPy engine lacks; {ELSEWHERE}",
             hint=ELSEWHERE,
         )
 
 
 def _window(raw: Mapping[str, Any], architecture: str) -> int | None:
-    """The sliding window in use; Qwen's configs hold one that is switched off."""
+    """Return the sliding window in use. Qwen's configurations have one that is switched off."""
     if architecture.startswith("Qwen") and not raw.get("use_sliding_window"):
         return None
     return None if raw.get("sliding_window") is None else _integer(raw, "sliding_window")
@@ -178,10 +188,10 @@ def frequencies(parameters: Mapping[str, Any], head_dim: int) -> NDArray[np.floa
     if scale is None:
         raise Unsupported(
             f"the NumPy engine has no rope type {repr_short(kind)}; "
-            f"it serves {', '.join(_SCALINGS)}; {ELSEWHERE}",
+            f"supported are {', '.join(_SCALINGS)}; {ELSEWHERE}",
             hint=ELSEWHERE,
         )
-    # NOTE: rounded where the models' own code rounds: a last bit is felt at position 1000.
+    # NOTE: rounded where the models' own code rounds: the last bit matters at position 1000.
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     powers = float(parameters["rope_theta"]) ** exponents.astype(np.float64)
     plain = np.float32(1) / powers.astype(np.float32)
@@ -193,7 +203,7 @@ def frequencies(parameters: Mapping[str, Any], head_dim: int) -> NDArray[np.floa
         raise ModelLoadError(f"config.json: the numbers of rope type {kind!r}: {error}") from error
 
 
-def pair_up(weight: NDArray[np.float32], head_dim: int) -> NDArray[np.float32]:
+def interleave_heads(weight: NDArray[np.float32], head_dim: int) -> NDArray[np.float32]:
     """Reorder the first axis, heads of D rows, from (x0…, y0…) to (x0, y0, x1, y1, …); a copy."""
     halves = weight.reshape(-1, 2, head_dim // 2, *weight.shape[1:])
     return halves.swapaxes(1, 2).reshape(weight.shape)
@@ -205,8 +215,8 @@ def interleave(keys: NDArray[np.float32]) -> NDArray[np.float32]:
     return halves.swapaxes(-1, -2).reshape(keys.shape)
 
 
-def halve(keys: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Undo `interleave`: the order of the model's own files; a copy."""
+def deinterleave(keys: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Undo `interleave`, to the order of the model's own files; a copy."""
     pairs = keys.reshape(*keys.shape[:-1], keys.shape[-1] // 2, 2)
     return pairs.swapaxes(-1, -2).reshape(keys.shape)
 
@@ -220,12 +230,12 @@ def _linear(plain: NDArray[np.float32], given: Mapping[str, Any]) -> NDArray[np.
 
 
 def _llama3(plain: NDArray[np.float32], given: Mapping[str, Any]) -> NDArray[np.float32]:
-    """Slow pairs are divided by `factor`, fast ones kept, those between blended."""
+    """Divide low frequencies by `factor`, keep high ones, and interpolate between them."""
     low, high = float(given["low_freq_factor"]), float(given["high_freq_factor"])
     if high <= low:
         raise ValueError(f"high_freq_factor is {high}, low_freq_factor {low}")
-    turns = float(given["original_max_position_embeddings"]) * plain / (2 * np.pi)
-    keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    rotations = float(given["original_max_position_embeddings"]) * plain / (2 * np.pi)
+    keep = np.clip((rotations - low) / (high - low), 0.0, 1.0)
     return (1 - keep) * plain / float(given["factor"]) + keep * plain
 
 

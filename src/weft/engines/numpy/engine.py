@@ -1,4 +1,4 @@
-"""The NumPy engine: the engine protocol over plain arrays, readable from end to end."""
+"""The NumPy engine: a complete, readable implementation of the engine protocol."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from ..threads import BlasThreads
 from .config import LlamaConfig, frequencies, parse_config
 from .kv import NumpyFragments
 from .model import Floats, Model, read_weights
-from .step import Plan
+from .step import StepPlan
 
 _log = logging.getLogger("weft.engines")
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 _DTYPES = ("auto", "float32", "bfloat16")
-_MEMORY_SHARE = 0.8  # of the memory that is left, for weights in float32
+_MEMORY_SHARE = 0.8  # of the free memory, for weights in float32
 
 
 class NumpyEngine(Engine):
-    """A Llama-family model, computed in float32; usually made by `load`."""
+    """A Llama-family model, computed in float32; usually created by `load`."""
 
     fragments: NumpyFragments
 
@@ -54,13 +54,21 @@ class NumpyEngine(Engine):
         threads: int | str = "auto",
         progress: Progress | None = None,
     ) -> None:
-        """dtype: of the weights in memory, "float32" or "bfloat16"."""
+        """Read the weights.
+
+        Args:
+            checkpoint: tensors to read.
+            config: shape of the model.
+            dtype: of the weights in memory, "float32" or "bfloat16".
+            threads: BLAS threads of a forward; see `load`.
+            progress: callback per layer.
+        """
         self._config = config
         self._threads = BlasThreads(threads)
         self._checkpoint = checkpoint
         weights = read_weights(checkpoint, config, is_packed=dtype == "bfloat16", progress=progress)
         self._model: Model | None = Model(config, weights)
-        self._plan: Plan | None = None
+        self._plan: StepPlan | None = None
         self.fragments = NumpyFragments(config)
         self.info = EngineInfo(
             name="numpy",
@@ -97,14 +105,15 @@ class NumpyEngine(Engine):
         """Load a Transformers-format folder or a GGUF file of the Llama family.
 
         Args:
-            folder: the folder, or the file, whose weights are dequantised.
+            folder: the folder, or the GGUF file, whose weights are dequantised.
             device: "auto" or "cpu", which are the same.
-            dtype: of the weights in memory; all is computed in float32. "bfloat16" halves the
-                memory; a step takes 1.7 times as long with one row, 1.1 with eight. "auto":
-                float32 if that takes at most 80 % of the memory that is left, else bfloat16.
+            dtype: of the weights in memory; computation is in float32. "bfloat16" halves the
+                memory. A step takes 1.7 times as long with one row, 1.1 times with eight. "auto":
+                float32 if it takes at most 80 % of the free memory, else bfloat16.
             n_ctx: a context shorter than the model's own.
-            threads: BLAS threads of a forward; "auto" follows the environment, or else measures.
-            progress: called with "load", layers read, layers in all and "".
+            threads: BLAS threads of a forward; "auto" uses the environment variables, else
+                measurements.
+            progress: called with "load", layers read, total layers and "".
 
         Raises:
             ModelLoadError: files are missing, broken or do not belong together.
@@ -131,7 +140,7 @@ class NumpyEngine(Engine):
         return read_tokenizer(checkpoint.header) if isinstance(checkpoint, GGUFCheckpoint) else None
 
     def sampling_defaults(self) -> SamplingParams | None:
-        """Return the sampling parameters that a GGUF file names; None for a folder."""
+        """Return the sampling parameters of a GGUF file; None for a folder."""
         checkpoint = self._checkpoint
         return sampling_of(checkpoint.header) if isinstance(checkpoint, GGUFCheckpoint) else None
 
@@ -139,47 +148,49 @@ class NumpyEngine(Engine):
         """Run all rows in one pass over the layers.
 
         Raises:
-            ForwardError: a token id, a position or a wanted index is out of range, or paths and
+            ForwardError: a token id, a position or a logits index is out of range, or prefixes and
                 positions disagree. No fragment's length has changed then.
         """
         if not rows:
             self._open_model()
             return HostOutput(np.empty((0, self.info.n_vocab), np.float32), [])
 
-        def answers(model: Model, plan: Plan, hidden: Floats) -> HostOutput:
+        def answers(model: Model, plan: StepPlan, hidden: Floats) -> HostOutput:
             scores = [
                 [self._score(model, hidden, plan.first(index), span) for span in row.scores]
                 for index, row in enumerate(rows)
             ]
-            return HostOutput(model.logits(hidden[plan.wanted]), scores)
+            return HostOutput(model.logits(hidden[plan.logits_indices]), scores)
 
         return self._run(rows, answers)
 
     def hidden_states(self, rows: Sequence[Row]) -> list[Floats]:
         """Run rows and return their final hidden states, after the last norm."""
 
-        def states(model: Model, plan: Plan, hidden: Floats) -> list[Floats]:
-            found, starts = model.normed(hidden), [plan.first(i) for i in range(len(rows))]
-            return [found[at : at + row.n_tokens] for at, row in zip(starts, rows, strict=True)]
+        def states(model: Model, plan: StepPlan, hidden: Floats) -> list[Floats]:
+            final, starts = model.final_norm(hidden), [plan.first(i) for i in range(len(rows))]
+            return [final[at : at + row.n_tokens] for at, row in zip(starts, rows, strict=True)]
 
         return self._run(rows, states)
 
-    def _run(self, rows: Sequence[Row], answer: Callable[[Model, Plan, Floats], Answer]) -> Answer:
-        """Run rows and keep their KV; `answer` makes of the hidden states [T, E] what is asked."""
+    def _run(
+        self, rows: Sequence[Row], finish: Callable[[Model, StepPlan, Floats], Result]
+    ) -> Result:
+        """Run rows and commit their KV; `finish` gets the hidden states [T, E]."""
         model = self._open_model()
         with self._threads.limited(sum([row.n_tokens for row in rows])):
             plan, self._plan = self._plan, None
-            if plan is None or not plan.serves(rows):
-                plan = Plan(rows, self._config, self.fragments)
-            ids = plan.begin(rows)
+            if plan is None or not plan.fits(rows):
+                plan = StepPlan(rows, self._config, self.fragments)
+            ids = plan.start(rows)
             _check_ids(ids, self.info.n_vocab)
-            found = answer(model, plan, model.hidden(ids, plan))
+            result = finish(model, plan, model.hidden(ids, plan))
             plan.commit()
             self._plan = plan
-        return found
+        return result
 
     def close(self) -> None:
-        """Drop weights and KV; idempotent."""
+        """Release weights and KV. Idempotent."""
         self._model = self._plan = None
         self.fragments = NumpyFragments(self._config)
 
@@ -210,8 +221,8 @@ def _dtype_by_memory(checkpoint: Checkpoint) -> str:
     if left is None or 4 * n_values <= _MEMORY_SHARE * left:
         return "float32"
     _log.warning(
-        "%s takes %d MiB in float32, and %d MiB of memory are left: its weights are kept in"
-        ' bfloat16, which takes half and is slower; dtype="float32" insists',
+        "%s needs %d MiB in float32, and %d MiB of memory are free: its weights are stored in"
+        ' bfloat16, which needs half and is slower; dtype="float32" forces float32',
         checkpoint.folder,
         4 * n_values >> 20,
         left >> 20,

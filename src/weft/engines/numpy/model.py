@@ -13,41 +13,41 @@ from numpy.typing import NDArray
 from ...errors import ModelLoadError
 from ..checkpoint import Checkpoint
 from ..hub import Progress
-from .config import LlamaConfig, frequencies, pair_up
-from .step import Plan
+from .config import LlamaConfig, frequencies, interleave_heads
+from .step import StepPlan
 
 
 class Model:
-    """Weights and the arithmetic on them; knows keys and values only through the plan."""
+    """Weights and the computation on them. It accesses keys and values only through the plan."""
 
     def __init__(self, config: LlamaConfig, weights: Weights) -> None:
         self._config = config
         self._weights = weights
         self._rope = Rope(config.rope, config.head_dim)
 
-    def hidden(self, ids: NDArray[np.int64], plan: Plan) -> Floats:
-        """Run all layers, storing new slots: return the last one's output, float32 [N, E]."""
+    def hidden(self, ids: NDArray[np.int64], plan: StepPlan) -> Floats:
+        """Run all layers and store new slots. Return the last layer's output, float32 [N, E]."""
         eps = self._config.norm_eps
         x = rows_of(self._weights.embed, ids)
-        turns = self._rope.turns(plan.positions)
-        # NOTE: exp(-gate) may overflow to inf, which is right: the gate is then 0.
+        rotations = self._rope.rotations(plan.positions)
+        # NOTE: exp(-gate) may overflow to inf, which is correct: the gate is then 0.
         with np.errstate(over="ignore"):
             for index, layer in enumerate(self._weights.layers):
                 y = rms_norm(x, layer.attention_norm, eps)
-                x += layer.out(self._attention(y, index, layer, turns, plan))
+                x += layer.out(self._attention(y, index, layer, rotations, plan))
                 x += _mlp(rms_norm(x, layer.mlp_norm, eps), layer)
         return x
 
     def logits(self, hidden: Floats) -> Floats:
-        """Return the logits of some rows of `hidden`: float32 [n, V]."""
-        return product(self.normed(hidden), self._weights.head)
+        """Return the logits of rows of `hidden`: float32 [n, V]."""
+        return product(self.final_norm(hidden), self._weights.head)
 
-    def normed(self, hidden: Floats) -> Floats:
-        """Return some rows of `hidden` as the head sees them; a new array."""
+    def final_norm(self, hidden: Floats) -> Floats:
+        """Return rows of `hidden` after the final norm; a new array."""
         return rms_norm(hidden, self._weights.norm, self._config.norm_eps)
 
     def _attention(
-        self, y: Floats, index: int, layer: Layer, turns: NDArray[np.complex64], plan: Plan
+        self, y: Floats, index: int, layer: Layer, rotations: NDArray[np.complex64], plan: StepPlan
     ) -> Floats:
         c = self._config
         n, h, k, d = len(y), c.n_heads, c.n_kv_heads, c.head_dim
@@ -56,7 +56,7 @@ class Model:
         if layer.qk_norm is not None:
             qk[...] = rms_norm(qk, layer.qk_norm, c.norm_eps)
         pairs = qk.view(np.complex64)
-        pairs *= turns[:, None]
+        pairs *= rotations[:, None]
         plan.write(index, qkv[:, h * d :].reshape(n, 2, k, d))
         queries = np.ascontiguousarray(qk[:, :h].reshape(n, k, h // k, d).swapaxes(0, 1))
         out = np.empty_like(queries)
@@ -65,13 +65,13 @@ class Model:
 
 
 class Rope:
-    """Turns for positions 0, 1, …; the table grows to the longest position asked for."""
+    """Rotary embedding. The table of rotations grows to the largest position used."""
 
     def __init__(self, parameters: Mapping[str, Any], head_dim: int) -> None:
         self._frequencies = frequencies(parameters, head_dim)
         self._table = np.empty((0, head_dim // 2), np.complex64)
 
-    def turns(self, positions: NDArray[np.int64]) -> NDArray[np.complex64]:
+    def rotations(self, positions: NDArray[np.int64]) -> NDArray[np.complex64]:
         """Return complex64 [N, D/2] for int64 [N] positions."""
         longest = int(positions.max())
         if longest >= len(self._table):
@@ -79,7 +79,7 @@ class Rope:
         return self._table[positions]
 
     def _grow(self, length: int) -> None:
-        # NOTE: angles are rounded to float32 on purpose: that is what the models were trained with.
+        # NOTE: angles are rounded to float32 on purpose, as in training.
         steps = np.arange(length, dtype=np.float32)
         angles = (steps[:, None] * self._frequencies).astype(np.float64)
         self._table = np.exp(1j * angles).astype(np.complex64)
@@ -97,7 +97,7 @@ def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
 
 
 def _mlp(y: Floats, layer: Layer) -> Floats:
-    """down(silu(gate) * up), with silu(g) = g / (1 + exp(-g))."""
+    """Return down(silu(gate) * up), with silu(g) = g / (1 + exp(-g))."""
     gate_up = layer.gate_up(y)
     half = gate_up.shape[1] // 2
     gate, up = gate_up[:, :half], gate_up[:, half:]
@@ -112,11 +112,11 @@ def _mlp(y: Floats, layer: Layer) -> Floats:
 Floats = NDArray[np.float32]
 Matrix = NDArray[np.float32] | NDArray[np.uint16]  # uint16: the bits of bfloat16
 
-_BLOCK = 1 << 20  # values that are rounded to bfloat16, or widened, at a time
+_BLOCK = 1 << 20  # values to convert from or to bfloat16 at a time
 
 
 def pack(values: Floats) -> NDArray[np.uint16]:
-    """Round to bfloat16, to nearest and ties to even; return the bits."""
+    """Round to bfloat16, to nearest and ties to even. Return the bits."""
     bits = np.ascontiguousarray(values).reshape(-1).view(np.uint32)
     packed = np.empty(bits.size, np.uint16)
     for start in range(0, bits.size, _BLOCK):
@@ -134,13 +134,13 @@ def widen(bits: NDArray[np.uint16]) -> Floats:
 
 
 def rows_of(matrix: Matrix, ids: NDArray[np.int64]) -> Floats:
-    """Return some rows of a matrix in float32; a new array."""
+    """Return rows of a matrix in float32; a new array."""
     rows = matrix[ids]
     return widen(rows) if rows.dtype == np.uint16 else rows  # type: ignore[arg-type,return-value]
 
 
 def product(x: Floats, matrix: Matrix) -> Floats:
-    """Return x @ matrix; a matrix [in, out] in bfloat16 is widened block by block."""
+    """Return x @ matrix. A bfloat16 matrix [in, out] is widened block by block."""
     if matrix.dtype == np.float32:
         y: Floats = x @ matrix
         return y
@@ -150,8 +150,8 @@ def product(x: Floats, matrix: Matrix) -> Floats:
     for start in range(0, n_out, step):
         block = matrix[:, start : start + step]
         # NOTE: a transposed view is read through its base, so that memory access is sequential.
-        is_turned = block.flags.f_contiguous
-        wide = widen(block.T).T if is_turned else widen(block)  # type: ignore[arg-type]
+        is_transposed = block.flags.f_contiguous
+        wide = widen(block.T).T if is_transposed else widen(block)  # type: ignore[arg-type]
         np.matmul(x, wide, out=y[:, start : start + step])
     return y
 
@@ -172,25 +172,35 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One decoder layer.
+    """Weights of a decoder layer."""
 
-    qkv gives H query, K key and K value heads in that order; query and key heads are paired up for
-    `Rope`, queries already scaled by D ** -0.5. qk_norm: float32 [H + K, D], for models that
-    normalise heads; the query scale is in it then.
-    """
-
+    # RMS norm before attention: float32 [E].
     attention_norm: Floats
+    # H query, K key and K value heads, in this order. Query and key dimensions are interleaved for
+    # `Rope`. Queries are scaled by D ** -0.5, unless `qk_norm` contains the scale.
     qkv: Linear
+    # Norm per head, float32 [H + K, D]; None if the model has none.
     qk_norm: Floats | None
+    # Output projection of attention.
     out: Linear
+    # RMS norm before the MLP: float32 [E].
     mlp_norm: Floats
+    # Gate and up projections, concatenated.
     gate_up: Linear
+    # Down projection of the MLP.
     down: Linear
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """embed: [V, E]; head: [E, V], a view of embed where they are tied."""
+    """Weights of a model.
+
+    Args:
+        embed: [V, E].
+        layers: decoder layers.
+        norm: float32 [E], weight of the final norm.
+        head: [E, V]; a view of `embed` if the embeddings are tied.
+    """
 
     embed: Matrix
     layers: tuple[Layer, ...]
@@ -205,12 +215,19 @@ def read_weights(
     is_packed: bool = False,
     progress: Progress | None = None,
 ) -> Weights:
-    """Read all tensors of a checkpoint. is_packed: matrices are kept in bfloat16.
+    """Read all tensors of a checkpoint.
+
+    Args:
+        checkpoint: tensors to read.
+        config: shape of the model.
+        is_packed: keep matrices in bfloat16.
+        progress: callback per layer.
 
     Raises:
-        ModelLoadError: a tensor is missing, has another shape than config.json says, or is unknown.
+        ModelLoadError: a tensor is missing, unknown, or has another shape than config.json
+            requires.
     """
-    _refuse_unknown(checkpoint, config)
+    _check_tensor_names(checkpoint, config)
     layers = []
     for index in range(config.n_layers):
         layers.append(_LayerReader(checkpoint, config, index, is_packed=is_packed).layer())
@@ -230,8 +247,6 @@ def _kept(matrix: Floats, *, is_packed: bool) -> Matrix:
 
 
 class _LayerReader:
-    """Reads the tensors of one layer by their short names."""
-
     def __init__(
         self, checkpoint: Checkpoint, config: LlamaConfig, index: int, *, is_packed: bool
     ) -> None:
@@ -259,7 +274,7 @@ class _LayerReader:
     def _linear(
         self, block: str, outs: dict[str, int], n_in: int, *, scale_queries: bool = False
     ) -> Linear:
-        """One product out of several projections of the same input."""
+        """Return one linear layer for several projections of the same input."""
         weights = [
             self._projection(f"{block}.{name}.weight", scale_queries, n_out, n_in)
             for name, n_out in outs.items()
@@ -277,23 +292,27 @@ class _LayerReader:
     def _projection(self, name: str, scale_queries: bool, *shape: int) -> Floats:
         tensor = self._read(name, *shape)
         if "q_proj" in name or "k_proj" in name:
-            tensor = pair_up(tensor, self._config.head_dim)
+            tensor = interleave_heads(tensor, self._config.head_dim)
         if scale_queries and "q_proj" in name:
             tensor *= np.float32(self._config.head_dim**-0.5)
         return tensor
 
     def _has_bias(self, block: str, outs: dict[str, int]) -> bool:
         config = self._config
-        asked = config.attention_bias if block == "self_attn" else config.mlp_bias
+        is_declared = config.attention_bias if block == "self_attn" else config.mlp_bias
         names = (f"{self._prefix}{block}.{name}.bias" for name in outs)
-        return asked or any(name in self._checkpoint for name in names)
+        return is_declared or any(name in self._checkpoint for name in names)
 
     def _qk_norm(self) -> Floats | None:
         if f"{self._prefix}self_attn.q_norm.weight" not in self._checkpoint:
             return None
         config = self._config
-        query = pair_up(self._read("self_attn.q_norm.weight", config.head_dim), config.head_dim)
-        key = pair_up(self._read("self_attn.k_norm.weight", config.head_dim), config.head_dim)
+        query = interleave_heads(
+            self._read("self_attn.q_norm.weight", config.head_dim), config.head_dim
+        )
+        key = interleave_heads(
+            self._read("self_attn.k_norm.weight", config.head_dim), config.head_dim
+        )
         query *= np.float32(config.head_dim**-0.5)
         return np.stack([query] * config.n_heads + [key] * config.n_kv_heads)
 
@@ -311,18 +330,18 @@ _OF_LAYER = re.compile(r"model\.layers\.(\d{1,9})\.(.+)")
 _MODEL_TENSORS = frozenset(["model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"])
 
 
-def _refuse_unknown(checkpoint: Checkpoint, config: LlamaConfig) -> None:
-    """A tensor left over means that the model computes something this engine does not."""
-    unknown = sorted(name for name in checkpoint.tensors if not _is_known(name, config.n_layers))
+def _check_tensor_names(checkpoint: Checkpoint, config: LlamaConfig) -> None:
+    """Reject unknown tensors: the model computes something that this engine does not."""
+    unknown = sorted(name for name in checkpoint.tensors if not _is_expected(name, config.n_layers))
     if unknown:
         raise ModelLoadError(
-            f"{checkpoint.folder} holds {len(unknown)} tensors that a {config.model_type} model of "
-            f"{config.n_layers} layers has no use for, {unknown[0]!r} among them; "
+            f"{checkpoint.folder} has {len(unknown)} tensors that a {config.model_type} model of "
+            f"{config.n_layers} layers does not use, for example {unknown[0]!r}; "
             "config.json and weights do not belong together"
         )
 
 
-def _is_known(name: str, n_layers: int) -> bool:
+def _is_expected(name: str, n_layers: int) -> bool:
     layer = _OF_LAYER.fullmatch(name)
     if layer is not None and int(layer[1]) < n_layers and layer[2] in _LAYER_TENSORS:
         return True

@@ -1,17 +1,18 @@
-"""A step: which queries meet which keys, where new slots go, and attention over the tree.
+"""One step: packing of rows, positions of new slots, and attention over the tree.
 
 The tokens of all rows are packed into one matrix, in this order::
 
-    │ tails: one token each, in bank order │ chunks: the other rows, one after the other │
+    │ decode rows: one token each, in buffer order │ prefill rows, one after the other │
 
-and cut into blocks of queries that are attended together, so that scores stay small.
+The matrix is cut into blocks of queries that are attended to together, so that scores stay small.
 
-A query's keys lie in several parts: the nodes on its path and its own new slots. Softmax over all
-of them is exact without bringing them together: the largest score over the parts is known before
-anything is exponentiated, so that partial sums and partial outputs, all relative to that one
-maximum, merge by addition (a log-sum-exp merge whose shift is agreed beforehand).
+The keys of a query are in several parts: the nodes of its path, and its own new slots. The softmax
+over all of them is exact. The largest score over all parts is computed first. Partial sums and
+partial outputs, all relative to that maximum, are then added (a log-sum-exp merge with a common
+shift).
 
-Shapes: queries [K, N, G, D], G query heads to a KV head, N tokens of a block; scores [K, n, G, S].
+Shapes: queries [K, N, G, D] with G query heads per KV head and N tokens of a block; scores
+[K, n, G, S].
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ from numpy.typing import NDArray
 from ...errors import ForwardError, Unsupported
 from ..base import FutureTokens, Row, Span, check_rows
 from .config import LlamaConfig
-from .kv import NumpyFragment, NumpyFragments, TailBank
+from .kv import NumpyFragment, NumpyFragments, TailBuffer
 
 _MAX_SCORES = 1 << 21  # scores of one block: 8 MB
 _MIN_BLOCK, _MAX_BLOCK = 16, 256  # queries
-# A span up to so many slots is copied where others have the same queries, step by step; all of them
-# have no more than MOST_COPIED.
-SHORT = 256
-MOST_COPIED = 4096
+# A span up to MAX_SHORT slots is copied at every step if others have the same queries, up to
+# MAX_COPIED slots in all.
+MAX_SHORT = 256
+MAX_COPIED = 4096
 
 _Range = tuple[int, int]
 
 
-class Packed(NamedTuple):
-    """One row's tokens in the packed matrix: lo … hi-1. `row`: its place in the caller's list."""
+class PackedRow(NamedTuple):
+    """One row's tokens in the packed matrix: lo … hi-1. `row` is its index in the caller's list."""
 
     row: int
     lo: int
@@ -55,23 +56,24 @@ class Packed(NamedTuple):
 
 
 class QueryBlock(NamedTuple):
-    """Queries lo … hi-1 and what they meet; own[0] is the tails' part if `n_tails` is not 0."""
+    """Queries lo … hi-1 and their keys. If `n_tails` is not 0, own[0] covers the tail buffer."""
 
     lo: int
     hi: int
     n_tails: int
-    own: list[KeyPart]
-    shared: list[KeyPart]
+    own: list[KVPart]
+    shared: list[KVPart]
 
 
-class Plan:
-    """Made for one step; serves the next ones too, while the same tails grow on the same paths.
+class StepPlan:
+    """Packing and views of one step, reused while the same tails grow on the same prefixes.
 
-    Making it reserves room for the new slots; no fragment's length changes before `commit`.
+    The constructor reserves capacity for the new slots. No fragment's length changes before
+    `commit`.
 
     Attributes:
-        positions: int64 [N], of the packed tokens.
-        wanted: int64, packed indices of the wanted logits rows, in the order of `Output`.
+        positions: int64 [N], positions of the packed tokens.
+        logits_indices: int64, packed indices of the requested logits, in the order of `Output`.
     """
 
     def __init__(self, rows: Sequence[Row], config: LlamaConfig, fragments: NumpyFragments) -> None:
@@ -80,25 +82,29 @@ class Plan:
             _check(row, config)
         self._config = config
         self._fragments = fragments
-        # Bodies first: making room for one may take its tail out of the bank.
-        chunks = [self._chunk(row) for row in rows if not _is_tail(row)]
-        fragments.reserve_tails([cast(NumpyFragment, row.kv_out) for row in rows if _is_tail(row)])
+        # Bodies first: making room for one may take its tail out of the buffer.
+        prefills = [self._prefill(row) for row in rows if not _is_decode(row)]
+        fragments.reserve_tails(
+            [cast(NumpyFragment, row.kv_out) for row in rows if _is_decode(row)]
+        )
         self._packed = _pack(rows)
         self._lo = {packed.row: packed.lo for packed in self._packed}
-        dests = [packed.kv_out for packed in self._packed if _is_tail(packed)]
-        self._chunks = list(zip(self._packed[len(dests) :], chunks, strict=True))
-        self._tails = Tails(cast("list[NumpyFragment]", dests), fragments.bank)
+        kv_outs = [packed.kv_out for packed in self._packed if _is_decode(packed)]
+        self._prefills = list(zip(self._packed[len(kv_outs) :], prefills, strict=True))
+        self._tails = TailRows(cast("list[NumpyFragment]", kv_outs), fragments.buffer)
         self._version = fragments.version
         self._age = 0
         self.positions = np.concatenate(
             [np.arange(p.position, p.position + p.n_tokens) for p in self._packed]
         )
-        wanted = [self._lo[index] + at for index, row in enumerate(rows) for at in row.logits_at]
-        self.wanted = np.array(wanted, np.int64)
+        logits_indices = [
+            self._lo[index] + at for index, row in enumerate(rows) for at in row.logits_at
+        ]
+        self.logits_indices = np.array(logits_indices, np.int64)
         self._blocks = [self._block(lo, hi) for lo, hi in self._cuts()]
 
-    def serves(self, rows: Sequence[Row]) -> bool:
-        """Whether `rows` are the next step of the very rows that this plan was made for."""
+    def fits(self, rows: Sequence[Row]) -> bool:
+        """Return True if `rows` are the next step of the rows of this plan."""
         return (
             len(rows) == len(self._packed) == self._tails.n
             and self._version == self._fragments.version
@@ -106,10 +112,10 @@ class Plan:
             and all(self._continues(rows[packed.row], packed) for packed in self._packed)
         )
 
-    def begin(self, rows: Sequence[Row]) -> NDArray[np.int64]:
-        """Get ready for a step; return the packed token ids: int64 [N]."""
+    def start(self, rows: Sequence[Row]) -> NDArray[np.int64]:
+        """Prepare a step. Return the packed token ids: int64 [N]."""
         if self._tails.n:
-            self._tails.begin()
+            self._tails.start()
         for block in self._blocks:
             if block.n_tails:
                 block.own[0] = self._tails.part(block.lo, block.lo + block.n_tails)
@@ -123,33 +129,35 @@ class Plan:
         n_tails = self._tails.n
         if n_tails:
             self._tails.write(layer, kv[:n_tails])
-        for packed, chunk in self._chunks:
-            chunk.write(layer, kv[packed.lo : packed.hi])
+        for packed, prefill in self._prefills:
+            prefill.write(layer, kv[packed.lo : packed.hi])
 
     def attend(self, layer: int, queries: Floats, out: Floats) -> None:
-        """Attend all queries of one layer: both [K, N, G, D]; `write` comes first."""
+        """Compute attention of all queries in one layer, after `write`; both arrays are [K, N, G,
+        D].
+        """
         for lo, hi, _, own, shared in self._blocks:
             attend(queries[:, lo:hi], own, shared, layer, out[:, lo:hi])
 
     def first(self, index: int) -> int:
-        """The packed index of row `index`'s first token."""
+        """Return the packed index of row `index`'s first token."""
         return self._lo[index]
 
     def commit(self) -> None:
-        """Count the written slots, and make ready for the same rows' next step."""
+        """Count the written slots and prepare the next step of the same rows."""
         n_tails = self._tails.n
         for packed in self._packed[:n_tails]:
-            self._fragments.appended(cast(NumpyFragment, packed.kv_out), 1, to_body=False)
-        for packed, _ in self._chunks:
+            self._fragments.count_written(cast(NumpyFragment, packed.kv_out), 1, to_body=False)
+        for packed, _ in self._prefills:
             if packed.kv_out is not None:
-                self._fragments.appended(packed.kv_out, packed.n_tokens, to_body=True)
+                self._fragments.count_written(packed.kv_out, packed.n_tokens, to_body=True)
         self._tails.commit()
         self.positions += 1
         self._age += 1
 
-    # ---- making it
+    # ---- construction
 
-    def _continues(self, row: Row, packed: Packed) -> bool:
+    def _continues(self, row: Row, packed: PackedRow) -> bool:
         return (
             row.prefix is packed.prefix
             and row.kv_out is packed.kv_out
@@ -159,16 +167,16 @@ class Plan:
             and not row.scores
         )
 
-    def _chunk(self, row: Row) -> Chunk:
+    def _prefill(self, row: Row) -> PrefillRow:
         n_tokens, config = row.n_tokens, self._config
         if row.kv_out is not None:
             kv_out = cast(NumpyFragment, row.kv_out)
-            return Chunk(self._fragments.reserve_body(kv_out, n_tokens), n_tokens)
-        # Nothing is kept, so all layers may write to the same place.
+            return PrefillRow(self._fragments.reserve_body(kv_out, n_tokens), n_tokens)
+        # The slots are not kept, so all layers may write to the same memory.
         room = np.empty((2, config.n_kv_heads, n_tokens, config.head_dim), np.float32)
         strides = (0, *room.strides)
         layers = np.lib.stride_tricks.as_strided(room, (config.n_layers, *room.shape), strides)
-        return Chunk(layers, n_tokens)
+        return PrefillRow(layers, n_tokens)
 
     def _cuts(self) -> list[_Range]:
         n_tokens, longest = self._packed[-1].hi, int(self.positions.max()) + 1
@@ -178,17 +186,15 @@ class Plan:
 
     def _block(self, lo: int, hi: int) -> QueryBlock:
         n_tails = min(max(self._tails.n - lo, 0), hi - lo)
-        own: list[KeyPart] = (
-            [cast(KeyPart, None)] if n_tails else []
-        )  # set by `begin`, at every step
-        for packed, chunk in self._chunks:
+        own: list[KVPart] = [cast(KVPart, None)] if n_tails else []  # set by `start`, at every step
+        for packed, prefill in self._prefills:
             first, last = max(lo, packed.lo), min(hi, packed.hi)
             if first < last:
-                own.append(chunk.part(first - packed.lo, last - packed.lo, first - lo))
+                own.append(prefill.part(first - packed.lo, last - packed.lo, first - lo))
         return QueryBlock(lo, hi, n_tails, own, list(self._shared(lo, hi)))
 
-    def _shared(self, lo: int, hi: int) -> Iterable[KeyPart]:
-        """The distinct spans on the queries' paths, one part for each set of queries."""
+    def _shared(self, lo: int, hi: int) -> Iterable[KVPart]:
+        """Yield the distinct spans on the queries' prefixes, one part per set of queries."""
         paths: dict[int, tuple[tuple[Span, ...], list[_Range]]] = {}
         spans: dict[Span, list[_Range]] = {}
         for packed in self._packed:
@@ -197,7 +203,7 @@ class Plan:
                 continue
             where = (first - lo, last - lo)
             paths.setdefault(id(packed.prefix), (packed.prefix, []))[1].append(where)
-            if _is_tail(packed) and packed.kv_out is not None and packed.kv_out.body:
+            if _is_decode(packed) and packed.kv_out is not None and packed.kv_out.body:
                 spans.setdefault(Span(packed.kv_out, packed.kv_out.body), []).append(where)
         for path, ranges in paths.values():
             for span in path:
@@ -207,7 +213,7 @@ class Plan:
         for (fragment, length), ranges in spans.items():
             views = self._fragments.views(cast(NumpyFragment, fragment), length)
             groups.setdefault(_merged(ranges), []).extend(views)
-        n_left = MOST_COPIED
+        n_left = MAX_COPIED
         for merged, views in groups.items():
             short, others = _short(views, n_left)
             n_left -= sum(view.shape[3] for view in short)
@@ -216,49 +222,49 @@ class Plan:
             yield SpanPart(others, _where(merged))
 
 
-def _short(views: list[Floats], most: int) -> tuple[list[Floats], list[Floats]]:
-    """Return the views that are better copied into one, of `most` slots, and the others.
+def _short(views: list[Floats], max_slots: int) -> tuple[list[Floats], list[Floats]]:
+    """Split views into short ones, to copy into one of at most `max_slots` slots, and the others.
 
-    On its own each is a product a layer and head, however short.
+    Each view that is not copied costs a product per layer and head, however short.
     """
     short, others = list[Floats](), list[Floats]()
     for view in views:
         n = view.shape[3]
-        is_copied = n <= min(SHORT, most)
-        most -= n if is_copied else 0
+        is_copied = n <= min(MAX_SHORT, max_slots)
+        max_slots -= n if is_copied else 0
         (short if is_copied else others).append(view)
     return (short, others) if len(short) > 1 else ([], views)
 
 
 def token_ids(row: Row) -> Sequence[int]:
-    """Return the row's token ids on the host; waits for a late one."""
+    """Return the row's token ids on the host; waits for future tokens."""
     if isinstance(row.tokens, FutureTokens):
         return [int(row.tokens.draws.result().ids[row.tokens.number])]
     return row.tokens
 
 
-def _is_tail(row: Row | Packed) -> bool:
+def _is_decode(row: Row | PackedRow) -> bool:
     return row.n_tokens == 1 and row.kv_out is not None
 
 
-def _pack(rows: Sequence[Row]) -> list[Packed]:
-    order = sorted(range(len(rows)), key=lambda index: _bank_row(rows[index]))
+def _pack(rows: Sequence[Row]) -> list[PackedRow]:
+    order = sorted(range(len(rows)), key=lambda index: _buffer_row(rows[index]))
     packed, lo = [], 0
     for index in order:
         row = rows[index]
         hi = lo + row.n_tokens
         kv_out = cast("NumpyFragment | None", row.kv_out)
-        packed.append(Packed(index, lo, hi, row.prefix, kv_out, row.position, row.logits_at))
+        packed.append(PackedRow(index, lo, hi, row.prefix, kv_out, row.position, row.logits_at))
         lo = hi
     return packed
 
 
-def _bank_row(row: Row) -> float:
-    return cast(NumpyFragment, row.kv_out).row if _is_tail(row) else np.inf
+def _buffer_row(row: Row) -> float:
+    return cast(NumpyFragment, row.kv_out).row if _is_decode(row) else np.inf
 
 
 def _merged(ranges: list[_Range]) -> tuple[_Range, ...]:
-    """The same indices in as few ranges as can be, in order."""
+    """Return the same indices in as few ranges as possible, in order."""
     merged: list[_Range] = []
     for lo, hi in sorted(ranges):
         if merged and merged[-1][1] == lo:
@@ -282,41 +288,41 @@ def _check(row: Row, config: LlamaConfig) -> None:
         raise ForwardError(f"a row ends at position {end}; the model has {config.context_length}")
 
 
-class Tails:
-    """The rows that add one token each to a tail: n rows of the bank side by side, in its order."""
+class TailRows:
+    """The decode rows: n adjacent rows of the tail buffer, in its order."""
 
-    __slots__ = ("_bank", "_first", "_lengths", "_mask", "_scatter", "_slots", "_width", "n")
+    __slots__ = ("_buffer", "_first", "_lengths", "_mask", "_scatter", "_slots", "_width", "n")
 
-    def __init__(self, dests: list[NumpyFragment], bank: TailBank) -> None:
-        self.n = len(dests)
-        self._bank = bank
-        self._first = dests[0].row if dests else 0
-        self._lengths = np.array([kv_out.tail for kv_out in dests], np.int64)
+    def __init__(self, kv_outs: list[NumpyFragment], buffer: TailBuffer) -> None:
+        self.n = len(kv_outs)
+        self._buffer = buffer
+        self._first = kv_outs[0].row if kv_outs else 0
+        self._lengths = np.array([kv_out.tail for kv_out in kv_outs], np.int64)
         self._width = int(self._lengths.max(initial=-1)) + 1
 
     @property
     def has_room(self) -> bool:
-        return self._width <= self._bank.width
+        return self._width <= self._buffer.width
 
-    def begin(self) -> None:
-        """Look at the bank up to the longest tail's new slot."""
+    def start(self) -> None:
+        """Take views of the buffer up to the new slot of the longest tail."""
         lengths, width = self._lengths, self._width
-        seen = np.arange(width) <= lengths[:, None]
-        if bool(seen.all()):
+        visible = np.arange(width) <= lengths[:, None]
+        if bool(visible.all()):
             self._mask = None
             rows = slice(self._first, self._first + self.n)
-            self._slots = list(self._bank.data[:, :, rows, :, width - 1].swapaxes(2, 3))
+            self._slots = list(self._buffer.data[:, :, rows, :, width - 1].swapaxes(2, 3))
         else:
-            self._mask = np.where(seen, np.float32(0), np.float32(-np.inf))[:, None]
-            self._slots = list(self._bank.data)
+            self._mask = np.where(visible, np.float32(0), np.float32(-np.inf))[:, None]
+            self._slots = list(self._buffer.data)
         rows_at = self._first + np.arange(self.n)
         self._scatter = (slice(None), rows_at, slice(None), lengths)
 
     def part(self, lo: int, hi: int) -> TailPart:
-        """What tails lo … hi-1 see of their own, the new slot included."""
+        """Return the tails' keys for tails lo … hi-1, including the new slot."""
         mask = None if self._mask is None else self._mask[lo:hi]
         rows = slice(self._first + lo, self._first + hi)
-        tails = self._bank.data[:, :, rows, :, : self._width]
+        tails = self._buffer.data[:, :, rows, :, : self._width]
         return TailPart(tails, slice(0, hi - lo), mask)
 
     def write(self, layer: int, kv: Floats) -> None:
@@ -327,12 +333,12 @@ class Tails:
             self._slots[layer][self._scatter] = kv
 
     def commit(self) -> None:
-        """The slots written are kept."""
+        """Count the written slots."""
         self._lengths += 1
         self._width += 1
 
 
-class Chunk:
+class PrefillRow:
     """A row with its own array: `room`, [L, 2, K, S, D], whose last slots are the new ones."""
 
     __slots__ = ("_n_before", "_room", "_slots")
@@ -343,9 +349,11 @@ class Chunk:
         self._slots = list(room[:, :, :, self._n_before :])
 
     def part(self, lo: int, hi: int, start: int) -> SpanPart:
-        """What its new tokens lo … hi-1 see of their own; they are the queries from `start` on."""
-        seen = self._room[:, :, :, : self._n_before + hi]
-        return SpanPart([seen], slice(start, start + hi - lo), triangle(hi - lo))
+        """Return the row's own keys for its new tokens lo … hi-1, which are the queries from
+        `start` on.
+        """
+        visible = self._room[:, :, :, : self._n_before + hi]
+        return SpanPart([visible], slice(start, start + hi - lo), triangle(hi - lo))
 
     def write(self, layer: int, kv: Floats) -> None:
         """Store keys and values of the new tokens: [n, 2, K, D]."""
@@ -354,35 +362,39 @@ class Chunk:
 
 @lru_cache(maxsize=8)
 def triangle(n: int) -> Floats:
-    """Causal mask of n tokens among themselves: [n, 1, n], 0 up to itself and -inf after."""
+    """Return the causal mask of n tokens: [n, 1, n], 0 up to the token itself and -inf after it."""
     return np.triu(np.full((n, n), -np.inf, np.float32), k=1)[:, None]
 
 
 Floats = NDArray[np.float32]
 Where = slice | NDArray[np.int64]
 
-_FEW = 2  # query heads up to which a matrix-vector product each is faster (half the time, measured)
+_MAX_VECTORS = (
+    2  # query heads up to which a matrix-vector product each is faster (half the time, measured)
+)
 
 
-class KeyPart(Protocol):
+class KVPart(Protocol):
     """Keys and values of every layer, for the queries `where` of a block."""
 
     where: Where
 
     def scores(self, queries: Floats, layer: int) -> Floats:
-        """Return a new [K, n, G, S]; -inf where a query may not look."""
+        """Return new scores [K, n, G, S]; -inf where a key is masked."""
         ...
 
-    def mix(self, weights: Floats, layer: int) -> Floats:
+    def weighted_values(self, weights: Floats, layer: int) -> Floats:
         """Return the weighted sum of values: [K, n, G, D]."""
         ...
 
 
 class SpanPart:
-    """Slots seen by all of its queries: one product a span and KV head.
+    """Slots that all of its queries attend to: one product per span and KV head.
 
-    spans: [L, 2, K, S, D] each, views. triangle: [n, 1, n] added to the last n slots, where they
-    are the queries' own (0 up to itself, -inf after).
+    Args:
+        spans: views, [L, 2, K, S, D] each.
+        where: queries of the block.
+        triangle: mask [n, 1, n] added to the last n slots if they are the queries' own.
     """
 
     __slots__ = ("_keys", "_triangle", "_values", "where")
@@ -399,29 +411,32 @@ class SpanPart:
         picked = queries[:, self.where]
         k, n, g, d = picked.shape
         flat = picked.reshape(k, n * g, d)
-        pieces = [_meet(flat, keys) for keys in self._keys[layer]]
+        pieces = [_scores_of(flat, keys) for keys in self._keys[layer]]
         scores: Floats = pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=-1)
         scores = scores.reshape(k, n, g, -1)
         if self._triangle is not None:
             scores[..., -n:] += self._triangle
         return scores
 
-    def mix(self, weights: Floats, layer: int) -> Floats:
+    def weighted_values(self, weights: Floats, layer: int) -> Floats:
         k, n, g, s = weights.shape
         flat = weights.reshape(k, n * g, s)
         first, *others = self._values[layer]
         hi = first.shape[1]
-        mixed = _blend(flat[..., :hi], first)
+        mixed = _weighted_sum(flat[..., :hi], first)
         for values in others:
             lo, hi = hi, hi + values.shape[1]
-            mixed += _blend(flat[..., lo:hi], values)
+            mixed += _weighted_sum(flat[..., lo:hi], values)
         return mixed.reshape(k, n, g, -1)
 
 
 class TailPart:
-    """Each query has slots of its own, padded to one length: one batched product.
+    """Slots of each query, padded to one length: one batched product.
 
-    tails: [L, 2, n, K, S, D], a view. mask: [n, 1, S] added, 0 or -inf; None: all slots count.
+    Args:
+        tails: a view, [L, 2, n, K, S, D].
+        where: queries of the block.
+        mask: [n, 1, S], added to the scores: 0 or -inf. None: all slots count.
     """
 
     __slots__ = ("_keys", "_mask", "_values", "where")
@@ -439,19 +454,22 @@ class TailPart:
             scores += self._mask
         return scores
 
-    def mix(self, weights: Floats, layer: int) -> Floats:
+    def weighted_values(self, weights: Floats, layer: int) -> Floats:
         mixed: Floats = np.vecmat(weights, self._values[layer])
         return mixed
 
 
 def attend(
-    queries: Floats, own: Sequence[KeyPart], shared: Sequence[KeyPart], layer: int, out: Floats
+    queries: Floats, own: Sequence[KVPart], shared: Sequence[KVPart], layer: int, out: Floats
 ) -> None:
     """Write the attention output of one block to `out`: [K, N, G, D].
 
     Args:
+        queries: [K, N, G, D].
         own: parts that cover every query exactly once.
         shared: further parts, each for any of the queries.
+        layer: index of the layer.
+        out: array to write to.
     """
     top = np.empty(queries.shape[:3], np.float32)
     scored = []
@@ -470,24 +488,24 @@ def attend(
         np.exp(weights, out=weights)
         if index < len(own):
             total[:, where] = np.add.reduce(weights, axis=-1)
-            out[:, where] = part.mix(weights, layer)
+            out[:, where] = part.weighted_values(weights, layer)
         else:
             total[:, where] += np.add.reduce(weights, axis=-1)
-            out[:, where] += part.mix(weights, layer)
+            out[:, where] += part.weighted_values(weights, layer)
     out /= total[..., None]
 
 
-def _meet(queries: Floats, keys: Floats) -> Floats:
-    """[K, m, D] with [K, S, D]: [K, m, S]."""
-    if queries.shape[1] <= _FEW:
-        met: Floats = np.matvec(keys[:, None], queries)
-        return met
+def _scores_of(queries: Floats, keys: Floats) -> Floats:
+    """Return [K, m, S] from queries [K, m, D] and keys [K, S, D]."""
+    if queries.shape[1] <= _MAX_VECTORS:
+        scores: Floats = np.matvec(keys[:, None], queries)
+        return scores
     return np.matmul(queries, keys.swapaxes(1, 2))
 
 
-def _blend(weights: Floats, values: Floats) -> Floats:
-    """[K, m, S] with [K, S, D]: [K, m, D]."""
-    if weights.shape[1] <= _FEW:
-        blended: Floats = np.vecmat(weights, values[:, None])
-        return blended
+def _weighted_sum(weights: Floats, values: Floats) -> Floats:
+    """Return [K, m, D] from weights [K, m, S] and values [K, S, D]."""
+    if weights.shape[1] <= _MAX_VECTORS:
+        result: Floats = np.vecmat(weights, values[:, None])
+        return result
     return np.matmul(weights, values)
