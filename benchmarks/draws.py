@@ -3,7 +3,7 @@
 Rows of made-up logits: `zipf` falls as a language model's do, `flat` as a random model's. Sides, in
 turn in one process, log-probabilities and entropies of all tokens included:
 
-  numpy    `Chain.draw`, the reference
+  numpy    `BatchSampler.draw`, the reference
   torch    the same with PyTorch's passes over the rows: what the torch engine does on a CPU
 
 ms are medians of wall-clock time over `--repeat` rounds; x is numpy / torch.
@@ -26,10 +26,10 @@ from common import median, report
 
 from weft import SamplingParams
 from weft._core.sampling.rng import stream_of
-from weft._core.sampling.sampler import Chain, DrawBatch, Sampler
+from weft._core.sampling.sampler import BatchSampler, DrawBatch, Sampler
 from weft.constraints.base import n_words
 from weft.constraints.kinds import AllowMatcher
-from weft.engines.torch.sampling.cpu_reductions import TorchPasses
+from weft.engines.torch.sampling.cpu_reductions import TorchReductions
 
 RULES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
@@ -71,7 +71,7 @@ def samplers(rule: str, n: int, n_vocab: int) -> list[Sampler]:
 
 def sides(rule: str, logits: np.ndarray) -> dict[str, Callable[[int], object]]:
     n, n_vocab = logits.shape
-    chain, passes = Chain(samplers(rule, n, n_vocab)), TorchPasses()
+    chain, reductions = BatchSampler(samplers(rule, n, n_vocab)), TorchReductions()
     rows = np.arange(n)
 
     def batch(position: int) -> DrawBatch:
@@ -79,7 +79,7 @@ def sides(rule: str, logits: np.ndarray) -> dict[str, Callable[[int], object]]:
 
     made: dict[str, Callable[[int], object]] = {
         "numpy": lambda position: batch(position).on_host(logits),
-        "torch": lambda position: batch(position).on_host(logits, passes),
+        "torch": lambda position: batch(position).on_host(logits, reductions),
     }
     return made
 

@@ -49,7 +49,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from weft._core.sampling.params import SamplingParams
 from weft._core.sampling.rng import stream_of
-from weft._core.sampling.sampler import Chain, DrawBatch, Sampler
+from weft._core.sampling.sampler import BatchSampler, DrawBatch, Sampler
 from weft.engines.base import Row
 from weft.engines.torch.attention_hook import attach_context
 from weft.engines.torch.fused.routers import fuse_routers
@@ -228,10 +228,10 @@ def draw(rule: str, n: int, *, dry: bool) -> dict[str, Any]:
     logits = made if dry else made.bfloat16()
     params = SamplingParams(**RULES[rule])
     samplers = [Sampler(params, stream_of(1, (i,))) for i in range(n)]
-    batch = DrawBatch(np.arange(n), Chain(samplers), np.full(n, 7, np.uint64))
+    batch = DrawBatch(np.arange(n), BatchSampler(samplers), np.full(n, 7, np.uint64))
     figures: dict[str, Any] = {}
     some = min(n, 16)
-    few = DrawBatch(batch.rows[:some], Chain(samplers[:some]), batch.positions[:some])
+    few = DrawBatch(batch.rows[:some], BatchSampler(samplers[:some]), batch.positions[:some])
     want = few.on_host(logits[:some].float().cpu().numpy())
     sampler = TorchSampler(device(), kernels=True)
     got = sampler.draw(logits, batch).result()

@@ -29,7 +29,7 @@ from transformers.generation.logits_process import (
 
 from weft import SamplingParams
 from weft._core.sampling.rng import stream_of
-from weft._core.sampling.sampler import Chain, Sampler
+from weft._core.sampling.sampler import BatchSampler, Sampler
 
 RULES: dict[str, dict[str, Any]] = {
     "temperature 1": {},
@@ -51,7 +51,7 @@ def rows(n: int, n_vocab: int) -> np.ndarray:
 
 def ours(logits: np.ndarray, options: dict[str, Any]) -> Callable[[], object]:
     n = len(logits)
-    chain = Chain([Sampler(SamplingParams(**options), stream_of(1, (i,))) for i in range(n)])
+    chain = BatchSampler([Sampler(SamplingParams(**options), stream_of(1, (i,))) for i in range(n)])
     position = [0]
 
     def draw() -> object:

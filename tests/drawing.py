@@ -12,7 +12,7 @@ import weft
 from core.sampling import naive
 from shallow import shallow
 from weft._core.sampling.params import SamplingParams
-from weft._core.sampling.sampler import Chain, DrawBatch, DrawResult, Sampler
+from weft._core.sampling.sampler import BatchSampler, DrawBatch, DrawResult, Sampler
 from weft.constraints.base import Matcher, n_words
 from weft.constraints.grammar import Regex
 from weft.constraints.kinds import AllowMatcher
@@ -67,8 +67,8 @@ def random_sampler(random: np.random.Generator, n_vocab: int) -> Sampler:
         matcher = allowing(random.choice(n_vocab, n_vocab // 3, replace=False).tolist(), n_vocab)
     stream = int(random.integers(U64, dtype=np.uint64))
     sampler = Sampler(random_params(random, n_vocab), stream, matcher)
-    sampler.prime(random.integers(n_vocab, size=random.integers(20)).tolist())
-    sampler.count(random.integers(n_vocab, size=random.integers(20)).tolist())
+    sampler.add_prompt(random.integers(n_vocab, size=random.integers(20)).tolist())
+    sampler.add_generated(random.integers(n_vocab, size=random.integers(20)).tolist())
     return sampler
 
 
@@ -129,7 +129,9 @@ def is_near_tie(
             return True
     at = np.array([position], dtype=np.uint64)
     row = np.zeros(1, dtype=np.int64)
-    return any(Chain([each]).draw(logits[None], row, at).ids[0] == mine for each in nudged(sampler))
+    return any(
+        BatchSampler([each]).draw(logits[None], row, at).ids[0] == mine for each in nudged(sampler)
+    )
 
 
 def assert_draws_agree(

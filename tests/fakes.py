@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from weft._core.sampling.params import SamplingParams
-from weft._core.sampling.sampler import Chain, DrawBatch, DrawResult, Sampler
+from weft._core.sampling.sampler import BatchSampler, DrawBatch, DrawResult, Sampler
 from weft.engines.base import (
     Draws,
     Engine,
@@ -231,7 +231,7 @@ class BackgroundLoop(EngineGenerator):
             for number, stream in enumerate(request.streams)
         ]
         for sibling in siblings:
-            sibling.sampler.prime(request.tokens)
+            sibling.sampler.add_prompt(request.tokens)
         with self.news:
             self.going += siblings
             self.most_seen = max(self.most_seen, len(self.going))
@@ -287,7 +287,7 @@ class BackgroundLoop(EngineGenerator):
         row = Row((), ids, 0, None, (len(ids) - 1,), (), sibling.run.adapter)
         logits = self.engine.forward([row]).logits(0)[None]
         at = np.array([len(ids)], dtype=np.uint64)
-        drawn = Chain([sibling.sampler]).draw(logits, np.zeros(1, dtype=np.int64), at)
+        drawn = BatchSampler([sibling.sampler]).draw(logits, np.zeros(1, dtype=np.int64), at)
         return int(drawn.ids[0]), float(drawn.logprobs[0]), float(drawn.entropies[0])
 
 

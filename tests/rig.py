@@ -18,7 +18,7 @@ from weft._core.kv.tree import TokenTree
 from weft._core.sampling import metrics
 from weft._core.sampling.params import SamplingParams
 from weft._core.sampling.rng import stream_of
-from weft._core.sampling.sampler import Chain, DrawResult, Sampler
+from weft._core.sampling.sampler import BatchSampler, DrawResult, Sampler
 from weft._core.sched.driver import Driver
 from weft._core.sched.scheduler import Scheduler
 from weft._core.sched.work import Extend, Run, RunResult, Ticket, Want
@@ -52,7 +52,7 @@ def score_of(ids: Sequence[int], first: int, last: int, top: int) -> Score:
 def draw_after(ids: Sequence[int], sampler: Sampler) -> DrawResult:
     """One token drawn after a whole path."""
     at = np.array([len(ids)], dtype=np.uint64)
-    return Chain([sampler]).draw(
+    return BatchSampler([sampler]).draw(
         logits_after(ids)[None], np.zeros(1, dtype=np.int64), at, kept=True
     )
 
@@ -61,7 +61,7 @@ def text_after(ids: Sequence[int], run: Run, n_ctx: int) -> tuple[list[int], str
     """The tokens and the finish reason of a run after `ids`, one whole path at a time."""
     path, made = list(ids), list[int]()
     sampler = Sampler(run.sampler.params, run.sampler.stream)  # the run's own has counted
-    sampler.prime(path)
+    sampler.add_prompt(path)
     while len(path) < n_ctx:
         token = int(draw_after(path, sampler).ids[0])
         if token in run.stop_ids:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ._core.atomic_files import read_json
-from ._core.sampling.params import ModelDefaults, knows_options
+from ._core.sampling.params import ModelDefaults, rejects_unknown_options
 from ._core.system_resources import bytes_left
 from ._core.tokens.chat import read_chat_template
 from ._core.tokens.tokenizer import Tokenizer
@@ -56,7 +56,7 @@ _ALSO = {
 _ENGINE_OBJECTS = "an engine object goes to weft.LM(engine, tokenizer)"
 
 
-@knows_options("load", _ALSO)
+@rejects_unknown_options("load", _ALSO)
 def load(
     source: Any = EMBEDDED,
     /,

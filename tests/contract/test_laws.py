@@ -22,7 +22,7 @@ from contract.helpers import (
     sampler,
     within,
 )
-from weft._core.sampling.sampler import Chain
+from weft._core.sampling.sampler import BatchSampler
 from weft._core.sched.work import Extend, Logits, Scores
 from weft.errors import ConfigError
 
@@ -190,7 +190,7 @@ def test_11_an_engines_own_draws_equal_the_numpy_reference(kind: str, make: Make
         path = [*ids, result.tokens[0]]
         at = np.array([len(path)], np.uint64)
         logits = logits_at(lm, path)[None]
-        want = Chain([sampler(5, i, **rule)]).draw(logits, np.zeros(1, np.int64), at)
+        want = BatchSampler([sampler(5, i, **rule)]).draw(logits, np.zeros(1, np.int64), at)
         assert result.tokens[1] == want.ids[0]
         np.testing.assert_allclose(result.logprobs[1], want.logprobs[0], atol=within())
         np.testing.assert_allclose(result.entropies[1], want.entropies[0], atol=within())

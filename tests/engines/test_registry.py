@@ -16,7 +16,7 @@ import pytest
 
 import weft.engines as registry
 from weft._core.sampling.params import SamplingParams
-from weft._core.sampling.sampler import Chain, Sampler, draw_at, draw_rows
+from weft._core.sampling.sampler import BatchSampler, Sampler, draw_at, draw_rows
 from weft.cli.engines import plugin_problems
 from weft.engines.base import HostOutput, Output, RetainedRow
 from weft.engines.stub import StubEngine
@@ -139,7 +139,7 @@ def test_an_engine_draws_from_kept_rows_of_any_output() -> None:
     )
     rows = [RetainedRow(second, 0), RetainedRow(first, 1)]
     samplers = [Sampler(SamplingParams(), stream) for stream in range(5)]
-    batch = draw_at(Chain(samplers), [0, 1, 1, 0, 1], [9] * 5)
+    batch = draw_at(BatchSampler(samplers), [0, 1, 1, 0, 1], [9] * 5)
     got = engine.draw(rows, batch).result()
     expected = draw_rows([logits[i] for i in (4, 3, 3, 4, 3)], samplers, [9] * 5, kept=True)
     for name in ("ids", "logprobs", "entropies", "kept"):

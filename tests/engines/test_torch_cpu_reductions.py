@@ -10,11 +10,11 @@ import pytest
 
 from weft._core.sampling.params import SamplingParams
 from weft._core.sampling.rng import stream_of
-from weft._core.sampling.sampler import BROKEN, Chain, DrawBatch, Passes, Sampler
+from weft._core.sampling.sampler import BROKEN, BatchSampler, DrawBatch, Reductions, Sampler
 
 torch = pytest.importorskip("torch")
 
-from weft.engines.torch.sampling.cpu_reductions import TorchPasses  # noqa: E402
+from weft.engines.torch.sampling.cpu_reductions import TorchReductions  # noqa: E402
 
 pytestmark = pytest.mark.torch
 OPTIONS: list[dict[str, Any]] = [
@@ -47,7 +47,7 @@ def n_threads(request: pytest.FixtureRequest) -> Iterator[int]:
 @pytest.mark.parametrize("n_vocab", [70, 4096, 4097, 9000, 70_000])
 def test_passes_equal_numpys(n_vocab: int) -> None:
     logits = logits_of(9, n_vocab)
-    mine, theirs = TorchPasses(), Passes()
+    mine, theirs = TorchReductions(), Reductions()
     peaks = mine.group_peaks(logits)
     assert np.array_equal(peaks, theirs.group_peaks(logits))
     top = peaks.max(axis=1)
@@ -60,21 +60,21 @@ def test_passes_equal_numpys(n_vocab: int) -> None:
     assert np.allclose(got, want, rtol=2e-6)
 
 
-@pytest.mark.parametrize("passes", [TorchPasses(), Passes()], ids=["torch", "numpy"])
+@pytest.mark.parametrize("reductions", [TorchReductions(), Reductions()], ids=["torch", "numpy"])
 @pytest.mark.parametrize("n_vocab", [2048, 70_000])
 def test_a_row_gives_the_same_bits_in_any_company(
-    passes: Passes, n_vocab: int, n_threads: int
+    reductions: Reductions, n_vocab: int, n_threads: int
 ) -> None:
     """Alone, too, but where threads would share the row: it is NumPy's then."""
     logits = logits_of(20, n_vocab)
     top, heat = logits.max(axis=1), np.linspace(0.5, 2, 20)
 
     def figures(rows: slice) -> tuple[np.ndarray, ...]:
-        found = passes.moments(logits[rows], top[rows])
-        return (*found, passes.mass(logits[rows], top[rows], heat[rows]))
+        found = reductions.moments(logits[rows], top[rows])
+        return (*found, reductions.mass(logits[rows], top[rows], heat[rows]))
 
     together = figures(slice(None))
-    n_alone = 2 if isinstance(passes, TorchPasses) and n_threads > 1 else 1
+    n_alone = 2 if isinstance(reductions, TorchReductions) and n_threads > 1 else 1
     for row in range(21 - n_alone):
         for whole, single in zip(together, figures(slice(row, row + n_alone)), strict=True):
             assert whole[row] == single[0]
@@ -85,7 +85,7 @@ def test_a_row_gives_the_same_bits_in_any_company(
 def test_what_must_not_be_written_to_is_read_all_the_same() -> None:
     logits = logits_of(3, 5000)
     logits.flags.writeable = False
-    mine, theirs = TorchPasses(), Passes()
+    mine, theirs = TorchReductions(), Reductions()
     peaks = mine.group_peaks(logits)
     assert np.array_equal(peaks, theirs.group_peaks(logits))
     top, heat = peaks.max(axis=1), np.ones(3)
@@ -103,8 +103,8 @@ def test_draws_by_either_are_the_same(kept: bool) -> None:
         logits = logits_of(n, 9000, seed)
         logits[4, 77] = np.nan
         at = np.full(n, seed, dtype=np.uint64)
-        batch = DrawBatch(np.arange(n), Chain(samplers), at, kept=kept)
-        mine, theirs = batch.on_host(logits, TorchPasses()), batch.on_host(logits)
+        batch = DrawBatch(np.arange(n), BatchSampler(samplers), at, kept=kept)
+        mine, theirs = batch.on_host(logits, TorchReductions()), batch.on_host(logits)
         assert np.array_equal(mine.ids, theirs.ids)
         assert mine.ids[4] == BROKEN
         for name in ("logprobs", "entropies", "kept")[: 3 if kept else 2]:

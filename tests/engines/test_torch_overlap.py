@@ -23,7 +23,7 @@ from families import build  # noqa: E402
 from shallow import shallow  # noqa: E402
 from weft._core.sampling.params import SamplingParams  # noqa: E402
 from weft._core.sampling.rng import stream_of  # noqa: E402
-from weft._core.sampling.sampler import Chain, DrawBatch, Sampler  # noqa: E402
+from weft._core.sampling.sampler import BatchSampler, DrawBatch, Sampler  # noqa: E402
 from weft.engines.base import FutureTokens, Row, Span  # noqa: E402
 from weft.engines.torch import TorchEngine, weight_layout  # noqa: E402
 from weft.engines.torch.engine import open_model  # noqa: E402
@@ -211,7 +211,7 @@ def steady(engine: Any, n: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Counti
     path = (Span(trunk, 9),)
     rows = [Row(path, [5 + i], 9, store.new(None), (0,)) for i in range(n)]
     samplers = [Sampler(SamplingParams(temperature=0.8), stream_of(1, (i,))) for i in range(n)]
-    chain = Chain(samplers)
+    chain = BatchSampler(samplers)
     uploads: list[str] = []
     for module, name in KERNELS:
         monkeypatch.setattr(module, name, Kernel(getattr(module, name), name))

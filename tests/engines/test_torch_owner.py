@@ -192,7 +192,7 @@ class _Steered(torch.nn.Module):
         return self.layer(*args, **kwargs) + self.vector
 
 
-def steered(name: str) -> tuple[Any, _Steered]:
+def with_biases(name: str) -> tuple[Any, _Steered]:
     model = build(name)
     layers, n = model.base_model.layers, model.config.hidden_size
     layers[1] = _Steered(layers[1], n)
@@ -201,7 +201,7 @@ def steered(name: str) -> tuple[Any, _Steered]:
 
 @pytest.mark.parametrize("name", ["llama", "mamba"])
 def test_an_owners_vectors_count_as_weights(text: Tokenizer, name: str) -> None:
-    model, layer = steered(name)
+    model, layer = with_biases(name)
     with weft.LM(TorchEngine.adopt(model), text) as lm:
         assert off(lm, model, IDS) < 1e-3
         before = plain_logits(model, IDS)[-1]
@@ -213,7 +213,7 @@ def test_an_owners_vectors_count_as_weights(text: Tokenizer, name: str) -> None:
 
 
 def test_a_buffer_that_the_model_writes_as_it_runs_is_no_weight(text: Tokenizer) -> None:
-    model, layer = steered("llama")
+    model, layer = with_biases("llama")
     with weft.LM(TorchEngine.adopt(model), text) as lm:
         loom, before = weft.Loom(lm, IDS), layer.n_called.item()
         loom.grow(max_tokens=3)

@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="triton is not installed; it comes with tor
 
 from families import N_VOCAB, build  # noqa: E402
 from weft._core.sampling.params import SamplingParams  # noqa: E402
-from weft._core.sampling.sampler import Chain, Sampler, draw_batch  # noqa: E402
+from weft._core.sampling.sampler import BatchSampler, Sampler, draw_batch  # noqa: E402
 from weft.engines.base import Row  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
 from weft.engines.torch.paged.kernel import is_interpreted  # noqa: E402
@@ -98,7 +98,7 @@ def test_whatever_goes_wrong_on_a_device_is_told(
 
 def first_tokens(engine: TorchEngine | RecomputeEngine) -> list[int]:
     output = engine.forward([Row((), [5, 9, 40, 7], 0, None, (0, 1, 2, 3))])
-    chain = Chain([Sampler(SamplingParams(), seed) for seed in range(4)])
+    chain = BatchSampler([Sampler(SamplingParams(), seed) for seed in range(4)])
     batch = draw_batch(chain, 0, [1, 2, 3, 4])
     drawn: list[int] = output.draw(batch).result().ids.tolist()
     assert isinstance(output.draw(batch), TorchDraws) == engine._drawer.on_device

@@ -22,7 +22,7 @@ from drawing import (  # noqa: E402
 )
 from families import N_VOCAB, build  # noqa: E402
 from weft._core.sampling.params import PARAMETERS, SamplingParams  # noqa: E402
-from weft._core.sampling.sampler import BROKEN, NOTHING, Chain, DrawBatch, Sampler  # noqa: E402
+from weft._core.sampling.sampler import BROKEN, NOTHING, BatchSampler, DrawBatch, Sampler  # noqa: E402
 from weft.engines.base import RetainedRow, Row  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
 from weft.engines.torch.paged import kernel  # noqa: E402
@@ -70,7 +70,7 @@ def test_draws_equal_the_reference(n_vocab: int, rounds: int, n: int) -> None:
         logits[0] = [np.nan, -np.inf, logits[0, 0]][seed % 3]
         rows = random.permutation(n) if seed % 2 else np.arange(n)
         positions = random.integers(2**63, size=n, dtype=np.uint64)
-        batch = DrawBatch(rows, Chain(samplers), positions, kept=seed % 3 == 0)
+        batch = DrawBatch(rows, BatchSampler(samplers), positions, kept=seed % 3 == 0)
         theirs = batch.on_host(logits)
         mine = drawer().draw(there(logits), batch).result()
         n_ties += assert_draws_agree(samplers, logits, rows, positions, mine, theirs, LEVEL)
@@ -83,7 +83,7 @@ def test_many_samplers_of_few_rows_draw_as_the_reference() -> None:
     logits = random_logits(random, 2, 5000)
     samplers = [Sampler(SamplingParams(temperature=[1.0, 0.3][i % 2]), i) for i in range(200)]
     rows, at = random.integers(2, size=200), np.arange(200, dtype=np.uint64)
-    batch = DrawBatch(rows, Chain(samplers), at)
+    batch = DrawBatch(rows, BatchSampler(samplers), at)
     mine, theirs = drawer().draw(there(logits), batch).result(), batch.on_host(logits)
     assert assert_draws_agree(samplers, logits, rows, at, mine, theirs, LEVEL) == 0
 
@@ -92,7 +92,7 @@ def test_logits_of_the_engines_dtype_draw_as_their_float32() -> None:
     logits = torch.randn((6, 4200), generator=torch.Generator().manual_seed(0))
     for dtype in (torch.bfloat16, torch.float16):
         held = logits.to(dtype)
-        chain = Chain([Sampler(SamplingParams(temperature=0.8), i) for i in range(6)])
+        chain = BatchSampler([Sampler(SamplingParams(temperature=0.8), i) for i in range(6)])
         batch = DrawBatch(np.arange(6), chain, np.zeros(6, dtype=np.uint64), kept=True)
         mine, theirs = (
             drawer().draw(held.to(DEVICE), batch).result(),
@@ -109,7 +109,7 @@ def test_logits_of_the_engines_dtype_draw_as_their_float32() -> None:
 def test_of_equals_the_lowest_id_is_kept(options: dict[str, Any]) -> None:
     logits = torch.zeros((1, 9000), device=DEVICE)
     logits[0, [4000, 4097, 8999]] = 5.0
-    chain = Chain([Sampler(SamplingParams(**options), seed) for seed in range(20)])
+    chain = BatchSampler([Sampler(SamplingParams(**options), seed) for seed in range(20)])
     batch = DrawBatch(np.zeros(20, np.int64), chain, np.zeros(20, np.uint64))
     seen = set(drawer().draw(logits, batch).result().ids.tolist())
     # min-p keeps all that is as likely, and the noise says which.
@@ -125,7 +125,7 @@ def test_nothing_left_and_no_numbers_are_marked() -> None:
     samplers[5] = Sampler(SamplingParams(logit_bias=dict.fromkeys(range(4200), -np.inf)), 5)
     rows, at = np.arange(8), np.full(8, 9, dtype=np.uint64)
     for some in (samplers, [*samplers[:5], Sampler(params, 5), *samplers[6:]]):
-        batch = DrawBatch(rows, Chain(some), at, kept=True)
+        batch = DrawBatch(rows, BatchSampler(some), at, kept=True)
         want, got = batch.on_host(logits), drawer().draw(there(logits), batch).result()
         assert want.ids[1:5].tolist() == [BROKEN] * 3 + [NOTHING]
         assert np.array_equal(got.ids, want.ids)
@@ -136,7 +136,9 @@ def test_rows_in_several_blocks_draw_as_in_one(monkeypatch: pytest.MonkeyPatch) 
     random = np.random.default_rng(7)
     samplers = [random_sampler(random, 500) for _ in range(11)]
     logits = there(random_logits(random, 11, 500))
-    batch = DrawBatch(random.permutation(11), Chain(samplers), np.arange(11, dtype=np.uint64))
+    batch = DrawBatch(
+        random.permutation(11), BatchSampler(samplers), np.arange(11, dtype=np.uint64)
+    )
     whole = drawer().draw(logits, batch)
     monkeypatch.setattr(sampler_module, "_BLOCK", 500 * 4)
     monkeypatch.setattr(sampler_module, "_TYPICAL_BLOCK", 500 * 4)
@@ -159,7 +161,7 @@ def test_rows_with_typical_p_are_sampled_in_small_blocks(monkeypatch: pytest.Mon
     logits = there(random_logits(np.random.default_rng(7), 8, 500))
     for typical_p, want in ((1.0, [8]), (0.9, [4, 4])):
         blocks.clear()
-        chain = Chain([Sampler(SamplingParams(typical_p=typical_p), n) for n in range(8)])
+        chain = BatchSampler([Sampler(SamplingParams(typical_p=typical_p), n) for n in range(8)])
         drawer().draw(logits, DrawBatch(np.arange(8), chain, np.zeros(8, dtype=np.uint64)))
         assert blocks == want
 
@@ -167,13 +169,15 @@ def test_rows_with_typical_p_are_sampled_in_small_blocks(monkeypatch: pytest.Mon
 def test_logits_may_lie_the_other_way_round() -> None:
     logits = there(random_logits(np.random.default_rng(3), 5, 300))
     params = SamplingParams(top_k=20, top_p=0.9)
-    batch = DrawBatch(np.arange(5), Chain([Sampler(params, n) for n in range(5)]), np.arange(5))
+    batch = DrawBatch(
+        np.arange(5), BatchSampler([Sampler(params, n) for n in range(5)]), np.arange(5)
+    )
     turned = logits.t().contiguous().t()
     assert torch.equal(drawer().draw(turned, batch).ids, drawer().draw(logits, batch).ids)
 
 
 def test_a_draw_without_rows_launches_nothing() -> None:
-    batch = DrawBatch(np.zeros(0, np.int64), Chain([]), np.zeros(0, np.uint64), kept=True)
+    batch = DrawBatch(np.zeros(0, np.int64), BatchSampler([]), np.zeros(0, np.uint64), kept=True)
     drawn = drawer().draw(torch.zeros((1, 5), device=DEVICE), batch).result()
     assert len(drawn.ids) == 0
     assert drawn.kept is not None
@@ -195,7 +199,7 @@ def test_plain_rules_read_logits_where_they_are(monkeypatch: pytest.MonkeyPatch)
         Sampler(SamplingParams(temperature=0), 2),
         Sampler(SamplingParams(top_k=5, min_p=0.1), 3, allowing([7, 9, 200], 300)),
     ]
-    batch = DrawBatch(np.array([2, 0, 0]), Chain(samplers), np.zeros(3, np.uint64))
+    batch = DrawBatch(np.array([2, 0, 0]), BatchSampler(samplers), np.zeros(3, np.uint64))
     drawer().draw(logits, batch)
     (chances,) = seen
     assert chances.raw is logits
@@ -213,7 +217,7 @@ def test_kernels_that_cannot_be_compiled_fall_back_to_the_host(
         raise RuntimeError("Failed to find C compiler.\nSet CC")
 
     logits = np.random.default_rng(2).standard_normal((3, 200)).astype(np.float32)
-    chain = Chain([Sampler(SamplingParams(), i) for i in range(3)])
+    chain = BatchSampler([Sampler(SamplingParams(), i) for i in range(3)])
     batch = DrawBatch(np.arange(3), chain, np.zeros(3, np.uint64))
     want = batch.on_host(logits).ids
     drawer_without = drawer()
@@ -237,7 +241,9 @@ def test_no_memory_for_a_kernel_is_no_fault_of_the_machine(
         raise RuntimeError("Triton Error [CUDA]: out of memory")
 
     logits = np.random.default_rng(2).standard_normal((1, 200)).astype(np.float32)
-    batch = DrawBatch(np.arange(1), Chain([Sampler(SamplingParams(), 1)]), np.zeros(1, np.uint64))
+    batch = DrawBatch(
+        np.arange(1), BatchSampler([Sampler(SamplingParams(), 1)]), np.zeros(1, np.uint64)
+    )
     kept = drawer()
     with monkeypatch.context() as patch:
         patch.setattr(draw_kernel, "draw_tokens", has_none)
@@ -280,15 +286,17 @@ def test_who_asks_for_padded_rows_runs_no_kernels(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_batch_with_an_unknown_filter_is_not_supported() -> None:
-    class Strange(Chain):
+    class Strange(BatchSampler):
         @property
-        def asked_filters(self) -> frozenset[str]:
+        def active_filters(self) -> frozenset[str]:
             return frozenset(("top_k", "tail_free"))
 
     at, row = np.zeros(1, dtype=np.uint64), np.zeros(1, np.int64)
     sampler = Sampler(SamplingParams(top_k=3), 1)
-    assert not TorchSampler(DEVICE, kernels=False).supports(DrawBatch(row, Chain([sampler]), at))
-    assert drawer().supports(DrawBatch(row, Chain([sampler]), at))
+    assert not TorchSampler(DEVICE, kernels=False).supports(
+        DrawBatch(row, BatchSampler([sampler]), at)
+    )
+    assert drawer().supports(DrawBatch(row, BatchSampler([sampler]), at))
     assert not drawer().supports(DrawBatch(row, Strange([sampler]), at))
 
 
@@ -301,7 +309,7 @@ def test_a_cutoff_among_equals_keeps_as_many_as_the_reference() -> None:
     logits = np.repeat(np.array([[2.0, 1.0, 0.0]], dtype=np.float32), 1000, axis=1)
     logits = np.random.default_rng(0).permuted(logits, axis=1)
     for options in ({"top_k": 500}, {"top_k": 1700}, {"top_p": 0.3}, {"top_p": 0.77}):
-        chain = Chain([Sampler(SamplingParams(**options), seed) for seed in range(60)])
+        chain = BatchSampler([Sampler(SamplingParams(**options), seed) for seed in range(60)])
         batch = DrawBatch(np.zeros(60, np.int64), chain, np.arange(60, dtype=np.uint64))
         got = drawer().draw(there(logits), batch).result()
         assert np.array_equal(got.ids, batch.on_host(logits).ids), options
@@ -311,7 +319,7 @@ def test_a_kept_chain_draws_as_its_reference_step_after_step() -> None:
     """Counts, masks and positions are written over; so are rows in another order."""
     random = np.random.default_rng(6)
     samplers = [random_sampler(random, 300) for _ in range(12)]
-    chain, sampler_ = Chain(samplers), drawer()
+    chain, sampler_ = BatchSampler(samplers), drawer()
     position = 3
     for step in range(12):
         logits = random_logits(random, 14, 300)
@@ -323,25 +331,25 @@ def test_a_kept_chain_draws_as_its_reference_step_after_step() -> None:
         got = sampler_.draw(there(logits), batch).result()
         assert_draws_agree(samplers, logits, rows, positions, got, want, LEVEL)
         for sampler, token in zip(samplers, want.ids.tolist(), strict=True):
-            sampler.count([max(token, 0)])
+            sampler.add_generated([max(token, 0)])
 
 
 def test_ids_outside_the_vocabulary_are_errors() -> None:
     logits, at = torch.zeros((1, 6), device=DEVICE), np.zeros(1, dtype=np.uint64)
-    biased = Chain([Sampler(SamplingParams(logit_bias={6: 1.0}), 1)])
+    biased = BatchSampler([Sampler(SamplingParams(logit_bias={6: 1.0}), 1)])
     with pytest.raises(ConfigError, match="token id 6 in logit_bias"):
         drawer().draw(logits, DrawBatch(np.zeros(1, np.int64), biased, at))
     seen = Sampler(SamplingParams(presence_penalty=1.0), 1)
-    seen.prime([9])
+    seen.add_prompt([9])
     with pytest.raises(ConfigError, match="token id 9"):
-        drawer().draw(logits, DrawBatch(np.zeros(1, np.int64), Chain([seen]), at))
+        drawer().draw(logits, DrawBatch(np.zeros(1, np.int64), BatchSampler([seen]), at))
 
 
 def test_tensors_of_a_chain_are_freed_with_it() -> None:
     import gc
     import weakref
 
-    chain = Chain([Sampler(SamplingParams(), 1)])
+    chain = BatchSampler([Sampler(SamplingParams(), 1)])
     sampler_ = drawer()
     batch = DrawBatch(np.zeros(1, np.int64), chain, np.zeros(1, np.uint64))
     sampler_.draw(torch.zeros((1, 10), device=DEVICE), batch)
@@ -366,7 +374,7 @@ def test_an_engine_draws_from_steps_and_kept_rows_as_the_reference(
     random = np.random.default_rng(8)
     samplers = [random_sampler(random, N_VOCAB) for _ in range(6)]
     rows, at = np.array([0, 0, 1, 2, 3, 1]), np.arange(6, dtype=np.uint64)
-    batch = DrawBatch(rows, Chain(samplers), at)
+    batch = DrawBatch(rows, BatchSampler(samplers), at)
     want = batch.on_host(logits)
     assert_draws_agree(samplers, logits, rows, at, output.draw(batch).result(), want, LEVEL)
     kept = [RetainedRow(output.retain([i]), 0) for i in range(4)]

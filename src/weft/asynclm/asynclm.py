@@ -19,7 +19,7 @@ from .._core.kv.place import Place
 from .._core.sampling.metrics import log_softmax
 from .._core.sampling.params import SamplingParams
 from .._core.sampling.rng import fresh_seed, stream_of
-from .._core.sampling.sampler import Chain, Sampler
+from .._core.sampling.sampler import BatchSampler, Sampler
 from .._core.sched.work import Extend, Logits, Run, RunResult, Ticket
 from .._core.tokens.codec import Token, tokens_of
 from .._core.tokens.text import token_texts
@@ -182,7 +182,7 @@ class AbstractAsyncLM(ABC):
         lora_name: str | None,
     ) -> list[list[int]]:
         async def one(prompt: Sequence[int], sampler: Sampler) -> list[int]:
-            tokens, path, chain = list[int](), list(prompt), Chain([sampler])
+            tokens, path, chain = list[int](), list(prompt), BatchSampler([sampler])
             while len(tokens) < max_tokens:
                 try:
                     row = on_host(await self.next_token_logprobs(path, **lora_kwargs(lora_name)))

@@ -119,7 +119,7 @@ class _CommitPart:
 
     def next_sampler(self) -> Sampler:
         """Return the sampler of the next token, which the same step draws."""
-        return self.sampler.steered(self.steering) if self.steering else self.sampler
+        return self.sampler.with_biases(self.steering) if self.steering else self.sampler
 
     def finish(self, sequence: TokenSequence, answer: Committed) -> None:
         branch, token = self.branch, self.token

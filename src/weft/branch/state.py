@@ -285,7 +285,7 @@ class State:
 
     def steered_sampler(self) -> Sampler:
         """Return the sampler with the steering applied."""
-        return self.sampler.steered(self.steering) if self.steering else self.sampler
+        return self.sampler.with_biases(self.steering) if self.steering else self.sampler
 
     def biases(self, given: Mapping[int, float] | Iterable[tuple[int, float]]) -> dict[int, float]:
         """Return validated token biases."""
@@ -297,7 +297,7 @@ class State:
     def set_params(self, params: SamplingParams, *, new_grammar: bool = False) -> None:
         """Draw with other parameters; keep the random stream, counted tokens and grammar."""
         fresh = self.lm.sampler(params, self.sampler.stream, in_steps=True)
-        fresh.count(accepted_tokens(self.last) if fresh.history is not None else ())
+        fresh.add_generated(accepted_tokens(self.last) if fresh.history is not None else ())
         if new_grammar:
             self.grammar_from = 0 if self.last is None else self.last.n
         else:
@@ -309,7 +309,7 @@ class State:
         sampler = self.lm.sampler(self.params, stream)
         if sampler.needs_host:
             tokens = accepted_tokens(last)
-            sampler.count(tokens)
+            sampler.add_generated(tokens)
             if sampler.matcher is not None:
                 for token in tokens[self.grammar_from :]:
                     sampler.matcher.accept(token)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, overload
 
-from .._core.sampling.params import knows_options
+from .._core.sampling.params import rejects_unknown_options
 from .._core.validation import check_bool
 from ..errors import ConfigError
 from ..lm.chat import ChatPrompt
@@ -67,7 +67,7 @@ class Loom(Heddle):
         heddle_class: type[Heddle] | None = None,
     ) -> None: ...
 
-    @knows_options("Loom")
+    @rejects_unknown_options("Loom")
     def __init__(
         self,
         model: Any,

@@ -28,7 +28,7 @@ from random import Random
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
-from .._core.sampling.params import MAX_N, BranchOptions, SamplingParams, unknown
+from .._core.sampling.params import MAX_N, BranchOptions, SamplingParams, unknown_option_error
 from .._core.sampling.rng import fresh_seed
 from .._core.sched.work import Extend
 from .._core.validation import check_int, check_number, check_unary
@@ -458,7 +458,7 @@ def _check_names(
         if name not in taken and name not in without:
             from .other_libraries import options_for
 
-            raise unknown(name, taken, call.__name__, options_for(taken))
+            raise unknown_option_error(name, taken, call.__name__, options_for(taken))
 
 
 def resolve_start(lm: LM | None, prompt: Prompt) -> tuple[Heddle, Loom]:

@@ -7,7 +7,7 @@ from weft._core.sampling import metrics
 from weft._core.sampling.metrics import join_scores
 from weft._core.sampling.params import SamplingParams
 from weft._core.sampling.rng import stream_of
-from weft._core.sampling.sampler import Chain, Sampler, draw_batch, draw_rows
+from weft._core.sampling.sampler import BatchSampler, Sampler, draw_batch, draw_rows
 from weft.engines.base import Score
 
 FIELDS = ("logprobs", "entropies", "ranks", "top_ids", "top_logprobs")
@@ -22,9 +22,9 @@ def samplers(n: int) -> list[Sampler]:
 
 
 def test_a_batch_names_consecutive_rows_and_keeps_the_positions() -> None:
-    chain = Chain(samplers(3))
+    chain = BatchSampler(samplers(3))
     batch = draw_batch(chain, 4, [10, 20, 1 << 40])
-    assert batch.chain is chain
+    assert batch.sampler is chain
     assert (batch.rows.dtype, batch.rows.tolist()) == (np.int64, [4, 5, 6])
     assert (batch.positions.dtype, batch.positions.tolist()) == (np.uint64, [10, 20, 1 << 40])
 
@@ -45,13 +45,13 @@ def test_draws_from_a_list_of_rows_equal_those_of_each_row_alone() -> None:
 
 def test_equal_row_objects_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, ...]] = []
-    real = Chain.draw
+    real = BatchSampler.draw
 
-    def draw(self: Chain, table: np.ndarray, *rest: np.ndarray, kept: bool) -> object:
+    def draw(self: BatchSampler, table: np.ndarray, *rest: np.ndarray, kept: bool) -> object:
         seen.append(table.shape)
         return real(self, table, *rest, kept=kept)
 
-    monkeypatch.setattr(Chain, "draw", draw)
+    monkeypatch.setattr(BatchSampler, "draw", draw)
     row = logits(1)[0]
     draw_rows([row] * 6, samplers(6), range(6))
     assert seen == [(1, 40)]

@@ -37,11 +37,11 @@ def rows(n_vocab: int, *, tied: bool, holes: bool, scale: float = 2) -> np.ndarr
 
 def left(logits: np.ndarray, params: list[SamplingParams]) -> list[dict[int, float]]:
     """What stays of each row: token ids in order, with their tempered heights."""
-    arrays = SamplingArrays.of(params)
-    total = filters.mass(logits, logits.max(axis=1), arrays.early)
+    arrays = SamplingArrays.from_params(params)
+    total = filters.mass(logits, logits.max(axis=1), arrays.temperature_before)
     peaks, every = group_peaks(logits), np.arange(len(logits))
     found: dict[int, dict[int, float]] = {}
-    for part in filters.left(logits, peaks, arrays, every, total):
+    for part in filters.filter_logits(logits, peaks, arrays, every, total):
         for row, ids, heights, log_total in zip(*part, strict=True):
             kept = {int(i): float(h) for i, h in zip(ids, heights, strict=True) if np.isfinite(h)}
             assert log_total == pytest.approx(np.log(np.exp(list(kept.values())).sum()))
@@ -150,12 +150,12 @@ def test_the_edge_of_flat_rows_is_where_their_order_ends(
     logits = np.round(logits * 8) / 8 if tied else logits
     logits[:, 3] = -np.inf
     ranked = left(logits, params)
-    arrays, every = SamplingArrays.of(params), np.arange(len(params))
-    total = filters.mass(logits, logits.max(axis=1), arrays.early)
+    arrays, every = SamplingArrays.from_params(params), np.arange(len(params))
+    total = filters.mass(logits, logits.max(axis=1), arrays.temperature_before)
     met = []
-    for part in filters.left_or_edge(logits, group_peaks(logits), arrays, every, total):
+    for part in filters.filter_or_cutoff(logits, group_peaks(logits), arrays, every, total):
         met += part.rows.tolist()
-        if isinstance(part, filters.Edge):
+        if isinstance(part, filters.Cutoff):
             for row, least, last in zip(*part, strict=True):
                 values = logits[row]
                 kept = (values > least) | ((values == least) & (np.arange(n_vocab) <= last))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from core.sampling import naive
-from weft._core.sampling.metrics import MEMBERS, group_of, members, n_groups
+from weft._core.sampling.metrics import GROUP_SIZE, group_of, members, n_groups
 from weft._core.sampling.rng import group_noise, keys_of, member_noise, stream_of, token_noise
 
 STREAMS = [stream_of(3, (i,)) for i in range(3)]
@@ -40,7 +40,7 @@ def test_noise_of_a_group_is_its_members_largest_whole_or_one_by_one(n_vocab: in
     assert np.array_equal(whole.max(axis=1), noise.largest[lanes, groups])
     assert np.array_equal(whole.argmax(axis=1), noise.member[lanes, groups])
     assert (group_of(square) == groups[:, None]).all()
-    single = token_noise(noise, np.repeat(lanes, MEMBERS), square.ravel())
+    single = token_noise(noise, np.repeat(lanes, GROUP_SIZE), square.ravel())
     assert np.array_equal(single.reshape(whole.shape), whole)
     some = members(groups, n_vocab)
     assert np.array_equal(member_noise(noise, lanes, groups, some), whole[:, : some.shape[1]])

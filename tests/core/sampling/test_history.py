@@ -28,11 +28,11 @@ def test_history_equals_a_look_at_the_last_tokens(last_n: int | None) -> None:
     rng = np.random.default_rng(0)
     prompt, generated = rng.integers(0, 40, 90).tolist(), list[int]()
     history = History(last_n)
-    history.see(prompt)
+    history.add_prompt(prompt)
     assert counted(history) == naive(prompt, [], last_n)
     for token in rng.integers(0, 200, 300).tolist():
         twin = history.copy()
-        history.generate(token)
+        history.add_generated(token)
         assert counted(twin) == naive(prompt, generated, last_n)
         generated.append(token)
         assert counted(history) == naive(prompt, generated, last_n)
@@ -40,7 +40,7 @@ def test_history_equals_a_look_at_the_last_tokens(last_n: int | None) -> None:
 
 def test_a_sampler_looks_back_as_far_as_it_is_told() -> None:
     sampler = Sampler(SamplingParams(presence_penalty=1, penalty_last_n=3), 0)
-    sampler.prime(range(10))
+    sampler.add_prompt(range(10))
     sampler.accept(5)
     assert sampler.history is not None
     assert counted(sampler.history) == {8: 0, 9: 0, 5: 1}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from core.sampling import naive
-from weft._core.sampling.metrics import Scratch, log_softmax, moments, score
+from weft._core.sampling.metrics import BufferPool, log_softmax, moments, score
 from weft.errors import ForwardError
 
 
@@ -77,15 +77,15 @@ def test_score_agrees_with_sorting_everything(top: int) -> None:
 def test_moments_are_the_same_with_kept_memory_and_input_stays() -> None:
     logits = some_logits()
     logits.flags.writeable = False
-    scratch = Scratch()
+    scratch = BufferPool()
     for n in (6, 3, 6):
         kept, fresh = moments(logits[:n], scratch), moments(logits[:n])
         assert all(np.array_equal(a, b) for a, b in zip(kept, fresh, strict=True))
 
 
 def test_scratch_keeps_small_buffers_and_lets_large_ones_go() -> None:
-    scratch = Scratch()
-    assert scratch.take("a", (2, 3), np.float32) is scratch.take("a", (2, 3), np.float32)
-    assert scratch.take("a", (2, 4), np.float32).shape == (2, 4)
+    scratch = BufferPool()
+    assert scratch.get("a", (2, 3), np.float32) is scratch.take("a", (2, 3), np.float32)
+    assert scratch.get("a", (2, 4), np.float32).shape == (2, 4)
     large = (3, 1 << 20)
-    assert scratch.take("b", large, np.float32) is not scratch.take("b", large, np.float32)
+    assert scratch.get("b", large, np.float32) is not scratch.take("b", large, np.float32)

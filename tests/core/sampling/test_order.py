@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from weft._core.sampling.metrics import (
-    floors_of,
     group_of,
     group_peaks,
     has_ragged_groups,
+    kth_floors,
     largest,
     members,
     n_groups,
@@ -71,7 +71,7 @@ def test_floors_are_reached_by_as_many_as_are_wanted(n_vocab: int) -> None:
     values = rows(n_vocab)
     peaks = group_peaks(values)
     for wanted in ([3, 1, 2, 5, 64], [7] * 5, [1000] * 5, [1, 70, 1, 1, 1]):
-        floors = floors_of(peaks, np.array(wanted))
+        floors = kth_floors(peaks, np.array(wanted))
         reached = (values >= floors[:, None]).sum(axis=1)
         assert (reached >= np.minimum(wanted, n_vocab)).all()
 

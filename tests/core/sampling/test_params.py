@@ -224,6 +224,6 @@ def test_every_keyword_has_a_row_of_the_table_and_every_filter_its_function() ->
 
 
 def test_no_name_of_another_library_is_ours_or_means_two_things() -> None:
-    foreign = [name for row in PARAMETERS.values() for name in (*row.also, *row.nearly)]
+    foreign = [name for row in PARAMETERS.values() for name in (*row.aliases, *row.near_aliases)]
     assert len(set(foreign)) == len(foreign)
     assert not set(foreign) & set(NAMES)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .metrics import RankedIds, floors_of, rank
+from .metrics import RankedIds, kth_floors, rank
 
 if TYPE_CHECKING:
     from .sampler import SamplingArrays
@@ -27,11 +27,11 @@ Flags = NDArray[np.bool_]
 # An infinite logit would make inf - inf later on; this is larger than any and still finite.
 _HUGE = np.float32(1e30)
 # How many of the likeliest tokens top-p looks at first; seldom are more needed.
-_HEAD = 512
+_HEAD_SIZE = 512
 # Rows no longer than this are ranked whole sooner than an edge is found in them.
-_RANKED_WHOLE = 4096
+_MAX_RANKED = 4096
 # Into so many ranges of value a flat row's weights are added up.
-_N_RANGES = 8192
+_N_BINS = 8192
 
 
 def bias(logits: Floats, rows: Ids, ids: Ids, values: Floats) -> Floats:
@@ -58,17 +58,17 @@ def penalties(
     and frequency are taken off generated ones.
     """
     out = logits.copy()
-    seen = out[rows, ids]
+    values = out[rows, ids]
     repeat = repetition[rows]
     with np.errstate(over="ignore"):
-        seen = np.where(seen > 0, seen / repeat, seen * repeat)
+        values = np.where(values > 0, values / repeat, values * repeat)
     generated = counts.astype(np.float32)
-    seen -= frequency[rows] * generated + presence[rows] * (counts > 0)
-    out[rows, ids] = np.minimum(seen, _HUGE)
+    values -= frequency[rows] * generated + presence[rows] * (counts > 0)
+    out[rows, ids] = np.minimum(values, _HUGE)
     return out
 
 
-class Left(NamedTuple):
+class Filtered(NamedTuple):
     """What filters leave of some rows.
 
     rows: int64 [B]. ids: int64 [B, C], likeliest first. heights: float64 [B, C], tempered logits
@@ -82,7 +82,7 @@ class Left(NamedTuple):
     log_total: Doubles
 
 
-class Edge(NamedTuple):
+class Cutoff(NamedTuple):
     """What filters leave of some rows where a logit's value says it, not its place in an order.
 
     rows: int64 [B]. least: float32 [B], the smallest logit that is kept. last: int64 [B], the
@@ -90,60 +90,62 @@ class Edge(NamedTuple):
     """
 
     rows: Ids
-    least: Floats
-    last: Ids
+    min_logit: Floats
+    max_id: Ids
 
 
-def left(
+def filter_logits(
     logits: Floats, peaks: Floats, arrays: SamplingArrays, rows: Ids, totals: Doubles
-) -> Iterator[Left]:
+) -> Iterator[Filtered]:
     """Yield what the filters of some rows leave, in one part or two.
 
     logits: float32 [R, V], edited; peaks: `metrics.group_peaks` of them. arrays: of all R rows.
     rows: int64, ascending. totals: `mass` of all R rows, looked at where top-p cuts first.
     """
-    look = _Look.at(logits, peaks, arrays, rows, totals)
-    if look.reached.all():
-        yield _cut(rows, look.ranked, look.arrays, look.total)
+    scan = _TopScan.scan(logits, peaks, arrays, rows, totals)
+    if scan.complete.all():
+        yield _cut(rows, scan.ranked, scan.arrays, scan.total)
         return
-    for chosen in (np.flatnonzero(look.reached), np.flatnonzero(~look.reached)):
+    for chosen in (np.flatnonzero(scan.complete), np.flatnonzero(~scan.complete)):
         if len(chosen):
-            yield look.again(chosen)
+            yield scan.rerank(chosen)
 
 
-def left_or_edge(
+def filter_or_cutoff(
     logits: Floats, peaks: Floats, arrays: SamplingArrays, rows: Ids, totals: Doubles
-) -> Iterator[Left | Edge]:
-    """Yield the same, but an `Edge` of flat rows: they keep too much for an order to be made of it.
+) -> Iterator[Filtered | Cutoff]:
+    """Like `filter_logits`, but yields a `Cutoff` for rows whose kept set is too large to sort.
 
     That is what asks for min-p alone, and where the head of a row does not reach top-p's share.
     """
-    asked = arrays.asked
+    active = arrays.active
     none = np.zeros(len(rows), dtype=bool)
-    above = asked["min_p"][rows] if "min_p" in asked else none
-    for name in asked.keys() - {"min_p"}:
-        above = above & ~asked[name][rows]
+    above = active["min_p"][rows] if "min_p" in active else none
+    for name in active.keys() - {"min_p"}:
+        above = above & ~active[name][rows]
     if above.any():
-        some = rows[above]
-        tops = peaks[some].max(axis=1)
-        least = _least_kept(tops, arrays.early[some], arrays.filters["min_p"][some])
-        yield Edge(some, least, np.full(len(some), logits.shape[1]))
+        subset = rows[above]
+        tops = peaks[subset].max(axis=1)
+        min_logit = _min_p_cutoff(
+            tops, arrays.temperature_before[subset], arrays.filters["min_p"][subset]
+        )
+        yield Cutoff(subset, min_logit, np.full(len(subset), logits.shape[1]))
         rows = rows[~above]
     if not len(rows):
         return
-    look = _Look.at(logits, peaks, arrays, rows, totals)
-    if look.reached.all():
-        yield _cut(rows, look.ranked, look.arrays, look.total)
+    scan = _TopScan.scan(logits, peaks, arrays, rows, totals)
+    if scan.complete.all():
+        yield _cut(rows, scan.ranked, scan.arrays, scan.total)
         return
-    by_value = ~look.reached & (logits.shape[1] > _RANKED_WHOLE)
-    for name in asked.keys() - {"top_p", "min_p"}:
-        by_value &= ~asked[name][rows]
-    for part, which in ((look.edge, by_value), (look.again, ~by_value)):
+    use_cutoff = ~scan.complete & (logits.shape[1] > _MAX_RANKED)
+    for name in active.keys() - {"top_p", "min_p"}:
+        use_cutoff &= ~active[name][rows]
+    for part, which in ((scan.cutoff, use_cutoff), (scan.rerank, ~use_cutoff)):
         if which.any():
             yield part(np.flatnonzero(which))
 
 
-class _Look(NamedTuple):
+class _TopScan(NamedTuple):
     """A first look at some rows: as many of the likeliest as it takes as a rule.
 
     reached: whether that was enough. The rest is as `left` has it, of these rows alone.
@@ -157,53 +159,53 @@ class _Look(NamedTuple):
     sure: Floats
     floors: Floats
     ranked: RankedIds
-    reached: Flags
+    complete: Flags
 
     @classmethod
-    def at(
+    def scan(
         cls, logits: Floats, peaks: Floats, arrays: SamplingArrays, rows: Ids, totals: Doubles
-    ) -> _Look:
-        everyone = len(rows) == len(logits)
-        some, heads = (logits, peaks) if everyone else (logits[rows], peaks[rows])
-        mine, total = arrays if everyone else arrays.take(rows), totals[rows]
-        sure = _sure_floors(heads, mine, total, logits.shape[1])
-        likely = _likely_floors(heads, mine, total)
+    ) -> _TopScan:
+        is_all = len(rows) == len(logits)
+        subset, heads = (logits, peaks) if is_all else (logits[rows], peaks[rows])
+        own, total = arrays if is_all else arrays.select(rows), totals[rows]
+        sure = _sure_floors(heads, own, total, logits.shape[1])
+        likely = _likely_floors(heads, own, total)
         floors = np.maximum(sure, likely)
-        ranked = rank(some, heads, floors)
-        reached: Flags = np.ones(len(rows), dtype=bool)
-        if mine.mass_first.any():
-            weights = np.exp(_below(ranked, mine.early))
-            reached = _sums(weights) >= mine.filters["top_p"] * total
-            reached |= ~mine.mass_first | (likely <= sure)
-            floors = np.where(reached, floors, sure)
-        return cls(rows, some, heads, mine, total, sure, floors, ranked, reached)
+        ranked = rank(subset, heads, floors)
+        complete: Flags = np.ones(len(rows), dtype=bool)
+        if own.top_p_first.any():
+            weights = np.exp(_below(ranked, own.temperature_before))
+            complete = _sums(weights) >= own.filters["top_p"] * total
+            complete |= ~own.top_p_first | (likely <= sure)
+            floors = np.where(complete, floors, sure)
+        return cls(rows, subset, heads, own, total, sure, floors, ranked, complete)
 
-    def again(self, chosen: Ids) -> Left:
+    def rerank(self, chosen: Ids) -> Filtered:
         """Cut some of the rows, ranked as far down as it takes them."""
         ranked = rank(self.logits[chosen], self.peaks[chosen], self.floors[chosen])
-        return _cut(self.rows[chosen], ranked, self.arrays.take(chosen), self.total[chosen])
+        return _cut(self.rows[chosen], ranked, self.arrays.select(chosen), self.total[chosen])
 
-    def edge(self, chosen: Ids) -> Edge:
+    def cutoff(self, chosen: Ids) -> Cutoff:
         """Find where top-p, and min-p after it, cut some of the rows."""
-        edge = Edge(
+        cutoff = Cutoff(
             self.rows[chosen],
             np.empty(len(chosen), dtype=np.float32),
             np.full(len(chosen), self.logits.shape[1]),
         )
-        early, filters = self.arrays.early, self.arrays.filters
+        temperature, filters = self.arrays.temperature_before, self.arrays.filters
         for i, row in enumerate(chosen.tolist()):
             wanted = filters["top_p"][row] * self.total[row]
-            edge.least[i], edge.last[i] = _where_reached(
-                self.logits[row], self.sure[row], early[row], wanted
+            cutoff.min_logit[i], cutoff.max_id[i] = _find_cutoff(
+                self.logits[row], self.sure[row], temperature[row], wanted
             )
         tops = self.peaks[chosen].max(axis=1)
-        floor = _least_kept(tops, early[chosen], filters["min_p"][chosen])
-        edge.last[floor > edge.least] = self.logits.shape[1]
-        return edge._replace(least=np.maximum(edge.least, floor))
+        floor = _min_p_cutoff(tops, temperature[chosen], filters["min_p"][chosen])
+        cutoff.max_id[floor > cutoff.min_logit] = self.logits.shape[1]
+        return cutoff._replace(min_logit=np.maximum(cutoff.min_logit, floor))
 
 
-def _where_reached(
-    logits: Floats, floor: np.float32, early: float, wanted: float
+def _find_cutoff(
+    logits: Floats, floor: np.float32, temperature: float, wanted: float
 ) -> tuple[np.float32, int]:
     """Return the logit and the id at which the likeliest tokens of a row reach what is wanted.
 
@@ -212,31 +214,33 @@ def _where_reached(
     """
     ids = np.flatnonzero(logits >= floor)
     values = logits[ids]
-    below = (values.astype(np.float64) - values.max()) / early
+    below = (values.astype(np.float64) - values.max()) / temperature
     weights = np.exp(below)
     lowest = float(below.min()) or -1.0  # 0: all are level, and min-p's floor is above the rest
-    ranges = (below * (_N_RANGES / lowest)).astype(np.int64)
-    running = np.cumsum(np.bincount(ranges, weights))
+    bins = (below * (_N_BINS / lowest)).astype(np.int64)
+    running = np.cumsum(np.bincount(bins, weights))
     at = min(int(np.searchsorted(running, wanted)), len(running) - 1)
-    inside = np.flatnonzero(ranges == at)
+    inside = np.flatnonzero(bins == at)
     inside = inside[np.argsort(-values[inside], kind="stable")]  # ids ascend
     before = running[at - 1] if at else 0.0
     nth = int(np.searchsorted(before + np.cumsum(weights[inside]), wanted))
-    edge = inside[min(nth, len(inside) - 1)]
-    return values[edge], int(ids[edge])
+    cutoff = inside[min(nth, len(inside) - 1)]
+    return values[cutoff], int(ids[cutoff])
 
 
-def _least_kept(tops: Floats, early: Doubles, min_p: Doubles) -> Floats:
+def _min_p_cutoff(tops: Floats, temperature: Doubles, min_p: Doubles) -> Floats:
     """Return the least logit of each row that min-p keeps: float32 [B]; -inf where it is off."""
     lowest = _logs(min_p)
     with np.errstate(over="ignore"):
-        about = (tops + lowest * early).astype(np.float32)
+        about = (tops + lowest * temperature).astype(np.float32)
     # Rounding may have gone either way.
-    tried = np.stack((np.nextafter(about, -np.inf), about, np.nextafter(about, np.inf)), axis=1)
-    wide = (tried.astype(np.float64) - tops[:, None]) / early[:, None]
-    enough = np.where(wide >= lowest[:, None], tried, np.inf).min(axis=1)
-    found: Floats = np.where(np.isneginf(about), about, enough).astype(np.float32)
-    return found
+    candidates = np.stack(
+        (np.nextafter(about, -np.inf), about, np.nextafter(about, np.inf)), axis=1
+    )
+    wide = (candidates.astype(np.float64) - tops[:, None]) / temperature[:, None]
+    enough = np.where(wide >= lowest[:, None], candidates, np.inf).min(axis=1)
+    cutoffs: Floats = np.where(np.isneginf(about), about, enough).astype(np.float32)
+    return cutoffs
 
 
 def mass(logits: Floats, largest: Floats, temperature: Doubles) -> Doubles:
@@ -250,69 +254,73 @@ def mass(logits: Floats, largest: Floats, temperature: Doubles) -> Doubles:
 
 def _sure_floors(peaks: Floats, arrays: SamplingArrays, total: Doubles, n_vocab: int) -> Floats:
     """Return for each row a logit that nothing below can be needed; -inf where none is known."""
-    asked = arrays.asked
-    if asked.keys().isdisjoint(("min_p", "top_p")):
+    active = arrays.active
+    if active.keys().isdisjoint(("min_p", "top_p")):
         return np.full(len(peaks), -np.inf, dtype=np.float32)
     floor = _logs(arrays.filters["min_p"])
-    for name, rows in asked.items():  # who must know how much all weighs that is left to it
+    for name, rows in active.items():  # who must know how much all weighs that is left to it
         if name not in _WITH_FLOOR:
             floor = np.where(rows, -np.inf, floor)
-    if "top_k" in asked and "top_p" in asked:
-        floor = np.where(asked["top_k"] & asked["top_p"], -np.inf, floor)
-    if arrays.mass_first.any():
+    if "top_k" in active and "top_p" in active:
+        floor = np.where(active["top_k"] & active["top_p"], -np.inf, floor)
+    if arrays.top_p_first.any():
         # All tokens that weigh less than this are together less than what top-p drops.
         share = _logs((1 - arrays.filters["top_p"]) * total / n_vocab)
-        floor = np.where(arrays.mass_first, np.maximum(floor, share), floor)
+        floor = np.where(arrays.top_p_first, np.maximum(floor, share), floor)
     # Rounded down, so that what lies on the floor is there.
-    lowest = peaks.max(axis=1).astype(np.float64) + floor * arrays.early * (1 + 1e-6) - 1e-6
+    lowest = (
+        peaks.max(axis=1).astype(np.float64) + floor * arrays.temperature_before * (1 + 1e-6) - 1e-6
+    )
     rounded: Floats = lowest.astype(np.float32)
     return rounded
 
 
 def _likely_floors(peaks: Floats, arrays: SamplingArrays, total: Doubles) -> Floats:
     """Return for each row a logit above which there are as many tokens as it takes, as a rule."""
-    asked, first = arrays.asked, arrays.mass_first
+    active, first = arrays.active, arrays.top_p_first
     out = np.full(len(peaks), -np.inf, dtype=np.float32)
-    if "top_k" in asked:
+    if "top_k" in active:
         top_k = arrays.filters["top_k"]
-        out = floors_of(peaks, np.where(top_k > 0, top_k, peaks.shape[1] + 1))
+        out = kth_floors(peaks, np.where(top_k > 0, top_k, peaks.shape[1] + 1))
     if first.any():
-        out[first] = _heads(
-            peaks[first], arrays.early[first], arrays.filters["top_p"][first] * total[first]
+        out[first] = _head_floors(
+            peaks[first],
+            arrays.temperature_before[first],
+            arrays.filters["top_p"][first] * total[first],
         )
     return out
 
 
-def _heads(peaks: Floats, early: Doubles, wanted: Doubles) -> Floats:
+def _head_floors(peaks: Floats, temperature: Doubles, wanted: Doubles) -> Floats:
     """Return for each row a logit down to which its likeliest tokens weigh what is wanted.
 
     The largest tokens of groups alone are added up; where a good many of them are not enough, it is
     the last of these, and the tokens beside them may be.
     """
-    n = max(1, min(_HEAD, peaks.shape[1] // 2))
+    n = max(1, min(_HEAD_SIZE, peaks.shape[1] // 2))
     best = -np.sort(np.partition(-peaks, n - 1, axis=1)[:, :n], axis=1)
-    weights = np.exp((best.astype(np.float64) - best[:, :1]) / early[:, None])
+    weights = np.exp((best.astype(np.float64) - best[:, :1]) / temperature[:, None])
     at = np.minimum((_running(weights) < wanted[:, None]).sum(axis=1), n - 1)
     floors: Floats = best[np.arange(len(best)), at]
     return floors
 
 
-def _cut(rows: Ids, ranked: RankedIds, arrays: SamplingArrays, total: Doubles) -> Left:
+def _cut(rows: Ids, ranked: RankedIds, arrays: SamplingArrays, total: Doubles) -> Filtered:
     """Apply every filter that is asked for to what is ranked, then the late temperature."""
-    below = _below(ranked, arrays.early)
+    below = _below(ranked, arrays.temperature_before)
     below[np.arange(below.shape[1]) >= ranked.n[:, None]] = -np.inf
-    mass = np.where(arrays.mass_first, total, 0.0)
-    for name, asking in arrays.asked.items():
-        kept = CUTS[name](Remaining(ranked.ids, below, mass), arrays.filters[name])
-        if not asking.all():
-            kept |= ~asking[:, None]
-        below = np.where(kept, below, -np.inf)
+    mass = np.where(arrays.top_p_first, total, 0.0)
+    for name, row_flags in arrays.active.items():
+        keep = CUTS[name](Candidates(ranked.ids, below, mass), arrays.filters[name])
+        if not row_flags.all():
+            keep |= ~row_flags[:, None]
+        below = np.where(keep, below, -np.inf)
     heights = below - below.max(axis=1, keepdims=True)  # a filter may drop the likeliest
-    heights /= arrays.late[:, None]
-    return Left(rows, ranked.ids, heights, np.log(_sums(np.exp(heights))))
+    heights /= arrays.temperature_after[:, None]
+    return Filtered(rows, ranked.ids, heights, np.log(_sums(np.exp(heights))))
 
 
-class Remaining(NamedTuple):
+class Candidates(NamedTuple):
     """What filters before this one have left of some rows, which it looks at and does not change.
 
     ids: int64 [B, C], likeliest first, equals by id. below: float64 [B, C], how far the logits lie
@@ -329,46 +337,46 @@ class Remaining(NamedTuple):
 # mark for rows that do not ask for them has no effect.
 
 
-def _top_k(left: Remaining, k: Ids) -> Flags:
+def _top_k(candidates: Candidates, k: Ids) -> Flags:
     """Mark the k likeliest."""
-    marked: Flags = np.arange(left.ids.shape[1]) < k[:, None]
-    return marked
+    keep: Flags = np.arange(candidates.ids.shape[1]) < k[:, None]
+    return keep
 
 
-def _typical(left: Remaining, share: Doubles) -> Flags:
+def _typical(candidates: Candidates, share: Doubles) -> Flags:
     """Mark the smallest set with surprisal nearest the entropy that reaches its share."""
-    weights = np.exp(left.below)
+    weights = np.exp(candidates.below)
     total = _sums(weights)[:, None]
-    surprisal = np.log(total) - np.where(np.isneginf(left.below), 0.0, left.below)
+    surprisal = np.log(total) - np.where(np.isneginf(candidates.below), 0.0, candidates.below)
     entropy = _sums(weights * surprisal)[:, None] / total
-    away = np.where(np.isneginf(left.below), np.inf, np.abs(surprisal - entropy))
-    order = np.lexsort((left.ids, away), axis=1)
+    away = np.where(np.isneginf(candidates.below), np.inf, np.abs(surprisal - entropy))
+    order = np.lexsort((candidates.ids, away), axis=1)
     running = _running(np.take_along_axis(weights, order, axis=1))
     wanted = np.ones(order.shape, dtype=bool)
     wanted[:, 1:] = running[:, :-1] < share[:, None] * total
-    kept = np.empty_like(wanted)
-    np.put_along_axis(kept, order, wanted, axis=1)
-    return kept
+    keep = np.empty_like(wanted)
+    np.put_along_axis(keep, order, wanted, axis=1)
+    return keep
 
 
-def _top_p(left: Remaining, share: Doubles) -> Flags:
+def _top_p(candidates: Candidates, share: Doubles) -> Flags:
     """Mark the likeliest until they reach their share."""
-    running = _running(np.exp(left.below))
-    whole = np.where(left.top_p_mass > 0, left.top_p_mass, running[:, -1])
-    kept = np.ones(running.shape, dtype=bool)
-    kept[:, 1:] = running[:, :-1] < (share * whole)[:, None]
-    return kept
+    running = _running(np.exp(candidates.below))
+    total = np.where(candidates.top_p_mass > 0, candidates.top_p_mass, running[:, -1])
+    keep = np.ones(running.shape, dtype=bool)
+    keep[:, 1:] = running[:, :-1] < (share * total)[:, None]
+    return keep
 
 
-def _min_p(left: Remaining, share: Doubles) -> Flags:
+def _min_p(candidates: Candidates, share: Doubles) -> Flags:
     """Mark what weighs no less than this share of the likeliest that is left."""
-    largest = left.below.max(axis=1, keepdims=True)
-    kept: Flags = left.below - largest >= _logs(share)[:, None]
-    return kept
+    largest = candidates.below.max(axis=1, keepdims=True)
+    keep: Flags = candidates.below - largest >= _logs(share)[:, None]
+    return keep
 
 
 # By the parameter's name; they cut in the order of its table.
-CUTS: Mapping[str, Callable[[Remaining, NDArray[Any]], Flags]] = {
+CUTS: Mapping[str, Callable[[Candidates, NDArray[Any]], Flags]] = {
     "top_k": _top_k,
     "typical_p": _typical,
     "top_p": _top_p,
@@ -393,8 +401,8 @@ def _running(weights: Doubles) -> Doubles:
 
 def _sums(weights: Doubles) -> Doubles:
     """Return every row's `_running` sum: float64 [B]."""
-    whole: Doubles = _running(weights)[:, -1]
-    return whole
+    total: Doubles = _running(weights)[:, -1]
+    return total
 
 
 def _logs(shares: Doubles) -> Doubles:

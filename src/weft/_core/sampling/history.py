@@ -16,7 +16,7 @@ class History:
     next change.
     """
 
-    __slots__ = ("_counts", "_ids", "_index", "_n", "_recent", "_seen", "last_n")
+    __slots__ = ("_counts", "_ids", "_index", "_n", "_n_in_window", "_recent", "last_n")
 
     def __init__(self, last_n: int | None = None) -> None:
         self.last_n = last_n
@@ -27,7 +27,7 @@ class History:
         # With a window only: the tokens in it and whether each was generated, and how often an id
         # is among them.
         self._recent: deque[tuple[int, bool]] = deque()
-        self._seen: Counter[int] = Counter()
+        self._n_in_window: Counter[int] = Counter()
 
     @property
     def ids(self) -> NDArray[np.int64]:
@@ -40,49 +40,49 @@ class History:
     def __len__(self) -> int:
         return self._n
 
-    def see(self, token_ids: Iterable[int]) -> None:
+    def add_prompt(self, token_ids: Iterable[int]) -> None:
         """Add prompt tokens."""
         if self.last_n is not None:
             token_ids = deque(token_ids, maxlen=self.last_n)
         for token_id in token_ids:
             if token_id not in self._index:
                 self._append(token_id)
-            self._remember(token_id, False)
+            self._add_to_window(token_id, False)
 
-    def generate(self, token_id: int) -> None:
+    def add_generated(self, token_id: int) -> None:
         """Count one generated token."""
         at = self._index.get(token_id)
         if at is None:
             at = self._append(token_id)
         self._counts[at] += 1
-        self._remember(token_id, True)
+        self._add_to_window(token_id, True)
 
     def copy(self) -> History:
         """Return an independent copy."""
         twin = History(self.last_n)
-        twin._recent, twin._seen = self._recent.copy(), self._seen.copy()
+        twin._recent, twin._n_in_window = self._recent.copy(), self._n_in_window.copy()
         twin._index = self._index.copy()
         twin._ids = self._ids.copy()
         twin._counts = self._counts.copy()
         twin._n = self._n
         return twin
 
-    def _remember(self, token_id: int, generated: bool) -> None:
+    def _add_to_window(self, token_id: int, generated: bool) -> None:
         """Add a token to the window, and remove the oldest one from the counts."""
         if self.last_n is None:
             return
         self._recent.append((token_id, generated))
-        self._seen[token_id] += 1
+        self._n_in_window[token_id] += 1
         if len(self._recent) > self.last_n:
             oldest, was_generated = self._recent.popleft()
             self._counts[self._index[oldest]] -= was_generated
-            self._seen[oldest] -= 1
-            if not self._seen[oldest]:
+            self._n_in_window[oldest] -= 1
+            if not self._n_in_window[oldest]:
                 self._remove(oldest)
 
     def _remove(self, token_id: int) -> None:
         """Remove an id; the last id moves into its slot."""
-        del self._seen[token_id]
+        del self._n_in_window[token_id]
         at, last = self._index.pop(token_id), self._n - 1
         if at != last:
             self._ids[at], self._counts[at] = self._ids[last], self._counts[last]

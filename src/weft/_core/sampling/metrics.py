@@ -2,8 +2,8 @@
 
 All of raw logits, over the full vocabulary, in natural logarithms.
 
-Ids fall into groups of `MEMBERS` so that one pass finds every group's largest value and few groups
-need a second look. Ids 0 … 4095 are a square, 64 x 64, and a group is a column of it; so are the
+Ids fall into groups of `GROUP_SIZE`, so that one pass finds every group's largest value and few
+groups need a second look. Ids 0 … 4095 are a square, 64 x 64, and a group is a column; so are the
 next 4096, and so on. The grouping does not depend on the vocabulary, so that random numbers may
 follow it (see `rng`).
 
@@ -66,7 +66,9 @@ def broken_logits() -> ForwardError:
     )
 
 
-def moments(logits: Floats, scratch: Scratch | None = None, peak: Floats | None = None) -> Moments:
+def moments(
+    logits: Floats, buffers: BufferPool | None = None, peak: Floats | None = None
+) -> Moments:
     """Return what a draw and its figures share, with one exp an entry.
 
     logits: float32 [B, V]; not modified. scratch: working memory, if given. peak: float32 [B], the
@@ -74,9 +76,9 @@ def moments(logits: Floats, scratch: Scratch | None = None, peak: Floats | None 
     Raises: ForwardError if a row has NaN, +inf, or no finite entry at all.
     """
     # Every reduction runs along contiguous rows without a cast: its bits do not depend on B.
-    space = Scratch() if scratch is None else scratch
-    below = space.take("below", logits.shape, np.float32)
-    weights = space.take("weights", logits.shape, np.float32)
+    pool = BufferPool() if buffers is None else buffers
+    below = pool.get("below", logits.shape, np.float32)
+    weights = pool.get("weights", logits.shape, np.float32)
     with np.errstate(invalid="ignore"):
         peak = logits.max(axis=1) if peak is None else peak
         np.subtract(logits, peak[:, None], out=below)
@@ -85,11 +87,11 @@ def moments(logits: Floats, scratch: Scratch | None = None, peak: Floats | None 
         np.multiply(below, weights, out=below)
         mean = below.sum(axis=1)
         if np.isnan(mean).any():
-            mean = _repaired(below, total)
-    return summed_up(peak, total, mean)
+            mean = _sums_without_nan(below, total)
+    return moments_from_sums(peak, total, mean)
 
 
-def summed_up(peak: Floats, total: Floats, mean: Floats) -> Moments:
+def moments_from_sums(peak: Floats, total: Floats, mean: Floats) -> Moments:
     """Return the moments of rows. mean: [B], the sum of (logit - peak) * exp(logit - peak)."""
     log_total = np.log(total)
     entropies = np.maximum(log_total - mean / total, np.float32(0))
@@ -149,13 +151,13 @@ def join_scores(parts: Sequence[Score]) -> Score:
 
 def score(logits: Floats, targets: NDArray[np.int64], top: int = 0) -> Score:
     """Score one target a row. logits: float32 [n, V], raw; not modified."""
-    found = moments(logits)
+    stats = moments(logits)
     chosen = logits[np.arange(len(targets)), targets][:, None]
-    base = (found.peak + found.log_total)[:, None]
+    base = (stats.peak + stats.log_total)[:, None]
     top_ids = largest(logits, top) if top else np.empty((len(targets), 0), dtype=np.int64)
     return Score(
-        logprobs=(chosen - found.peak[:, None] - found.log_total[:, None])[:, 0],
-        entropies=found.entropies,
+        logprobs=(chosen - stats.peak[:, None] - stats.log_total[:, None])[:, 0],
+        entropies=stats.entropies,
         ranks=_ranks(logits, targets, chosen),
         top_ids=top_ids,
         top_logprobs=np.take_along_axis(logits, top_ids, axis=1) - base,
@@ -169,7 +171,7 @@ def _ranks(logits: Floats, targets: NDArray[np.int64], chosen: Floats) -> NDArra
     return ranks
 
 
-def _repaired(products: Floats, total: Floats) -> Floats:
+def _sums_without_nan(products: Floats, total: Floats) -> Floats:
     """Return the row sums of weight * shifted logit, where -inf logits made 0 * -inf = NaN."""
     if not np.isfinite(total).all():
         raise broken_logits()
@@ -180,8 +182,8 @@ def _repaired(products: Floats, total: Floats) -> Floats:
 Doubles = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
-MEMBERS = 64
-_SQUARE = MEMBERS * MEMBERS
+GROUP_SIZE = 64
+_SQUARE = GROUP_SIZE * GROUP_SIZE
 _PAD = np.int64(2**63 - 1)
 
 
@@ -201,48 +203,52 @@ def members(groups: Ids, n_vocab: int = _SQUARE) -> Ids:
     The last may lie outside the vocabulary, where `has_ragged_groups`.
     """
     if n_vocab < _SQUARE:  # a group is its column
-        return _lines(n_vocab) + groups[:, None]
-    return ((groups >> 6 << 12) + (groups & 63))[:, None] + _lines(n_vocab)
+        return _line_starts(n_vocab) + groups[:, None]
+    return ((groups >> 6 << 12) + (groups & 63))[:, None] + _line_starts(n_vocab)
 
 
 @lru_cache(maxsize=8)
-def _lines(n_vocab: int) -> Ids:
-    lines = np.arange(0, min(_SQUARE, n_vocab), MEMBERS)
+def _line_starts(n_vocab: int) -> Ids:
+    lines = np.arange(0, min(_SQUARE, n_vocab), GROUP_SIZE)
     lines.flags.writeable = False
     return lines
 
 
 def has_ragged_groups(n_vocab: int) -> bool:
     """Whether some groups have fewer members than `members` gives."""
-    if n_vocab <= MEMBERS:  # of one member each
+    if n_vocab <= GROUP_SIZE:  # of one member each
         return False
-    return n_vocab % (MEMBERS if n_vocab <= _SQUARE else _SQUARE) != 0
+    return n_vocab % (GROUP_SIZE if n_vocab <= _SQUARE else _SQUARE) != 0
 
 
 def n_groups(n_vocab: int) -> int:
     """Return how many groups a vocabulary has."""
     squares, rest = divmod(n_vocab, _SQUARE)
-    return squares * MEMBERS + min(rest, MEMBERS)
+    return squares * GROUP_SIZE + min(rest, GROUP_SIZE)
 
 
 def group_peaks(values: Floats) -> Floats:
     """Return the largest value of every group: float32 [B, groups]. Cost: one pass."""
     n_rows, n_vocab = values.shape
-    whole = n_vocab // _SQUARE * _SQUARE
+    n_full = n_vocab // _SQUARE * _SQUARE
     parts = []
-    if whole:
-        squares = values[:, :whole].reshape(n_rows, -1, MEMBERS, MEMBERS)
-        half = MEMBERS // 2  # folded, as NumPy goes over the middle axis a line at a time
+    if n_full:
+        squares = values[:, :n_full].reshape(n_rows, -1, GROUP_SIZE, GROUP_SIZE)
+        half = GROUP_SIZE // 2  # folded, as NumPy goes over the middle axis a line at a time
         lines = np.maximum(squares[:, :, :half], squares[:, :, half:])
         while half > 1:
             half //= 2
             np.maximum(lines[:, :, :half], lines[:, :, half : 2 * half], out=lines[:, :, :half])
         parts.append(lines[:, :, 0].reshape(n_rows, -1))
-    if whole < n_vocab:
-        rest = values[:, whole:]
-        n_lines, n_last = divmod(rest.shape[1], MEMBERS)
-        if n_lines:
-            peaks = rest[:, : n_lines * MEMBERS].reshape(n_rows, n_lines, MEMBERS).max(axis=1)
+    if n_full < n_vocab:
+        rest = values[:, n_full:]
+        n_full_lines, n_last = divmod(rest.shape[1], GROUP_SIZE)
+        if n_full_lines:
+            peaks = (
+                rest[:, : n_full_lines * GROUP_SIZE]
+                .reshape(n_rows, n_full_lines, GROUP_SIZE)
+                .max(axis=1)
+            )
             if n_last:
                 np.maximum(peaks[:, :n_last], rest[:, -n_last:], out=peaks[:, :n_last])
         else:
@@ -264,20 +270,20 @@ class RankedIds(NamedTuple):
 
 def rank(values: Floats, peaks: Floats, floors: Floats) -> RankedIds:
     """Return each row's finite values at or above its floor, in order; `peaks` of `group_peaks`."""
-    rows, ids = _at_least(values, peaks, floors)
+    rows, ids = _entries_above(values, peaks, floors)
     n_rows = len(values)
     n = np.bincount(rows, minlength=n_rows)
     starts = np.cumsum(n) - n
     keys = np.full((n_rows, max(int(n.max(initial=0)), 1)), _PAD)
     keys[rows, np.arange(len(rows)) - starts[rows]] = _keys(values[rows, ids], ids)
     keys.sort(axis=1)
-    there = np.arange(keys.shape[1]) < n[:, None]
-    found = np.where(there, keys & 0xFFFFFFFF, 0)
-    taken = np.where(there, np.take_along_axis(values, found, axis=1), np.float32(-np.inf))
-    return RankedIds(found, taken, n)
+    present = np.arange(keys.shape[1]) < n[:, None]
+    ids = np.where(present, keys & 0xFFFFFFFF, 0)
+    taken = np.where(present, np.take_along_axis(values, ids, axis=1), np.float32(-np.inf))
+    return RankedIds(ids, taken, n)
 
 
-def floors_of(peaks: Floats, wanted: Ids) -> Floats:
+def kth_floors(peaks: Floats, wanted: Ids) -> Floats:
     """Return for each row a value that at least wanted[row] entries reach; -inf for too many."""
     n_groups = peaks.shape[1]
     if (wanted == wanted[0]).all():
@@ -288,8 +294,8 @@ def floors_of(peaks: Floats, wanted: Ids) -> Floats:
         return edge
     ordered = np.sort(peaks, axis=1)
     at = np.maximum(n_groups - wanted, 0)[:, None]
-    found = np.take_along_axis(ordered, at, axis=1)[:, 0]
-    return np.where(wanted > n_groups, np.float32(-np.inf), found)
+    floors = np.take_along_axis(ordered, at, axis=1)[:, 0]
+    return np.where(wanted > n_groups, np.float32(-np.inf), floors)
 
 
 def largest(values: Floats, n: int) -> Ids:
@@ -299,7 +305,7 @@ def largest(values: Floats, n: int) -> Ids:
     """
     n = min(n, values.shape[1])
     peaks = group_peaks(values)
-    ranked = rank(values, peaks, floors_of(peaks, np.full(len(values), n)))
+    ranked = rank(values, peaks, kth_floors(peaks, np.full(len(values), n)))
     ids = ranked.ids[:, :n]
     for row in np.flatnonzero(ranked.n < n):  # not so many finite ones
         rest = np.flatnonzero(np.isneginf(values[row]))
@@ -308,17 +314,17 @@ def largest(values: Floats, n: int) -> Ids:
     return ids
 
 
-def _at_least(values: Floats, peaks: Floats, floors: Floats) -> tuple[Ids, Ids]:
+def _entries_above(values: Floats, peaks: Floats, floors: Floats) -> tuple[Ids, Ids]:
     """Return (row, id) of all finite values at or above the row's floor; rows ascend."""
-    least = np.maximum(floors, np.finfo(np.float32).min)
+    min_value = np.maximum(floors, np.finfo(np.float32).min)
     n_vocab = values.shape[1]
-    rows, groups = np.nonzero(peaks >= least[:, None])
+    rows, groups = np.nonzero(peaks >= min_value[:, None])
     if 2 * len(rows) > peaks.size:  # then a look at every value is cheaper
-        at, found_ids = np.nonzero(values >= least[:, None])
+        at, found_ids = np.nonzero(values >= min_value[:, None])
         return at, found_ids
     ids = members(groups, n_vocab)
-    found = values[rows[:, None], np.minimum(ids, n_vocab - 1)]
-    at, member = np.nonzero((found >= least[rows][:, None]) & (ids < n_vocab))
+    members_values = values[rows[:, None], np.minimum(ids, n_vocab - 1)]
+    at, member = np.nonzero((members_values >= min_value[rows][:, None]) & (ids < n_vocab))
     return rows[at], ids[at, member]
 
 
@@ -330,10 +336,10 @@ def _keys(values: Floats, ids: Ids) -> Ids:
 
 
 # Larger arrays are not kept: there the arithmetic outweighs the page faults, and memory is dear.
-_KEPT_BYTES = 8 << 20
+_MAX_POOLED_BYTES = 8 << 20
 
 
-class Scratch:
+class BufferPool:
     """Buffers by name, reused from call to call.
 
     Fresh ones cost more in page faults than the arithmetic done in them. Contents are undefined
@@ -345,12 +351,12 @@ class Scratch:
     def __init__(self) -> None:
         self._buffers: dict[str, NDArray[Any]] = {}
 
-    def take(self, name: str, shape: tuple[int, int], dtype: DTypeLike) -> NDArray[Any]:
+    def get(self, name: str, shape: tuple[int, int], dtype: DTypeLike) -> NDArray[Any]:
         """Return an array of that shape, valid until the next `take` of the same name."""
         kept = self._buffers.get(name)
         if kept is not None and kept.shape == shape and kept.dtype == dtype:
             return kept
         fresh: NDArray[Any] = np.empty(shape, dtype)
-        if fresh.nbytes <= _KEPT_BYTES:
+        if fresh.nbytes <= _MAX_POOLED_BYTES:
             self._buffers[name] = fresh
         return fresh

@@ -70,8 +70,8 @@ class Parameter:
     """
 
     check: Callable[[str, Any], Any]
-    also: tuple[str, ...] = ()
-    nearly: Mapping[str, str] = field(default_factory=dict)
+    aliases: tuple[str, ...] = ()
+    near_aliases: Mapping[str, str] = field(default_factory=dict)
     from_model: bool = False
     for_greedy: bool = False
     is_filter: bool = False
@@ -162,8 +162,8 @@ class SamplingParams:
         temperature_first: bool = False,
         unset: Collection[str] = (),
     ) -> None:
-        given = {name: value for name, value in locals().items() if name in PARAMETERS}
-        for name, value in given.items():
+        values = {name: value for name, value in locals().items() if name in PARAMETERS}
+        for name, value in values.items():
             object.__setattr__(self, name, PARAMETERS[name].check(name, value))
         names = [name for name in SERVER_SAMPLING if name in unset and _is_neutral(self, name)]
         object.__setattr__(self, "unset", tuple(names))
@@ -171,19 +171,19 @@ class SamplingParams:
 
     @classmethod
     def resolve(
-        cls, given: Mapping[str, Any], defaults: SamplingParams | None = None
+        cls, values: Mapping[str, Any], defaults: SamplingParams | None = None
     ) -> SamplingParams:
         """Return `defaults` (None: neutral) with what was given.
 
         Raises: ConfigError for an unknown keyword, naming the right one.
         """
-        for name in given:
+        for name in values:
             if name not in NAMES:
-                raise unknown(name)
+                raise unknown_option_error(name)
         if defaults is None:
-            return cls(**given)
-        unset = [name for name in defaults.unset if name not in given]
-        return cls(**{**defaults.keywords(), **given}, unset=unset)
+            return cls(**values)
+        unset = [name for name in defaults.unset if name not in values]
+        return cls(**{**defaults.keywords(), **values}, unset=unset)
 
     @classmethod
     def from_generation_config(cls, config: Mapping[str, Any]) -> SamplingParams:
@@ -193,23 +193,23 @@ class SamplingParams:
         taken. A value outside what is allowed here is left at its default, and rules that there are
         none of here are left out; the log has a warning of each value, and one of the rules.
         """
-        taken, samples = cls(), bool(config.get("do_sample"))
-        unfollowed = _unfollowed(config, samples=samples)
-        if unfollowed:
+        accepted, samples = cls(), bool(config.get("do_sample"))
+        unsupported = _unsupported_rules(config, samples=samples)
+        if unsupported:
             _log.warning(
                 "generation_config.json asks for %s, which Weft does not follow: tokens are drawn"
                 " without",
-                ", ".join(unfollowed),
+                ", ".join(unsupported),
             )
         for name, parameter in PARAMETERS.items():
-            is_taken = parameter.from_model and (samples or parameter.for_greedy)
-            if not is_taken or config.get(name) is None:
+            is_used = parameter.from_model and (samples or parameter.for_greedy)
+            if not is_used or config.get(name) is None:
                 continue
             try:
-                taken = cls.resolve({name: config[name]}, taken)
+                accepted = cls.resolve({name: config[name]}, accepted)
             except ConfigError as error:
                 _log.warning("generation_config.json: %s; the default is used", error)
-        return taken
+        return accepted
 
     def keywords(self) -> dict[str, Any]:
         """Return all values but `unset` as keywords."""
@@ -242,15 +242,19 @@ class SamplingParams:
             ) from error
         from ...constraints import from_dict
 
-        kept = data.get("constraint")
-        constraint = from_dict(kept) if isinstance(kept, Mapping) else kept
+        data_of_constraint = data.get("constraint")
+        constraint = (
+            from_dict(data_of_constraint)
+            if isinstance(data_of_constraint, Mapping)
+            else data_of_constraint
+        )
         rule = data.get("draw_rule", 1)  # the first did not say so
         unset = data.get("unset") or ()
-        given = {name: value for name, value in data.items() if name not in ("draw_rule", "unset")}
-        made = cls.resolve({**given, "logit_bias": parsed, "constraint": constraint})
-        made = replace(made, unset=unset)
-        object.__setattr__(made, "draw_rule", check_int("draw_rule", rule, 1))
-        return made
+        values = {name: value for name, value in data.items() if name not in ("draw_rule", "unset")}
+        params = cls.resolve({**values, "logit_bias": parsed, "constraint": constraint})
+        params = replace(params, unset=unset)
+        object.__setattr__(params, "draw_rule", check_int("draw_rule", rule, 1))
+        return params
 
     def summary(self) -> str:
         """Return a readable summary: "temperature 0.8, top-k 40", or "greedy".
@@ -302,24 +306,24 @@ class ModelDefaults:
         return own if isinstance(own, ModelDefaults) else cls(own, own)
 
 
-def unknown(
+def unknown_option_error(
     name: str,
-    taken: Collection[str] | None = None,
+    accepted: Collection[str] | None = None,
     call: str = "",
-    also: Mapping[str, str] | None = None,
+    aliases: Mapping[str, str] | None = None,
 ) -> ConfigError:
     """Return the error of a keyword that is none of those taken: it names the right one.
 
     taken: by a call of this name; None: NAMES. also: what other libraries call them.
     """
-    others = also or {}
+    others = aliases or {}
     what = f"option {name!r} of {call}" if call else f"sampling option {name!r}"
-    allowed = NAMES if taken is None else taken
-    right = others.get(name) or _called(name, allowed)
-    if name in _NOWHERE:
-        message = f"{name}? There is no option here; {_NOWHERE[name]}"
-    elif right:
-        message = f"{name}? Here it is {right}"
+    allowed = NAMES if accepted is None else accepted
+    own_name = others.get(name) or _canonical_name(name, allowed)
+    if name in _UNSUPPORTED:
+        message = f"{name}? There is no option here; {_UNSUPPORTED[name]}"
+    elif own_name:
+        message = f"{name}? Here it is {own_name}"
     else:
         close = difflib.get_close_matches(name, [*allowed, *others], n=1)
         meant = f"Did you mean {others.get(close[0], close[0])}? " if close else ""
@@ -327,21 +331,23 @@ def unknown(
     return ConfigError(message, hint=message)
 
 
-def knows_options(
-    name: str, also: Mapping[str, str] | None = None
+def rejects_unknown_options(
+    name: str, aliases: Mapping[str, str] | None = None
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Let a call of this name refuse unknown keywords as `unknown` does; its types stay."""
+    """Return a decorator that raises `unknown_option_error` for unknown keywords of a call."""
 
     def decorate(call: Callable[P, T]) -> Callable[P, T]:
         keywords = signature(call).parameters.values()
-        taken = [each.name for each in keywords if each.kind is not Keyword.POSITIONAL_ONLY]
-        taken = [each for each in taken if each != "self"]
+        accepted = [
+            keyword.name for keyword in keywords if keyword.kind is not Keyword.POSITIONAL_ONLY
+        ]
+        accepted = [keyword for keyword in accepted if keyword != "self"]
 
         @wraps(call)
         def checked(*args: P.args, **options: P.kwargs) -> T:
-            for given in options:
-                if given not in taken:
-                    raise unknown(given, taken, name, also)
+            for values in options:
+                if values not in accepted:
+                    raise unknown_option_error(values, accepted, name, aliases)
             return call(*args, **options)
 
         return checked
@@ -371,26 +377,26 @@ def accepts_params_first(call: Call) -> Call:
     return cast("Call", coroutine if iscoroutinefunction(call) else plain)
 
 
-def _called(name: str, allowed: Collection[str]) -> str | None:
+def _canonical_name(name: str, allowed: Collection[str]) -> str | None:
     """Return what is written here for another library's name, if it is allowed."""
     for own, parameter in PARAMETERS.items():
         if own not in allowed:
             continue
-        if name in parameter.also:
+        if name in parameter.aliases:
             return own
-        if name in parameter.nearly:
-            return f"{own} ({parameter.nearly[name]})"
+        if name in parameter.near_aliases:
+            return f"{own} ({parameter.near_aliases[name]})"
     return None
 
 
-def _unfollowed(config: Mapping[str, Any], *, samples: bool) -> list[str]:
+def _unsupported_rules(config: Mapping[str, Any], *, samples: bool) -> list[str]:
     """Return the rules of a generation_config.json that change what is drawn there, and not here.
 
     samples: it says do_sample; without, Transformers uses no filters.
     """
     rules = {**_RULES, **(_FILTERS if samples else {})}
-    given = ((name, config.get(name), neutral) for name, neutral in rules.items())
-    return [name for name, value, neutral in given if value not in (None, neutral, [], {}, ())]
+    values = ((name, config.get(name), neutral) for name, neutral in rules.items())
+    return [name for name, value, neutral in values if value not in (None, neutral, [], {}, ())]
 
 
 def _is_neutral(params: SamplingParams, name: str) -> bool:
@@ -409,34 +415,34 @@ def _constraint(_: str, value: object) -> Any:
 
 
 def _biases(
-    name: str, given: Mapping[int, float] | Iterable[tuple[int, float]] | None
+    name: str, values: Mapping[int, float] | Iterable[tuple[int, float]] | None
 ) -> tuple[tuple[int, float], ...]:
     try:
-        pairs = dict(given or ())
+        pairs = dict(values or ())
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"{name} is {given!r}; allowed is a mapping from token id to number"
+            f"{name} is {values!r}; allowed is a mapping from token id to number"
         ) from error
     return tuple(sorted(_bias(token_id, value) for token_id, value in pairs.items()))
 
 
 def _bias(token_id: object, value: object) -> tuple[int, float]:
-    whole = check_int("a token id in logit_bias", token_id, 0)
+    token = check_int("a token id in logit_bias", token_id, 0)
     if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(float(value)):
         raise ConfigError(
-            f"logit_bias of token {whole} is {value!r}; allowed is any number, "
+            f"logit_bias of token {token} is {value!r}; allowed is any number, "
             "-inf to forbid the token, inf to leave nothing else"
         )
-    return whole, float(value)
+    return token, float(value)
 
 
-def _stops(name: str, given: str | Sequence[str] | None) -> tuple[str, ...]:
-    if given is None:
+def _stops(name: str, values: str | Sequence[str] | None) -> tuple[str, ...]:
+    if values is None:
         return ()
     try:
-        stops = (given,) if isinstance(given, str) else tuple(given)
+        stops = (values,) if isinstance(values, str) else tuple(values)
     except TypeError as error:
-        raise ConfigError(f"{name} is {given!r}; allowed is a string or strings") from error
+        raise ConfigError(f"{name} is {values!r}; allowed is a string or strings") from error
     for stop in stops:
         if not isinstance(stop, str) or not stop:
             raise ConfigError(
@@ -453,37 +459,37 @@ TEMPERATURE = Flag(float, ("--temperature", "--temp"), "0 is greedy.")
 PARAMETERS: Mapping[str, Parameter] = {
     "n": Parameter(
         partial(check_int, low=1, high=MAX_N),
-        also=("best_of", "num_return_sequences", "num_samples"),
-        nearly={"num_beams": "plain branches"},
+        aliases=("best_of", "num_return_sequences", "num_samples"),
+        near_aliases={"num_beams": "plain branches"},
     ),
     "max_tokens": Parameter(
         partial(check_int, low=1),
-        also=("max_completion_tokens", "max_new_tokens", "n_predict", "num_predict"),
-        nearly={"max_length": "it counts new tokens only"},
+        aliases=("max_completion_tokens", "max_new_tokens", "n_predict", "num_predict"),
+        near_aliases={"max_length": "it counts new tokens only"},
     ),
     "temperature": Parameter(
         partial(check_number, low=0.0),
-        also=("temp",),
-        nearly={"do_sample": "0 is greedy"},
+        aliases=("temp",),
+        near_aliases={"do_sample": "0 is greedy"},
         from_model=True,
         flag=TEMPERATURE,
     ),
     "top_k": Parameter(
         partial(check_int, low=0, high=2**31 - 1),
-        also=("topk",),
+        aliases=("topk",),
         from_model=True,
         is_filter=True,
         flag=Flag(int, ("--top-k",), "Keep the k likeliest; 0: all."),
     ),
     "typical_p": Parameter(
         partial(check_number, low=0.0, high=1.0, open_low=True),
-        also=("typical",),
+        aliases=("typical",),
         from_model=True,
         is_filter=True,
     ),
     "top_p": Parameter(
         partial(check_number, low=0.0, high=1.0, open_low=True),
-        also=("topp",),
+        aliases=("topp",),
         from_model=True,
         is_filter=True,
         flag=Flag(float, ("--top-p",), "Keep this much probability."),
@@ -496,21 +502,23 @@ PARAMETERS: Mapping[str, Parameter] = {
     ),
     "repetition_penalty": Parameter(
         partial(check_number, low=0.0, open_low=True),
-        also=("repeat_penalty",),
+        aliases=("repeat_penalty",),
         from_model=True,
         for_greedy=True,
     ),
     "presence_penalty": Parameter(check_number),
     "frequency_penalty": Parameter(check_number),
-    "penalty_last_n": Parameter(_or_none(partial(check_int, low=1)), also=("repeat_last_n",)),
+    "penalty_last_n": Parameter(_or_none(partial(check_int, low=1)), aliases=("repeat_last_n",)),
     "logit_bias": Parameter(_biases),
-    "stop": Parameter(_stops, also=("stop_sequences", "stop_strings")),
-    "seed": Parameter(_or_none(partial(check_int, low=0, high=2**64 - 1)), also=("random_seed",)),
-    "constraint": Parameter(_or_none(_constraint), also=("grammar", "response_format")),
+    "stop": Parameter(_stops, aliases=("stop_sequences", "stop_strings")),
+    "seed": Parameter(
+        _or_none(partial(check_int, low=0, high=2**64 - 1)), aliases=("random_seed",)
+    ),
+    "constraint": Parameter(_or_none(_constraint), aliases=("grammar", "response_format")),
     "temperature_first": Parameter(check_bool),
 }
 # What other libraries have and there is no parameter for.
-_NOWHERE = {
+_UNSUPPORTED = {
     "length_penalty": "rank finished branches by their mean log-probability",
     "logprobs": "log-probabilities are always recorded",
 }

@@ -24,8 +24,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .filters import Edge, Left
-from .metrics import MEMBERS, group_of, has_ragged_groups, member_of, members
+from .filters import Cutoff, Filtered
+from .metrics import GROUP_SIZE, group_of, has_ragged_groups, member_of, members
 
 U64 = NDArray[np.uint64]
 
@@ -35,7 +35,7 @@ _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _LOW = 0xFFFFFFFF
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 # Up to here plain ints beat fifty NumPy calls on tiny arrays.
-_FEW = 8
+_MAX_SCALAR = 8
 # How many positions are made at once for streams that advance together: few calls of NumPy stand
 # for many then, where they are over so few numbers that the call is what costs.
 _AHEAD, _AHEAD_NUMBERS = 16, 1 << 15
@@ -72,7 +72,7 @@ def philox(key: U64, counter: U64, high: U64 | None = None) -> NDArray[np.uint32
 
 def keys_of(streams: U64, positions: U64) -> U64:
     """Return a 64-bit key for each stream and position: words 0 and 1 of `philox`, 0 the lower."""
-    if len(streams) <= _FEW:
+    if len(streams) <= _MAX_SCALAR:
         pairs = zip(streams.tolist(), positions.tolist(), strict=True)
         return np.array([_key(stream, position) for stream, position in pairs], dtype=np.uint64)
     words = philox(streams, positions)[:, :2].astype(np.uint64)
@@ -131,11 +131,11 @@ Ids = NDArray[np.int64]
 
 # Of a key's numbers, groups have the first, by group; tokens have those from here, by id.
 _TOKENS = np.uint64(1 << 32)
-_MEMBER = np.uint64(MEMBERS - 1)
+_MEMBER = np.uint64(GROUP_SIZE - 1)
 # A row of which more groups than this are open after the first look has another short one.
-_MANY = 24
+_MAX_OPEN_GROUPS = 24
 # No token's noise is less: two times, of at most -log(2**-24) each, the first shared by its group.
-_LEAST = -math.log(25 * math.log(2))
+_MIN_NOISE = -math.log(25 * math.log(2))
 
 
 class GroupNoise(NamedTuple):
@@ -159,7 +159,7 @@ def group_noise(keys: U64, n: int) -> GroupNoise:
     that keeps them off zero.
     """
     words = splitmix(keys[:, None], np.arange(n, dtype=np.uint64))
-    return GroupNoise(keys, -np.log(_times(words) / MEMBERS), (words & _MEMBER).astype(np.int64))
+    return GroupNoise(keys, -np.log(_times(words) / GROUP_SIZE), (words & _MEMBER).astype(np.int64))
 
 
 class StreamNoise:
@@ -184,10 +184,10 @@ class StreamNoise:
             if together and step < len(self._ahead):
                 return self._ahead[step]
         self._first, self._n = positions.copy(), n
-        self._ahead = self._made(positions, n, _AHEAD if together else 1)
+        self._ahead = self._make(positions, n, _AHEAD if together else 1)
         return self._ahead[0]
 
-    def _made(self, positions: U64, n: int, n_steps: int) -> list[GroupNoise]:
+    def _make(self, positions: U64, n: int, n_steps: int) -> list[GroupNoise]:
         n_streams = len(positions)
         n_steps = max(1, min(n_steps, _AHEAD_NUMBERS // (n * n_streams)))
         at = positions + np.arange(n_steps, dtype=np.uint64)[:, None]
@@ -196,32 +196,32 @@ class StreamNoise:
         return [GroupNoise(noise.keys[s], noise.largest[s], noise.member[s]) for s in steps]
 
 
-def token_noise(noise: GroupNoise, lanes: Ids, ids: Ids) -> Doubles:
+def token_noise(noise: GroupNoise, samplers: Ids, ids: Ids) -> Doubles:
     """Return the noise of token ids[i] under key number lanes[i]: float64 [n]."""
     groups = group_of(ids)
-    first = noise.largest[lanes, groups]
-    later = _later(noise.keys[lanes], ids, first)
-    return np.where(noise.member[lanes, groups] == member_of(ids), first, later)
+    first = noise.largest[samplers, groups]
+    later = _later(noise.keys[samplers], ids, first)
+    return np.where(noise.member[samplers, groups] == member_of(ids), first, later)
 
 
-def member_noise(noise: GroupNoise, lanes: Ids, groups: Ids, ids: Ids) -> Doubles:
+def member_noise(noise: GroupNoise, samplers: Ids, groups: Ids, ids: Ids) -> Doubles:
     """Return the noise of the `ids` [n, M], the first members of groups[i], under key lanes[i]."""
-    first = noise.largest[lanes, groups]
-    out = _later(noise.keys[lanes][:, None], ids, first[:, None])
-    member = noise.member[lanes, groups]
-    there = np.flatnonzero(member < ids.shape[1])
-    out[there, member[there]] = first[there]
+    first = noise.largest[samplers, groups]
+    out = _later(noise.keys[samplers][:, None], ids, first[:, None])
+    member = noise.member[samplers, groups]
+    present = np.flatnonzero(member < ids.shape[1])
+    out[present, member[present]] = first[present]
     return out
 
 
-def earliest(noise: GroupNoise, lanes: Ids) -> Ids:
+def first_arrival(noise: GroupNoise, samplers: Ids) -> Ids:
     """Return the token of each group that has its group's noise: int64 [n, groups].
 
     It may lie outside of the vocabulary.
     """
     groups = np.arange(noise.member.shape[1])
-    found: Ids = ((groups >> 6 << 12) + (groups & 63)) + noise.member[lanes] * MEMBERS
-    return found
+    tokens: Ids = ((groups >> 6 << 12) + (groups & 63)) + noise.member[samplers] * GROUP_SIZE
+    return tokens
 
 
 def _later(keys: U64, ids: Ids, first: Doubles) -> Doubles:
@@ -238,112 +238,112 @@ def _times(words: U64) -> Doubles:
     return times
 
 
-class Contest(NamedTuple):
+class GumbelDraw(NamedTuple):
     """Who draws from which row: sampler lanes[i] from row at[i] of what is at hand; int64 [n]."""
 
     at: Ids
-    lanes: Ids
+    samplers: Ids
     groups: GroupNoise  # of all samplers
 
-    def among(self, who: Ids) -> Contest:
+    def among(self, which: Ids) -> GumbelDraw:
         """Return the contest of some of them."""
-        return self._replace(at=self.at[who], lanes=self.lanes[who])
+        return self._replace(at=self.at[which], samplers=self.samplers[which])
 
-    def over(self, rows: Ids, n_rows: int) -> tuple[Ids, Contest]:
+    def over(self, rows: Ids, n_rows: int) -> tuple[Ids, GumbelDraw]:
         """Return those who draw from some of the rows, and their contest over these alone."""
         number = np.full(n_rows, -1)
         number[rows] = np.arange(len(rows))
         at = number[self.at]
-        who = np.flatnonzero(at >= 0)
-        return who, self._replace(at=at[who], lanes=self.lanes[who])
+        which = np.flatnonzero(at >= 0)
+        return which, self._replace(at=at[which], samplers=self.samplers[which])
 
 
-def best_of_left(left: Left, contest: Contest) -> Ids:
-    """Return for each that draws the place, in `left`, of the token that wins: int64 [n]."""
-    ids, heights = left.ids[contest.at], left.heights[contest.at]
-    lanes, every = contest.lanes, np.arange(len(contest.at))
-    bounds = heights + contest.groups.largest[lanes[:, None], group_of(ids)]
+def argmax_filtered(filtered: Filtered, draw: GumbelDraw) -> Ids:
+    """Return for each that draws the place, in `filtered`, of the token that wins: int64 [n]."""
+    ids, heights = filtered.ids[draw.at], filtered.heights[draw.at]
+    samplers, every = draw.samplers, np.arange(len(draw.at))
+    bounds = heights + draw.groups.largest[samplers[:, None], group_of(ids)]
 
-    def scores(who: Ids, places: Ids) -> Doubles:
-        noise = token_noise(contest.groups, lanes[who], ids[who, places])
-        summed: Doubles = heights[who, places] + noise
+    def scores(which: Ids, places: Ids) -> Doubles:
+        noise = token_noise(draw.groups, samplers[which], ids[which, places])
+        summed: Doubles = heights[which, places] + noise
         return summed
 
     won: Ids = bounds.argmax(axis=1)
     best = scores(every, won)
     open_ones = bounds > best[:, None]
     open_ones[every, won] = False
-    who, places = np.nonzero(open_ones)
-    if len(who):
-        _improve(won, best, who, places, scores(who, places))
+    which, places = np.nonzero(open_ones)
+    if len(which):
+        _improve(won, best, which, places, scores(which, places))
     return won
 
 
-def best_of_all(
+def argmax_all(
     logits: Floats,
     peaks: Floats,
     temperature: Doubles,
-    contest: Contest,
+    draw: GumbelDraw,
     *,
-    edge: Edge | None = None,
+    cutoff: Cutoff | None = None,
 ) -> Ids:
     """Return for each that draws the token id that wins among all of its row: int64 [n].
 
     logits: float32 [R, V]; peaks: `group_peaks` of them. temperature: float64 [R]. edge: of all R
     rows: what lies beyond it cannot win.
     """
-    at, lanes, every = contest.at, contest.lanes, np.arange(len(contest.at))
+    at, samplers, every = draw.at, draw.samplers, np.arange(len(draw.at))
     top = peaks.max(axis=1).astype(np.float64)
     heights = (peaks - top[:, None]) / temperature[:, None]
-    bounds = heights[at] + contest.groups.largest[lanes]
-    if edge is not None:
-        bounds[peaks[at] < edge.least[at][:, None]] = -np.inf
+    bounds = heights[at] + draw.groups.largest[samplers]
+    if cutoff is not None:
+        bounds[peaks[at] < cutoff.min_logit[at][:, None]] = -np.inf
     n_vocab = logits.shape[1]
     ragged = has_ragged_groups(n_vocab)
 
-    def heights_of(who: Ids, ids: Ids, *, ragged: bool = ragged) -> Doubles:
+    def heights_of(which: Ids, ids: Ids, *, ragged: bool = ragged) -> Doubles:
         """Return the heights of ids[i] [n, M]; -inf for those that cannot be drawn.
 
         ragged: some ids may lie outside of the vocabulary.
         """
-        rows = at[who]
+        rows = at[which]
         inside = np.minimum(ids, n_vocab - 1) if ragged else ids
-        found = logits[rows[:, None], inside]
-        below: Doubles = (found - top[rows][:, None]) / temperature[rows][:, None]
+        values = logits[rows[:, None], inside]
+        below: Doubles = (values - top[rows][:, None]) / temperature[rows][:, None]
         if ragged:
             below[ids >= n_vocab] = -np.inf
-        if edge is not None:
-            least, last = edge.least[rows][:, None], edge.last[rows][:, None]
-            below[(found < least) | ((found == least) & (ids > last))] = -np.inf
+        if cutoff is not None:
+            min_logit, max_id = cutoff.min_logit[rows][:, None], cutoff.max_id[rows][:, None]
+            below[(values < min_logit) | ((values == min_logit) & (ids > max_id))] = -np.inf
         return below
 
     won: Ids = np.zeros_like(at)
-    best = np.full(len(at), _LEAST)
-    open_ones = bounds > _LEAST
-    some = np.count_nonzero(open_ones) > _MANY
-    many = np.flatnonzero(open_ones.sum(axis=1) > _MANY) if some else every[:0]
+    best = np.full(len(at), _MIN_NOISE)
+    open_ones = bounds > _MIN_NOISE
+    some = np.count_nonzero(open_ones) > _MAX_OPEN_GROUPS
+    many = np.flatnonzero(open_ones.sum(axis=1) > _MAX_OPEN_GROUPS) if some else every[:0]
     if len(many):
         # The earliest of every group are few, and likely to have a good one among them.
-        ids = earliest(contest.groups, lanes[many])
-        scores = heights_of(many, ids, ragged=True) + contest.groups.largest[lanes[many]]
-        who, group = np.arange(len(many)), scores.argmax(axis=1)
-        _improve(won, best, many, ids[who, group], scores[who, group])
+        ids = first_arrival(draw.groups, samplers[many])
+        scores = heights_of(many, ids, ragged=True) + draw.groups.largest[samplers[many]]
+        which, group = np.arange(len(many)), scores.argmax(axis=1)
+        _improve(won, best, many, ids[which, group], scores[which, group])
         open_ones[many] &= bounds[many] > best[many][:, None]
-    who, groups = np.nonzero(open_ones)
+    which, groups = np.nonzero(open_ones)
     ids = members(groups, n_vocab)
-    below = heights_of(who, ids)
-    reach = below + contest.groups.largest[lanes[who], groups][:, None]
-    group, member = np.nonzero(reach > best[who][:, None])
-    who, ids = who[group], ids[group, member]
-    noise = token_noise(contest.groups, lanes[who], ids)
-    _improve(won, best, who, ids, below[group, member] + noise)
+    below = heights_of(which, ids)
+    reach = below + draw.groups.largest[samplers[which], groups][:, None]
+    group, member = np.nonzero(reach > best[which][:, None])
+    which, ids = which[group], ids[group, member]
+    noise = token_noise(draw.groups, samplers[which], ids)
+    _improve(won, best, which, ids, below[group, member] + noise)
     return won
 
 
-def _improve(won: Ids, best: Doubles, who: Ids, choices: Ids, scores: Doubles) -> None:
+def _improve(won: Ids, best: Doubles, which: Ids, choices: Ids, scores: Doubles) -> None:
     """Let who[i] have choices[i], and that score, where it beats its best and all its others."""
-    better = np.flatnonzero(scores > best[who])
+    better = np.flatnonzero(scores > best[which])
     # The last of several written to one place is what stays.
     better = better[np.argsort(scores[better], kind="stable")]
-    won[who[better]] = choices[better]
-    best[who[better]] = scores[better]
+    won[which[better]] = choices[better]
+    best[which[better]] = scores[better]

@@ -18,9 +18,9 @@ from ...errors import ConfigError
 from . import filters
 from .history import History
 from .metrics import (
-    MEMBERS,
+    GROUP_SIZE,
+    BufferPool,
     Moments,
-    Scratch,
     group_of,
     group_peaks,
     members,
@@ -28,7 +28,7 @@ from .metrics import (
     n_groups,
 )
 from .params import PARAMETERS, SamplingParams
-from .rng import Contest, StreamNoise, best_of_all, best_of_left
+from .rng import GumbelDraw, StreamNoise, argmax_all, argmax_filtered
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
@@ -38,14 +38,21 @@ Doubles = NDArray[np.float64]
 NOTHING = -1  # instead of a token, where constraint and bias leave none
 BROKEN = -2  # instead of a token, where the logits are no numbers: NaN, +inf, or nothing but -inf
 # Logits that are drawn from together, so that what is made for them stays small.
-_BLOCK = 1 << 22
+_BLOCK_LOGITS = 1 << 22
 # Logits that are gone over together: rows of large vocabularies come a few at a time.
-_IN_CACHE = 1 << 17
+_CACHE_LOGITS = 1 << 17
 # So many times what it costs in a pass does a number cost that is looked for alone.
-_SCATTERED = 256
+_SCATTER_COST = 256
 # Parameters are Python floats, logits are float32: these bounds change no draw.
 _TINY, _HUGE = 1e-30, 1e30
-_OF_A_ROW = ("greedy", "early", "late", "repetition", "presence", "frequency")
+_ROW_FIELDS = (
+    "greedy",
+    "temperature_before",
+    "temperature_after",
+    "repetition",
+    "presence",
+    "frequency",
+)
 # At its default a filter drops nothing.
 _NEUTRAL = SamplingParams()
 _OFF = {name: getattr(_NEUTRAL, name) for name, of in PARAMETERS.items() if of.is_filter}
@@ -94,26 +101,28 @@ class DrawResult:
 
 @dataclass(slots=True)
 class DrawBatch:
-    """What to draw from one step's logits: sampler i of `chain` from row rows[i].
+    """Sampling work for one step: member i of `sampler` draws from logits row rows[i].
 
     rows: int64 [B]. positions: uint64 [B], the absolute position that the drawn token will have.
     kept: whether `DrawResult.kept` is wanted.
     """
 
     rows: Ids
-    chain: Chain
+    sampler: BatchSampler
     positions: NDArray[np.uint64]
     kept: bool = False
 
     def on_host(
-        self, logits: Floats | Sequence[Floats], passes: Passes | None = None
+        self, logits: Floats | Sequence[Floats], reductions: Reductions | None = None
     ) -> DrawResult:
         """Draw with the NumPy reference sampler, from float32 [R, V] or R rows of it.
 
         passes: over the rows, the engine's own; None: NumPy's.
         """
         raw = logits if isinstance(logits, np.ndarray) else np.stack(logits)
-        return self.chain.draw(raw, self.rows, self.positions, kept=self.kept, passes=passes)
+        return self.sampler.draw(
+            raw, self.rows, self.positions, kept=self.kept, reductions=reductions
+        )
 
 
 _NO_TOKENS: frozenset[int] = frozenset()  # one object for all samplers: forks are many
@@ -162,10 +171,10 @@ class Sampler:
         """The tokens counted so far; None without penalties."""
         return self._history
 
-    def prime(self, prompt_ids: Iterable[int]) -> None:
+    def add_prompt(self, prompt_ids: Iterable[int]) -> None:
         """Note the prompt's tokens: repetition_penalty counts them, the other two do not."""
         if self._history is not None:
-            self._history.see(prompt_ids)
+            self._history.add_prompt(prompt_ids)
 
     def accept(self, token: int) -> None:
         """Count one generated token, and go on by it in the constraint.
@@ -175,15 +184,15 @@ class Sampler:
         if self.matcher is not None:
             self.matcher.accept(token)
         if self._history is not None:
-            self._history.generate(token)
+            self._history.add_generated(token)
 
-    def count(self, tokens: Iterable[int]) -> None:
+    def add_generated(self, tokens: Iterable[int]) -> None:
         """Count generated tokens for the penalties alone."""
         if self._history is not None:
             for token in tokens:
-                self._history.generate(token)
+                self._history.add_generated(token)
 
-    def steered(self, biases: Mapping[int, float]) -> Sampler:
+    def with_biases(self, biases: Mapping[int, float]) -> Sampler:
         """Return a sampler for one draw that adds to these tokens' logits, too; -inf bans.
 
         It shares counts and matcher with this one.
@@ -219,8 +228,8 @@ class SamplingArrays:
     """
 
     greedy: Flags
-    early: Doubles
-    late: Doubles
+    temperature_before: Doubles
+    temperature_after: Doubles
     filters: Mapping[str, NDArray[Any]]
     repetition: Floats
     presence: Floats
@@ -228,42 +237,42 @@ class SamplingArrays:
     bias_rows: Ids
     bias_ids: Ids
     bias: Floats
-    asked: Mapping[str, Flags] = field(init=False)
+    active: Mapping[str, Flags] = field(init=False)
     filtered: Flags = field(init=False)
-    plain: Flags = field(init=False)
-    mass_first: Flags = field(init=False)
-    all_plain: bool = field(init=False)
+    unfiltered: Flags = field(init=False)
+    top_p_first: Flags = field(init=False)
+    all_unfiltered: bool = field(init=False)
 
     def __post_init__(self) -> None:
         rows_of = {name: values != _OFF[name] for name, values in self.filters.items()}
-        asked = {name: rows for name, rows in rows_of.items() if rows.any()}
-        any_before = mass_first = np.zeros(len(self.greedy), dtype=bool)
-        for name, rows in asked.items():
+        active = {name: rows for name, rows in rows_of.items() if rows.any()}
+        any_before = top_p_first = np.zeros(len(self.greedy), dtype=bool)
+        for name, rows in active.items():
             if name == "top_p":
-                mass_first = rows & ~any_before
+                top_p_first = rows & ~any_before
             any_before = any_before | rows
         derived = {
-            "asked": asked,
+            "active": active,
             "filtered": any_before & ~self.greedy,
-            "plain": ~(any_before | self.greedy),
-            "mass_first": mass_first,
-            "all_plain": not asked and not self.greedy.any(),
+            "unfiltered": ~(any_before | self.greedy),
+            "top_p_first": top_p_first,
+            "all_unfiltered": not active and not self.greedy.any(),
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
 
     @classmethod
-    def of(cls, params: Sequence[SamplingParams]) -> SamplingArrays:
+    def from_params(cls, params: Sequence[SamplingParams]) -> SamplingArrays:
         """Put the parameters of B rows into arrays."""
         greedy = np.array([p.temperature == 0 for p in params], dtype=bool)
         first = np.array([p.temperature_first for p in params], dtype=bool)
-        warmth = np.where(greedy, 1.0, _within([p.temperature for p in params], _TINY))
+        temperature = np.where(greedy, 1.0, _within([p.temperature for p in params], _TINY))
         biases = [(row, *pair) for row, p in enumerate(params) for pair in p.logit_bias]
         rows, ids, values = zip(*biases, strict=True) if biases else ((), (), ())
         return cls(
             greedy=greedy,
-            early=np.where(first, warmth, 1.0),
-            late=np.where(first, 1.0, warmth),
+            temperature_before=np.where(first, temperature, 1.0),
+            temperature_after=np.where(first, 1.0, temperature),
             filters={
                 name: np.array([getattr(p, name) for p in params], dtype=type(off))
                 for name, off in _OFF.items()
@@ -276,12 +285,12 @@ class SamplingArrays:
             bias=np.where(np.isneginf(values), -np.inf, _within(values, -_HUGE)).astype(np.float32),
         )
 
-    def take(self, rows: Ids) -> SamplingArrays:
+    def select(self, rows: Ids) -> SamplingArrays:
         """Return the entries of some rows, numbered anew."""
         number = np.full(len(self.greedy), -1)
         number[rows] = np.arange(len(rows))
         kept = number[self.bias_rows] >= 0
-        a_row = {name: getattr(self, name)[rows] for name in _OF_A_ROW}
+        a_row = {name: getattr(self, name)[rows] for name in _ROW_FIELDS}
         return SamplingArrays(
             **a_row,
             filters={name: values[rows] for name, values in self.filters.items()},
@@ -296,7 +305,7 @@ def _within(values: Sequence[float], low: float) -> Doubles:
     return np.clip(np.array(values, dtype=np.float64), low, _HUGE)
 
 
-class Passes:
+class Reductions:
     """The passes over whole rows of logits that a draw makes; all else of it looks at few tokens.
 
     Made by NumPy. An engine whose library has faster ones on the host brings a subclass.
@@ -306,7 +315,7 @@ class Passes:
     """
 
     def __init__(self) -> None:
-        self._scratch = Scratch()
+        self._buffers = BufferPool()
 
     def group_peaks(self, logits: Floats) -> Floats:
         """Return the largest value of every group, NaN where there is one: float32 [B, groups]."""
@@ -314,16 +323,16 @@ class Passes:
 
     def moments(self, logits: Floats, peak: Floats) -> Moments:
         """Return `metrics.moments`. peak: float32 [B], the largest logits, finite."""
-        step = max(1, _IN_CACHE // logits.shape[1])
+        step = max(1, _CACHE_LOGITS // logits.shape[1])
         if len(logits) <= step:
-            return moments(logits, self._scratch, peak)
+            return moments(logits, self._buffers, peak)
         starts = range(0, len(logits), step)
-        parts = [moments(logits[i : i + step], self._scratch, peak[i : i + step]) for i in starts]
+        parts = [moments(logits[i : i + step], self._buffers, peak[i : i + step]) for i in starts]
         return Moments(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
     def mass(self, logits: Floats, largest: Floats, temperature: Doubles) -> Doubles:
         """Return `filters.mass`: float64 [B]."""
-        step = max(1, _IN_CACHE // logits.shape[1])
+        step = max(1, _CACHE_LOGITS // logits.shape[1])
         if len(logits) <= step:
             return filters.mass(logits, largest, temperature)
         parts = [slice(at, at + step) for at in range(0, len(logits), step)]
@@ -332,7 +341,7 @@ class Passes:
         )
 
 
-class Chain:
+class BatchSampler:
     """Draws for B samplers at once; make it once and keep it while the same samplers step together.
 
     What a sampler draws from given logits does not depend on its companions or their order.
@@ -342,15 +351,15 @@ class Chain:
     def __init__(self, samplers: Sequence[Sampler]) -> None:
         self.samplers = tuple(samplers)
         self._noise = StreamNoise([sampler.stream for sampler in samplers])
-        self._passes = Passes()
+        self._reductions = Reductions()
         self._rows = np.arange(len(samplers))
-        self._arrays = SamplingArrays.of([sampler.params for sampler in samplers])
+        self._arrays = SamplingArrays.from_params([sampler.params for sampler in samplers])
         self._greedy = bool(self._arrays.greedy.all())
         self._stateful = any(sampler.needs_host for sampler in samplers)
         self._matchers = [sampler.matcher for sampler in samplers]
         constrained = any(matcher is not None for matcher in self._matchers)
         self._masks = Masks([each.banned for each in samplers]) if constrained else None
-        self._alike = not self._stateful and _alike(samplers)
+        self._share_params = not self._stateful and _share_params(samplers)
 
     def prepare(self, n_vocab: int) -> None:
         """Start on the masks of the next draw, beside whatever comes before it."""
@@ -358,9 +367,9 @@ class Chain:
             self._masks.begin(self._matchers, n_vocab)
 
     @property
-    def asked_filters(self) -> frozenset[str]:
+    def active_filters(self) -> frozenset[str]:
         """The filters that any sampler asks for, by their parameters' names."""
-        return frozenset(self._arrays.asked)
+        return frozenset(self._arrays.active)
 
     def allowed(self, n_vocab: int) -> NDArray[np.int32] | None:
         """Return what constraints allow now, for a draw elsewhere; None where there are none.
@@ -377,7 +386,7 @@ class Chain:
         positions: NDArray[np.uint64],
         *,
         kept: bool = False,
-        passes: Passes | None = None,
+        reductions: Reductions | None = None,
     ) -> DrawResult:
         """Draw one token a sampler.
 
@@ -386,79 +395,83 @@ class Chain:
         see `DrawBatch.on_host`.
         A sampler that no token is left to gets NOTHING, one whose logits are no numbers BROKEN.
         """
-        out = _room_for(len(self.samplers), kept, constrained=self._masks is not None)
+        out = _new_result(len(self.samplers), kept, constrained=self._masks is not None)
         if not self.samplers:
             return out
-        used, lane = self._used(rows)
+        used, index = self._distinct_rows(rows)
         if self._masks is not None:
             self._masks.finish(self._matchers, logits.shape[1])
         noise = self._noise.at(positions, n_groups(logits.shape[1]))
-        step = max(1, _BLOCK // logits.shape[1])
-        used_passes = self._passes if passes is None else passes
+        step = max(1, _BLOCK_LOGITS // logits.shape[1])
+        used_passes = self._reductions if reductions is None else reductions
         for first in range(0, len(used), step):
             block = used[first : first + step]
-            lanes = self._rows[first : first + step]
-            at = lanes - first
+            samplers = self._rows[first : first + step]
+            at = samplers - first
             if len(used) < len(rows):
-                lanes = np.flatnonzero((lane >= first) & (lane < first + step))
-                at = lane[lanes] - first
-            contest = Contest(at, lanes, noise)
-            self._draw_block(_taken(logits, block), contest, out, used_passes)
+                samplers = np.flatnonzero((index >= first) & (index < first + step))
+                at = index[samplers] - first
+            draw = GumbelDraw(at, samplers, noise)
+            self._draw_block(_rows_of(logits, block), draw, out, used_passes)
         return out
 
-    def _used(self, rows: Ids) -> tuple[Ids, Ids]:
+    def _distinct_rows(self, rows: Ids) -> tuple[Ids, Ids]:
         """Return the logits rows to look at, and which of them each sampler draws from.
 
         Rows that many share are looked at once where all samplers follow the same rules.
         """
-        if self._alike and len(rows) > 1 and (rows[1:] == rows[:-1]).any():
+        if self._share_params and len(rows) > 1 and (rows[1:] == rows[:-1]).any():
             return np.unique(rows, return_inverse=True)
         return rows, self._rows
 
-    def _draw_block(self, raw: Floats, contest: Contest, out: DrawResult, passes: Passes) -> None:
+    def _draw_block(
+        self, raw: Floats, draw: GumbelDraw, out: DrawResult, reductions: Reductions
+    ) -> None:
         """Draw for those whose rows are in one block of logits: float32 [R, V]."""
-        lanes, at = contest.lanes, contest.at
-        peaks = self._peaks(raw, passes)
+        samplers, at = draw.samplers, draw.at
+        peaks = self._peaks(raw, reductions)
         peak = peaks.max(axis=1)
         broken = np.flatnonzero(~np.isfinite(peak))
         if broken.size:
             raw = raw.copy()
             raw[broken] = peak[broken] = peaks[broken] = 0
-        found = passes.moments(raw, peak)
-        if len(lanes) > len(raw):
-            arrays = SamplingArrays.of([self.samplers[0].params] * len(raw))
+        stats = reductions.moments(raw, peak)
+        if len(samplers) > len(raw):
+            arrays = SamplingArrays.from_params([self.samplers[0].params] * len(raw))
         else:
-            arrays = self._arrays if len(lanes) == len(self._rows) else self._arrays.take(lanes)
-        logits, dead = _Logits(raw, peaks, found, passes), self._rows[:0]
+            arrays = (
+                self._arrays if len(samplers) == len(self._rows) else self._arrays.select(samplers)
+            )
+        logits, dead = _Logits(raw, peaks, stats, reductions), self._rows[:0]
         check_ids(arrays.bias_ids, raw.shape[1], "logit_bias")
         legal = raw
         if self._masks is not None:
             assert out.legal_logmass is not None
-            legal = self._masks.over(raw, lanes)
+            legal = self._masks.over(raw, samplers)
             banned = np.isneginf(arrays.bias)
             legal[arrays.bias_rows[banned], arrays.bias_ids[banned]] = -np.inf
-            out.legal_logmass[lanes] = _logmass(legal, found, passes)
-        edited = self._edited(legal, arrays, lanes)
+            out.legal_logmass[samplers] = _logmass(legal, stats, reductions)
+        edited = self._edited(legal, arrays, samplers)
         if edited is not raw:
-            peaks = self._edited_peaks(edited, peaks, arrays, passes)
+            peaks = self._edited_peaks(edited, peaks, arrays, reductions)
             dead = np.flatnonzero(peaks.max(axis=1) == -np.inf)
             if dead.size:
                 edited[dead], peaks[dead] = raw[dead], logits.peaks[dead]
-            logits = _Logits(edited, peaks, None, passes)
-        ids = _chosen(logits, arrays, contest, out.kept)
-        out.ids[lanes] = ids
-        out.logprobs[lanes] = raw[at, ids] - found.peak[at] - found.log_total[at]
-        out.entropies[lanes] = found.entropies[at]
+            logits = _Logits(edited, peaks, None, reductions)
+        ids = _sample(logits, arrays, draw, out.kept)
+        out.ids[samplers] = ids
+        out.logprobs[samplers] = raw[at, ids] - stats.peak[at] - stats.log_total[at]
+        out.entropies[samplers] = stats.entropies[at]
         for rows, why in ((dead, NOTHING), (broken, BROKEN)):
             if rows.size:
-                out.ids[lanes[np.isin(at, rows)]] = why
+                out.ids[samplers[np.isin(at, rows)]] = why
 
-    def _peaks(self, logits: Floats, passes: Passes) -> Floats:
+    def _peaks(self, logits: Floats, reductions: Reductions) -> Floats:
         """Return the largest logits of groups; of whole rows where nobody asks for groups."""
-        return logits.max(axis=1, keepdims=True) if self._greedy else passes.group_peaks(logits)
+        return logits.max(axis=1, keepdims=True) if self._greedy else reductions.group_peaks(logits)
 
     def _edited_peaks(
-        self, edited: Floats, peaks: Floats, arrays: SamplingArrays, passes: Passes
+        self, edited: Floats, peaks: Floats, arrays: SamplingArrays, reductions: Reductions
     ) -> Floats:
         """Return the peaks of edited logits. `peaks`: of the raw ones.
 
@@ -466,26 +479,26 @@ class Chain:
         """
         n_vocab = edited.shape[1]
         is_all = self._masks is not None or self._stateful or self._greedy
-        if is_all or len(arrays.bias) * MEMBERS * _SCATTERED > edited.size:
-            return self._peaks(edited, passes)
+        if is_all or len(arrays.bias) * GROUP_SIZE * _SCATTER_COST > edited.size:
+            return self._peaks(edited, reductions)
         rows, ids, groups = arrays.bias_rows, arrays.bias_ids, group_of(arrays.bias_ids)
-        beside = members(groups, n_vocab)
-        beside = np.where(beside < n_vocab, beside, ids[:, None])
+        group_ids = members(groups, n_vocab)
+        group_ids = np.where(group_ids < n_vocab, group_ids, ids[:, None])
         peaks = peaks.copy()
-        peaks[rows, groups] = edited[rows[:, None], beside].max(axis=1)
+        peaks[rows, groups] = edited[rows[:, None], group_ids].max(axis=1)
         return peaks
 
-    def _edited(self, logits: Floats, arrays: SamplingArrays, lanes: Ids) -> Floats:
+    def _edited(self, logits: Floats, arrays: SamplingArrays, samplers: Ids) -> Floats:
         """Return the logits after bias and penalties; `logits` itself without any."""
         edited = logits
         if len(arrays.bias):
             edited = filters.bias(edited, arrays.bias_rows, arrays.bias_ids, arrays.bias)
         if self._stateful:
-            edited = self._penalised(edited, arrays, lanes)
+            edited = self._penalised(edited, arrays, samplers)
         return edited
 
-    def _penalised(self, logits: Floats, arrays: SamplingArrays, lanes: Ids) -> Floats:
-        seen = [(row, self.samplers[lane].history) for row, lane in enumerate(lanes.tolist())]
+    def _penalised(self, logits: Floats, arrays: SamplingArrays, samplers: Ids) -> Floats:
+        seen = [(row, self.samplers[i].history) for row, i in enumerate(samplers.tolist())]
         counted = [(row, history) for row, history in seen if history is not None]
         if not counted:
             return logits
@@ -503,19 +516,19 @@ def probabilities(logits: Floats, params: SamplingParams) -> Doubles:
     logits: float32 [V], raw; not modified. Penalties and constraints, which have a past, do not
     count. Returns float64 [V].
     """
-    raw, arrays = logits[None], SamplingArrays.of([params])
+    raw, arrays = logits[None], SamplingArrays.from_params([params])
     if len(arrays.bias):
         raw = filters.bias(raw, arrays.bias_rows, arrays.bias_ids, arrays.bias)
     chances = np.zeros(raw.shape[1])
     if arrays.greedy[0]:
         chances[raw[0].argmax()] = 1
-    elif arrays.plain[0]:
+    elif arrays.unfiltered[0]:
         wide = raw[0].astype(np.float64)
-        heights = (wide - wide.max()) / (arrays.early[0] * arrays.late[0])
+        heights = (wide - wide.max()) / (arrays.temperature_before[0] * arrays.temperature_after[0])
         chances[:] = np.exp(heights) / np.exp(heights).sum()
     else:
-        totals = filters.mass(raw, raw.max(axis=1), arrays.early)
-        for part in filters.left(raw, group_peaks(raw), arrays, np.array([0]), totals):
+        totals = filters.mass(raw, raw.max(axis=1), arrays.temperature_before)
+        for part in filters.filter_logits(raw, group_peaks(raw), arrays, np.array([0]), totals):
             np.maximum.at(chances, part.ids[0], np.exp(part.heights[0] - part.log_total[0]))
     return chances
 
@@ -528,85 +541,85 @@ class _Logits(NamedTuple):
 
     values: Floats
     peaks: Floats
-    found: Moments | None
-    passes: Passes
+    stats: Moments | None
+    reductions: Reductions
 
     def mass(self, temperature: Doubles, wanted: Flags) -> Doubles:
         """Return `filters.mass` of the wanted rows, float64 [R]; anything for the others."""
         if not wanted.any():
             return np.ones(len(self.values))
-        if self.found is None:
-            return self.passes.mass(self.values, self.peaks.max(axis=1), temperature)
-        total = self.found.total.astype(np.float64)
+        if self.stats is None:
+            return self.reductions.mass(self.values, self.peaks.max(axis=1), temperature)
+        total = self.stats.total.astype(np.float64)
         if (warm := np.flatnonzero(wanted & (temperature != 1))).size:
             rows = self.values if len(warm) == len(self.values) else self.values[warm]
-            total[warm] = self.passes.mass(rows, self.found.peak[warm], temperature[warm])
+            total[warm] = self.reductions.mass(rows, self.stats.peak[warm], temperature[warm])
         return total
 
 
-def _chosen(logits: _Logits, arrays: SamplingArrays, contest: Contest, kept: Floats | None) -> Ids:
+def _sample(logits: _Logits, arrays: SamplingArrays, draw: GumbelDraw, kept: Floats | None) -> Ids:
     """Return the drawn ids, one for each that draws; write into `kept` where that is given."""
-    filtered, plain = arrays.filtered, arrays.plain
+    filtered, unfiltered = arrays.filtered, arrays.unfiltered
     values, peaks = logits.values, logits.peaks
-    if arrays.all_plain and kept is None:
-        return best_of_all(values, peaks, arrays.late * arrays.early, contest)
-    ids: Ids = values.argmax(axis=1)[contest.at] if arrays.greedy.any() else contest.at.copy()
+    if arrays.all_unfiltered and kept is None:
+        return argmax_all(values, peaks, arrays.temperature_after * arrays.temperature_before, draw)
+    ids: Ids = values.argmax(axis=1)[draw.at] if arrays.greedy.any() else draw.at.copy()
     if arrays.greedy.all():
         return ids
     if filtered.any():
-        total = logits.mass(arrays.early, arrays.mass_first)
+        total = logits.mass(arrays.temperature_before, arrays.top_p_first)
         rows = np.flatnonzero(filtered)
-        for part in filters.left_or_edge(values, peaks, arrays, rows, total):
-            who, mine = contest.over(part.rows, len(values))
-            if isinstance(part, filters.Edge):
-                ids[who] = _within_edge(logits, arrays, part, contest.among(who), kept)
+        for part in filters.filter_or_cutoff(values, peaks, arrays, rows, total):
+            which, mine = draw.over(part.rows, len(values))
+            if isinstance(part, filters.Cutoff):
+                ids[which] = _sample_within_cutoff(logits, arrays, part, draw.among(which), kept)
                 continue
-            won = best_of_left(part, mine)
-            ids[who] = part.ids[mine.at, won]
+            won = argmax_filtered(part, mine)
+            ids[which] = part.ids[mine.at, won]
             if kept is not None:
-                kept[mine.lanes] = part.heights[mine.at, won] - part.log_total[mine.at]
-    if plain.any():
-        who = np.flatnonzero(plain[contest.at])
-        mine = contest.among(who)
-        warmth = arrays.late * arrays.early
-        won = ids[who] = best_of_all(values, peaks, warmth, mine)
+                kept[mine.samplers] = part.heights[mine.at, won] - part.log_total[mine.at]
+    if unfiltered.any():
+        which = np.flatnonzero(unfiltered[draw.at])
+        mine = draw.among(which)
+        temperature = arrays.temperature_after * arrays.temperature_before
+        won = ids[which] = argmax_all(values, peaks, temperature, mine)
         if kept is not None:
-            total, top = logits.mass(warmth, plain), peaks.max(axis=1)
-            height = (values[mine.at, won].astype(np.float64) - top[mine.at]) / warmth[mine.at]
-            kept[mine.lanes] = height - np.log(total[mine.at])
+            total, top = logits.mass(temperature, unfiltered), peaks.max(axis=1)
+            height = (values[mine.at, won].astype(np.float64) - top[mine.at]) / temperature[mine.at]
+            kept[mine.samplers] = height - np.log(total[mine.at])
     return ids
 
 
-def _within_edge(
+def _sample_within_cutoff(
     logits: _Logits,
     arrays: SamplingArrays,
-    edge: filters.Edge,
-    contest: Contest,
+    cutoff: filters.Cutoff,
+    draw: GumbelDraw,
     kept: Floats | None,
 ) -> Ids:
     """Return the ids that are drawn within an edge; write into `kept` where that is given."""
     every = np.arange(len(logits.values))
-    least = np.full(len(every), -np.inf, dtype=np.float32)
-    last = np.zeros(len(every), dtype=np.int64)
-    least[edge.rows], last[edge.rows] = edge.least, edge.last
-    warmth = arrays.late * arrays.early
-    whole = filters.Edge(every, least, last)
-    ids = best_of_all(logits.values, logits.peaks, warmth, contest, edge=whole)
+    min_logit = np.full(len(every), -np.inf, dtype=np.float32)
+    max_id = np.zeros(len(every), dtype=np.int64)
+    min_logit[cutoff.rows], max_id[cutoff.rows] = cutoff.min_logit, cutoff.max_id
+    temperature = arrays.temperature_after * arrays.temperature_before
+    full = filters.Cutoff(every, min_logit, max_id)
+    ids = argmax_all(logits.values, logits.peaks, temperature, draw, cutoff=full)
     if kept is not None:
         tops, totals = logits.peaks.max(axis=1).astype(np.float64), np.ones(len(every))
-        for row in edge.rows.tolist():
+        for row in cutoff.rows.tolist():
             values = logits.values[row]
-            inside = values > least[row]
-            inside[: last[row] + 1] |= values[: last[row] + 1] == least[row]
-            heights = (values[inside].astype(np.float64) - tops[row]) / warmth[row]
+            inside = values > min_logit[row]
+            inside[: max_id[row] + 1] |= values[: max_id[row] + 1] == min_logit[row]
+            heights = (values[inside].astype(np.float64) - tops[row]) / temperature[row]
             totals[row] = np.exp(heights).sum()
-        at = contest.at
-        height = (logits.values[at, ids].astype(np.float64) - tops[at]) / warmth[at]
-        kept[contest.lanes] = height - np.log(totals[at])
+        at = draw.at
+        height = (logits.values[at, ids].astype(np.float64) - tops[at]) / temperature[at]
+        kept[draw.samplers] = height - np.log(totals[at])
     return ids
 
 
-def _room_for(n: int, kept: bool, *, constrained: bool) -> DrawResult:
+def _new_result(n: int, kept: bool, *, constrained: bool) -> DrawResult:
     floats = np.zeros((4, n), dtype=np.float32)
     return DrawResult(
         np.zeros(n, dtype=np.int64),
@@ -617,7 +630,7 @@ def _room_for(n: int, kept: bool, *, constrained: bool) -> DrawResult:
     )
 
 
-def _logmass(legal: Floats, found: Moments, passes: Passes) -> Floats:
+def _logmass(legal: Floats, stats: Moments, reductions: Reductions) -> Floats:
     """Return the log of the legal tokens' share of the probability of each raw row: float32 [R].
 
     legal: float32 [R, V], -inf for what is not allowed. found: the moments of the raw rows.
@@ -625,20 +638,20 @@ def _logmass(legal: Floats, found: Moments, passes: Passes) -> Floats:
     peak = legal.max(axis=1)
     finite = np.where(np.isneginf(peak), np.float32(0), peak)
     with np.errstate(divide="ignore"):  # nothing is legal: log 0
-        log_total = np.log(passes.mass(legal, finite, np.ones(len(legal))))
-    share = log_total + (finite - found.peak) - found.log_total
+        log_total = np.log(reductions.mass(legal, finite, np.ones(len(legal))))
+    share = log_total + (finite - stats.peak) - stats.log_total
     logmass: Floats = np.minimum(share, 0).astype(np.float32)
     return logmass
 
 
-def _taken(logits: Floats, rows: Ids) -> Floats:
+def _rows_of(logits: Floats, rows: Ids) -> Floats:
     """Return some rows: a view where they are neighbours."""
     if (rows[1:] - rows[:-1] == 1).all():
         return logits[int(rows[0]) : int(rows[-1]) + 1]
     return logits[rows]
 
 
-def _alike(samplers: Sequence[Sampler]) -> bool:
+def _share_params(samplers: Sequence[Sampler]) -> bool:
     """Whether all draw by the same rules; a different seed or stop makes it False, at no harm."""
     first = samplers[0].params if samplers else None
     return all(sampler.params is first or sampler.params == first for sampler in samplers)
@@ -652,19 +665,19 @@ def check_ids(ids: Ids, n_vocab: int, where: str) -> None:
         )
 
 
-def draw_batch(chain: Chain, first_row: int, positions: Sequence[int]) -> DrawBatch:
-    """Draw sampler i of `chain` from logits row first_row + i, for a token at positions[i]."""
+def draw_batch(sampler: BatchSampler, first_row: int, positions: Sequence[int]) -> DrawBatch:
+    """Let member i of `sampler` draw from logits row first_row + i, for a token at positions[i]."""
     n = len(positions)
     rows = np.arange(first_row, first_row + n, dtype=np.int64)
-    return DrawBatch(rows, chain, np.array(positions, dtype=np.uint64))
+    return DrawBatch(rows, sampler, np.array(positions, dtype=np.uint64))
 
 
 def draw_at(
-    chain: Chain, rows: Sequence[int], positions: Sequence[int], *, kept: bool = True
+    sampler: BatchSampler, rows: Sequence[int], positions: Sequence[int], *, kept: bool = True
 ) -> DrawBatch:
-    """Draw sampler i of `chain` from logits row rows[i], for positions[i]."""
+    """Let member i of `sampler` draw from logits row rows[i], for positions[i]."""
     at = np.array(positions, dtype=np.uint64)
-    return DrawBatch(np.array(rows, dtype=np.int64), chain, at, kept=kept)
+    return DrawBatch(np.array(rows, dtype=np.int64), sampler, at, kept=kept)
 
 
 def draw_rows(
@@ -679,4 +692,6 @@ def draw_rows(
     rows = np.array([numbers.setdefault(id(row), len(numbers)) for row in logits], dtype=np.int64)
     distinct = {id(row): row for row in logits}
     stacked = np.stack([distinct[key] for key in numbers])
-    return Chain(samplers).draw(stacked, rows, np.array(positions, dtype=np.uint64), kept=kept)
+    return BatchSampler(samplers).draw(
+        stacked, rows, np.array(positions, dtype=np.uint64), kept=kept
+    )

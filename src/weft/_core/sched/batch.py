@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ...engines.base import Engine, Output, RetainedLogits, RetainedRow, Row
 from ...errors import ForwardError, WeftError, is_out_of_memory
-from ..sampling.sampler import Chain, DrawnToken, draw_at, draw_batch
+from ..sampling.sampler import BatchSampler, DrawnToken, draw_at, draw_batch
 from .logits_cache import LogitsCache, LogitsRow
 from .sequences import LAST_LOGITS
 
@@ -103,10 +103,10 @@ class DecodePart(SequencePart):
         self._known_next: set[int] = set()  # those whose next token is forced, too: not drawn
         self._queues = queues
         self._overlap = queues.info.async_scheduling
-        self._chain: Chain | None = None
+        self._sampler: BatchSampler | None = None
         if not self._overlap:
-            self._chain = queues.run_samplers.get([run.sampler for run in runs])
-            self._chain.prepare(queues.info.n_vocab)
+            self._sampler = queues.run_samplers.get([run.sampler for run in runs])
+            self._sampler.prepare(queues.info.n_vocab)
         self._drawing: list[int] | None = None  # numbers of the runs that draw; None: all
         self._draws: Draws | None = None
         self._result: DrawResult | None = None
@@ -146,9 +146,9 @@ class DecodePart(SequencePart):
         if self._overlap:
             self._draw_overlapped(self.output)
         else:
-            assert self._chain is not None
+            assert self._sampler is not None
             self._draws = self.output.draw(
-                draw_batch(self._chain, self.first_logit, self._positions)
+                draw_batch(self._sampler, self.first_logit, self._positions)
             )
 
     def _draw_overlapped(self, output: Output) -> None:
@@ -161,14 +161,14 @@ class DecodePart(SequencePart):
         if not drawing:
             return
         queues = self._queues
-        chain = queues.run_samplers.get([self.runs[number].sampler for number in drawing])
-        chain.prepare(queues.info.n_vocab)
+        sampler = queues.run_samplers.get([self.runs[number].sampler for number in drawing])
+        sampler.prepare(queues.info.n_vocab)
         if self._drawing is None:
-            batch = draw_batch(chain, self.first_logit, self._positions)
+            batch = draw_batch(sampler, self.first_logit, self._positions)
         else:
             rows = [self.first_logit + number for number in drawing]
             batch = draw_at(
-                chain, rows, [self._positions[number] for number in drawing], kept=False
+                sampler, rows, [self._positions[number] for number in drawing], kept=False
             )
         self._draws = output.draw(batch)
         for entry, number in enumerate(drawing):
@@ -241,8 +241,8 @@ class FirstTokenPart(BatchPart):
         self._runs = runs
         self._places = places
         self._queues = queues
-        self._chain = Chain([run.sampler for run in runs])
-        self._chain.prepare(queues.info.n_vocab)
+        self._sampler = BatchSampler([run.sampler for run in runs])
+        self._sampler.prepare(queues.info.n_vocab)
         self._draws: Draws | None = None
         self._result: DrawResult | None = None
 
@@ -260,11 +260,11 @@ class FirstTokenPart(BatchPart):
         if self._places:
             assert self.output is not None
             at = [part.first_logit + part.logits_at.index(token) for part, token in self._places]
-            self._draws = self.output.draw(draw_at(self._chain, at, ends, kept=False))
+            self._draws = self.output.draw(draw_at(self._sampler, at, ends, kept=False))
         else:
             numbers: dict[RetainedRow, int] = {}
             at = [numbers.setdefault(run.first_row(), len(numbers)) for run in self._runs]
-            batch = draw_at(self._chain, at, ends, kept=False)
+            batch = draw_at(self._sampler, at, ends, kept=False)
             self._draws = self._queues.engine.draw(list(numbers), batch)
 
     def wait(self) -> None:

@@ -264,7 +264,7 @@ class EngineRunQueue:
 def _prime(job: EngineRunJob, queues: JobQueues) -> None:
     """Let penalties see the prompt."""
     if job.sampler.needs_host:
-        job.sampler.prime(job.sequence.base.ids())
+        job.sampler.add_prompt(job.sequence.base.ids())
 
 
 def check_steps_needed(items: Iterable[Item], engine: Engine) -> None:

@@ -17,7 +17,7 @@ from ...engines.base import FutureTokens, RetainedRow, Row, ScoreSpan
 from ...errors import Cancelled, ConstraintError, DeadEnd, WeftError
 from ..kv.place import Place
 from ..sampling.metrics import broken_logits, join_scores
-from ..sampling.sampler import BROKEN, Chain, DrawnToken, draw_at
+from ..sampling.sampler import BROKEN, BatchSampler, DrawnToken, draw_at
 from .batch import DecodePart, SequencePart
 from .logits_cache import LogitsRow, PinnedLogits
 from .prefill import LogitsRequest, PathClaim
@@ -273,7 +273,7 @@ class RunJob(Job):
         if self.sampler.needs_host and not self.is_primed:
             assert claim.cursor is not None
             self.is_primed = True
-            self.sampler.prime(queues.tree.ids(claim.cursor))
+            self.sampler.add_prompt(queues.tree.ids(claim.cursor))
 
     def start_decoding(self, drawn: DrawnToken, queues: JobQueues) -> None:
         """Go on from the first draw."""
@@ -635,10 +635,10 @@ class CommitPart(SequencePart):
             self._n_tokens = sum([row.n_tokens for row in self._rows])
         self._samplers = item.samplers[first:last]
         drawing = [sampler for sampler in self._samplers if sampler is not None]
-        self._chain: Chain | None = None
+        self._sampler: BatchSampler | None = None
         if drawing:
-            self._chain = queues.commit_samplers.get(drawing)
-            self._chain.prepare(queues.info.n_vocab)
+            self._sampler = queues.commit_samplers.get(drawing)
+            self._sampler.prepare(queues.info.n_vocab)
         self._draws: Draws | None = None
         self._result: DrawResult | None = None
         job.outstanding += 1
@@ -659,14 +659,14 @@ class CommitPart(SequencePart):
         return len(self._rows)
 
     def draw(self) -> None:
-        if self._chain is not None:
+        if self._sampler is not None:
             assert self.output is not None
-            self._draws = self.output.draw(self._batch(self._chain))
+            self._draws = self.output.draw(self._batch(self._sampler))
 
-    def _batch(self, chain: Chain) -> DrawBatch:
+    def _batch(self, sampler: BatchSampler) -> DrawBatch:
         drawn = [i for i, sampler in enumerate(self._samplers) if sampler is not None]
         positions = [self._rows[i].position + self._rows[i].n_tokens for i in drawn]
-        return draw_at(chain, [self.first_logit + i for i in drawn], positions)
+        return draw_at(sampler, [self.first_logit + i for i in drawn], positions)
 
     def wait(self) -> None:
         if self._draws is not None:

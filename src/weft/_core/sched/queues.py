@@ -11,7 +11,7 @@ from ...engines.base import Engine, RetainedRow
 from ...errors import WeftError, is_out_of_memory
 from ..kv.place import Place
 from ..kv.tree import TokenTree
-from ..sampling.sampler import Chain, DrawBatch, DrawResult, Sampler, draw_at
+from ..sampling.sampler import BatchSampler, DrawBatch, DrawResult, Sampler, draw_at
 from .batch import BatchPart, FirstTokenPart, as_forward_error
 from .jobs import CommitJob, Job, MergeKey, RunJob
 from .logits_cache import LogitsCache
@@ -28,17 +28,17 @@ class BatchSamplerCache:
     """The chain of the samplers that drew last: mostly the same ones draw again."""
 
     def __init__(self) -> None:
-        self._chain: Chain | None = None
+        self._sampler: BatchSampler | None = None
 
-    def get(self, samplers: Sequence[Sampler]) -> Chain:
+    def get(self, samplers: Sequence[Sampler]) -> BatchSampler:
         """Return the chain of these samplers; the kept one where they step together again."""
-        if self._chain is None or self._chain.samplers != tuple(samplers):
-            self._chain = Chain(samplers)
-        return self._chain
+        if self._sampler is None or self._sampler.samplers != tuple(samplers):
+            self._sampler = BatchSampler(samplers)
+        return self._sampler
 
     def clear(self) -> None:
         """Hold nothing of samplers that are gone."""
-        self._chain = None
+        self._sampler = None
 
 
 class JobQueues:
@@ -295,8 +295,11 @@ class JobQueues:
         numbers: dict[RetainedRow, int] = {}
         at = [numbers.setdefault(run.first_row(), len(numbers)) for run in runs]
         try:
-            chain, ends = Chain([run.sampler for run in runs]), [run.sequence.depth for run in runs]
-            batch = draw_at(chain, at, ends, kept=False)
+            sampler, ends = (
+                BatchSampler([run.sampler for run in runs]),
+                [run.sequence.depth for run in runs],
+            )
+            batch = draw_at(sampler, at, ends, kept=False)
             result = self._draw_from(list(numbers), batch)
         except Exception as error:  # one of them cannot draw: find it, the others go on
             for run in runs if len(runs) > 1 else []:

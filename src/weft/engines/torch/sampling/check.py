@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ...._core.sampling.params import SamplingParams
-from ...._core.sampling.sampler import Chain, DrawBatch, Sampler
+from ...._core.sampling.sampler import BatchSampler, DrawBatch, Sampler
 from ....constraints.base import n_words
 from ....constraints.kinds import AllowMatcher
 from ..upload import upload
@@ -87,10 +87,12 @@ def _batch(logits: NDArray[np.float32], *, is_masked: bool = False, **rules: Any
         temperature = _TEMPERATURES[number % len(_TEMPERATURES)]
         params = SamplingParams(temperature=temperature, **rules)
         samplers.append(Sampler(params, 0x9E3779B97F4A7C15 * (number + 1) % (1 << 64), matcher))
-        samplers[-1].count(likeliest)
+        samplers[-1].add_generated(likeliest)
     numbers = np.arange(_N_SAMPLERS)
     rows = numbers // len(_TEMPERATURES) % _N_ROWS
-    return DrawBatch(rows[::-1].copy(), Chain(samplers), (numbers + _FIRST).astype(np.uint64))
+    return DrawBatch(
+        rows[::-1].copy(), BatchSampler(samplers), (numbers + _FIRST).astype(np.uint64)
+    )
 
 
 def _third_of(n_vocab: int) -> AllowMatcher:

@@ -6,18 +6,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ...._core.sampling.metrics import MEMBERS, Moments, summed_up
-from ...._core.sampling.sampler import Passes
+from ...._core.sampling.metrics import GROUP_SIZE, Moments, moments_from_sums
+from ...._core.sampling.sampler import Reductions
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 
 # From so many logits on they beat NumPy's; before, calling them costs more than it saves.
 MANY_LOGITS = 1 << 18
-_SQUARE = MEMBERS * MEMBERS
+_SQUARE = GROUP_SIZE * GROUP_SIZE
 
 
-class TorchPasses(Passes):
+class TorchReductions(Reductions):
     """Reads as many rows together as there are threads: each has one in its cache.
 
     A lone row that threads would share is NumPy's, as its sums would be made in another order.
@@ -28,7 +28,7 @@ class TorchPasses(Passes):
         whole = n_vocab // _SQUARE * _SQUARE
         if not whole or not logits.flags.writeable:  # torch takes no array that it must not write
             return super().group_peaks(logits)
-        squares = torch.from_numpy(logits)[:, :whole].view(n_rows, -1, MEMBERS, MEMBERS)
+        squares = torch.from_numpy(logits)[:, :whole].view(n_rows, -1, GROUP_SIZE, GROUP_SIZE)
         peaks: Floats = squares.amax(2).view(n_rows, -1).numpy()
         if whole == n_vocab:
             return peaks
@@ -46,7 +46,7 @@ class TorchPasses(Passes):
             torch.exp(below, out=weights)
             torch.sum(weights, 1, out=total[part])
             torch.sum(below.mul_(weights), 1, out=mean[part])
-        found = summed_up(peak, total.numpy(), mean.numpy())
+        found = moments_from_sums(peak, total.numpy(), mean.numpy())
         if len(holed := np.flatnonzero(np.isnan(found.entropies))):  # -inf times 0
             again = super().moments(logits[holed], peak[holed])
             for values, repaired in zip(found, again, strict=True):

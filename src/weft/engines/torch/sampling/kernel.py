@@ -19,16 +19,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...._core.sampling.metrics import MEMBERS
+from ...._core.sampling.metrics import GROUP_SIZE
 from ...._core.sampling.sampler import BROKEN, NOTHING
 from . import filters
 from .sampling_tensors import RowIndex, SamplingTensors
 from .topk_topp_kernel import Cutoffs, find_cutoffs
 
-_SQUARE = tl.constexpr(MEMBERS * MEMBERS)
-_SIDE = tl.constexpr(MEMBERS)
+_SQUARE = tl.constexpr(GROUP_SIZE * GROUP_SIZE)
+_SIDE = tl.constexpr(GROUP_SIZE)
 # Powers of two, to multiply by: float32 is divided by approximation on a card.
-_A_SIDE, _A_TIME = tl.constexpr(1 / MEMBERS), tl.constexpr(2.0**-23)
+_A_SIDE, _A_TIME = tl.constexpr(1 / GROUP_SIZE), tl.constexpr(2.0**-23)
 _NOTHING, _BROKEN = tl.constexpr(NOTHING), tl.constexpr(BROKEN)
 _NO_TOKEN = tl.constexpr(1 << 30)
 
@@ -288,7 +288,7 @@ def draw_tokens(chances: SampleArgs, *, kept: bool = False) -> Tensor:
     numbers BROKEN, and figures that mean nothing.
     """
     raw, n = chances.raw, len(chances.rows)
-    n_tiles = triton.cdiv(raw.shape[1], MEMBERS * MEMBERS)
+    n_tiles = triton.cdiv(raw.shape[1], GROUP_SIZE * GROUP_SIZE)
     out = torch.empty((4 if kept else 3, n), dtype=torch.int64, device=raw.device)
     if not n:
         return out

@@ -1,7 +1,7 @@
 """Sample tokens with Triton kernels on a GPU, and with the reference sampler on the host elsewhere.
 
-The kernels follow the same rule as `sampling.sampler.Chain` and return the same ids. The host waits
-for nothing until it reads the result.
+The kernels follow the same rule as `sampling.sampler.BatchSampler`, with the same ids. The host
+waits for nothing until it reads the result.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ...base import HostDraws
 from ..cuda import is_for_triton
 from ..execution import on_engine_stream
 from . import filters
-from .cpu_reductions import MANY_LOGITS, TorchPasses
+from .cpu_reductions import MANY_LOGITS, TorchReductions
 from .sampling_tensors import KNOWN_FILTERS, RowIndex, SamplingTensors
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ...._core.sampling.sampler import Chain, DrawBatch
+    from ...._core.sampling.sampler import BatchSampler, DrawBatch
     from ..threads import CpuThreads
 
 _log = logging.getLogger("weft.engines.torch")
@@ -115,8 +115,8 @@ class TorchSampler:
         has_kernels = is_for_triton(device) if kernels is None else kernels
         self._kernels = _import_kernels() if has_kernels else None
         self._run_filters: set[frozenset[str]] = set()  # each set compiles its own kernels
-        self._passes = TorchPasses()
-        self._cache: WeakKeyDictionary[Chain, _ChainTensors] = WeakKeyDictionary()
+        self._reductions = TorchReductions()
+        self._cache: WeakKeyDictionary[BatchSampler, _SamplerTensors] = WeakKeyDictionary()
 
     @property
     def on_device(self) -> bool:
@@ -125,7 +125,7 @@ class TorchSampler:
 
     def supports(self, batch: DrawBatch) -> bool:
         """Return True if the kernels know all filters of a batch."""
-        return self.on_device and batch.chain.asked_filters <= KNOWN_FILTERS
+        return self.on_device and batch.sampler.active_filters <= KNOWN_FILTERS
 
     def fall_back(self, why: str) -> None:
         """Sample on the host from now on, and log the reason."""
@@ -142,7 +142,7 @@ class TorchSampler:
         if n_logits < MANY_LOGITS:
             return HostDraws(batch.on_host(logits))
         with nullcontext() if self._threads is None else self._threads.limited(n_logits, "draw"):
-            return HostDraws(batch.on_host(logits, self._passes))
+            return HostDraws(batch.on_host(logits, self._reductions))
 
     @torch.inference_mode()
     def draw(self, logits: Tensor, batch: DrawBatch) -> TorchDraws | HostDraws:
@@ -153,7 +153,7 @@ class TorchSampler:
 
         Raises: ConfigError for a biased or counted token outside of the vocabulary.
         """
-        names = batch.chain.asked_filters
+        names = batch.sampler.active_filters
         try:
             packed = self.packed(logits, batch)
         except Exception as error:
@@ -172,7 +172,7 @@ class TorchSampler:
     def packed(self, logits: Tensor, batch: DrawBatch) -> Tensor:
         """Sample as `draw` does and leave the result on the device; see `TorchDraws`."""
         with on_engine_stream(self.device):
-            tensors = self._tensors_of(batch.chain, logits.shape[1])
+            tensors = self._tensors_of(batch.sampler, logits.shape[1])
             tensors.update(batch)
             results = [
                 self._sample_block(logits, block, rows, kept=batch.kept)
@@ -185,11 +185,11 @@ class TorchSampler:
             return torch.zeros(shape, dtype=torch.int64, device=self.device)
         return results[0]
 
-    def _tensors_of(self, chain: Chain, n_vocab: int) -> _ChainTensors:
+    def _tensors_of(self, chain: BatchSampler, n_vocab: int) -> _SamplerTensors:
         tensors = self._cache.get(chain)
         if tensors is None:
-            block = _TYPICAL_BLOCK if "typical_p" in chain.asked_filters else _BLOCK
-            tensors = self._cache[chain] = _ChainTensors(chain, n_vocab, self.device, block)
+            block = _TYPICAL_BLOCK if "typical_p" in chain.active_filters else _BLOCK
+            tensors = self._cache[chain] = _SamplerTensors(chain, n_vocab, self.device, block)
         return tensors
 
     def _sample_block(
@@ -212,10 +212,10 @@ def _import_kernels() -> ModuleType | None:
     return kernel
 
 
-class _ChainTensors:
+class _SamplerTensors:
     """The tensors of a chain, block by block, and which host arrays they hold already."""
 
-    def __init__(self, chain: Chain, n_vocab: int, device: torch.device, block: int) -> None:
+    def __init__(self, chain: BatchSampler, n_vocab: int, device: torch.device, block: int) -> None:
         """block: maximum number of logits of a block."""
         self._device = device
         self._n_vocab = n_vocab
@@ -232,7 +232,7 @@ class _ChainTensors:
 
     def update(self, batch: DrawBatch) -> None:
         """Write what differs in this step: positions, token counts, masks and row numbers."""
-        bits = batch.chain.allowed(self._n_vocab)
+        bits = batch.sampler.allowed(self._n_vocab)
         first = 0
         for tensors, samplers in zip(self.blocks, self._samplers, strict=True):
             last = first + len(samplers)

@@ -93,16 +93,20 @@ class SamplingTensors:
 
         Raises: ConfigError for a biased token outside of the vocabulary.
         """
-        arrays = SamplingArrays.of([sampler.params for sampler in samplers])
+        arrays = SamplingArrays.from_params([sampler.params for sampler in samplers])
         check_ids(arrays.bias_ids, n_vocab, "logit_bias")
         no_rows = np.zeros(len(samplers), dtype=bool)
-        typical = arrays.asked.get("typical_p", no_rows) & ~arrays.greedy
+        typical = arrays.active.get("typical_p", no_rows) & ~arrays.greedy
         bias_ids, bias = _padded_bias(arrays)
         streams = np.array([s.stream for s in samplers], np.uint64).view(np.int64)
         integers = [streams, np.zeros_like(streams), arrays.greedy]
         streams_, positions, is_greedy = _upload_together(integers, np.int64, device)
         names = sorted(KNOWN_FILTERS)
-        doubles = [arrays.early, arrays.late, *(arrays.filters[name] for name in names)]
+        doubles = [
+            arrays.temperature_before,
+            arrays.temperature_after,
+            *(arrays.filters[name] for name in names),
+        ]
         early, late, *filters = _upload_together(doubles, np.float64, device)
         counts = [arrays.repetition, arrays.presence, arrays.frequency]
         repetition, presence, frequency = _upload_together(counts, np.float32, device)
@@ -189,7 +193,7 @@ def _overwrite(tensor: Tensor | None, values: NDArray[Any], device: torch.device
 
 
 def _cut(arrays: SamplingArrays) -> dict[str, NDArray[Any]]:
-    is_off = arrays.greedy | arrays.asked.get("typical_p", np.zeros_like(arrays.greedy))
+    is_off = arrays.greedy | arrays.active.get("typical_p", np.zeros_like(arrays.greedy))
     cuts = {name: np.where(is_off, off, arrays.filters[name]) for name, off in EDGES.items()}
     return {name: values for name, values in cuts.items() if (values != EDGES[name]).any()}
 

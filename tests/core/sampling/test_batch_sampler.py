@@ -13,7 +13,7 @@ from weft._core.sampling.rng import stream_of
 from weft._core.sampling.sampler import (
     BROKEN,
     NOTHING,
-    Chain,
+    BatchSampler,
     DrawBatch,
     DrawResult,
     Sampler,
@@ -58,13 +58,13 @@ def draw(
 ) -> DrawResult:
     at = np.arange(len(samplers)) if rows is None else np.array(rows)
     where = np.arange(len(samplers)) if positions is None else np.array(positions)
-    return Chain(samplers).draw(logits, at, where.astype(np.uint64))
+    return BatchSampler(samplers).draw(logits, at, where.astype(np.uint64))
 
 
 def mixed(n: int) -> list[Sampler]:
     made = [sampler(i, **RECIPES[i % len(RECIPES)]) for i in range(n)]
     for i, each in enumerate(made):
-        each.prime([i, 2, 2])
+        each.add_prompt([i, 2, 2])
         each.accept(3)
         each.accept(i + 1)
         each.accept(3)
@@ -132,13 +132,13 @@ def test_figures_are_raw_whatever_the_rules() -> None:
 
 def test_a_kept_chain_draws_like_a_new_one_step_after_step() -> None:
     samplers = mixed(9)
-    chain = Chain(samplers)
+    chain = BatchSampler(samplers)
     for step in range(40):
         logits = logits_of(9, 100, step)
         at = np.arange(9, dtype=np.uint64) + np.uint64(step)
         kept, fresh = (
             chain.draw(logits, np.arange(9), at),
-            Chain(samplers).draw(logits, np.arange(9), at),
+            BatchSampler(samplers).draw(logits, np.arange(9), at),
         )
         assert np.array_equal(kept.ids, fresh.ids)
         for each, token in zip(samplers, kept.ids.tolist(), strict=True):
@@ -170,7 +170,7 @@ def test_flat_rows_draw_as_the_naive_twin_and_tell_their_share() -> None:
     for seed in range(4):
         logits = (logits_of(24, 5000, seed) * np.float32(0.1)).round(1)
         at = np.arange(24, dtype=np.uint64) + np.uint64(seed)
-        got = Chain(samplers).draw(logits, np.arange(24), at, kept=True)
+        got = BatchSampler(samplers).draw(logits, np.arange(24), at, kept=True)
         assert got.kept is not None
         for i, each in enumerate(samplers):
             noise = naive.noise(each.stream, i + seed, range(5000))
@@ -221,7 +221,7 @@ def test_greedy_comes_after_bias_and_penalties() -> None:
     logits = np.array([[1.0, 5.0, 4.0, 2.0]], dtype=np.float32)
     assert draw([sampler(temperature=0, logit_bias={3: 3.5})], logits).ids.tolist() == [3]
     tired = sampler(temperature=0, repetition_penalty=2.0)
-    tired.prime([1])
+    tired.add_prompt([1])
     assert draw([tired], logits).ids.tolist() == [2]
 
 
@@ -273,12 +273,12 @@ def test_a_bias_in_a_large_vocabulary_is_as_if_the_logits_were_so(
 def test_steering_is_added_to_the_bias_and_bans_what_either_bans() -> None:
     logits = logits_of(1, 6)
     biased = sampler(logit_bias={1: 3.0, 2: -np.inf, 4: np.inf}, temperature=0)
-    steered = biased.steered({1: 2.0, 3: 1.5, 2: 9.0, 4: -np.inf})
+    steered = biased.with_biases({1: 2.0, 3: 1.5, 2: 9.0, 4: -np.inf})
     params = dict(steered.params.logit_bias)
     assert params == {1: 5.0, 2: -np.inf, 3: 1.5, 4: -np.inf}
     counting = sampler(presence_penalty=2.0)
     counting.accept(3)
-    assert counting.steered({0: 1.0}).history is counting.history
+    assert counting.with_biases({0: 1.0}).history is counting.history
     assert draw([biased], logits).ids.tolist() == [4]
     assert draw([steered], logits).ids.tolist() == [1]
 
@@ -303,7 +303,7 @@ def test_an_infinite_bias_forces_its_token(temperature: float) -> None:
 )
 def test_extreme_parameters_still_draw_a_possible_token(options: dict[str, Any]) -> None:
     extreme = sampler(**options)
-    extreme.prime([0, 1])
+    extreme.add_prompt([0, 1])
     extreme.accept(1)
     extreme.accept(2)
     logits = np.array([[2.0, -3.0, 1.0, 0.5, -np.inf]], dtype=np.float32)
@@ -317,7 +317,7 @@ def test_ids_outside_the_vocabulary_and_broken_logits_are_errors() -> None:
     with pytest.raises(ConfigError, match="token id 6 in logit_bias"):
         draw([sampler(logit_bias={6: 1.0})], logits_of(1, 6))
     seen = sampler(presence_penalty=1.0)
-    seen.prime([9])
+    seen.add_prompt([9])
     with pytest.raises(ConfigError, match="token id 9"):
         draw([seen], logits_of(1, 6))
 
@@ -337,7 +337,7 @@ def test_a_row_that_is_no_logits_is_marked_and_the_others_draw(bad: float) -> No
 def test_sampler_counts_only_when_it_has_penalties() -> None:
     plain = sampler()
     assert not plain.needs_host
-    plain.prime([1])
+    plain.add_prompt([1])
     plain.accept(2)
     assert plain.history is None
     for name in ("presence_penalty", "frequency_penalty", "repetition_penalty"):
@@ -347,7 +347,7 @@ def test_sampler_counts_only_when_it_has_penalties() -> None:
 
 def test_a_clone_counts_on_its_own() -> None:
     first = sampler(frequency_penalty=1.0)
-    first.prime(range(100))
+    first.add_prompt(range(100))
     first.accept(5)
     second = first.clone()
     second.accept(5)
@@ -362,8 +362,8 @@ def test_a_clone_counts_on_its_own() -> None:
 
 
 def test_an_empty_chain_draws_nothing() -> None:
-    batch = DrawBatch(np.zeros(0, dtype=np.int64), Chain([]), np.zeros(0, dtype=np.uint64))
-    got = batch.chain.draw(logits_of(1, 4), batch.rows, batch.positions)
+    batch = DrawBatch(np.zeros(0, dtype=np.int64), BatchSampler([]), np.zeros(0, dtype=np.uint64))
+    got = batch.sampler.draw(logits_of(1, 4), batch.rows, batch.positions)
     assert len(got.ids) == len(got.logprobs) == len(got.entropies) == 0
 
 
@@ -372,8 +372,8 @@ def test_top_p_of_a_row_too_flat_for_float32_keeps_all_but_the_least() -> None:
     logits = (random.standard_normal((1, 9001)) * 1e-41).astype(np.float32)
     heat = {"temperature": 1e30, "temperature_first": True}
     rows, at = np.zeros(40, np.int64), np.zeros(40, np.uint64)
-    cut = Chain([Sampler(SamplingParams(top_p=1 - 1e-15, **heat), i) for i in range(40)])
-    plain = Chain([Sampler(SamplingParams(**heat), i) for i in range(40)])
+    cut = BatchSampler([Sampler(SamplingParams(top_p=1 - 1e-15, **heat), i) for i in range(40)])
+    plain = BatchSampler([Sampler(SamplingParams(**heat), i) for i in range(40)])
     assert np.array_equal(cut.draw(logits, rows, at).ids, plain.draw(logits, rows, at).ids)
 
 
@@ -382,8 +382,8 @@ def test_top_p_that_equals_cannot_reach_keeps_what_min_p_keeps() -> None:
     logits = np.full((1, 4500), -0.1, np.float32)
     logits[0, :4000] = 0
     rows, at = np.zeros(40, np.int64), np.zeros(40, np.uint64)
-    both = Chain([Sampler(SamplingParams(top_p=0.999, min_p=1.0), i) for i in range(40)])
-    alone = Chain([Sampler(SamplingParams(min_p=1.0), i) for i in range(40)])
+    both = BatchSampler([Sampler(SamplingParams(top_p=0.999, min_p=1.0), i) for i in range(40)])
+    alone = BatchSampler([Sampler(SamplingParams(min_p=1.0), i) for i in range(40)])
     assert np.array_equal(both.draw(logits, rows, at).ids, alone.draw(logits, rows, at).ids)
 
 
