@@ -64,7 +64,7 @@ from weft.engines.torch.paged import (
     tiling,
 )
 from weft.engines.torch.paged.pool import own
-from weft.engines.torch.paged.step import PagedMemory, PagedStep
+from weft.engines.torch.paged.step import PagedBackend, PagedStep
 from weft.engines.torch.sampling.sampler import TorchSampler
 
 COLD = 8  # layers that are timed in turn
@@ -127,7 +127,7 @@ class Tree:
         shape_of_layer = LayerShape(n_kv, *case.dims, case.dtype, case.dtype)
         layout = Layout.of([shape_of_layer] * n_layers, device())
         self._layers = cycle(range(n_layers))
-        self.memory = PagedMemory(layout)
+        self.memory = PagedBackend(layout)
         self.case = case
         sinks = torch.linspace(-1, 2, n_heads, device=device()) if case.has_sinks else None
         self.spec = AttentionSpec(case.dims[0] ** -0.5, case.softcap, case.window, sinks)
@@ -183,7 +183,7 @@ def check(
     least_s: for how long it is timed. n_layers: over which it is.
     """
     tree = Tree(case, shape, n_layers=n_layers)
-    step = tree.memory.begin(tree.rows)
+    step = tree.memory.start_step(tree.rows)
     fresh = tree.fresh(len(tree.rows))
     out = step.attend(0, *fresh, tree.spec)[0].float()
     worst = 0.0
@@ -254,7 +254,7 @@ def read_on(case: Case, before: int, n: int, *, has_broad: bool) -> dict[str, An
         tree = Tree(case, Shape((1, 1), (before, 0)), n_layers=COLD)
         (row,) = tree.rows
         row.tokens = [5] * n
-        step = tree.memory.begin(tree.rows)
+        step = tree.memory.start_step(tree.rows)
         n_broad = len(step.work(case.heads[0] // case.heads[1]).broad)  # tiles are chosen here
     finally:
         tiling.BROAD_FROM = was
@@ -282,7 +282,7 @@ def cut(case: Case, shape: Shape, n_programs: int) -> dict[str, Any]:
     was, attention_metadata._PROGRAMS = attention_metadata._PROGRAMS, n_programs
     try:
         tree = Tree(case, shape, n_layers=COLD)
-        step = tree.memory.begin(tree.rows)
+        step = tree.memory.start_step(tree.rows)
         items = [len(each) for each in step.work(case.heads[0] // case.heads[1]).by_tile]
     finally:
         attention_metadata._PROGRAMS = was
@@ -303,19 +303,19 @@ def handed_down(case: Case, shape: Shape, worth: int) -> dict[str, Any]:
 @torch.inference_mode()
 def tiled(case: Case, shape: Shape, n_rows: int, asked: dict[str, int]) -> dict[str, Any]:
     """Time one layer of a step over a tree, one class of tiles compiled otherwise."""
-    chosen = kernel.tile_of
+    chosen = kernel.tile_config
 
     def other(*sizes: int, n_programs: int) -> dict[str, Any]:
         made = chosen(*sizes, n_programs=n_programs)
         return {**made, **asked} if made["BM"] == n_rows else made
 
-    kernel.tile_of = other
+    kernel.tile_config = other
     try:
         tree = Tree(case, shape, n_layers=COLD)
-        step = tree.memory.begin(tree.rows)
+        step = tree.memory.start_step(tree.rows)
         return tree.seconds(step, tree.fresh(len(tree.rows)), 0.1)
     finally:
-        kernel.tile_of = chosen
+        kernel.tile_config = chosen
 
 
 @torch.inference_mode()
@@ -430,7 +430,7 @@ def mix(module: Any, of: Mixture, n: int, rate: float | None) -> dict[str, Any]:
     shares, chosen = logits.softmax(-1).topk(of.top_k, -1)
     shares = (shares / shares.sum(-1, keepdim=True)).to(dtype)
     weights = MoEWeights(module.gate_up_proj, module.down_proj, gate=GatedActivation("silu"))
-    ours = partial(experts.mixed, x, chosen, shares, weights)
+    ours = partial(experts.fused_experts, x, chosen, shares, weights)
     theirs = partial(module, x, chosen, shares)
     figures: dict[str, Any] = {}
     for name, job in (("kernels", ours), ("transformers", theirs)):
@@ -480,7 +480,7 @@ class Choosing:
 
     turns = True
     supports_routing = staticmethod(routers.supports_routing)
-    chosen = staticmethod(routers.chosen)
+    chosen = staticmethod(routers.select_experts)
 
 
 def router_of(name: str, *, dry: bool) -> Any:

@@ -120,12 +120,12 @@ def _chosen(family: str, dtype: str) -> str:
     engine = TorchEngine.adopt(model)
     chosen = type(engine.fragments).__name__
     engine.close()
-    if model.device.type == "cuda" and chosen != "PagedMemory":
+    if model.device.type == "cuda" and chosen != "PagedBackend":
         raise AssertionError(f"kv='auto' gave {chosen}; the log says why")
     return chosen
 
 
-def side_by_side(families: list[str], notes: str) -> None:
+def run_concurrently(families: list[str], notes: str) -> None:
     """Run this program for each family at once: a card's kernels are compiled by its host."""
     running = {family: _started(family) for family in families}
     begun = dict.fromkeys(families, 0)
@@ -251,7 +251,7 @@ def main() -> None:
     if options.family:
         families, record = [options.family], Record(options.json, family=options.family)
     if "truth" in options.parts and len(families) > 1:
-        side_by_side(families, options.json)
+        run_concurrently(families, options.json)
     elif "truth" in options.parts:
         for dtype in reversed(dtypes):  # what models are mostly run in first
             job = partial(truth, families[0], dtype, dict(options.option), 3 if options.dry else 10)

@@ -20,8 +20,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from weft.engines.base import Fragment, Row, Span
 from weft.engines.torch.paged.capture import GraphRecorder
-from weft.engines.torch.paged.pool import SlotList, own
-from weft.engines.torch.paged.step import PagedMemory
+from weft.engines.torch.paged.pool import PagedFragment, own
+from weft.engines.torch.paged.step import PagedBackend
 
 
 class Shape(NamedTuple):
@@ -129,10 +129,10 @@ def timed_alone(job: Callable[[], object], least_s: float = 0.2) -> tuple[float,
         return torch.zeros(1, device=device())
 
     try:
-        replay = GraphRecorder(torch.device("cuda", torch.cuda.current_device()))(some)
+        captured = GraphRecorder(torch.device("cuda", torch.cuda.current_device()))(some)
     except RuntimeError:
         return timed(job, least_s), False
-    return timed(replay.play, least_s) / _CAPTURED, True
+    return timed(captured.replay, least_s) / _CAPTURED, True
 
 
 def copy_rate(*, dry: bool) -> float:
@@ -191,7 +191,7 @@ def prompt(n: int, n_vocab: int, number: int = 0) -> list[int]:
 
 
 def tree_rows(
-    shape: Shape, memory: PagedMemory, *, flat: bool = False
+    shape: Shape, memory: PagedBackend, *, flat: bool = False
 ) -> tuple[list[Row], list[Fragment]]:
     """Hang a tree of that shape in a memory, its KV as it lies there.
 
@@ -221,7 +221,7 @@ def tree_rows(
 def _flat(above: tuple[Span, ...]) -> tuple[Span, ...]:
     if not above:
         return above
-    alias = SlotList()  # never freed: its slots are those of others
+    alias = PagedFragment()  # never freed: its slots are those of others
     alias.slots = np.concatenate([own(kv).slots[:n] for kv, n in above])
     alias.length = len(alias.slots)
     return (Span(alias, alias.length),)

@@ -1,7 +1,7 @@
 """What the plan of a step over paged KV costs the host, as the shape of the tree changes.
 
 512 leaves below 21 nodes, whose last slots are used up at different steps. A step here is
-`PagedMemory.begin` and `PagedStep.work`, on a CPU's tensors, without the model: process CPU time,
+`PagedBackend.begin` and `PagedStep.work`, on a CPU's tensors, without the model: process CPU time,
 medians of `--rounds` rounds in which all kinds of steps take turns. Milliseconds; "over steady" is
 what the change costs.
 
@@ -36,14 +36,14 @@ from weft.engines.base import Row
 from weft.engines.torch.layout import LayerShape, Layout
 from weft.engines.torch.paged import attention_metadata
 from weft.engines.torch.paged.pool import GROW_BY, own
-from weft.engines.torch.paged.step import PagedMemory
+from weft.engines.torch.paged.step import PagedBackend
 
 TREE = "1,4,16,512;1024,256,128,32"
 SHORT = 20  # tokens
 GROUP = 4
 
 
-def slots_at(
+def advance_slots(
     positions: torch.Tensor, n_on: int, bases: torch.Tensor, table: torch.Tensor
 ) -> torch.Tensor:
     """In the place of the one kernel, which the interpreter would take milliseconds for."""
@@ -57,7 +57,7 @@ class Leaves:
     def __init__(self, tree: str, below: int) -> None:
         half = torch.float16
         layout = Layout.of([LayerShape(8, 16, 16, half, half)], torch.device("cpu"))
-        self.memory, self.random = PagedMemory(layout), random.Random(1)
+        self.memory, self.random = PagedBackend(layout), random.Random(1)
         counts, lengths = shape_of(tree)
         shape = Shape((1,) * below + counts, (SHORT,) * below + lengths)
         self.rows, _ = tree_rows(shape, self.memory)
@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--below", type=int, default=0, help="short nodes above the tree")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    attention_metadata.slots_at = slots_at
+    attention_metadata.advance_slots = advance_slots
     leaves = Leaves(options.tree, options.below)
     gone: list[Row] = []
     changes: dict[str, Callable[[], object]] = {

@@ -182,7 +182,7 @@ def note_draws(monkeypatch: pytest.MonkeyPatch) -> list[DrawBatch]:
         return whole(self, logits, batch)
 
     monkeypatch.setattr("weft.engines.torch.sampling.sampler.is_for_triton", lambda _: True)
-    monkeypatch.setattr("weft.engines.torch.base.difference_of_draws", lambda *_: "")
+    monkeypatch.setattr("weft.engines.torch.base.sampling_difference", lambda *_: "")
     monkeypatch.setattr(TorchSampler, "draw", noted)
     return drawn
 

@@ -105,12 +105,12 @@ def test_a_pool_that_cannot_grow_gives_the_same(
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
     from weft.engines.torch.paged import pool
-    from weft.engines.torch.paged.step import PagedMemory
+    from weft.engines.torch.paged.step import PagedBackend
 
     monkeypatch.setattr(pool, "SMALLEST_POOL", 8)
-    lm, most, empty, refused = make(kind, kv_slots=1000), 4 * pool.GROW_BY, PagedMemory._empty, []
+    lm, most, empty, refused = make(kind, kv_slots=1000), 4 * pool.GROW_BY, PagedBackend._empty, []
 
-    def within(memory: PagedMemory, shape: object, n: int) -> object:
+    def within(memory: PagedBackend, shape: object, n: int) -> object:
         if n > most + 1:
             refused.append(n)
             raise torch.OutOfMemoryError("CUDA out of memory")
@@ -125,7 +125,7 @@ def test_a_pool_that_cannot_grow_gives_the_same(
 
     want = grown()
     lm.clear_cache()
-    monkeypatch.setattr(PagedMemory, "_empty", within)
+    monkeypatch.setattr(PagedBackend, "_empty", within)
     assert grown() == want
     assert refused
     assert lm.tree.budget.capacity <= most

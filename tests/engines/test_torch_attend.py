@@ -126,7 +126,7 @@ def test_causal_rows_equal_a_masked_softmax(
     bias = torch.zeros(S, S).masked_fill(hidden, -math.inf)
     repeated = (t.repeat_interleave(2, 1) for t in (k, v))
     want, want_lse = _whole_softmax(q, *repeated, spec, bias)
-    choices = [attention.bands_of(S, window, q)] + ([None] if window is None else [])
+    choices = [attention.causal_bands(S, window, q)] + ([None] if window is None else [])
     for bands in choices:
         out, lse = attention.attend_causal(q, k, v, spec, bands)
         torch.testing.assert_close(out.double(), want, atol=1e-5, rtol=0)

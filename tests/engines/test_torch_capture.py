@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from weft.engines.torch.paged import capture  # noqa: E402
-from weft.engines.torch.paged.capture import GraphRecorder, with_room  # noqa: E402
+from weft.engines.torch.paged.capture import GraphRecorder, retry_with_free_memory  # noqa: E402
 
 pytestmark = pytest.mark.torch
 CARD = torch.device("cuda", 0)
@@ -174,7 +174,7 @@ def test_nothing_is_held_of_what_found_no_memory() -> None:
 
     gc.disable()
     try:
-        assert with_room(attempt) == "found"
+        assert retry_with_free_memory(attempt) == "found"
     finally:
         gc.enable()
 
@@ -213,7 +213,7 @@ def test_an_error_of_a_step_ends_its_capture(cuda: Cuda, monkeypatch: pytest.Mon
 
 
 def test_a_graph_goes_after_it_was_played(cuda: Cuda) -> None:
-    replay = GraphRecorder(CARD)(running(cuda))
+    captured = GraphRecorder(CARD)(running(cuda))
     cuda.said.clear()
-    replay.let_go()
+    captured.release()
     assert cuda.said == ["aside waits for lane"]

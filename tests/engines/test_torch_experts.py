@@ -173,7 +173,7 @@ class Given:
 
     def check(self, experts: MoEWeights) -> None:
         assert kernels.supports_fused_experts(self.x, self.chosen, self.shares, experts)
-        made = kernels.mixed(self.x, self.chosen, self.shares, experts)
+        made = kernels.fused_experts(self.x, self.chosen, self.shares, experts)
         want = self.want(experts)
         assert made.is_contiguous()
         assert (made.shape, made.dtype) == (self.x.shape, self.x.dtype)
@@ -221,7 +221,7 @@ def test_no_number_stays_none_below_a_limit(gate: GatedActivation) -> None:
     """So that a broken model is seen."""
     given = Given(5, 1, 2, 32, 16, torch.float32)
     given.x[3, 5] = float("nan")
-    made = kernels.mixed(
+    made = kernels.fused_experts(
         given.x, given.chosen, given.shares, MoEWeights(given.up, given.down, gate=gate)
     )
     assert made.isnan().all(1).tolist() == [False, False, False, True, False]
@@ -257,7 +257,7 @@ def test_tokens_may_lie_apart_and_experts_may_be_none() -> None:
     given.check(MoEWeights(given.up, given.down, gate=GatedActivation("gelu")))
     given.chosen = given.chosen.int()
     given.check(MoEWeights(given.up, given.down, gate=GatedActivation("gelu")))
-    none = kernels.mixed(
+    none = kernels.fused_experts(
         given.x[:0],
         given.chosen[:0],
         given.shares[:0],
@@ -317,7 +317,7 @@ def test_a_model_gives_what_it_did_and_is_not_touched(
 
     def noted(x: Any, *more: Any) -> Any:
         n_rows.append(len(x))
-        return kernels.mixed(x, *more)
+        return kernels.fused_experts(x, *more)
 
     monkeypatch.setattr(step, "mixed", noted)
     model = build(name).to(DEVICE)
@@ -368,7 +368,7 @@ def test_what_somebody_changes_counts(change: Any) -> None:
 
     def mixed(x: Any, *more: Any) -> Any:
         n_mixed.append(len(x))
-        return kernels.mixed(x, *more)
+        return kernels.fused_experts(x, *more)
 
     def made() -> Any:
         return module(given.x, given.chosen, given.shares)
@@ -417,7 +417,7 @@ def test_products_fit_a_card(
     kind = "fp32" if tile == "_OF_FLOAT32" else "bf16"
     kinds = dict.fromkeys(("x_ptr", "weight_ptr", "bias_ptr", "out_ptr"), kind)
     made = compiled(
-        "paged.experts", "multiply_by_experts", fixed, capability=capability,
+        "paged.experts", "fused_moe_kernel", fixed, capability=capability,
         order_ptr="i32", tile_ptr="i32", **kinds,
     )  # fmt: skip
     assert made.stack == 0
@@ -435,6 +435,10 @@ def test_what_is_around_products_fits_a_card() -> None:
     apart = grouped | {"BP": 1024, "IS_CLOSE": False}
     added = {"N_EXPERTS": 128, "TOP_K": 8, "WIDTH": 2048, "PAD": 8, "BW": 512, "num_warps": 4}
     kinds = {"chosen_ptr": "i64", "order_ptr": "i32", "tile_ptr": "i32"}
-    for name, fixed in (("group_pairs", close), ("group_pairs", apart), ("add_pairs", added)):
+    for name, fixed in (
+        ("moe_align_kernel", close),
+        ("moe_align_kernel", apart),
+        ("moe_sum_kernel", added),
+    ):
         made = compiled("paged.experts", name, fixed, **kinds)
         assert (made.stack, made.shared <= 16384) == (0, True)

@@ -179,7 +179,7 @@ def test_the_kernel_gates_as_pytorch_does(activation: Any, dtype: str) -> None:
         (both[0, :, :1100].contiguous(), both[0, :, 1100:2200]),
         (both[:, :0, :1100], both[:, :0, 1100:2200]),
     ):
-        made = elementwise.gated(gate, up, activation)
+        made = elementwise.act_and_mul(gate, up, activation)
         want = ACTIVATIONS[activation](gate.double()) * up.double()
         assert made.is_contiguous()
         assert (made.dtype, made.shape) == (gate.dtype, gate.shape)

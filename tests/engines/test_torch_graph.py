@@ -21,7 +21,7 @@ from weft.engines.torch import TorchEngine, weight_layout  # noqa: E402
 from weft.engines.torch.engine import open_model  # noqa: E402
 from weft.engines.torch.fused.decoder import FusedDecoder  # noqa: E402
 from weft.engines.torch.paged import capture, cuda_graph, kernel, pool  # noqa: E402
-from weft.engines.torch.paged.capture import replay_eagerly  # noqa: E402
+from weft.engines.torch.paged.capture import replay_without_graph  # noqa: E402
 from weft.engines.torch.paged.cuda_graph import bucket_of  # noqa: E402
 from weft.errors import ConfigError  # noqa: E402
 
@@ -76,7 +76,7 @@ def test_a_played_step_is_the_step(name: str, monkeypatch: pytest.MonkeyPatch) -
     for n in [5] * 4 + [4, 3, 3, 2] + [5] * 6:
         torch.testing.assert_close(ours.step(n), theirs.step(n), rtol=1e-4, atol=1e-4)
     told = played.stats()
-    assert told["why_eager"] == ""
+    assert told["not_captured_because"] == ""
     assert told["played"] >= 10
     assert told["captured"] <= 3
     assert plain.stats() == {}
@@ -96,7 +96,7 @@ def test_a_frame_serves_smaller_steps_and_forgets_them() -> None:
     n_rows = [int((items[:, 4] > 0).sum()) for items in work.by_tile]
     now = played.fragments._plan.work(2)
     assert n_rows == [len(items) for items in now.by_tile]
-    assert frame.slots[5:].tolist() == [played.fragments.nobodys] * 3
+    assert frame.slots[5:].tolist() == [played.fragments.dummy_slot] * 3
     for mine, other in zip(ours.rows, theirs.rows, strict=True):
         one, two = (e.fragments.export(r.kv_out) for e, r in ((played, mine), (plain, other)))
         for name in one:
@@ -272,7 +272,7 @@ def test_a_capture_that_fails_by_others_is_tried_again_but_not_for_ever(
         tries.append(run)
         if len(tries) <= n_short:
             raise failure("CUDA was busy")
-        return replay_eagerly(run)
+        return replay_without_graph(run)
 
     engine, plain = engine_of(), engine_of(graphs=False)
     monkeypatch.setattr(engine._graphs, "_record", is_short)
@@ -281,13 +281,13 @@ def test_a_capture_that_fails_by_others_is_tried_again_but_not_for_ever(
         torch.testing.assert_close(ours.step(), theirs.step(), rtol=1e-4, atol=1e-4)
     told = engine.stats()
     if n_short == 1:
-        assert (len(tries), told["why_eager"]) == (2, "")
+        assert (len(tries), told["not_captured_because"]) == (2, "")
         assert int(str(told["played"])) > 4
         assert not caplog.records
         assert engine._graphs._n_failed == 0  # of captures that fail in turn
     else:
         assert (len(tries), told["played"]) == (3, 0)
-        assert "CUDA was busy" in str(told["why_eager"])
+        assert "CUDA was busy" in str(told["not_captured_because"])
 
 
 def test_what_cannot_be_captured_is_run_as_it_is_and_logged_once(
@@ -304,7 +304,7 @@ def test_what_cannot_be_captured_is_run_as_it_is_and_logged_once(
             torch.testing.assert_close(ours.step(), theirs.step(), rtol=1e-4, atol=1e-4)
     assert len(caplog.records) == 1
     assert "not permitted when stream is capturing" in caplog.text
-    assert "not permitted" in str(engine.stats()["why_eager"])
+    assert "not permitted" in str(engine.stats()["not_captured_because"])
     assert engine.stats()["played"] == 0
 
 
@@ -332,14 +332,14 @@ def test_a_step_that_cannot_be_played_is_run_as_it_is(
     """PyTorch 2.11 plays no graph while another thread captures one; then it does again."""
     engine, plain = engine_of(), engine_of(graphs=False)
     ours, theirs = Leaves(engine, 3), Leaves(plain, 3)
-    play, n_asked = capture._Eager.play, 0
+    replay, n_asked = capture._Eager.replay, 0
 
     def plays_at_times(self: Any) -> None:
         nonlocal n_asked
         n_asked += 1
         if n_asked % 3 == 1 or n_asked > 9:
             raise RuntimeError("Offset increment outside graph capture")
-        play(self)
+        replay(self)
 
     monkeypatch.setattr(capture._Eager, "play", plays_at_times)
     for _ in range(16):
@@ -349,7 +349,7 @@ def test_a_step_that_cannot_be_played_is_run_as_it_is(
     assert not caplog.records
     for _ in range(12):  # for good, now: it is not tried for ever
         torch.testing.assert_close(ours.step(), theirs.step(), rtol=1e-4, atol=1e-4)
-    assert "Offset increment" in str(engine.stats()["why_eager"])
+    assert "Offset increment" in str(engine.stats()["not_captured_because"])
     assert n_asked == 12
     assert len(caplog.records) == 1
 
@@ -410,10 +410,10 @@ def test_graphs_are_chosen_by_name() -> None:
 
 def test_a_replay_runs_over_what_its_tensors_hold() -> None:
     given = torch.ones(2)
-    replay = replay_eagerly(lambda: given * 2)
+    captured = replay_without_graph(lambda: given * 2)
     given.fill_(3)
-    replay.play()
-    assert replay.hidden.tolist() == [6, 6]
+    captured.replay()
+    assert captured.hidden.tolist() == [6, 6]
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "qwen2", "mistral"])

@@ -125,7 +125,7 @@ def test_rows_along_two_axes_are_normed(shift: float, *, is_centred: bool) -> No
     for x in (*some, whole[0, 0], whole[:, 0], whole[0, :1], whole[:, :0]):
         normed = F.layer_norm if is_centred else F.rms_norm
         for some in (weight, torch.stack((weight, weight), 1)[:, 0], None):
-            made = elementwise.normed(x, some, 1e-6, shift, is_centred=is_centred)
+            made = elementwise.rms_norm(x, some, 1e-6, shift, is_centred=is_centred)
             want = normed(x, (40,), None if some is None else weight + shift, eps=1e-6)
             torch.testing.assert_close(made, want)
             assert made.is_contiguous()
@@ -133,8 +133,8 @@ def test_rows_along_two_axes_are_normed(shift: float, *, is_centred: bool) -> No
     assert elementwise.supports_rms_norm(whole, None)
     for other in (weight[:1], weight.repeat_interleave(2)[::2], weight[:1].expand(40)):
         assert not elementwise.supports_rms_norm(whole, other)
-    assert elementwise.RowsOf.tensor(whole[..., ::2]) is None
-    assert elementwise.RowsOf.tensor(whole.expand(3, -1, -1, -1)) is None
+    assert elementwise.RowLayout.tensor(whole[..., ::2]) is None
+    assert elementwise.RowLayout.tensor(whole.expand(3, -1, -1, -1)) is None
 
 
 @pytest.mark.parametrize(("name", "n"), [("gemma4", 2), ("gemma3n", 3), ("olmo2", 0)])

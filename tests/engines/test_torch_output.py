@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 import weft  # noqa: E402
 from shallow import shallow  # noqa: E402
 from weft._core.sampling.metrics import log_softmax  # noqa: E402
-from weft.engines.torch.output import DeviceLogits, TorchOutput, _Made  # noqa: E402
+from weft.engines.torch.output import DeviceLogits, TorchOutput, _LogprobsBlock  # noqa: E402
 from weft.errors import ForwardError  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -65,13 +65,13 @@ def test_neighbours_are_found_together_and_one_keeps_what_it_found(
     first, other = (TorchOutput(torch.randn(8, 300), []).retain(range(8)) for _ in range(2))
     wanted = first.tensor.log_softmax(-1).numpy()
     made = list[int]()
-    real = _Made.of.__func__  # type: ignore[attr-defined]
+    real = _LogprobsBlock.of.__func__  # type: ignore[attr-defined]
 
     def counted(cls: type, logits: torch.Tensor, first: int, *, on_host: bool) -> object:
         made.append(len(logits))
         return real(cls, logits, first, on_host=on_host)
 
-    monkeypatch.setattr(_Made, "of", classmethod(counted))
+    monkeypatch.setattr(_LogprobsBlock, "of", classmethod(counted))
     for number in (0, 1, 2, 3, 7):
         row = first.logprobs(number, on_host=on_host)
         np.testing.assert_allclose(np.asarray(row), wanted[number], atol=1e-6)

@@ -176,18 +176,18 @@ class Kernel:
 KERNELS = [
     (kernel, "tree_attention_kernel"),
     (kernel, "merge_attn_states_kernel"),
-    (graph_inputs, "find_slots"),
+    (graph_inputs, "find_slots_kernel"),
     (graph_inputs, "copy_inputs_kernel"),
-    (elementwise, "cos_and_sin"),
-    (elementwise, "norm_rows"),
-    (elementwise, "turn_and_store"),
-    (elementwise, "turn_only"),
-    (elementwise, "store_heads"),
-    (elementwise, "gate_and_multiply"),
-    (experts, "group_pairs"),
-    (experts, "multiply_by_experts"),
-    (experts, "add_pairs"),
-    (routers, "choose_experts"),
+    (elementwise, "rotary_angles_kernel"),
+    (elementwise, "rms_norm_kernel"),
+    (elementwise, "rotary_and_store_kv_kernel"),
+    (elementwise, "rotary_kernel"),
+    (elementwise, "store_kv_kernel"),
+    (elementwise, "act_and_mul_kernel"),
+    (experts, "moe_align_kernel"),
+    (experts, "fused_moe_kernel"),
+    (experts, "moe_sum_kernel"),
+    (routers, "topk_routing_kernel"),
     (draw_kernel, "sample_tile_kernel"),
     (draw_kernel, "reduce_row_kernel"),
 ]
@@ -276,7 +276,7 @@ def test_a_fused_step_launches_few_kernels_a_layer(
         with monkeypatch.context() as patch:
             counting, _ = steady(engine, 3, patch)
         launches.append(counting.launches())
-        assert (counting.counts["cos_and_sin"], counting.counts["cos"]) == (1, 0)
+        assert (counting.counts["rotary_angles_kernel"], counting.counts["cos"]) == (1, 0)
     assert launches[1] - launches[0] == 2 * 10
     assert launches[0] + 31 * 10 <= 400  # of 32 layers, nothing captured
 
@@ -311,5 +311,5 @@ def test_a_played_step_launches_little(monkeypatch: pytest.MonkeyPatch) -> None:
     assert uploads == []
     assert counting.counts["tree_attention_kernel"] == 0
     assert counting.counts["sample_tile_kernel"] == 1
-    assert counting.counts["find_slots"] == counting.counts["copy_inputs_kernel"] == 1
+    assert counting.counts["find_slots_kernel"] == counting.counts["copy_inputs_kernel"] == 1
     assert counting.launches() <= 12

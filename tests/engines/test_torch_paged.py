@@ -37,7 +37,7 @@ from weft.engines.torch.paged import (  # noqa: E402
     tiling,
 )
 from weft.engines.torch.paged import step as paged_step  # noqa: E402
-from weft.engines.torch.paged.step import PagedMemory  # noqa: E402
+from weft.engines.torch.paged.step import PagedBackend  # noqa: E402
 from weft.errors import ConfigError, EngineUnavailable, KVFull, ModelMismatch  # noqa: E402
 
 # The interpreter, or a card where there is one and TRITON_INTERPRET is not set.
@@ -76,7 +76,7 @@ class Twin:
         self, heads: int = 2, kv: int = 1, dims: tuple[int, int] = (8, 8), dtype: str = "float32"
     ) -> None:
         self.dtype = getattr(torch, dtype)
-        self.memory = PagedMemory(
+        self.memory = PagedBackend(
             Layout.of([LayerShape(kv, *dims, self.dtype, self.dtype)], DEVICE)
         )
         self.heads, self.kv, self.dims = heads, kv, dims
@@ -132,7 +132,7 @@ class Twin:
         self, parts: Sequence[Part], spec: AttentionSpec, rows: list[Row] | None = None
     ) -> float:
         """Run one layer of a step; return the worst error against a softmax."""
-        self.last = step = self.memory.begin(self.rows(parts) if rows is None else rows)
+        self.last = step = self.memory.start_step(self.rows(parts) if rows is None else rows)
         total = len(step.positions)
         q = self.normal(1, self.heads, total, self.dims[0])
         k, v = (self.normal(1, self.kv, total, d) for d in self.dims)
@@ -295,7 +295,7 @@ def test_what_lies_above_one_row_agrees_with_a_softmax(
     for n_above, n_own in ((40, 0), (3, 7), (70, 30), (0, 5)):
         above = twin.node(None, n_above) if n_above else None
         alone.append((above, twin.node(above, n_own), 1))
-    work = twin.memory.begin(twin.rows(alone)).work(n_heads // n_kv)
+    work = twin.memory.start_step(twin.rows(alone)).work(n_heads // n_kv)
     assert work.is_single
     assert twin.step(alone, spec) < NEAR
     trunk = twin.node(None, 20)
@@ -353,15 +353,15 @@ def test_lines_of_many_queries_are_met_by_broad_tiles(
 
 def test_a_long_prompt_is_met_in_one_piece_by_each_of_its_steps() -> None:
     """Tiles enough keep a card busy; a second part of each row would be written and read for it."""
-    memory = PagedMemory(Layout.of([LayerShape(8, 2, 2, torch.float16, torch.float16)], DEVICE))
+    memory = PagedBackend(Layout.of([LayerShape(8, 2, 2, torch.float16, torch.float16)], DEVICE))
     kv = memory.new(None)
     for position in range(0, 16384, 2048):
-        step = memory.begin([Row((), [0] * 2048, position, kv)])
+        step = memory.start_step([Row((), [0] * 2048, position, kv)])
         assert step.work(4).n_parts == 2048, position
         step.commit()
     leaves = [memory.new(kv) for _ in range(300)]
     path = (Span(kv, 16384),)
-    step = memory.begin([Row(path, [0], 16384, leaf) for leaf in leaves])
+    step = memory.start_step([Row(path, [0], 16384, leaf) for leaf in leaves])
     assert len(step.work(4).broad) * 8 > 132  # but where few tiles meet much, it is cut
 
 
@@ -411,7 +411,7 @@ def test_lists_are_cut_and_joined_without_a_copy_of_kv() -> None:
     memory, number = twin.memory, twin.node(None, 64)
     keys, lower = memory.keys[0], twin.nodes[number].fragment
     slots = lower.slots.tolist()
-    memory.begin([Row((Span(lower, 64),), [0], 64)])
+    memory.start_step([Row((Span(lower, 64),), [0], 64)])
     upper = memory.split(lower, 20)
     assert [*upper.slots, *lower.slots] == slots
     memory.join(upper, lower)
@@ -444,7 +444,7 @@ def test_leaves_reserve_some_slots_and_give_them_back() -> None:
 
 def assert_met_once(twin: Twin, rows: list[Row], group: int) -> paged_step.PagedStep:
     """Every slot of every path and list is in one part of each query, in order, and no more is."""
-    step = twin.memory.begin(rows)
+    step = twin.memory.start_step(rows)
     work, table = step.work(group), twin.memory.table.on_device().cpu().numpy()
     positions, first_part = step.positions.tolist(), work.first_part.tolist()
     met: dict[tuple[int, int], dict[int, list[int]]] = {}  # by token and head: slots by part
@@ -592,7 +592,7 @@ def test_joined_lists_go_with_their_plans(monkeypatch: pytest.MonkeyPatch) -> No
     leaves: list[Part] = [(low, twin.node(low, 0), 1) for _ in range(9)]
     for _ in range(40):
         for some in (leaves[:1], leaves, [(low, None, 3)]):
-            step = twin.memory.begin(twin.rows(some))
+            step = twin.memory.start_step(twin.rows(some))
             n_each = 1 if step.work(2).is_single else 2  # what is above one row is met with it
             assert (step.work(2).n_parts, n_each) == (
                 n_each * sum(n for _, _, n in some),
@@ -642,13 +642,13 @@ class Planned:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.n = 0
-        new = PagedMemory._planned
+        new = PagedBackend._planned
 
         def counted(*given: Any) -> attention_metadata.TreeAttentionMetadata:
             self.n += 1
             return new(*given)
 
-        monkeypatch.setattr(PagedMemory, "_planned", counted)
+        monkeypatch.setattr(PagedBackend, "_planned", counted)
 
 
 class Runs:
@@ -760,7 +760,7 @@ def test_lists_that_are_lost_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> No
     rows = twin.rows([(trunk, twin.node(trunk, 0), 1)])
     assert_met_once(twin, rows, 2)
     for _ in range(40):
-        twin.memory.begin(twin.rows([(trunk, None, 2)]))
+        twin.memory.start_step(twin.rows([(trunk, None, 2)]))
         assert len(twin.memory.table.lost) <= 17
     assert_met_once(twin, rows, 2)
 
@@ -800,7 +800,7 @@ def test_leaves_that_grow_keep_their_plan(monkeypatch: pytest.MonkeyPatch) -> No
     parts: list[Part] = [(trunk, twin.node(trunk, 30 + 7 * i), 1) for i in range(5)]
     rows, made = twin.rows(parts), Planned(monkeypatch)
     for _ in range(600):
-        step = twin.memory.begin(rows)
+        step = twin.memory.start_step(rows)
         assert step.positions.tolist() == [row.position for row in rows]
         assert step.slots.tolist() == [row.kv_out.slots[row.kv_out.length] for row in rows]
         step.commit()
@@ -822,7 +822,7 @@ def test_plans_do_not_grow_as_leaves_come_and_go(monkeypatch: pytest.MonkeyPatch
         # Now and then below what the plan does not know.
         above = twin.node(trunk, 3) if number % 4 == 0 else trunk
         live.append(twin.node(above, 0))
-        step = twin.memory.begin(twin.rows([(twin.nodes[n].parent, n, 1) for n in live]))
+        step = twin.memory.start_step(twin.rows([(twin.nodes[n].parent, n, 1) for n in live]))
         work = step.work(2)
         sizes.add((len(work.narrow), len(work.wide) + len(work.broad), work.n_parts))
         step.commit()
@@ -839,12 +839,12 @@ def test_a_step_that_fails_changes_no_length_and_keeps_no_slots() -> None:
     trunk, leaf = twin.node(None, 10), twin.node(1, 0)
     memory, slot = twin.memory, twin.memory.layout.slot_bytes
     rows = twin.rows([(trunk, leaf, 3), (trunk, None, 50)])
-    memory.begin(rows)
+    memory.start_step(rows)
     assert memory.usage() == (10, (10 + pool.GROW_BY) * slot)
     assert twin.nodes[leaf].fragment.length == 0
     memory.settle(twin.nodes[leaf].fragment)
     assert memory.usage() == (10, 10 * slot)
-    memory.begin(rows).commit()  # the next step takes what the failed one had
+    memory.start_step(rows).commit()  # the next step takes what the failed one had
     twin.nodes[leaf].held = twin.held(None)
     memory.trim(twin.nodes[leaf].fragment, 0)
     twin.check()
@@ -858,7 +858,7 @@ def test_kv_of_another_shape_or_memory_is_refused() -> None:
     with pytest.raises(ModelMismatch):
         other.memory.load({}, None)
     with pytest.raises(ConfigError, match="paged memory"):
-        twin.memory.begin([Row((), [1], 0, Fragment())])
+        twin.memory.start_step([Row((), [1], 0, Fragment())])
     empty = twin.memory.export(twin.memory.new(None))
     assert twin.memory.load(empty, None).length == 0
 
@@ -868,15 +868,15 @@ def test_a_pool_that_finds_no_room_to_spare_grows_by_what_it_must(
 ) -> None:
     twin, most = Twin(), 330
     node = twin.node(None, 250)
-    make = PagedMemory._empty
+    make = PagedBackend._empty
 
-    def within(memory: PagedMemory, shape: LayerShape, n: int) -> Any:
+    def within(memory: PagedBackend, shape: LayerShape, n: int) -> Any:
         if n > most + 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return make(memory, shape, n)
 
-    monkeypatch.setattr(PagedMemory, "_empty", within)
-    monkeypatch.setattr(PagedMemory, "_spare", lambda memory, left: 1000)
+    monkeypatch.setattr(PagedBackend, "_empty", within)
+    monkeypatch.setattr(PagedBackend, "_spare", lambda memory, left: 1000)
     leaf = twin.node(node, 0)
     with pytest.raises(KVFull, match="memory for the KV of 256 tokens, and 90 more") as full:
         twin.memory.reserve(twin.nodes[leaf].fragment, 96)
@@ -892,25 +892,25 @@ def test_a_pool_that_cannot_grow_keeps_no_layer_that_is_larger(
     monkeypatch: pytest.MonkeyPatch, has_slots: bool
 ) -> None:
     shape = LayerShape(1, 8, 8, torch.float32, torch.float32)
-    memory, make, n_left = PagedMemory(Layout.of([shape] * 5, DEVICE)), PagedMemory._empty, 3
+    memory, make, n_left = PagedBackend(Layout.of([shape] * 5, DEVICE)), PagedBackend._empty, 3
     data = {f"{name}.{layer}": np.full((1, 70, 8), layer) for layer in range(5) for name in "kv"}
     sent: dict[str, Any] = {name: array.astype(np.float32) for name, array in data.items()}
     sent["dtype"] = np.array("float32")
     held = memory.load(sent, None) if has_slots else memory.new(None)
     n = len(memory.keys[0]) if has_slots else 0
 
-    def within(memory: PagedMemory, shape: LayerShape, n_slots: int) -> Any:
+    def within(memory: PagedBackend, shape: LayerShape, n_slots: int) -> Any:
         nonlocal n_left
         n_left -= n_slots != n
         if n_left < 0 and n_slots != n:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return make(memory, shape, n_slots)
 
-    monkeypatch.setattr(PagedMemory, "_empty", within)
+    monkeypatch.setattr(PagedBackend, "_empty", within)
     with pytest.raises(KVFull):
         memory.reserve(held, 1000)
     assert [len(each) for each in memory.keys + memory.values] == [n] * (10 * has_slots)
-    monkeypatch.setattr(PagedMemory, "_empty", make)
+    monkeypatch.setattr(PagedBackend, "_empty", make)
     found = memory.export(held)
     if has_slots:
         for name, array in sent.items():
@@ -924,12 +924,12 @@ def test_a_pool_on_a_card_that_is_full_stays_where_it_is(monkeypatch: pytest.Mon
     twin = Twin()
     leaf = twin.node(twin.node(None, 250), 0)
     before = (twin.memory.n_moves, *map(id, twin.memory.keys))
-    monkeypatch.setattr(PagedMemory, "_left", lambda memory: 89)
+    monkeypatch.setattr(PagedBackend, "_left", lambda memory: 89)
     with pytest.raises(KVFull, match="KV of 345 tokens, and 1 more are wanted") as full:
         twin.memory.reserve(twin.nodes[leaf].fragment, 96)
     assert (full.value.capacity, full.value.needed) == (345, 1)
     assert (twin.memory.n_moves, *map(id, twin.memory.keys)) == before
-    monkeypatch.setattr(PagedMemory, "_left", lambda memory: 90)
+    monkeypatch.setattr(PagedBackend, "_left", lambda memory: 90)
     twin.memory.reserve(twin.nodes[leaf].fragment, 96)
     assert twin.memory._capacity == 256 + 90
 
@@ -948,17 +948,17 @@ def test_host_memory_of_what_came_back_goes_once_the_device_has_read_it() -> Non
     read.append((event, []))
     leaf = twin.node(twin.node(None, 5), 0)
     row = Row((), [1], 0, twin.nodes[leaf].fragment)
-    twin.memory.begin([row])
+    twin.memory.start_step([row])
     assert len(read) == 1
     event.is_past = True
-    twin.memory.begin([row])
+    twin.memory.start_step([row])
     assert not read
 
 
 def test_kv_leaves_layer_after_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it leaves there is little room: copies of all layers would not find any."""
     shape = LayerShape(1, 8, 8, torch.float32, torch.float32)
-    memory = PagedMemory(Layout.of([shape] * 5, DEVICE))
+    memory = PagedBackend(Layout.of([shape] * 5, DEVICE))
     named = [f"{name}.{layer}" for layer in range(5) for name in "kv"]
     sent: dict[str, Any] = {
         name: np.full((1, 70, 8), i, np.float32) for i, name in enumerate(named)
@@ -1002,7 +1002,7 @@ def test_kv_is_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     makers, card, padded = (
         select_backend.kv_backends,
         torch.device("cuda"),
-        select_backend.PaddedMemory,
+        select_backend.PaddedBackend,
     )
     for device in (CPU, card):
         assert makers("padded", device) == [padded]
@@ -1018,8 +1018,8 @@ def test_kv_is_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ConfigError, match=r"compute capability 8\.0"):
             makers("paged", card)
         patch.setattr(select_backend, "is_for_triton", lambda device: True)
-        assert makers("paged", card) == [PagedMemory]
-        assert makers("auto", card) == [PagedMemory, padded]
+        assert makers("paged", card) == [PagedBackend]
+        assert makers("auto", card) == [PagedBackend, padded]
         assert select_backend.has_kernels(makers("auto", card), card)
         assert not select_backend.has_kernels(makers("padded", card), card)
         assert not select_backend.has_kernels(makers("auto", CPU), CPU)
@@ -1041,7 +1041,7 @@ def test_kv_is_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_family_runs_over_the_pool(name: str) -> None:
     """A load holds a tree against the model's own plain forward; see `check_tree`."""
     engine = TorchEngine.adopt(build(name).to(DEVICE), kv="paged")
-    assert isinstance(engine.fragments, PagedMemory)
+    assert isinstance(engine.fragments, PagedBackend)
     assert engine.fragments.usage() == (0, 0)
 
 
@@ -1060,7 +1060,7 @@ def test_a_loom_grows_the_same_over_either_memory() -> None:
             first.clip(3)
             below = first.grow(n=2, max_tokens=3, seed=2)
             texts[kv] = [node.text for node in (first, second, third, *below)]
-            assert isinstance(lm.engine.fragments, PagedMemory) == (kv == "paged")
+            assert isinstance(lm.engine.fragments, PagedBackend) == (kv == "paged")
     assert texts["paged"] == texts["padded"]
 
 
@@ -1080,12 +1080,12 @@ def test_angles_are_those_of_the_model(size: int) -> None:
     positions = torch.randint(1 << 20, (150,), device=DEVICE, generator=numbers)
     positions[:2] = torch.tensor([0, (1 << 24) - 1])
     given = rotary.inv_freq, rotary.attention_scaling
-    made = elementwise.angles(positions, *given, torch.float32)
+    made = elementwise.rotary_angles(positions, *given, torch.float32)
     want = rotary(made, positions[None])
     assert made.shape == (150, size)
     halves = torch.cat([half[0, :, : size // 2] for half in want], 1)
     torch.testing.assert_close(made, halves, rtol=1e-5, atol=1e-6)
-    assert torch.equal(elementwise.angles(positions, *given, torch.float16), made.half())
+    assert torch.equal(elementwise.rotary_angles(positions, *given, torch.float16), made.half())
 
 
 def test_tokens_go_on_to_their_slots() -> None:
@@ -1096,7 +1096,7 @@ def test_tokens_go_on_to_their_slots() -> None:
         bases, positions = torch.randint(2000, (2, n), device=DEVICE, generator=numbers).int()
         before = positions.clone()
         for n_on in (0, 1, 1):
-            slots = graph_inputs.slots_at(positions, n_on, bases, table)
+            slots = graph_inputs.advance_slots(positions, n_on, bases, table)
             before += n_on
             assert torch.equal(positions, before)
             assert torch.equal(slots, table[(bases + before).long()])
@@ -1118,11 +1118,11 @@ def test_heads_of_many_programs_are_normed_turned_and_stored() -> None:
 
     heads, slots = normal(n_tokens, n_queries + 2 * n_kv, size), torch.randperm(90)[:n_tokens]
     keys, values = normal(90, n_kv, size), normal(90, n_kv, size)
-    angles = normal(n_tokens, size)
-    cos, sin = (half.repeat(1, 2) for half in angles.chunk(2, 1))
-    turn = RotaryArgs(n_queries, angles, normal(size), normal(size), eps=1e-6)
+    rotary_angles = normal(n_tokens, size)
+    cos, sin = (half.repeat(1, 2) for half in rotary_angles.chunk(2, 1))
+    turn = RotaryArgs(n_queries, rotary_angles, normal(size), normal(size), eps=1e-6)
     slots, before = slots.to(DEVICE), (keys.clone(), values.clone())
-    query = elementwise.turn_heads(heads, turn, slots, keys, values)
+    query = elementwise.rotary_and_store_kv(heads, turn, slots, keys, values)
 
     def turned(x: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
         x = torch.nn.functional.rms_norm(x, (size,), norm, turn.eps)
@@ -1177,8 +1177,8 @@ def test_heads_too_large_for_a_tile_of_float32_are_refused(
     monkeypatch.setattr(paged_step, "is_interpreted", lambda: False)
     cpu = torch.device("cpu")
     with pytest.raises(ConfigError, match="heads have 512 numbers"):
-        PagedMemory(Layout.of([LayerShape(2, 512, 512, torch.float32, torch.float32)], cpu))
-    PagedMemory(Layout.of([LayerShape(2, size, size, dtype, dtype)], cpu))
+        PagedBackend(Layout.of([LayerShape(2, 512, 512, torch.float32, torch.float32)], cpu))
+    PagedBackend(Layout.of([LayerShape(2, size, size, dtype, dtype)], cpu))
 
 
 @pytest.mark.slow
@@ -1196,7 +1196,7 @@ def test_the_merge_fills_a_processor(size: int, n_rows: int, n_parts: int) -> No
 @pytest.mark.parametrize("size", [64, 128])
 def test_the_turn_fills_a_processor(size: int) -> None:
     fixed = {"N_QUERIES": 32, "N_KV": 8, "DIM": size, "PAD": size, "BM": 8, "HAS_NORMS": True}
-    made = compiled("paged.elementwise", "turn_and_store", {**fixed, "num_warps": 4})
+    made = compiled("paged.elementwise", "rotary_and_store_kv_kernel", {**fixed, "num_warps": 4})
     assert (made.stack, made.registers <= 96, made.shared <= 16 * 1024) == (0, True, True)
 
 
@@ -1208,7 +1208,7 @@ def test_turning_apart_fills_a_processor(size: int, every: int, *, are_neighbour
     fixed = {"N_QUERIES": 32, "N_KEYS": 8, "DIM": size, "TURNED": size, "WIDTH": size}
     fixed |= {"ARE_NEIGHBOURS": are_neighbours, "EVERY": every}
     fixed |= {"PAD": size, "BM": 8, "num_warps": 4}
-    made = compiled("paged.elementwise", "turn_only", fixed)
+    made = compiled("paged.elementwise", "rotary_kernel", fixed)
     assert (made.stack, made.registers <= 96, made.narrow) == (0, True, 0)
 
 
@@ -1216,7 +1216,7 @@ def test_turning_apart_fills_a_processor(size: int, every: int, *, are_neighbour
 @pytest.mark.parametrize("size", [64, 128, 256])
 def test_storing_apart_fills_a_processor(size: int) -> None:
     fixed = {"N_KV": 8, "KEY_DIM": size, "VALUE_DIM": size, "PAD": size, "BM": 8, "num_warps": 4}
-    made = compiled("paged.elementwise", "store_heads", fixed)
+    made = compiled("paged.elementwise", "store_kv_kernel", fixed)
     assert (made.stack, made.registers <= 64, made.narrow) == (0, True, 0)
 
 
@@ -1227,7 +1227,7 @@ def test_the_norm_fills_a_processor(width: int, *, is_centred: bool) -> None:
     pad = kernel.padded(width)
     fixed = {"WIDTH": width, "PAD": pad, "BM": 1, "num_warps": min(16, pad // 512)}
     fixed |= {"IS_CENTRED": is_centred, "HAS_WEIGHT": True}
-    made = compiled("paged.elementwise", "norm_rows", fixed)
+    made = compiled("paged.elementwise", "rms_norm_kernel", fixed)
     assert (made.stack, made.registers <= 128, made.narrow) == (0, True, 0)
 
 
@@ -1235,7 +1235,7 @@ def test_the_norm_fills_a_processor(width: int, *, is_centred: bool) -> None:
 def test_angles_are_turned_about_exactly() -> None:
     """Without a card: by no approximation of sines, which is wrong far out."""
     fixed = {"HALF": 64, "PAD": 64, "BT": 1, "num_warps": 1}
-    made = compiled("paged.elementwise", "cos_and_sin", fixed, position_ptr="i64")
+    made = compiled("paged.elementwise", "rotary_angles_kernel", fixed, position_ptr="i64")
     assert made.approximations == 0
 
 
@@ -1243,7 +1243,7 @@ def test_angles_are_turned_about_exactly() -> None:
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
 def test_the_gate_fills_a_processor(activation: str) -> None:
     fixed = {"WIDTH": 14336, "BT": 1, "BW": 1024, "ACTIVATION": activation, "num_warps": 4}
-    made = compiled("paged.elementwise", "gate_and_multiply", fixed)
+    made = compiled("paged.elementwise", "act_and_mul_kernel", fixed)
     assert (made.stack, made.registers <= 32, made.narrow) == (0, True, 0)
 
 
@@ -1253,7 +1253,7 @@ def test_the_gate_fills_a_processor(activation: str) -> None:
 @pytest.mark.parametrize("is_plain", [True, False], ids=["plain", "window"])
 def test_tiles_compile_for_sm_90(size: int, n_rows: int, is_plain: bool) -> None:
     """Without a card: nothing spills, two programs share a processor, wide ones use warp groups."""
-    fixed = kernel.tile_of(32, 8, size, size, n_rows, 2)
+    fixed = kernel.tile_config(32, 8, size, size, n_rows, 2)
     asked = {"HAS_CAP": not is_plain, "HAS_WINDOW": not is_plain, "IS_WHOLE": False}
     made = compiled("paged.kernel", "tree_attention_kernel", {**fixed, **asked})
     n_programs = 1 if n_rows == kernel.BROAD else 2  # of a processor
@@ -1274,7 +1274,7 @@ def test_many_heads_a_group_wait_for_no_single_product(
     n_heads: int, size: int, n_rows: int
 ) -> None:
     """Tiles of 64 and 128 rows meet what lies above one token, too, where 16 do not hold it."""
-    fixed = kernel.tile_of(n_heads, 1, size, size, n_rows, 2)
+    fixed = kernel.tile_config(n_heads, 1, size, size, n_rows, 2)
     asked = {"HAS_CAP": False, "HAS_WINDOW": False, "IS_WHOLE": False}
     made = compiled("paged.kernel", "tree_attention_kernel", {**fixed, **asked})
     assert made.has_wgmma
@@ -1289,7 +1289,7 @@ def test_tiles_fit_other_cards(capability: int, room: int, size: int) -> None:
     a memory has smaller ones there."""
     met = {}
     for n_rows in kernel.TILES:
-        fixed = kernel.tile_of(32, 8, size, size, n_rows, 2)
+        fixed = kernel.tile_config(32, 8, size, size, n_rows, 2)
         asked = {**fixed, "HAS_CAP": False, "HAS_WINDOW": False, "IS_WHOLE": False}
         made = compiled("paged.kernel", "tree_attention_kernel", asked, capability=capability)
         met[n_rows] = made.shared <= room * 1024

@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 import weft  # noqa: E402
 from weft.engines.base import Row, Span  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
-from weft.engines.torch import alone as alone_module  # noqa: E402
+from weft.engines.torch import batch_invariance as alone_module  # noqa: E402
 from weft.errors import ConfigError, Unsupported  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -154,7 +154,9 @@ def test_heads_of_many_programs_are_turned(
     cos, sin = normal(2, 1, 77, 20)[..., : n // 2 if is_half else n]
     for some in (heads, heads[:1], [heads[1].contiguous(), heads[0]]):
         assert elementwise.supports_rotary(some, cos, sin, axis)
-        for made, x in zip(elementwise.turned(some, cos, sin, axis, pairs), some, strict=True):
+        for made, x in zip(
+            elementwise.apply_rotary(some, cos, sin, axis, pairs), some, strict=True
+        ):
             want = rotary.turned_plainly(x, cos, sin, axis, pairs)
             torch.testing.assert_close(made, want, rtol=1e-5, atol=1e-5)
     others = ((heads, cos[:, :70], sin[:, :70]), (heads, cos, sin.half()), (heads, cos[0], sin[0]))

@@ -120,7 +120,7 @@ class InStep:
 
     def chosen(self, *given: Any) -> Any:
         self.n += 1
-        return routers.chosen(*given)
+        return routers.select_experts(*given)
 
 
 def both(module: Any, *given: Any) -> tuple[Any, Any, int]:
@@ -231,7 +231,7 @@ def test_the_kernel_chooses_the_largest(
     router = RouterSpec(min(6, n_experts), function, is_normed, by_logits, groups, 1.5)
     logits, bias = logits.to(DEVICE), None if bias is None else bias.to(DEVICE)
     assert routers.supports_routing(logits, bias, router)
-    numbers, shares = routers.chosen(logits, bias, router)
+    numbers, shares = routers.select_experts(logits, bias, router)
     want = wanted(logits.cpu().numpy(), None if bias is None else bias.cpu().numpy(), router)
     assert np.array_equal(numbers.cpu().numpy(), want[0])
     np.testing.assert_allclose(shares.cpu().numpy(), want[1], rtol=2e-5)
@@ -241,12 +241,12 @@ def test_of_the_same_scores_the_first_are_chosen_each_once() -> None:
     same = torch.zeros(2, 24, device=DEVICE)
     same[1] = -INFINITY
     router = RouterSpec(5, "sigmoid", is_normed=False, by_logits=True)
-    numbers, shares = routers.chosen(same, None, router)
+    numbers, shares = routers.select_experts(same, None, router)
     assert numbers.tolist() == [[0, 1, 2, 3, 4]] * 2
     assert shares[0].tolist() == [0.5] * 5
     assert shares[1].abs().max() < 1e-30
     kept = router._replace(groups=ExpertGroups(4, 1, "one"), top_k=6)
-    few, _ = routers.chosen(torch.arange(16.0, device=DEVICE)[None], None, kept)
+    few, _ = routers.select_experts(torch.arange(16.0, device=DEVICE)[None], None, kept)
     assert few.tolist() == [[15, 14, 13, 12, 0, 1]]  # of other groups, once there is no more
 
 
@@ -259,7 +259,7 @@ def test_what_is_no_number_is_chosen_and_stays_none(function: Any, *, is_normed:
     logits[0, 5] = float("nan")
     logits[1] = float("nan")
     router = RouterSpec(2, function, is_normed, by_logits=False)
-    numbers, shares = routers.chosen(logits, None, router)
+    numbers, shares = routers.select_experts(logits, None, router)
     assert ((numbers >= 0) & (numbers < 8)).all()
     assert function == "softmax" or 5 in numbers[0].tolist()
     assert shares[0].isnan().any()
@@ -272,7 +272,7 @@ def test_shares_far_below_the_largest_are_not_lost() -> None:
     logits = torch.tensor([[200.0, 1.0, 0.0, -300.0]], device=DEVICE)
     bias = torch.tensor([-1000.0, 0.0, 0.0, 0.0], device=DEVICE)
     router = RouterSpec(2, "softmax", is_normed=True, by_logits=True)
-    numbers, shares = routers.chosen(logits, bias, router)
+    numbers, shares = routers.select_experts(logits, bias, router)
     assert numbers.tolist() == [[1, 2]]
     torch.testing.assert_close(shares[0], torch.tensor([1.0, 0.0], device=DEVICE).softmax(0))
 
@@ -293,7 +293,7 @@ def test_what_the_kernel_does_not_take_is_told() -> None:
     assert not routers.supports_routing(
         logits, None, router._replace(groups=ExpertGroups(16, 2, "two"))
     )
-    numbers, shares = routers.chosen(logits[:0], None, router)
+    numbers, shares = routers.select_experts(logits[:0], None, router)
     assert (numbers.shape, shares.shape) == ((0, 2), (0, 2))
 
 
@@ -414,7 +414,7 @@ def test_a_model_gives_what_it_did(name: str, monkeypatch: pytest.MonkeyPatch) -
 
     def noted(logits: Any, *more: Any) -> Any:
         n_rows.append(len(logits))
-        return routers.chosen(logits, *more)
+        return routers.select_experts(logits, *more)
 
     monkeypatch.setattr(step, "chosen", noted)
     engine = TorchEngine.adopt(build(name).to(DEVICE), kv="paged", graphs=False)
@@ -436,5 +436,5 @@ def test_the_kernel_fits_a_card(capability: int, n_experts: int, n_groups: int) 
         "num_warps": 1 if pad <= 256 else 4,
     }  # fmt: skip
     kinds = {"logit_ptr": "fp32", "bias_ptr": "fp32", "chosen_ptr": "i64", "share_ptr": "fp32"}
-    made = compiled("paged.routers", "choose_experts", fixed, capability=capability, **kinds)
+    made = compiled("paged.routers", "topk_routing_kernel", fixed, capability=capability, **kinds)
     assert (made.stack, made.shared <= 4096) == (0, True)

@@ -39,7 +39,7 @@ def _as_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def difference(n_vocab: int = 700, dtype: Any = torch.float32) -> str:
-    return check.difference_of_draws(TorchSampler(DEVICE, kernels=True), n_vocab, dtype)
+    return check.sampling_difference(TorchSampler(DEVICE, kernels=True), n_vocab, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -101,7 +101,7 @@ def first_tokens(engine: TorchEngine | RecomputeEngine) -> list[int]:
     chain = BatchSampler([Sampler(SamplingParams(), seed) for seed in range(4)])
     batch = draw_batch(chain, 0, [1, 2, 3, 4])
     drawn: list[int] = output.draw(batch).result().ids.tolist()
-    assert isinstance(output.draw(batch), TorchDraws) == engine._drawer.on_device
+    assert isinstance(output.draw(batch), TorchDraws) == engine._sampler.on_device
     return drawn
 
 
@@ -110,12 +110,12 @@ def test_a_device_that_draws_other_tokens_draws_none(
     family: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     well = TorchEngine.adopt(build(family).to(DEVICE))
-    assert well._drawer.on_device
+    assert well._sampler.on_device
     assert "tokens are sampled" not in caplog.text
     check._agreed.clear()
     monkeypatch.setattr(*changed(kernel, "draw_tokens", shifted(1)))
     ill = TorchEngine.adopt(build(family).to(DEVICE))
-    assert not ill._drawer.on_device
+    assert not ill._sampler.on_device
     assert "tokens are sampled on the host" in caplog.text
     assert "figures differ from the reference's by 0.01 nats" in caplog.text
     assert first_tokens(ill) == first_tokens(well)
@@ -142,7 +142,7 @@ def test_an_error_of_a_draw_leaves_the_device(
 
     monkeypatch.setattr(TorchSampler, "draw", fails)
     engine = TorchEngine.adopt(build("llama").to(DEVICE))
-    assert not engine._drawer.on_device
+    assert not engine._sampler.on_device
     assert "ForwardError: the device failed in a step" in caplog.text
 
 

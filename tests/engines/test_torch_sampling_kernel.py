@@ -29,7 +29,7 @@ from weft.engines.torch.paged import kernel  # noqa: E402
 from weft.engines.torch.sampling import check  # noqa: E402
 from weft.engines.torch.sampling import kernel as draw_kernel  # noqa: E402
 from weft.engines.torch.sampling import sampler as sampler_module  # noqa: E402
-from weft.engines.torch.sampling.check import difference_of_draws  # noqa: E402
+from weft.engines.torch.sampling.check import sampling_difference  # noqa: E402
 from weft.engines.torch.sampling.sampler import TorchSampler  # noqa: E402
 from weft.engines.torch.sampling.sampling_tensors import KNOWN_FILTERS  # noqa: E402
 from weft.errors import ConfigError  # noqa: E402
@@ -256,7 +256,7 @@ def test_the_load_check_passes_kernels_that_draw_as_the_reference(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     asked = drawer()
-    assert difference_of_draws(asked, 700, torch.bfloat16) == ""
+    assert sampling_difference(asked, 700, torch.bfloat16) == ""
     assert asked.on_device
     assert not caplog.messages
 
@@ -276,13 +276,13 @@ def test_kernels_with_wrong_cutoffs_fall_back_to_the_host(
     engine = TorchEngine.adopt(build("llama").to(DEVICE))
     assert "tokens are sampled on the host" in caplog.text
     assert "with top_p" in caplog.text
-    assert not engine._drawer.on_device
+    assert not engine._sampler.on_device
 
 
 def test_who_asks_for_padded_rows_runs_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler_module, "is_for_triton", lambda _: True)
-    assert TorchEngine.adopt(build("llama").to(DEVICE))._drawer.on_device
-    assert not TorchEngine.adopt(build("llama").to(DEVICE), kv="padded")._drawer.on_device
+    assert TorchEngine.adopt(build("llama").to(DEVICE))._sampler.on_device
+    assert not TorchEngine.adopt(build("llama").to(DEVICE), kv="padded")._sampler.on_device
 
 
 def test_a_batch_with_an_unknown_filter_is_not_supported() -> None:

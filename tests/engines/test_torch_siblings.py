@@ -280,7 +280,7 @@ def test_layers_with_hooks_or_of_two_places_are_not_moved() -> None:
     weight_layout.merge_sibling_weights(model)
     assert [attention.k_proj.weight.data_ptr(), mlp.up_proj.weight.data_ptr()] == places
     others = [attention.q_proj.weight, attention.v_proj.weight]
-    assert merged_linear.whole_of(others) is not None
+    assert merged_linear.as_merged(others) is not None
 
 
 def test_a_tensor_that_is_written_to_between_calls_is_not_the_same() -> None:

@@ -167,7 +167,7 @@ def test_a_steady_step_over_paged_kv_sends_nothing_either(monkeypatch: pytest.Mo
     def attended(query: Any, *rest: Any) -> Any:
         return torch.zeros_like(query).transpose(0, 1)
 
-    monkeypatch.setattr("weft.engines.torch.paged.step.attend_tree", attended)
+    monkeypatch.setattr("weft.engines.torch.paged.step.tree_attention", attended)
     draws = Drawn([4, 3, 2, 1])
     for step in range(5):
         rows = branches.rows([FutureTokens(draws, i) for i in range(4)])

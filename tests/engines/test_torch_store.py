@@ -18,7 +18,7 @@ from weft.engines.base import Fragment, Row, Span  # noqa: E402
 from weft.engines.padded_pool import SharedBlock, TailBuffer  # noqa: E402
 from weft.engines.torch import TorchEngine  # noqa: E402
 from weft.engines.torch.padded import shared_prefixes  # noqa: E402
-from weft.engines.torch.padded.kv import KV  # noqa: E402
+from weft.engines.torch.padded.kv import PaddedKVFragment  # noqa: E402
 from weft.engines.torch.padded.step import PaddedStep, plan_step  # noqa: E402
 from weft.errors import ConfigError, ContextOverflow, ForwardError, ModelMismatch  # noqa: E402
 
@@ -62,8 +62,11 @@ def _allocated(engine: TorchEngine) -> int:
     slots = [b.slots for b in memory._buffers.values()]
     slots += {id(f.home): f.home.slots for f in _ALL if isinstance(f.home, SharedBlock)}.values()
     own = [t.untyped_storage() for s in slots for t in (*s.keys, *s.values)]
-    if memory.alone is not None:
-        own += [t.untyped_storage() for t in (*memory.alone._keys, *memory.alone._values)]
+    if memory.single_sequence is not None:
+        own += [
+            t.untyped_storage()
+            for t in (*memory.single_sequence._keys, *memory.single_sequence._values)
+        ]
     return sum({storage.data_ptr(): storage.nbytes() for storage in own}.values())
 
 
@@ -430,7 +433,7 @@ def test_stretches_that_share_spans_otherwise_are_met_as_well(
         Row(path[:2], IDS[8:11], 8, None, (2,)),
     ]
     stretches = prefixes.find_shared_prefixes(
-        plan_step(rows, memory).query_spans(rows, KV, 6), memory
+        plan_step(rows, memory).query_spans(rows, PaddedKVFragment, 6), memory
     )
     assert [len(stretch.spans) for stretch in stretches] == [1, 2, 1, 2]
     output = engine.forward(rows)
@@ -586,7 +589,7 @@ def test_a_row_that_steps_alone_gives_the_same_whatever_comes_between(name: str,
         if rng.random() < 0.1:
             rows.append(Row(path, [7], 10 + other.length, other))
         output = engine.forward(rows)
-        used += store.alone is not None
+        used += store.single_sequence is not None
         assert _error(output, 0, model, ids) < 1e-4
         if rng.random() < 0.1:
             n = rng.randrange(tail.length + 1)
@@ -594,7 +597,7 @@ def test_a_row_that_steps_alone_gives_the_same_whatever_comes_between(name: str,
             del ids[10 + n :]
         if rng.random() < 0.05:
             store.settle(tail)
-            assert store.alone is None
+            assert store.single_sequence is None
         if rng.random() < 0.05:  # several tokens at once
             more = [rng.randrange(40) for _ in range(3)]
             engine.forward([Row(path, more, len(ids), tail)])
@@ -615,8 +618,8 @@ def test_a_long_tail_that_steps_alone_is_met_in_one_piece(
         row = Row((), [step % 40], len(ids), tail, (0,))
         ids.append(step % 40)
         output = engine.forward([row])
-        assert (engine.fragments.alone is not None) == (step > 0)
-        pieces.add(engine.fragments.alone)
+        assert (engine.fragments.single_sequence is not None) == (step > 0)
+        pieces.add(engine.fragments.single_sequence)
         assert _error(output, 0, model, ids) < 1e-4
     assert len(pieces) == 3  # none, and two
 

@@ -25,7 +25,7 @@ from weft.engines.torch import TorchEngine, check, select_backend  # noqa: E402
 from weft.engines.torch import engine as torch_engine  # noqa: E402
 from weft.engines.torch.output import TorchOutput  # noqa: E402
 from weft.engines.torch.paged import cuda_graph, kernel, step  # noqa: E402
-from weft.engines.torch.paged.step import PagedMemory  # noqa: E402
+from weft.engines.torch.paged.step import PagedBackend  # noqa: E402
 from weft.errors import ModelLoadError  # noqa: E402
 
 if not (kernel.is_interpreted() or torch.cuda.is_available()):
@@ -43,7 +43,7 @@ class Trial:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.patch = monkeypatch
         self.patch.setattr(
-            torch_engine, "kv_backends", lambda *_: [PagedMemory, select_backend.PaddedMemory]
+            torch_engine, "kv_backends", lambda *_: [PagedBackend, select_backend.PaddedBackend]
         )
         self.patch.setattr(torch_engine, "has_kernels", lambda *_: True)
         made = select_backend.step_graphs
@@ -72,7 +72,7 @@ def test_a_card_has_paged_kv_where_the_model_passes(
     trial: Trial, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = trial.load()
-    assert isinstance(engine.fragments, PagedMemory)
+    assert isinstance(engine.fragments, PagedBackend)
     assert engine.stats()["captured"] == engine.stats()["played"] == 0  # its check is not counted
     assert engine.fragments.usage() == (0, 0)
     assert "padded" not in caplog.text
@@ -86,7 +86,7 @@ def test_a_card_whose_kernels_fail_has_padded_kv(
 ) -> None:
     """Wrong everywhere, in tiles of one class over whole blocks of keys, in merges of many parts,
     in what is played; or they raise, then or later."""
-    attend, fill, logits = step.attend_tree, cuda_graph.GraphBuffers.fill, TorchOutput.logits
+    attend, fill, logits = step.tree_attention, cuda_graph.GraphBuffers.fill, TorchOutput.logits
     n_met = 0
 
     def attend_wrongly(query: Any, keys: Any, values: Any, work: Any, *rest: Any) -> Any:
@@ -111,7 +111,7 @@ def test_a_card_whose_kernels_fail_has_padded_kv(
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         return logits(self, number)
 
-    trial.patch.setattr(step, "attend_tree", attend_wrongly)
+    trial.patch.setattr(step, "tree_attention", attend_wrongly)
     if broken == "frame":
         trial.patch.setattr(cuda_graph.GraphBuffers, "fill", fill_wrongly)
     if broken == "late":
@@ -120,7 +120,7 @@ def test_a_card_whose_kernels_fail_has_padded_kv(
     is_tile = broken in ("narrow", "wide", "broad")
     dtype = torch.float16 if is_tile else torch.float32
     engine = trial.load(dtype, far=256 if broken == "broad" else 160)
-    assert isinstance(engine.fragments, select_backend.PaddedMemory)
+    assert isinstance(engine.fragments, select_backend.PaddedBackend)
     assert engine.stats() == {}
     assert "KV of LlamaForCausalLM lies in padded rows: " in caplog.text
 
@@ -137,7 +137,7 @@ def test_a_card_whose_kernels_fail_has_padded_kv(
     ],
 )
 def test_the_long_path_fills_large_tiles_of_experts(config: Any, n: int) -> None:
-    assert check.far_of(config) == n
+    assert check.long_path_length(config) == n
 
 
 class OutOfResources(Exception):
@@ -152,7 +152,7 @@ class OutOfResources(Exception):
 def test_a_card_whose_processors_have_less_room_has_smaller_tiles(
     trial: Trial, caplog: pytest.LogCaptureFixture, too_large: list[str], there: list[str]
 ) -> None:
-    attend = step.attend_tree
+    attend = step.tree_attention
     met: set[str] = set()
 
     def attend_if_there_is_room(query: Any, keys: Any, values: Any, work: Any, *rest: Any) -> Any:
@@ -162,10 +162,10 @@ def test_a_card_whose_processors_have_less_room_has_smaller_tiles(
         met.update(used)
         return attend(query, keys, values, work, *rest)
 
-    trial.patch.setattr(step, "attend_tree", attend_if_there_is_room)
+    trial.patch.setattr(step, "tree_attention", attend_if_there_is_room)
     with caplog.at_level("INFO", "weft"):
         engine = trial.load(torch.float16, far=256)
-    assert isinstance(engine.fragments, PagedMemory) == bool(there)
+    assert isinstance(engine.fragments, PagedBackend) == bool(there)
     assert met >= set(there)
     assert "smaller tiles are tried on this card: out of resource" in caplog.text
     assert ("lies in padded rows" in caplog.text) == (not there)

@@ -261,7 +261,7 @@ def test_states_stay_within_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None
     model = build("bloom")
     token = 3 * 2 * 32 * 4  # layers, K and V, numbers, bytes
     engine = TorchEngine.adopt(model, state_bytes=64 * token)
-    ends = engine._runner.ends
+    ends = engine._runner.states
     assert ends is not None
     shapes = watched(engine, monkeypatch)
     for n in range(10, 30):
@@ -283,7 +283,7 @@ def test_an_end_that_was_kept_twice_is_forgotten_once() -> None:
     for _ in range(2):  # the second time for its first position, so it is run whole again
         engine.forward([whole(IDS[:20], 0, 19)])
     engine.clear_caches()
-    assert len(engine._runner.ends) == engine._runner.ends._used_bytes == 0
+    assert len(engine._runner.states) == engine._runner.states._used_bytes == 0
     _near(engine.forward([whole(IDS[:21])]).logits(0), plain_logits(model, IDS[:21])[-1])
 
 

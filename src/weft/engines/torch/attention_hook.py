@@ -21,7 +21,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from .kv_backend import AttentionSpec, AttentionStep
 from .layout import LayerShape
-from .padded.attention import apply_sinks, attend_causal, bands_of
+from .padded.attention import apply_sinks, attend_causal, causal_bands
 
 NAME = "weft_tree"
 PROBE = "weft_probe"
@@ -83,7 +83,7 @@ class Probe:
         )
 
     @property
-    def keepers(self) -> list[tuple[nn.Module, LayerShape]]:
+    def kv_layers(self) -> list[tuple[nn.Module, LayerShape]]:
         """The first module that meets each KV, and the KV's shape."""
         firsts = dict(zip(reversed(self.layers), reversed(self.modules), strict=True))
         return [(firsts[layer], shape) for layer, shape in enumerate(self.shapes)]
@@ -131,13 +131,13 @@ def attach_context(model: nn.Module) -> ForwardContext:
     return call
 
 
-def step_of(module: nn.Module) -> AttentionStep | None:
+def current_step(module: nn.Module) -> AttentionStep | None:
     """Return the step that is running, where a module of our copy is called in one."""
     seat: ModuleContext = module.__dict__[_SEAT]
     return seat.call.step
 
 
-def attention_of(model: PreTrainedModel) -> Any:
+def attention_implementation(model: PreTrainedModel) -> Any:
     """Return the attention that a model has now, for `set_attn_implementation` to put back."""
     return getattr(model.config, "_attn_implementation", None)
 
@@ -170,7 +170,9 @@ def attention(
         return met.contiguous(), None  # as the interface's own are: models take views of it
     if seat.call.probe is not None:
         seat.call.probe.see(module, key, value, spec)
-    out, lse = attend_causal(query, key, value, spec, bands_of(query.shape[2], spec.window, query))
+    out, lse = attend_causal(
+        query, key, value, spec, causal_bands(query.shape[2], spec.window, query)
+    )
     if s_aux is not None:
         apply_sinks(out, lse, s_aux.view(-1, 1).float())
     return out.transpose(1, 2).contiguous(), None

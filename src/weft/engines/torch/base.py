@@ -18,10 +18,10 @@ from .compatibility import check_model
 from .cuda import free_bytes
 from .execution import on_engine_stream
 from .lora import LoraAdapters
-from .model import context_of, fingerprint_of, freeze_rope
+from .model import context_length_of, fingerprint_of, freeze_rope
 from .model_guard import ModelGuard
 from .output import DeviceLogits
-from .sampling.check import difference_of_draws
+from .sampling.check import sampling_difference
 from .sampling.sampler import TorchSampler
 from .select_backend import check_kernels
 from .threads import CpuThreads
@@ -55,17 +55,19 @@ class TransformersEngine(Engine):
         check_model(model)
         self.model = model.eval()
         model.config.output_router_logits = False
-        self._n_asked = context_of(model, n_ctx)
+        self._context_length = context_length_of(model, n_ctx)
         # The load check's paths come first, however short those are that are asked for.
-        self._n_positions = max(self._n_asked, min(LONGEST, context_of(model, None)))
-        rope = freeze_rope(model, self._n_positions)
+        self._max_positions = max(
+            self._context_length, min(LONGEST, context_length_of(model, None))
+        )
+        rope = freeze_rope(model, self._max_positions)
         self._lora = LoraAdapters(model)
         self._device = model.device
         self._threads = CpuThreads(self._device)
-        self._drawer = TorchSampler(self._device, kernels=kernels, threads=self._threads)
+        self._sampler = TorchSampler(self._device, kernels=kernels, threads=self._threads)
         self._closed = False
         self._guard = ModelGuard(model)
-        self._has_user = False  # who may change the weights of a model that was handed over
+        self._is_shared = False  # who may change the weights of a model that was handed over
         # Of the weights: a mark, what they were named then, and what is called `info.fingerprint`.
         self._named: tuple[object, str] = None, ""
         self._name_at_first = ""
@@ -74,13 +76,13 @@ class TransformersEngine(Engine):
 
     def draw(self, rows: Sequence[RetainedRow], batch: DrawBatch) -> Draws:
         """Draw from kept rows where steps draw, too; see Engine.draw."""
-        if not self._drawer.supports(batch):
-            return self._drawer.on_host(np.stack([row.logits() for row in rows]), batch)
+        if not self._sampler.supports(batch):
+            return self._sampler.on_host(np.stack([row.logits() for row in rows]), batch)
         with on_engine_stream(self._device):
-            logits = torch.stack([self._here(row) for row in rows])
-        return self._drawer.draw(logits, batch)
+            logits = torch.stack([self._to_device(row) for row in rows])
+        return self._sampler.draw(logits, batch)
 
-    def _here(self, row: RetainedRow) -> Tensor:
+    def _to_device(self, row: RetainedRow) -> Tensor:
         """Return a kept row on the device: float32 [V]."""
         if isinstance(row.rows, DeviceLogits):
             return row.rows.tensor[row.rows.place(row.number)].float()
@@ -91,11 +93,11 @@ class TransformersEngine(Engine):
 
         Raises: ModelLoadError if memory is exhausted or a kernel broke the device.
         """
-        sampler = self._drawer
+        sampler = self._sampler
         if not sampler.on_device:
             return
         try:
-            why = difference_of_draws(sampler, self.info.n_vocab, dtype)
+            why = sampling_difference(sampler, self.info.n_vocab, dtype)
         except Exception as error:
             if is_out_of_memory(error):
                 raise ModelLoadError(f"there is no memory left to draw with: {error}") from error
@@ -117,7 +119,7 @@ class TransformersEngine(Engine):
     def watch(self, model: PreTrainedModel) -> None:
         """Also check the model object that its user keeps; see `ModelGuard`."""
         self._guard.watch(model)
-        self._has_user = True
+        self._is_shared = True
         self._name_at_first = self._own_name()
         self._note_name()
 
@@ -145,9 +147,9 @@ class TransformersEngine(Engine):
         with on_engine_stream(self._device):
             return fingerprint_of(self.model)
 
-    def _may_be_others(self) -> None:
+    def _distrust_version(self) -> None:
         """Look at an owner's weights again: PyTorch does not count all that is written to them."""
-        if self._has_user:
+        if self._is_shared:
             self._named = None, self._named[1]
 
     def add_adapter(self, name: str, folder: Any) -> str:
@@ -158,7 +160,7 @@ class TransformersEngine(Engine):
         """Forget an adapter; rows that still name it are refused."""
         self._lora.remove(name)
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """Give the model's memory back."""
         self._guard.close()
         del self.model, self._lora
@@ -171,7 +173,7 @@ class TransformersEngine(Engine):
             raise ForwardError("the engine is closed; load the model again")
         self._guard.check()
 
-    def _scores_of(
+    def _score_row(
         self, row: Row, hidden: Tensor, head: Callable[[Tensor], Tensor], start: int = 0
     ) -> list[Score]:
         """Score a row's spans; hidden: [T, E] of its tokens from `start` on, of which `head` makes

@@ -60,7 +60,7 @@ def quantised(model: PreTrainedModel) -> str:
     return "" if quantizer is None or is_left_over else type(quantizer).__name__
 
 
-class Own(NamedTuple):
+class PlainOutputs(NamedTuple):
     """What a model says by itself, before anything in it is changed: float32, on the host.
 
     paths: [3, 20], of the check tree; tree: their logits, [3, 20, V]. far: a path of 640 tokens, or
@@ -73,17 +73,21 @@ class Own(NamedTuple):
     far_logits: Tensor | None = None
 
     @classmethod
-    def of(cls, model: PreTrainedModel, context_length: int, *, has_kernels: bool = False) -> Own:
+    def of(
+        cls, model: PreTrainedModel, context_length: int, *, has_kernels: bool = False
+    ) -> PlainOutputs:
         """Run the model. Raises: ModelLoadError where it fails, or its logits are not finite."""
         paths = check_paths(model)
         tree = _plain_logits(model, paths)
         if not has_kernels:
             return cls(paths, tree)
-        far = _some_ids(min(far_of(model.config.get_text_config()), context_length), model)
+        far = _some_ids(
+            min(long_path_length(model.config.get_text_config()), context_length), model
+        )
         return cls(paths, tree, far, _plain_logits(model, far[None], every=_EVERY)[0])
 
 
-def far_of(config: Any) -> int:
+def long_path_length(config: Any) -> int:
     """Return how many tokens the long path has. config: of a model's text."""
     n_experts, n_chosen = (
         next((n for n in (getattr(config, name, None) for name in names) if type(n) is int), 0)
@@ -135,7 +139,7 @@ def _plain_logits(model: PreTrainedModel, paths: Tensor, every: int = 1) -> Tens
     return own
 
 
-def check_tree(engine: TorchEngine, own: Own) -> None:
+def check_tree(engine: TorchEngine, own: PlainOutputs) -> None:
     """Run the check tree, and the long path if there is one; compare with the model's own forward.
 
     Raises: PrefixCachingUnsupported if they differ: the model does something that the hook does not
@@ -181,7 +185,7 @@ def difference(got: Tensor, want: Tensor, model: PreTrainedModel) -> tuple[float
     return float(error), _TOLERANCE.get(model.dtype, 0.15)
 
 
-def _run_tree(engine: TorchEngine, own: Own, n_steps: int) -> tuple[Tensor, Tensor]:
+def _run_tree(engine: TorchEngine, own: PlainOutputs, n_steps: int) -> tuple[Tensor, Tensor]:
     """Trunk, two chunks below it, then so many tokens at each of three tips: logits, and own."""
     paths: list[list[int]] = own.paths.tolist()
     store = engine.fragments
@@ -233,7 +237,7 @@ def _run_far(engine: TorchEngine, path: list[int], own: Tensor) -> Iterator[tupl
                 yield found, own[[at // _EVERY for at in met]]
         if not lonely:
             return
-        with engine.fragments.cut_small():
+        with engine.fragments.small_chunks():
             output = engine.forward(list(map(again, lonely[-1:])))
         yield _stacked(output, 1), own[[lonely[-1] // _EVERY]]
         n_kv = min(shape.n_heads for shape, _ in engine.fragments.layout.groups)

@@ -16,10 +16,17 @@ from ..._core.validation import check_choice
 from ...errors import ConfigError, EngineError, ForwardError, Unsupported, WeftError
 from ..base import EngineInfo, FutureTokens, Row, Score, Span, check_rows
 from ..capabilities import OWN
-from .alone import check_rows_alone, fix_row_counts
-from .attention_hook import NAME, PROBE, attach_context, attention_of, number_layers, probing
+from .attention_hook import (
+    NAME,
+    PROBE,
+    attach_context,
+    attention_implementation,
+    number_layers,
+    probing,
+)
 from .base import TransformersEngine
-from .check import Own, check_tree
+from .batch_invariance import check_batch_invariance, make_batch_invariant
+from .check import PlainOutputs, check_tree
 from .compatibility import (
     PrefixCachingUnsupported,
     check_loaded_model,
@@ -38,27 +45,27 @@ from .model import (
     Head,
     cache_name,
     config_of,
+    disable_padding_check,
     fingerprint_of,
     load_model,
     resolve_device,
-    stop_looking_for_padding,
 )
 from .model_copy import copy_sharing_weights
 from .module_hooks import HookWatcher
 from .output import TorchOutput
-from .padded.canonical import CanonicalMemory
+from .padded.canonical import CanonicalBackend
 from .paged.capture import capturing
 from .recompute.engine import RecomputeEngine
 from .select_backend import (
+    BackendFactory,
     KVChoice,
-    NewMemory,
     check_graphs,
     check_kernels,
     check_reproducible,
     has_kernels,
     kv_backends,
+    prefers_kernels,
     step_graphs,
-    tries_kernels,
     with_smaller_tiles,
 )
 from .threads import one_thread_if_busy
@@ -109,25 +116,25 @@ class TorchEngine(TransformersEngine):
         # Whoever asks for padded rows asks for no kernels.
         super().__init__(model, n_ctx=n_ctx, kernels=False if kv == "padded" else None)
         self._call = attach_context(model)
-        stop_looking_for_padding(model)
-        own = attention_of(model)
+        disable_padding_check(model)
+        own = attention_implementation(model)
         self._reproducible = reproducible
         if reproducible:
             self._threads.keep_all()
-            fix_row_counts(model)
+            make_batch_invariant(model)
         try:
             self._start(fingerprint, kv, graphs)
         except PrefixCachingUnsupported:
             model.set_attn_implementation(own)
             raise
         if reproducible:
-            check_rows_alone(self)
-        self.fragments.give_back()  # what the check took; what libraries keep of it stays
+            check_batch_invariance(self)
+        self.fragments.release_unused()  # what the check took; what libraries keep of it stays
         if (free := self._free_bytes()) is not None:
             self._extra["free_bytes"] = free
         elif self._device.type == "cpu":
             self._extra["max_threads"] = torch.get_num_threads()
-        self.info = replace(self.info, context_length=self._n_asked)
+        self.info = replace(self.info, context_length=self._context_length)
         self._note_name()
 
     @classmethod
@@ -282,13 +289,13 @@ class TorchEngine(TransformersEngine):
 
         def answers(step: AttentionStep, hidden: Tensor) -> TorchOutput:
             def scores(row: Row, start: int) -> list[Score]:
-                return self._scores_of(row, hidden[start : start + row.n_tokens], self._now.logits)
+                return self._score_row(row, hidden[start : start + row.n_tokens], self._now.logits)
 
             scored = [
                 scores(row, start) if row.scores else []
                 for row, start in zip(rows, step.starts, strict=True)
             ]
-            return TorchOutput(self._logits(step, rows, hidden), scored, self._drawer)
+            return TorchOutput(self._logits(step, rows, hidden), scored, self._sampler)
 
         return self._run(rows, answers)
 
@@ -306,32 +313,32 @@ class TorchEngine(TransformersEngine):
         """Pack anew what an owner may have written to, and give back what is kept for later."""
         self.refresh_weights()
         if self._graphs is not None:
-            self._graphs.forget()
-        self.fragments.give_back()
+            self._graphs.clear()
+        self.fragments.release_unused()
 
     def refresh_weights(self) -> None:
         """Pack weights anew. Captured steps read weights where they lie, and stay with the pool:
         between the steps of an optimizer both would be made again and again. Whoever wrote them may
         have done so on a stream of another thread's, so what comes next waits for the device.
         """
-        self._may_be_others()
+        self._distrust_version()
         if self._device.type == "cuda":
             with capturing:
                 torch.cuda.synchronize(self._device)
         for module in self.model.modules():
             if isinstance(module, PackedLinear | PackedExperts):
-                module.forget()
+                module.repack_on_use()
 
     def stats(self) -> dict[str, object]:
         """Return how steps were run so far, captured or not; empty where none is captured."""
-        return {} if self._graphs is None else self._graphs.told()
+        return {} if self._graphs is None else self._graphs.stats()
 
     def close(self) -> None:
         if not self._closed:
             self._closed = True
             self.fragments.clear()
             self._graphs = None
-            self._let_go()
+            self._release()
             del self._head, self._fused, self._now, self._keepers, self._hooks
 
     def prefix_cache(self, spans: Sequence[Span]) -> DynamicCache:
@@ -345,7 +352,7 @@ class TorchEngine(TransformersEngine):
         """
         cache = DynamicCache(config=self.model.config)
         with torch.no_grad(), on_engine_stream(self._device):
-            self._refuse_other_cache()
+            self._check_cache_format()
             pairs = [self.fragments.views(s.fragment, s.length) for s in spans if s.length]
             for layer, (module, _) in enumerate(self._keepers):
                 if pairs:
@@ -360,7 +367,7 @@ class TorchEngine(TransformersEngine):
                         tensor.record_stream(reader)
         return cache
 
-    def _refuse_other_cache(self) -> None:
+    def _check_cache_format(self) -> None:
         """Hold what the model keeps of one token against the KV that its attention meets."""
         own = DynamicCache(config=self.model.config)
         ids = torch.zeros(1, 1, dtype=torch.long, device=self._device)
@@ -385,10 +392,12 @@ class TorchEngine(TransformersEngine):
     @torch.inference_mode()
     def _start(self, fingerprint: str, kv: KVChoice, graphs: bool | None) -> None:
         """Learn the KV layout from a plain forward, then hold a small tree against the model."""
-        model, context_length = self.model, self._n_positions
-        makers = [CanonicalMemory] if self._reproducible else kv_backends(kv, self._device)
+        model, context_length = self.model, self._max_positions
+        makers = [CanonicalBackend] if self._reproducible else kv_backends(kv, self._device)
         with self._threads.limited(1, "plain"):
-            own = Own.of(model, context_length, has_kernels=has_kernels(makers, self._device))
+            own = PlainOutputs.of(
+                model, context_length, has_kernels=has_kernels(makers, self._device)
+            )
         try:
             model.set_attn_implementation(PROBE)
             self._head = self._now = Head(model)
@@ -405,7 +414,7 @@ class TorchEngine(TransformersEngine):
             ) from error
         check_probe(model, probe, context_length)
         number_layers(probe)
-        self._keepers = probe.keepers
+        self._keepers = probe.kv_layers
         layout = Layout.of(probe.shapes, self._device)
         self.info = EngineInfo(
             name="torch",
@@ -431,28 +440,28 @@ class TorchEngine(TransformersEngine):
         fused = None
         if not self._reproducible:  # it multiplies all rows at once
             fused = FusedDecoder.of(model, probe.specs, self._call)
-        if fused is None and tries_kernels(makers):
+        if fused is None and prefers_kernels(makers):
             fuse_modules(model, self._call, hidden.dtype)
         *preferred, last = makers
         for make in preferred:
             try:
-                self._hold_in(make, layout, graphs, fused, own)
+                self._use_backend(make, layout, graphs, fused, own)
             except (ConfigError, PrefixCachingUnsupported) as error:
                 check_kernels(self._device, str(error))
                 failed = str(error)
             else:
                 return
-        self._hold_in(last, layout, graphs, fused, own)
+        self._use_backend(last, layout, graphs, fused, own)
         if preferred:
             _log.warning("KV of %s lies in padded rows: %s", type(model).__name__, failed)
 
-    def _hold_in(
+    def _use_backend(
         self,
-        make: NewMemory,
+        make: BackendFactory,
         layout: Layout,
         graphs: bool | None,
         fused: FusedDecoder | None,
-        own: Own,
+        own: PlainOutputs,
     ) -> None:
         """Create the KV backend and check the model with it.
 
@@ -461,15 +470,15 @@ class TorchEngine(TransformersEngine):
         memory = make(layout)
         while True:
             try:
-                return self._check_over(memory, graphs, fused, own)
+                return self._check_backend(memory, graphs, fused, own)
             except PrefixCachingUnsupported as error:
                 smaller = with_smaller_tiles(memory, error)
                 if smaller is None:
                     raise
             memory = smaller
 
-    def _check_over(
-        self, memory: KVBackend, graphs: bool | None, fused: FusedDecoder | None, own: Own
+    def _check_backend(
+        self, memory: KVBackend, graphs: bool | None, fused: FusedDecoder | None, own: PlainOutputs
     ) -> None:
         self.fragments = memory
         self._graphs = step_graphs(graphs, memory, self._call, self._device, self._guard.addresses)
@@ -481,10 +490,10 @@ class TorchEngine(TransformersEngine):
                 raise
             self._fused = None  # its own code does something else by now
             if self._graphs is not None:
-                self._graphs.forget()
+                self._graphs.clear()
             check_tree(self, own)
         if self._graphs is not None:
-            self._graphs.begin()
+            self._graphs.reset()
 
     # One forward
 
@@ -504,7 +513,7 @@ class TorchEngine(TransformersEngine):
 
         try:
             with self._threads.limited(n_tokens), on_engine_stream(self._device):
-                step = self.fragments.begin(rows)
+                step = self.fragments.start_step(rows)
                 answers = answer(step, self._hidden(step, rows, tokens))
                 step.commit()
             return answers

@@ -21,7 +21,7 @@ from ..gguf.families import complete_config, family_of
 from ..gguf.sampling import sampling_of
 from ..gguf.tokenizer import read_tokenizer
 from .compatibility import check_architecture
-from .model import DTYPES, check_dtype, quiet
+from .model import DTYPES, check_dtype, quiet_transformers
 
 
 class Dequantised(NamedTuple):
@@ -46,7 +46,7 @@ def load_gguf(file: Path, device: torch.device, dtype: str) -> Dequantised:
     wanted = DTYPES.get(dtype, torch.float32)
     load = _by_transformers if family_of(header) is None else _by_tables
     try:
-        with quiet():
+        with quiet_transformers():
             model = load(header, wanted)
     except EngineError:
         raise

@@ -1,8 +1,7 @@
-"""The seam between the torch engine and where its KV lies: a memory, and one step over it.
+"""The interface between the torch engine and its KV storage: `KVBackend` and `AttentionStep`.
 
-`padded` has settled fragments in blocks and live tails side by side in banks, `paged` lists of
-slots of a pool; `memories` chooses. The engine, the hook and the fused decoders know no more of
-them than stands here.
+`padded` keeps finished fragments in blocks and growing tails in padded buffers. `paged` keeps slots
+of a pool and uses Triton kernels. `select_backend` chooses one of them.
 """
 
 from __future__ import annotations
@@ -18,168 +17,154 @@ from torch import Tensor
 from ..base import Fragment, Fragments, Row
 from .layout import Layout
 
-# What gates go through: GELU is by the error function, or by a tanh.
+# "gelu" uses the error function, "gelu_tanh" its tanh approximation.
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 
 
 class AttentionSpec(NamedTuple):
-    """How one layer attends, as its attention module says. scale: above 0."""
+    """Parameters of one layer's attention."""
 
-    scale: float
+    scale: float  # factor of the logits, above 0
     softcap: float | None = None
-    window: int | None = None
-    sinks: Tensor | None = None
+    window: int | None = None  # tokens that a query sees, itself included; None: all
+    sinks: Tensor | None = None  # logits of attention sinks, [H]
 
 
 class RotaryArgs(NamedTuple):
-    """What is done to heads before they attend: normed where there are weights for it, then turned.
+    """Arguments of `AttentionStep.attend_qkv`: optional norms, then rotary embedding."""
 
-    n_queries: how many of the heads are queries; keys and values share the rest. angles: their
-    cosines, then their sines, [T, D]. query_norm, key_norm: [D]; eps: of both.
-    """
-
-    n_queries: int
-    angles: Tensor
-    query_norm: Tensor | None = None
+    n_queries: int  # query heads; keys and values share the other heads equally
+    rotary_angles: Tensor  # cosines, then sines: [T, D]
+    query_norm: Tensor | None = None  # RMS norm weights, [D]
     key_norm: Tensor | None = None
-    eps: float = 0.0
+    eps: float = 0.0  # of both norms
 
 
 class RotaryLayout(NamedTuple):
-    """Which numbers of a head turn with each other: of the first n, those of its halves, or
-    neighbours. every: so many numbers, beside each other, have one cosine.
-    """
+    """Which dimensions of a head form pairs for rotary embedding."""
 
-    n: int
-    are_neighbours: bool = False
-    every: int = 1
+    n: int  # leading dimensions that are rotated
+    are_neighbours: bool = False  # pairs are (0, 1), (2, 3), …; else dimension i and i + n / 2
+    every: int = 1  # adjacent dimensions that share one cosine
 
 
 class GatedActivation(NamedTuple):
-    """What is done to gates and ups: activation(gate) * (up + shift).
-
-    limit: gates are at most that, ups that far from zero at most; None: as they are. slope: of
-    "silu", which is gate * sigmoid(slope * gate). are_neighbours: a gate and its up are beside each
-    other; else gates are the first half.
-    """
+    """A gated activation: `activation(gate) * (up + shift)`."""
 
     activation: Activation
-    limit: float | None = None
-    slope: float = 1.0
+    limit: float | None = None  # clamps gate to at most limit, and up to ±limit
+    slope: float = 1.0  # of "silu": gate * sigmoid(slope * gate)
     shift: float = 0.0
-    are_neighbours: bool = False
+    are_neighbours: bool = False  # gate and up alternate; else gates are the first half
 
 
 class MoEWeights(NamedTuple):
-    """A mixture's experts, and what each does: down(gate of up) or down(between(up)).
+    """Weights of a layer's experts: `down(gated up)`, or `down(between(up))`."""
 
-    up: [X, 2 I, E] with a gate; else [X, I', E]. down: [X, E, I]. Either may lie the other way
-    round. Biases [X, ·]. between: makes rows of I of rows of I'. is_grouped: the module's own code
-    is a library's product over groups of rows.
-    """
-
+    # [X, 2 I, E] with a gate, else [X, I', E]. `up` and `down` may also be stored transposed.
     up: Tensor
+    # [X, E, I].
     down: Tensor
+    # [X, 2 I] or [X, I'].
     up_bias: Tensor | None = None
+    # [X, E].
     down_bias: Tensor | None = None
+    # The gated activation; None: `between` is used.
     gate: GatedActivation | None = None
+    # Maps rows [n, I'] to rows [n, I].
     between: Callable[[Tensor], Tensor] | None = None
+    # The module itself uses a library's grouped matrix product.
     is_grouped: bool = False
 
 
 class ExpertGroups(NamedTuple):
-    """Experts in groups of the same size, beside each other; only those of some groups are chosen.
+    """Grouped routing: adjacent groups of equal size, of which only the best are used."""
 
-    n_kept: of how many. by: the two largest scores in it, added, or the largest.
-    """
-
-    n: int
-    n_kept: int
-    by: Literal["two", "one"]
+    n: int  # groups
+    n_kept: int  # groups whose experts may be selected
+    by: Literal["two", "one"]  # score of a group: sum of its two largest scores, or the largest
 
 
 class RouterSpec(NamedTuple):
-    """How experts are chosen by logits, and what their shares are.
+    """How a router selects experts, and how it weights them."""
 
-    top_k: those of the largest scores are chosen. by_logits: scores are logits, else what function
-    makes of them; biases may be added. A share is what function makes of the logit, a softmax over
-    all experts, divided by the sum of the chosen if is_normed, times scale. dtype: of shares.
-    """
-
+    # Number of experts a token.
     top_k: int
+    # Maps logits to weights.
     function: Literal["softmax", "sigmoid"]
+    # Divide the weights by the sum over the selected experts.
     is_normed: bool
+    # Rank experts by logits, else by the function of the logits. Biases are added to either.
     by_logits: bool
+    # None: no groups.
     groups: ExpertGroups | None = None
+    # Factor of the weights.
     scale: float = 1.0
+    # Of the weights.
     dtype: torch.dtype = torch.float32
 
 
 class AttentionStep(ABC):
-    """One forward over a memory: all tokens of its rows, packed into one sequence.
+    """One forward over a KV backend. Tokens of all rows are packed into one sequence of T tokens.
 
-    order: row numbers as packed. starts: packed index of each row's first token, by row number.
-    positions: of every packed token: int64 [T] on the device, for this step alone. turns: whether
-    it has `angles`, `attend_turned`, `turned`, `normed`, `gated`, `chosen` and `mixed`, which do
-    in a kernel or a few what PyTorch does in many.
+    If `has_fused_ops`, the step has one or two kernels for each operation below: `rotary_angles`,
+    `attend_qkv`, `apply_rotary`, `rms_norm`, `act_and_mul`, `select_experts`, `fused_experts`.
     """
 
-    turns = False
+    has_fused_ops = False
 
-    order: list[int]
-    starts: list[int]
-    positions: Tensor
+    order: list[int]  # row numbers in packed order
+    starts: list[int]  # packed index of each row's first token, by row number
+    positions: Tensor  # of the packed tokens: int64 [T] on the device, valid for this step
 
     @abstractmethod
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec
     ) -> Tensor:
-        """Let one layer's queries meet what they may see, layers in turn; take its new slots.
+        """Store a layer's new keys and values, and attend. Layers must come in order.
 
         query: [1, H, T, D]; key, value: [1, K, T, …]. Returns [1, T, H, Dv].
         """
 
-    def angles(
+    def rotary_angles(
         self, positions: Tensor, frequencies: Tensor, scaling: float, dtype: torch.dtype
     ) -> Tensor:
-        """Return cosines and sines of positions [T] times frequencies [D / 2], float32 both, scaled
-        and then rounded: [T, D], a half each.
+        """Return scaled cosines and sines of positions [T] times frequencies [D / 2]: [T, D].
+
+        Computed in float32 and then rounded; the first half of each row is the cosines.
         """
         raise NotImplementedError
 
-    def attend_turned(
-        self,
-        layer: int,
-        heads: Tensor,
-        turn: RotaryArgs,
-        spec: AttentionSpec,
+    def attend_qkv(
+        self, layer: int, heads: Tensor, rotary: RotaryArgs, spec: AttentionSpec
     ) -> Tensor:
-        """Turn heads, then do as `attend`: [T, H + 2 K, D], side by side: queries, keys, values.
+        """Apply norms and rotary embedding to packed heads, then do as `attend`.
 
-        Returns [T, H, D].
+        heads: [T, H + 2 K, D]: queries, keys, values. Returns [T, H, D].
         """
         raise NotImplementedError
 
     def supports_rotary(self, heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int) -> bool:
-        """Whether `turned` takes these: cosines [1, T, …], numbers of a head beside each other."""
+        """Return True if `apply_rotary` supports these shapes and strides."""
         raise NotImplementedError
 
-    def turned(
+    def apply_rotary(
         self, heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int, pairs: RotaryLayout
     ) -> tuple[Tensor, ...]:
-        """Turn one or two tensors of heads.
+        """Apply rotary embedding to one or two tensors of heads.
 
-        heads: [1, H, T, D] each with axis 1, [1, T, H, D] with 2. cos, sin: [1, T, n], or n / 2.
+        heads: [1, H, T, D] each if axis is 1, [1, T, H, D] if 2. cos, sin: [1, T, n], or n / 2.
         """
         raise NotImplementedError
 
     def supports_rms_norm(self, x: Tensor, weight: Tensor | None) -> bool:
-        """Whether `normed` takes x, [..., E], and weight, [E]: numbers of a row beside each other,
-        two axes of rows at most.
+        """Return True if `rms_norm` supports x [..., E] and weight [E].
+
+        Rows must be contiguous, and have at most two strided axes.
         """
         raise NotImplementedError
 
-    def normed(
+    def rms_norm(
         self,
         x: Tensor,
         weight: Tensor | None,
@@ -188,77 +173,79 @@ class AttentionStep(ABC):
         *,
         is_centred: bool = False,
     ) -> Tensor:
-        """Return the root mean square norm of rows, less their mean if is_centred, times weight +
-        shift, if there is one: contiguous, as x.
+        """Return the RMS norm of rows times (weight + shift), contiguous, in the shape of x.
+
+        is_centred: subtract each row's mean first.
         """
         raise NotImplementedError
 
-    def supports_gating(self, gate: Tensor, up: Tensor) -> bool:
-        """Whether `gated` takes these: [T, I] or [1, T, I] both, a token's numbers beside each
-        other.
-        """
+    def supports_act_and_mul(self, gate: Tensor, up: Tensor) -> bool:
+        """Return True if `act_and_mul` supports these: [T, I] or [1, T, I], contiguous rows."""
         raise NotImplementedError
 
-    def gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
-        """Return activation(gate) * up: contiguous."""
+    def act_and_mul(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+        """Return activation(gate) * up, contiguous."""
         raise NotImplementedError
 
     def supports_routing(self, logits: Tensor, bias: Tensor | None, router: RouterSpec) -> bool:
-        """Whether `chosen` takes these: logits [T, X], and biases, [X]."""
+        """Return True if `select_experts` supports logits [T, X] and bias [X]."""
         raise NotImplementedError
 
-    def chosen(
+    def select_experts(
         self, logits: Tensor, bias: Tensor | None, router: RouterSpec
     ) -> tuple[Tensor, Tensor]:
-        """Return the experts that a router chooses for each token, int64, those of the largest
-        scores first, and their shares: [T, k] both.
+        """Return the selected experts of each token, best first, and their weights.
+
+        Expert ids are int64; both are [T, k].
         """
         raise NotImplementedError
 
     def supports_fused_experts(
         self, x: Tensor, chosen: Tensor, shares: Tensor, experts: MoEWeights
     ) -> bool:
-        """Whether `mixed` takes these, and is what should: x [T, E], chosen and shares [T, k]."""
+        """Return True if `fused_experts` supports these and is faster than the module.
+
+        x: [T, E]; chosen, shares: [T, k].
+        """
         raise NotImplementedError
 
-    def mixed(self, x: Tensor, chosen: Tensor, shares: Tensor, experts: MoEWeights) -> Tensor:
-        """Return the sum of what a token's chosen experts make of it, each times its share: [T, E].
+    def fused_experts(
+        self, x: Tensor, chosen: Tensor, shares: Tensor, experts: MoEWeights
+    ) -> Tensor:
+        """Return the weighted sum of the selected experts' outputs: [T, E].
 
-        Experts that are none, of numbers below 0 or above the last, add nothing.
+        Expert ids below 0 or beyond the last expert add nothing.
         """
         raise NotImplementedError
 
     @abstractmethod
     def commit(self) -> None:
-        """The forward went well: its slots stay, and the fragments of its rows have grown.
-
-        A step without a commit has changed no fragment's length.
-        """
+        """Keep the new slots: the rows' fragments grow. A step that failed is never committed."""
 
 
 class KVBackend(Fragments):
-    """The fragments of one engine, and the steps over them."""
+    """KV storage of one engine: fragments, and steps over them."""
 
     layout: Layout
 
     @abstractmethod
-    def begin(self, rows: Sequence[Row]) -> AttentionStep:
-        """Return the step that runs these rows. Raises: ConfigError for what are no fragments."""
+    def start_step(self, rows: Sequence[Row]) -> AttentionStep:
+        """Return a step that runs these rows. Raises: ConfigError for foreign fragments."""
 
     @abstractmethod
     def views(self, fragment: Fragment, length: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Return a fragment's first slots, keys and values, a layer each: [1, K, length, D].
+        """Return keys and values of a fragment's first slots, by layer: [1, K, length, D] each.
 
         They may be copies.
         """
 
-    def cut_small(self) -> AbstractContextManager[None]:
-        """Have steps inside a block cut what a row meets into many parts, as long paths are."""
+    def small_chunks(self) -> AbstractContextManager[None]:
+        """Make steps in a block split paths into many short chunks, as long paths are."""
         return nullcontext()
 
-    def give_back(self) -> None:
-        """Give memory back that is kept for later, where no fragment has any of it."""
+    def release_unused(self) -> None:
+        """Release memory that is reserved for later, if no fragment uses it."""
 
     @abstractmethod
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all fragments."""

@@ -27,7 +27,7 @@ class HostTransfer:
         self._read: deque[tuple[torch.cuda.Event, list[Tensor]]] = deque()
 
     @contextmanager
-    def leaving(self) -> Iterator[None]:
+    def copying_out(self) -> Iterator[None]:
         """Copy to the host in this block: what it made is there when the block ends."""
         aside = self._aside
         if aside is None:
@@ -39,10 +39,10 @@ class HostTransfer:
                 yield
         finally:
             aside.synchronize()
-            self.let_go()
+            self.release()
 
     @contextmanager
-    def coming(self, sources: list[Tensor]) -> Iterator[None]:
+    def copying_in(self, sources: list[Tensor]) -> Iterator[None]:
         """Copy to the device in this block; what is run there later waits, the host does not.
 
         sources: what is copied. What the block makes on the device stays in it.
@@ -60,9 +60,9 @@ class HostTransfer:
             past = aside.record_event()
             lane.wait_event(past)
             self._read.append((past, sources))
-            self.let_go()
+            self.release()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Give back host memory that the device has read."""
         while self._read and self._read[0][0].query():
             self._read.popleft()

@@ -21,7 +21,7 @@ _KEY = re.compile(r"^base_model\.model\.(?P<module>.+)\.lora_(?P<half>[AB])\.wei
 _BASE = re.compile(r"^base_model\.model\.(?P<module>.+?)(\.base_layer)?\.weight$")
 
 
-class Low(NamedTuple):
+class LoraLayer(NamedTuple):
     """What one layer's output gets more: scale · B(A x). down: [r, in]; up: [out, r]."""
 
     down: Tensor
@@ -38,7 +38,7 @@ class LoraAdapters:
     def __init__(self, model: nn.Module) -> None:
         self.active: str | None = None
         self._modules = dict(model.named_modules())
-        self._layers: dict[str, dict[str, Low]] = {}
+        self._layers: dict[str, dict[str, LoraLayer]] = {}
         self._hooked: set[str] = set()
 
     @property
@@ -83,7 +83,7 @@ class LoraAdapters:
         return add_low
 
 
-def read_adapter(folder: Path, modules: Mapping[str, nn.Module]) -> dict[str, Low]:
+def read_adapter(folder: Path, modules: Mapping[str, nn.Module]) -> dict[str, LoraLayer]:
     """Return an adapter's layers by module path, on the model's device and in its dtype."""
     config = read_config(folder)
     halves: dict[str, dict[str, Tensor]] = {}
@@ -104,7 +104,7 @@ def read_adapter(folder: Path, modules: Mapping[str, nn.Module]) -> dict[str, Lo
         # What stands for a quantised weight's numbers may be bytes.
         dtype = weight.dtype if weight.dtype.itemsize > 1 else None
         down, up = (pair[half].to(weight.device, dtype) for half in "AB")
-        layers[path] = Low(down, up, scale_of(config, path, down.shape[0]))
+        layers[path] = LoraLayer(down, up, scale_of(config, path, down.shape[0]))
     return layers
 
 
@@ -142,7 +142,7 @@ def is_own_weight(key: str, tensor: Tensor, modules: Mapping[str, nn.Module]) ->
     return torch.equal(tensor.to(weight.device, weight.dtype), weight)
 
 
-def fingerprint_of(layers: Mapping[str, Low]) -> str:
+def fingerprint_of(layers: Mapping[str, LoraLayer]) -> str:
     """Return a hash of what an adapter adds, equal wherever it is run in one dtype."""
     digest = hashlib.blake2b(digest_size=8)
     for path, low in sorted(layers.items()):

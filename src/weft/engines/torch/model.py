@@ -118,15 +118,15 @@ def config_of(folder: Path, *, trust_remote_code: bool) -> PretrainedConfig:
     return config
 
 
-def context_of(model: PreTrainedModel, n_ctx: int | None) -> int:
+def context_length_of(model: PreTrainedModel, n_ctx: int | None) -> int:
     """The longest path: `n_ctx` if given, else what the model was made for."""
     text: Any = model.config.get_text_config()
     given = [int(getattr(text, name, None) or 0) for name in checkpoint.CONTEXT_NAMES]
-    known = min([next((n for n in given if n > 0), _NO_LIMIT), *_places(model)])
+    known = min([next((n for n in given if n > 0), _NO_LIMIT), *_position_limits(model)])
     return known if n_ctx is None else check_int("n_ctx", n_ctx, 1, known)
 
 
-def _places(model: PreTrainedModel) -> Iterator[int]:
+def _position_limits(model: PreTrainedModel) -> Iterator[int]:
     """How many positions a table has for tokens, where places of padding come before those."""
     for path, module in model.named_modules():
         is_table = isinstance(module, nn.Embedding) and "position" in path.rpartition(".")[2]
@@ -149,7 +149,7 @@ def _as_saved(model: PreTrainedModel) -> dict[str, Tensor]:
 
     The tensors are those of the model, or parts of them; tied ones are there once.
     """
-    held = dict(_held_once(model))
+    held = dict(_unique_tensors(model))
     try:
         saved: dict[str, Tensor] = revert_weight_conversion(model, held)
     except Exception as error:  # weights in a quantised format, or code of a folder's own
@@ -158,7 +158,7 @@ def _as_saved(model: PreTrainedModel) -> dict[str, Tensor]:
     return saved
 
 
-def _held_once(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+def _unique_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     seen: set[tuple[int, tuple[int, ...]]] = set()
     for name, held in model.state_dict().items():
         parts = held if isinstance(held, tuple) else (held,)  # packed: weight and bias
@@ -183,7 +183,7 @@ def _from_pretrained(
     folder: Path, config: PretrainedConfig, dtype: str, **given: Any
 ) -> PreTrainedModel:
     try:
-        with quiet():
+        with quiet_transformers():
             kind = auto_class_of(config) or AutoModelForCausalLM  # it loads code of a folder's own
             model, report = kind.from_pretrained(
                 folder,
@@ -211,7 +211,7 @@ def _from_pretrained(
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Keep Transformers' progress bars and loading report off the terminal."""
     bars, level = (
         transformers_logging.is_progress_bar_enabled(),
@@ -236,7 +236,7 @@ def cache_name(module: nn.Module) -> str:
     return next((name for name in _CACHES if name in taken), "")
 
 
-def stop_looking_for_padding(model: PreTrainedModel) -> None:
+def disable_padding_check(model: PreTrainedModel) -> None:
     """Let our copy run without looking at its ids for a warning: a device is waited for then."""
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
@@ -259,7 +259,7 @@ class Head(nn.Module):
         if model.base_model is model or prefix not in model._modules:
             raise PrefixCachingUnsupported("its base model does not stand apart from its head")
         self.base = model.base_model
-        self._replay = _Replay(self.base)
+        self._replay = _FixedHidden(self.base)
         self._shell = copy.copy(model)
         self._shell.__dict__["_modules"] = {**model._modules, prefix: self._replay}
 
@@ -285,7 +285,7 @@ class Head(nn.Module):
         return logits
 
 
-class BareHead:
+class IdentityHead:
     """Stands in for `Head` where a model cannot be parted so: its logits are its states."""
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -301,7 +301,7 @@ class BareHead:
         return states
 
 
-class _Replay(nn.Module):
+class _FixedHidden(nn.Module):
     """Stands where the base model was and answers with given hidden states.
 
     So it does where a part of the base model is called in its place: OPT calls its decoder.

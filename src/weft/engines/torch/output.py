@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..._core.sampling.sampler import DrawBatch
 
 
-_MADE_BYTES = 1 << 27  # of log-probabilities that are made together
+_BLOCK_BYTES = 1 << 27  # of log-probabilities that are made together
 
 
 class DeviceLogits(RetainedLogits):
@@ -40,7 +40,7 @@ class DeviceLogits(RetainedLogits):
         self.tensor = tensor
         self._at = at
         self._asked = False
-        self._made: _Made | None = None
+        self._made: _LogprobsBlock | None = None
         self.n_bytes = tensor.nbytes
 
     def place(self, number: int) -> int:
@@ -49,7 +49,7 @@ class DeviceLogits(RetainedLogits):
 
     def logits(self, number: int) -> NDArray[np.float32]:
         """Return a row on the host: float32 [V], perhaps the tensor's own memory. Waits."""
-        return _on_host(self.tensor[self.place(number)])
+        return _to_host(self.tensor[self.place(number)])
 
     def logprobs(self, number: int, *, on_host: bool) -> Any:
         """Return a row's log-probabilities: float32 [V], an array, or a tensor on the device; the
@@ -57,7 +57,7 @@ class DeviceLogits(RetainedLogits):
         device is not looked at, as that would wait for it.
         """
         place, device = self.place(number), self.tensor.device
-        made = self._made_for(place, on_host=on_host)
+        made = self._logprobs_block(place, on_host=on_host)
         values: Any = made.values[place - made.first]
         if on_host:
             if values[0] != values[0]:  # where one is not a number, none is
@@ -70,16 +70,16 @@ class DeviceLogits(RetainedLogits):
             values.record_stream(torch.cuda.current_stream(device))
         return values
 
-    def _made_for(self, place: int, *, on_host: bool) -> _Made:
+    def _logprobs_block(self, place: int, *, on_host: bool) -> _LogprobsBlock:
         made = self._made
         if made is not None and made.has(place, on_host=on_host):
             return made
         n_rows = 1
         if self._asked:
-            n_rows = max(1, _MADE_BYTES // (4 * self.tensor.shape[1]))
+            n_rows = max(1, _BLOCK_BYTES // (4 * self.tensor.shape[1]))
         self._asked = True
         first = place // n_rows * n_rows
-        made = _Made.of(self.tensor[first : first + n_rows], first, on_host=on_host)
+        made = _LogprobsBlock.of(self.tensor[first : first + n_rows], first, on_host=on_host)
         if made.n > 1:
             last = DeviceLogits._last
             before = None if last is None else last()
@@ -89,7 +89,7 @@ class DeviceLogits(RetainedLogits):
         return made
 
 
-class _Made(NamedTuple):
+class _LogprobsBlock(NamedTuple):
     """Log-probabilities of n rows from `first` on: float32 [n, V], an array or a tensor."""
 
     first: int
@@ -97,7 +97,7 @@ class _Made(NamedTuple):
     values: Any
 
     @classmethod
-    def of(cls, logits: Tensor, first: int, *, on_host: bool) -> _Made:
+    def of(cls, logits: Tensor, first: int, *, on_host: bool) -> _LogprobsBlock:
         with torch.no_grad(), on_engine_stream(logits.device):
             values = logits.float().log_softmax(-1)
             return cls(first, len(logits), cls._here(values) if on_host else values)
@@ -121,13 +121,13 @@ class TorchOutput(Output):
     __slots__ = ("_device_logits", "_done", "_drawer", "_host_logits", "_scores")
 
     def __init__(
-        self, logits: Tensor, scores: list[list[Score]], drawer: TorchSampler | None = None
+        self, logits: Tensor, scores: list[list[Score]], sampler: TorchSampler | None = None
     ) -> None:
         """drawer: the engine's, which keeps what its chains brought; None: one for this alone."""
         self._device_logits = logits
         self._host_logits: NDArray[np.float32] | None = None
         self._scores = scores
-        self._drawer = TorchSampler(logits.device) if drawer is None else drawer
+        self._sampler = TorchSampler(logits.device) if sampler is None else sampler
         self._done = torch.cuda.Event() if logits.device.type == "cuda" else None
         if self._done is not None:
             self._done.record(torch.cuda.current_stream(logits.device))
@@ -144,7 +144,7 @@ class TorchOutput(Output):
     def logits(self, index: int) -> NDArray[np.float32]:
         if self._host_logits is not None:
             return self._host_logits[index].copy()
-        return _on_host(self._device_logits[index]).copy()
+        return _to_host(self._device_logits[index]).copy()
 
     def retain(self, indices: Sequence[int]) -> DeviceLogits:
         """Keep the whole tensor, or copies where most of it would be kept for a few."""
@@ -158,17 +158,17 @@ class TorchOutput(Output):
         return self._scores
 
     def draw(self, batch: DrawBatch) -> Draws:
-        if self._drawer.supports(batch):
-            return self._drawer.draw(self._device_logits, batch)
-        return self._drawer.on_host(self._host(), batch)
+        if self._sampler.supports(batch):
+            return self._sampler.draw(self._device_logits, batch)
+        return self._sampler.on_host(self._host(), batch)
 
     def _host(self) -> NDArray[np.float32]:
         if self._host_logits is None:
-            self._host_logits = _on_host(self._device_logits)
+            self._host_logits = _to_host(self._device_logits)
         return self._host_logits
 
 
-def _on_host(logits: Tensor) -> NDArray[np.float32]:
+def _to_host(logits: Tensor) -> NDArray[np.float32]:
     with on_engine_stream(logits.device):
         found: NDArray[np.float32] = logits.float().cpu().numpy()
     return found

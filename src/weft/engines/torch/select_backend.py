@@ -14,7 +14,7 @@ from .attention_hook import ForwardContext
 from .cuda import is_for_triton
 from .kv_backend import KVBackend
 from .layout import Layout
-from .padded.step import PaddedMemory
+from .padded.step import PaddedBackend
 from .paged.capture import capturing
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ _log = logging.getLogger("weft.engines.torch")
 
 KVChoice = Literal["auto", "padded", "paged"]
 
-NewMemory = Callable[[Layout], KVBackend]
+BackendFactory = Callable[[Layout], KVBackend]
 
 
-def kv_backends(kv: KVChoice, device: torch.device) -> list[NewMemory]:
+def kv_backends(kv: KVChoice, device: torch.device) -> list[BackendFactory]:
     """Return what makes the memory; of several the first over which the model passes its check.
 
     Raises: ConfigError for what is no choice, and for "paged" where its kernels cannot run;
@@ -35,21 +35,21 @@ def kv_backends(kv: KVChoice, device: torch.device) -> list[NewMemory]:
     """
     check_choice("kv", kv, ("auto", "padded", "paged"))
     if kv == "padded" or (kv == "auto" and device.type == "cpu"):
-        return [PaddedMemory]
+        return [PaddedBackend]
     try:
         from .paged.kernel import is_interpreted
-        from .paged.step import PagedMemory
+        from .paged.step import PagedBackend
     except ImportError as error:
         if kv == "auto":
             _log.warning("%s; KV lies in padded rows, which is slower on a GPU", error)
-            return [PaddedMemory]
+            return [PaddedBackend]
         raise EngineUnavailable(
             f"kv is 'paged', and its kernels need triton, which comes with torch for CUDA: {error}",
             hint="pip install triton, or leave kv out",
         ) from error
     if kv == "auto":
         is_for_it = is_for_triton(device) and not is_interpreted()
-        return [PagedMemory, PaddedMemory] if is_for_it else [PaddedMemory]
+        return [PagedBackend, PaddedBackend] if is_for_it else [PaddedBackend]
     if device.type == "cpu" and not is_interpreted():
         raise ConfigError(
             "kv is 'paged', whose kernels run on CUDA; on a CPU they run, slowly, in Triton's"
@@ -60,7 +60,7 @@ def kv_backends(kv: KVChoice, device: torch.device) -> list[NewMemory]:
             "kv is 'paged', whose kernels are for NVIDIA's cards of compute capability 8.0 and up,"
             " with torch for CUDA; leave kv out, or give 'padded'"
         )
-    return [PagedMemory]
+    return [PagedBackend]
 
 
 def with_smaller_tiles(memory: KVBackend, error: BaseException) -> KVBackend | None:
@@ -72,25 +72,25 @@ def with_smaller_tiles(memory: KVBackend, error: BaseException) -> KVBackend | N
     found: BaseException | None = error
     while found is not None and type(found).__name__ != "OutOfResources":  # Triton's
         found = found.__cause__
-    if found is None or isinstance(memory, PaddedMemory):
+    if found is None or isinstance(memory, PaddedBackend):
         return None
-    from .paged.step import PagedMemory
+    from .paged.step import PagedBackend
 
-    assert isinstance(memory, PagedMemory)
+    assert isinstance(memory, PagedBackend)
     smaller = memory.with_smaller_tiles()
     if smaller is not None:
         _log.info("smaller tiles are tried on this card: %s", found)
     return smaller
 
 
-def tries_kernels(makers: Sequence[NewMemory]) -> bool:
+def prefers_kernels(makers: Sequence[BackendFactory]) -> bool:
     """Whether a memory of kernels will be tried."""
-    return makers[0] is not PaddedMemory
+    return makers[0] is not PaddedBackend
 
 
-def has_kernels(makers: Sequence[NewMemory], device: torch.device) -> bool:
+def has_kernels(makers: Sequence[BackendFactory], device: torch.device) -> bool:
     """Whether kernels will be tried that are compiled for this very device."""
-    return device.type == "cuda" and tries_kernels(makers)
+    return device.type == "cuda" and prefers_kernels(makers)
 
 
 def check_kernels(device: torch.device, why: str) -> None:
@@ -126,20 +126,20 @@ def step_graphs(
     memory: KVBackend,
     call: ForwardContext,
     device: torch.device,
-    weights_lie: Callable[[], int],
+    weight_addresses: Callable[[], int],
 ) -> CudaGraphRunner | None:
     """Return what captures the steps over a memory; None where they are run as they are.
 
     graphs: None captures on CUDA; True anywhere: on a CPU what would be captured is run again.
-    weights_lie: another number once weights lie elsewhere.
+    weight_addresses: another number once weights lie elsewhere.
     """
-    if isinstance(memory, PaddedMemory) or graphs is False:
+    if isinstance(memory, PaddedBackend) or graphs is False:
         return None
-    from .paged.capture import GraphRecorder, replay_eagerly
+    from .paged.capture import GraphRecorder, replay_without_graph
     from .paged.cuda_graph import CudaGraphRunner
-    from .paged.step import PagedMemory
+    from .paged.step import PagedBackend
 
-    assert isinstance(memory, PagedMemory)
+    assert isinstance(memory, PagedBackend)
     if device.type == "cuda":
-        return CudaGraphRunner(call, memory, GraphRecorder(device), weights_lie)
-    return CudaGraphRunner(call, memory, replay_eagerly, weights_lie) if graphs else None
+        return CudaGraphRunner(call, memory, GraphRecorder(device), weight_addresses)
+    return CudaGraphRunner(call, memory, replay_without_graph, weight_addresses) if graphs else None

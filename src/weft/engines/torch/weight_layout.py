@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ...errors import ConfigError
 from .check import quantised
-from .fused.decoder import is_known, is_plain
+from .fused.decoder import is_known, is_plain_weight
 from .fused.merged_linear import SIBLINGS
 from .paged.capture import capturing
 from .weights.experts import pack_experts
@@ -45,12 +45,12 @@ def optimize_layout(model: PreTrainedModel, packed_weights: bool | None) -> None
     elif model.device.type == "cuda":
         merge_sibling_weights(model)
     elif packed_weights is False:
-        lay_by_column(model)
+        store_by_column(model)
     elif _is_small(model):
-        lay_by_column(model)
+        store_by_column(model)
         pack(model, keep=True, few=FEW)
     elif not pack(model, keep=False):
-        lay_by_column(model)
+        store_by_column(model)
     release_heap()
 
 
@@ -100,10 +100,10 @@ def pack(model: PreTrainedModel, *, keep: bool, few: int = 0, twice: bool = True
             return False
     looked_up = model.get_input_embeddings().weight
     copied = {place for place in places if _is_copied(getattr(*place), keep)}
-    leaving = {id(getattr(*place).weight) for place in copied} - {id(looked_up)}
+    copying_out = {id(getattr(*place).weight) for place in copied} - {id(looked_up)}
     files = MappedFiles()
-    if not keep and (leaving or n_bytes):
-        _leave_the_file(model, leaving, files)
+    if not keep and (copying_out or n_bytes):
+        _leave_the_file(model, copying_out, files)
     n_twice, largest = n_bytes if keep else 0, None
     for place in places:  # each weight goes when its copy is there
         layer = getattr(*place)
@@ -170,7 +170,7 @@ def _is_bare(layer: nn.Module) -> bool:
     """Whether a layer is its weight and bias, and nothing more is done where it is called."""
     held = [each for each in layer._parameters.values() if each is not None]
     return (
-        all(is_plain(each, (*TOLERANCE,)) for each in held)
+        all(is_plain_weight(each, (*TOLERANCE,)) for each in held)
         and not (layer._forward_hooks or layer._forward_pre_hooks)
         and "forward" not in layer.__dict__
     )
@@ -184,7 +184,7 @@ def _can_pack(layers: Sequence[nn.Module]) -> bool:
 
 
 @torch.inference_mode(False)
-def lay_by_column(model: PreTrainedModel) -> None:
+def store_by_column(model: PreTrainedModel) -> None:
     """Store the weights of linear layers column by column, where that is faster: float32 on CPUs.
 
     The numbers and shapes stay. A step of few rows is bound by reading them, and the product of a
@@ -333,7 +333,7 @@ def _lay_together(weights: Sequence[Tensor]) -> bool:
 
     False where they stay as they lie.
     """
-    if not all(map(is_plain, weights)) or len({weight.shape[1] for weight in weights}) > 1:
+    if not all(map(is_plain_weight, weights)) or len({weight.shape[1] for weight in weights}) > 1:
         return False
     whole = torch.cat([weight.data.t() for weight in weights], 1).t()
     for weight, part in zip(weights, whole.split([len(w) for w in weights]), strict=True):

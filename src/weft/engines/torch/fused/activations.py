@@ -105,13 +105,13 @@ def _gates_like(
     ups = torch.tensor([0.0, _SMALL, _LARGE]).double()
     rows = _side_by_side(torch.full_like(ups, _SMALL), ups, are_neighbours=are_neighbours)
     at_0, at_small, at_large = function(rows).double().flatten().tolist()
-    activated = (at_small - at_0) / _SMALL
-    share = activated / _SMALL
+    activation_value = (at_small - at_0) / _SMALL
+    share = activation_value / _SMALL
     if not 0 < share < 1:
         return []
     slope = _short((math.log(share) - math.log1p(-share)) / _SMALL)
-    shift = _short(at_0 / activated)
-    reach = _short(at_large / activated) - shift
+    shift = _short(at_0 / activation_value)
+    reach = _short(at_large / activation_value) - shift
     limit = _short(reach) if reach < _LARGE / 2 else None
     slopes: list[tuple[Activation, float]] = [("silu", slope), ("gelu", 1.0), ("gelu_tanh", 1.0)]
     return [

@@ -14,7 +14,7 @@ from transformers.activations import SiLUActivation
 from ..attention_hook import ForwardContext
 from ..kv_backend import AttentionSpec, AttentionStep, RotaryArgs
 from ..weights.packed import PackedLinear
-from .merged_linear import SIBLINGS, MergedLinear, of_linear
+from .merged_linear import SIBLINGS, MergedLinear, apply_linear
 
 # What `FusedDecoder` computes is what these classes do, and no other.
 _MODELS = frozenset(
@@ -66,12 +66,12 @@ class FusedDecoder:
         step = self._call.step
         assert step is not None
         x = F.embedding(token_ids[0], self._embedding.weight)
-        if step.turns:
+        if step.has_fused_ops:
             rotary = self._rotary
             frequencies, scaling = rotary.inv_freq, rotary.attention_scaling
-            angles = step.angles(positions[0], frequencies, scaling, x.dtype)
+            rotary_angles = step.rotary_angles(positions[0], frequencies, scaling, x.dtype)
             for layer in self._layers:
-                x = layer.run_turning(x, angles, step)
+                x = layer.run_turning(x, rotary_angles, step)
             return _normed_by(step, x, self._norm)
         cos, sin = self._rotary(x, positions)
         cos, sin = cos.transpose(0, 1), sin.transpose(0, 1)  # [T, 1, D]: the same for all heads
@@ -83,7 +83,7 @@ class FusedDecoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [n, V] of hidden states [n, E]."""
-        return of_linear(hidden, self._output)
+        return apply_linear(hidden, self._output)
 
 
 class _Layer:
@@ -121,23 +121,23 @@ class _Layer:
         gate, up = self._gated.each(_normed(x, self._between))
         return _added(x, self._act(gate).mul_(up), self._down)
 
-    def run_turning(self, x: Tensor, angles: Tensor, step: AttentionStep) -> Tensor:
+    def run_turning(self, x: Tensor, rotary_angles: Tensor, step: AttentionStep) -> Tensor:
         """The same by a step that turns heads, and in place; angles: [T, D], as in `RotaryArgs`."""
         n_tokens = len(x)
         normed = _normed_by(step, x, self._before)
         heads = self._qkv.of(normed).view(n_tokens, -1, self._head_dim)
-        turn = RotaryArgs(self._n_q, angles)
+        turn = RotaryArgs(self._n_q, rotary_angles)
         if self._q_norm is not None:
             q_norm: Any = self._q_norm
             k_norm: Any = self._k_norm
             norms = q_norm.weight, k_norm.weight, q_norm.variance_epsilon
-            turn = RotaryArgs(self._n_q, angles, *norms)
-        met = step.attend_turned(self._number, heads, turn, self._spec)
+            turn = RotaryArgs(self._n_q, rotary_angles, *norms)
+        met = step.attend_qkv(self._number, heads, turn, self._spec)
         x = _added_to(x, met.view(n_tokens, -1), self._back)
         between = _normed_by(step, x, self._between)
         gate, up = self._gated.each(between)
         if self._is_silu:
-            return _added_to(x, step.gated(gate, up, "silu"), self._down)
+            return _added_to(x, step.act_and_mul(gate, up, "silu"), self._down)
         return _added_to(x, self._act(gate).mul_(up), self._down)
 
 
@@ -146,7 +146,7 @@ def _normed(x: Tensor, norm: Any) -> Tensor:
 
 
 def _normed_by(step: AttentionStep, x: Tensor, norm: Any) -> Tensor:
-    return step.normed(x, norm.weight, norm.variance_epsilon)
+    return step.rms_norm(x, norm.weight, norm.variance_epsilon)
 
 
 def _added(x: Tensor, more: Tensor, layer: nn.Linear) -> Tensor:
@@ -165,7 +165,9 @@ def _added_to(x: Tensor, more: Tensor, layer: nn.Linear) -> Tensor:
     return x if layer.bias is None else x.add_(layer.bias)
 
 
-def is_plain(weight: nn.Parameter, dtypes: Container[torch.dtype] = (torch.float32,)) -> bool:
+def is_plain_weight(
+    weight: nn.Parameter, dtypes: Container[torch.dtype] = (torch.float32,)
+) -> bool:
     """Whether a weight is numbers of such a dtype on a CPU, not something that stands for them."""
     is_here = weight.device.type == "cpu" and weight.dtype in dtypes
     return type(weight) is nn.Parameter and is_here
@@ -182,7 +184,9 @@ def is_known(model: PreTrainedModel) -> bool:
     return (
         f"{kind.__module__}.{kind.__qualname__}" in _MODELS
         and len({weight.dtype for weight in model.parameters()}) == 1
-        and all(is_plain(weight, _DTYPES) or _is_on_card(weight) for weight in model.parameters())
+        and all(
+            is_plain_weight(weight, _DTYPES) or _is_on_card(weight) for weight in model.parameters()
+        )
         and _is_untouched(model)
     )
 

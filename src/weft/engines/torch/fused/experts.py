@@ -74,7 +74,7 @@ def _mixed(
     experts = form.experts(module) if x.dtype == form.dtype else None
     if experts is None or not step.supports_fused_experts(x, chosen, shares, experts):
         return None
-    return step.mixed(x, chosen, shares, experts)
+    return step.fused_experts(x, chosen, shares, experts)
 
 
 def _form_of(module: Any, dtype: torch.dtype) -> _ExpertsForm | None:

@@ -56,8 +56,8 @@ def _gated(part: nn.Module, step: AttentionStep, form: _GateForm, x: Tensor) -> 
     if x.dtype != form.dtype or act is not form.of_gate or not is_bare(act):
         return None
     gate, up = form.gate_and_up(modules, x)
-    if step.supports_gating(gate, up):
-        return modules[form.down](step.gated(gate, up, form.activation))
+    if step.supports_act_and_mul(gate, up):
+        return modules[form.down](step.act_and_mul(gate, up, form.activation))
     return modules[form.down](act(gate) * up)  # hooks may give anything
 
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..attention_hook import step_of
+from ..attention_hook import current_step
 from ..module_hooks import hook_dicts, keep_inputs
 from ..weights.packed import PackedLinear
 
@@ -43,13 +43,13 @@ class MergedLinear:
     def _of_all(self, name: str) -> Tensor | None:
         """Return all their weights or biases as one, if they lie so."""
         found = [tensor for held in self._held if (tensor := held.get(name)) is not None]
-        return whole_of(found) if len(found) == len(self._held) else None
+        return as_merged(found) if len(found) == len(self._held) else None
 
     def each(self, x: Tensor) -> Sequence[Tensor]:
         """x: [..., in]. Returns what each layer makes of it, [..., out]."""
         whole = self._whole_for(x)
         if whole is None:
-            return [of_linear(x, layer) for layer in self._layers]
+            return [apply_linear(x, layer) for layer in self._layers]
         made = F.linear(x, whole, self._bias)
         return made.split([layer.out_features for layer in self._layers], -1)
 
@@ -57,7 +57,7 @@ class MergedLinear:
         """x: [..., in]. Returns [..., out of all], side by side."""
         whole = self._whole_for(x)
         if whole is None:
-            return torch.cat([of_linear(x, layer) for layer in self._layers], -1)
+            return torch.cat([apply_linear(x, layer) for layer in self._layers], -1)
         return F.linear(x, whole, self._bias)
 
     def _whole_for(self, x: Tensor) -> Tensor | None:
@@ -76,7 +76,7 @@ def _mark_of(held: dict[str, Any]) -> tuple[Any, ...]:
     return weight.data_ptr(), weight.stride(), at_bias
 
 
-def whole_of(weights: Sequence[Tensor]) -> Tensor | None:
+def as_merged(weights: Sequence[Tensor]) -> Tensor | None:
     """Return weights [out, in] that lie together as one, by column or by row, or biases [out]: see
     `laid`.
     """
@@ -98,7 +98,7 @@ def whole_of(weights: Sequence[Tensor]) -> Tensor | None:
     return first.as_strided((n, *first.shape[1:]), strides)
 
 
-def of_linear(x: Tensor, layer: nn.Linear) -> Tensor:
+def apply_linear(x: Tensor, layer: nn.Linear) -> Tensor:
     """Return what a linear layer makes of x: [T, out]."""
     if isinstance(layer, PackedLinear):
         return layer.product(x)
@@ -110,8 +110,8 @@ def fuse_siblings(model: nn.Module) -> int:
     weights lie together; return how many are.
     """
     n = 0
-    for layers in _lying_together(model):
-        product = _OneProduct(layers)
+    for layers in _adjacent_layers(model):
+        product = _MergedProduct(layers)
         for number, layer in enumerate(layers):
             layer.__dict__[_PLACE] = _Place(product, number)
             layer.__class__ = _Sibling
@@ -123,14 +123,14 @@ class _Sibling(nn.Linear):
     """A layer whose product is made with that of its siblings, if they are given the same."""
 
     def forward(self, x: Tensor) -> Tensor:
-        step = step_of(self)
-        if step is None or not step.turns:
+        step = current_step(self)
+        if step is None or not step.has_fused_ops:
             return super().forward(x)
         place: _Place = self.__dict__[_PLACE]
         return place.product.of(place.number, x)
 
 
-class _OneProduct:
+class _MergedProduct:
     """What siblings make of one input: the first that is asked for it makes it for all."""
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
@@ -151,14 +151,14 @@ class _OneProduct:
     def of(self, number: int, x: Tensor) -> Tensor:
         """Return what one layer makes of x, [..., out]."""
         if any(self._hooks) and not keep_inputs(self._hooks):
-            return of_linear(x, self._layers[number])
+            return apply_linear(x, self._layers[number])
         if self._given() is not x:
             self._parts = dict(enumerate(self._siblings.each(x)))
             self._given = weakref.ref(x)
         part = self._parts.pop(number, None)
-        return of_linear(x, self._layers[number]) if part is None else part
+        return apply_linear(x, self._layers[number]) if part is None else part
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _OneProduct:
+    def __deepcopy__(self, memo: dict[int, Any]) -> _MergedProduct:
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
         twin.__init__(copy.deepcopy(self._layers, memo))  # type: ignore[misc]
@@ -168,11 +168,11 @@ class _OneProduct:
 class _Place(NamedTuple):
     """Which of the layers of a product one is."""
 
-    product: _OneProduct
+    product: _MergedProduct
     number: int
 
 
-def _lying_together(model: nn.Module) -> Iterator[list[nn.Linear]]:
+def _adjacent_layers(model: nn.Module) -> Iterator[list[nn.Linear]]:
     """Yield the layers, in order, that share a piece of memory which holds nothing else."""
     found: dict[int, list[nn.Linear]] = defaultdict(list)
     for module in model.modules():
@@ -185,6 +185,6 @@ def _lying_together(model: nn.Module) -> Iterator[list[nn.Linear]]:
         if (
             len(layers) > 1
             and len(kinds) == 1
-            and whole_of([each.weight for each in layers]) is not None
+            and as_merged([each.weight for each in layers]) is not None
         ):
             yield layers

@@ -50,7 +50,7 @@ def _normed(norm: nn.Module, step: AttentionStep, form: _NormForm, x: Tensor) ->
     if x.dtype != form.dtype or not step.supports_rms_norm(x, weight):
         return None
     eps = getattr(norm, form.eps)
-    return step.normed(x, weight, eps, form.shift, is_centred=form.is_centred)
+    return step.rms_norm(x, weight, eps, form.shift, is_centred=form.is_centred)
 
 
 def _form_of(module: nn.Module, dtype: torch.dtype) -> _NormForm | None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from ..attention_hook import step_of
+from ..attention_hook import current_step
 
 FORM = "weft_form"
 Form = TypeVar("Form")
@@ -42,8 +42,8 @@ def patch_forward(
 @cache
 def _by_step(kind: type[nn.Module], run: Run, n_given: tuple[int, ...]) -> type[nn.Module]:
     def forward(self: nn.Module, *given: Any, **named: Any) -> Any:
-        step, made = step_of(self), None
-        if step is not None and step.turns and len(given) in n_given and not named:
+        step, made = current_step(self), None
+        if step is not None and step.has_fused_ops and len(given) in n_given and not named:
             made = run(self, step, self.__dict__[FORM], *given)
         return kind.forward(self, *given, **named) if made is None else made
 

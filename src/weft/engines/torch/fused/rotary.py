@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..attention_hook import ForwardContext, step_of
+from ..attention_hook import ForwardContext, current_step
 from ..kv_backend import RotaryLayout
 
 _NAME = "apply_rotary_pos_emb"
@@ -97,8 +97,8 @@ def _by_step(
     turning = _calling(own, _Turning(call, plain, form))
 
     def forward(self: nn.Module, *given: Any, **named: Any) -> Any:
-        step = step_of(self)
-        does = own if step is None or not step.turns else turning
+        step = current_step(self)
+        does = own if step is None or not step.has_fused_ops else turning
         return does(self, *given, **named)
 
     return type(f"{kind.__name__}ByStep", (kind,), {"forward": forward, "__module__": __name__})
@@ -152,7 +152,7 @@ class _Turning:
                 and axis in (1, 2)
                 and step.supports_rotary(heads, cos, sin, axis)
             ):
-                turned = step.turned(heads, cos, sin, axis, pairs)
+                turned = step.apply_rotary(heads, cos, sin, axis, pairs)
                 return turned if form.n > 1 else turned[0]
         return self._plain(*given, **named)
 
@@ -199,11 +199,11 @@ def _turns_so(
     return True
 
 
-def _in_pairs(angles: Tensor, form: _Form) -> Tensor:
+def _in_pairs(rotary_angles: Tensor, form: _Form) -> Tensor:
     """Return what is of every pair as it is given for every number."""
     if form.are_neighbours and form.every == 1:
-        return angles.repeat_interleave(2, -1)
-    return angles.repeat(1, 1, 2)
+        return rotary_angles.repeat_interleave(2, -1)
+    return rotary_angles.repeat(1, 1, 2)
 
 
 def turned_plainly(x: Tensor, cos: Tensor, sin: Tensor, axis: int, pairs: RotaryLayout) -> Tensor:

@@ -79,7 +79,7 @@ def _chosen(
     is_whole = logits is not None and (bias is None) == (form.bias is None)
     if logits is None or not is_whole or not step.supports_routing(logits, bias, form.router):
         return None
-    numbers, shares = step.chosen(logits, bias, form.router)
+    numbers, shares = step.select_experts(logits, bias, form.router)
     return logits, shares, numbers
 
 

@@ -67,7 +67,7 @@ def attend_causal(
 
     Args:
         q: [R, H, n, D]; k: [R, K, n, D]; v: [R, K, n, Dv]; H is a multiple of K.
-        bands: `bands_of(n, window)` where a window cuts or the device wants scores written out.
+        bands: `causal_bands(n, window)` where a window cuts or the device wants scores written out.
 
     Returns:
         Output [R, H, n, Dv] and log-sum-exp float32 [R, H, n].
@@ -82,7 +82,7 @@ def attend_causal(
         )
         return out, lse
     blocks = []
-    for band in bands if bands is not None else bands_of(n, None, q):
+    for band in bands if bands is not None else causal_bands(n, None, q):
         folded = q[:, :, band.start : band.stop].reshape(n_rows, k.shape[1], -1, q.shape[-1])
         keys, values = k[:, :, band.first : band.stop], v[:, :, band.first : band.stop]
         # Query heads of one KV head lie one after the other, each with the band's tokens.
@@ -103,7 +103,7 @@ class CausalBand(NamedTuple):
     bias: Tensor
 
 
-def bands_of(n: int, window: int | None, like: Tensor) -> list[CausalBand]:
+def causal_bands(n: int, window: int | None, like: Tensor) -> list[CausalBand]:
     """Cut a causal square of n tokens into bands of queries, each with its mask [queries, keys]."""
     bands = []
     for start in range(0, n, QUERY_BLOCK):

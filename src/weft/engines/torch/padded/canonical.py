@@ -16,19 +16,19 @@ from torch import Tensor
 from ...base import Row
 from ..kv_backend import AttentionSpec
 from .attention import Mask, apply_sinks, attend
-from .kv import Alone
-from .step import PaddedMemory, PaddedStep
+from .kv import SingleSequenceCache
+from .step import PaddedBackend, PaddedStep
 
 _KEYS = 16  # keys are padded to a multiple: the CPU's product sums vectors of this length
 
 
-class CanonicalMemory(PaddedMemory):
+class CanonicalBackend(PaddedBackend):
     """The padded memory, with steps whose bits do not depend on other rows."""
 
-    def begin(self, rows: Sequence[Row]) -> CanonicalStep:
+    def start_step(self, rows: Sequence[Row]) -> CanonicalStep:
         return CanonicalStep(rows, self)
 
-    def alone_for(self, rows: Sequence[Row]) -> Alone | None:
+    def single_sequence_for(self, rows: Sequence[Row]) -> SingleSequenceCache | None:
         return None
 
 

@@ -28,17 +28,17 @@ from ..layout import Layout, Slots
 from .attention import attend
 
 if TYPE_CHECKING:
-    from .step import LanePlan
+    from .step import PaddedPlan
 
 
-class KV(PaddedFragment):
+class PaddedKVFragment(PaddedFragment):
     """A fragment of this engine."""
 
     __slots__ = ()
     engine = "torch"
 
 
-class DeviceBank(TailBuffer):
+class TorchTailBuffer(TailBuffer):
     """A bank whose rows are in one buffer. keys, values: views of it, a layer each."""
 
     __slots__ = ("keys", "layout", "values")
@@ -117,17 +117,17 @@ class DeviceBank(TailBuffer):
         self.set_slots(fresh)
 
 
-class PaddedKVPool(PaddedPool[KV, DeviceBank], KVBackend):
+class PaddedKVPool(PaddedPool[PaddedKVFragment, TorchTailBuffer], KVBackend):
     """Fragments on one device."""
 
     growth = GROW_BY
-    kind = KV
+    kind = PaddedKVFragment
 
     def __init__(self, layout: Layout) -> None:
         super().__init__(layout.slot_bytes)
         self.layout = layout
-        self.plan: LanePlan | None = None
-        self.alone: Alone | None = None
+        self.plan: PaddedPlan | None = None
+        self.single_sequence: SingleSequenceCache | None = None
         self._last: tuple[object, object, int] | None = None  # a row that stepped alone
         self._copies = HostTransfer(layout.device)
 
@@ -135,10 +135,10 @@ class PaddedKVPool(PaddedPool[KV, DeviceBank], KVBackend):
         self.plan = None
 
     def on_fragments_cut(self) -> None:
-        self.plan = self.alone = None
+        self.plan = self.single_sequence = None
 
     @torch.inference_mode()
-    def copy_slots(self, kv: KV, capacity: int) -> Slots:
+    def copy_slots(self, kv: PaddedKVFragment, capacity: int) -> Slots:
         if capacity == kv.length:
             return self._copy(kv)
         slots = self.layout.empty(capacity)
@@ -147,7 +147,7 @@ class PaddedKVPool(PaddedPool[KV, DeviceBank], KVBackend):
         return slots
 
     @torch.inference_mode()
-    def concatenate(self, parts: Sequence[KV]) -> Slots:
+    def concatenate(self, parts: Sequence[PaddedKVFragment]) -> Slots:
         slots, at = self.layout.empty(sum(kv.length for kv in parts)), 0
         for kv in parts:
             slots.copy_from(_slots_of(kv), (slice(at, at + kv.length),), _where(kv))
@@ -156,19 +156,19 @@ class PaddedKVPool(PaddedPool[KV, DeviceBank], KVBackend):
 
     # The protocol
 
-    def new(self, parent: Fragment | None) -> KV:
-        return KV()
+    def new(self, parent: Fragment | None) -> PaddedKVFragment:
+        return PaddedKVFragment()
 
     def settle(self, fragment: Fragment) -> None:
-        if self.alone is not None and self.alone.is_of(fragment):
-            self.alone = None
+        if self.single_sequence is not None and self.single_sequence.is_of(fragment):
+            self.single_sequence = None
         super().settle(fragment)
 
     @torch.inference_mode()
     def export(self, fragment: Fragment) -> dict[str, NDArray[Any]]:
-        kv = own(fragment, KV)
+        kv = own(fragment, PaddedKVFragment)
         data: dict[str, NDArray[Any]] = {}
-        with self._copies.leaving():
+        with self._copies.copying_out():
             slots = self._copy(kv) if kv.length else self.layout.empty(0)
             for name, tensors in (("k", slots.keys), ("v", slots.values)):
                 for layer, tensor in enumerate(self.layout.per_layer(tensors)):
@@ -177,17 +177,17 @@ class PaddedKVPool(PaddedPool[KV, DeviceBank], KVBackend):
         return data
 
     @torch.inference_mode()
-    def load(self, data: dict[str, NDArray[Any]], parent: Fragment | None) -> KV:
+    def load(self, data: dict[str, NDArray[Any]], parent: Fragment | None) -> PaddedKVFragment:
         with on_engine_stream(self.layout.device):
             return self._loaded(data)
 
-    def _loaded(self, data: dict[str, NDArray[Any]]) -> KV:
+    def _loaded(self, data: dict[str, NDArray[Any]]) -> PaddedKVFragment:
         like = self.layout.empty(0)
         slots = Slots(self._stack(data, "k", like.keys), self._stack(data, "v", like.values))
         n = int(slots.keys[0].shape[1])
         if any(t.shape[1] != n for t in (*slots.keys, *slots.values)):
             raise ModelMismatch("the exported KV has layers of different lengths; it is broken")
-        kv = KV()
+        kv = PaddedKVFragment()
         if n:
             self._place(kv, slots, n)
             kv.length = n
@@ -206,31 +206,33 @@ class PaddedKVPool(PaddedPool[KV, DeviceBank], KVBackend):
 
     def usage(self) -> Usage:
         n_slots, n_bytes = super().usage()
-        return Usage(n_slots, n_bytes + (0 if self.alone is None else self.alone.n_bytes))
+        return Usage(
+            n_slots, n_bytes + (0 if self.single_sequence is None else self.single_sequence.n_bytes)
+        )
 
     # What the engine's step needs
 
-    def alone_for(self, rows: Sequence[Row]) -> Alone | None:
+    def single_sequence_for(self, rows: Sequence[Row]) -> SingleSequenceCache | None:
         """Return the one piece of a row that steps alone, from its second such step on."""
         last, self._last = self._last, None
-        if not is_alone(rows, self):
-            self.alone = None
+        if not is_single_sequence(rows, self):
+            self.single_sequence = None
             return None
         (row,) = rows
         self._last = row.prefix, row.kv_out, row.position
-        if self.alone is None or not self.alone.fits(row):
+        if self.single_sequence is None or not self.single_sequence.fits(row):
             follows = last is not None and last[0] is row.prefix and last[1] is row.kv_out
             is_adjacent = follows and last is not None and last[2] + 1 == row.position
-            self.alone = Alone(row, self) if is_adjacent else None
-        return self.alone
+            self.single_sequence = SingleSequenceCache(row, self) if is_adjacent else None
+        return self.single_sequence
 
-    def one_piece(
+    def concatenated(
         self, spans: list[tuple[Fragment, int]], room: int
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Copies of spans one after the other, a layer each: [1, K, room, D]."""
         slots, at = self.layout.zeros(1, room), 0
         for fragment, length in spans:
-            kv = own(fragment, KV)
+            kv = own(fragment, PaddedKVFragment)
             slots.copy_from(_slots_of(kv), (0, slice(at, at + length)), _where(kv, length))
             at += length
         return (
@@ -240,7 +242,7 @@ class PaddedKVPool(PaddedPool[KV, DeviceBank], KVBackend):
 
     def views(self, fragment: Fragment, length: int) -> tuple[list[Tensor], list[Tensor]]:
         """Views of the first `length` slots' keys and values, a layer each: [1, K, length, D]."""
-        kv = own(fragment, KV)
+        kv = own(fragment, PaddedKVFragment)
         index = (slice(None), *_where(kv, length))
         slots, per_layer = _slots_of(kv), self.layout.per_layer
         return (
@@ -260,7 +262,7 @@ class PaddedKVPool(PaddedPool[KV, DeviceBank], KVBackend):
         for number, spans in enumerate(stretches):
             at = 0
             for fragment, length in spans:
-                kv = own(fragment, KV)
+                kv = own(fragment, PaddedKVFragment)
                 slots.copy_from(_slots_of(kv), (number, slice(at, at + length)), _where(kv, length))
                 at += length
         per_layer = self.layout.per_layer
@@ -269,7 +271,7 @@ class PaddedKVPool(PaddedPool[KV, DeviceBank], KVBackend):
             per_layer([t.transpose(2, 3) for t in slots.values]),
         )
 
-    def buffer_for(self, tails: list[KV], width: int) -> tuple[DeviceBank, int]:
+    def buffer_for(self, tails: list[PaddedKVFragment], width: int) -> tuple[TorchTailBuffer, int]:
         """The bank of a width class with `tails` side by side, and the row of the first.
 
         There is room for one slot more.
@@ -277,7 +279,7 @@ class PaddedKVPool(PaddedPool[KV, DeviceBank], KVBackend):
         longest = max(t.length for t in tails) + 1
         bank = self._buffers.get(width)
         if bank is None:
-            bank = self._buffers[width] = DeviceBank(self.layout, width)
+            bank = self._buffers[width] = TorchTailBuffer(self.layout, width)
         bank.compact()
         bank.widen(longest)
         first = bank.find(tails)
@@ -293,7 +295,7 @@ class PaddedKVPool(PaddedPool[KV, DeviceBank], KVBackend):
 
     @torch.inference_mode()
     def append(
-        self, kv: KV, keys: list[Tensor], values: list[Tensor], start: int, stop: int
+        self, kv: PaddedKVFragment, keys: list[Tensor], values: list[Tensor], start: int, stop: int
     ) -> None:
         """Write tokens start..stop of per-layer [K, T, D] tensors after `kv`; its length stays."""
         fresh = self.layout.gather(keys, values, start, stop)
@@ -314,12 +316,14 @@ class PaddedKVPool(PaddedPool[KV, DeviceBank], KVBackend):
         super().clear()
         self._last = None
 
-    def _copy(self, kv: KV) -> Slots:
+    def _copy(self, kv: PaddedKVFragment) -> Slots:
         return _slots_of(kv).copy(*_where(kv))
 
-    def _arrive(self, bank: DeviceBank, tails: Iterable[KV], rows: dict[int, int]) -> None:
+    def _arrive(
+        self, bank: TorchTailBuffer, tails: Iterable[PaddedKVFragment], rows: dict[int, int]
+    ) -> None:
         """Copy tails into their rows of the bank: those from one bank together, others singly."""
-        by_bank: dict[int, list[KV]] = {}
+        by_bank: dict[int, list[PaddedKVFragment]] = {}
         for kv in tails:
             if kv.length and isinstance(kv.home, TailBuffer):
                 by_bank.setdefault(kv.home.width, []).append(kv)
@@ -338,13 +342,13 @@ class PaddedKVPool(PaddedPool[KV, DeviceBank], KVBackend):
             kv.home, kv.start = bank, rows[id(kv)]
 
 
-def _slots_of(kv: KV) -> Slots:
+def _slots_of(kv: PaddedKVFragment) -> Slots:
     assert kv.home is not None
     slots: Slots = kv.home.slots
     return slots
 
 
-def _where(kv: KV, length: int | None = None) -> tuple[slice | int, ...]:
+def _where(kv: PaddedKVFragment, length: int | None = None) -> tuple[slice | int, ...]:
     n = kv.length if length is None else length
     if isinstance(kv.home, TailBuffer):
         return kv.start, slice(0, n)
@@ -352,10 +356,10 @@ def _where(kv: KV, length: int | None = None) -> tuple[slice | int, ...]:
 
 
 ROOM = 64  # slots that a piece is longer than its path, at first
-MOST_BYTES = 64 << 20  # the piece is a copy; longer paths are met where they lie
+MAX_COPY_BYTES = 64 << 20  # the piece is a copy; longer paths are met where they lie
 
 
-class Alone:
+class SingleSequenceCache:
     """A copy of one row's path and tail, which the row's new slots are added to as it steps.
 
     The fragments have those slots, too. n: slots that are there. room: slots there is memory for.
@@ -371,7 +375,7 @@ class Alone:
         self.room = self.n + ROOM
         self.n_bytes = self.room * store.layout.slot_bytes
         self._row = row.prefix, row.kv_out
-        self._keys, self._values = store.one_piece(spans, self.room)
+        self._keys, self._values = store.concatenated(spans, self.room)
 
     def fits(self, row: Row) -> bool:
         """Whether it is this row's, all of its path is there, and there is room for one slot."""
@@ -383,7 +387,7 @@ class Alone:
         """Whether its new slots are this fragment's."""
         return self._row[1] is fragment
 
-    def meet(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         """Add a slot and let the one query meet all: q [H, 1, D]; k, v [K, 1, …]. [1, 1, H, Dv]."""
         keys, values = self._keys[layer], self._values[layer]
         keys[0, :, self.n] = k[:, 0]
@@ -394,10 +398,10 @@ class Alone:
         return out.reshape(1, 1, q.shape[0], -1)
 
 
-def is_alone(rows: Sequence[Row], store: PaddedKVPool) -> bool:
+def is_single_sequence(rows: Sequence[Row], store: PaddedKVPool) -> bool:
     """Whether a step is one token of one row that keeps it, on a path of a size to copy."""
     if len(rows) != 1 or store.layout.device.type != "cpu":
         return False
     (row,) = rows
     n_bytes = (row.position + ROOM) * store.layout.slot_bytes
-    return row.n_tokens == 1 and row.kv_out is not None and n_bytes <= MOST_BYTES
+    return row.n_tokens == 1 and row.kv_out is not None and n_bytes <= MAX_COPY_BYTES

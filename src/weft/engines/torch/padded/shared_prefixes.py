@@ -20,7 +20,7 @@ from ...shared_prefixes import QuerySpan, SharedPrefix, group_prefixes, pad_quer
 from ..input_tensors import CachedTensor
 from ..kv_backend import AttentionSpec
 from .attention import Mask, attend, merge
-from .kv import KV, PaddedKVPool
+from .kv import PaddedKVFragment, PaddedKVPool
 
 
 class Positions(NamedTuple):
@@ -38,7 +38,7 @@ class PrefixGroup:
 
     __slots__ = ("first", "keys", "length", "start", "stop", "values")
 
-    def __init__(self, stretch: SharedPrefix[KV], store: PaddedKVPool) -> None:
+    def __init__(self, stretch: SharedPrefix[PaddedKVFragment], store: PaddedKVPool) -> None:
         spans, self.length, self.first, self.start, self.stop = stretch
         if store.is_contiguous([fragment for fragment, _ in spans]):
             self.keys, self.values = store.views(spans[0][0], self.length)
@@ -61,7 +61,7 @@ class PrefixGroup:
         query = positions.there[self.start : self.stop].repeat_interleave(group)[:, None]
         key = torch.arange(self.first + low, last + 1, device=device)[None]
         hidden = key <= query - window
-        return PrefixGroupView(self, low, Mask(bias_of(hidden, like), hidden.all(-1)))
+        return PrefixGroupView(self, low, Mask(mask_bias(hidden, like), hidden.all(-1)))
 
 
 class PrefixGroupView(NamedTuple):
@@ -71,7 +71,7 @@ class PrefixGroupView(NamedTuple):
     low: int
     mask: Mask | None
 
-    def meet(
+    def attend(
         self, layer: int, folded: Tensor, group: int, out: Tensor, lse: Tensor, spec: AttentionSpec
     ) -> None:
         """Let the queries [K, T*g, D] meet these keys; merge into [T*g, K, Dv] and [T*g, K]."""
@@ -105,7 +105,7 @@ class PrefixBatch:
         "where",
     )
 
-    def __init__(self, members: list[SharedPrefix[KV]], store: PaddedKVPool) -> None:
+    def __init__(self, members: list[SharedPrefix[PaddedKVFragment]], store: PaddedKVPool) -> None:
         self.members = members
         self.keys, self.values = store.padded([m.spans for m in members])
         self.n_queries, padded, kept, where = pad_queries(members)
@@ -130,12 +130,12 @@ class PrefixBatch:
         slots = torch.arange(max(lengths), device=device)
         hidden = (slots[None] >= self.lengths.of(lengths)[:, None])[:, None, None]
         if window is None:
-            return PrefixBatchView(self, Mask(bias_of(hidden, like)))
+            return PrefixBatchView(self, Mask(mask_bias(hidden, like)))
         query = positions.there[self.padded].unflatten(0, (len(self.members), -1))
         key = self.firsts.of([m.first for m in self.members])[:, None] + slots
         beyond = key[:, None] <= query[:, :, None] - window
         hidden = hidden | beyond.repeat_interleave(group, 1)[:, None]
-        return PrefixBatchView(self, Mask(bias_of(hidden, like), hidden.all(-1)))
+        return PrefixBatchView(self, Mask(mask_bias(hidden, like), hidden.all(-1)))
 
     def _is_beyond(self, window: int, positions: list[int]) -> bool:
         """Whether no query sees anything of its span."""
@@ -151,7 +151,7 @@ class PrefixBatchView(NamedTuple):
     bundle: PrefixBatch
     mask: Mask | None
 
-    def meet(
+    def attend(
         self, layer: int, folded: Tensor, group: int, out: Tensor, lse: Tensor, spec: AttentionSpec
     ) -> None:
         """Let the queries [K, T*g, D] meet these keys; merge into [T*g, K, Dv] and [T*g, K]."""
@@ -174,7 +174,7 @@ class PrefixBatchView(NamedTuple):
 
 
 def load_prefixes(
-    query_spans: Sequence[QuerySpan[KV]], store: PaddedKVPool
+    query_spans: Sequence[QuerySpan[PaddedKVFragment]], store: PaddedKVPool
 ) -> list[PrefixGroup | PrefixBatch]:
     """Group the spans above a step's rows and return the tensors of each group."""
     singles, groups = group_prefixes(query_spans, store)
@@ -184,7 +184,7 @@ def load_prefixes(
     return [*(PrefixGroup(prefix, store) for prefix in singles), *batches]
 
 
-def bias_of(hidden: Tensor, like: Tensor) -> Tensor:
+def mask_bias(hidden: Tensor, like: Tensor) -> Tensor:
     """0 where seen, -inf where hidden, in the dtype of `like`."""
     bias = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
     return bias.masked_fill_(hidden, -math.inf)

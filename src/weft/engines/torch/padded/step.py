@@ -19,27 +19,27 @@ from .attention import (
     apply_sinks,
     attend,
     attend_causal,
-    bands_of,
+    causal_bands,
     is_fused,
 )
-from .kv import KV, Alone, DeviceBank, PaddedKVPool
+from .kv import PaddedKVFragment, SingleSequenceCache, TorchTailBuffer, PaddedKVPool
 from .shared_prefixes import (
     Positions,
     PrefixBatch,
     PrefixBatchView,
     PrefixGroup,
     PrefixGroupView,
-    bias_of,
+    mask_bias,
     load_prefixes,
 )
 
 _POSITIONS = -1
 
 
-class PaddedMemory(PaddedKVPool):
+class PaddedBackend(PaddedKVPool):
     """The memory, with the steps over it."""
 
-    def begin(self, rows: Sequence[Row]) -> PaddedStep:
+    def start_step(self, rows: Sequence[Row]) -> PaddedStep:
         return PaddedStep(rows, self)
 
 
@@ -53,7 +53,7 @@ class PaddedStep(AttentionStep):
         self.rows = rows
         self.store = store
         self.plan = plan = plan_step(rows, store)
-        self.alone = store.alone_for(rows)
+        self.single_sequence = store.single_sequence_for(rows)
         self.order, self.starts = plan.order, plan.starts
         self._places: list[int] = []
         for i in plan.order:
@@ -76,8 +76,8 @@ class PaddedStep(AttentionStep):
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec
     ) -> Tensor:
         q, k, v = query[0], key[0], value[0]
-        if self.alone is not None and _is_plain(q, v, spec):
-            return self._run_alone(self.alone, layer, q, k, v, spec)
+        if self.single_sequence is not None and _is_plain(q, v, spec):
+            return self._run_alone(self.single_sequence, layer, q, k, v, spec)
         n_heads, n_tokens, _ = q.shape
         group = n_heads // k.shape[0]
         folded = q.unflatten(0, (-1, group)).transpose(1, 2).flatten(1, 2)
@@ -85,7 +85,7 @@ class PaddedStep(AttentionStep):
             self.keys[layer], self.values[layer] = k, v
         out, lse = self._own(layer, q, folded, k, v, spec)
         for view in self._visible(spec.window, group, q):
-            view.meet(layer, folded, group, out, lse, spec)
+            view.attend(layer, folded, group, out, lse, spec)
         if spec.sinks is not None:
             apply_sinks(out, lse, spec.sinks.view(-1, group).t().repeat(n_tokens, 1).float())
         return (
@@ -96,7 +96,13 @@ class PaddedStep(AttentionStep):
         )
 
     def _run_alone(
-        self, alone: Alone, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec
+        self,
+        single_sequence: SingleSequenceCache,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        spec: AttentionSpec,
     ) -> Tensor:
         """The same for the one row of a step, whose whole path is in one piece."""
         if self.plan.prefill_groups:
@@ -105,16 +111,16 @@ class PaddedStep(AttentionStep):
             (lane,) = self.plan.decode_groups
             self._write(lane.buffer.keys[layer], self._writes[0], k)
             self._write(lane.buffer.values[layer], self._writes[0], v)
-        return alone.meet(layer, q, k, v, spec)
+        return single_sequence.attend(layer, q, k, v, spec)
 
     def commit(self) -> None:
         if self.plan.prefill_groups:
             self._keep_chunks()
         for row in self.rows:
-            if isinstance(row.kv_out, KV):
+            if isinstance(row.kv_out, PaddedKVFragment):
                 self.store.count_written(row.kv_out, row.n_tokens)
-        if self.alone is not None:
-            self.alone.n += 1
+        if self.single_sequence is not None:
+            self.single_sequence.n += 1
 
     def _keep_chunks(self) -> None:
         """Write the KV of chunk rows; bank rows wrote theirs on the way."""
@@ -123,7 +129,7 @@ class PaddedStep(AttentionStep):
         )
         n_decode_tokens = self.plan.n_decode_tokens
         for row, start in zip(self.rows, self.starts, strict=True):
-            if isinstance(row.kv_out, KV) and start >= n_decode_tokens:
+            if isinstance(row.kv_out, PaddedKVFragment) and start >= n_decode_tokens:
                 self.store.append(row.kv_out, keys, values, start, start + row.n_tokens)
 
     # Tokens among themselves, and with their live tails
@@ -147,7 +153,7 @@ class PaddedStep(AttentionStep):
     def _bank(
         self,
         number: int,
-        lane: DecodeGroup[KV, DeviceBank],
+        lane: DecodeGroup[PaddedKVFragment, TorchTailBuffer],
         layer: int,
         folded: Tensor,
         k: Tensor,
@@ -204,7 +210,7 @@ class PaddedStep(AttentionStep):
                 hidden = slots > last
                 if window is not None:
                     hidden |= slots <= last - window
-                bias = bias_of(hidden, like)[:, None, None]
+                bias = mask_bias(hidden, like)[:, None, None]
             found = self._bank_masks[(number, window)] = low, bias
         return found
 
@@ -248,7 +254,7 @@ class PaddedStep(AttentionStep):
             return None
         key = (n, window)
         if key not in self._bands:
-            self._bands[key] = bands_of(n, window, like)
+            self._bands[key] = causal_bands(n, window, like)
         return self._bands[key]
 
     def _gather(self, lane: PrefillGroup, longest: int) -> tuple[Tensor, Tensor]:
@@ -287,7 +293,7 @@ def _is_plain(q: Tensor, v: Tensor, spec: AttentionSpec) -> bool:
 
 
 @dataclass(slots=True)
-class LanePlan(Packing[KV, DeviceBank]):
+class PaddedPlan(Packing[PaddedKVFragment, TorchTailBuffer]):
     """How one set of rows is packed, and what they meet.
 
     load_prefixes: returns the groups; not called if one row steps alone.
@@ -312,7 +318,7 @@ class LanePlan(Packing[KV, DeviceBank]):
         return self._spans
 
 
-def plan_step(rows: Sequence[Row], store: PaddedKVPool) -> LanePlan:
+def plan_step(rows: Sequence[Row], store: PaddedKVPool) -> PaddedPlan:
     """Return a plan for the rows, the cached one if it fits; tails move to their banks."""
     cached = store.plan
     if cached is not None and cached.fits(rows, large_batch=store.is_large_batch()):
@@ -323,9 +329,11 @@ def plan_step(rows: Sequence[Row], store: PaddedKVPool) -> LanePlan:
     return plan
 
 
-def _build(rows: Sequence[Row], store: PaddedKVPool) -> LanePlan:
-    dests = [None if row.kv_out is None else own(row.kv_out, KV) for row in rows]
-    plan = LanePlan([(r.prefix, d) for r, d in zip(rows, dests, strict=True)], [], [0] * len(rows))
+def _build(rows: Sequence[Row], store: PaddedKVPool) -> PaddedPlan:
+    dests = [None if row.kv_out is None else own(row.kv_out, PaddedKVFragment) for row in rows]
+    plan = PaddedPlan(
+        [(r.prefix, d) for r, d in zip(rows, dests, strict=True)], [], [0] * len(rows)
+    )
     for (kind, size), members in group_rows(rows, dests, store).items():
         start = stop = sum(rows[i].n_tokens for i in plan.order)
         for i in members:
@@ -341,6 +349,6 @@ def _build(rows: Sequence[Row], store: PaddedKVPool) -> LanePlan:
             plan.prefill_groups.append(
                 PrefillGroup(tuple(rows[i].n_tokens for i in members), start, stop)
             )
-    query_spans = plan.query_spans(rows, KV, sum(row.n_tokens for row in rows))
+    query_spans = plan.query_spans(rows, PaddedKVFragment, sum(row.n_tokens for row in rows))
     plan.load_prefixes = lambda: load_prefixes(query_spans, store)
     return plan

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from ...base import Fragment, Row
 from ..upload import copy_to_device, upload
-from .graph_inputs import slots_at
+from .graph_inputs import advance_slots
 from .kernel import ITEM_FIELDS, NARROW, Work
-from .pool import SlotList, SlotPool, own
+from .pool import PagedFragment, SlotPool, own
 from .prefix_index import Path, PrefixIndex
 from .tiling import (
     AT,
@@ -79,12 +79,12 @@ class TreeAttentionMetadata:
         self,
         rows: Sequence[Row],
         sizes: list[int],
-        lists: Sequence[SlotList],
+        lists: Sequence[PagedFragment],
         pool: SlotPool,
         largest: int,
     ) -> None:
         """sizes: the rows' tokens. largest: rows of the largest tiles."""
-        pool.table.tidy()  # what is met is placed anew below
+        pool.table.compact()  # what is met is placed anew below
         self._pool, self._age = pool, pool.table.age
         self.lists, self._paths = list(lists), [row.prefix for row in rows]
         self._held = set[Fragment | None](lists)
@@ -110,13 +110,13 @@ class TreeAttentionMetadata:
         self._lay()
         self._most_parts = 2 * self._n_parts / max(1, len(rows)) + 1
 
-    def follow(self, rows: Sequence[Row], dests: Sequence[Fragment | None]) -> bool:
+    def update(self, rows: Sequence[Row], dests: Sequence[Fragment | None]) -> bool:
         """Be the plan of these rows of one token each, most of which it has had.
 
         False: they ask for a new one, and this one is of no use any more.
         """
         table, n = self._pool.table, len(rows)
-        if table.is_waste or table.age != self._age:
+        if table.is_fragmented or table.age != self._age:
             return False
         if not self._n_planned <= 2 * n <= 4 * self._n_planned:
             return False
@@ -178,7 +178,7 @@ class TreeAttentionMetadata:
         many. None where one has overtaken another.
         """
         lists, held, runs = self.lists, self._held, list[tuple[int, int, int]]()
-        ended = list[SlotList]()
+        ended = list[PagedFragment]()
         at = old = 0
         while at < len(dests):
             pairs = map(is_not, islice(dests, at, None), islice(lists, old, None))
@@ -226,7 +226,7 @@ class TreeAttentionMetadata:
         if 2 * len(numbers) > len(dests):
             return False
         bottoms = self._bottoms.take(was)
-        self.lists = cast(list[SlotList], dests)
+        self.lists = cast(list[PagedFragment], dests)
         if numbers:
             lists = [own(self.lists[number]) for number in numbers]
             for kv in lists:
@@ -277,7 +277,7 @@ class TreeAttentionMetadata:
         lines[rows, AT_ABOVE] = lines[rows, N_ABOVE] = 0
         lines[rows, BEFORE] = above[:, BEFORE] + above[:, CHUNKS]
 
-    def _cut(self, lines: Ints, room: Ints, bottoms: Ints, lists: Sequence[SlotList]) -> None:
+    def _cut(self, lines: Ints, room: Ints, bottoms: Ints, lists: Sequence[PagedFragment]) -> None:
         """Cut rows' own lists into chunks."""
         chunk, above = self._above.chunk, self._above.lines.take(bottoms, 0)
         lines[:, CHUNKS] = chunks = chunks_of(lines[:, N], chunk)
@@ -330,7 +330,7 @@ class TreeAttentionMetadata:
 
     def _find_slots(self, n_on: int) -> None:
         self.table = self._pool.table.on_device()
-        self.slots = slots_at(self.positions, n_on, self._bases, self.table)
+        self.slots = advance_slots(self.positions, n_on, self._bases, self.table)
 
     def _work(self, items: Tensor, n_each: list[int]) -> Work:
         broad, wide, narrow = items.split(n_each)
@@ -389,7 +389,7 @@ def _positions(rows: Sequence[Row]) -> Ints:
 
 
 def _begun(
-    lists: Sequence[SlotList], sizes: Sequence[int], now: Ints, pool: SlotPool
+    lists: Sequence[PagedFragment], sizes: Sequence[int], now: Ints, pool: SlotPool
 ) -> tuple[Ints, Ints]:
     """Return lines of rows' own lists that are not cut yet, and the room of each."""
     at, room, lengths = pool.places(lists)

@@ -24,44 +24,44 @@ _HAS_ONE_SIGN = _RELEASE < (2, 12)
 capturing = threading.RLock()
 _playing: AbstractContextManager[object] = capturing if _HAS_ONE_SIGN else nullcontext()
 
-Run = Callable[[], Tensor]
+Runnable = Callable[[], Tensor]
 Made = TypeVar("Made")
 
 
-class Replay(ABC):
+class CapturedStep(ABC):
     """A captured step. hidden: what it made last, [B, E]; valid until the next step is run."""
 
     hidden: Tensor
 
     @abstractmethod
-    def play(self) -> None:
+    def replay(self) -> None:
         """Run it over what its frame holds now."""
 
     @abstractmethod
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Have its memory go to nobody before it was played to the end."""
 
 
-Record = Callable[[Run], Replay]
+Recorder = Callable[[Runnable], CapturedStep]
 
 
-class _Eager(Replay):
+class _EagerStep(CapturedStep):
     """Runs again what was to be captured, over the same tensors."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Runnable) -> None:
         self._run = run
         self.hidden = run().clone()
 
-    def play(self) -> None:
+    def replay(self) -> None:
         self.hidden.copy_(self._run())
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         pass
 
 
-def replay_eagerly(run: Run) -> Replay:
+def replay_without_graph(run: Runnable) -> CapturedStep:
     """Record without a card."""
-    return _Eager(run)
+    return _EagerStep(run)
 
 
 class _Streams(NamedTuple):
@@ -89,22 +89,22 @@ class _Streams(NamedTuple):
 _streams: dict[int, _Streams] = {}
 
 
-class _Captured(Replay):
+class _CudaGraphStep(CapturedStep):
     def __init__(self, graph: torch.cuda.CUDAGraph, hidden: Tensor, aside: torch.cuda.Stream):
         self._graph, self.hidden, self._aside = graph, hidden, aside
 
-    def play(self) -> None:
+    def replay(self) -> None:
         with _playing:
-            self._graph.replay()
+            self._graph.captured()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         # Its memory is that of the stream it was captured on. Where segments expand, PyTorch may
         # unmap it after waiting for that stream alone.
         with capturing:
             self._aside.wait_stream(torch.cuda.default_stream(self._aside.device))
 
 
-def with_room(attempt: Callable[[bool], Made]) -> Made:
+def retry_with_free_memory(attempt: Callable[[bool], Made]) -> Made:
     """Return attempt(False), or attempt(True) where that finds no memory: by then nothing is held
     by its error, which knows the failed attempt's tensors.
     """
@@ -122,19 +122,19 @@ class GraphRecorder:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._root, self._aside = _Streams.of(device)
-        self._held: WeakSet[_Captured] = WeakSet()
+        self._held: WeakSet[_CudaGraphStep] = WeakSet()
         self._pool = torch.cuda.graph_pool_handle()
         self._has_failed_to_end = False
 
-    def __call__(self, run: Run) -> Replay:
+    def __call__(self, run: Runnable) -> CapturedStep:
         with capturing, torch.cuda.device(self._device):
             if not self._held:  # PyTorch takes a memory that has lost all its graphs for gone
                 self._pool = torch.cuda.graph_pool_handle()
-            replay = with_room(lambda is_tight: self._tried(run, is_tight=is_tight))
-            self._held.add(replay)
-            return replay
+            captured = retry_with_free_memory(lambda is_tight: self._tried(run, is_tight=is_tight))
+            self._held.add(captured)
+            return captured
 
-    def _tried(self, run: Run, *, is_tight: bool) -> _Captured:
+    def _tried(self, run: Runnable, *, is_tight: bool) -> _CudaGraphStep:
         try:
             self._warm(run)
             if is_tight:  # while it captures, PyTorch frees nothing of what it keeps for later
@@ -148,7 +148,7 @@ class GraphRecorder:
             self._mend()
             raise
 
-    def _warm(self, run: Run) -> None:
+    def _warm(self, run: Runnable) -> None:
         """Have kernels compiled, and libraries make their rooms."""
         now = torch.cuda.current_stream()
         self._aside.wait_stream(now)
@@ -157,7 +157,7 @@ class GraphRecorder:
                 run()
         now.wait_stream(self._aside)
 
-    def _recorded(self, run: Run) -> _Captured:
+    def _recorded(self, run: Runnable) -> _CudaGraphStep:
         graph = torch.cuda.CUDAGraph()
         # Not by `torch.cuda.graph`, which has the whole device wait first. Other threads may go on
         # with the device while this one captures.
@@ -170,9 +170,9 @@ class GraphRecorder:
                     self._end(graph)
                 raise
             self._end(graph)
-        return _Captured(graph, hidden, self._aside)
+        return _CudaGraphStep(graph, hidden, self._aside)
 
-    def _run_aside(self, run: Run) -> Tensor:
+    def _run_aside(self, run: Runnable) -> Tensor:
         """Run what is captured on the other stream, which takes part from here to there."""
         self._aside.wait_stream(self._root)
         try:

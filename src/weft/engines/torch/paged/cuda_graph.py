@@ -22,14 +22,14 @@ from torch import Tensor
 
 from ..attention_hook import ForwardContext
 from ..kv_backend import AttentionStep
-from .capture import Record, Replay
+from .capture import CapturedStep, Recorder
 from .graph_inputs import put
 from .kernel import ITEM_FIELDS, Work
-from .step import PagedMemory, PagedStep
+from .step import PagedBackend, PagedStep
 
 _log = logging.getLogger("weft.engines.torch")
 
-MOST_TOKENS = 1024  # beyond it a step is bound by its products, and launches hide behind them
+MAX_TOKENS = 1024  # beyond it a step is bound by its products, and launches hide behind them
 # From so many on the products' time goes by tokens, those of the fill too: frames have whole 64s.
 _MANY_TOKENS, _FINE = 128, 64
 _OFTEN = 2  # steps alike that are run before one is captured
@@ -45,7 +45,7 @@ class Body(Protocol):
         ...
 
 
-class FrameSize(NamedTuple):
+class BufferSizes(NamedTuple):
     """What a frame has room for, of heads in groups of one size."""
 
     narrow: int
@@ -55,20 +55,20 @@ class FrameSize(NamedTuple):
     is_single: bool  # what is merged elsewhere is written at once
 
     @classmethod
-    def of(cls, work: Work) -> FrameSize:
+    def of(cls, work: Work) -> BufferSizes:
         n_each = len(work.narrow), len(work.wide), len(work.broad)
         return cls(*n_each, work.n_parts, work.is_single)
 
-    def roomy(self) -> FrameSize:
+    def roomy(self) -> BufferSizes:
         """Return one with room for more."""
         narrow, wide, broad, parts = (_up(n, 16) if n else 0 for n in self[:4])
-        return FrameSize(narrow, wide, broad, parts, self.is_single)
+        return BufferSizes(narrow, wide, broad, parts, self.is_single)
 
-    def holds(self, other: FrameSize) -> bool:
+    def holds(self, other: BufferSizes) -> bool:
         is_alike = self.is_single == other.is_single
         return is_alike and all(mine >= asked for mine, asked in zip(self, other, strict=True))
 
-    def is_near(self, other: FrameSize) -> bool:
+    def is_near(self, other: BufferSizes) -> bool:
         """Whether programs that do nothing are few enough."""
         return all(mine <= 2 * asked + 64 for mine, asked in zip(self, other, strict=True))
 
@@ -78,13 +78,13 @@ class Key(NamedTuple):
 
     body: int
     n_tokens: int
-    rooms: tuple[tuple[int, FrameSize], ...]
+    rooms: tuple[tuple[int, BufferSizes], ...]
 
 
 class GraphBuffers(PagedStep):
     """The tensors that a captured step reads, and the step over them."""
 
-    def __init__(self, key: Key, memory: PagedMemory) -> None:
+    def __init__(self, key: Key, memory: PagedBackend) -> None:
         n, device = key.n_tokens, memory.layout.device
         self._memory = memory
         self.key = key
@@ -96,7 +96,7 @@ class GraphBuffers(PagedStep):
         self._filled: dict[int, Work] = {}
         self._n_tokens = n + 1  # of the step it was filled with
 
-    def _empty(self, room: FrameSize) -> Work:
+    def _empty(self, room: BufferSizes) -> Work:
         def ints(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=self.ids.device)
 
@@ -125,7 +125,7 @@ class GraphBuffers(PagedStep):
         if n < self._n_tokens:
             self.ids[:, n:] = 0
             self.positions[n:] = self._places[n:] = 0
-            self._slots[n:] = self._memory.nobodys
+            self._slots[n:] = self._memory.dummy_slot
         self._n_tokens = n
         for group, mine in self._works.items():
             work = step.work(group)
@@ -146,27 +146,27 @@ class CudaGraphRunner:
     def __init__(
         self,
         call: ForwardContext,
-        memory: PagedMemory,
-        record: Record,
-        weights_lie: Callable[[], int],
+        memory: PagedBackend,
+        record: Recorder,
+        weight_addresses: Callable[[], int],
     ) -> None:
         """call: the forward that is running. record: makes a replay of what is run once.
 
-        weights_lie: another number once weights lie elsewhere, as what was captured reads them
+        weight_addresses: another number once weights lie elsewhere, as what was captured reads them
         where they were.
         """
         self._call, self._memory, self._record = call, memory, record
-        self._weights_lie = weights_lie
+        self._weight_addresses = weight_addresses
         self._frames: dict[
-            Key, tuple[GraphBuffers, Replay]
+            Key, tuple[GraphBuffers, CapturedStep]
         ] = {}  # the one that was played last is last
         self._seen: dict[Key, int] = {}
         self._places: tuple[int, ...] | None = None
         self._n_failed = 0
-        self.why_eager = ""
-        self._begin_count()
+        self.not_captured_because = ""
+        self._reset_counts()
         # What is captured is lost where the pool moves: its memory goes before more is asked for.
-        memory.before_moving = WeakMethod(self.forget)
+        memory.before_moving = WeakMethod(self.clear)
 
     def hidden(self, body: Body, ids: Tensor, step: AttentionStep) -> Tensor:
         """Return hidden states [T, E] of packed tokens; ids: [1, T].
@@ -174,22 +174,22 @@ class CudaGraphRunner:
         step: of this object's memory.
         """
         assert isinstance(step, PagedStep)
-        held = None if self.why_eager else self._held(body, ids, step)
+        held = None if self.not_captured_because else self._held(body, ids, step)
         if held is None:
             self.n_eager += 1
             return self._run(body, ids, step)
-        frame, replay = held
+        frame, captured = held
         try:
-            replay.play()
+            captured.replay()
         except RuntimeError as error:
             self._has_failed(f"a captured step of {frame.key.n_tokens} tokens", "played", error)
             self.n_eager += 1
             return self._run(body, ids, step)
-        self.n_played += 1
+        self.n_replayed += 1
         self._n_failed = 0
-        return replay.hidden[: ids.shape[1]]
+        return captured.hidden[: ids.shape[1]]
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Drop what was captured: memory that it reads has moved, or may have."""
         self._drop(*self._frames)
         self._seen.clear()
@@ -197,27 +197,27 @@ class CudaGraphRunner:
 
     def _drop(self, *keys: Key) -> None:
         for key in keys:
-            _, replay = self._frames.pop(key)
-            replay.let_go()
+            _, captured = self._frames.pop(key)
+            captured.release()
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """Be as new after a trial; but what could not be captured is known."""
-        self.forget()
+        self.clear()
         self._n_failed = 0
-        self._begin_count()
+        self._reset_counts()
 
-    def _begin_count(self) -> None:
-        self.n_played = self.n_eager = self.n_captured = 0
+    def _reset_counts(self) -> None:
+        self.n_replayed = self.n_eager = self.n_captured = 0
         self.capture_s = 0.0
 
-    def told(self) -> dict[str, object]:
+    def stats(self) -> dict[str, object]:
         """Return how steps were run so far, for whoever measures."""
         return {
             "captured": self.n_captured,
             "capture_s": round(self.capture_s, 3),
-            "played": self.n_played,
+            "played": self.n_replayed,
             "eager": self.n_eager,
-            "why_eager": self.why_eager,
+            "not_captured_because": self.not_captured_because,
         }
 
     def _run(self, body: Body, ids: Tensor, step: PagedStep) -> Tensor:
@@ -227,19 +227,21 @@ class CudaGraphRunner:
         finally:
             self._call.step = None
 
-    def _held(self, body: Body, ids: Tensor, step: PagedStep) -> tuple[GraphBuffers, Replay] | None:
+    def _held(
+        self, body: Body, ids: Tensor, step: PagedStep
+    ) -> tuple[GraphBuffers, CapturedStep] | None:
         """Return a captured step that is filled with this one; None where it is run as it is."""
         n = ids.shape[1]
         groups = self._memory.groups
-        if n > MOST_TOKENS or not groups:
+        if n > MAX_TOKENS or not groups:
             return None
         works = [(group, step.work(group)) for group in sorted(groups)]
         table = works[0][1].table.data_ptr()
-        places = (self._memory.n_moves, table, self._weights_lie())
+        places = (self._memory.n_moves, table, self._weight_addresses())
         if places != self._places:
-            self.forget()
+            self.clear()
             self._places = places
-        rooms = tuple((group, FrameSize.of(work)) for group, work in works)
+        rooms = tuple((group, BufferSizes.of(work)) for group, work in works)
         found = self._fitting(Key(id(body), n, rooms))
         if found is not None:
             found[0].fill(ids, step)
@@ -250,7 +252,7 @@ class CudaGraphRunner:
             return None
         return self._captured(key, body, ids, step)
 
-    def _fitting(self, asked: Key) -> tuple[GraphBuffers, Replay] | None:
+    def _fitting(self, asked: Key) -> tuple[GraphBuffers, CapturedStep] | None:
         """Return the smallest captured step that this one fits into, and is not lost in."""
         best: Key | None = None
         for key in self._frames:
@@ -270,7 +272,7 @@ class CudaGraphRunner:
 
     def _captured(
         self, key: Key, body: Body, ids: Tensor, step: PagedStep
-    ) -> tuple[GraphBuffers, Replay] | None:
+    ) -> tuple[GraphBuffers, CapturedStep] | None:
         """Capture a step over a frame that holds this one; None where that fails."""
         while len(self._frames) >= _MOST_FRAMES:
             self._drop(next(iter(self._frames)))
@@ -278,26 +280,26 @@ class CudaGraphRunner:
         frame.fill(ids, step)
         began = time.perf_counter()
         try:
-            replay = self._record(lambda: self._run(body, frame.ids, frame))
+            captured = self._record(lambda: self._run(body, frame.ids, frame))
         except Exception as error:
             self._has_failed(f"a step of {key.n_tokens} tokens", "captured", error)
             return None
         self.n_captured += 1
         self.capture_s += time.perf_counter() - began
-        self._frames[key] = frame, replay
-        return frame, replay
+        self._frames[key] = frame, captured
+        return frame, captured
 
     def _has_failed(self, what: str, done: str, error: Exception) -> None:
         """Forget all, and try again a few times: there may have been no memory, or another thread
         may have waited for the device, which ends a capture.
         """
-        self.forget()
+        self.clear()
         self._n_failed += 1
         said = f"{type(error).__name__}: {error}".partition("\n")[0]
         if self._n_failed < _TRIES:
             _log.info("%s is not %s now: %s", what, done, said)
             return
-        self.why_eager = said
+        self.not_captured_because = said
         _log.warning(
             "steps of this model cannot be %s as CUDA graphs, and are launched operation by"
             " operation, which is slower: %s",

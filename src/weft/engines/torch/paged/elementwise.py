@@ -24,7 +24,7 @@ _INTERPRETED = 64  # the interpreter runs programs one after the other: each has
 
 
 @triton.jit(do_not_specialize=["n_tokens"])
-def cos_and_sin(
+def rotary_angles_kernel(
     position_ptr,
     frequency_ptr,
     out_ptr,
@@ -49,7 +49,7 @@ def cos_and_sin(
 
 
 @triton.jit(do_not_specialize=["n_rows"])
-def turn_and_store(
+def rotary_and_store_kv_kernel(
     heads_ptr,
     angles_ptr,
     query_norm_ptr,
@@ -115,7 +115,7 @@ def turn_and_store(
 
 # Strides are specialised: who does not know them as multiples of 16 reads number by number.
 @triton.jit(do_not_specialize=["n_rows"])
-def store_heads(
+def store_kv_kernel(
     key_ptr,
     value_ptr,
     slot_ptr,
@@ -148,7 +148,7 @@ def store_heads(
 
 
 @triton.jit(do_not_specialize=["n_rows"])
-def turn_only(
+def rotary_kernel(
     query_ptr,
     key_ptr,
     cos_ptr,
@@ -211,7 +211,7 @@ def turn_only(
 
 
 @triton.jit(do_not_specialize=["n_rows", "n_inner"])
-def norm_rows(
+def rms_norm_kernel(
     x_ptr,
     weight_ptr,
     out_ptr,
@@ -245,7 +245,7 @@ def norm_rows(
 
 
 @triton.jit
-def activated(gate, ACTIVATION: tl.constexpr):
+def activation_value(gate, ACTIVATION: tl.constexpr):
     """What an activation makes of numbers, float32."""
     if ACTIVATION == "silu":
         share = 1 / (1 + tl.exp(tl.minimum(-gate, 80.0)))  # no infinity far out
@@ -258,7 +258,7 @@ def activated(gate, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def gated_by(
+def gated_activation(
     gate,
     up,
     ACTIVATION: tl.constexpr,
@@ -272,14 +272,14 @@ def gated_by(
         up = tl.maximum(up, -LIMIT, propagate_nan=tl.PropagateNan.ALL)
         up = tl.minimum(up, LIMIT, propagate_nan=tl.PropagateNan.ALL)
     if SLOPE == 1:
-        made = activated(gate, ACTIVATION)
+        made = activation_value(gate, ACTIVATION)
     else:
-        made = activated(gate * SLOPE, ACTIVATION) / SLOPE
+        made = activation_value(gate * SLOPE, ACTIVATION) / SLOPE
     return made * (up + SHIFT)
 
 
 @triton.jit(do_not_specialize=["n_tokens"])
-def gate_and_multiply(
+def act_and_mul_kernel(
     gate_ptr,
     up_ptr,
     out_ptr,
@@ -300,24 +300,26 @@ def gate_and_multiply(
     gate = tl.load(gate_ptr + gate_at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(up_ptr + up_at, mask=inside, other=0.0).to(tl.float32)
     place = token[:, None] * WIDTH + d[None, :]
-    out = activated(gate, ACTIVATION) * up
+    out = activation_value(gate, ACTIVATION) * up
     tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=inside)
 
 
-def angles(positions: Tensor, frequencies: Tensor, scaling: float, dtype: torch.dtype) -> Tensor:
+def rotary_angles(
+    positions: Tensor, frequencies: Tensor, scaling: float, dtype: torch.dtype
+) -> Tensor:
     """Cosines and sines of positions, int64 [T], times frequencies, [D / 2]: [T, D], half each."""
     n_tokens, half = len(positions), len(frequencies)
     out = torch.empty(n_tokens, 2 * half, dtype=dtype, device=positions.device)
     n_each = _INTERPRETED if is_interpreted() else 1
     with torch.cuda.device_of(positions):
-        cos_and_sin[(triton.cdiv(n_tokens, n_each),)](
+        rotary_angles_kernel[(triton.cdiv(n_tokens, n_each),)](
             positions, frequencies, out, n_tokens, scaling,
             HALF=half, PAD=padded(half), BT=n_each, num_warps=1,
         )  # fmt: skip
     return out
 
 
-def turn_heads(
+def rotary_and_store_kv(
     heads: Tensor,
     turn: RotaryArgs,
     slots: Tensor,
@@ -333,9 +335,9 @@ def turn_heads(
     query = heads.new_empty(n_tokens, turn.n_queries, size)
     n_each = _HEADS * (_INTERPRETED if is_interpreted() else 1)
     with torch.cuda.device_of(heads):
-        turn_and_store[(triton.cdiv(n_tokens * n_heads, n_each),)](
+        rotary_and_store_kv_kernel[(triton.cdiv(n_tokens * n_heads, n_each),)](
             heads,
-            turn.angles,
+            turn.rotary_angles,
             heads if turn.query_norm is None else turn.query_norm,
             heads if turn.key_norm is None else turn.key_norm,
             slots,
@@ -365,7 +367,7 @@ def store(key: Tensor, value: Tensor, slots: Tensor, keys: Tensor, values: Tenso
     n_rows, value_dim = n_tokens * n_kv, value.shape[2]
     n_each = _HEADS * (_INTERPRETED if is_interpreted() else 1)
     with torch.cuda.device_of(key):
-        store_heads[(triton.cdiv(n_rows, n_each),)](
+        store_kv_kernel[(triton.cdiv(n_rows, n_each),)](
             key,
             value,
             slots,
@@ -386,7 +388,7 @@ def store(key: Tensor, value: Tensor, slots: Tensor, keys: Tensor, values: Tenso
 
 
 def supports_rotary(heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int) -> bool:
-    """Whether `turned` takes these."""
+    """Whether `apply_rotary` takes these."""
     if cos.dim() != 3 or len(cos) != 1 or cos.stride(2) != 1:
         return False
     if (cos.shape, cos.stride(), cos.dtype) != (sin.shape, sin.stride(), sin.dtype):
@@ -401,10 +403,10 @@ def supports_rotary(heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int
     )
 
 
-def turned(
+def apply_rotary(
     heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int, pairs: RotaryLayout
 ) -> tuple[Tensor, ...]:
-    """Turn one or two tensors of heads that `supports_rotary`; see `AttentionStep.turned`.
+    """Turn one or two tensors of heads that `supports_rotary`; see `AttentionStep.apply_rotary`.
 
     What is returned lies token by token.
     """
@@ -417,7 +419,7 @@ def turned(
     n_rows = n_tokens * sum(n_each)
     n_of_program = _HEADS * (_INTERPRETED if is_interpreted() else 1)
     with torch.cuda.device_of(first):
-        turn_only[(triton.cdiv(n_rows, n_of_program),)](
+        rotary_kernel[(triton.cdiv(n_rows, n_of_program),)](
             first,
             last,
             cos,
@@ -444,7 +446,7 @@ def turned(
     return tuple(out if axis == 2 else out.transpose(1, 2) for out in outs)
 
 
-class RowsOf(NamedTuple):
+class RowLayout(NamedTuple):
     """Where the rows of a tensor [..., E] lie, along two axes at most."""
 
     n: int
@@ -453,7 +455,7 @@ class RowsOf(NamedTuple):
     inner_stride: int
 
     @classmethod
-    def tensor(cls, x: Tensor) -> RowsOf | None:
+    def tensor(cls, x: Tensor) -> RowLayout | None:
         """Return them; None where they lie along more, or their numbers apart."""
         if x.stride(-1) != 1:
             return None
@@ -467,12 +469,12 @@ class RowsOf(NamedTuple):
 
 
 def supports_rms_norm(x: Tensor, weight: Tensor | None) -> bool:
-    """Whether `normed` takes these."""
+    """Whether `rms_norm` takes these."""
     is_fit = weight is None or (weight.shape == x.shape[-1:] and weight.is_contiguous())
-    return is_fit and RowsOf.tensor(x) is not None
+    return is_fit and RowLayout.tensor(x) is not None
 
 
-def normed(
+def rms_norm(
     x: Tensor,
     weight: Tensor | None,
     eps: float,
@@ -480,8 +482,8 @@ def normed(
     *,
     is_centred: bool = False,
 ) -> Tensor:
-    """Norm rows [..., E] that `RowsOf` knows; see `AttentionStep.normed`."""
-    rows, width = RowsOf.tensor(x), x.shape[-1]
+    """Norm rows [..., E] that `RowLayout` knows; see `AttentionStep.rms_norm`."""
+    rows, width = RowLayout.tensor(x), x.shape[-1]
     assert rows is not None
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     if not rows.n:
@@ -489,7 +491,7 @@ def normed(
     pad = padded(width)
     n_each = _INTERPRETED if is_interpreted() else max(1, _LEAST_NUMBERS // pad)
     with torch.cuda.device_of(x):
-        norm_rows[(triton.cdiv(rows.n, n_each),)](
+        rms_norm_kernel[(triton.cdiv(rows.n, n_each),)](
             x, x if weight is None else weight.contiguous(), out, *rows, eps, shift,
             IS_CENTRED=is_centred, HAS_WEIGHT=weight is not None,
             WIDTH=width, PAD=pad, BM=n_each, num_warps=max(1, min(16, n_each * pad // 512)),
@@ -497,14 +499,14 @@ def normed(
     return out
 
 
-def supports_gating(gate: Tensor, up: Tensor) -> bool:
-    """Whether `gated` takes these."""
+def supports_act_and_mul(gate: Tensor, up: Tensor) -> bool:
+    """Whether `act_and_mul` takes these."""
     is_packed = gate.dim() == 2 or (gate.dim() == 3 and len(gate) == 1)
     is_alike = (gate.shape, gate.dtype) == (up.shape, up.dtype)
     return is_packed and is_alike and gate.stride(-1) == up.stride(-1) == 1
 
 
-def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+def act_and_mul(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
     """Return activation(gate) * up of packed tokens [T, I] or [1, T, I]: contiguous."""
     width = gate.shape[-1]
     out = torch.empty_like(gate, memory_format=torch.contiguous_format)
@@ -515,7 +517,7 @@ def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
     n_each = _INTERPRETED if is_interpreted() else 1
     with torch.cuda.device_of(gate):
         # Tokens first: CUDA allows 65,535 programs on the second axis.
-        gate_and_multiply[(triton.cdiv(n_tokens, n_each), triton.cdiv(width, _NUMBERS))](
+        act_and_mul_kernel[(triton.cdiv(n_tokens, n_each), triton.cdiv(width, _NUMBERS))](
             gates, ups, out, n_tokens, gates.stride(0), ups.stride(0),
             ACTIVATION=activation, WIDTH=width, BT=n_each, BW=_NUMBERS, num_warps=4,
         )  # fmt: skip

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..kv_backend import GatedActivation, MoEWeights
-from .elementwise import gated_by
+from .elementwise import gated_activation
 from .kernel import NARROW, WIDE, is_interpreted, padded
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -55,7 +55,7 @@ _INTERPRETED = _Tile(NARROW, 256, 256, num_warps=4, num_stages=1)
 
 
 @triton.jit(do_not_specialize=["n_pairs", "n_tiles"])
-def group_pairs(
+def moe_align_kernel(
     chosen_ptr,
     order_ptr,
     tile_ptr,
@@ -121,7 +121,7 @@ def group_pairs(
 
 
 @triton.jit
-def multiply_by_experts(
+def fused_moe_kernel(
     x_ptr,
     weight_ptr,
     bias_ptr,
@@ -197,7 +197,7 @@ def multiply_by_experts(
         if ARE_NEIGHBOURS:
             acc, up = tl.split(tl.reshape(acc, [BM, BN, 2]))
         if ACTIVATION != "":
-            acc = gated_by(acc, up, ACTIVATION, SLOPE, SHIFT, LIMIT)
+            acc = gated_activation(acc, up, ACTIVATION, SLOPE, SHIFT, LIMIT)
         n = tl.program_id(1) * BN + tl.arange(0, BN)
         inside = is_row[:, None] & (n < N_OUT)[None, :]
         out_at = out_ptr + (out_row * N_OUT)[:, None] + n[None, :]
@@ -205,7 +205,7 @@ def multiply_by_experts(
 
 
 @triton.jit
-def add_pairs(
+def moe_sum_kernel(
     x_ptr,
     chosen_ptr,
     share_ptr,
@@ -231,7 +231,7 @@ def add_pairs(
 
 
 def supports_fused_experts(x: Tensor, chosen: Tensor, shares: Tensor, experts: MoEWeights) -> bool:
-    """Whether `mixed` takes these, and is what should take them."""
+    """Whether `fused_experts` takes these, and is what should take them."""
     up, down = experts.up, experts.down
     n_experts, n_between = len(down), down.shape[2]
     is_packed = x.dim() == 2 and x.stride(1) == 1 and x.dtype in _DTYPES
@@ -257,8 +257,8 @@ def _is_for_library(x: Tensor, n_pairs: int, n_experts: int) -> bool:
     return torch.cuda.get_device_capability(x.device)[0] in (9, 10)
 
 
-def mixed(x: Tensor, chosen: Tensor, shares: Tensor, experts: MoEWeights) -> Tensor:
-    """Return what experts make of tokens; see `AttentionStep.mixed`."""
+def fused_experts(x: Tensor, chosen: Tensor, shares: Tensor, experts: MoEWeights) -> Tensor:
+    """Return what experts make of tokens; see `AttentionStep.fused_experts`."""
     n_tokens, width = x.shape
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     if not chosen.numel():
@@ -273,7 +273,7 @@ def mixed(x: Tensor, chosen: Tensor, shares: Tensor, experts: MoEWeights) -> Ten
     # Of few pairs most experts have none, and programs without work cost more than the count.
     is_close, pad = n_tiles == n_pairs, padded(n_experts)
     with torch.cuda.device_of(x):
-        group_pairs[(n_experts + 1,)](
+        moe_align_kernel[(n_experts + 1,)](
             chosen, order, tiles, n_pairs, n_tiles,
             N_EXPERTS=n_experts, PAD=pad, BM=tile.n_rows,
             BP=max(16, _COUNTED // pad) if is_close and not is_interpreted() else _PAIRS,
@@ -285,7 +285,7 @@ def mixed(x: Tensor, chosen: Tensor, shares: Tensor, experts: MoEWeights) -> Ten
             between = experts.between(between).contiguous()
         made = run.multiply(between, experts.down, experts.down_bias, None, is_first=False)
         n_each = 2048 if is_interpreted() else _NUMBERS
-        add_pairs[(n_tokens, triton.cdiv(width, n_each))](
+        moe_sum_kernel[(n_tokens, triton.cdiv(width, n_each))](
             made, chosen, shares, out,
             N_EXPERTS=n_experts, TOP_K=top_k, WIDTH=width, PAD=triton.next_power_of_2(top_k),
             BW=n_each, num_warps=4,
@@ -316,7 +316,7 @@ class _Run(NamedTuple):
         out = x.new_empty(len(self.order), n_out)
         tile = self.tile.within(n_out, weight.shape[2])
         # Tiles first: those of one expert are beside each other, and read its weights once.
-        multiply_by_experts[(len(self.tiles), triton.cdiv(n_out, tile.n_out))](
+        fused_moe_kernel[(len(self.tiles), triton.cdiv(n_out, tile.n_out))](
             x, weight, x if bias is None else bias, self.order, self.tiles, out,
             x.stride(0), *weight.stride(), 0 if bias is None else bias.stride(0),
             N_IN=weight.shape[2], N_OUT=n_out, TOP_K=self.top_k, **_constants(gate),

@@ -14,7 +14,7 @@ _TOKENS = 256  # of a program
 
 
 @triton.jit(do_not_specialize=["n_tokens", "n_on"])
-def find_slots(
+def find_slots_kernel(
     position_ptr, base_ptr, table_ptr, slot_ptr, n_tokens, n_on, BT: tl.constexpr
 ):  # fmt: skip
     """Let positions go on by n_on, in place, and look up the slots there."""
@@ -51,7 +51,7 @@ def copy_inputs_kernel(
     tl.store(to_position_ptr + token, position.to(tl.int64), mask=is_token)
 
 
-def slots_at(positions: Tensor, n_on: int, bases: Tensor, table: Tensor) -> Tensor:
+def advance_slots(positions: Tensor, n_on: int, bases: Tensor, table: Tensor) -> Tensor:
     """Add n_on to the positions of packed tokens, in place; return their slots.
 
     positions, bases, and what is returned: int32 [T]; a token's slot is in the table, int32, at the
@@ -60,7 +60,7 @@ def slots_at(positions: Tensor, n_on: int, bases: Tensor, table: Tensor) -> Tens
     slots = torch.empty_like(positions)
     n_tokens = len(positions)
     with torch.cuda.device_of(positions):
-        find_slots[(triton.cdiv(n_tokens, _TOKENS),)](
+        find_slots_kernel[(triton.cdiv(n_tokens, _TOKENS),)](
             positions, bases, table, slots, n_tokens, n_on, BT=_TOKENS, num_warps=2
         )
     return slots

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..kv_backend import AttentionSpec
 from ..layout import Layout
-from .streams import side_by_side
+from .streams import run_concurrently
 
 # Rows of a tile. From 64 on sm_90 multiplies tiles by whole warp groups (wgmma); those of 128 read
 # the keys half as often, and their sums leave room for one program a processor.
@@ -55,7 +55,7 @@ def attend_block(
     position,
     low,
     high,
-    slots_at,
+    advance_slots,
     first,
     k_ptr,
     v_ptr,
@@ -86,9 +86,9 @@ def attend_block(
         number = start + tl.arange(0, BN)
         is_key = number < high
         if IS_OPEN:
-            slot = tl.load(slots_at + number).to(tl.int64)
+            slot = tl.load(advance_slots + number).to(tl.int64)
         else:
-            slot = tl.load(slots_at + number, mask=is_key, other=0).to(tl.int64)
+            slot = tl.load(advance_slots + number, mask=is_key, other=0).to(tl.int64)
         key_at = k_ptr + (slot * SLOT_KEYS)[:, None] + d_key[None, :]
         if IS_OPEN and KEY_DIM == KEY_PAD:
             k = tl.load(key_at)
@@ -186,7 +186,7 @@ def tree_attention_kernel(
     acc = tl.zeros([BM, VALUE_PAD], tl.float32)
     top = tl.full([BM], float("-inf"), tl.float32)
     total = tl.zeros([BM], tl.float32)
-    slots_at = table_ptr + at
+    advance_slots = table_ptr + at
     k_ptr += kv_head * KEY_DIM
     v_ptr += kv_head * VALUE_DIM
     if BM == 16 or GROUP > 16:  # others are no tiles of one token
@@ -211,20 +211,20 @@ def tree_attention_kernel(
             opens = low + tl.cdiv(late - low, BN) * BN
             until = tl.minimum(opens, end)
             acc, top, total = attend_block(
-                acc, top, total, q, position, low, until, slots_at, first, k_ptr, v_ptr, scale,
+                acc, top, total, q, position, low, until, advance_slots, first, k_ptr, v_ptr, scale,
                 softcap, window, N_KV * KEY_DIM, N_KV * VALUE_DIM, KEY_DIM, VALUE_DIM, KEY_PAD,
                 VALUE_PAD, BN, HAS_CAP, True, False, ENDS_PRODUCTS, PRECISION,
             )  # fmt: skip
         shuts = tl.minimum(end, tl.min(tl.where(is_row, position, 1 << 30), 0) - first + 1)
         shuts = opens + tl.maximum(shuts - opens, 0) // BN * BN
         acc, top, total = attend_block(
-            acc, top, total, q, position, opens, shuts, slots_at, first, k_ptr, v_ptr, scale,
+            acc, top, total, q, position, opens, shuts, advance_slots, first, k_ptr, v_ptr, scale,
             softcap, window, N_KV * KEY_DIM, N_KV * VALUE_DIM, KEY_DIM, VALUE_DIM, KEY_PAD,
             VALUE_PAD, BN, HAS_CAP, HAS_WINDOW, True, ENDS_PRODUCTS, PRECISION,
         )  # fmt: skip
         low = shuts
     acc, top, total = attend_block(
-        acc, top, total, q, position, low, end, slots_at, first, k_ptr, v_ptr, scale, softcap,
+        acc, top, total, q, position, low, end, advance_slots, first, k_ptr, v_ptr, scale, softcap,
         window, N_KV * KEY_DIM, N_KV * VALUE_DIM, KEY_DIM, VALUE_DIM, KEY_PAD, VALUE_PAD, BN,
         HAS_CAP, HAS_WINDOW, False, ENDS_PRODUCTS, PRECISION,
     )  # fmt: skip
@@ -345,7 +345,7 @@ class Work(NamedTuple):
         return self.broad, self.wide, self.narrow
 
 
-def attend_tree(
+def tree_attention(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -369,7 +369,7 @@ def attend_tree(
         lse = query.new_empty(work.n_parts, n_heads, dtype=torch.float32)
         out = query.new_empty(n_tokens, n_heads, value_dim)
 
-    def meet(items: Tensor, n_rows: int) -> None:
+    def launch(items: Tensor, n_rows: int) -> None:
         n_programs, sizes = len(items) * n_kv, (n_heads, n_kv, key_dim, value_dim)
         tree_attention_kernel[(n_programs,)](
             query,
@@ -387,7 +387,7 @@ def attend_tree(
             spec.window or 0,
             query.stride(1),
             query.stride(0),
-            **tile_of(*sizes, n_rows, keys.dtype.itemsize, n_programs=n_programs),
+            **tile_config(*sizes, n_rows, keys.dtype.itemsize, n_programs=n_programs),
             HAS_CAP=spec.softcap is not None,
             HAS_WINDOW=spec.window is not None,
             IS_WHOLE=is_whole,
@@ -395,7 +395,7 @@ def attend_tree(
 
     classes = [each for each in zip(work.by_tile, TILES, strict=True) if len(each[0])]
     with torch.cuda.device_of(query):  # Triton launches where CUDA is
-        side_by_side([partial(meet, *each) for each in classes], query)
+        run_concurrently([partial(launch, *each) for each in classes], query)
         if not is_whole:
             _merge(parts, lse, work, spec.sinks, out)
     return out
@@ -415,7 +415,7 @@ def _output(query: Tensor, work: Work, n_heads: int, value_dim: int) -> Tensor:
 
 def _merge(parts: Tensor, lse: Tensor, work: Work, sinks: Tensor | None, out: Tensor) -> None:
     n_tokens, n_heads, value_dim = out.shape
-    n_rows, n_parts = merged_at_once(n_tokens, work.n_parts)
+    n_rows, n_parts = merge_block_sizes(n_tokens, work.n_parts)
     merge_attn_states_kernel[(triton.cdiv(n_tokens * n_heads, n_rows),)](
         parts,
         lse,
@@ -434,7 +434,7 @@ def _merge(parts: Tensor, lse: Tensor, work: Work, sinks: Tensor | None, out: Te
     )
 
 
-def merged_at_once(n_tokens: int, n_parts: int) -> tuple[int, int]:
+def merge_block_sizes(n_tokens: int, n_parts: int) -> tuple[int, int]:
     """Return how many rows a program merges, and how many parts of each it reads at once.
 
     More of either was slower: over 18 parts of 10 leaves by a third, over 4 of 512 by half.
@@ -444,7 +444,7 @@ def merged_at_once(n_tokens: int, n_parts: int) -> tuple[int, int]:
     return (4, 4) if n_parts <= _MANY_PARTS * n_tokens else (1, 16)
 
 
-def tile_of(
+def tile_config(
     n_heads: int,
     n_kv: int,
     key_dim: int,

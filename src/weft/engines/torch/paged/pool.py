@@ -43,7 +43,7 @@ Ints = NDArray[np.int32]
 _NONE: Ints = np.empty(0, np.int32)
 
 
-class SlotList(Fragment):
+class PagedFragment(Fragment):
     """A fragment: the slots of its tokens, then spare ones.
 
     at, room: its region of the table, which it has at the table's age `table_age` alone.
@@ -69,7 +69,7 @@ class SlotTable:
 
     def __init__(self, device: torch.device) -> None:
         self.age = 0
-        self.lost: set[SlotList] = set()
+        self.lost: set[PagedFragment] = set()
         self._device = device
         self._host = np.zeros(_TABLE if device.type == "cpu" else _TABLE_ON_CARD, np.int32)
         self._on_device = torch.zeros(len(self._host), dtype=torch.int32, device=device)
@@ -77,11 +77,11 @@ class SlotTable:
         # From where to where, again and again, since it was on the device.
         self._written: list[int] = []
 
-    def has(self, kv: SlotList) -> bool:
+    def has(self, kv: PagedFragment) -> bool:
         """Whether the list is in its region."""
         return kv.table_age == self.age
 
-    def place(self, kv: SlotList, room: int) -> None:
+    def place(self, kv: PagedFragment, room: int) -> None:
         """Give a list, which has none, a region of so many entries, and write it."""
         if self._end + room > len(self._host):
             fresh = np.zeros(max(2 * len(self._host), self._end + room), np.int32)
@@ -91,13 +91,13 @@ class SlotTable:
         self._end += room
         self.write(kv, 0)
 
-    def write(self, kv: SlotList, first: int) -> None:
+    def write(self, kv: PagedFragment, first: int) -> None:
         """Write what the list has from entry `first` on into its region."""
         low, high = kv.at + first, kv.at + len(kv.slots)
         self._host[low:high] = kv.slots[first:]
         self._written += (low, high)
 
-    def drop(self, kv: SlotList) -> None:
+    def drop(self, kv: PagedFragment) -> None:
         """Give a list's region up."""
         if self.has(kv):
             self._waste += kv.room
@@ -105,13 +105,13 @@ class SlotTable:
         kv.table_age = -1
 
     @property
-    def is_waste(self) -> bool:
+    def is_fragmented(self) -> bool:
         """Whether most of it is; a plan that is made anew tidies it then."""
         return self._waste > max(_TABLE, self._end // 2)
 
-    def tidy(self) -> None:
+    def compact(self) -> None:
         """Forget all regions, if most of them are waste."""
-        if self.is_waste:
+        if self.is_fragmented:
             self.age += 1
             self._end = self._waste = 0
             self._written.clear()
@@ -159,11 +159,11 @@ class SlotPool(KVBackend):
 
     # The protocol
 
-    def new(self, parent: Fragment | None) -> SlotList:
-        return SlotList()
+    def new(self, parent: Fragment | None) -> PagedFragment:
+        return PagedFragment()
 
-    def split(self, fragment: Fragment, at: int) -> SlotList:
-        lower, upper = own(fragment), SlotList()
+    def split(self, fragment: Fragment, at: int) -> PagedFragment:
+        lower, upper = own(fragment), PagedFragment()
         if not 0 < at < lower.length:
             raise ConfigError(f"cannot split a fragment of {lower.length} slots before slot {at}")
         upper.slots, lower.slots = lower.slots[:at], lower.slots[at:]
@@ -218,7 +218,7 @@ class SlotPool(KVBackend):
     def export(self, fragment: Fragment) -> dict[str, NDArray[Any]]:
         kv = own(fragment)
         data: dict[str, NDArray[Any]] = {}
-        with self._copies.leaving():
+        with self._copies.copying_out():
             # Layer after layer: where KV leaves, there is little room for copies of it.
             for layer, pair in enumerate(self._layers(kv, kv.length)):
                 for name, tensor in zip("kv", pair, strict=True):
@@ -227,7 +227,7 @@ class SlotPool(KVBackend):
         return data
 
     @torch.inference_mode()
-    def load(self, data: dict[str, NDArray[Any]], parent: Fragment | None) -> SlotList:
+    def load(self, data: dict[str, NDArray[Any]], parent: Fragment | None) -> PagedFragment:
         kinds: list[list[Tensor]] = [[], []]
         for layer, shape in enumerate(self._shapes):
             for name, like, found in zip("kv", self._empty(shape, 0), kinds, strict=True):
@@ -235,13 +235,13 @@ class SlotPool(KVBackend):
         (n, *others) = {tensor.shape[1] for kind in kinds for tensor in kind}
         if others:
             raise ModelMismatch("the exported KV has layers of different lengths; it is broken")
-        kv = SlotList()
+        kv = PagedFragment()
         if not n:
             return kv
         with on_engine_stream(self.layout.device):
             self.reserve(kv, n)
         try:
-            with self._copies.coming(kinds[0] + kinds[1]):
+            with self._copies.copying_in(kinds[0] + kinds[1]):
                 index = self._index(kv.slots[:n])
                 for held, found in zip((self.keys, self.values), kinds, strict=True):
                     for tensor, loaded in zip(held, found, strict=True):
@@ -257,23 +257,23 @@ class SlotPool(KVBackend):
     def usage(self) -> Usage:
         """Return what fragments hold, with their spare slots; the pool may have more to give.
 
-        On a card it stays when all is free, as what was captured reads it: see `give_back`.
+        On a card it stays when all is free, as what was captured reads it: see `release_unused`.
         """
         n_reserved = self._capacity - self._n_free
         return Usage(self._slots, n_reserved * self.layout.slot_bytes)
 
     def clear(self) -> None:
         self._slots = 0
-        self._let_go()
+        self._release()
 
     # What a step needs
 
     @property
-    def nobodys(self) -> int:
+    def dummy_slot(self) -> int:
         """The slot that no list ever has."""
         return self._capacity
 
-    def reserve(self, kv: SlotList, n: int) -> None:
+    def reserve(self, kv: PagedFragment, n: int) -> None:
         """Let a list have room for `n` tokens more, in whole GROW_BY. Its length stays."""
         n_held, needed = len(kv.slots), kv.length + n
         if needed <= n_held:
@@ -285,13 +285,13 @@ class SlotPool(KVBackend):
             else:
                 self.table.drop(kv)
 
-    def place(self, kv: SlotList) -> int:
+    def place(self, kv: PagedFragment) -> int:
         """Return where a list's region of the table begins."""
         if not self.table.has(kv):
             self.table.place(kv, len(kv.slots))
         return kv.at
 
-    def places(self, lists: Sequence[SlotList]) -> NDArray[np.int64]:
+    def places(self, lists: Sequence[PagedFragment]) -> NDArray[np.int64]:
         """Return where the regions of lists that grow begin, their room and lengths: [3, n].
 
         They have room to double.
@@ -304,12 +304,12 @@ class SlotPool(KVBackend):
         found = [[kv.at for kv in lists], [kv.room for kv in lists], [kv.length for kv in lists]]
         return np.array(found, np.int64)
 
-    def grew(self, kv: SlotList, n: int) -> None:
+    def grew(self, kv: PagedFragment, n: int) -> None:
         """Count `n` slots that hold tokens now."""
         kv.length += n
         self._slots += n
 
-    def grew_all(self, lists: Sequence[SlotList]) -> None:
+    def grow_all_by_one(self, lists: Sequence[PagedFragment]) -> None:
         """Count one more in each of many lists."""
         for kv in lists:
             kv.length += 1
@@ -322,7 +322,7 @@ class SlotPool(KVBackend):
         keys, values = ([pair[kind].transpose(0, 1)[None] for pair in pairs] for kind in (0, 1))
         return keys, values
 
-    def _layers(self, kv: SlotList, length: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _layers(self, kv: PagedFragment, length: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Copy the first slots of a list, layer after layer: [length, K, D] and [length, K, Dv]."""
         index = self._index(kv.slots[:length])
         held: Iterable[tuple[Tensor, Tensor]] = zip(self.keys, self.values, strict=True)
@@ -339,7 +339,7 @@ class SlotPool(KVBackend):
         self._n_free -= n
         return self._free[self._n_free : self._n_free + n][::-1].copy()
 
-    def _return(self, kv: SlotList, length: int) -> None:
+    def _return(self, kv: PagedFragment, length: int) -> None:
         """Give the slots from `length` on back."""
         n = len(kv.slots) - length
         if n > 0:
@@ -349,7 +349,7 @@ class SlotPool(KVBackend):
             if self.table.has(kv):
                 self.table.lost.add(kv)
             if self.layout.device.type == "cpu":
-                self.give_back()
+                self.release_unused()
 
     def _grow(self, n: int) -> None:
         """Make `n` more slots at least. Raises: KVFull where there is no memory for them, and the
@@ -429,16 +429,16 @@ class SlotPool(KVBackend):
                 tensor[:kept] = held[layer][:kept]
                 held[layer] = tensor
 
-    def give_back(self) -> None:
+    def release_unused(self) -> None:
         if self._n_free == self._capacity:
-            self._let_go()
+            self._release()
 
     def _move(self) -> None:
         self.n_moves += 1
         if (forget := self.before_moving()) is not None:
             forget()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._move()
         self.keys, self.values = [], []
         self._free, self._n_free, self._capacity = _NONE, 0, 0
@@ -454,9 +454,9 @@ class SlotPool(KVBackend):
         return upload(slots.astype(np.int64), self.layout.device)
 
 
-def own(fragment: Fragment) -> SlotList:
+def own(fragment: Fragment) -> PagedFragment:
     """Return a fragment of this memory. Raises: ConfigError for one of another."""
-    if not isinstance(fragment, SlotList):
+    if not isinstance(fragment, PagedFragment):
         raise ConfigError(
             f"a {type(fragment).__name__} is not a fragment of the torch engine's paged memory"
         )

@@ -18,7 +18,7 @@ import numpy as np
 
 from ...base import Span
 from .kernel import ITEM_FIELDS
-from .pool import SlotList, SlotPool, own
+from .pool import PagedFragment, SlotPool, own
 from .tiling import AT, BEFORE, CHUNKS, FIRST, SIZE, Ints, N, chunks_of
 
 # A part less of a row is worth reading so many slots once more: it is written and read in float32.
@@ -42,13 +42,13 @@ class PrefixIndex:
         self._parents = [0]
         self._found = [[0] * ITEM_FIELDS]
         self._spans: list[Span | None] = [None]
-        self._lists: list[tuple[SlotList, ...]] = [()]  # whose slots its line has
-        self._held: set[SlotList] = set()
+        self._lists: list[tuple[PagedFragment, ...]] = [()]  # whose slots its line has
+        self._held: set[PagedFragment] = set()
         self._lost: list[int] = []
         self._lone = np.zeros(0, np.int64)  # those that are met with the one row below them
         # Of those that were handed down: what has their slots for rows that go on from there.
         self._ends: dict[int, int] = {}
-        self._joined: list[SlotList] = []
+        self._joined: list[PagedFragment] = []
 
     def bottoms(self, paths: Sequence[Path]) -> Ints:
         """Return the number of the lowest stretch of each path; what is not there is added."""
@@ -119,7 +119,7 @@ class PrefixIndex:
             before.append(before[parent] + chunks[parent])
         lines[:, BEFORE] = before
 
-    def lose(self, lost: set[SlotList]) -> None:
+    def lose(self, lost: set[PagedFragment]) -> None:
         """Know stretches no more that lie elsewhere now."""
         if self._held.isdisjoint(lost):
             return
@@ -165,7 +165,7 @@ class PrefixIndex:
             self._join(made)
         return self._ends[number]
 
-    def _new(self, parent: int, span: Span | None, lists: tuple[SlotList, ...]) -> int:
+    def _new(self, parent: int, span: Span | None, lists: tuple[PagedFragment, ...]) -> int:
         self._parents.append(parent)
         self._spans.append(span)
         self._lists.append(lists)
@@ -179,7 +179,7 @@ class PrefixIndex:
             at = self._parents[at]
             spans.append(self._spans[at])
         members = [(own(span.fragment), span.length) for span in reversed(spans) if span]
-        joined = SlotList()
+        joined = PagedFragment()
         joined.slots = np.concatenate([kv.slots[:length] for kv, length in members])
         self._joined.append(joined)
         self._lists[number] = tuple(kv for kv, _ in members)

@@ -15,14 +15,14 @@ _MOST_EXPERTS = 1024
 
 
 @triton.jit
-def first_of_largest(scores, is_free, lane, END: tl.constexpr):
+def first_argmax(scores, is_free, lane, END: tl.constexpr):
     """The first place, of those that are free, of the largest score."""
     best = tl.max(tl.where(is_free, scores, -float("inf")), 0)
     return tl.min(tl.where(is_free & (scores == best), lane, END), 0)
 
 
 @triton.jit
-def kept_groups(scores, N: tl.constexpr, N_KEPT: tl.constexpr, BY_TWO: tl.constexpr):
+def select_groups(scores, N: tl.constexpr, N_KEPT: tl.constexpr, BY_TWO: tl.constexpr):
     """Which scores are of groups that experts are chosen from."""
     SIZE: tl.constexpr = scores.shape[0] // N
     by_group = tl.reshape(scores, [N, SIZE])
@@ -34,12 +34,12 @@ def kept_groups(scores, N: tl.constexpr, N_KEPT: tl.constexpr, BY_TWO: tl.conste
     group = tl.arange(0, N)
     is_kept = group < 0
     for _ in range(N_KEPT):
-        is_kept |= group == first_of_largest(best, ~is_kept, group, N)
+        is_kept |= group == first_argmax(best, ~is_kept, group, N)
     return tl.reshape(tl.broadcast_to(is_kept[:, None], [N, SIZE]), [N * SIZE])
 
 
 @triton.jit
-def choose_experts(
+def topk_routing_kernel(
     logit_ptr,
     bias_ptr,
     chosen_ptr,
@@ -80,7 +80,7 @@ def choose_experts(
     scores = tl.where(scores == scores, scores, float("inf"))
     is_free = is_there
     if N_GROUPS > 0:
-        scores = tl.where(kept_groups(scores, N_GROUPS, N_KEPT, BY_TWO), scores, -float("inf"))
+        scores = tl.where(select_groups(scores, N_GROUPS, N_KEPT, BY_TWO), scores, -float("inf"))
     place = tl.arange(0, K_PAD)
     chosen = tl.zeros([K_PAD], tl.int32)
     share = tl.zeros([K_PAD], tl.float32)
@@ -88,7 +88,7 @@ def choose_experts(
     OF_CHOSEN: tl.constexpr = IS_NORMED and FUNCTION == "softmax"
     held = tl.where(made == made, logits, made) if OF_CHOSEN else made
     for j in range(TOP_K):
-        expert = first_of_largest(scores, is_free, lane, N_EXPERTS - 1)
+        expert = first_argmax(scores, is_free, lane, N_EXPERTS - 1)
         is_free &= lane != expert
         own = tl.sum(tl.where(lane == expert, held, 0.0), 0)
         chosen = tl.where(place == j, expert, chosen)
@@ -105,7 +105,7 @@ def choose_experts(
 
 
 def supports_routing(logits: Tensor, bias: Tensor | None, router: RouterSpec) -> bool:
-    """Whether `chosen` takes these."""
+    """Whether `select_experts` takes these."""
     n_experts = logits.shape[-1]
     groups = router.groups
     return (
@@ -124,8 +124,10 @@ def _are_even(n_experts: int, n_groups: int) -> bool:
     return is_power and n_experts == padded(n_experts) and 2 * n_groups <= n_experts
 
 
-def chosen(logits: Tensor, bias: Tensor | None, router: RouterSpec) -> tuple[Tensor, Tensor]:
-    """Return experts and their shares; see `AttentionStep.chosen`."""
+def select_experts(
+    logits: Tensor, bias: Tensor | None, router: RouterSpec
+) -> tuple[Tensor, Tensor]:
+    """Return experts and their shares; see `AttentionStep.select_experts`."""
     n_tokens, n_experts = logits.shape
     numbers = torch.empty(n_tokens, router.top_k, dtype=torch.int64, device=logits.device)
     shares = torch.empty_like(numbers, dtype=router.dtype)
@@ -134,7 +136,7 @@ def chosen(logits: Tensor, bias: Tensor | None, router: RouterSpec) -> tuple[Ten
     n_groups, n_kept, by = router.groups or (0, 0, "one")
     pad = padded(n_experts)
     with torch.cuda.device_of(logits):
-        choose_experts[(n_tokens,)](
+        topk_routing_kernel[(n_tokens,)](
             logits, logits if bias is None else bias, numbers, shares, logits.stride(0),
             N_EXPERTS=n_experts, PAD=pad,
             TOP_K=router.top_k, K_PAD=triton.next_power_of_2(router.top_k),

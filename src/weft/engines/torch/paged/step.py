@@ -23,20 +23,20 @@ from ..kv_backend import (
 from ..layout import Layout
 from .attention_metadata import TreeAttentionMetadata
 from .elementwise import (
-    angles,
-    gated,
-    normed,
+    act_and_mul,
+    apply_rotary,
+    rms_norm,
+    rotary_and_store_kv,
+    rotary_angles,
     store,
-    supports_gating,
+    supports_act_and_mul,
     supports_rms_norm,
     supports_rotary,
-    turn_heads,
-    turned,
 )
-from .experts import mixed, supports_fused_experts
-from .kernel import BROAD, TILES, WIDE, Work, attend_tree, has_broad, is_interpreted
-from .pool import SlotList, SlotPool, own
-from .routers import chosen, supports_routing
+from .experts import fused_experts, supports_fused_experts
+from .kernel import BROAD, TILES, WIDE, Work, has_broad, is_interpreted, tree_attention
+from .pool import PagedFragment, SlotPool, own
+from .routers import select_experts, supports_routing
 
 # Larger tiles of float32 do not fit a processor of sm_90.
 _LARGEST_IN_FLOAT32 = 256
@@ -44,7 +44,7 @@ _SMALL_CHUNK = 16  # slots: 40 of the load check's long path
 _MOST_LOST = 4096  # lists that a plan is told of, which no step has gone by for a while
 
 
-class PagedMemory(SlotPool):
+class PagedBackend(SlotPool):
     """The memory, with the steps over it."""
 
     def __init__(self, layout: Layout, largest: int = BROAD) -> None:
@@ -56,11 +56,11 @@ class PagedMemory(SlotPool):
         super().__init__(layout)
         self._largest = largest if largest < BROAD or has_broad(layout) else WIDE
         self._plan: TreeAttentionMetadata | None = None
-        self._passing: list[SlotList] = []  # of rows that keep nothing
+        self._passing: list[PagedFragment] = []  # of rows that keep nothing
         self.groups: set[int] = set()  # query heads a KV head, of every kind of layer
 
     @contextmanager
-    def cut_small(self) -> Iterator[None]:
+    def small_chunks(self) -> Iterator[None]:
         self._drop_plan()
         self.chunk = _SMALL_CHUNK
         try:
@@ -69,14 +69,14 @@ class PagedMemory(SlotPool):
             self.chunk = None
             self._drop_plan()
 
-    def with_smaller_tiles(self) -> PagedMemory | None:
+    def with_smaller_tiles(self) -> PagedBackend | None:
         """Return an empty memory like this one for a card that has less room; None at the least."""
         smaller = [n_rows for n_rows in TILES if n_rows < self._largest]
-        return PagedMemory(self.layout, max(smaller)) if smaller else None
+        return PagedBackend(self.layout, max(smaller)) if smaller else None
 
-    def begin(self, rows: Sequence[Row]) -> PagedStep:
-        self.forget_passing()
-        self._copies.let_go()
+    def start_step(self, rows: Sequence[Row]) -> PagedStep:
+        self.free_temporary()
+        self._copies.release()
         dests, sizes = [row.kv_out for row in rows], _sizes(rows)
         if max(sizes, default=0) != 1 or None in dests:
             plan = self._planned(rows, sizes)
@@ -94,7 +94,7 @@ class PagedMemory(SlotPool):
     def _is_followed(self, rows: Sequence[Row], dests: Sequence[Fragment | None]) -> bool:
         """Whether the plan is one of these rows now."""
         try:
-            return self._plan is not None and self._plan.follow(rows, dests)
+            return self._plan is not None and self._plan.update(rows, dests)
         except BaseException:
             self._drop_plan()  # one that is half changed is of no use
             raise
@@ -106,14 +106,14 @@ class PagedMemory(SlotPool):
         self.table.lost.clear()
 
     def _planned(self, rows: Sequence[Row], sizes: list[int]) -> TreeAttentionMetadata:
-        lists = [SlotList() if row.kv_out is None else own(row.kv_out) for row in rows]
+        lists = [PagedFragment() if row.kv_out is None else own(row.kv_out) for row in rows]
         self._passing = [kv for row, kv in zip(rows, lists, strict=True) if row.kv_out is None]
         for kv, n in zip(lists, sizes, strict=True):
             if kv.length + n > len(kv.slots):
                 self.reserve(kv, n)
         return TreeAttentionMetadata(rows, sizes, lists, self, self._largest)
 
-    def forget_passing(self) -> None:
+    def free_temporary(self) -> None:
         """Give the slots of rows that keep nothing back: their step is over, or has failed."""
         passing, self._passing = self._passing, []
         for kv in passing:
@@ -133,10 +133,10 @@ class PagedMemory(SlotPool):
 class PagedStep(AttentionStep):
     """Writes each layer's new slots, then attends: a copy, the tile classes and a merge."""
 
-    turns = True
+    has_fused_ops = True
 
     def __init__(
-        self, rows: Sequence[Row], plan: TreeAttentionMetadata, memory: PagedMemory
+        self, rows: Sequence[Row], plan: TreeAttentionMetadata, memory: PagedBackend
     ) -> None:
         self.rows, self._plan, self._memory = rows, plan, memory
         self.order, self.starts = plan.order, plan.starts
@@ -174,37 +174,37 @@ class PagedStep(AttentionStep):
         keys, values = self._memory.keys[layer], self._memory.values[layer]
         store(key[0], value[0], self.slots, keys, values)
         work = self.work(query.shape[1] // key.shape[1])
-        return attend_tree(query[0], keys, values, work, spec)[None]
+        return tree_attention(query[0], keys, values, work, spec)[None]
 
-    def attend_turned(
+    def attend_qkv(
         self,
         layer: int,
         heads: Tensor,
-        turn: RotaryArgs,
+        rotary: RotaryArgs,
         spec: AttentionSpec,
     ) -> Tensor:
         keys, values = self._memory.keys[layer], self._memory.values[layer]
-        work = self.work(turn.n_queries // keys.shape[1])
-        query = turn_heads(heads, turn, self.slots, keys, values)
-        return attend_tree(query.transpose(0, 1), keys, values, work, spec)
+        work = self.work(rotary.n_queries // keys.shape[1])
+        query = rotary_and_store_kv(heads, rotary, self.slots, keys, values)
+        return tree_attention(query.transpose(0, 1), keys, values, work, spec)
 
-    def angles(
+    def rotary_angles(
         self, positions: Tensor, frequencies: Tensor, scaling: float, dtype: torch.dtype
     ) -> Tensor:
-        return angles(positions, frequencies, scaling, dtype)
+        return rotary_angles(positions, frequencies, scaling, dtype)
 
     def supports_rotary(self, heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int) -> bool:
         return supports_rotary(heads, cos, sin, axis)
 
-    def turned(
+    def apply_rotary(
         self, heads: Sequence[Tensor], cos: Tensor, sin: Tensor, axis: int, pairs: RotaryLayout
     ) -> tuple[Tensor, ...]:
-        return turned(heads, cos, sin, axis, pairs)
+        return apply_rotary(heads, cos, sin, axis, pairs)
 
     def supports_rms_norm(self, x: Tensor, weight: Tensor | None) -> bool:
         return supports_rms_norm(x, weight)
 
-    def normed(
+    def rms_norm(
         self,
         x: Tensor,
         weight: Tensor | None,
@@ -213,38 +213,40 @@ class PagedStep(AttentionStep):
         *,
         is_centred: bool = False,
     ) -> Tensor:
-        return normed(x, weight, eps, shift, is_centred=is_centred)
+        return rms_norm(x, weight, eps, shift, is_centred=is_centred)
 
-    def supports_gating(self, gate: Tensor, up: Tensor) -> bool:
-        return supports_gating(gate, up)
+    def supports_act_and_mul(self, gate: Tensor, up: Tensor) -> bool:
+        return supports_act_and_mul(gate, up)
 
-    def gated(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
-        return gated(gate, up, activation)
+    def act_and_mul(self, gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+        return act_and_mul(gate, up, activation)
 
     def supports_routing(self, logits: Tensor, bias: Tensor | None, router: RouterSpec) -> bool:
         return supports_routing(logits, bias, router)
 
-    def chosen(
+    def select_experts(
         self, logits: Tensor, bias: Tensor | None, router: RouterSpec
     ) -> tuple[Tensor, Tensor]:
-        return chosen(logits, bias, router)
+        return select_experts(logits, bias, router)
 
     def supports_fused_experts(
         self, x: Tensor, chosen: Tensor, shares: Tensor, experts: MoEWeights
     ) -> bool:
         return supports_fused_experts(x, chosen, shares, experts)
 
-    def mixed(self, x: Tensor, chosen: Tensor, shares: Tensor, experts: MoEWeights) -> Tensor:
-        return mixed(x, chosen, shares, experts)
+    def fused_experts(
+        self, x: Tensor, chosen: Tensor, shares: Tensor, experts: MoEWeights
+    ) -> Tensor:
+        return fused_experts(x, chosen, shares, experts)
 
     def commit(self) -> None:
         if self._plan.is_steady:
-            self._memory.grew_all(self._plan.lists)
+            self._memory.grow_all_by_one(self._plan.lists)
             return
         for row, kv in zip(self.rows, self._plan.lists, strict=True):
             if row.kv_out is not None:
                 self._memory.grew(kv, row.n_tokens)
-        self._memory.forget_passing()
+        self._memory.free_temporary()
 
 
 def _sizes(rows: Sequence[Row]) -> list[int]:

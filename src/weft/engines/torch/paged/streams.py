@@ -10,7 +10,7 @@ from torch import Tensor
 _streams: dict[torch.device, list[torch.cuda.Stream]] = {}
 
 
-def side_by_side(launches: Sequence[Callable[[], None]], on: Tensor) -> None:
+def run_concurrently(launches: Sequence[Callable[[], None]], on: Tensor) -> None:
     """Make launches on the device of a tensor; all of them have ended for what is launched later.
 
     Where they are not captured, they are made one after the other: to launch on several streams

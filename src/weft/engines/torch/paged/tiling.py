@@ -61,9 +61,9 @@ def tile_work(lines: Ints, n_tiles: Ints, chunk: int) -> TiledWork:
     rows = np.array(TILES)[:, None]
     m0 = ((n_tiles * rows).cumsum(0) - n_tiles * rows).ravel()  # where a class begins
     size, whose = rows.repeat(n_tiles.shape[1], 1).ravel(), np.indices(n_tiles.shape)[1].ravel()
-    tile_of = np.arange(len(m0)).repeat(n_tiles.ravel())
-    m0 = m0[tile_of] + size[tile_of] * _numbers_within(n_tiles.ravel())
-    whose = whose[tile_of]
+    tile_config = np.arange(len(m0)).repeat(n_tiles.ravel())
+    m0 = m0[tile_config] + size[tile_config] * _numbers_within(n_tiles.ravel())
+    whose = whose[tile_config]
     chunks = lines[whose, CHUNKS]
     of, number = whose.repeat(chunks), _numbers_within(chunks)
     items, skipped = lines.take(of, 0), number * chunk

@@ -17,12 +17,12 @@ from ....errors import ForwardError, Unsupported, WeftError
 from ...base import EngineInfo, Row, Score, check_rows, row_tokens
 from ...capabilities import OWN
 from ..base import TransformersEngine
-from ..check import Own, difference
+from ..check import PlainOutputs, difference
 from ..execution import on_engine_stream
-from ..model import BareHead, Head, quiet
+from ..model import IdentityHead, Head, quiet_transformers
 from ..module_hooks import hook_dicts
 from ..output import TorchOutput
-from .paths import Pick, SequenceRunner
+from .paths import OnStates, SequenceRunner
 from .state_cache import StateCache
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ _log = logging.getLogger("weft.engines.torch")
 
 Answer = TypeVar("Answer")
 
-_END_BYTES = 2 << 30  # of host memory, for states at the ends of paths
+_STATE_BYTES = 2 << 30  # of host memory, for states at the ends of paths
 _AS_PLAIN = 0.05  # of what else may differ: a path's logits hang on no cache
-_END_SHARE = 0.4  # of the device memory that is free after loading
+_STATE_SHARE = 0.4  # of the device memory that is free after loading
 
 
 class RecomputeEngine(TransformersEngine):
@@ -67,10 +67,10 @@ class RecomputeEngine(TransformersEngine):
         super().__init__(model, n_ctx=n_ctx)
         if state_bytes is None:
             free = self._free_bytes()
-            state_bytes = _END_BYTES if free is None else int(free * _END_SHARE)
+            state_bytes = _STATE_BYTES if free is None else int(free * _STATE_SHARE)
         self._seen = self.weights_version()
         self._start(fingerprint, why, check_int("state_bytes", state_bytes, 0))
-        self.info = replace(self.info, context_length=self._n_asked)
+        self.info = replace(self.info, context_length=self._context_length)
         self._note_name()
         _log.warning(
             "prefix caching disabled for %s: %s; %s",
@@ -93,7 +93,7 @@ class RecomputeEngine(TransformersEngine):
             row = rows[number]
             if row.logits_at:
                 picked[number] = states[[at - start for at in row.logits_at]]
-            scores[number] = self._scores_of(row, states, self._head.logits, start)
+            scores[number] = self._score_row(row, states, self._head.logits, start)
 
         def answer() -> Tensor:
             wanted = [states for states in picked if states is not None]
@@ -105,7 +105,7 @@ class RecomputeEngine(TransformersEngine):
             min([*row.logits_at, *(span.start for span in row.scores)], default=row.n_tokens - 1)
             for row in rows
         ]
-        return TorchOutput(self._run(rows, needed, pick, answer), scores, self._drawer)
+        return TorchOutput(self._run(rows, needed, pick, answer), scores, self._sampler)
 
     @torch.inference_mode()
     def hidden_states(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
@@ -122,15 +122,15 @@ class RecomputeEngine(TransformersEngine):
 
     def n_tokens_to_run(self, tokens: Sequence[int], first: int, adapter: str | None) -> int:
         """Return how many tokens follow those whose state is kept; see Engine.n_tokens_to_run."""
-        ends = self._runner.ends
+        ends = self._runner.states
         end = None if ends is None else ends.find(adapter, tuple(tokens), first)
         return len(tokens) - (0 if end is None else end.length)
 
     def clear_caches(self) -> None:
         """Forget the states at the ends of paths."""
-        self._may_be_others()
-        if self._runner.ends is not None:
-            self._runner.ends.clear()
+        self._distrust_version()
+        if self._runner.states is not None:
+            self._runner.states.clear()
 
     def remove_adapter(self, name: str) -> None:
         """Forget an adapter, and what was computed with it; rows that still name it are refused."""
@@ -140,7 +140,7 @@ class RecomputeEngine(TransformersEngine):
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._let_go()
+            self._release()
             del self._head, self._runner
 
     # Loading
@@ -150,25 +150,25 @@ class RecomputeEngine(TransformersEngine):
         """Hold rows of uneven length beside each other against the model's own plain forward."""
         model = self.model
         # Transformers tells which faster kernels are not installed.
-        with quiet(), self._threads.limited(1, "plain"):
-            paths, own, *_ = Own.of(model, self._n_positions)
+        with quiet_transformers(), self._threads.limited(1, "plain"):
+            paths, own, *_ = PlainOutputs.of(model, self._max_positions)
         self._head, n_embd = _head_of(model, paths[0], own[0])
         self._runner = SequenceRunner(self._head, self._device)
-        if state_bytes and self._runner.may_keep_ends and self._can_go_on(paths, own):
-            self._runner.ends = StateCache(state_bytes)
+        if state_bytes and self._runner.can_cache_states and self._can_cache_states(paths, own):
+            self._runner.states = StateCache(state_bytes)
         self.info = EngineInfo(
             name="torch",
             model=Path(model.config.name_or_path).name or model.config.model_type,
             n_layers=int(getattr(model.config.get_text_config(), "num_hidden_layers", 0)),
             n_vocab=own.shape[-1],
-            context_length=self._n_positions,
+            context_length=self._max_positions,
             kv_bytes_per_token=0,
             dtype=str(model.dtype).removeprefix("torch."),
             fingerprint=fingerprint,
             device=str(self._device),
             kv="hidden",
             no_prefix_cache=True,
-            caches_state=self._runner.ends is not None,
+            caches_state=self._runner.states is not None,
             n_embd=n_embd,
             capabilities=replace(
                 OWN["torch"],
@@ -192,12 +192,12 @@ class RecomputeEngine(TransformersEngine):
             )
         self._check_draws(output.dtype)
 
-    def _can_go_on(self, paths: Tensor, own: Tensor) -> bool:
+    def _can_cache_states(self, paths: Tensor, own: Tensor) -> bool:
         """Whether the model goes on from its own cache as in its plain forward: after paths are
         forked and come in another order, then as they are.
         """
         runner = SequenceRunner(self._head, self._device)
-        runner.ends = StateCache(1 << 62)
+        runner.states = StateCache(1 << 62)
         begun = paths.shape[1] - 4
         try:
             for n, order in ((begun, (0, 1, 2)), (begun + 1, (2, 0, 1)), (begun + 2, (2, 0, 1))):
@@ -217,7 +217,7 @@ class RecomputeEngine(TransformersEngine):
         except Exception as error:
             _log.debug("no state of a path is kept: %r", error)
             return False
-        return len(runner.ends) > 0
+        return len(runner.states) > 0
 
     # One forward
 
@@ -225,7 +225,7 @@ class RecomputeEngine(TransformersEngine):
         self,
         rows: Sequence[Row],
         needed: Sequence[int],
-        pick: Pick,
+        pick: OnStates,
         answer: Callable[[], Answer],
     ) -> Answer:
         """Run rows; `pick` is told each one's states [T, E], and `answer` is what is given."""
@@ -266,7 +266,7 @@ def _why_not_causal(model: PreTrainedModel) -> str:
     )
 
 
-def _head_of(model: PreTrainedModel, ids: Tensor, own: Tensor) -> tuple[Head | BareHead, int]:
+def _head_of(model: PreTrainedModel, ids: Tensor, own: Tensor) -> tuple[Head | IdentityHead, int]:
     """Return what gives a model's states and their logits, and the numbers of a state.
 
     A head whose logits are not `own`, the model's of `ids`, is no part of it by itself.
@@ -279,4 +279,4 @@ def _head_of(model: PreTrainedModel, ids: Tensor, own: Tensor) -> tuple[Head | B
             return head, states.shape[-1]
     except Exception as error:
         _log.debug("%s is run whole: %r", type(model).__name__, error)
-    return BareHead(model), 0
+    return IdentityHead(model), 0

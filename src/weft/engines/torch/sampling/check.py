@@ -43,19 +43,19 @@ _TEMPERATURES = (1.0, 0.6, 1.4, 0.0)
 _agreed: set[tuple[torch.device, int, torch.dtype]] = set()
 
 
-def difference_of_draws(drawer: TorchSampler, n_vocab: int, dtype: torch.dtype) -> str:
+def sampling_difference(sampler: TorchSampler, n_vocab: int, dtype: torch.dtype) -> str:
     """Return what a drawer draws otherwise than the reference, "" where all is the same.
 
     n_vocab, dtype: of the engine's logits. A process asks once for each.
     """
-    key = (drawer.device, n_vocab, dtype)
+    key = (sampler.device, n_vocab, dtype)
     if key in _agreed:
         return ""
-    there = upload(_logits(n_vocab), drawer.device).to(dtype)
+    there = upload(_logits(n_vocab), sampler.device).to(dtype)
     logits = there.float().cpu().numpy()
     for name, rules in _RULES.items():
         batch = _batch(logits, **rules)
-        drawn, wanted = drawer.draw(there, batch).result(), batch.on_host(logits)
+        drawn, wanted = sampler.draw(there, batch).result(), batch.on_host(logits)
         is_same = drawn.ids == wanted.ids
         if (n := int((~is_same).sum())) > _TIES:
             return f"with {name} {n} of {_N_SAMPLERS} tokens are others than the reference's"
@@ -66,7 +66,7 @@ def difference_of_draws(drawer: TorchSampler, n_vocab: int, dtype: torch.dtype) 
             off = float(np.abs(figures - known)[is_same].max())
             if not off <= _FAR:
                 return f"with {name} figures differ from the reference's by {off:.2g} nats"
-    if drawer.on_device:  # kernels that cannot be compiled have been given up meanwhile
+    if sampler.on_device:  # kernels that cannot be compiled have been given up meanwhile
         _agreed.add(key)
     return ""
 

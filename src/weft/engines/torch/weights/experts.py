@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .packed import TOLERANCE, can_pack, mark_of, packed, product
+from .packed import TOLERANCE, can_pack, packed, product, version_of
 from .upcast import is_widened
 
 # What Transformers tells every implementation of a mixture; later releases tell more.
@@ -58,7 +58,7 @@ class PackedExperts(nn.Module):
         by_token[order] = found
         return by_token.view(*chosen.shape, found.shape[1]).sum(1).to(hidden.dtype)
 
-    def forget(self) -> None:
+    def repack_on_use(self) -> None:
         """Pack anew what is kept: somebody wrote there as PyTorch does not count."""
         self._marks = dict.fromkeys(self._marks, (0, -1))
 
@@ -69,9 +69,9 @@ class PackedExperts(nn.Module):
     def _renew(self) -> None:
         for name, mark in self._marks.items():
             kept: Any = self._parameters[name]
-            if mark_of(kept) != mark:
+            if version_of(kept) != mark:
                 self._pack(name, kept.detach())
-                self._marks[name] = mark_of(kept)
+                self._marks[name] = version_of(kept)
 
     def _pack(self, name: str, stack: Tensor) -> None:
         weights = of_each(self, stack)
@@ -133,7 +133,7 @@ def _mix_in(module: Any, *, keep: bool) -> None:
         stack = module._parameters[name]
         module._pack(name, stack.detach())
         if keep or is_widened(stack.dtype):
-            module._marks[name] = mark_of(stack)
+            module._marks[name] = version_of(stack)
         else:
             del module._parameters[name]
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from .packed import mark_of
+from .packed import version_of
 
 _log = logging.getLogger("weft.engines.torch")
 _IDS = (5, 9, 2, 7)
@@ -43,7 +43,7 @@ class _Watching(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         watch: _Watch = self.__dict__[_WATCH]
-        watch.calls.append(_Call(self, x, mark_of(x)))
+        watch.calls.append(_Call(self, x, version_of(x)))
         watch.inside = self
         try:
             out: Tensor = super().forward(x)

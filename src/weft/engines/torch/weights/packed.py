@@ -44,7 +44,7 @@ class PackedLinear(nn.Linear):
             self._parameters["weight"] = weight
         self._parameters["bias"] = layer.bias
         self._pack(weight.detach())
-        self._mark = mark_of(weight)
+        self._mark = version_of(weight)
         self.train(layer.training)
 
     @property
@@ -69,12 +69,12 @@ class PackedLinear(nn.Linear):
         if kept is not None:
             if self.is_few(x) or torch.is_grad_enabled():  # packed products have no gradient
                 return F.linear(x, self._turned(kept), self._parameters["bias"])
-            if mark_of(kept) != self._mark:
+            if version_of(kept) != self._mark:
                 self._pack(kept.detach())
-                self._mark = mark_of(kept)
+                self._mark = version_of(kept)
         return product(x, self._packed, self._parameters["bias"])
 
-    def forget(self) -> None:
+    def repack_on_use(self) -> None:
         """Pack anew what is kept: somebody wrote there as PyTorch does not count."""
         self._mark = (0, -1)
 
@@ -180,7 +180,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return made
 
 
-def mark_of(weight: Tensor) -> tuple[int, int]:
+def version_of(weight: Tensor) -> tuple[int, int]:
     """Return what is another value once PyTorch has written to a weight, or it lies elsewhere."""
     return weight.data_ptr(), 0 if weight.is_inference() else weight._version
 

@@ -22,7 +22,7 @@ _PROMPT, _STEPS = 37, 3
 _COMPANIES = ((37, 0), (1, 0), (8, 3), (37, 6), (5, 20))  # prompt tokens a step, other rows
 
 
-def fix_row_counts(model: nn.Module) -> None:
+def make_batch_invariant(model: nn.Module) -> None:
     """Make all linear modules multiply blocks of 16 rows; zeros pad the last block."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
@@ -37,7 +37,7 @@ def _in_blocks(product: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
     return out.reshape(*rows.shape[:-1], -1)
 
 
-def check_rows_alone(engine: TorchEngine) -> None:
+def check_batch_invariance(engine: TorchEngine) -> None:
     """Run a path token by token, then in larger chunks with other rows; compare all bits.
 
     Raises: Unsupported if a logit differs.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...full_sequences import FullSequence, Ids, Rows, calls, rows_of
-from ..model import BareHead, Head, cache_name
+from ..model import Head, IdentityHead, cache_name
 from .state_cache import CachedState, StateBatch, StateCache
 
 # Tokens of one model call, padding included; a longer path runs alone. A call needs working memory
@@ -19,27 +19,27 @@ CALL_TOKENS = {"cpu": 512, "cuda": 8192}
 # Tokens that a call costs at least: it reads all weights, however few they are.
 CALL_COST = {"cpu": 8, "cuda": 512}
 
-Pick = Callable[[int, Tensor, int], None]
+OnStates = Callable[[int, Tensor, int], None]
 
 
 class SequenceRunner:
     """Runs paths on a model. ends: the states after recent ones; None where none are kept."""
 
-    def __init__(self, head: Head | BareHead, device: torch.device) -> None:
+    def __init__(self, head: Head | IdentityHead, device: torch.device) -> None:
         self.head = head
-        self.ends: StateCache | None = None
+        self.states: StateCache | None = None
         self._device = device
         self._most = CALL_TOKENS.get(device.type, max(CALL_TOKENS.values()))
         self._least = CALL_COST.get(device.type, max(CALL_COST.values()))
         self._cache_name = cache_name(head.base)
 
     @property
-    def may_keep_ends(self) -> bool:
+    def can_cache_states(self) -> bool:
         """Whether the model takes a cache that it has given."""
         return bool(self._cache_name)
 
     def run(
-        self, tokens: Sequence[Ids], needed: Sequence[int], adapter: str | None, pick: Pick
+        self, tokens: Sequence[Ids], needed: Sequence[int], adapter: str | None, pick: OnStates
     ) -> None:
         """Run paths, equal ones once, and those that begin others with these.
 
@@ -52,10 +52,12 @@ class SequenceRunner:
         for (batch, n_new), ends in groups.items():
             paths = [FullSequence(ids, rows.pop(ids)) for ids in ends]
             taken = [end.row for end in ends.values()]
-            self._go_on(batch, taken, paths, n_new, adapter, pick, alone=n_groups[batch] == 1)
-        least = None if self.ends is None else self._least
+            self._continue_from_states(
+                batch, taken, paths, n_new, adapter, pick, alone=n_groups[batch] == 1
+            )
+        least = None if self.states is None else self._least
         for paths in calls(rows, self._most, least):
-            self._run_whole(paths, adapter, pick)
+            self._run_full(paths, adapter, pick)
 
     def _known(
         self, rows: Rows, needed: Sequence[int], adapter: str | None
@@ -65,14 +67,14 @@ class SequenceRunner:
         Grouped by whose rows of the cache they are, and how many tokens are new.
         """
         groups: dict[tuple[StateBatch, int], dict[Ids, CachedState]] = {}
-        if self.ends is None:
+        if self.states is None:
             return groups
         for ids, numbers in rows.items():
             most = min(len(ids) - 1, *(needed[number] for number in numbers))
-            end = self.ends.find(adapter, ids, most)
+            end = self.states.find(adapter, ids, most)
             if end is not None:
                 groups.setdefault((end.batch, len(ids) - end.length), {})[ids] = end
-        budget = self.ends.budget_bytes
+        budget = self.states.budget_bytes
         return {
             (batch, n_new): ends
             for (batch, n_new), ends in groups.items()
@@ -80,14 +82,14 @@ class SequenceRunner:
             and len(ends) * batch.row_bytes <= budget
         }
 
-    def _go_on(
+    def _continue_from_states(
         self,
         batch: StateBatch,
         taken: Sequence[int],
         paths: Sequence[FullSequence],
         n_new: int,
         adapter: str | None,
-        pick: Pick,
+        pick: OnStates,
         *,
         alone: bool,
     ) -> None:
@@ -95,8 +97,8 @@ class SequenceRunner:
 
         Not all caches take more at once: recurrent ones begin anew then.
         """
-        assert self.ends is not None
-        cache: Any = self.ends.take(batch, taken, alone=alone)
+        assert self.states is not None
+        cache: Any = self.states.take(batch, taken, alone=alone)
         found = []
         ids = torch.tensor([path.ids[-n_new:] for path in paths], device=self._device)
         for column in ids.split(1, 1):
@@ -109,11 +111,11 @@ class SequenceRunner:
             for number in path.rows:
                 pick(number, states, len(path.ids) - n_new)
 
-    def _run_whole(self, paths: Sequence[FullSequence], adapter: str | None, pick: Pick) -> None:
+    def _run_full(self, paths: Sequence[FullSequence], adapter: str | None, pick: OnStates) -> None:
         """Run paths side by side, padded on the right, which no decoder sees."""
         longest = max(len(path.ids) for path in paths)
         padded = [[*path.ids, *path.ids[-1:] * (longest - len(path.ids))] for path in paths]
-        is_even = self.ends is not None and all(len(path.ids) == longest for path in paths)
+        is_even = self.states is not None and all(len(path.ids) == longest for path in paths)
         ids = torch.tensor(padded, device=self._device)
         states, output = self.head.run(ids, use_cache=is_even)
         if is_even:
@@ -125,5 +127,5 @@ class SequenceRunner:
     def _keep(
         self, cache: Any, paths: Sequence[FullSequence], adapter: str | None, **how: bool
     ) -> None:
-        assert self.ends is not None
-        self.ends.keep(cache, [(adapter, path.ids) for path in paths], **how)
+        assert self.states is not None
+        self.states.keep(cache, [(adapter, path.ids) for path in paths], **how)
