@@ -192,9 +192,9 @@ KERNELS = [
     (draw_kernel, "reduce_row_kernel"),
 ]
 UPLOADS = [
-    *("input_tensors.upload", "sampling.sampling_tensors.upload"),
-    *("sampling.sampling_tensors.copy_to_device", "paged.attention_metadata.upload"),
-    *("paged.attention_metadata.copy_to_device", "paged.pool.upload"),
+    *("input_tensors.to_device", "sampling.sampling_tensors.to_device"),
+    *("sampling.sampling_tensors.copy_to_device", "paged.attention_metadata.to_device"),
+    *("paged.attention_metadata.copy_to_device", "paged.pool.to_device"),
     "paged.pool.copy_to_device",
 ]
 

@@ -15,7 +15,7 @@ from ...errors import ForwardError, ModelLoadError, is_out_of_memory
 from ..base import Draws, Engine, EngineInfo, RetainedRow, Row, Score
 from .check import LONGEST, quantised
 from .compatibility import check_model
-from .cuda import free_bytes
+from .cuda import free_bytes, to_device
 from .execution import on_engine_stream
 from .lora import LoraAdapters
 from .model import context_length_of, fingerprint_of, freeze_rope
@@ -25,7 +25,6 @@ from .sampling.check import sampling_difference
 from .sampling.sampler import TorchSampler
 from .select_backend import check_kernels
 from .threads import CpuThreads
-from .upload import upload
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -86,7 +85,7 @@ class TransformersEngine(Engine):
         """Return a kept row on the device: float32 [V]."""
         if isinstance(row.rows, DeviceLogits):
             return row.rows.tensor[row.rows.place(row.number)].float()
-        return upload(row.logits(), self._device)
+        return to_device(row.logits(), self._device)
 
     def _check_draws(self, dtype: torch.dtype) -> None:
         """Sample on the host if the kernels differ from the reference. dtype: of the logits.

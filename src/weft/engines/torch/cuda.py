@@ -1,18 +1,38 @@
-"""What there is to know of a card: its memory, and whether Triton is for it."""
+"""Devices: free memory, support for Triton, and copies from the host that nothing waits for."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return what a card has left, with what PyTorch holds of it for nobody."""
-    idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + idle
+    """Return the free memory of a GPU, with what PyTorch caches unused."""
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + cached
 
 
 def is_for_triton(device: torch.device) -> bool:
-    """Whether Triton's own documentation names such a card: of NVIDIA's, from 8.0 on."""
+    """Return True for NVIDIA GPUs of compute capability 8.0 or higher, which Triton documents."""
     if device.type != "cuda" or torch.version.cuda is None or not torch.cuda.is_available():
         return False
     return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
+    """Copy an array to a device without waiting; the array may change after the return."""
+    return _staged(values, device).to(device, non_blocking=True)
+
+
+def copy_to_device(tensor: Tensor, values: NDArray[Any]) -> None:
+    """Overwrite a tensor with an array without waiting; the array may change after the return."""
+    tensor.copy_(_staged(values, tensor.device), non_blocking=True)
+
+
+def _staged(values: NDArray[Any], device: torch.device) -> Tensor:
+    # PyTorch's allocator reuses pinned memory only after the device has read it.
+    host = torch.tensor(values, device="cpu")
+    return host.pin_memory() if device.type == "cuda" else host

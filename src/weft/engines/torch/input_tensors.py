@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...errors import ContextOverflow
 from ..base import EngineInfo, FutureTokens, Row, row_tokens
-from .upload import upload
+from .cuda import to_device
 
 
 class CachedTensor:
@@ -27,7 +27,7 @@ class CachedTensor:
         """Return the tensor; not to be written to."""
         if numbers != self._numbers:
             self._numbers = numbers
-            self._tensor = upload(np.array(numbers, np.int64), self._device)
+            self._tensor = to_device(np.array(numbers, np.int64), self._device)
         return self._tensor
 
 
@@ -50,7 +50,7 @@ class IncrementingTensor:
         if numbers == self._after:
             self._tensor += 1
         else:
-            self._tensor = upload(np.array(numbers, np.int64), self._device)
+            self._tensor = to_device(np.array(numbers, np.int64), self._device)
         self._numbers, self._after = numbers, [number + 1 for number in numbers]
         return self._tensor
 
@@ -104,7 +104,7 @@ class InputIds:
         """Return the ids of the rows in this order, one after the other: int64 [T]."""
         in_order = [tokens[number] for number in order]
         if FutureTokens not in set(map(type, in_order)):
-            return upload(np.array(_flat(in_order), np.int64), self._device)
+            return to_device(np.array(_flat(in_order), np.int64), self._device)
         known: list[int] = []
         places: list[int] = []
         numbers: list[int] = []
@@ -125,7 +125,7 @@ class InputIds:
         drawn = drawn.clamp(min=0)  # the run ends where nothing was drawn
         if len(places) == len(known):
             return drawn
-        ids = upload(np.array(known, np.int64), self._device)
+        ids = to_device(np.array(known, np.int64), self._device)
         ids[self._places.of(places)] = drawn
         return ids
 

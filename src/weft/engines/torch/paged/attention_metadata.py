@@ -23,7 +23,7 @@ import numpy as np
 from torch import Tensor
 
 from ...base import Fragment, Row
-from ..upload import copy_to_device, upload
+from ..cuda import copy_to_device, to_device
 from .graph_inputs import advance_slots
 from .kernel import ITEM_FIELDS, NARROW, Work
 from .pool import PagedFragment, SlotPool, own
@@ -144,7 +144,7 @@ class TreeAttentionMetadata:
         if found is None:
             self._groups.append(group)  # from now on they come with the rest
             items, n_each = self._items(group)
-            found = self._work(upload(items, self._pool.layout.device), n_each)
+            found = self._work(to_device(items, self._pool.layout.device), n_each)
         elif found.table is not self.table:
             found = found._replace(table=self.table)
         self._works[group] = found
@@ -308,7 +308,7 @@ class TreeAttentionMetadata:
         self._n_parts = int(head[2, n])
         made = [(group, *self._items(group)) for group in self._groups]
         lists = [head.reshape(-1, ITEM_FIELDS), *[items for _, items, _ in made]]
-        sent = upload(np.concatenate(lists), self._pool.layout.device)
+        sent = to_device(np.concatenate(lists), self._pool.layout.device)
         at = 3 * width // ITEM_FIELDS
         bases, positions, first_part = sent[:at].view(3, width).unbind()
         self._bases, self.positions = bases[:n], positions[:n]

@@ -22,12 +22,11 @@ from torch import Tensor
 
 from ....errors import ConfigError, KVFull, ModelMismatch
 from ...base import Fragment, Usage
-from ..cuda import free_bytes
+from ..cuda import copy_to_device, free_bytes, to_device
 from ..execution import on_engine_stream
 from ..kv_backend import KVBackend
 from ..kv_offload import HostTransfer, from_host, to_host
 from ..layout import LayerShape, Layout
-from ..upload import copy_to_device, upload
 
 GROW_BY = 32
 SMALLEST_POOL = 256  # slots
@@ -119,12 +118,12 @@ class SlotTable:
     def on_device(self) -> Tensor:
         """Return the table, with all that was written."""
         if len(self._on_device) != len(self._host):
-            self._on_device = upload(self._host, self._device)
+            self._on_device = to_device(self._host, self._device)
         elif 2 < len(self._written) <= 2 * _FEW:  # here and there, as leaves take slots anew
             low, high = np.array(self._written).reshape(-1, 2).T
             ends = (high - low).cumsum()
             at = np.arange(int(ends[-1])) + (high - ends).repeat(high - low)
-            sent = upload(np.concatenate([at, self._host.take(at)]), self._device)
+            sent = to_device(np.concatenate([at, self._host.take(at)]), self._device)
             self._on_device.index_copy_(0, sent[: len(at)], sent[len(at) :].int())
         elif self._written:
             first, end = min(self._written), max(self._written)
@@ -451,7 +450,7 @@ class SlotPool(KVBackend):
         )
 
     def _index(self, slots: Ints) -> Tensor:
-        return upload(slots.astype(np.int64), self.layout.device)
+        return to_device(slots.astype(np.int64), self.layout.device)
 
 
 def own(fragment: Fragment) -> PagedFragment:

@@ -16,7 +16,7 @@ from ...._core.sampling.params import SamplingParams
 from ...._core.sampling.sampler import BatchSampler, DrawBatch, Sampler
 from ....constraints.base import n_words
 from ....constraints.kinds import AllowMatcher
-from ..upload import upload
+from ..cuda import to_device
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,7 +51,7 @@ def sampling_difference(sampler: TorchSampler, n_vocab: int, dtype: torch.dtype)
     key = (sampler.device, n_vocab, dtype)
     if key in _agreed:
         return ""
-    there = upload(_logits(n_vocab), sampler.device).to(dtype)
+    there = to_device(_logits(n_vocab), sampler.device).to(dtype)
     logits = there.float().cpu().numpy()
     for name, rules in _RULES.items():
         batch = _batch(logits, **rules)

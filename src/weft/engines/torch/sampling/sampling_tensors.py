@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...._core.sampling.sampler import Sampler, SamplingArrays, check_ids
-from ..upload import copy_to_device, upload
+from ..cuda import copy_to_device, to_device
 
 # Rows with any other filter are sampled on the host.
 KNOWN_FILTERS = frozenset(("top_k", "typical_p", "top_p", "min_p"))
@@ -39,7 +39,7 @@ class RowIndex:
     @classmethod
     def from_array(cls, rows: NDArray[np.int64], device: torch.device) -> RowIndex:
         is_range = bool((np.diff(rows) == 1).all())
-        return cls(upload(rows, device), int(rows[0]) if is_range else None)
+        return cls(to_device(rows, device), int(rows[0]) if is_range else None)
 
     def of(self, logits: Tensor) -> Tensor:
         """Return these rows of logits [R, V]: [B, V]; a view if they are contiguous."""
@@ -121,10 +121,10 @@ class SamplingTensors:
             repetition=repetition,
             presence=presence,
             frequency=frequency,
-            bias_ids=None if bias_ids is None else upload(bias_ids, device),
-            bias=None if bias is None else upload(bias, device),
-            cut={name: upload(values, device) for name, values in _cut(arrays).items()},
-            typical=upload(np.flatnonzero(typical), device) if typical.any() else None,
+            bias_ids=None if bias_ids is None else to_device(bias_ids, device),
+            bias=None if bias is None else to_device(bias, device),
+            cut={name: to_device(values, device) for name, values in _cut(arrays).items()},
+            typical=to_device(np.flatnonzero(typical), device) if typical.any() else None,
         )
 
     @property
@@ -181,13 +181,13 @@ def _upload_together(
     n = len(arrays[0])
     rows = np.zeros((len(arrays), -(-n // _ALIGNED) * _ALIGNED), dtype)
     rows[:, :n] = arrays
-    return [row[:n] for row in upload(rows, device)]
+    return [row[:n] for row in to_device(rows, device)]
 
 
 def _overwrite(tensor: Tensor | None, values: NDArray[Any], device: torch.device) -> Tensor:
     """Return a tensor with these values: the given one if its shape fits."""
     if tensor is None or tensor.shape != values.shape:
-        return upload(values, device)
+        return to_device(values, device)
     copy_to_device(tensor, values)
     return tensor
 
