@@ -125,7 +125,7 @@ class Tree:
     def __init__(self, case: Case, shape: Shape, *, n_layers: int = 1) -> None:
         n_heads, n_kv = case.heads
         shape_of_layer = LayerShape(n_kv, *case.dims, case.dtype, case.dtype)
-        layout = Layout.of([shape_of_layer] * n_layers, device())
+        layout = Layout.from_shapes([shape_of_layer] * n_layers, device())
         self._layers = cycle(range(n_layers))
         self.memory = PagedBackend(layout)
         self.case = case

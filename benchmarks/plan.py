@@ -56,7 +56,7 @@ class Leaves:
 
     def __init__(self, tree: str, below: int) -> None:
         half = torch.float16
-        layout = Layout.of([LayerShape(8, 16, 16, half, half)], torch.device("cpu"))
+        layout = Layout.from_shapes([LayerShape(8, 16, 16, half, half)], torch.device("cpu"))
         self.memory, self.random = PagedBackend(layout), random.Random(1)
         counts, lengths = shape_of(tree)
         shape = Shape((1,) * below + counts, (SHORT,) * below + lengths)

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.torch
 
 # Largest absolute difference of logits (they query_span about 4) from the float32 oracle.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 0.03, torch.bfloat16: 0.25}
-OTHER_CACHES = {"deepseek_v3": "holds no keys and values", "minimax": "takes no cache"}
+OTHER_CACHES = {"deepseek_v3": "does not contain the keys", "minimax": "accepts no cache"}
 IDS = [(i * i * 5 + 11 * i + 3) % (N_VOCAB - 3) + 3 for i in range(60)]
 
 

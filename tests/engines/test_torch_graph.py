@@ -433,7 +433,7 @@ def test_heads_turned_in_one_kernel_give_the_models_own_logits(name: str) -> Non
     got = torch.stack([torch.from_numpy(output.logits(i)) for i in range(3)])
     wanted = torch.stack([want[0][2], want[0][3], want[1][2]])
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
-    assert isinstance(engine._now, FusedDecoder)
+    assert isinstance(engine._current, FusedDecoder)
 
 
 def test_weights_side_by_side_are_saved_alone(tmp_path: Path) -> None:

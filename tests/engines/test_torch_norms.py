@@ -133,8 +133,8 @@ def test_rows_along_two_axes_are_normed(shift: float, *, is_centred: bool) -> No
     assert elementwise.supports_rms_norm(whole, None)
     for other in (weight[:1], weight.repeat_interleave(2)[::2], weight[:1].expand(40)):
         assert not elementwise.supports_rms_norm(whole, other)
-    assert elementwise.RowLayout.tensor(whole[..., ::2]) is None
-    assert elementwise.RowLayout.tensor(whole.expand(3, -1, -1, -1)) is None
+    assert elementwise.RowLayout.from_tensor(whole[..., ::2]) is None
+    assert elementwise.RowLayout.from_tensor(whole.expand(3, -1, -1, -1)) is None
 
 
 @pytest.mark.parametrize(("name", "n"), [("gemma4", 2), ("gemma3n", 3), ("olmo2", 0)])

@@ -77,7 +77,7 @@ class Twin:
     ) -> None:
         self.dtype = getattr(torch, dtype)
         self.memory = PagedBackend(
-            Layout.of([LayerShape(kv, *dims, self.dtype, self.dtype)], DEVICE)
+            Layout.from_shapes([LayerShape(kv, *dims, self.dtype, self.dtype)], DEVICE)
         )
         self.heads, self.kv, self.dims = heads, kv, dims
         self.random = random.Random(1)
@@ -353,7 +353,9 @@ def test_lines_of_many_queries_are_met_by_broad_tiles(
 
 def test_a_long_prompt_is_met_in_one_piece_by_each_of_its_steps() -> None:
     """Tiles enough keep a card busy; a second part of each row would be written and read for it."""
-    memory = PagedBackend(Layout.of([LayerShape(8, 2, 2, torch.float16, torch.float16)], DEVICE))
+    memory = PagedBackend(
+        Layout.from_shapes([LayerShape(8, 2, 2, torch.float16, torch.float16)], DEVICE)
+    )
     kv = memory.new(None)
     for position in range(0, 16384, 2048):
         step = memory.start_step([Row((), [0] * 2048, position, kv)])
@@ -892,7 +894,11 @@ def test_a_pool_that_cannot_grow_keeps_no_layer_that_is_larger(
     monkeypatch: pytest.MonkeyPatch, has_slots: bool
 ) -> None:
     shape = LayerShape(1, 8, 8, torch.float32, torch.float32)
-    memory, make, n_left = PagedBackend(Layout.of([shape] * 5, DEVICE)), PagedBackend._empty, 3
+    memory, make, n_left = (
+        PagedBackend(Layout.from_shapes([shape] * 5, DEVICE)),
+        PagedBackend._empty,
+        3,
+    )
     data = {f"{name}.{layer}": np.full((1, 70, 8), layer) for layer in range(5) for name in "kv"}
     sent: dict[str, Any] = {name: array.astype(np.float32) for name, array in data.items()}
     sent["dtype"] = np.array("float32")
@@ -958,7 +964,7 @@ def test_host_memory_of_what_came_back_goes_once_the_device_has_read_it() -> Non
 def test_kv_leaves_layer_after_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it leaves there is little room: copies of all layers would not find any."""
     shape = LayerShape(1, 8, 8, torch.float32, torch.float32)
-    memory = PagedBackend(Layout.of([shape] * 5, DEVICE))
+    memory = PagedBackend(Layout.from_shapes([shape] * 5, DEVICE))
     named = [f"{name}.{layer}" for layer in range(5) for name in "kv"]
     sent: dict[str, Any] = {
         name: np.full((1, 70, 8), i, np.float32) for i, name in enumerate(named)
@@ -1167,7 +1173,7 @@ def test_tiles_of_128_rows_are_for_heads_that_fit_a_processor(
 ) -> None:
     shapes = [LayerShape(8, 64, 64, torch.bfloat16, torch.bfloat16)]
     shapes.append(LayerShape(2, size, size, dtype, dtype))  # one of few layers is enough
-    assert kernel.has_broad(Layout.of(shapes, torch.device("cpu"))) == is_met
+    assert kernel.has_broad(Layout.from_shapes(shapes, torch.device("cpu"))) == is_met
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(256, torch.float32), (512, torch.bfloat16)])
@@ -1177,8 +1183,10 @@ def test_heads_too_large_for_a_tile_of_float32_are_refused(
     monkeypatch.setattr(paged_step, "is_interpreted", lambda: False)
     cpu = torch.device("cpu")
     with pytest.raises(ConfigError, match="heads have 512 numbers"):
-        PagedBackend(Layout.of([LayerShape(2, 512, 512, torch.float32, torch.float32)], cpu))
-    PagedBackend(Layout.of([LayerShape(2, size, size, dtype, dtype)], cpu))
+        PagedBackend(
+            Layout.from_shapes([LayerShape(2, 512, 512, torch.float32, torch.float32)], cpu)
+        )
+    PagedBackend(Layout.from_shapes([LayerShape(2, size, size, dtype, dtype)], cpu))
 
 
 @pytest.mark.slow

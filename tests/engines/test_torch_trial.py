@@ -122,7 +122,7 @@ def test_a_card_whose_kernels_fail_has_padded_kv(
     engine = trial.load(dtype, far=256 if broken == "broad" else 160)
     assert isinstance(engine.fragments, select_backend.PaddedBackend)
     assert engine.stats() == {}
-    assert "KV of LlamaForCausalLM lies in padded rows: " in caplog.text
+    assert "KV of LlamaForCausalLM is stored in padded rows: " in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -167,8 +167,8 @@ def test_a_card_whose_processors_have_less_room_has_smaller_tiles(
         engine = trial.load(torch.float16, far=256)
     assert isinstance(engine.fragments, PagedBackend) == bool(there)
     assert met >= set(there)
-    assert "smaller tiles are tried on this card: out of resource" in caplog.text
-    assert ("lies in padded rows" in caplog.text) == (not there)
+    assert "this GPU needs smaller tiles: out of resource" in caplog.text
+    assert ("is stored in padded rows" in caplog.text) == (not there)
 
 
 def test_a_card_that_a_kernel_broke_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,10 @@
-"""The place where a Transformers model calls Weft: one attention function and one mask function.
+"""The attention function through which a Transformers model calls Weft.
 
-Both are registered under names of their own: models that do not ask for them never come here. What
-a call belongs to hangs on the modules of our own copy of the model, not on the process.
+It is registered under own names, so other models never call it. The state of a call is attached
+to the modules of the engine's copy, not to the process.
 
-The mask function is there for the probe alone. Where a name has one, Transformers looks first
-whether the positions are those of several sequences, and waits for the device to say so, in every
-forward; where it has none, there is no mask, and nothing is asked.
+The mask function exists only for the probe. If a name has a mask function, Transformers checks in
+every forward whether positions belong to several sequences, and waits for the device.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _SEAT = "weft_seat"
 
 
 class ForwardContext:
-    """The forward that is running: `step` attends; else `probe` watches a plain sequence."""
+    """The running forward: `step` attends; without a step, `probe` records a plain sequence."""
 
     __slots__ = ("probe", "step")
 
@@ -39,7 +38,9 @@ class ForwardContext:
 
 
 class ModuleContext:
-    """What each module of our copy carries: the running call and, once known, its layer."""
+    """State attached to each module of the engine's copy: the running forward, and the layer
+    number.
+    """
 
     __slots__ = ("call", "layer")
 
@@ -48,20 +49,22 @@ class ModuleContext:
         self.layer = -1
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModuleContext:
-        return self  # a copy of our copy is still ours
+        return self  # copies of the engine's model share the forward
 
 
 class Probe:
-    """What one plain forward teaches: attention modules in call order, how they attend, shapes.
+    """Record of one plain forward: attention modules in call order, their parameters and KV shapes.
 
-    layers: which KV each module meets. Most have one of their own; Gemma 3n and 4 have modules that
-    meet the KV of an earlier one. shapes: of every KV.
+    Attributes:
+        layers: number of the KV that each module reads. Gemma 3n and 4 have modules that read the
+            KV of an earlier one.
+        shapes: shape of each KV.
     """
 
     def __init__(self) -> None:
         self.modules: list[nn.Module] = []
         self.layers: list[int] = []
-        self._met: list[tuple[Tensor, Tensor]] = []  # alive, so that no other lies where one did
+        self._kv: list[tuple[Tensor, Tensor]] = []  # kept alive, so that no address is reused
         self.shapes: list[LayerShape] = []
         self.specs: list[AttentionSpec] = []
         self.masks: list[Any] = []
@@ -72,26 +75,26 @@ class Probe:
         self.modules.append(module)
         self.specs.append(spec)
         self.is_causal = self.is_causal and getattr(module, "is_causal", True) is not False
-        for layer, (earlier_key, earlier_value) in enumerate(self._met):
+        for layer, (earlier_key, earlier_value) in enumerate(self._kv):
             if _is_same(key, earlier_key) and _is_same(value, earlier_value):
                 self.layers.append(layer)
                 return
-        self.layers.append(len(self._met))
-        self._met.append((key, value))
+        self.layers.append(len(self._kv))
+        self._kv.append((key, value))
         self.shapes.append(
             LayerShape(key.shape[1], key.shape[3], value.shape[3], key.dtype, value.dtype)
         )
 
     @property
     def kv_layers(self) -> list[tuple[nn.Module, LayerShape]]:
-        """The first module that meets each KV, and the KV's shape."""
+        """The first module that reads each KV, and the KV's shape."""
         firsts = dict(zip(reversed(self.layers), reversed(self.modules), strict=True))
         return [(firsts[layer], shape) for layer, shape in enumerate(self.shapes)]
 
     def hides(self, distance: int, *, with_local: bool) -> bool:
-        """Whether some mask function hides what lies so far back; local ones where they are used.
+        """Return True if a mask function hides a token at this distance.
 
-        Models make the mask of a window, too, that none of their layers has.
+        Models also create the mask of a window that no layer uses, so local masks are optional.
         """
         query, key = torch.tensor(distance), torch.tensor(0)
         masks = self.masks + self.local_masks if with_local else self.masks
@@ -99,7 +102,7 @@ class Probe:
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are the same numbers in memory."""
+    """Return True if two tensors are the same view of memory."""
     return one.data_ptr() == other.data_ptr() and (one.shape, one.stride(), one.dtype) == (
         other.shape,
         other.stride(),
@@ -107,13 +110,13 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
     )
 
 
-# Set only while a probe runs: a mask function is told the config, not the module it works for.
+# Set only while a probe runs: a mask function gets the config, not a module.
 _probing: ContextVar[Probe | None] = ContextVar("weft_probing", default=None)
 
 
 @contextmanager
 def probing(call: ForwardContext) -> Iterator[Probe]:
-    """Let the forwards inside attend plainly and record what they do."""
+    """Make forwards in a block attend plainly, and record them."""
     probe = call.probe = Probe()
     token = _probing.set(probe)
     try:
@@ -124,7 +127,7 @@ def probing(call: ForwardContext) -> Iterator[Probe]:
 
 
 def attach_context(model: nn.Module) -> ForwardContext:
-    """Hang a seat on every module of our copy, so that the attention function finds its call."""
+    """Attach a `ModuleContext` to every module of the engine's copy."""
     call = ForwardContext()
     for module in model.modules():
         module.__dict__[_SEAT] = ModuleContext(call)
@@ -132,18 +135,18 @@ def attach_context(model: nn.Module) -> ForwardContext:
 
 
 def current_step(module: nn.Module) -> AttentionStep | None:
-    """Return the step that is running, where a module of our copy is called in one."""
+    """Return the running step; None outside of one."""
     seat: ModuleContext = module.__dict__[_SEAT]
     return seat.call.step
 
 
 def attention_implementation(model: PreTrainedModel) -> Any:
-    """Return the attention that a model has now, for `set_attn_implementation` to put back."""
+    """Return the model's present attention, for `set_attn_implementation` to restore."""
     return getattr(model.config, "_attn_implementation", None)
 
 
 def number_layers(probe: Probe) -> None:
-    """Tell each attention module which layer's KV it meets."""
+    """Write the layer number of the KV that each attention module reads."""
     for layer, module in zip(probe.layers, probe.modules, strict=True):
         module.__dict__[_SEAT].layer = layer
 
@@ -161,13 +164,13 @@ def attention(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attend one layer of the running forward; the signature is that of AttentionInterface."""
+    """Attend one layer of the running forward; the signature is AttentionInterface's."""
     seat: ModuleContext = module.__dict__[_SEAT]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     spec = AttentionSpec(scale, softcap or None, sliding_window or None, s_aux)
     if seat.call.step is not None:
-        met = seat.call.step.attend(seat.layer, query, key, value, spec)
-        return met.contiguous(), None  # as the interface's own are: models take views of it
+        out = seat.call.step.attend(seat.layer, query, key, value, spec)
+        return out.contiguous(), None  # models take views of it
     if seat.call.probe is not None:
         seat.call.probe.see(module, key, value, spec)
     out, lse = attend_causal(
@@ -181,7 +184,7 @@ def attention(
 def no_mask(
     *args: Any, mask_function: Any = None, local_size: int | None = None, **kwargs: Any
 ) -> None:
-    """Make no mask: what a token sees follows from its path. A probe keeps the function."""
+    """Return no mask: visibility follows from the path. A probe records the function."""
     probe = _probing.get()
     if probe is not None and mask_function is not None:
         (probe.masks if local_size is None else probe.local_masks).append(mask_function)

@@ -1,4 +1,4 @@
-"""A Transformers model that an engine holds: what both kinds of torch engine do with it alike."""
+"""Code shared by both torch engines: sampling, weight changes, adapters and scoring."""
 
 from __future__ import annotations
 
@@ -35,11 +35,13 @@ if TYPE_CHECKING:
 
 
 class TransformersEngine(Engine):
-    """An engine over a Transformers model, its tensors perhaps an owner's.
+    """An engine over a Transformers model, whose weights may be shared with the user's model
+    object.
 
-    `model` is the engine's own copy of the modules; the owner keeps using the original.
-    brought: the tokenizer in the model's own file; None: the tokenizer has files of its own.
-    sampling: the sampling parameters that the model's own file names; None if it names none.
+    Attributes:
+        model: the engine's own copy of the modules.
+        brought: tokenizer from the model's own file; None if the tokenizer has files of its own.
+        sampling: sampling parameters from the model's own file; None if it has none.
     """
 
     info: EngineInfo
@@ -50,12 +52,12 @@ class TransformersEngine(Engine):
     def __init__(
         self, model: PreTrainedModel, *, n_ctx: int | None, kernels: bool | None = None
     ) -> None:
-        """kernels: whether tokens are drawn by those of Triton; None: where there are some."""
+        """kernels: sample with Triton kernels; None: if the device supports them."""
         check_model(model)
         self.model = model.eval()
         model.config.output_router_logits = False
         self._context_length = context_length_of(model, n_ctx)
-        # The load check's paths come first, however short those are that are asked for.
+        # The load check needs paths of `LONGEST` tokens, even if n_ctx is smaller.
         self._max_positions = max(
             self._context_length, min(LONGEST, context_length_of(model, None))
         )
@@ -66,15 +68,14 @@ class TransformersEngine(Engine):
         self._sampler = TorchSampler(self._device, kernels=kernels, threads=self._threads)
         self._closed = False
         self._guard = ModelGuard(model)
-        self._is_shared = False  # who may change the weights of a model that was handed over
-        # Of the weights: a mark, what they were named then, and what is called `info.fingerprint`.
-        self._named: tuple[object, str] = None, ""
-        self._name_at_first = ""
-        named = {"rope": rope, "quantised": quantised(model)}
-        self._extra: dict[str, Any] = {name: value for name, value in named.items() if value}
+        self._is_shared = False  # the user has the weights, too, and may change them
+        self._named: tuple[object, str] = None, ""  # a version of the weights and their name
+        self._first_name = ""  # the name for which `info.fingerprint` stands
+        extra = {"rope": rope, "quantised": quantised(model)}
+        self._extra: dict[str, Any] = {name: value for name, value in extra.items() if value}
 
     def draw(self, rows: Sequence[RetainedRow], batch: DrawBatch) -> Draws:
-        """Draw from kept rows where steps draw, too; see Engine.draw."""
+        """Sample from retained logits on the device that samples for steps; see Engine.draw."""
         if not self._sampler.supports(batch):
             return self._sampler.on_host(np.stack([row.logits() for row in rows]), batch)
         with on_engine_stream(self._device):
@@ -82,7 +83,7 @@ class TransformersEngine(Engine):
         return self._sampler.draw(logits, batch)
 
     def _to_device(self, row: RetainedRow) -> Tensor:
-        """Return a kept row on the device: float32 [V]."""
+        """Return retained logits on the device: float32 [V]."""
         if isinstance(row.rows, DeviceLogits):
             return row.rows.tensor[row.rows.place(row.number)].float()
         return to_device(row.logits(), self._device)
@@ -106,7 +107,7 @@ class TransformersEngine(Engine):
             sampler.fall_back(why)
 
     def _free_bytes(self) -> int | None:
-        """Return what a card has left now; None on a host."""
+        """Return the free memory of a GPU; None on a CPU."""
         return free_bytes(self._device) if self._device.type == "cuda" else None
 
     def tokenizer(self) -> Tokenizer | None:
@@ -119,7 +120,7 @@ class TransformersEngine(Engine):
         """Also check the model object that its user keeps; see `ModelGuard`."""
         self._guard.watch(model)
         self._is_shared = True
-        self._name_at_first = self._own_name()
+        self._first_name = self._own_name()
         self._note_name()
 
     def weights_version(self) -> tuple[int, int, str]:
@@ -127,16 +128,17 @@ class TransformersEngine(Engine):
         return self._guard.version()
 
     def fingerprint(self) -> str:
-        """Name the weights as they are now; see Engine.fingerprint. Cost where they have changed:
-        some 5 ms, once a change.
+        """Return the name of the current weights; see Engine.fingerprint.
+
+        Cost: some 5 ms after a change of the weights.
         """
-        before, name = self._named
-        if self._closed or (now := self.weights_version()) == before:
+        previous, name = self._named
+        if self._closed or (version := self.weights_version()) == previous:
             return name
         name = self._own_name()
-        if name == self._name_at_first:
+        if name == self._first_name:
             name = self.info.fingerprint
-        self._named = now, name
+        self._named = version, name
         return name
 
     def _note_name(self) -> None:
@@ -147,24 +149,22 @@ class TransformersEngine(Engine):
             return fingerprint_of(self.model)
 
     def _distrust_version(self) -> None:
-        """Look at an owner's weights again: PyTorch does not count all that is written to them."""
+        """Compute the fingerprint again at the next call: PyTorch does not count every write."""
         if self._is_shared:
             self._named = None, self._named[1]
 
     def add_adapter(self, name: str, folder: Any) -> str:
-        """Load a LoRA adapter in PEFT's format, for rows that name it. See `lora.Adapters.add`."""
+        """Load a LoRA adapter in PEFT's format for rows that name it; see `LoraAdapters.add`."""
         return self._lora.add(name, folder)
 
     def remove_adapter(self, name: str) -> None:
-        """Forget an adapter; rows that still name it are refused."""
+        """Remove an adapter; rows that still name it fail."""
         self._lora.remove(name)
 
     def _release(self) -> None:
-        """Give the model's memory back."""
+        """Release the model's memory."""
         self._guard.close()
         del self.model, self._lora
-
-    # What every forward checks
 
     def _check_model(self) -> None:
         """Raise ForwardError if the engine is closed, or the user has changed the model."""
@@ -175,13 +175,17 @@ class TransformersEngine(Engine):
     def _score_row(
         self, row: Row, hidden: Tensor, head: Callable[[Tensor], Tensor], start: int = 0
     ) -> list[Score]:
-        """Score a row's spans; hidden: [T, E] of its tokens from `start` on, of which `head` makes
-        logits.
+        """Score a row's spans.
+
+        Args:
+            hidden: [T, E] of the row's tokens from index `start` on.
+            head: maps hidden states to logits.
         """
 
         def logits_of(first: int, last: int) -> NDArray[np.float32]:
-            logits = head(hidden[first - start : last - start]).float().cpu()
-            found: NDArray[np.float32] = logits.numpy()
-            return found
+            logits: NDArray[np.float32] = (
+                head(hidden[first - start : last - start]).float().cpu().numpy()
+            )
+            return logits
 
         return [metrics.score_span(span, self.info.n_vocab, logits_of) for span in row.scores]

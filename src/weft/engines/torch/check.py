@@ -73,7 +73,7 @@ class PlainOutputs(NamedTuple):
     far_logits: Tensor | None = None
 
     @classmethod
-    def of(
+    def from_model(
         cls, model: PreTrainedModel, context_length: int, *, has_kernels: bool = False
     ) -> PlainOutputs:
         """Run the model. Raises: ModelLoadError where it fails, or its logits are not finite."""

@@ -1,4 +1,4 @@
-"""What this engine cannot run, and how a config, an object or a first forward shows it."""
+"""Checks for models that the engine cannot run, by their config, object or first forward."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ _ALTERNATIVE = "use another model, or another engine (llamacpp, vllm)"
 
 
 class PrefixCachingUnsupported(Unsupported):
-    """A model runs, but its KV cannot be held by tokens; `why` goes on after "it"."""
+    """The model runs, but its KV cannot be cached by tokens; `why` is a clause after "it"."""
 
     def __init__(self, why: str) -> None:
-        super().__init__(f"the torch engine cannot hold this model's KV: {why}")
+        super().__init__(f"the torch engine cannot cache this model's KV: {why}")
         self.why = why
 
 
 def check_architecture(config: PretrainedConfig) -> None:
-    """Raise Unsupported for what the config alone shows, before any weight is read."""
+    """Raise Unsupported if the config alone shows it, before any weight is read."""
     name = config.model_type
     _check_is_decoder(config, name)
     architectures = config.architectures or []
-    known = {each for _, names in _kinds_of(config) for each in names}
+    known = {name for _, names in _kinds_of(config) for name in names}
     if architectures and not any(
         a in known or any(head in a for head in _HEADS) for a in architectures
     ):
@@ -59,10 +59,10 @@ def check_architecture(config: PretrainedConfig) -> None:
 
 
 def auto_class_of(config: PretrainedConfig) -> Any:
-    """Return the class of Transformers that loads such a model; None where it knows none.
+    """Return the Transformers class that loads such a model; None if there is none.
 
-    Many decoders come only as the text part of one that reads images, too; some in both ways, and
-    their files are those of the class that they name.
+    Many decoders exist only as the text part of an image model. Some exist in both forms; then the
+    class that the files name decides.
     """
     kinds = _kinds_of(config)
     for auto, names in kinds:
@@ -72,24 +72,24 @@ def auto_class_of(config: PretrainedConfig) -> Any:
 
 
 def _kinds_of(config: PretrainedConfig) -> list[tuple[Any, set[str]]]:
-    """Return which of Transformers' classes load such a model, and of what classes it is then.
+    """Return the auto classes that load such a model, and the names of its model classes.
 
-    By their names, as importing one takes a while.
+    Names, because importing a class takes a while.
     """
     ways = (
         (AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
         (AutoModelForImageTextToText, _OF_IMAGES, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES),
     )
-    found = []
+    kinds = []
     for auto, known, names in ways:
         if type(config) in known:
-            named = names.get(config.model_type, ())
-            found.append((auto, {named} if isinstance(named, str) else set(named)))
-    return found
+            classes = names.get(config.model_type, ())
+            kinds.append((auto, {classes} if isinstance(classes, str) else set(classes)))
+    return kinds
 
 
-def _classes(found: Any) -> tuple[type[Any], ...]:
-    return found if isinstance(found, tuple) else (found,)
+def _as_tuple(classes: Any) -> tuple[type[Any], ...]:
+    return classes if isinstance(classes, tuple) else (classes,)
 
 
 def _check_is_decoder(config: PretrainedConfig, name: str) -> None:
@@ -100,57 +100,57 @@ def _check_is_decoder(config: PretrainedConfig, name: str) -> None:
 
 
 def prefix_caching_obstacle(config: PretrainedConfig) -> str:
-    """Return why no KV of single tokens can be had, as far as the config shows; "" if it may."""
+    """Return why KV cannot be cached by tokens, as far as the config shows; "" if it may be."""
     text = config.get_text_config()
     if _uses_alibi(config) or _uses_alibi(text):
-        return "it biases attention by ALiBi, which the attention hook is not told"
+        return "it biases attention by ALiBi, which the attention hook does not receive"
     kinds = getattr(text, "layer_types", None) or []
     for kind in kinds:
         if kind == "chunked_attention":
             return "it attends in fixed chunks (layer type chunked_attention)"
         if kind not in _ATTENDING and any(word in kind for word in _CHOOSING):
             return (
-                "it has layers that choose or compress what they attend, which the attention hook"
-                f" is not told (layer type {kind})"
+                "it has layers that select or compress keys, which the attention hook does not"
+                f" receive (layer type {kind})"
             )
         if kind not in _ATTENDING:
             return f"{_RECURRENT} (layer type {kind})"
-    if kinds:  # of a family that may have such layers, perhaps: the load check sees the rest
+    if kinds:  # the load check finds the rest
         return ""
-    known = [MODEL_FOR_CAUSAL_LM_MAPPING.get(type(each), None) for each in (config, text)]
-    for found in (*known, _OF_IMAGES.get(type(config), None)):
-        if any(getattr(one, "_is_stateful", False) for one in _classes(found)):
+    models = [MODEL_FOR_CAUSAL_LM_MAPPING.get(type(part), None) for part in (config, text)]
+    for classes in (*models, _OF_IMAGES.get(type(config), None)):
+        if any(getattr(model, "_is_stateful", False) for model in _as_tuple(classes)):
             return _RECURRENT
     return ""
 
 
 def check_model(model: PreTrainedModel) -> None:
-    """Raise Unsupported for what the loaded object shows; its config says what it was made of."""
+    """Raise Unsupported if the loaded object shows it."""
     name = type(model).__name__
     _check_is_decoder(model.config, name)
     if model.get_output_embeddings() is None or not model.can_generate():
         raise _unsupported(
-            name, "it has no causal language-model head; hand over the …ForCausalLM class"
+            name, "it has no causal language-model head; pass the …ForCausalLM class"
         )
 
 
 def check_loaded_model(model: PreTrainedModel) -> None:
-    """Raise Unsupported for a model that an engine cannot run beside its owner.
+    """Raise Unsupported for a model object that an engine cannot share with its user.
 
-    Its parts lie on several devices, or not in memory; or it cannot be copied.
+    Its parts are on several devices or not in memory, or it cannot be copied.
     """
     if getattr(model, "is_loaded_in_4bit", False) and model.device.type == "cpu":
         raise _unsupported(
             type(model).__name__,
-            "bitsandbytes packs 4-bit weights anew at their first forward on a CPU, and no copy of"
-            " them says what they said",
+            "bitsandbytes repacks 4-bit weights at their first forward on a CPU, and a copy of the"
+            " model would compute something else",
             "load its folder instead, with quantization_config in engine_options",
         )
     if layer := layer_to_unmerge(model):
         raise _unsupported(
             type(model).__name__,
-            f"the PEFT adapters of {layer} are merged and disabled, and such a layer takes them out"
-            " of its weights as it runs, which the engine's copy would do a second time",
+            f"the PEFT adapters of {layer} are merged and disabled, and such a layer unmerges them"
+            " when it runs, which the engine's copy would do a second time",
             "call unmerge_adapter() first",
         )
     places: dict[str, list[str]] = {}
@@ -174,7 +174,7 @@ def check_loaded_model(model: PreTrainedModel) -> None:
 
 
 def check_probe(model: PreTrainedModel, probe: Probe, n_ctx: int) -> None:
-    """Raise PrefixCachingUnsupported for what one forward through the hook showed."""
+    """Raise PrefixCachingUnsupported if one forward through the attention hook shows it."""
     text = model.config.get_text_config()
     n_layers = int(getattr(text, "num_hidden_layers", 0))
     n_layers -= len(getattr(text, "cross_attention_layers", None) or ())  # skipped without images
@@ -192,24 +192,24 @@ def check_probe(model: PreTrainedModel, probe: Probe, n_ctx: int) -> None:
         for layer, (kind, spec) in enumerate(zip(kinds, probe.specs, strict=True)):
             if kind == "sliding_attention" and spec.window is None:
                 raise PrefixCachingUnsupported(
-                    f"layer {layer} does not tell the hook its sliding window"
+                    f"layer {layer} does not pass its sliding window to the hook"
                 )
-    told = any(s.window is not None and s.window < n_ctx for s in probe.specs)
+    has_window = any(s.window is not None and s.window < n_ctx for s in probe.specs)
     is_local = not kinds or any("full" not in kind for kind in kinds)
-    if not told and probe.hides(n_ctx - 1, with_local=is_local):
+    if not has_window and probe.hides(n_ctx - 1, with_local=is_local):
         raise PrefixCachingUnsupported(
-            "its mask hides earlier tokens in a way the hook is not told (chunks, or a window)"
+            "its mask hides earlier tokens in a way the hook does not receive (chunks, or a window)"
         )
 
 
 def _uses_alibi(config: Any) -> bool:
     inner = getattr(config, "attn_config", None)
-    inner_says = inner.get("alibi") if isinstance(inner, dict) else getattr(inner, "alibi", False)
+    is_inner = inner.get("alibi") if isinstance(inner, dict) else getattr(inner, "alibi", False)
     position = getattr(config, "position_embedding_type", None)
     return bool(
         config.model_type == "bloom"
         or getattr(config, "alibi", False)
-        or inner_says
+        or is_inner
         or position == "alibi"
     )
 

@@ -1,4 +1,4 @@
-"""The torch engine: decoder-only Transformers models, their own code, one packed forward a step."""
+"""The torch engine: decoder-only Transformers models, one packed forward a step."""
 
 from __future__ import annotations
 
@@ -89,14 +89,14 @@ _STEP_TOKENS = 2048  # their logits are the most memory that a step takes
 
 
 class TorchEngine(TransformersEngine):
-    """A decoder-only Transformers model on one device, its KV in fragments.
+    """A decoder-only Transformers model on one device, with its KV in fragments.
 
-    `load` and `adopt` give a `RecomputeEngine` for a model whose KV cannot be held so.
+    `load` and `adopt` return a `RecomputeEngine` for a model whose KV cannot be cached by tokens.
     """
 
     fragments: KVBackend
     _graphs: CudaGraphRunner | None = None
-    _now: Head | FusedDecoder  # what the forward under way runs
+    _current: Head | FusedDecoder  # the code that the running forward uses
 
     def __init__(
         self,
@@ -108,12 +108,13 @@ class TorchEngine(TransformersEngine):
         graphs: bool | None = None,
         reproducible: bool = False,
     ) -> None:
-        """Take over `model`, which nobody else uses any more; see `load` and `adopt`.
+        """Take over `model`; the caller must not use it any more. See `load` and `adopt`.
 
-        Raises: PrefixCachingUnsupported if its attention does not use the attention interface; the
-        model is then unchanged.
+        Raises:
+            PrefixCachingUnsupported: its attention does not use Transformers' attention interface.
+                The model is unchanged then.
         """
-        # Whoever asks for padded rows asks for no kernels.
+        # kv="padded" is the way out if Triton breaks a device, so it runs no kernel at all.
         super().__init__(model, n_ctx=n_ctx, kernels=False if kv == "padded" else None)
         self._call = attach_context(model)
         disable_padding_check(model)
@@ -129,7 +130,7 @@ class TorchEngine(TransformersEngine):
             raise
         if reproducible:
             check_batch_invariance(self)
-        self.fragments.release_unused()  # what the check took; what libraries keep of it stays
+        self.fragments.release_unused()  # of the load check
         if (free := self._free_bytes()) is not None:
             self._extra["free_bytes"] = free
         elif self._device.type == "cpu":
@@ -139,13 +140,15 @@ class TorchEngine(TransformersEngine):
 
     @classmethod
     def check_supported(cls, folder: Path) -> None:
-        """Reject models that Transformers does not know; see `Engine.check_supported`."""
+        """Validate that Transformers knows the model and that it has KV; see
+        `Engine.check_supported`.
+        """
         config_of(folder, trust_remote_code=False)
 
     @classmethod
     @one_thread_if_busy()
     @autocast_disabled()
-    @torch.inference_mode(False)  # weights made in it could not be laid otherwise, or trained
+    @torch.inference_mode(False)  # inference tensors could not be relaid or trained
     def load(
         cls,
         source: str | Path,
@@ -163,28 +166,28 @@ class TorchEngine(TransformersEngine):
         reproducible: bool = False,
         progress: Progress | None = None,
     ) -> TorchEngine | RecomputeEngine:
-        """Load a Transformers-format folder, or a GGUF file, whose weights are dequantised.
+        """Load a Transformers folder, or a GGUF file, whose weights are dequantised.
 
         Args:
-            dtype: "float32", "bfloat16", "float16", or "auto" for the checkpoint's own (of a GGUF
-                file float32).
-            n_ctx: longest path; None for all the model knows. Rotary frequencies that depend on
-                the length are chosen for it, once.
-            quantization_config: one of Transformers' (TorchAoConfig, BitsAndBytesConfig, …): the
-                weights are quantised as they are read. A folder that is quantised needs none.
-            state_bytes: see `RecomputeEngine`; for models of that kind alone.
-            kv: "paged", a pool of slots and tree attention in Triton; "padded", rectangles and
-                PyTorch's own operations; tokens are then sampled on the host; "auto": on CUDA
-                "paged" if the model passes its check there, and "padded" elsewhere.
-            graphs: play a step of paged KV from a CUDA graph, once some have been alike. None:
-                where there is CUDA. True runs the same without one on a CPU, for tests.
-            packed_weights: hold the linear weights as oneDNN reads them, which makes products on a
-                CPU 1.1 to 2.5 times as fast; 16-bit ones of which it has no products are widened
-                to float32 as they are met, block by block, 2.5 to 7 times as fast from 8 rows on.
-                None: where it is faster. False: as they lie in the file, or by column.
+            dtype: "float32", "bfloat16", "float16", or "auto" for the checkpoint's own (float32 for
+                a GGUF file).
+            n_ctx: longest path in tokens; None: the model's maximum. Rotary frequencies that depend
+                on the length are fixed for it.
+            quantization_config: a configuration of Transformers (TorchAoConfig, BitsAndBytesConfig,
+                …): weights are quantised while loading. A quantised folder needs none.
+            state_bytes: see `RecomputeEngine`; only for models that it runs.
+            kv: "paged" is a pool of slots with Triton kernels for tree attention. "padded" uses
+                padded buffers and PyTorch operations, and samples on the host. "auto" uses "paged"
+                on CUDA if the model passes its check, else "padded".
+            graphs: replay steps of paged KV as CUDA graphs, once a step has repeated. None: on
+                CUDA. True works on a CPU, too, for tests: it runs the same step again.
+            packed_weights: store linear weights as oneDNN reads them, which makes products on a CPU
+                1.1 to 2.5 times as fast. 16-bit weights without oneDNN products are upcast to
+                float32 block by block, 2.5 to 7 times as fast from 8 rows on. None: if it is
+                faster. False: as in the file.
             reproducible: a row's bits do not depend on other rows, so that a seed repeats a text
-                while other calls run. Products have 16 rows each, and a step copies the KV of
-                each path (kv="padded"). The load compares bits and refuses a model if they differ.
+                while other calls run. Products have 16 rows each, and a step copies the KV of each
+                path (kv="padded"). The load compares bits and fails if they differ.
 
         Raises:
             ModelLoadError: files are missing or broken.
@@ -193,7 +196,7 @@ class TorchEngine(TransformersEngine):
         """
         check_reproducible(reproducible, kv)
         place = resolve_device(device)
-        kv_backends(kv, place)  # refuses before the weights are read
+        kv_backends(kv, place)  # raises before the weights are read
         check_graphs(graphs, kv)
         check_choice("packed_weights", packed_weights, _PACKED_WEIGHTS)
         if Path(source).suffix.lower() == ".gguf":
@@ -202,18 +205,18 @@ class TorchEngine(TransformersEngine):
                     "quantization_config has no effect on a GGUF file, whose weights are"
                     " dequantised; leave it out"
                 )
-            found = load_gguf(Path(source), place, dtype)
-            optimize_layout(found.model, packed_weights)
+            file = load_gguf(Path(source), place, dtype)
+            optimize_layout(file.model, packed_weights)
             engine = open_model(
-                found.model,
+                file.model,
                 n_ctx=n_ctx,
-                fingerprint=found.fingerprint,
+                fingerprint=file.fingerprint,
                 state_bytes=state_bytes,
                 kv=kv,
                 graphs=graphs,
                 reproducible=reproducible,
             )
-            engine.brought, engine.sampling = found.tokenizer, found.sampling
+            engine.brought, engine.sampling = file.tokenizer, file.sampling
             return engine
         model, fingerprint = load_model(
             Path(source),
@@ -247,36 +250,36 @@ class TorchEngine(TransformersEngine):
         graphs: bool | None = None,
         packed_weights: bool | None = None,
     ) -> TorchEngine | RecomputeEngine:
-        """Run an already loaded Transformers model where it is; the object itself stays untouched.
+        """Run an already loaded Transformers model on its device. The model object is not changed.
 
         Args:
-            packed_weights: hold the linear weights a second time as oneDNN reads them, which makes
-                products on a CPU up to 2.5 times as fast; what is written into the model's counts.
-                None: only what is widened as it is met, see `load`, which is held once.
+            packed_weights: store linear weights a second time as oneDNN reads them, which makes
+                products on a CPU up to 2.5 times as fast. Writes to the model's own weights still
+                count. None: only upcast weights while they are used; see `load`.
 
         Raises:
-            ConfigError: it is no Transformers model.
+            ConfigError: `model` is not a Transformers model.
             Unsupported: see `load`.
         """
         if not isinstance(model, PreTrainedModel):
             raise ConfigError(
-                f"the model is of type {type(model).__name__}, not a Transformers model; hand over"
-                " a PreTrainedModel (what is in a compiled model is its _orig_mod, in DataParallel"
-                " its module, of a PEFT model merge_and_unload())"
+                f"the model is of type {type(model).__name__}, not a Transformers model; pass a"
+                " PreTrainedModel (of a compiled model its _orig_mod, of DataParallel its module,"
+                " of a PEFT model merge_and_unload())"
             )
         kv_backends(kv, model.device)
         check_graphs(graphs, kv)
         check_choice("packed_weights", packed_weights, _PACKED_WEIGHTS)
         check_model(model)
         check_loaded_model(model)
-        copied = copy_sharing_weights(model)
+        own = copy_sharing_weights(model)
         if packed_weights:
-            pack_or_raise(copied, keep=True)
-        elif packed_weights is None and copied.device.type == "cpu":
-            upcast_on_use(copied)
+            pack_or_raise(own, keep=True)
+        elif packed_weights is None and own.device.type == "cpu":
+            upcast_on_use(own)
         name = fingerprint_of(model)
         engine = open_model(
-            copied, n_ctx=n_ctx, fingerprint=name, state_bytes=state_bytes, kv=kv, graphs=graphs
+            own, n_ctx=n_ctx, fingerprint=name, state_bytes=state_bytes, kv=kv, graphs=graphs
         )
         engine.watch(model)
         return engine
@@ -289,7 +292,8 @@ class TorchEngine(TransformersEngine):
 
         def answers(step: AttentionStep, hidden: Tensor) -> TorchOutput:
             def scores(row: Row, start: int) -> list[Score]:
-                return self._score_row(row, hidden[start : start + row.n_tokens], self._now.logits)
+                states = hidden[start : start + row.n_tokens]
+                return self._score_row(row, states, self._current.logits)
 
             scored = [
                 scores(row, start) if row.scores else []
@@ -304,33 +308,34 @@ class TorchEngine(TransformersEngine):
         """Run rows and return the base model's last hidden states; see Engine.hidden_states."""
 
         def states(step: AttentionStep, hidden: Tensor) -> list[NDArray[np.float32]]:
-            found = hidden.float().cpu().numpy()
-            return [found[at : at + r.n_tokens] for at, r in zip(step.starts, rows, strict=True)]
+            states = hidden.float().cpu().numpy()
+            return [states[at : at + r.n_tokens] for at, r in zip(step.starts, rows, strict=True)]
 
         return self._run(rows, states)
 
     def clear_caches(self) -> None:
-        """Pack anew what an owner may have written to, and give back what is kept for later."""
+        """Repack weights that the user may have changed, and release memory reserved for later."""
         self.refresh_weights()
         if self._graphs is not None:
             self._graphs.clear()
         self.fragments.release_unused()
 
     def refresh_weights(self) -> None:
-        """Pack weights anew. Captured steps read weights where they lie, and stay with the pool:
-        between the steps of an optimizer both would be made again and again. Whoever wrote them may
-        have done so on a stream of another thread's, so what comes next waits for the device.
+        """Repack weights.
+
+        CUDA graphs read weights in place, so they stay, and so does the pool: optimizer steps would
+        otherwise capture them again each time.
         """
         self._distrust_version()
         if self._device.type == "cuda":
-            with capturing:
+            with capturing:  # another thread's stream may have written the weights
                 torch.cuda.synchronize(self._device)
         for module in self.model.modules():
             if isinstance(module, PackedLinear | PackedExperts):
                 module.repack_on_use()
 
     def stats(self) -> dict[str, object]:
-        """Return how steps were run so far, captured or not; empty where none is captured."""
+        """Return how many steps were replayed or run eagerly; empty without CUDA graphs."""
         return {} if self._graphs is None else self._graphs.stats()
 
     def close(self) -> None:
@@ -339,27 +344,27 @@ class TorchEngine(TransformersEngine):
             self.fragments.clear()
             self._graphs = None
             self._release()
-            del self._head, self._fused, self._now, self._keepers, self._hooks
+            del self._head, self._fused, self._current, self._kv_layers, self._hooks
 
     def prefix_cache(self, spans: Sequence[Span]) -> DynamicCache:
         """Copy a path's KV into a cache object that the Transformers model itself accepts.
 
         Args:
-            spans: the path from the root, as in `Row.path`.
+            spans: the path from the root, as in `Row.prefix`.
 
         Raises:
-            Unsupported: the model's cache is no keys and values, such as the latents of DeepSeek.
+            Unsupported: the model's cache is not keys and values, such as the latents of DeepSeek.
         """
         cache = DynamicCache(config=self.model.config)
         with torch.no_grad(), on_engine_stream(self._device):
             self._check_cache_format()
             pairs = [self.fragments.views(s.fragment, s.length) for s in spans if s.length]
-            for layer, (module, _) in enumerate(self._keepers):
+            for layer, (module, _) in enumerate(self._kv_layers):
                 if pairs:
                     keys = torch.cat([keys[layer] for keys, _ in pairs], 2)
                     values = torch.cat([values[layer] for _, values in pairs], 2)
                     cache.update(keys, values, getattr(module, "layer_idx", layer))
-        if self._device.type == "cuda":  # who reads it on another stream may let it go meanwhile
+        if self._device.type == "cuda":  # the caller's stream may still read it after it is freed
             reader = torch.cuda.current_stream(self._device)
             for kept in cache.layers:
                 for tensor in (kept.keys, kept.values):
@@ -368,7 +373,7 @@ class TorchEngine(TransformersEngine):
         return cache
 
     def _check_cache_format(self) -> None:
-        """Hold what the model keeps of one token against the KV that its attention meets."""
+        """Raise Unsupported if the model's cache differs from the KV that attention reads."""
         own = DynamicCache(config=self.model.config)
         ids = torch.zeros(1, 1, dtype=torch.long, device=self._device)
         try:
@@ -376,31 +381,31 @@ class TorchEngine(TransformersEngine):
             self.model(input_ids=ids, **given)
         except Exception as error:
             raise Unsupported(
-                f"{type(self.model).__name__} takes no cache of keys and values ({error}), so none"
-                " can be made of a path's KV; take lm.kv"
+                f"{type(self.model).__name__} accepts no cache of keys and values ({error}), so a"
+                " path's KV cannot be copied into one; use lm.kv"
             ) from error
-        for layer, (module, shape) in enumerate(self._keepers):
+        for layer, (module, shape) in enumerate(self._kv_layers):
             kept: Any = own.layers[getattr(module, "layer_idx", layer)]
             if (*kept.keys.shape[1::2], kept.values.shape[3]) != shape[:3]:
                 raise Unsupported(
-                    f"the cache of {type(self.model).__name__} holds no keys and values as its"
-                    " attention meets them, so none can be made of a path's KV; take lm.kv"
+                    f"the cache of {type(self.model).__name__} does not contain the keys and values"
+                    " that its attention reads, so a path's KV cannot be copied into one; use lm.kv"
                 )
 
     # Loading
 
     @torch.inference_mode()
     def _start(self, fingerprint: str, kv: KVChoice, graphs: bool | None) -> None:
-        """Learn the KV layout from a plain forward, then hold a small tree against the model."""
+        """Find the KV layout with a plain forward, then compare a small tree with the model."""
         model, context_length = self.model, self._max_positions
         makers = [CanonicalBackend] if self._reproducible else kv_backends(kv, self._device)
         with self._threads.limited(1, "plain"):
-            own = PlainOutputs.of(
+            own = PlainOutputs.from_model(
                 model, context_length, has_kernels=has_kernels(makers, self._device)
             )
         try:
             model.set_attn_implementation(PROBE)
-            self._head = self._now = Head(model)
+            self._head = self._current = Head(model)
             with probing(self._call) as probe:
                 positions = torch.arange(8, device=self._device)[None]
                 hidden = self._head.hidden(own.paths[:1, :8].to(self._device), positions)
@@ -414,8 +419,8 @@ class TorchEngine(TransformersEngine):
             ) from error
         check_probe(model, probe, context_length)
         number_layers(probe)
-        self._keepers = probe.kv_layers
-        layout = Layout.of(probe.shapes, self._device)
+        self._kv_layers = probe.kv_layers
+        layout = Layout.from_shapes(probe.shapes, self._device)
         self.info = EngineInfo(
             name="torch",
             model=Path(model.config.name_or_path).name or model.config.model_type,
@@ -438,8 +443,8 @@ class TorchEngine(TransformersEngine):
         self._hooks = HookWatcher(model)
         self._check_draws(logits.dtype)
         fused = None
-        if not self._reproducible:  # it multiplies all rows at once
-            fused = FusedDecoder.of(model, probe.specs, self._call)
+        if not self._reproducible:  # the fused decoder multiplies all rows at once
+            fused = FusedDecoder.from_model(model, probe.specs, self._call)
         if fused is None and prefers_kernels(makers):
             fuse_modules(model, self._call, hidden.dtype)
         *preferred, last = makers
@@ -453,7 +458,7 @@ class TorchEngine(TransformersEngine):
                 return
         self._use_backend(last, layout, graphs, fused, own)
         if preferred:
-            _log.warning("KV of %s lies in padded rows: %s", type(model).__name__, failed)
+            _log.warning("KV of %s is stored in padded rows: %s", type(model).__name__, failed)
 
     def _use_backend(
         self,
@@ -488,7 +493,7 @@ class TorchEngine(TransformersEngine):
         except PrefixCachingUnsupported:
             if fused is None:
                 raise
-            self._fused = None  # its own code does something else by now
+            self._fused = None  # this model's code differs from the fused decoder
             if self._graphs is not None:
                 self._graphs.clear()
             check_tree(self, own)
@@ -500,15 +505,16 @@ class TorchEngine(TransformersEngine):
     def _run(
         self, rows: Sequence[Row], answer: Callable[[AttentionStep, Tensor], Answer]
     ) -> Answer:
-        """Run rows and keep their KV; `answer` makes of the step and the hidden states [T, E] what
-        is asked. No fragment has grown where something fails.
+        """Run rows and keep their KV. If anything fails, no fragment has grown.
+
+        answer: makes the result from the step and the hidden states [T, E].
         """
         self._check_model()
         check_rows(rows)
         tokens = self._ids.checked(rows, self.info)
-        # A row without KV, before or after, is to be the same to the last bit each time.
-        is_plain = len(rows) == 1 and rows[0].kv_out is None and not rows[0].prefix
-        is_limited = self._threads.can_limit and not is_plain
+        # The bits of a lone row without KV must not depend on the thread count.
+        is_lone = len(rows) == 1 and rows[0].kv_out is None and not rows[0].prefix
+        is_limited = self._threads.can_limit and not is_lone
         n_tokens = sum([row.n_tokens for row in rows]) if is_limited else 0
 
         try:
@@ -529,16 +535,17 @@ class TorchEngine(TransformersEngine):
         tokens: Sequence[Sequence[int] | FutureTokens],
     ) -> Tensor:
         adapter = rows[0].adapter if rows else None
-        self._lora.use(adapter)  # it is added by hooks on modules
+        self._lora.use(adapter)
+        # Hooks, those of LoRA included, run only in the model's own code.
         is_bare = adapter is None and not self._hooks.has_active(self._lora.n_hooks)
         fused = self._fused if is_bare else None
-        self._now = self._head if fused is None else fused
+        self._current = self._head if fused is None else fused
         ids = self._ids.packed(tokens, step.order)[None]
         if self._graphs is not None and is_bare:
-            return self._graphs.hidden(self._now, ids, step)
+            return self._graphs.hidden(self._current, ids, step)
         self._call.step = step
         try:
-            return self._now.hidden(ids, step.positions[None])
+            return self._current.hidden(ids, step.positions[None])
         finally:
             self._call.step = None
 
@@ -548,7 +555,7 @@ class TorchEngine(TransformersEngine):
             return torch.empty(0, self.info.n_vocab, device=self._device)
         if at != list(range(len(hidden))):
             hidden = hidden[self._wanted.of(at)]
-        return self._now.logits(hidden)
+        return self._current.logits(hidden)
 
 
 def open_model(
@@ -561,7 +568,7 @@ def open_model(
     graphs: bool | None = None,
     reproducible: bool = False,
 ) -> TorchEngine | RecomputeEngine:
-    """Return the engine of a model that nobody else uses any more: with fragments if it can be."""
+    """Return the engine of a model that the caller gives up: with fragments if possible."""
     check_model(model)
     why = prefix_caching_obstacle(model.config)
     if not why:
@@ -579,18 +586,18 @@ def open_model(
         else:
             if state_bytes is not None:
                 raise ConfigError(
-                    f"state_bytes has no effect on {type(model).__name__}, whose KV is held by"
+                    f"state_bytes has no effect on {type(model).__name__}, whose KV is cached by"
                     " tokens; leave it out, and give kv_budget"
                 )
             return engine
     if reproducible:
         raise Unsupported(
-            f"reproducible=True does not hold for {type(model).__name__}, whose KV is not held by"
+            f"reproducible=True has no effect on {type(model).__name__}, whose KV is not cached by"
             f" tokens: {why}; leave it out"
         )
     if kv != "auto":
         raise ConfigError(
-            f"kv has no effect on {type(model).__name__}, whose KV is not held by tokens: {why};"
+            f"kv has no effect on {type(model).__name__}, whose KV is not cached by tokens: {why};"
             " leave it out"
         )
     return RecomputeEngine(

@@ -18,8 +18,9 @@ import torch
 
 @contextmanager
 def autocast_disabled() -> Iterator[None]:
-    """Leave the autocast that a caller may be in: KV of its dtype would stay for others. And the
-    default device that it may have set: what is made for the host would lie elsewhere.
+    """Run a block outside of the caller's autocast and default device.
+
+    KV of the autocast dtype would stay for other callers, and host tensors would be on the device.
     """
     with ExitStack() as stack:
         if torch.empty(0).device.type != "cpu":
@@ -32,8 +33,10 @@ def autocast_disabled() -> Iterator[None]:
 
 @contextmanager
 def on_engine_stream(device: torch.device) -> Iterator[None]:
-    """Launch what this block does on the device's default stream, after what its caller launched
-    and before what it will, and in no autocast. Where the caller captures, it is captured.
+    """Run a block on the device's default stream, without autocast.
+
+    The stream waits for the caller's stream, which then waits for it. If the caller captures a CUDA
+    graph, the block is captured.
     """
     with autocast_disabled(), on_default_stream(device):
         yield
@@ -41,20 +44,23 @@ def on_engine_stream(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def on_default_stream(device: torch.device) -> Iterator[None]:
-    """Launch what this block does there, as `on_engine_stream`, where no autocast matters."""
+    """Do as `on_engine_stream`, for operations that autocast does not change."""
     if device.type != "cuda":
         yield
         return
-    now, lane = torch.cuda.current_stream(device), torch.cuda.default_stream(device)
-    if now == lane or torch.cuda.is_current_stream_capturing():
+    caller_stream, engine_stream = (
+        torch.cuda.current_stream(device),
+        torch.cuda.default_stream(device),
+    )
+    if caller_stream == engine_stream or torch.cuda.is_current_stream_capturing():
         yield
         return
-    lane.wait_stream(now)
+    engine_stream.wait_stream(caller_stream)
     try:
-        with torch.cuda.stream(lane):
+        with torch.cuda.stream(engine_stream):
             yield
     finally:
-        now.wait_stream(lane)
+        caller_stream.wait_stream(engine_stream)
 
 
 def _use_one_thread() -> None:

@@ -41,7 +41,7 @@ class RotaryArgs(NamedTuple):
 
 
 class RotaryLayout(NamedTuple):
-    """Which dimensions of a head form pairs for rotary embedding."""
+    """Pairing of a head's dimensions for rotary embedding."""
 
     n: int  # leading dimensions that are rotated
     are_neighbours: bool = False  # pairs are (0, 1), (2, 3), …; else dimension i and i + n / 2

@@ -1,4 +1,4 @@
-"""LoRA adapters beside a model: added to the outputs of its layers, never merged into them."""
+"""LoRA adapters whose output is added to a model's layers; weights are never merged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BASE = re.compile(r"^base_model\.model\.(?P<module>.+?)(\.base_layer)?\.weight$
 
 
 class LoraLayer(NamedTuple):
-    """What one layer's output gets more: scale · B(A x). down: [r, in]; up: [out, r]."""
+    """The addition to one layer's output: scale · B(A x). down: A, [r, in]; up: B, [out, r]."""
 
     down: Tensor
     up: Tensor
@@ -30,9 +30,10 @@ class LoraLayer(NamedTuple):
 
 
 class LoraAdapters:
-    """The adapters of one engine's model, by name; `active` is that of the forward under way.
+    """LoRA adapters of one engine's model, by name. `active` belongs to the running forward.
 
-    A layer is hooked when the first adapter needs it; without an active one its output stays.
+    A layer gets a hook when the first adapter needs it. Without an active adapter the hook adds
+    nothing.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -43,13 +44,13 @@ class LoraAdapters:
 
     @property
     def n_hooks(self) -> int:
-        """How many hooks it has put on the model's modules."""
+        """Number of hooks on the model's modules."""
         return len(self._hooked)
 
     def add(self, name: str, folder: str | Path) -> str:
-        """Read a PEFT folder; return a fingerprint of what its layers add.
+        """Read a PEFT folder; return a fingerprint of its layers.
 
-        Raises: ModelLoadError, Unsupported, ConfigError; nothing changes then.
+        Raises: ModelLoadError, Unsupported, ConfigError; nothing has changed then.
         """
         layers = read_adapter(Path(folder), self._modules)
         for path in layers.keys() - self._hooked:
@@ -59,11 +60,11 @@ class LoraAdapters:
         return fingerprint_of(layers)
 
     def remove(self, name: str) -> None:
-        """Forget an adapter."""
+        """Remove an adapter."""
         self._layers.pop(name, None)
 
     def use(self, name: str | None) -> None:
-        """Say whose the next forward is. Raises: StaleHandle for an adapter that was removed."""
+        """Select the adapter of the next forward. Raises: StaleHandle for a removed adapter."""
         if name is not None and name not in self._layers:
             raise StaleHandle(
                 f"the LoRA adapter {name.rpartition('#')[0]!r} was removed; add it again"
@@ -71,16 +72,15 @@ class LoraAdapters:
         self.active = name
 
     def _hook(self, path: str) -> Any:
-        def add_low(_: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-            low = self._layers[self.active].get(path) if self.active is not None else None
-            if low is None:
+        def add_lora(_: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+            lora = self._layers[self.active].get(path) if self.active is not None else None
+            if lora is None:
                 return output
             x = inputs[0]
-            more = x @ low.down.to(x.dtype).T @ low.up.to(x.dtype).T
-            return output + low.scale * more
+            return output + lora.scale * (x @ lora.down.to(x.dtype).T @ lora.up.to(x.dtype).T)
 
-        setattr(add_low, KEEPS_INPUT, True)
-        return add_low
+        setattr(add_lora, KEEPS_INPUT, True)
+        return add_lora
 
 
 def read_adapter(folder: Path, modules: Mapping[str, nn.Module]) -> dict[str, LoraLayer]:
@@ -88,20 +88,20 @@ def read_adapter(folder: Path, modules: Mapping[str, nn.Module]) -> dict[str, Lo
     config = read_config(folder)
     halves: dict[str, dict[str, Tensor]] = {}
     for key, tensor in read_weights(folder).items():
-        found = _KEY.match(key)
-        if found is not None:
-            halves.setdefault(found["module"], {})[found["half"]] = tensor
+        match = _KEY.match(key)
+        if match is not None:
+            halves.setdefault(match["module"], {})[match["half"]] = tensor
         elif not is_own_weight(key, tensor, modules):
             raise Unsupported(
-                f"the adapter in {folder} has {key}; only lora_A and lora_B beside the model's own"
-                " weights are run"
+                f"the adapter in {folder} has {key}; allowed are lora_A, lora_B and the model's own"
+                " weights"
             )
     if not halves:
         raise ConfigError(f"the adapter in {folder} has no layers")
     layers = {}
     for path, pair in halves.items():
         weight = weight_for(path, pair, folder, modules)
-        # What stands for a quantised weight's numbers may be bytes.
+        # A quantised weight may be stored as bytes.
         dtype = weight.dtype if weight.dtype.itemsize > 1 else None
         down, up = (pair[half].to(weight.device, dtype) for half in "AB")
         layers[path] = LoraLayer(down, up, scale_of(config, path, down.shape[0]))
@@ -111,14 +111,17 @@ def read_adapter(folder: Path, modules: Mapping[str, nn.Module]) -> dict[str, Lo
 def weight_for(
     path: str, pair: Mapping[str, Tensor], folder: Path, modules: Mapping[str, nn.Module]
 ) -> Tensor:
-    """Return the weight of the layer that two halves are for. Raises: ConfigError, Unsupported."""
+    """Return the weight of the layer that an adapter's A and B belong to.
+
+    Raises: ConfigError, Unsupported.
+    """
     module = modules.get(path)
     if module is None or set(pair) != {"A", "B"}:
         raise ConfigError(f"the adapter in {folder} is of another model: it has no layer {path}")
     if not isinstance(module, nn.Linear | Conv1D):
         raise Unsupported(
-            f"the adapter in {folder} changes {path}, a {type(module).__name__}; LoRA is run on"
-            " linear layers"
+            f"the adapter in {folder} changes {path}, a {type(module).__name__}; allowed are linear"
+            " layers"
         )
     down, up, weight = pair["A"], pair["B"], module.weight
     shape = weight.shape[::-1]
@@ -127,27 +130,27 @@ def weight_for(
     n_out, n_in = shape
     if down.shape[1:] != (n_in,) or up.shape != (n_out, down.shape[0]):
         raise ConfigError(
-            f"the adapter in {folder} is of another model: {path} takes {n_in} to {n_out} numbers,"
+            f"the adapter in {folder} is of another model: {path} maps {n_in} to {n_out} numbers,"
             f" the adapter has {tuple(down.shape)} and {tuple(up.shape)}"
         )
     return weight
 
 
 def is_own_weight(key: str, tensor: Tensor, modules: Mapping[str, nn.Module]) -> bool:
-    """Whether this is the model's own weight, which PEFT saves beside an adapted output layer."""
-    found = _BASE.match(key)
-    weight = getattr(modules.get(found["module"]), "weight", None) if found is not None else None
+    """Return True for the model's own weight, which PEFT saves with an adapted output layer."""
+    match = _BASE.match(key)
+    weight = getattr(modules.get(match["module"]), "weight", None) if match is not None else None
     if not isinstance(weight, Tensor) or weight.shape != tensor.shape:
         return False
     return torch.equal(tensor.to(weight.device, weight.dtype), weight)
 
 
 def fingerprint_of(layers: Mapping[str, LoraLayer]) -> str:
-    """Return a hash of what an adapter adds, equal wherever it is run in one dtype."""
+    """Return a hash of an adapter's layers, equal on every machine for one dtype."""
     digest = hashlib.blake2b(digest_size=8)
-    for path, low in sorted(layers.items()):
-        digest.update(f"{path} {low.scale!r} {tuple(low.down.shape)}".encode())
-        for half in (low.down, low.up):
+    for path, lora in sorted(layers.items()):
+        digest.update(f"{path} {lora.scale!r} {tuple(lora.down.shape)}".encode())
+        for half in (lora.down, lora.up):
             digest.update(half.detach().float().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
 
@@ -159,6 +162,6 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         raise ModelLoadError(f"{folder} is no PEFT adapter: it has no file {file.name}")
     try:
         tensors: dict[str, Tensor] = load_file(str(file))
-    except Exception as error:  # the library raises kinds of its own
+    except Exception as error:  # safetensors has its own exception classes
         raise ModelLoadError(f"{file} cannot be read: {error}; save it as safetensors") from error
     return tensors

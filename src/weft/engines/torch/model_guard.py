@@ -89,7 +89,7 @@ class ModelGuard:
 
 
 class OptimizerSteps:
-    """Number of steps (`n`) that optimizers have made over some parameters.
+    """Number of steps (`n`) of optimizers over some parameters.
 
     PyTorch's version counters miss optimizers with `fused=True`, which write many tensors at once.
     """
@@ -109,7 +109,7 @@ class OptimizerSteps:
 
 
 class PeftState:
-    """Which adapters the PEFT layers of a model apply, and which are merged.
+    """Active and merged adapters of a model's PEFT layers.
 
     These are plain attributes, of which the engine's copy has its own; adapter weights are shared.
     """

@@ -79,7 +79,9 @@ class DeviceLogits(RetainedLogits):
             n_rows = max(1, _BLOCK_BYTES // (4 * self.tensor.shape[1]))
         self._asked = True
         first = place // n_rows * n_rows
-        made = _LogprobsBlock.of(self.tensor[first : first + n_rows], first, on_host=on_host)
+        made = _LogprobsBlock.from_logits(
+            self.tensor[first : first + n_rows], first, on_host=on_host
+        )
         if made.n > 1:
             last = DeviceLogits._last
             before = None if last is None else last()
@@ -97,7 +99,7 @@ class _LogprobsBlock(NamedTuple):
     values: Any
 
     @classmethod
-    def of(cls, logits: Tensor, first: int, *, on_host: bool) -> _LogprobsBlock:
+    def from_logits(cls, logits: Tensor, first: int, *, on_host: bool) -> _LogprobsBlock:
         with torch.no_grad(), on_engine_stream(logits.device):
             values = logits.float().log_softmax(-1)
             return cls(first, len(logits), cls._here(values) if on_host else values)

@@ -1,4 +1,4 @@
-"""Which memory a torch engine has: on a card the paged one, if it passes there; else the padded."""
+"""Select the KV backend of a torch engine: paged on a GPU that passes its check, else padded."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ BackendFactory = Callable[[Layout], KVBackend]
 
 
 def kv_backends(kv: KVChoice, device: torch.device) -> list[BackendFactory]:
-    """Return what makes the memory; of several the first over which the model passes its check.
+    """Return factories of backends; the engine uses the first over which the model passes its
+    check.
 
-    Raises: ConfigError for what is no choice, and for "paged" where its kernels cannot run;
-    EngineUnavailable where there is no Triton.
+    Raises: ConfigError for an unknown `kv`, and for "paged" if its kernels cannot run;
+    EngineUnavailable if Triton is missing.
     """
     check_choice("kv", kv, ("auto", "padded", "paged"))
     if kv == "padded" or (kv == "auto" and device.type == "cpu"):
@@ -41,7 +42,7 @@ def kv_backends(kv: KVChoice, device: torch.device) -> list[BackendFactory]:
         from .paged.step import PagedBackend
     except ImportError as error:
         if kv == "auto":
-            _log.warning("%s; KV lies in padded rows, which is slower on a GPU", error)
+            _log.warning("%s; KV is stored in padded rows, which is slower on a GPU", error)
             return [PaddedBackend]
         raise EngineUnavailable(
             f"kv is 'paged', and its kernels need triton, which comes with torch for CUDA: {error}",
@@ -52,8 +53,8 @@ def kv_backends(kv: KVChoice, device: torch.device) -> list[BackendFactory]:
         return [PagedBackend, PaddedBackend] if is_for_it else [PaddedBackend]
     if device.type == "cpu" and not is_interpreted():
         raise ConfigError(
-            "kv is 'paged', whose kernels run on CUDA; on a CPU they run, slowly, in Triton's"
-            " interpreter alone: set TRITON_INTERPRET=1 before Python starts, or leave kv out"
+            "kv is 'paged', whose kernels run on CUDA; on a CPU they only run, slowly, in Triton's"
+            " interpreter: set TRITON_INTERPRET=1 before Python starts, or leave kv out"
         )
     if device.type == "cuda" and not is_for_triton(device):
         raise ConfigError(
@@ -64,37 +65,38 @@ def kv_backends(kv: KVChoice, device: torch.device) -> list[BackendFactory]:
 
 
 def with_smaller_tiles(memory: KVBackend, error: BaseException) -> KVBackend | None:
-    """Return a memory like one whose tiles do not fit a processor of this card, as `error` tells.
+    """Return a backend with smaller tiles, if `error` reports that tiles exceed the GPU's
+    resources.
 
-    None for any other error, and where there are no smaller tiles. Cards of one generation differ:
-    a program of sm_90 has 227 KiB of shared memory, one of sm_89 or sm_120 99.
+    None for other errors, and if there are no smaller tiles. Compute capability 9.0 has 227 KiB of
+    shared memory a program, 8.9 and 12.0 have 99.
     """
-    found: BaseException | None = error
-    while found is not None and type(found).__name__ != "OutOfResources":  # Triton's
-        found = found.__cause__
-    if found is None or isinstance(memory, PaddedBackend):
+    cause: BaseException | None = error
+    while cause is not None and type(cause).__name__ != "OutOfResources":  # Triton's
+        cause = cause.__cause__
+    if cause is None or isinstance(memory, PaddedBackend):
         return None
     from .paged.step import PagedBackend
 
     assert isinstance(memory, PagedBackend)
     smaller = memory.with_smaller_tiles()
     if smaller is not None:
-        _log.info("smaller tiles are tried on this card: %s", found)
+        _log.info("this GPU needs smaller tiles: %s", cause)
     return smaller
 
 
 def prefers_kernels(makers: Sequence[BackendFactory]) -> bool:
-    """Whether a memory of kernels will be tried."""
+    """Return True if the first backend runs Triton kernels."""
     return makers[0] is not PaddedBackend
 
 
 def has_kernels(makers: Sequence[BackendFactory], device: torch.device) -> bool:
-    """Whether kernels will be tried that are compiled for this very device."""
+    """Return True if Triton kernels will be compiled for this GPU."""
     return device.type == "cuda" and prefers_kernels(makers)
 
 
 def check_kernels(device: torch.device, why: str) -> None:
-    """Raise ModelLoadError where a card does nothing any more, after a kernel has failed on it."""
+    """Raise ModelLoadError if a failed kernel has broken CUDA in this process."""
     if device.type != "cuda":
         return
     try:
@@ -102,20 +104,20 @@ def check_kernels(device: torch.device, why: str) -> None:
             torch.cuda.synchronize(device)
     except RuntimeError as error:
         raise ModelLoadError(
-            f"Weft's kernels broke CUDA for this process ({why}); start it anew with"
-            " engine_options={'kv': 'padded'}, which runs none of them, and tell us of it"
+            f"Weft's kernels broke CUDA for this process ({why}); start it again with"
+            " engine_options={'kv': 'padded'}, which runs none of them, and report this error"
         ) from error
 
 
 def check_reproducible(reproducible: bool, kv: KVChoice) -> None:
-    """Raise ConfigError for a value that is no bool, or with KV that is not padded."""
+    """Raise ConfigError if `reproducible` is not a bool, or needs another `kv`."""
     check_choice("reproducible", reproducible, (True, False))
     if reproducible and kv == "paged":
         raise ConfigError('reproducible=True needs padded KV; leave kv="paged" out')
 
 
 def check_graphs(graphs: bool | None, kv: KVChoice) -> None:
-    """Raise ConfigError for graphs that are no choice, or asked for over another memory."""
+    """Raise ConfigError if `graphs` is invalid, or has no effect with this `kv`."""
     check_choice("graphs", graphs, (None, True, False))
     if graphs and kv != "paged":
         raise ConfigError(f"graphs has no effect with kv={kv!r}; give kv='paged', or leave it out")
@@ -128,10 +130,11 @@ def step_graphs(
     device: torch.device,
     weight_addresses: Callable[[], int],
 ) -> CudaGraphRunner | None:
-    """Return what captures the steps over a memory; None where they are run as they are.
+    """Return the runner of CUDA graphs for a backend; None if steps run eagerly.
 
-    graphs: None captures on CUDA; True anywhere: on a CPU what would be captured is run again.
-    weight_addresses: another number once weights lie elsewhere.
+    Args:
+        graphs: None: capture on CUDA. True: also on a CPU, where a captured step is run again.
+        weight_addresses: returns a number that changes when weights move in memory.
     """
     if isinstance(memory, PaddedBackend) or graphs is False:
         return None

@@ -34,7 +34,7 @@ class FusedDecoder:
     """
 
     @classmethod
-    def of(
+    def from_model(
         cls, model: PreTrainedModel, specs: Sequence[AttentionSpec], call: ForwardContext
     ) -> FusedDecoder | None:
         """Return it for a model that it knows in full; None for any other.

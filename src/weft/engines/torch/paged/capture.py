@@ -77,7 +77,7 @@ class _Streams(NamedTuple):
     aside: torch.cuda.Stream
 
     @classmethod
-    def of(cls, device: torch.device) -> _Streams:
+    def for_device(cls, device: torch.device) -> _Streams:
         index = torch.cuda.current_device() if device.index is None else device.index
         with capturing:
             if index not in _streams:
@@ -121,7 +121,7 @@ class GraphRecorder:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._root, self._aside = _Streams.of(device)
+        self._root, self._aside = _Streams.for_device(device)
         self._held: WeakSet[_CudaGraphStep] = WeakSet()
         self._pool = torch.cuda.graph_pool_handle()
         self._has_failed_to_end = False

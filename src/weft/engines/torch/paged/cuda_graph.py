@@ -55,7 +55,7 @@ class BufferSizes(NamedTuple):
     is_single: bool  # what is merged elsewhere is written at once
 
     @classmethod
-    def of(cls, work: Work) -> BufferSizes:
+    def from_work(cls, work: Work) -> BufferSizes:
         n_each = len(work.narrow), len(work.wide), len(work.broad)
         return cls(*n_each, work.n_parts, work.is_single)
 
@@ -241,7 +241,7 @@ class CudaGraphRunner:
         if places != self._places:
             self.clear()
             self._places = places
-        rooms = tuple((group, BufferSizes.of(work)) for group, work in works)
+        rooms = tuple((group, BufferSizes.from_work(work)) for group, work in works)
         found = self._fitting(Key(id(body), n, rooms))
         if found is not None:
             found[0].fill(ids, step)

@@ -455,7 +455,7 @@ class RowLayout(NamedTuple):
     inner_stride: int
 
     @classmethod
-    def tensor(cls, x: Tensor) -> RowLayout | None:
+    def from_tensor(cls, x: Tensor) -> RowLayout | None:
         """Return them; None where they lie along more, or their numbers apart."""
         if x.stride(-1) != 1:
             return None
@@ -471,7 +471,7 @@ class RowLayout(NamedTuple):
 def supports_rms_norm(x: Tensor, weight: Tensor | None) -> bool:
     """Whether `rms_norm` takes these."""
     is_fit = weight is None or (weight.shape == x.shape[-1:] and weight.is_contiguous())
-    return is_fit and RowLayout.tensor(x) is not None
+    return is_fit and RowLayout.from_tensor(x) is not None
 
 
 def rms_norm(
@@ -483,7 +483,7 @@ def rms_norm(
     is_centred: bool = False,
 ) -> Tensor:
     """Norm rows [..., E] that `RowLayout` knows; see `AttentionStep.rms_norm`."""
-    rows, width = RowLayout.tensor(x), x.shape[-1]
+    rows, width = RowLayout.from_tensor(x), x.shape[-1]
     assert rows is not None
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     if not rows.n:

@@ -151,7 +151,7 @@ class RecomputeEngine(TransformersEngine):
         model = self.model
         # Transformers tells which faster kernels are not installed.
         with quiet_transformers(), self._threads.limited(1, "plain"):
-            paths, own, *_ = PlainOutputs.of(model, self._max_positions)
+            paths, own, *_ = PlainOutputs.from_model(model, self._max_positions)
         self._head, n_embd = _head_of(model, paths[0], own[0])
         self._runner = SequenceRunner(self._head, self._device)
         if state_bytes and self._runner.can_cache_states and self._can_cache_states(paths, own):
