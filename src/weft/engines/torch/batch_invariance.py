@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _ROWS = 16  # of every product: the order of summation in a library depends on the row count
 _PROMPT, _STEPS = 37, 3
-_COMPANIES = ((37, 0), (1, 0), (8, 3), (37, 6), (5, 20))  # prompt tokens a step, other rows
+_BATCHES = ((37, 0), (1, 0), (8, 3), (37, 6), (5, 20))  # prompt tokens a step, other rows
 
 
 def make_batch_invariant(model: nn.Module) -> None:
@@ -45,15 +45,15 @@ def check_batch_invariance(engine: TorchEngine) -> None:
     n_vocab = engine.info.n_vocab
     n = min(_PROMPT + _STEPS, engine.info.context_length)
     ids = [(i * i * 7 + 13 * i + 5) % n_vocab for i in range(n)]
-    wanted = None
-    for size, n_others in _COMPANIES:
+    expected = None
+    for size, n_others in _BATCHES:
         logits = _run(engine, ids, size, n_others)
-        wanted = logits if wanted is None else wanted
-        if not np.array_equal(logits, wanted):
+        expected = logits if expected is None else expected
+        if not np.array_equal(logits, expected):
             raise Unsupported(
                 f"reproducible=True does not hold for this model in {engine.info.dtype} here:"
-                f" beside {n_others} other rows a logit differs by"
-                f" {np.abs(logits - wanted).max():.2g};"
+                f" with {n_others} other rows a logit differs by"
+                f" {np.abs(logits - expected).max():.2g};"
                 " leave it out, or load the model in another dtype (bfloat16, float32)"
             )
 
@@ -67,12 +67,12 @@ def _run(engine: TorchEngine, ids: list[int], size: int, n_others: int) -> NDArr
     try:
         for start in range(0, n_prompt, size):
             tokens = ids[start : min(n_prompt, start + size)]
-            engine.forward([Row((), tokens, start, prompt, ()), *_beside(others, ids, 7)])
+            engine.forward([Row((), tokens, start, prompt, ()), *_other_rows(others, ids, 7)])
         tail = memory.new(prompt)
         try:
             for at in range(n_prompt, len(ids)):
                 row = Row((Span(prompt, n_prompt),), [ids[at]], at, tail, (0,))
-                rows.append(engine.forward([*_beside(others, ids, 1), row]).logits(0).copy())
+                rows.append(engine.forward([*_other_rows(others, ids, 1), row]).logits(0).copy())
         finally:
             memory.free(tail)
     finally:
@@ -81,7 +81,7 @@ def _run(engine: TorchEngine, ids: list[int], size: int, n_others: int) -> NDArr
     return np.stack(rows)
 
 
-def _beside(others: list[Fragment], ids: list[int], n: int) -> list[Row]:
+def _other_rows(others: list[Fragment], ids: list[int], n: int) -> list[Row]:
     rows = []
     for number, other in enumerate(others):
         tokens = [ids[(number + i) % len(ids)] for i in range(1 + number % n)]

@@ -43,11 +43,11 @@ def load_gguf(file: Path, device: torch.device, dtype: str) -> Dequantised:
     """
     check_dtype(dtype)
     header = read_gguf(file)
-    wanted = DTYPES.get(dtype, torch.float32)
+    torch_dtype = DTYPES.get(dtype, torch.float32)
     load = _by_transformers if family_of(header) is None else _by_tables
     try:
         with quiet_transformers():
-            model = load(header, wanted)
+            model = load(header, torch_dtype)
     except EngineError:
         raise
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What a steady step finds on the device: numbers made once, token ids that were drawn there."""
+"""Input tensors that are reused between steps, to avoid host-to-device copies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .cuda import to_device
 
 
 class CachedTensor:
-    """A list of whole numbers as a tensor, int64 [n]: made anew only where it is another one."""
+    """An int64 [n] tensor of a list of numbers, copied to the device only if the list changes."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -24,7 +24,7 @@ class CachedTensor:
         self._tensor = torch.empty(0, dtype=torch.int64, device=device)
 
     def of(self, numbers: list[int]) -> Tensor:
-        """Return the tensor; not to be written to."""
+        """Return the tensor of these numbers; read-only."""
         if numbers != self._numbers:
             self._numbers = numbers
             self._tensor = to_device(np.array(numbers, np.int64), self._device)
@@ -32,38 +32,38 @@ class CachedTensor:
 
 
 class IncrementingTensor:
-    """Whole numbers as a tensor, int64 [n], all of which mostly go on by one from step to step.
+    """An int64 [n] tensor of numbers that mostly all increase by one from step to step.
 
-    That is done in place, on the device. It is one tensor while they do: good for one step.
+    They are incremented in place on the device, so the tensor is valid for one step.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._numbers: list[int] | None = None
-        self._after: list[int] | None = None
+        self._next: list[int] | None = None
         self._tensor = torch.empty(0, dtype=torch.int64, device=device)
 
     def at(self, numbers: list[int]) -> Tensor:
-        """Return the tensor, with these numbers; not to be written to."""
+        """Return the tensor of these numbers; read-only."""
         if numbers == self._numbers:
             return self._tensor
-        if numbers == self._after:
+        if numbers == self._next:
             self._tensor += 1
         else:
             self._tensor = to_device(np.array(numbers, np.int64), self._device)
-        self._numbers, self._after = numbers, [number + 1 for number in numbers]
+        self._numbers, self._next = numbers, [number + 1 for number in numbers]
         return self._tensor
 
 
 @runtime_checkable
 class DeviceTokens(Protocol):
-    """Draws whose tokens are on the device: int64 [B], below 0 where nothing could be drawn."""
+    """Sampled tokens on the device: int64 [B]; below 0 if nothing could be sampled."""
 
     ids: Tensor
 
 
 class InputIds:
-    """The token ids of each step, as a tensor: those that a step before has drawn stay there."""
+    """The token ids of each step as a tensor. Ids that the last step sampled stay on the device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -71,21 +71,21 @@ class InputIds:
         self._places = CachedTensor(device)
 
     def checked(self, rows: Sequence[Row], info: EngineInfo) -> list[Sequence[int] | FutureTokens]:
-        """Return the rows' tokens; late ones stay late, if their draws are on the device.
+        """Return the rows' tokens. Future tokens stay on the device if they are there.
 
         Raises: ContextOverflow, ConfigError, as `row_tokens`.
         """
-        found: list[Sequence[int] | FutureTokens] = [row.tokens for row in rows]
-        if FutureTokens not in set(map(type, found)) and _are_within(rows, found, info):
-            return found
-        found = []
-        there = next(
+        checked: list[Sequence[int] | FutureTokens] = [row.tokens for row in rows]
+        if FutureTokens not in set(map(type, checked)) and _are_within(rows, checked, info):
+            return checked
+        checked = []
+        draws = next(
             (row.tokens.draws for row in rows if isinstance(row.tokens, FutureTokens)), None
         )
-        is_there = isinstance(there, DeviceTokens)  # asked once: a protocol is asked for slowly
+        is_on_device = isinstance(draws, DeviceTokens)  # checked once: protocol checks are slow
         for row in rows:
             tokens = row.tokens
-            if is_there and isinstance(tokens, FutureTokens) and tokens.draws is there:
+            if is_on_device and isinstance(tokens, FutureTokens) and tokens.draws is draws:
                 if row.position >= info.context_length:
                     raise ContextOverflow(
                         f"a path of {row.position + 1} tokens is longer than the context of"
@@ -93,49 +93,50 @@ class InputIds:
                         n_tokens=row.position + 1,
                         n_ctx=info.context_length,
                     )
-                found.append(tokens)
+                checked.append(tokens)
             else:
-                found.append(row_tokens(row, info))
-        return found
+                checked.append(row_tokens(row, info))
+        return checked
 
     def packed(
         self, tokens: Sequence[Sequence[int] | FutureTokens], order: Sequence[int]
     ) -> Tensor:
-        """Return the ids of the rows in this order, one after the other: int64 [T]."""
+        """Return the ids of the rows, concatenated in this order: int64 [T]."""
         in_order = [tokens[number] for number in order]
         if FutureTokens not in set(map(type, in_order)):
             return to_device(np.array(_flat(in_order), np.int64), self._device)
-        known: list[int] = []
-        places: list[int] = []
-        numbers: list[int] = []
-        late: FutureTokens | None = None
-        for of_row in in_order:
-            if isinstance(of_row, FutureTokens):
-                places.append(len(known))
-                numbers.append(of_row.number)
-                known.append(0)
-                late = of_row
+        host_ids: list[int] = []
+        places: list[int] = []  # of future tokens
+        numbers: list[int] = []  # of future tokens among the sampled ones
+        future: FutureTokens | None = None
+        for row in in_order:
+            if isinstance(row, FutureTokens):
+                places.append(len(host_ids))
+                numbers.append(row.number)
+                host_ids.append(0)
+                future = row
             else:
-                known += of_row
-        assert late is not None
-        assert isinstance(late.draws, DeviceTokens)  # as those of all of them, which are one
-        drawn = late.draws.ids
-        if numbers != list(range(len(drawn))):
-            drawn = drawn[self._numbers.of(numbers)]
-        drawn = drawn.clamp(min=0)  # the run ends where nothing was drawn
-        if len(places) == len(known):
-            return drawn
-        ids = to_device(np.array(known, np.int64), self._device)
-        ids[self._places.of(places)] = drawn
+                host_ids += row
+        assert future is not None
+        assert isinstance(future.draws, DeviceTokens)  # all rows have the same `draws`
+        sampled = future.draws.ids
+        if numbers != list(range(len(sampled))):
+            sampled = sampled[self._numbers.of(numbers)]
+        sampled = sampled.clamp(min=0)  # a run without a sampled token ends; any id will do
+        if len(places) == len(host_ids):
+            return sampled
+        ids = to_device(np.array(host_ids, np.int64), self._device)
+        ids[self._places.of(places)] = sampled
         return ids
 
 
 def _are_within(rows: Sequence[Row], tokens: Sequence[Any], info: EngineInfo) -> bool:
-    """Whether all rows' tokens are in the vocabulary, and end within the context: at once, as one
-    after the other takes twice as long.
+    """Return True if all tokens are in the vocabulary, and all rows end within the context.
+
+    One check of all rows takes half as long as a check of each.
     """
     ids = _flat(tokens)
-    ends = [row.position + len(of_row) for row, of_row in zip(rows, tokens, strict=True)]
+    ends = [row.position + len(ids) for row, ids in zip(rows, tokens, strict=True)]
     is_short = max(ends, default=0) <= info.context_length
     return is_short and 0 <= min(ids, default=0) <= max(ids, default=0) < info.n_vocab
 

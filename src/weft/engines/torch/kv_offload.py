@@ -1,6 +1,6 @@
-"""KV between a device and the host arrays of `export`.
+"""Copies of KV between a device and the host arrays of `export`.
 
-On a card it goes by a stream of its own, beside what is computed, and lies in pinned memory.
+On a GPU they use a stream of their own and pinned memory, so that steps continue.
 """
 
 from __future__ import annotations
@@ -18,60 +18,60 @@ from ...errors import ModelMismatch
 
 
 class HostTransfer:
-    """The way of one memory's KV to the host, and back."""
+    """Copies one backend's KV to the host and back."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._aside = torch.cuda.Stream(device) if device.type == "cuda" else None
-        # Host memory that the device may still read, until it is past the event.
-        self._read: deque[tuple[torch.cuda.Event, list[Tensor]]] = deque()
+        self._copy_stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        # Host memory that the device reads until the event.
+        self._in_use: deque[tuple[torch.cuda.Event, list[Tensor]]] = deque()
 
     @contextmanager
     def copying_out(self) -> Iterator[None]:
-        """Copy to the host in this block: what it made is there when the block ends."""
-        aside = self._aside
-        if aside is None:
+        """Copy to the host in a block; the arrays are complete when the block ends."""
+        stream = self._copy_stream
+        if stream is None:
             yield
             return
-        aside.wait_stream(torch.cuda.default_stream(self._device))
+        stream.wait_stream(torch.cuda.default_stream(self._device))
         try:
-            with torch.cuda.stream(aside):
+            with torch.cuda.stream(stream):
                 yield
         finally:
-            aside.synchronize()
+            stream.synchronize()
             self.release()
 
     @contextmanager
     def copying_in(self, sources: list[Tensor]) -> Iterator[None]:
-        """Copy to the device in this block; what is run there later waits, the host does not.
+        """Copy to the device in a block. Later work on the device waits for it, the host does not.
 
-        sources: what is copied. What the block makes on the device stays in it.
+        sources: the host tensors. Tensors that the block allocates must not be used after it.
         """
-        aside = self._aside
-        if aside is None:
+        stream = self._copy_stream
+        if stream is None:
             yield
             return
-        lane = torch.cuda.default_stream(self._device)
-        aside.wait_stream(lane)
+        engine_stream = torch.cuda.default_stream(self._device)
+        stream.wait_stream(engine_stream)
         try:
-            with torch.cuda.stream(aside):
+            with torch.cuda.stream(stream):
                 yield
         finally:
-            past = aside.record_event()
-            lane.wait_event(past)
-            self._read.append((past, sources))
+            done = stream.record_event()
+            engine_stream.wait_event(done)
+            self._in_use.append((done, sources))
             self.release()
 
     def release(self) -> None:
-        """Give back host memory that the device has read."""
-        while self._read and self._read[0][0].query():
-            self._read.popleft()
+        """Release host memory that the device has read."""
+        while self._in_use and self._in_use[0][0].query():
+            self._in_use.popleft()
 
 
 def to_host(tensor: Tensor) -> NDArray[Any]:
-    """Copy to the host, contiguous; bfloat16, which NumPy lacks, as its uint16 bits.
+    """Copy to the host, contiguous. bfloat16, which NumPy lacks, becomes its uint16 bits.
 
-    Of a card: it is there at the end of `HostTransfer.leaving`.
+    From a GPU, the array is complete at the end of `HostTransfer.copying_out`.
     """
     dense = tensor.contiguous()
     bits = dense.view(torch.uint16) if dense.dtype == torch.bfloat16 else dense
@@ -83,9 +83,10 @@ def to_host(tensor: Tensor) -> NDArray[Any]:
 
 
 def from_host(data: dict[str, NDArray[Any]], name: str, like: Tensor) -> Tensor:
-    """Return one exported array as it lies on the host, [K, S, D]; `like` is one layer's [n, K, D].
+    """Return one exported array as a host tensor, [K, S, D]. like: a tensor of one layer, [n, K,
+    D].
 
-    Raises: ModelMismatch where it is of another model.
+    Raises: ModelMismatch if it is from another model.
     """
     dtype = str(like.dtype).removeprefix("torch.")
     if name not in data or str(data.get("dtype", "")) != dtype:
@@ -93,15 +94,15 @@ def from_host(data: dict[str, NDArray[Any]], name: str, like: Tensor) -> Tensor:
             f"the exported KV has no {dtype} array {name!r}; load it with the model and dtype that "
             "wrote it"
         )
-    held = "uint16" if like.dtype == torch.bfloat16 else dtype
+    stored_dtype = "uint16" if like.dtype == torch.bfloat16 else dtype
     array = data[name]
-    if str(array.dtype) != held:
+    if str(array.dtype) != stored_dtype:
         raise ModelMismatch(
-            f"the exported KV has {array.dtype} for {name!r}, this model needs {held}"
+            f"the exported KV has {array.dtype} for {name!r}, this model needs {stored_dtype}"
         )
-    # Itself, as it may be pinned, but for what PyTorch cannot hold as it is.
-    is_plain = array.flags.writeable and array.flags.c_contiguous
-    tensor = torch.from_numpy(array if is_plain else array.copy(order="C"))
+    # Avoid a copy, because the array may be in pinned memory.
+    is_usable = array.flags.writeable and array.flags.c_contiguous
+    tensor = torch.from_numpy(array if is_usable else array.copy(order="C"))
     if like.dtype == torch.bfloat16:
         tensor = tensor.view(torch.bfloat16)
     if tensor.ndim != 3 or (tensor.shape[0], tensor.shape[2]) != tuple(like.shape[1:]):

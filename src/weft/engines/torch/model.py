@@ -1,4 +1,4 @@
-"""A Transformers model: how it is loaded from a folder, and its head parted from its base."""
+"""Load a Transformers model from a folder, and separate its output head from its base."""
 
 from __future__ import annotations
 
@@ -32,12 +32,14 @@ if TYPE_CHECKING:
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _NO_LIMIT = 1 << 20
-# What models call the cache that they take and give; Mamba's kinds; all since Transformers 5.24.
+# Names of the cache argument: most models; Mamba; all models since Transformers 5.24.
 _CACHES = ("past_key_values", "cache_params", "cache")
 
 
 def resolve_device(device: str) -> torch.device:
-    """Turn "auto", "cpu", "cuda" or "cuda:1" into a device that is there."""
+    """Return the device for "auto", "cpu", "cuda" or "cuda:1". Raises: ConfigError if it is
+    missing.
+    """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind = device.partition(":")[0] if isinstance(device, str) else device
@@ -54,7 +56,7 @@ def resolve_device(device: str) -> torch.device:
 
 
 def check_dtype(dtype: str) -> None:
-    """Raise ConfigError for a dtype that no model is loaded in."""
+    """Raise ConfigError for a dtype that models cannot be loaded in."""
     check_choice("dtype", dtype, ("auto", *DTYPES))
 
 
@@ -68,12 +70,13 @@ def load_model(
     packed_weights: bool | None,
     progress: Progress | None,
 ) -> tuple[PreTrainedModel, str]:
-    """Load the folder's causal LM to `device`; return it and the fingerprint of its weights."""
+    """Load a folder's causal LM to `device`; return it and the fingerprint of its weights."""
     check_dtype(dtype)
     config = config_of(folder, trust_remote_code=trust_remote_code)
     stored = checkpoint.open_checkpoint(folder)
     n_layers = getattr(config.get_text_config(), "num_hidden_layers", None)
-    if isinstance(n_layers, int) and n_layers > len(stored.tensors):  # it would make them all first
+    # Transformers would first create all layers.
+    if isinstance(n_layers, int) and n_layers > len(stored.tensors):
         raise ModelLoadError(
             f"{folder / 'config.json'} says {n_layers} layers; the weights are "
             f"{len(stored.tensors)} tensors, less than one a layer"
@@ -82,7 +85,7 @@ def load_model(
         progress("load", 0, 1, str(folder))
     given: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     is_quantised = quantization_config is not None or hasattr(config, "quantization_config")
-    if is_quantised:  # some kinds are made where they stay, and moved by nobody
+    if is_quantised:  # some quantised models cannot be moved later
         given["device_map"] = {"": device}
         if quantization_config is not None:
             given["quantization_config"] = quantization_config
@@ -102,7 +105,10 @@ def load_model(
 
 
 def config_of(folder: Path, *, trust_remote_code: bool) -> PretrainedConfig:
-    """Return a folder's configuration, if this engine can run such a model; reads config.json."""
+    """Return a folder's configuration. Reads config.json only.
+
+    Raises: ModelLoadError, Unsupported.
+    """
     checkpoint.reject_mlx_quantised(checkpoint.read_config(folder), "torch")
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(
@@ -111,7 +117,7 @@ def config_of(folder: Path, *, trust_remote_code: bool) -> PretrainedConfig:
         check_architecture(config)
     except EngineError:
         raise
-    except Exception as error:  # values of a wrong kind raise all kinds of errors there
+    except Exception as error:  # wrong values raise errors of many classes there
         raise ModelLoadError(
             f"Transformers does not know the model in {folder}: {error}"
         ) from error
@@ -119,15 +125,15 @@ def config_of(folder: Path, *, trust_remote_code: bool) -> PretrainedConfig:
 
 
 def context_length_of(model: PreTrainedModel, n_ctx: int | None) -> int:
-    """The longest path: `n_ctx` if given, else what the model was made for."""
+    """Return the maximum length of a path: `n_ctx` if given, else the model's maximum."""
     text: Any = model.config.get_text_config()
-    given = [int(getattr(text, name, None) or 0) for name in checkpoint.CONTEXT_NAMES]
-    known = min([next((n for n in given if n > 0), _NO_LIMIT), *_position_limits(model)])
-    return known if n_ctx is None else check_int("n_ctx", n_ctx, 1, known)
+    lengths = [int(getattr(text, name, None) or 0) for name in checkpoint.CONTEXT_NAMES]
+    limit = min([next((n for n in lengths if n > 0), _NO_LIMIT), *_position_limits(model)])
+    return limit if n_ctx is None else check_int("n_ctx", n_ctx, 1, limit)
 
 
 def _position_limits(model: PreTrainedModel) -> Iterator[int]:
-    """How many positions a table has for tokens, where places of padding come before those."""
+    """Yield the number of usable positions of each position table with a padding index."""
     for path, module in model.named_modules():
         is_table = isinstance(module, nn.Embedding) and "position" in path.rpartition(".")[2]
         if is_table and module.padding_idx is not None:
@@ -135,7 +141,7 @@ def _position_limits(model: PreTrainedModel) -> Iterator[int]:
 
 
 def fingerprint_of(model: PreTrainedModel) -> str:
-    """Name the weights of a loaded model; equal to its folder's fingerprint if the dtype is."""
+    """Return the name of a model's weights; it equals its folder's if the dtype does."""
     return checkpoint.fingerprint(model.config.to_dict(), _samples(model))
 
 
@@ -145,29 +151,29 @@ def _samples(model: PreTrainedModel) -> Iterator[tuple[str, tuple[int, ...], NDA
 
 
 def _as_saved(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return weights by their names in files: some are renamed, and experts joined, as they load.
+    """Return the model's tensors, or parts of them, by their names in files.
 
-    The tensors are those of the model, or parts of them; tied ones are there once.
+    Loading renames some tensors and merges experts. Tied tensors appear once.
     """
-    held = dict(_unique_tensors(model))
+    tensors = dict(_unique_tensors(model))
     try:
-        saved: dict[str, Tensor] = revert_weight_conversion(model, held)
-    except Exception as error:  # weights in a quantised format, or code of a folder's own
-        _log.debug("%s is named by its weights as they are: %r", type(model).__name__, error)
-        return held
+        saved: dict[str, Tensor] = revert_weight_conversion(model, tensors)
+    except Exception as error:  # quantised weights, or code from the model's folder
+        _log.debug("fingerprint of %s uses its weights as loaded: %r", type(model).__name__, error)
+        return tensors
     return saved
 
 
 def _unique_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    seen: set[tuple[int, tuple[int, ...]]] = set()
-    for name, held in model.state_dict().items():
-        parts = held if isinstance(held, tuple) else (held,)  # packed: weight and bias
-        tensors = [part for part in parts if isinstance(part, Tensor)]  # beside a dtype, say
+    yielded: set[tuple[int, tuple[int, ...]]] = set()
+    for name, value in model.state_dict().items():
+        parts = value if isinstance(value, tuple) else (value,)  # packed: weight and bias
+        tensors = [part for part in parts if isinstance(part, Tensor)]
         for number, tensor in enumerate(tensors):
             key = (tensor.data_ptr(), tuple(tensor.shape))
-            if key not in seen:
-                if key[0]:  # what stands for numbers that are elsewhere has no place
-                    seen.add(key)
+            if key not in yielded:
+                if key[0]:  # wrapper tensors have the address 0
+                    yielded.add(key)
                 yield (f"{name}.{number}" if number else name), tensor
 
 
@@ -184,7 +190,7 @@ def _from_pretrained(
 ) -> PreTrainedModel:
     try:
         with quiet_transformers():
-            kind = auto_class_of(config) or AutoModelForCausalLM  # it loads code of a folder's own
+            kind = auto_class_of(config) or AutoModelForCausalLM  # loads code from the folder
             model, report = kind.from_pretrained(
                 folder,
                 config=config,
@@ -212,7 +218,7 @@ def _from_pretrained(
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Keep Transformers' progress bars and loading report off the terminal."""
+    """Hide Transformers' progress bars and loading report."""
     bars, level = (
         transformers_logging.is_progress_bar_enabled(),
         transformers_logging.get_verbosity(),
@@ -231,87 +237,86 @@ _log = logging.getLogger("weft.engines.torch")
 
 
 def cache_name(module: nn.Module) -> str:
-    """Return what a model, or its base, calls its cache; "" where it takes none."""
+    """Return the name of the cache argument of a model, or of its base; "" if it has none."""
     taken = inspect.signature(module.forward).parameters
     return next((name for name in _CACHES if name in taken), "")
 
 
 def disable_padding_check(model: PreTrainedModel) -> None:
-    """Let our copy run without looking at its ids for a warning: a device is waited for then."""
+    """Stop Transformers from searching ids for padding, which would wait for the device."""
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
-            module.__dict__["warn_if_padding_and_no_attention_mask"] = _say_nothing
+            module.__dict__["warn_if_padding_and_no_attention_mask"] = _no_warning
 
 
-def _say_nothing(*args: Any, **kwargs: Any) -> None:
+def _no_warning(*args: Any, **kwargs: Any) -> None:
     """Nothing of ours is padded."""
 
 
 class Head(nn.Module):
-    """The part of a causal LM after its base model: final scaling, soft-caps and all.
+    """The part of a causal LM after its base model, with final scaling and soft-caps.
 
-    A second shell of the model whose base model only hands back the hidden states it is given.
+    It is a shallow copy of the model, whose base model returns given hidden states.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         prefix = model.base_model_prefix
         if model.base_model is model or prefix not in model._modules:
-            raise PrefixCachingUnsupported("its base model does not stand apart from its head")
+            raise PrefixCachingUnsupported("its base model is not separate from its head")
         self.base = model.base_model
-        self._replay = _FixedHidden(self.base)
+        self._fixed = _FixedHidden(self.base)
         self._shell = copy.copy(model)
-        self._shell.__dict__["_modules"] = {**model._modules, prefix: self._replay}
+        self._shell.__dict__["_modules"] = {**model._modules, prefix: self._fixed}
 
     def hidden(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """Run the base model over packed tokens, both [1, T]; return hidden states [T, E]."""
         return self.run(token_ids, position_ids=positions, use_cache=False)[0][0]
 
     def run(self, token_ids: Tensor, **given: Any) -> tuple[Tensor, Any]:
-        """Run the base model over token ids [B, T]; return states [B, T, E], and all it gave."""
+        """Run the base model over token ids [B, T]; return states [B, T, E] and its output."""
         output = self.base(input_ids=token_ids, return_dict=True, **given)
-        self._replay.kind = type(output)
+        self._fixed.kind = type(output)
         hidden: Tensor = output.last_hidden_state
         return hidden, output
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [n, V] of hidden states [n, E], by the model's own code."""
+        """Return logits [n, V] of hidden states [n, E], by the model's own code."""
         ids = torch.zeros(1, hidden.shape[0], dtype=torch.long, device=hidden.device)
-        self._replay.hidden = hidden[None]
+        self._fixed.hidden = hidden[None]
         try:
             logits: Tensor = self._shell(input_ids=ids, use_cache=False, return_dict=True).logits[0]
         finally:
-            self._replay.hidden = None
+            self._fixed.hidden = None
         return logits
 
 
 class IdentityHead:
-    """Stands in for `Head` where a model cannot be parted so: its logits are its states."""
+    """Replaces `Head` for a model that cannot be separated: its states are its logits."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.base = model
 
     def run(self, token_ids: Tensor, **given: Any) -> tuple[Tensor, Any]:
-        """Run the model over token ids [B, T]; return logits [B, T, V], and all it gave."""
+        """Run the model over token ids [B, T]; return logits [B, T, V] and its output."""
         output = self.base(input_ids=token_ids, return_dict=True, **given)
         return output.logits, output
 
     def logits(self, states: Tensor) -> Tensor:
-        """Return what is logits already."""
         return states
 
 
 class _FixedHidden(nn.Module):
-    """Stands where the base model was and answers with given hidden states.
+    """Replaces the base model, and returns given hidden states.
 
-    So it does where a part of the base model is called in its place: OPT calls its decoder.
+    It also replaces parts of the base model that models call directly: OPT calls its decoder.
     """
 
     def __init__(self, base: nn.Module) -> None:
         super().__init__()
         self.hidden: Tensor | None = None
         self.kind: type[Any] | None = None
-        self.__dict__["_base"] = base  # it is no part of this one
+        self.__dict__["_base"] = base  # not a submodule
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.__dict__["_base"], name)
@@ -323,27 +328,27 @@ class _FixedHidden(nn.Module):
 
 
 def freeze_rope(model: PreTrainedModel, n_ctx: int) -> str:
-    """Decide rotary frequencies that depend on the longest sequence once, from `n_ctx`.
+    """Fix rotary frequencies that depend on the longest sequence, for `n_ctx` tokens.
 
-    Such modules look at the largest position of the forward, so a longer companion changes a row.
-    Returns what was decided, or "" when no module does that.
+    Such modules use the largest position of a forward, so a longer sequence would change other
+    rows. Returns a description, or "" if no module does that.
     """
-    decided = ""
+    description = ""
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)
         if isinstance(kinds, dict):
             for layer_type, kind in kinds.items():
-                decided = _freeze_one(module, kind, layer_type, n_ctx) or decided
-            if decided:
+                description = _freeze_one(module, kind, layer_type, n_ctx) or description
+            if description:
                 module.rope_type = {name: _frozen(kind) for name, kind in kinds.items()}
         elif isinstance(kinds, str):
-            decided = _freeze_one(module, kinds, None, n_ctx) or decided
+            description = _freeze_one(module, kinds, None, n_ctx) or description
             module.rope_type = _frozen(kinds)
-    return decided
+    return description
 
 
 def _frozen(kind: str) -> str:
-    """A name that Transformers' update wrapper does not act on."""
+    """Return a rope type that Transformers' dynamic update ignores."""
     return "default" if kind == "longrope" or "dynamic" in kind else kind
 
 

@@ -1,4 +1,4 @@
-"""What a forward of the torch engine gives: logits where they were computed, fetched when read."""
+"""Results of a forward of the torch engine: logits stay on the device until they are read."""
 
 from __future__ import annotations
 
@@ -21,49 +21,51 @@ if TYPE_CHECKING:
     from ..._core.sampling.sampler import DrawBatch
 
 
-_BLOCK_BYTES = 1 << 27  # of log-probabilities that are made together
+_BLOCK_BYTES = 1 << 27  # of log-probabilities that are block together
 
 
 class DeviceLogits(RetainedLogits):
-    """Kept rows on the engine's device and in its dtype. tensor: [N, V], not to be written to.
+    """Retained logits on the engine's device and in its dtype. tensor: [N, V], read-only.
 
-    Who asks for the log-probabilities of a second row is mostly one of many: those of its
-    neighbours are made with it, and are there until others' are made.
+    A caller that reads the log-probabilities of a second row usually reads many. So those of its
+    neighbours are computed together, and cached until those of another object are.
     """
 
-    __slots__ = ("_asked", "_at", "_made", "n_bytes", "tensor")
+    __slots__ = ("_block", "_indices", "_was_read", "n_bytes", "tensor")
 
-    _last: ClassVar[ReferenceType[DeviceLogits] | None] = None  # one holds what it has made
+    _last: ClassVar[ReferenceType[DeviceLogits] | None] = None  # the object with a cached block
 
-    def __init__(self, tensor: Tensor, at: Sequence[int] | None = None) -> None:
-        """at: the places of those that are kept; None: all, in turn."""
+    def __init__(self, tensor: Tensor, indices: Sequence[int] | None = None) -> None:
+        """indices: row numbers in the tensor of the retained entries; None: all rows in order."""
         self.tensor = tensor
-        self._at = at
-        self._asked = False
-        self._made: _LogprobsBlock | None = None
+        self._indices = indices
+        self._was_read = False
+        self._block: _LogprobsBlock | None = None
         self.n_bytes = tensor.nbytes
 
     def place(self, number: int) -> int:
-        """Return which row of the tensor an entry is."""
-        return number if self._at is None else self._at[number]
+        """Return the row number in the tensor of an entry."""
+        return number if self._indices is None else self._indices[number]
 
     def logits(self, number: int) -> NDArray[np.float32]:
-        """Return a row on the host: float32 [V], perhaps the tensor's own memory. Waits."""
+        """Wait, and return logits on the host: float32 [V]; may share the tensor's memory."""
         return _to_host(self.tensor[self.place(number)])
 
     def logprobs(self, number: int, *, on_host: bool) -> Any:
-        """Return a row's log-probabilities: float32 [V], an array, or a tensor on the device; the
-        caller's own. Raises: ForwardError for a row on the host that is no distribution; one on the
-        device is not looked at, as that would wait for it.
+        """Return log-probabilities of an entry, owned by the caller: float32 [V], an array or a
+        tensor.
+
+        Raises: ForwardError for logits on the host that are not a distribution. Tensors are not
+        checked, because that would wait for the device.
         """
         place, device = self.place(number), self.tensor.device
-        made = self._logprobs_block(place, on_host=on_host)
-        values: Any = made.values[place - made.first]
+        block = self._logprobs_block(place, on_host=on_host)
+        values: Any = block.values[place - block.first]
         if on_host:
-            if values[0] != values[0]:  # where one is not a number, none is
+            if values[0] != values[0]:  # a NaN makes the full row NaN
                 raise broken_logits()
-            return values.copy() if made.n > 1 else values
-        if made.n > 1:
+            return values.copy() if block.n > 1 else values
+        if block.n > 1:
             with on_default_stream(device):
                 values = values.clone()
         if device.type == "cuda":  # the caller may read it on a stream of its own
@@ -71,24 +73,23 @@ class DeviceLogits(RetainedLogits):
         return values
 
     def _logprobs_block(self, place: int, *, on_host: bool) -> _LogprobsBlock:
-        made = self._made
-        if made is not None and made.has(place, on_host=on_host):
-            return made
+        block = self._block
+        if block is not None and block.has(place, on_host=on_host):
+            return block
         n_rows = 1
-        if self._asked:
+        if self._was_read:
             n_rows = max(1, _BLOCK_BYTES // (4 * self.tensor.shape[1]))
-        self._asked = True
+        self._was_read = True
         first = place // n_rows * n_rows
-        made = _LogprobsBlock.from_logits(
+        block = _LogprobsBlock.from_logits(
             self.tensor[first : first + n_rows], first, on_host=on_host
         )
-        if made.n > 1:
-            last = DeviceLogits._last
-            before = None if last is None else last()
-            if before is not None:
-                before._made = None
-            DeviceLogits._last, self._made = ref(self), made
-        return made
+        if block.n > 1:
+            previous = None if DeviceLogits._last is None else DeviceLogits._last()
+            if previous is not None:
+                previous._block = None
+            DeviceLogits._last, self._block = ref(self), block
+        return block
 
 
 class _LogprobsBlock(NamedTuple):
@@ -102,30 +103,30 @@ class _LogprobsBlock(NamedTuple):
     def from_logits(cls, logits: Tensor, first: int, *, on_host: bool) -> _LogprobsBlock:
         with torch.no_grad(), on_engine_stream(logits.device):
             values = logits.float().log_softmax(-1)
-            return cls(first, len(logits), cls._here(values) if on_host else values)
+            return cls(first, len(logits), cls._to_host(values) if on_host else values)
 
     @staticmethod
-    def _here(values: Tensor) -> NDArray[np.float32]:
-        if values.is_cuda and len(values) > 1:  # a single row is the caller's own
+    def _to_host(values: Tensor) -> NDArray[np.float32]:
+        if values.is_cuda and len(values) > 1:  # a single row is returned without a copy
             pinned = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
             values = pinned.copy_(values)
-        here: NDArray[np.float32] = values.cpu().numpy()
-        return here
+        array: NDArray[np.float32] = values.cpu().numpy()
+        return array
 
     def has(self, place: int, *, on_host: bool) -> bool:
-        is_there = self.first <= place < self.first + self.n
-        return is_there and isinstance(self.values, Tensor) != on_host
+        contains = self.first <= place < self.first + self.n
+        return contains and isinstance(self.values, Tensor) != on_host
 
 
 class TorchOutput(Output):
     """Logits [N, V] on the engine's device and in its dtype; scores on the host."""
 
-    __slots__ = ("_device_logits", "_done", "_drawer", "_host_logits", "_scores")
+    __slots__ = ("_device_logits", "_done", "_host_logits", "_sampler", "_scores")
 
     def __init__(
         self, logits: Tensor, scores: list[list[Score]], sampler: TorchSampler | None = None
     ) -> None:
-        """drawer: the engine's, which keeps what its chains brought; None: one for this alone."""
+        """sampler: the engine's, which caches the tensors of its chains; None: a new one."""
         self._device_logits = logits
         self._host_logits: NDArray[np.float32] | None = None
         self._scores = scores
@@ -136,7 +137,7 @@ class TorchOutput(Output):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the logits on the device."""
+        """Dtype of the logits on the device."""
         return self._device_logits.dtype
 
     def synchronize(self) -> None:
@@ -149,7 +150,7 @@ class TorchOutput(Output):
         return _to_host(self._device_logits[index]).copy()
 
     def retain(self, indices: Sequence[int]) -> DeviceLogits:
-        """Keep the whole tensor, or copies where most of it would be kept for a few."""
+        """Retain the full tensor, or copies if less than half of its rows are retained."""
         logits = self._device_logits
         if 2 * len(indices) < len(logits):
             with on_engine_stream(logits.device):
@@ -172,5 +173,5 @@ class TorchOutput(Output):
 
 def _to_host(logits: Tensor) -> NDArray[np.float32]:
     with on_engine_stream(logits.device):
-        found: NDArray[np.float32] = logits.float().cpu().numpy()
-    return found
+        array: NDArray[np.float32] = logits.float().cpu().numpy()
+    return array
