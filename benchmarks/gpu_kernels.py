@@ -478,9 +478,9 @@ def run_experts(record: Record, *, dry: bool) -> None:
 class Choosing:
     """What a router asks of a step."""
 
-    turns = True
+    has_fused_ops = True
     supports_routing = staticmethod(routers.supports_routing)
-    chosen = staticmethod(routers.select_experts)
+    select_experts = staticmethod(routers.select_experts)
 
 
 def router_of(name: str, *, dry: bool) -> Any:

@@ -49,19 +49,19 @@ def test_a_batch_goes_on_itself_only_where_all_of_it_does() -> None:
     end = ends.find(None, (1, 2, 3), 3)
     assert end is not None
     for rows, alone in (([0], True), ([1, 0], True), ([0, 1], False), ([0, 0, 1], True)):
-        taken = ends.take(end.batch, rows, alone=alone)
+        taken = ends.take(end.batch, rows, is_only_user=alone)
         assert taken is not cache
         assert values_of(taken) == [[1.0, 2.0][row] for row in rows]
-    assert ends.take(end.batch, [0, 1], alone=True) is cache
+    assert ends.take(end.batch, [0, 1], is_only_user=True) is cache
     assert ends.find(None, (1, 2, 3), 3) is None
 
 
 def test_what_whole_paths_have_made_is_not_given_away() -> None:
     ends = StateCache(1 << 20)
-    ends.keep(cache_of(1.0), keys([1, 2, 3]), first_hand=True)
+    ends.keep(cache_of(1.0), keys([1, 2, 3]), is_full_run=True)
     end = ends.find(None, (1, 2, 3), 3)
     assert end is not None
-    taken = ends.take(end.batch, [0], alone=True)
+    taken = ends.take(end.batch, [0], is_only_user=True)
     taken.update(torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 1, 4), 0)
     again = ends.find(None, (1, 2, 3), 3)
     assert again is not None
@@ -70,11 +70,11 @@ def test_what_whole_paths_have_made_is_not_given_away() -> None:
 
 def test_what_was_used_last_goes_last() -> None:
     ends = StateCache(2 * BYTES)
-    ends.keep(cache_of(1.0), keys([1, 2, 3]), first_hand=True)
-    ends.keep(cache_of(2.0), keys([4, 5, 6]), first_hand=True)
+    ends.keep(cache_of(1.0), keys([1, 2, 3]), is_full_run=True)
+    ends.keep(cache_of(2.0), keys([4, 5, 6]), is_full_run=True)
     end = ends.find(None, (1, 2, 3), 3)
     assert end is not None
-    ends.take(end.batch, [0], alone=True)
+    ends.take(end.batch, [0], is_only_user=True)
     ends.keep(cache_of(3.0), keys([7, 8, 9]))
     left = [ends.find(None, path, 3) for path in ((1, 2, 3), (4, 5, 6), (7, 8, 9))]
     assert [end is not None for end in left] == [True, False, True]

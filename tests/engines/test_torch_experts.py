@@ -319,7 +319,7 @@ def test_a_model_gives_what_it_did_and_is_not_touched(
         n_rows.append(len(x))
         return kernels.fused_experts(x, *more)
 
-    monkeypatch.setattr(step, "mixed", noted)
+    monkeypatch.setattr(step, "fused_experts", noted)
     model = build(name).to(DEVICE)
     kinds = [type(module) for module in model.modules()]
     engine = TorchEngine.adopt(model, kv="paged", graphs=False)
@@ -374,7 +374,9 @@ def test_what_somebody_changes_counts(change: Any) -> None:
         return module(given.x, given.chosen, given.shares)
 
     in_step: Any = SimpleNamespace(
-        turns=True, supports_fused_experts=kernels.supports_fused_experts, mixed=mixed
+        has_fused_ops=True,
+        supports_fused_experts=kernels.supports_fused_experts,
+        fused_experts=mixed,
     )
     with torch.inference_mode():
         before = made()

@@ -81,8 +81,8 @@ def test_neighbours_are_found_together_and_one_keeps_what_it_found(
     assert first.logprobs(6, on_host=on_host) is not None
     assert made == [1, 3, 3, 2, 1]  # what one row is asked of drives out nothing
     assert other.logprobs(4, on_host=on_host) is not None
-    assert other._made is not None
-    assert first._made is None
+    assert other._block is not None
+    assert first._block is None
 
 
 @pytest.mark.parametrize("on_device", [False, True])

@@ -112,13 +112,13 @@ def router_of(name: str, dtype: Any = torch.float32) -> Any:
 class InStep:
     """A step that has nothing but these kernels, and counts."""
 
-    turns = True
+    has_fused_ops = True
     supports_routing = staticmethod(routers.supports_routing)
 
     def __init__(self) -> None:
         self.n = 0
 
-    def chosen(self, *given: Any) -> Any:
+    def select_experts(self, *given: Any) -> Any:
         self.n += 1
         return routers.select_experts(*given)
 
@@ -416,7 +416,7 @@ def test_a_model_gives_what_it_did(name: str, monkeypatch: pytest.MonkeyPatch) -
         n_rows.append(len(logits))
         return routers.select_experts(logits, *more)
 
-    monkeypatch.setattr(step, "chosen", noted)
+    monkeypatch.setattr(step, "select_experts", noted)
     engine = TorchEngine.adopt(build(name).to(DEVICE), kv="paged", graphs=False)
     n_rows.clear()
     got = stepped(engine)

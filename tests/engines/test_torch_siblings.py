@@ -130,7 +130,7 @@ class Two(torch.nn.Module):
 class Step:
     """Stands for one that has kernels: siblings ask for nothing more."""
 
-    turns = True
+    has_fused_ops = True
 
 
 def running(module: Any) -> Any:

@@ -1,9 +1,7 @@
-"""The load check: what an engine says of a few paths, held against the model's own plain forward.
+"""The load check: results of the engine for a small tree, compared with the model's plain forward.
 
-Every load runs a small tree. Where kernels are tried that only a card runs, so is a long path: its
-prompt in one step, and what follows in steps of one row and of many, so that tiles of every size
-meet whole blocks of keys, by themselves and with others to be merged, as many as of paths of many
-thousand tokens. And the tree grows until a step is played from what was captured.
+For kernels that only a GPU runs, it also runs a long path: the prompt in one step, then single
+tokens and many rows again. So tiles of every size attend to full blocks of keys, alone and merged.
 """
 
 from __future__ import annotations
@@ -24,30 +22,30 @@ if TYPE_CHECKING:
     from .output import TorchOutput
 
 # Root-mean-square error of a position, relative to the spread of the logits.
-# Where activations are quantised, a last bit of one may become a whole step of its grid.
+# With quantised activations, the last bit of one may become a full quantisation step.
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.08, torch.bfloat16: 0.15}
 _QUANTISED_TOLERANCE = 0.15
 
 LONGEST = 20  # path of the check tree
 _TRUNK, _CHUNKS, _PATHS = 8, (7, 6), 3  # 8 + 7 + 6, and single tokens at three tips
-_FILLER_AT = 3  # a place of the trunk
-_STEPS = 4  # of the tips: two alike are run, one is captured, one is played anew
+_FILLER_AT = 3  # position in the trunk of a padding token
+_STEPS = 4  # of the tips: two run eagerly, one is captured, one is replayed
 _FAR, _EVERY = 640, 16  # tokens of the long path, and every which one's logits are compared
-# Of a mixture as many as give each of its experts so many rows that its tiles are the large ones.
+# For a mixture of experts: long enough that each expert has rows for its large tiles.
 _ROWS_AN_EXPERT, _FARTHEST = 32, 2048
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _OF_A_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_top_k", "top_k_experts", "moe_k")
-# Of those places the last ones, where a token alone is met again; and those before them, where as
-# many meet the same keys as fill more than the smallest tile.
+# Positions of the long path that run again: the last ones as single rows; those before them with
+# so many rows that they fill more than the smallest tile.
 _LONELY, _CROWDED, _CROWD = 8, 3, 24
-# Rows that meet the same keys, or nobody else's: so few that their parts are all there is, and so
-# many that the largest tiles are full, and there are more programs, each of a row and a KV head,
-# than a card has room for. Of those the logits of some are compared.
+# Row counts with shared keys or without: few enough for unmerged parts; and enough to fill the
+# largest tiles, with more programs (a row and a KV head each) than a GPU runs at once. The logits
+# of some rows are compared.
 _FEW, _MANY, _PROGRAMS, _COMPARED = 8, 132, 1024, 33
 
 
 def quantised(model: PreTrainedModel) -> str:
-    """Return what stands for the numbers of a model's weights; "" where they are numbers."""
+    """Return the class or dtype of quantised weights; "" if they are plain numbers."""
     for parameter in model.parameters():
         kind = type(parameter)
         is_number = parameter.is_floating_point() and parameter.dtype.itemsize > 1
@@ -61,10 +59,13 @@ def quantised(model: PreTrainedModel) -> str:
 
 
 class PlainOutputs(NamedTuple):
-    """What a model says by itself, before anything in it is changed: float32, on the host.
+    """Logits of the unchanged model: float32, on the host.
 
-    paths: [3, 20], of the check tree; tree: their logits, [3, 20, V]. far: a path of 640 tokens, or
-    as many as there may be, [n]; far_logits: of every 16th. None where no kernels are tried.
+    Attributes:
+        paths: token ids of the check tree, [3, 20].
+        tree: its logits, [3, 20, V].
+        far: token ids of a long path, [n]; None if no kernels are checked.
+        far_logits: logits of every 16th token of it.
     """
 
     paths: Tensor
@@ -76,7 +77,7 @@ class PlainOutputs(NamedTuple):
     def from_model(
         cls, model: PreTrainedModel, context_length: int, *, has_kernels: bool = False
     ) -> PlainOutputs:
-        """Run the model. Raises: ModelLoadError where it fails, or its logits are not finite."""
+        """Run the model. Raises: ModelLoadError if it fails, or its logits are not finite."""
         paths = check_paths(model)
         tree = _plain_logits(model, paths)
         if not has_kernels:
@@ -88,7 +89,7 @@ class PlainOutputs(NamedTuple):
 
 
 def long_path_length(config: Any) -> int:
-    """Return how many tokens the long path has. config: of a model's text."""
+    """Return the number of tokens of the long path. config: of the model's text part."""
     n_experts, n_chosen = (
         next((n for n in (getattr(config, name, None) for name in names) if type(n) is int), 0)
         for names in (_EXPERTS, _OF_A_TOKEN)
@@ -98,9 +99,9 @@ def long_path_length(config: Any) -> int:
 
 
 def check_paths(model: PreTrainedModel) -> Tensor:
-    """Token ids of the three paths of the check tree, [3, 20]; the shorter ones are filled up.
+    """Return token ids of the three paths of the check tree, [3, 20]; shorter ones are padded.
 
-    A padding token is among them: some models give the tokens after one other positions.
+    A padding token is among them, because some models shift the positions after one.
     """
     paths = _some_ids(_PATHS * LONGEST, model).reshape(_PATHS, LONGEST)
     filler = getattr(model.config.get_text_config(), "pad_token_id", None)
@@ -121,10 +122,10 @@ def _n_ids(model: PreTrainedModel) -> int:
 
 
 def _plain_logits(model: PreTrainedModel, paths: Tensor, every: int = 1) -> Tensor:
-    """Return the logits of paths [B, T], of every so many tokens: float32 [B, n, V] on the host."""
+    """Return logits of paths [B, T], of every `every`th token: float32 [B, n, V] on the host."""
     try:
-        found = model(input_ids=paths.to(model.device), use_cache=False).logits
-        own = found[:, ::every].float().cpu()
+        logits = model(input_ids=paths.to(model.device), use_cache=False).logits
+        own = logits[:, ::every].float().cpu()
     except Exception as error:
         raise ModelLoadError(
             f"{type(model).__name__} failed on a first forward: {type(error).__name__}: {error}"
@@ -142,8 +143,8 @@ def _plain_logits(model: PreTrainedModel, paths: Tensor, every: int = 1) -> Tens
 def check_tree(engine: TorchEngine, own: PlainOutputs) -> None:
     """Run the check tree, and the long path if there is one; compare with the model's own forward.
 
-    Raises: PrefixCachingUnsupported if they differ: the model does something that the hook does not
-    support, or a kernel is wrong here.
+    Raises: PrefixCachingUnsupported if they differ: the model does something that the attention
+    hook does not support, or a kernel is wrong on this device.
     """
     n_steps = 1 if own.far is None else _STEPS
     try:
@@ -153,7 +154,7 @@ def check_tree(engine: TorchEngine, own: PlainOutputs) -> None:
                 _compare(got, want, engine.model)
     except PrefixCachingUnsupported:
         raise
-    except (ForwardError, RuntimeError) as error:  # a card may tell later than it fails
+    except (ForwardError, RuntimeError) as error:  # a GPU reports some errors later
         if is_out_of_memory(error):
             raise ModelLoadError(
                 f"there is no memory left to run {type(engine.model).__name__} with: {error}"
@@ -172,13 +173,11 @@ def _compare(got: Tensor, want: Tensor, model: PreTrainedModel) -> None:
 
 
 def difference(got: Tensor, want: Tensor, model: PreTrainedModel) -> tuple[float, float]:
-    """Return how far logits [n, V] are from those wanted, relative to their spread, and how far
-    they may be.
-    """
+    """Return the error of logits [n, V] relative to their spread, and the allowed error."""
     spread = (want - want.mean(-1, keepdim=True)).square().mean().sqrt()
     errors = (got - want).square().mean(-1).sqrt() / spread.clamp_min(1e-6)
-    # In half precision a router may send a token to another expert for a last bit: a lone position
-    # may then differ. What the engine does not know of a model is wrong at most positions.
+    # In half precision, one bit may change a router's expert, so single positions may differ. A
+    # feature that the engine does not support changes nearly all positions.
     if quantised(model):
         return float(errors.median()), _QUANTISED_TOLERANCE
     error = errors.max() if model.dtype == torch.float32 else errors.median()
@@ -186,7 +185,7 @@ def difference(got: Tensor, want: Tensor, model: PreTrainedModel) -> tuple[float
 
 
 def _run_tree(engine: TorchEngine, own: PlainOutputs, n_steps: int) -> tuple[Tensor, Tensor]:
-    """Trunk, two chunks below it, then so many tokens at each of three tips: logits, and own."""
+    """Run a trunk, two chunks below it, then `n_steps` tokens at three tips; return both logits."""
     paths: list[list[int]] = own.paths.tolist()
     store = engine.fragments
     trunk, *chunks = (store.new(None) for _ in range(1 + len(_CHUNKS)))
@@ -218,27 +217,27 @@ def _run_tree(engine: TorchEngine, own: PlainOutputs, n_steps: int) -> tuple[Ten
 
 
 def _run_far(engine: TorchEngine, path: list[int], own: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """The long path in one step; then tokens of it again, below what they followed: logits, own."""
+    """Run the long path in one step, then tokens of it again; yield logits and own."""
     fragment = engine.fragments.new(None)
     places = range(0, len(path), _EVERY)
     lonely = places[1:][-_LONELY:]
     crowded = places[1 : -len(lonely)][-_CROWDED:]
 
-    def again(at: int) -> Row:
+    def repeat(at: int) -> Row:
         return Row((Span(fragment, at),), path[at : at + 1], at, None, (0,))
 
     try:
         first = engine.forward([Row((), path, 0, fragment, tuple(places))])
         yield _stacked(first, len(places)), own
         for chosen, n in ((lonely, 1), (crowded, _CROWD)):
-            met = [at for at in chosen for _ in range(n)]
-            if met:
-                found = _stacked(engine.forward(list(map(again, met))), len(met))
-                yield found, own[[at // _EVERY for at in met]]
+            positions = [at for at in chosen for _ in range(n)]
+            if positions:
+                output = engine.forward(list(map(repeat, positions)))
+                yield _stacked(output, len(positions)), own[[at // _EVERY for at in positions]]
         if not lonely:
             return
         with engine.fragments.small_chunks():
-            output = engine.forward(list(map(again, lonely[-1:])))
+            output = engine.forward(list(map(repeat, lonely[-1:])))
         yield _stacked(output, 1), own[[lonely[-1] // _EVERY]]
         n_kv = min(shape.n_heads for shape, _ in engine.fragments.layout.groups)
         for at, above in ((lonely[0], (Span(fragment, lonely[0]),)), (0, ())):

@@ -1,4 +1,4 @@
-"""How the linear weights of a model lie in memory: by column, packed, or side by side."""
+"""Memory layout of linear weights: by column, packed for oneDNN, or merged with siblings."""
 
 from __future__ import annotations
 
@@ -27,18 +27,19 @@ from .weights.upcast import is_widened
 
 _log = logging.getLogger("weft.engines.torch")
 
-# A float32 model whose largest layer has fewer numbers has its weights by column, too, for fewer
-# rows than FEW: there a call of oneDNN costs it more than the product.
-LEAST_NUMBERS = 1 << 19
+# A float32 model whose largest layer has fewer numbers also keeps its weights by column, for fewer
+# than FEW rows: a call of oneDNN costs more than such a product.
+MIN_NUMBERS = 1 << 19
 FEW = 16
-_AT_ONCE = 16  # bytes
+_ALIGN_BYTES = 16  # of GPU reads
 _TIMED_NUMBERS = 1 << 25  # of the largest layer whose product is timed
 
 
 def optimize_layout(model: PreTrainedModel, packed_weights: bool | None) -> None:
-    """Store the linear weights of a model that we loaded as products of few rows read them best.
+    """Store the linear weights of a model that the engine loaded so that products of few rows are
+    fast.
 
-    packed_weights: see `TorchEngine.load`. Raises: ConfigError where it is True and has no effect.
+    packed_weights: see `TorchEngine.load`. Raises: ConfigError if it is True and has no effect.
     """
     if packed_weights:
         pack_or_raise(model, keep=False)
@@ -55,8 +56,9 @@ def optimize_layout(model: PreTrainedModel, packed_weights: bool | None) -> None
 
 
 def upcast_on_use(model: PreTrainedModel) -> None:
-    """Let the weights of a model that was handed over be widened as they are met, where this CPU
-    has no products with them. They stay where they are, and are there once.
+    """Upcast the weights of a shared model while they are used, if this CPU has no 16-bit products.
+
+    The weights stay in place, and are in memory once.
     """
     if is_widened(model.dtype):
         pack(model, keep=True, twice=False)
@@ -68,11 +70,11 @@ def _is_small(model: PreTrainedModel) -> bool:
     output = model.get_output_embeddings()
     layers: list[Any] = [each for each in model.modules() if type(each) in (nn.Linear, Conv1D)]
     numbers = [layer.weight.numel() for layer in layers if layer is not output]
-    return max(numbers, default=0) < LEAST_NUMBERS
+    return max(numbers, default=0) < MIN_NUMBERS
 
 
 def pack_or_raise(model: PreTrainedModel, *, keep: bool) -> None:
-    """Pack as `pack` does. Raises: ConfigError for a model that is not packed."""
+    """Pack as `pack` does. Raises: ConfigError if nothing can be packed."""
     if not pack(model, keep=keep):
         raise ConfigError(
             f"packed_weights has no effect on {type(model).__name__} in {model.dtype} on"
@@ -83,12 +85,16 @@ def pack_or_raise(model: PreTrainedModel, *, keep: bool) -> None:
 
 @torch.inference_mode(False)
 def pack(model: PreTrainedModel, *, keep: bool, few: int = 0, twice: bool = True) -> bool:
-    """Pack the weights of linear layers and experts for oneDNN, where only their modules read them.
+    """Pack the weights of linear layers and experts for oneDNN, if only their modules read them.
 
-    keep: the weights stay where they are, too; else only that of an output layer that is the
-    embedding, and those that are widened as they lie. few: see `PackedLinear`; experts, which are
-    met by few rows each, stay then. twice: False leaves out what would be in memory twice; the log
-    says what is. Returns whether any are packed.
+    Args:
+        keep: keep the original weights, too. Without it, only an output layer that is also the
+            embedding keeps them, and weights that are upcast.
+        few: see `PackedLinear`. Experts are then not packed, because each has few rows.
+        twice: False skips weights that would be in memory twice.
+
+    Returns:
+        True if any weights are packed.
     """
     n_experts, n_bytes = (0, 0) if few else pack_experts(model, keep=keep, twice=twice)
     places = _linear_layers(model)
@@ -100,12 +106,12 @@ def pack(model: PreTrainedModel, *, keep: bool, few: int = 0, twice: bool = True
             return False
     looked_up = model.get_input_embeddings().weight
     copied = {place for place in places if _is_copied(getattr(*place), keep)}
-    copying_out = {id(getattr(*place).weight) for place in copied} - {id(looked_up)}
+    replaced = {id(getattr(*place).weight) for place in copied} - {id(looked_up)}
     files = MappedFiles()
-    if not keep and (copying_out or n_bytes):
-        _leave_the_file(model, copying_out, files)
+    if not keep and (replaced or n_bytes):
+        _leave_the_file(model, replaced, files)
     n_twice, largest = n_bytes if keep else 0, None
-    for place in places:  # each weight goes when its copy is there
+    for place in places:  # free each weight once its copy exists
         layer = getattr(*place)
         stays = keep or place not in copied or layer.weight is looked_up
         n_twice += layer.weight.nbytes if stays and place in copied else 0
@@ -119,8 +125,8 @@ def pack(model: PreTrainedModel, *, keep: bool, few: int = 0, twice: bool = True
         time_filling(largest)
     if n_twice:
         _log.info(
-            "%d MB of the weights of %s are in memory twice, as they lay and packed for oneDNN;"
-            " packed_weights=False holds them once, and is slower",
+            "%d MB of the weights of %s are in memory twice, unpacked and packed for oneDNN;"
+            " packed_weights=False stores them once, and is slower",
             n_twice >> 20,
             type(model).__name__,
         )
@@ -134,17 +140,18 @@ def _timing_rank(layer: PackedLinear) -> int:
 
 
 def _is_copied(layer: nn.Module, keep: bool) -> bool:
-    """Whether a layer is packed in memory of its own: one that is widened is met as it lies, but
-    for GPT-2's kind, whose weight is turned where it need not stay.
+    """Return True if packing copies a layer's weight.
+
+    Upcast weights are used in place, except GPT-2's transposed ones if they need not stay.
     """
     weight: Any = layer.weight
     return not is_widened(weight.dtype) or (type(layer) is Conv1D and not keep)
 
 
 def _linear_layers(model: PreTrainedModel) -> list[tuple[nn.Module, str]]:
-    """Return every linear layer that may be packed, as the module it is part of and its name there.
+    """Return the linear layers that may be packed, as (parent module, attribute name).
 
-    A layer with two places is left out: one would lose what the other has.
+    A layer with two parents is left out: packing would separate them.
     """
     places = [
         (parent, name)
@@ -157,27 +164,27 @@ def _linear_layers(model: PreTrainedModel) -> list[tuple[nn.Module, str]]:
     if not type(model).__module__.startswith("transformers.models.") or quantised(model):
         return []
     counts = Counter(id(getattr(*place)) for place in places)
-    alone = {
+    bare = {
         id(layer): layer
         for layer in (getattr(*place) for place in places)
         if counts[id(layer)] == 1 and _is_bare(layer)
     }
-    called = called_layers(model, list(alone.values())) if alone else set()
+    called = called_layers(model, list(bare.values())) if bare else set()
     return [place for place in places if id(getattr(*place)) in called]
 
 
 def _is_bare(layer: nn.Module) -> bool:
-    """Whether a layer is its weight and bias, and nothing more is done where it is called."""
-    held = [each for each in layer._parameters.values() if each is not None]
+    """Return True if a layer is its weight and bias, without hooks or a replaced forward."""
+    parameters = [each for each in layer._parameters.values() if each is not None]
     return (
-        all(is_plain_weight(each, (*TOLERANCE,)) for each in held)
+        all(is_plain_weight(each, (*TOLERANCE,)) for each in parameters)
         and not (layer._forward_hooks or layer._forward_pre_hooks)
         and "forward" not in layer.__dict__
     )
 
 
 def _can_pack(layers: Sequence[nn.Module]) -> bool:
-    """Whether products are right with packed weights of every shape that there is."""
+    """Return True if packed products are correct for every weight shape of the layers."""
     weights = [layer.weight.t() if type(layer) is Conv1D else layer.weight for layer in layers]
     shapes = {(weight.shape, weight.dtype): weight for weight in weights}
     return bool(shapes) and all(map(can_pack, shapes.values()))
@@ -185,37 +192,38 @@ def _can_pack(layers: Sequence[nn.Module]) -> bool:
 
 @torch.inference_mode(False)
 def store_by_column(model: PreTrainedModel) -> None:
-    """Store the weights of linear layers column by column, where that is faster: float32 on CPUs.
+    """Store float32 weights on a CPU column by column if that is faster. Values and shapes stay.
 
-    The numbers and shapes stay. A step of few rows is bound by reading them, and the product of a
-    row with a transposed weight reads them slowly: 1.5 times at one row, level from 16 on. Layers
-    of one input lie side by side, in one piece. A weight that is an embedding too stays, as its
-    rows are looked up. The other weights are copied as they lie.
+    A step of few rows is bound by reading weights, and a product with a transposed weight reads
+    them slowly: 1.5 times as long for one row, equal from 16 rows on. Layers with one input share
+    one piece of memory. Weights that are also embeddings stay by row. All other tensors are copied
+    as they are.
     """
-    laid: set[int] = set()
+    moved: set[int] = set()
     is_fused = is_known(model)
     modules = list(model.modules())
-    seen = {id(module.weight) for module in modules if isinstance(module, nn.Embedding)}
+    visited = {id(module.weight) for module in modules if isinstance(module, nn.Embedding)}
     for module in modules:
         children = dict(module.named_children())
         siblings = [[children.get(name) for name in names] for names in SIBLINGS]
         for layers in [*siblings, *([child] for child in children.values())]:
             weights = [layer.weight for layer in layers if type(layer) is nn.Linear]
-            if len(weights) == len(layers) and not any(id(weight) in seen for weight in weights):
-                seen.update(map(id, weights))
-                if _lay_together(weights):
-                    laid.update(map(id, weights))
-                    laid.update(map(id, _biases_together(layers) if is_fused else ()))
-    if laid:
-        _leave_the_file(model, laid, MappedFiles())
+            if len(weights) == len(layers) and not any(id(weight) in visited for weight in weights):
+                visited.update(map(id, weights))
+                if _join_columns(weights):
+                    moved.update(map(id, weights))
+                    moved.update(map(id, _biases_together(layers) if is_fused else ()))
+    if moved:
+        _leave_the_file(model, moved, MappedFiles())
         model.save_pretrained = UnmergedSave(model)
 
 
 @torch.inference_mode(False)
 def merge_sibling_weights(model: PreTrainedModel) -> None:
-    """Store the weights of layers of one input in one piece, and their biases in another.
+    """Store the weights of layers with one input in one piece of memory, and their biases in
+    another.
 
-    They are one product then. The numbers, shapes and strides stay.
+    They are one product then. Values, shapes and strides stay.
     """
     together = _by_name(model) if is_known(model) else _by_input(model)
     for layers in together:
@@ -223,27 +231,27 @@ def merge_sibling_weights(model: PreTrainedModel) -> None:
         _biases_together(layers)
     if together:
         model.save_pretrained = UnmergedSave(model)
-        if model.device.type == "cuda":  # where the weights lay apart is room for KV
+        if model.device.type == "cuda":  # free the memory of the separate weights for KV
             with capturing:
                 torch.cuda.empty_cache()
 
 
 def _by_name(model: PreTrainedModel) -> list[list[nn.Linear]]:
-    """Return the layers of one input of a model that runs fused, in the order it asks for."""
-    found: list[list[nn.Linear]] = []
+    """Return the layers with one input of a model that the fused decoder runs, in its order."""
+    groups: list[list[nn.Linear]] = []
     for module in model.modules():
         children: dict[str, Any] = dict(module.named_children())
         for names in SIBLINGS:
             layers = [children.get(name) for name in names]
             if all(type(layer) is nn.Linear for layer in layers):
-                found.append(layers)
-    return found
+                groups.append(layers)
+    return groups
 
 
 def _by_input(model: PreTrainedModel) -> list[list[nn.Linear]]:
-    """Return the layers of one input of any other model, as far as their weights are alike.
+    """Return the layers with one input of any other model, if their weights have one dtype.
 
-    Not those of so few numbers that what all make of a token would not begin where a card reads.
+    Small layers are left out if their outputs would not start at 16 bytes.
     """
     if not type(model).__module__.startswith("transformers.models.") or quantised(model):
         return []
@@ -251,28 +259,29 @@ def _by_input(model: PreTrainedModel) -> list[list[nn.Linear]]:
     layers = [
         each for each in model.modules() if type(each) is nn.Linear and _can_be_moved(each, uses)
     ]
-    found: list[list[nn.Linear]] = []
+    groups: list[list[nn.Linear]] = []
     for alike in shared_input_groups(model, layers) if layers else ():
         by_kind: dict[Any, list[nn.Linear]] = defaultdict(list)
-        for each in alike:
-            if len(each.weight) * each.weight.element_size() % _AT_ONCE == 0:
-                by_kind[each.weight.dtype, each.weight.device, each.bias is None].append(each)
-        found += [kind for kind in by_kind.values() if len(kind) > 1]
-    return found
+        for layer in alike:
+            weight = layer.weight
+            if len(weight) * weight.element_size() % _ALIGN_BYTES == 0:
+                by_kind[weight.dtype, weight.device, layer.bias is None].append(layer)
+        groups += [kind for kind in by_kind.values() if len(kind) > 1]
+    return groups
 
 
 def _can_be_moved(layer: nn.Linear, uses: Counter[int]) -> bool:
-    """Whether a layer is its weight and bias by row, nobody else's, and nothing more is done."""
-    held = [each for each in layer._parameters.values() if each is not None]
+    """Return True if a layer is an unshared, contiguous weight and bias, without hooks."""
+    weights = [each for each in layer._parameters.values() if each is not None]
     return (
-        all(type(w) is nn.Parameter and w.is_contiguous() and uses[id(w)] == 1 for w in held)
+        all(type(w) is nn.Parameter and w.is_contiguous() and uses[id(w)] == 1 for w in weights)
         and not (layer._forward_hooks or layer._forward_pre_hooks)
         and "forward" not in layer.__dict__
     )
 
 
 def _biases_together(layers: Sequence[nn.Linear]) -> list[Tensor]:
-    """Let the biases of layers be one piece, if all have one; return them then."""
+    """Store the biases of layers in one piece if all have one; return them then."""
     biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
     if len(biases) < len(layers):
         return []
@@ -281,9 +290,9 @@ def _biases_together(layers: Sequence[nn.Linear]) -> list[Tensor]:
 
 
 def _put_together(tensors: Sequence[Tensor]) -> None:
-    """Let tensors be parts of one piece, one after the other, each in one stretch of it."""
-    whole = torch.cat([tensor.data for tensor in tensors])
-    for tensor, part in zip(tensors, whole.split([len(t) for t in tensors]), strict=True):
+    """Make tensors adjacent parts of one piece of memory."""
+    merged = torch.cat([tensor.data for tensor in tensors])
+    for tensor, part in zip(tensors, merged.split([len(t) for t in tensors]), strict=True):
         tensor.data = part
 
 
@@ -297,10 +306,10 @@ def _leave_the_file(model: PreTrainedModel, copied: set[int], files: MappedFiles
 
 
 class UnmergedSave:
-    """`save_pretrained` of a model whose weights lie by column or side by side: Transformers writes
-    no such ones.
+    """`save_pretrained` of a model with column-major or merged weights, which Transformers cannot
+    save.
 
-    It gives copies of them, so the weights are in memory twice while it saves.
+    It passes copies, so the weights are in memory twice while it saves.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -322,20 +331,20 @@ class UnmergedSave:
 
 
 def _alone(weight: Tensor) -> Tensor:
-    """Return the weight by row, and alone in its memory if it was with its siblings there."""
+    """Return the weight by row, in memory of its own."""
     if weight.untyped_storage().nbytes() == weight.nbytes:
         return weight.contiguous()
     return weight.clone(memory_format=torch.contiguous_format)
 
 
-def _lay_together(weights: Sequence[Tensor]) -> bool:
-    """Let weights [out, in] of one `in` be parts of one piece that holds column after column.
+def _join_columns(weights: Sequence[Tensor]) -> bool:
+    """Make weights [out, in] of one input adjacent parts of one column-major piece.
 
-    False where they stay as they lie.
+    False if they stay as they are.
     """
     if not all(map(is_plain_weight, weights)) or len({weight.shape[1] for weight in weights}) > 1:
         return False
-    whole = torch.cat([weight.data.t() for weight in weights], 1).t()
-    for weight, part in zip(weights, whole.split([len(w) for w in weights]), strict=True):
+    merged = torch.cat([weight.data.t() for weight in weights], 1).t()
+    for weight, part in zip(weights, merged.split([len(w) for w in weights]), strict=True):
         weight.data = part
     return True

@@ -1,4 +1,4 @@
-"""The torch engine for models whose KV cannot be held by tokens: every row runs its whole path."""
+"""The torch engine for models whose KV cannot be cached by tokens: each row runs its full path."""
 
 from __future__ import annotations
 
@@ -34,16 +34,18 @@ _log = logging.getLogger("weft.engines.torch")
 Answer = TypeVar("Answer")
 
 _STATE_BYTES = 2 << 30  # of host memory, for states at the ends of paths
-_AS_PLAIN = 0.05  # of what else may differ: a path's logits hang on no cache
+_CACHE_TOLERANCE = 0.05  # of the tolerance of a load check: a cache must not change logits
 _STATE_SHARE = 0.4  # of the device memory that is free after loading
 
 
 class RecomputeEngine(TransformersEngine):
-    """A decoder-only Transformers model without KV of single tokens: ALiBi, recurrent, hybrid, or
-    with an attention of its own. `TorchEngine.load` and `adopt` make it.
+    """A decoder-only Transformers model without KV of single tokens.
 
-    A path that goes on from one that was run lately, or from the same place as others, goes on from
-    the model's own cache, if the load check finds that it can; any other is run whole.
+    Such models use ALiBi, are recurrent or hybrid, or have an attention of their own.
+    `TorchEngine.load` and `adopt` return this engine.
+
+    If the load check finds that the model can continue from its own cache, a path that extends a
+    recent one continues from there. Any other path runs in full.
     """
 
     fragments: None = None
@@ -57,18 +59,22 @@ class RecomputeEngine(TransformersEngine):
         fingerprint: str,
         state_bytes: int | None = None,
     ) -> None:
-        """Take over `model`, which nobody else uses any more. why: it has no KV of its tokens.
+        """Take over `model`; the caller must not use it any more.
 
-        state_bytes: of states at the ends of paths; 0 keeps none. None: 2 GiB of a host's memory,
-        40 % of what a device has free.
+        Args:
+            why: the reason why its KV cannot be cached by tokens.
+            state_bytes: maximum memory for cached states at path ends; 0 caches none. None: 2 GiB
+                of host memory, or 40 % of a device's free memory.
 
-        Raises: ModelLoadError where it does not run, Unsupported where it is no decoder.
+        Raises:
+            ModelLoadError: the model fails to run.
+            Unsupported: it is not a decoder.
         """
         super().__init__(model, n_ctx=n_ctx)
         if state_bytes is None:
             free = self._free_bytes()
             state_bytes = _STATE_BYTES if free is None else int(free * _STATE_SHARE)
-        self._seen = self.weights_version()
+        self._cached_version = self.weights_version()  # of the weights behind the states
         self._start(fingerprint, why, check_int("state_bytes", state_bytes, 0))
         self.info = replace(self.info, context_length=self._context_length)
         self._note_name()
@@ -76,20 +82,20 @@ class RecomputeEngine(TransformersEngine):
             "prefix caching disabled for %s: %s; %s",
             type(model).__name__,
             why,
-            "a path runs whole unless it goes on from a recent one"
+            "a path runs in full unless it extends a recent one"
             if self.info.caches_state
-            else "every step runs whole paths",
+            else "every step runs full paths",
         )
 
     # The protocol
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[Row]) -> TorchOutput:
-        """Run the rows' paths, as many in a model call as fit; see Engine.forward."""
+        """Run the rows' paths, with as many in a model call as fit; see Engine.forward."""
         picked: list[Tensor | None] = [None] * len(rows)
         scores: list[list[Score]] = [[] for _ in rows]
 
-        def pick(number: int, states: Tensor, start: int) -> None:
+        def on_states(number: int, states: Tensor, start: int) -> None:
             row = rows[number]
             if row.logits_at:
                 picked[number] = states[[at - start for at in row.logits_at]]
@@ -105,35 +111,35 @@ class RecomputeEngine(TransformersEngine):
             min([*row.logits_at, *(span.start for span in row.scores)], default=row.n_tokens - 1)
             for row in rows
         ]
-        return TorchOutput(self._run(rows, needed, pick, answer), scores, self._sampler)
+        return TorchOutput(self._run(rows, needed, on_states, answer), scores, self._sampler)
 
     @torch.inference_mode()
     def hidden_states(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
         """Run rows and return the base model's last hidden states; see Engine.hidden_states."""
         if not self.info.n_embd:
             return super().hidden_states(rows)
-        found: dict[int, NDArray[np.float32]] = {}
+        by_row: dict[int, NDArray[np.float32]] = {}
 
-        def pick(number: int, states: Tensor, start: int) -> None:
-            found[number] = states[: rows[number].n_tokens].float().cpu().numpy()
+        def on_states(number: int, states: Tensor, start: int) -> None:
+            by_row[number] = states[: rows[number].n_tokens].float().cpu().numpy()
 
         needed = [0] * len(rows)
-        return self._run(rows, needed, pick, lambda: [found[n] for n in range(len(rows))])
+        return self._run(rows, needed, on_states, lambda: [by_row[n] for n in range(len(rows))])
 
     def n_tokens_to_run(self, tokens: Sequence[int], first: int, adapter: str | None) -> int:
-        """Return how many tokens follow those whose state is kept; see Engine.n_tokens_to_run."""
+        """Return the number of tokens after the last cached state; see Engine.n_tokens_to_run."""
         ends = self._runner.states
         end = None if ends is None else ends.find(adapter, tuple(tokens), first)
         return len(tokens) - (0 if end is None else end.length)
 
     def clear_caches(self) -> None:
-        """Forget the states at the ends of paths."""
+        """Remove the cached states."""
         self._distrust_version()
         if self._runner.states is not None:
             self._runner.states.clear()
 
     def remove_adapter(self, name: str) -> None:
-        """Forget an adapter, and what was computed with it; rows that still name it are refused."""
+        """Remove an adapter and all cached states; rows that still name it fail."""
         super().remove_adapter(name)
         self.clear_caches()
 
@@ -147,9 +153,9 @@ class RecomputeEngine(TransformersEngine):
 
     @torch.inference_mode()
     def _start(self, fingerprint: str, why: str, state_bytes: int) -> None:
-        """Hold rows of uneven length beside each other against the model's own plain forward."""
+        """Compare rows of different lengths in one batch with the model's own plain forward."""
         model = self.model
-        # Transformers tells which faster kernels are not installed.
+        # Transformers warns about faster kernels that are not installed.
         with quiet_transformers(), self._threads.limited(1, "plain"):
             paths, own, *_ = PlainOutputs.from_model(model, self._max_positions)
         self._head, n_embd = _head_of(model, paths[0], own[0])
@@ -193,8 +199,9 @@ class RecomputeEngine(TransformersEngine):
         self._check_draws(output.dtype)
 
     def _can_cache_states(self, paths: Tensor, own: Tensor) -> bool:
-        """Whether the model goes on from its own cache as in its plain forward: after paths are
-        forked and come in another order, then as they are.
+        """Return True if the model continues from its own cache as in its plain forward.
+
+        The check forks and reorders paths, then continues them in order.
         """
         runner = SequenceRunner(self._head, self._device)
         runner.states = StateCache(1 << 62)
@@ -203,19 +210,21 @@ class RecomputeEngine(TransformersEngine):
             for n, order in ((begun, (0, 1, 2)), (begun + 1, (2, 0, 1)), (begun + 2, (2, 0, 1))):
                 got: dict[int, Tensor] = {}
 
-                def pick(number: int, states: Tensor, start: int, got: Any = got) -> None:
+                def on_states(number: int, states: Tensor, start: int, got: Any = got) -> None:
                     got[number] = self._head.logits(states[-1:])[0].float().cpu()
 
-                runner.run([tuple(paths[i, :n].tolist()) for i in order], [n - 1] * 3, None, pick)
-                found = torch.stack([got[number] for number in range(3)])
+                runner.run(
+                    [tuple(paths[i, :n].tolist()) for i in order], [n - 1] * 3, None, on_states
+                )
+                logits = torch.stack([got[number] for number in range(3)])
                 want = torch.stack([own[i, n - 1] for i in order])
-                error, allowed = difference(found, want, self.model)
+                error, allowed = difference(logits, want, self.model)
                 if self.model.dtype == torch.float32:  # some caches round otherwise, by design
-                    allowed *= _AS_PLAIN
+                    allowed *= _CACHE_TOLERANCE
                 if not error <= allowed:
                     return False
         except Exception as error:
-            _log.debug("no state of a path is kept: %r", error)
+            _log.debug("states of paths cannot be cached: %r", error)
             return False
         return len(runner.states) > 0
 
@@ -225,20 +234,20 @@ class RecomputeEngine(TransformersEngine):
         self,
         rows: Sequence[Row],
         needed: Sequence[int],
-        pick: OnStates,
+        on_states: OnStates,
         answer: Callable[[], Answer],
     ) -> Answer:
-        """Run rows; `pick` is told each one's states [T, E], and `answer` is what is given."""
+        """Run rows. `on_states` receives the states [T, E], `answer` makes the result."""
         self._check_model()
         check_rows(rows)
         if any(row.prefix or row.kv_out is not None for row in rows):
             raise ForwardError(
-                f"{self.info.model} has no KV that fragments could hold: rows carry whole paths"
+                f"{self.info.model} has no KV for fragments: rows must carry full paths"
             )
         tokens = [tuple(row_tokens(row, self.info)) for row in rows]
         if self.weights_version() != self._seen:
             self.clear_caches()
-            self._seen = self.weights_version()
+            self._cached_version = self.weights_version()
         adapter = rows[0].adapter if rows else None
         self._lora.use(adapter)
 
@@ -246,7 +255,7 @@ class RecomputeEngine(TransformersEngine):
 
         try:
             with self._threads.limited(n_tokens), on_engine_stream(self._device):
-                self._runner.run(tokens, needed, adapter, pick)
+                self._runner.run(tokens, needed, adapter, on_states)
                 return answer()
         except WeftError:
             raise
@@ -260,16 +269,16 @@ def _why_not_causal(model: PreTrainedModel) -> str:
         return "it is no decoder, and cannot continue text"
     more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
     return (
-        f"it has hooks on {', '.join(paths[:3])}{more}, and one that looks at where a token stands"
-        " in a call (the last one, say) is run on all: take such hooks off, or have them treat each"
-        " token alike"
+        f"it has hooks on {', '.join(paths[:3])}{more}, and a hook must not depend on a token's"
+        " index in a call (such as the last one): remove such hooks, or make them treat each token"
+        " alike"
     )
 
 
 def _head_of(model: PreTrainedModel, ids: Tensor, own: Tensor) -> tuple[Head | IdentityHead, int]:
-    """Return what gives a model's states and their logits, and the numbers of a state.
+    """Return a model's head and the width of a state.
 
-    A head whose logits are not `own`, the model's of `ids`, is no part of it by itself.
+    A head whose logits differ from `own`, the model's logits of `ids`, cannot be separated.
     """
     try:
         head = Head(model)
@@ -278,5 +287,5 @@ def _head_of(model: PreTrainedModel, ids: Tensor, own: Tensor) -> tuple[Head | I
         if error <= allowed:
             return head, states.shape[-1]
     except Exception as error:
-        _log.debug("%s is run whole: %r", type(model).__name__, error)
+        _log.debug("the head of %s cannot be separated: %r", type(model).__name__, error)
     return IdentityHead(model), 0

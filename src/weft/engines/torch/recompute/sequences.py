@@ -1,4 +1,4 @@
-"""Which paths run together: whole ones side by side, those whose ends are known as they go on."""
+"""Batches of paths for one forward: full paths together, and paths that continue a cached state."""
 
 from __future__ import annotations
 
@@ -23,106 +23,111 @@ OnStates = Callable[[int, Tensor, int], None]
 
 
 class SequenceRunner:
-    """Runs paths on a model. ends: the states after recent ones; None where none are kept."""
+    """Runs paths on a model. states: cache of the states after recent paths; None: disabled."""
 
     def __init__(self, head: Head | IdentityHead, device: torch.device) -> None:
         self.head = head
         self.states: StateCache | None = None
         self._device = device
-        self._most = CALL_TOKENS.get(device.type, max(CALL_TOKENS.values()))
-        self._least = CALL_COST.get(device.type, max(CALL_COST.values()))
+        self._max_tokens = CALL_TOKENS.get(device.type, max(CALL_TOKENS.values()))
+        self._min_cost = CALL_COST.get(device.type, max(CALL_COST.values()))
         self._cache_name = cache_name(head.base)
 
     @property
     def can_cache_states(self) -> bool:
-        """Whether the model takes a cache that it has given."""
+        """True if the model accepts a cache that it returned."""
         return bool(self._cache_name)
 
     def run(
-        self, tokens: Sequence[Ids], needed: Sequence[int], adapter: str | None, pick: OnStates
+        self, tokens: Sequence[Ids], needed: Sequence[int], adapter: str | None, on_states: OnStates
     ) -> None:
-        """Run paths, equal ones once, and those that begin others with these.
+        """Run paths. Equal paths run once, together with paths that are their prefixes.
 
-        `pick` is told each one's number, its states [n, E], and the position of the first of them:
-        that which is `needed` of it, or an earlier one.
+        Args:
+            needed: by path, the first position whose state is needed.
+            on_states: receives each path's number, its states [n, E], and the position of the first
+                of them, which is at most the needed one.
         """
         rows = rows_of(tokens)
-        groups = self._known(rows, needed, adapter)
+        groups = self._cached(rows, needed, adapter)
         n_groups = Counter(batch for batch, _ in groups)
-        for (batch, n_new), ends in groups.items():
-            paths = [FullSequence(ids, rows.pop(ids)) for ids in ends]
-            taken = [end.row for end in ends.values()]
+        for (batch, n_new), states in groups.items():
+            paths = [FullSequence(ids, rows.pop(ids)) for ids in states]
+            batch_rows = [state.row for state in states.values()]
+            is_only = n_groups[batch] == 1
             self._continue_from_states(
-                batch, taken, paths, n_new, adapter, pick, alone=n_groups[batch] == 1
+                batch, batch_rows, paths, n_new, adapter, on_states, is_only_user=is_only
             )
-        least = None if self.states is None else self._least
-        for paths in calls(rows, self._most, least):
-            self._run_full(paths, adapter, pick)
+        min_cost = None if self.states is None else self._min_cost
+        for paths in calls(rows, self._max_tokens, min_cost):
+            self._run_full(paths, adapter, on_states)
 
-    def _known(
+    def _cached(
         self, rows: Rows, needed: Sequence[int], adapter: str | None
     ) -> dict[tuple[StateBatch, int], dict[Ids, CachedState]]:
-        """Return what goes on from known ends, where that is cheaper than to run it whole.
+        """Return the paths that continue cached states, if that is cheaper than full runs.
 
-        Grouped by whose rows of the cache they are, and how many tokens are new.
+        Grouped by the batch of the state and the number of new tokens.
         """
         groups: dict[tuple[StateBatch, int], dict[Ids, CachedState]] = {}
         if self.states is None:
             return groups
         for ids, numbers in rows.items():
-            most = min(len(ids) - 1, *(needed[number] for number in numbers))
-            end = self.states.find(adapter, ids, most)
-            if end is not None:
-                groups.setdefault((end.batch, len(ids) - end.length), {})[ids] = end
+            max_length = min(len(ids) - 1, *(needed[number] for number in numbers))
+            state = self.states.find(adapter, ids, max_length)
+            if state is not None:
+                groups.setdefault((state.batch, len(ids) - state.length), {})[ids] = state
         budget = self.states.budget_bytes
         return {
-            (batch, n_new): ends
-            for (batch, n_new), ends in groups.items()
-            if max(len(ends), self._least) * n_new < sum(map(len, ends))
-            and len(ends) * batch.row_bytes <= budget
+            (batch, n_new): states
+            for (batch, n_new), states in groups.items()
+            if max(len(states), self._min_cost) * n_new < sum(map(len, states))
+            and len(states) * batch.row_bytes <= budget
         }
 
     def _continue_from_states(
         self,
         batch: StateBatch,
-        taken: Sequence[int],
+        batch_rows: Sequence[int],
         paths: Sequence[FullSequence],
         n_new: int,
         adapter: str | None,
-        pick: OnStates,
+        on_states: OnStates,
         *,
-        alone: bool,
+        is_only_user: bool,
     ) -> None:
         """Run the last `n_new` tokens of paths after rows of a batch, one at a time.
 
-        Not all caches take more at once: recurrent ones begin anew then.
+        Not all caches accept several tokens: recurrent ones restart then.
         """
         assert self.states is not None
-        cache: Any = self.states.take(batch, taken, alone=alone)
-        found = []
+        cache: Any = self.states.take(batch, batch_rows, is_only_user=is_only_user)
+        parts = []
         ids = torch.tensor([path.ids[-n_new:] for path in paths], device=self._device)
         for column in ids.split(1, 1):
             given = {self._cache_name: cache, "use_cache": True}
             states, output = self.head.run(column, **given)
             cache = getattr(output, self._cache_name, None)
-            found.append(states)
+            parts.append(states)
         self._keep(cache, paths, adapter)
-        for path, states in zip(paths, torch.cat(found, 1), strict=True):
+        for path, states in zip(paths, torch.cat(parts, 1), strict=True):
             for number in path.rows:
-                pick(number, states, len(path.ids) - n_new)
+                on_states(number, states, len(path.ids) - n_new)
 
-    def _run_full(self, paths: Sequence[FullSequence], adapter: str | None, pick: OnStates) -> None:
-        """Run paths side by side, padded on the right, which no decoder sees."""
+    def _run_full(
+        self, paths: Sequence[FullSequence], adapter: str | None, on_states: OnStates
+    ) -> None:
+        """Run full paths in one batch, padded on the right; decoders do not see it."""
         longest = max(len(path.ids) for path in paths)
         padded = [[*path.ids, *path.ids[-1:] * (longest - len(path.ids))] for path in paths]
         is_even = self.states is not None and all(len(path.ids) == longest for path in paths)
         ids = torch.tensor(padded, device=self._device)
         states, output = self.head.run(ids, use_cache=is_even)
         if is_even:
-            self._keep(getattr(output, self._cache_name, None), paths, adapter, first_hand=True)
-        for path, of_path in zip(paths, states, strict=True):
+            self._keep(getattr(output, self._cache_name, None), paths, adapter, is_full_run=True)
+        for path, path_states in zip(paths, states, strict=True):
             for number in path.rows:
-                pick(number, of_path, 0)
+                on_states(number, path_states, 0)
 
     def _keep(
         self, cache: Any, paths: Sequence[FullSequence], adapter: str | None, **how: bool

@@ -1,7 +1,7 @@
-"""The states at the ends of recent paths, as the model's own cache has them.
+"""LRU cache of the model's own cache objects at the ends of recent paths.
 
-A cache of Transformers is a batch of paths of one length, and goes on only at its end. So no tree
-can be made of it; but a path that grows by a token need not run again, and a fork is a copied row.
+A cache object of Transformers is a batch of paths of one length, and can only be extended. It
+cannot form a tree. But a path that grows by a token need not run again, and a fork copies a row.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ Key = tuple[str | None, Ids]  # an adapter, and a path
 
 
 class StateBatch:
-    """Paths of one length, a row of the cache each. first_hand: it was made by whole paths."""
+    """Paths of one length, one row of the cache object each.
 
-    __slots__ = ("cache", "first_hand", "keys", "n_bytes")
+    is_full_run: full paths produced it, so dropping it would be expensive.
+    """
 
-    def __init__(self, cache: Cache, keys: Sequence[Key], *, first_hand: bool) -> None:
+    __slots__ = ("cache", "is_full_run", "keys", "n_bytes")
+
+    def __init__(self, cache: Cache, keys: Sequence[Key], *, is_full_run: bool) -> None:
         self.cache = cache
         self.keys = keys
-        self.first_hand = first_hand
+        self.is_full_run = is_full_run
         self.n_bytes = sum(tensor.nbytes for tensor in _tensors(cache))
 
     @property
@@ -37,7 +40,7 @@ class StateBatch:
 
 
 class CachedState(NamedTuple):
-    """Where a path or its beginning is known: a row of a batch, and how many tokens that has."""
+    """The cached state of a path or a prefix: a row of a batch, and the number of tokens."""
 
     batch: StateBatch
     row: int
@@ -45,32 +48,32 @@ class CachedState(NamedTuple):
 
 
 class StateCache:
-    """Batches, the least recently used out first, at most `budget_bytes` of them."""
+    """LRU cache of batches, with at most `budget_bytes` of memory."""
 
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
         self._batches: OrderedDict[StateBatch, None] = OrderedDict()
-        self._ends: dict[Key, CachedState] = {}
-        self._lengths: dict[int, int] = {}  # how many batches have paths of a length
+        self._states: dict[Key, CachedState] = {}
+        self._lengths: dict[int, int] = {}  # number of batches by path length
         self._used_bytes = 0
 
     def __len__(self) -> int:
         return len(self._batches)
 
-    def find(self, adapter: str | None, ids: Ids, most: int) -> CachedState | None:
-        """Return the longest beginning of a path that is known, of at most `most` tokens."""
+    def find(self, adapter: str | None, ids: Ids, max_length: int) -> CachedState | None:
+        """Return the state of the longest cached prefix with at most `max_length` tokens."""
         for length in sorted(self._lengths, reverse=True):
-            if length <= most:
-                end = self._ends.get((adapter, ids[:length]))
-                if end is not None:
-                    return end
+            if length <= max_length:
+                state = self._states.get((adapter, ids[:length]))
+                if state is not None:
+                    return state
         return None
 
-    def keep(self, cache: Any, keys: Sequence[Key], *, first_hand: bool = False) -> None:
-        """Keep the states after paths of one length; older ones go where there is no room."""
+    def keep(self, cache: Any, keys: Sequence[Key], *, is_full_run: bool = False) -> None:
+        """Store the states after paths of one length; evict older ones if needed."""
         if not isinstance(cache, Cache):
             return
-        batch = StateBatch(cache, keys, first_hand=first_hand)
+        batch = StateBatch(cache, keys, is_full_run=is_full_run)
         if batch.n_bytes > self.budget_bytes:
             return
         self.make_room(batch.n_bytes)
@@ -79,34 +82,36 @@ class StateCache:
         length = len(keys[0][1])
         self._lengths[length] = self._lengths.get(length, 0) + 1
         for row, key in enumerate(keys):
-            self._ends[key] = CachedState(batch, row, length)
+            self._states[key] = CachedState(batch, row, length)
 
-    def take(self, batch: StateBatch, rows: Sequence[int], *, alone: bool) -> Cache:
-        """Return a cache of these rows of a batch, which may go on: a copy, or the batch itself
-        where all of it goes on and no whole path need be run for it again.
+    def take(self, batch: StateBatch, rows: Sequence[int], *, is_only_user: bool) -> Cache:
+        """Return a cache object of these rows that may be extended.
 
-        alone: nobody else takes rows of it now.
+        It is a copy, or the batch itself if all its rows continue and a full run need not be
+        repeated.
+
+        is_only_user: no other group of this forward uses the batch.
         """
-        if batch not in self._batches:  # there was no room for it any more
+        if batch not in self._batches:  # evicted meanwhile
             return selected(batch.cache, rows)
-        is_whole = list(rows) == list(range(len(batch.keys)))
-        if alone and is_whole and not batch.first_hand:
-            self._forget(batch)
+        is_complete = list(rows) == list(range(len(batch.keys)))
+        if is_only_user and is_complete and not batch.is_full_run:
+            self._evict(batch)
             return batch.cache
         self._batches.move_to_end(batch)
         return selected(batch.cache, rows)
 
     def make_room(self, n_bytes: int) -> None:
-        """Forget the least recently used until there is room for so many bytes."""
+        """Evict the least recently used batches until `n_bytes` fit."""
         while self._batches and self._used_bytes + n_bytes > self.budget_bytes:
-            self._forget(next(iter(self._batches)))
+            self._evict(next(iter(self._batches)))
 
     def clear(self) -> None:
-        """Forget all."""
+        """Evict all batches."""
         for batch in list(self._batches):
-            self._forget(batch)
+            self._evict(batch)
 
-    def _forget(self, batch: StateBatch) -> None:
+    def _evict(self, batch: StateBatch) -> None:
         del self._batches[batch]
         self._used_bytes -= batch.n_bytes
         length = len(batch.keys[0][1])
@@ -114,15 +119,15 @@ class StateCache:
         if not self._lengths[length]:
             del self._lengths[length]
         for key in batch.keys:
-            end = self._ends.get(key)
-            if end is not None and end.batch is batch:  # else it was kept again
-                del self._ends[key]
+            state = self._states.get(key)
+            if state is not None and state.batch is batch:  # else a newer batch has this path
+                del self._states[key]
 
 
 def selected(cache: Cache, rows: Sequence[int]) -> Cache:
-    """Return a cache of some rows of another, in that order, any of them as often as named.
+    """Return a cache of these rows of another one, in this order, with repetitions.
 
-    Transformers reorders the rows of beams so; the layers of the other one stay as they are.
+    It uses Transformers' reordering of beams; the layers of the original do not change.
     """
     taken = copy.copy(cache)
     taken.layers = [_shell(layer) for layer in cache.layers]
@@ -132,7 +137,7 @@ def selected(cache: Cache, rows: Sequence[int]) -> Cache:
 
 
 def _shell(layer: Any) -> Any:
-    """A copy of a cache layer that shares its tensors until it is given others."""
+    """Return a copy of a cache layer that shares its tensors until they are replaced."""
     shell = copy.copy(layer)
     for name, value in vars(layer).items():
         if isinstance(value, dict | list):
@@ -141,8 +146,7 @@ def _shell(layer: Any) -> Any:
 
 
 def _tensors(cache: Cache) -> Iterator[Tensor]:
-    """Yield the tensors of a cache."""
     for layer in cache.layers:
         for value in vars(layer).values():
-            each = value.values() if isinstance(value, dict) else [value]
-            yield from (found for found in each if isinstance(found, Tensor))
+            values = value.values() if isinstance(value, dict) else [value]
+            yield from (tensor for tensor in values if isinstance(tensor, Tensor))
