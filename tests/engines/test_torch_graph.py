@@ -318,7 +318,7 @@ def test_a_step_that_fails_leaves_the_engine_as_it_was(monkeypatch: pytest.Monke
         raise RuntimeError("the card fell off")
 
     with monkeypatch.context() as patch:
-        patch.setattr(capture._Eager, "play", breaks)
+        patch.setattr(capture._EagerStep, "replay", breaks)
         patch.setattr(FusedDecoder, "hidden", lambda *_: breaks(None))
         with pytest.raises(weft.errors.ForwardError, match="fell off"):
             engine.forward(ours.rows)
@@ -341,7 +341,7 @@ def test_a_step_that_cannot_be_played_is_run_as_it_is(
             raise RuntimeError("Offset increment outside graph capture")
         replay(self)
 
-    monkeypatch.setattr(capture._Eager, "play", plays_at_times)
+    monkeypatch.setattr(capture._EagerStep, "replay", plays_at_times)
     for _ in range(16):
         torch.testing.assert_close(ours.step(), theirs.step(), rtol=1e-4, atol=1e-4)
     told = engine.stats()
