@@ -22,15 +22,15 @@ from .attention import (
     causal_bands,
     is_fused,
 )
-from .kv import PaddedKVFragment, SingleSequenceCache, TorchTailBuffer, PaddedKVPool
+from .kv import PaddedKVFragment, PaddedKVPool, SingleSequenceCache, TorchTailBuffer
 from .shared_prefixes import (
     Positions,
     PrefixBatch,
     PrefixBatchView,
     PrefixGroup,
     PrefixGroupView,
-    mask_bias,
     load_prefixes,
+    mask_bias,
 )
 
 _POSITIONS = -1

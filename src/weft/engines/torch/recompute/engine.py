@@ -19,10 +19,10 @@ from ...capabilities import OWN
 from ..base import TransformersEngine
 from ..check import PlainOutputs, difference
 from ..execution import on_engine_stream
-from ..model import IdentityHead, Head, quiet_transformers
+from ..model import Head, IdentityHead, quiet_transformers
 from ..module_hooks import hook_dicts
 from ..output import TorchOutput
-from .paths import OnStates, SequenceRunner
+from .sequences import OnStates, SequenceRunner
 from .state_cache import StateCache
 
 if TYPE_CHECKING:
@@ -245,7 +245,7 @@ class RecomputeEngine(TransformersEngine):
                 f"{self.info.model} has no KV for fragments: rows must carry full paths"
             )
         tokens = [tuple(row_tokens(row, self.info)) for row in rows]
-        if self.weights_version() != self._seen:
+        if self.weights_version() != self._cached_version:
             self.clear_caches()
             self._cached_version = self.weights_version()
         adapter = rows[0].adapter if rows else None
