@@ -424,6 +424,6 @@ def test_closing_twice_is_harmless(folder: Path) -> None:
 def test_what_wraps_a_model_is_refused_and_says_where_the_model_is() -> None:
     model = build("llama")
     for wrapped in (torch.nn.DataParallel(model), torch.compile(model)):
-        with pytest.raises(ConfigError, match=r"_orig_mod, in DataParallel its module"):
+        with pytest.raises(ConfigError, match=r"_orig_mod, of DataParallel its module"):
             TorchEngine.adopt(wrapped)
     assert isinstance(TorchEngine.adopt(torch.compile(model)._orig_mod), TorchEngine)

@@ -61,17 +61,17 @@ def test_log_probabilities_are_found_where_the_rows_are() -> None:
 def test_neighbours_are_found_together_and_one_keeps_what_it_found(
     on_host: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.engines.torch.output._MADE_BYTES", 4 * 300 * 3)  # three rows
+    monkeypatch.setattr("weft.engines.torch.output._BLOCK_BYTES", 4 * 300 * 3)  # three rows
     first, other = (TorchOutput(torch.randn(8, 300), []).retain(range(8)) for _ in range(2))
     wanted = first.tensor.log_softmax(-1).numpy()
     made = list[int]()
-    real = _LogprobsBlock.of.__func__  # type: ignore[attr-defined]
+    real = _LogprobsBlock.from_logits.__func__  # type: ignore[attr-defined]
 
     def counted(cls: type, logits: torch.Tensor, first: int, *, on_host: bool) -> object:
         made.append(len(logits))
         return real(cls, logits, first, on_host=on_host)
 
-    monkeypatch.setattr(_LogprobsBlock, "of", classmethod(counted))
+    monkeypatch.setattr(_LogprobsBlock, "from_logits", classmethod(counted))
     for number in (0, 1, 2, 3, 7):
         row = first.logprobs(number, on_host=on_host)
         np.testing.assert_allclose(np.asarray(row), wanted[number], atol=1e-6)

@@ -286,7 +286,7 @@ def test_a_hook_that_looks_at_where_a_token_stands_is_told_at_load() -> None:
         return out
 
     hook = model.model.layers[1].mlp.register_forward_hook(pull_last)
-    with pytest.raises(Unsupported, match=r"it has hooks on model\.layers\.1\.mlp, .* take such"):
+    with pytest.raises(Unsupported, match=r"it has hooks on model\.layers\.1\.mlp, .* remove such"):
         TorchEngine.adopt(model)
     hook.remove()
     TorchEngine.adopt(model).close()

@@ -192,8 +192,8 @@ class RecomputeEngine(TransformersEngine):
         error, allowed = difference(got, torch.stack([own[i, n - 1] for i, n in ends]), model)
         if not error <= allowed:
             raise Unsupported(
-                f"the torch engine cannot run {type(model).__name__}: later tokens change what it"
-                f" says of earlier ones, by {error:.2g} of the spread of its logits (allowed:"
+                f"the torch engine cannot run {type(model).__name__}: later tokens change the"
+                f" logits of earlier ones, by {error:.2g} of the spread of its logits (allowed:"
                 f" {allowed}); {_why_not_causal(model)}"
             )
         self._check_draws(output.dtype)
