@@ -362,7 +362,7 @@ def test_a_padding_token_within_a_text_is_read_as_the_model_reads_it() -> None:
     ("name", "why"),
     [("bloom", "ALiBi"), ("mamba", "recurrent"), ("jamba", "recurrent")]
     + [("llama4_chunked", "chunks"), ("falcon", "AttentionInterface"), ("roberta", "positions")]
-    + [("deepseek_v32", "choose or compress"), ("llama4_whole", "does not stand apart")],
+    + [("deepseek_v32", "select or compress"), ("llama4_whole", "is not separate")],
 )
 def test_one_warning_says_that_prefixes_are_not_cached_and_why(
     name: str, why: str, caplog: pytest.LogCaptureFixture

@@ -1,1 +1,1 @@
-"""Steps with few calls and few kernels: whole decoders, and a model's own modules."""
+"""Transformers models with fewer calls and kernels: full decoders, and a model's own modules."""

@@ -1,6 +1,4 @@
-"""Which activations modules are, and what gates do; GELU by a tanh that is written out, eight
-operations, as one of PyTorch: in steps by kernels.
-"""
+"""Recognise activations and gates by their results, and fuse tanh GELU into one operation."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from ..kv_backend import Activation, AttentionStep, GatedActivation
 from .patching import patch_forward
 
 _NEAR = 1e-6
-_SMALL, _LARGE = 0.25, 1e4  # what no gate cuts off, and what each does that cuts anything off
+_SMALL, _LARGE = 0.25, 1e4  # below and above every gate's limit
 FUNCTIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
@@ -27,18 +25,16 @@ FUNCTIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 @torch.inference_mode()
 def fuse_activations(model: nn.Module) -> int:
-    """Let modules of our copy, which have seats, that compute just that do it at once; return how
-    many do.
-    """
-    return patch_forward(model, lambda module: _is_written_out(module) or None, _at_once)
+    """Patch modules that compute tanh GELU in many operations; return their number."""
+    return patch_forward(model, lambda module: _is_written_out(module) or None, _one_operation)
 
 
-def _at_once(_module: nn.Module, _step: AttentionStep, _form: bool, x: Tensor) -> Tensor:
+def _one_operation(_module: nn.Module, _step: AttentionStep, _form: bool, x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
 def _is_written_out(module: nn.Module) -> bool:
-    """Whether it is of Transformers' activations, has nothing of its own, and does this."""
+    """Return True for a parameterless activation of Transformers that computes tanh GELU."""
     kind = type(module)
     if kind.__module__ != "transformers.activations" or "forward" in module.__dict__:
         return False
@@ -46,54 +42,57 @@ def _is_written_out(module: nn.Module) -> bool:
         return False
     x = torch.linspace(-8, 8, 1001)
     try:
-        made = kind.forward(module, x)
-    except Exception:  # it takes more than numbers
+        result = kind.forward(module, x)
+    except Exception:  # it needs other inputs
         return False
-    return torch.allclose(made, F.gelu(x, approximate="tanh"), rtol=_NEAR, atol=_NEAR)
+    return torch.allclose(result, F.gelu(x, approximate="tanh"), rtol=_NEAR, atol=_NEAR)
 
 
 def activation_of(module: Any) -> Activation | None:
-    """Return which activation a module is, by what it makes of numbers; None: no such."""
+    """Return the activation that a module computes on numbers; None if it is none of the known
+    ones.
+    """
     if not isinstance(module, nn.Module) or not is_bare(module):
         return None
     if [*module.parameters(), *module.buffers()]:
         return None
-    x = torch.linspace(-20, 20, 2001)  # some are cut off far out
+    x = torch.linspace(-20, 20, 2001)  # some activations are clamped far out
     try:
-        made = type(module).forward(module, x)
+        result = type(module).forward(module, x)
     except Exception:
         return None
     for name, function in FUNCTIONS.items():
-        if isinstance(made, Tensor) and torch.allclose(made, function(x), rtol=_NEAR, atol=_NEAR):
+        if isinstance(result, Tensor) and torch.allclose(
+            result, function(x), rtol=_NEAR, atol=_NEAR
+        ):
             return name
     return None
 
 
 def gated(gate: GatedActivation, both: Tensor) -> Tensor:
-    """Return what a gate makes of rows [..., 2 I]: [..., I]."""
+    """Return the gated activation of rows [..., 2 I]: [..., I]."""
     gates, ups = (
         both.unflatten(-1, (-1, 2)).unbind(-1) if gate.are_neighbours else both.chunk(2, -1)
     )
     if gate.limit is not None:
         gates, ups = gates.clamp(max=gate.limit), ups.clamp(-gate.limit, gate.limit)
-    made = FUNCTIONS[gate.activation](gates * gate.slope) / gate.slope
-    return made * (ups + gate.shift)
+    result = FUNCTIONS[gate.activation](gates * gate.slope) / gate.slope
+    return result * (ups + gate.shift)
 
 
 def gate_of(function: Callable[[Tensor], Tensor]) -> GatedActivation | None:
-    """Return which gate a function of rows [n, 2 I] is, by what it makes of numbers; None: none of
-    those."""
+    """Return the gated activation that a function of rows [n, 2 I] computes; None: unknown."""
     gates = torch.linspace(-20, 20, 401).double().repeat(6)
     ups = torch.tensor([-1e3, -3.0, -0.5, 0.5, 3.0, 1e3]).double().repeat_interleave(401)
     size = ups.abs() + 1
     try:
         for are_neighbours in (False, True):
-            rows = _side_by_side(gates, ups, are_neighbours=are_neighbours)
-            made = function(rows).double() / size
+            rows = _interleave(gates, ups, are_neighbours=are_neighbours)
+            result = function(rows).double() / size
             for gate in _gates_like(function, are_neighbours=are_neighbours):
-                if torch.allclose(made, gated(gate, rows) / size, rtol=_NEAR, atol=_NEAR):
+                if torch.allclose(result, gated(gate, rows) / size, rtol=_NEAR, atol=_NEAR):
                     return gate
-    except Exception:  # it takes more than rows, or others
+    except Exception:  # it needs other inputs
         return None
     return None
 
@@ -101,9 +100,9 @@ def gate_of(function: Callable[[Tensor], Tensor]) -> GatedActivation | None:
 def _gates_like(
     function: Callable[[Tensor], Tensor], *, are_neighbours: bool
 ) -> list[GatedActivation]:
-    """Return gates that make of one small gate, and of three ups, what a function does."""
+    """Return the candidates that agree with a function on one small gate and three ups."""
     ups = torch.tensor([0.0, _SMALL, _LARGE]).double()
-    rows = _side_by_side(torch.full_like(ups, _SMALL), ups, are_neighbours=are_neighbours)
+    rows = _interleave(torch.full_like(ups, _SMALL), ups, are_neighbours=are_neighbours)
     at_0, at_small, at_large = function(rows).double().flatten().tolist()
     activation_value = (at_small - at_0) / _SMALL
     share = activation_value / _SMALL
@@ -119,16 +118,16 @@ def _gates_like(
     ]
 
 
-def _side_by_side(gates: Tensor, ups: Tensor, *, are_neighbours: bool) -> Tensor:
-    """Return one row that a function is to find gates and ups in."""
+def _interleave(gates: Tensor, ups: Tensor, *, are_neighbours: bool) -> Tensor:
+    """Return one row with gates and ups."""
     return torch.stack((gates, ups), -1 if are_neighbours else 0).reshape(1, -1)
 
 
 def _short(number: float) -> float:
-    """Return a number as somebody may have written it."""
+    """Return a number rounded to the digits that source code would have."""
     return float(f"{number:.5g}")
 
 
 def is_bare(module: nn.Module) -> bool:
-    """Whether a module has no hooks, nor a `forward` that somebody put in its place."""
+    """Return True if a module has no hooks and no replaced `forward`."""
     return not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)

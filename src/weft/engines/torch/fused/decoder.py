@@ -1,4 +1,4 @@
-"""Decoders of the Llama family as few large operations, without the calls of their modules."""
+"""Decoders of the Llama family in few large operations, without calls of their modules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..kv_backend import AttentionSpec, AttentionStep, RotaryArgs
 from ..weights.packed import PackedLinear
 from .merged_linear import SIBLINGS, MergedLinear, apply_linear
 
-# What `FusedDecoder` computes is what these classes do, and no other.
+# Classes that compute exactly what `FusedDecoder` does.
 _MODELS = frozenset(
     f"transformers.models.{name.lower()}.modeling_{name.lower()}.{name}ForCausalLM"
     for name in ("Llama", "Mistral", "Qwen2", "Qwen3")
@@ -26,20 +26,21 @@ _DTYPES_ON_CARD = (*_DTYPES, torch.float16)
 
 
 class FusedDecoder:
-    """A model from its embedding to its logits; stands in for `Head`.
+    """A model from its embedding to its logits; replaces `Head`.
 
-    A step of few rows is bound by the calls on a CPU, and by the kernels between the products on a
-    card: this makes a third of them. It holds no weights of its own, so what is written into the
-    model's is what it computes with.
+    A step of few rows is bound by calls on a CPU, and by the kernels between products on a GPU.
+    This class makes a third of them. It reads the model's own weights, so writes to them count.
     """
 
     @classmethod
     def from_model(
         cls, model: PreTrainedModel, specs: Sequence[AttentionSpec], call: ForwardContext
     ) -> FusedDecoder | None:
-        """Return it for a model that it knows in full; None for any other.
+        """Return the decoder of a model whose classes it knows; None for any other.
 
-        specs: how each layer attends. call: the forward that is running.
+        Args:
+            specs: parameters of each layer's attention.
+            call: the model's `ForwardContext`.
         """
         if not is_known(model):
             return None
@@ -71,7 +72,7 @@ class FusedDecoder:
             frequencies, scaling = rotary.inv_freq, rotary.attention_scaling
             rotary_angles = step.rotary_angles(positions[0], frequencies, scaling, x.dtype)
             for layer in self._layers:
-                x = layer.run_turning(x, rotary_angles, step)
+                x = layer.run_fused(x, rotary_angles, step)
             return _normed_by(step, x, self._norm)
         cos, sin = self._rotary(x, positions)
         cos, sin = cos.transpose(0, 1), sin.transpose(0, 1)  # [T, 1, D]: the same for all heads
@@ -82,12 +83,12 @@ class FusedDecoder:
         return _normed(x, self._norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [n, V] of hidden states [n, E]."""
+        """Return logits [n, V] of hidden states [n, E]."""
         return apply_linear(hidden, self._output)
 
 
 class _Layer:
-    """One layer: attention over what the step says, then the gated product."""
+    """One layer: attention by the step, then the gated feed-forward."""
 
     def __init__(self, layer: Any, number: int, spec: AttentionSpec) -> None:
         attention, mlp = layer.self_attn, layer.mlp
@@ -107,35 +108,35 @@ class _Layer:
     def run(self, x: Tensor, cos: Tensor, sin: Tensor, step: AttentionStep) -> Tensor:
         """x: [T, E]; cos: [T, 1, D]; sin: the same, its first half negated. Returns [T, E]."""
         n_tokens, n_q, n_k = len(x), self._n_q, self._n_k
-        heads = self._qkv.of(_normed(x, self._before)).view(n_tokens, -1, self._head_dim)
-        turning = heads[:, : n_q + n_k]
+        heads = self._qkv.forward(_normed(x, self._before)).view(n_tokens, -1, self._head_dim)
+        rotating = heads[:, : n_q + n_k]
         if self._q_norm is not None:
-            normed = _normed(heads[:, :n_q], self._q_norm), _normed(turning[:, n_q:], self._k_norm)
-            turning = torch.cat(normed, 1)
-        # The halves of each head change places; the sign of the first is in sin.
-        turned = torch.addcmul(turning * cos, turning.roll(self._head_dim // 2, -1), sin)
-        by_head = turned.transpose(0, 1)[None]
+            normed = _normed(heads[:, :n_q], self._q_norm), _normed(rotating[:, n_q:], self._k_norm)
+            rotating = torch.cat(normed, 1)
+        # Swap the halves of each head; sin contains the sign of the first.
+        rotated = torch.addcmul(rotating * cos, rotating.roll(self._head_dim // 2, -1), sin)
+        by_head = rotated.transpose(0, 1)[None]
         values = heads[:, n_q + n_k :].transpose(0, 1)[None]
-        met = step.attend(self._number, by_head[:, :n_q], by_head[:, n_q:], values, self._spec)
-        x = _added(x, met.reshape(n_tokens, -1), self._back)
-        gate, up = self._gated.each(_normed(x, self._between))
+        attended = step.attend(self._number, by_head[:, :n_q], by_head[:, n_q:], values, self._spec)
+        x = _added(x, attended.reshape(n_tokens, -1), self._back)
+        gate, up = self._gated.split_outputs(_normed(x, self._between))
         return _added(x, self._act(gate).mul_(up), self._down)
 
-    def run_turning(self, x: Tensor, rotary_angles: Tensor, step: AttentionStep) -> Tensor:
-        """The same by a step that turns heads, and in place; angles: [T, D], as in `RotaryArgs`."""
+    def run_fused(self, x: Tensor, rotary_angles: Tensor, step: AttentionStep) -> Tensor:
+        """Do as `run` with the step's kernels, in place. rotary_angles: see `RotaryArgs`."""
         n_tokens = len(x)
         normed = _normed_by(step, x, self._before)
-        heads = self._qkv.of(normed).view(n_tokens, -1, self._head_dim)
-        turn = RotaryArgs(self._n_q, rotary_angles)
+        heads = self._qkv.forward(normed).view(n_tokens, -1, self._head_dim)
+        rotary = RotaryArgs(self._n_q, rotary_angles)
         if self._q_norm is not None:
             q_norm: Any = self._q_norm
             k_norm: Any = self._k_norm
             norms = q_norm.weight, k_norm.weight, q_norm.variance_epsilon
-            turn = RotaryArgs(self._n_q, rotary_angles, *norms)
-        met = step.attend_qkv(self._number, heads, turn, self._spec)
-        x = _added_to(x, met.view(n_tokens, -1), self._back)
+            rotary = RotaryArgs(self._n_q, rotary_angles, *norms)
+        attended = step.attend_qkv(self._number, heads, rotary, self._spec)
+        x = _added_to(x, attended.view(n_tokens, -1), self._back)
         between = _normed_by(step, x, self._between)
-        gate, up = self._gated.each(between)
+        gate, up = self._gated.split_outputs(between)
         if self._is_silu:
             return _added_to(x, step.act_and_mul(gate, up, "silu"), self._down)
         return _added_to(x, self._act(gate).mul_(up), self._down)
@@ -150,7 +151,7 @@ def _normed_by(step: AttentionStep, x: Tensor, norm: Any) -> Tensor:
 
 
 def _added(x: Tensor, more: Tensor, layer: nn.Linear) -> Tensor:
-    """Return x plus what a linear layer makes of `more`."""
+    """Return x plus a linear layer's output for `more`."""
     if isinstance(layer, PackedLinear) and not layer.is_few(more):
         return layer.product(more).add_(x)
     x = torch.addmm(x, more, layer.weight.t())
@@ -158,7 +159,7 @@ def _added(x: Tensor, more: Tensor, layer: nn.Linear) -> Tensor:
 
 
 def _added_to(x: Tensor, more: Tensor, layer: nn.Linear) -> Tensor:
-    """Add to x, in place, what a linear layer makes of `more`."""
+    """Add a linear layer's output for `more` to x, in place."""
     if isinstance(layer, PackedLinear):
         return x.add_(layer.product(more))
     x.addmm_(more, layer.weight.t())
@@ -168,7 +169,7 @@ def _added_to(x: Tensor, more: Tensor, layer: nn.Linear) -> Tensor:
 def is_plain_weight(
     weight: nn.Parameter, dtypes: Container[torch.dtype] = (torch.float32,)
 ) -> bool:
-    """Whether a weight is numbers of such a dtype on a CPU, not something that stands for them."""
+    """Return True for a parameter of plain numbers with one of these dtypes, on a CPU."""
     is_here = weight.device.type == "cpu" and weight.dtype in dtypes
     return type(weight) is nn.Parameter and is_here
 
@@ -179,7 +180,7 @@ def _is_on_card(weight: nn.Parameter) -> bool:
 
 
 def is_known(model: PreTrainedModel) -> bool:
-    """Whether a model is one of those that run here: of the class, and nothing changed in it."""
+    """Return True for a model of a known class whose modules were not changed."""
     kind = type(model)
     return (
         f"{kind.__module__}.{kind.__qualname__}" in _MODELS
@@ -192,7 +193,7 @@ def is_known(model: PreTrainedModel) -> bool:
 
 
 def _is_untouched(model: Any) -> bool:
-    """Whether a model is made of its family's modules, and they do nothing more."""
+    """Return True if a model consists of its family's modules, without hooks."""
     called = {id(part) for layer in model.base_model.layers for part in layer.mlp.act_fn.modules()}
     return not any(
         module._forward_hooks

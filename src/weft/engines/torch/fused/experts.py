@@ -1,4 +1,4 @@
-"""A mixture's experts, of families that let others run them, as four kernels instead of some 22."""
+"""Experts of a mixture as four kernels instead of about 22."""
 
 from __future__ import annotations
 
@@ -14,26 +14,21 @@ from .activations import gate_of, gated, is_bare
 from .patching import patch_forward
 from .probing import DTYPES, is_near, rows_of_sizes
 
-_N_CHOSEN = 2  # experts of a row that a module is tried with
+_N_CHOSEN = 2  # experts a row in the check
 
 
 class _ExpertsForm(NamedTuple):
-    """What a module of experts does.
+    """Operations of a module of experts."""
 
-    up: the name of its first weights. gate: what is done to what those make; None: what is between
-    its products is the module's own. act: the activation that it had. dtype: for which that was
-    found.
-    """
-
-    up: str
-    gate: GatedActivation | None
-    act: Any
-    dtype: torch.dtype
+    up: str  # name of the first weights
+    gate: GatedActivation | None  # None: the module's own code runs between the products
+    act: Any  # the activation at the time of the check
+    dtype: torch.dtype  # input dtype of the check
 
     def experts(self, module: Any) -> MoEWeights | None:
-        """Return its weights now; None where they, or the activation, are others than were seen."""
-        held = module._parameters
-        up, down = held.get(self.up), held.get("down_proj")
+        """Return its current weights; None if they or the activation were replaced."""
+        parameters = module._parameters
+        up, down = parameters.get(self.up), parameters.get("down_proj")
         if not (is_stack(up) and is_stack(down)):
             return None
         between = None
@@ -46,8 +41,8 @@ class _ExpertsForm(NamedTuple):
         return MoEWeights(
             of_each(module, up),
             of_each(module, down),
-            held.get(f"{self.up}_bias"),
-            held.get("down_proj_bias"),
+            parameters.get(f"{self.up}_bias"),
+            parameters.get("down_proj_bias"),
             self.gate,
             between,
             is_grouped(module),
@@ -56,11 +51,8 @@ class _ExpertsForm(NamedTuple):
 
 @torch.inference_mode()
 def fuse_experts(model: nn.Module, dtype: torch.dtype) -> int:
-    """Let mixtures of our copy, whose modules have seats, be the step's; return how many are.
-
-    dtype: of what they are given.
-    """
-    return patch_forward(model, lambda module: _form_of(module, dtype), _mixed, n_given=(3,))
+    """Patch modules of experts; return their number. dtype: of their inputs."""
+    return patch_forward(model, lambda module: _form_of(module, dtype), _mixed, n_inputs=(3,))
 
 
 def _mixed(
@@ -78,21 +70,21 @@ def _mixed(
 
 
 def _form_of(module: Any, dtype: torch.dtype) -> _ExpertsForm | None:
-    """Return what a module does, if that is two products an expert, and a sum by shares."""
+    """Return what a module computes, if that is two products an expert and a weighted sum."""
     if not is_open(module) or dtype not in DTYPES or "forward" in module.__dict__:
         return None
     if module.__dict__.get("has_post_expert_norm") or module._parameters["down_proj"].is_meta:
         return None
     gate = gate_of(module._apply_gate) if module.has_gate else None
-    for each in (gate, None) if gate else (None,):
-        form = _ExpertsForm(up_of(module), each, getattr(module, "act_fn", None), dtype)
-        if _does(module, form):
+    for candidate in (gate, None) if gate else (None,):
+        form = _ExpertsForm(up_of(module), candidate, getattr(module, "act_fn", None), dtype)
+        if _matches(module, form):
             return form
     return None
 
 
-def _does(module: Any, form: _ExpertsForm) -> bool:
-    """Whether a module does that, to some rows."""
+def _matches(module: Any, form: _ExpertsForm) -> bool:
+    """Return True if a module computes this for some rows."""
     experts = form.experts(module)
     if experts is None:
         return False
@@ -101,15 +93,15 @@ def _does(module: Any, form: _ExpertsForm) -> bool:
     chosen = numbers % len(experts.down)
     shares = ((numbers + 1) / numbers.numel()).to(x.dtype)
     try:
-        made = type(module).forward(module, x, chosen, shares)
-        want = _plainly(x, chosen, shares, experts)
-    except Exception:  # other shapes, or it takes more than rows
+        result = type(module).forward(module, x, chosen, shares)
+        want = _reference(x, chosen, shares, experts)
+    except Exception:  # other shapes, or it needs other inputs
         return False
-    return is_near(made, want, form.dtype)
+    return is_near(result, want, form.dtype)
 
 
-def _plainly(x: Tensor, chosen: Tensor, shares: Tensor, experts: MoEWeights) -> Tensor:
-    """Return what experts make of rows, pair by pair."""
+def _reference(x: Tensor, chosen: Tensor, shares: Tensor, experts: MoEWeights) -> Tensor:
+    """Return the experts' weighted outputs, computed pair by pair."""
     ids = chosen.flatten().tolist()
     ups = _products(x.repeat_interleave(chosen.shape[1], 0), experts.up, experts.up_bias, ids)
     if experts.gate is not None:
@@ -117,14 +109,14 @@ def _plainly(x: Tensor, chosen: Tensor, shares: Tensor, experts: MoEWeights) -> 
     else:
         assert experts.between is not None
         between = experts.between(ups)
-    made = _products(between, experts.down, experts.down_bias, ids)
-    return (made * shares.view(-1, 1)).view(*chosen.shape, -1).sum(1)
+    result = _products(between, experts.down, experts.down_bias, ids)
+    return (result * shares.view(-1, 1)).view(*chosen.shape, -1).sum(1)
 
 
 def _products(rows: Tensor, weight: Tensor, bias: Tensor | None, ids: list[int]) -> Tensor:
-    """Return what each row's expert makes of it."""
-    made = [
+    """Return the product of each row with its expert's weight."""
+    result = [
         F.linear(row, weight[n], None if bias is None else bias[n])
         for row, n in zip(rows, ids, strict=True)
     ]
-    return torch.stack(made)
+    return torch.stack(result)

@@ -1,7 +1,7 @@
-"""Gated products of a model's own modules: activation and product as one kernel in a step.
+"""Gated feed-forward modules of a model, with activation and product as one kernel in a step.
 
-feed-forward    down(activation(gate(x)) * up(x))
-or              both(x) in halves: gate and up, or the other way round
+They compute `down(activation(gate(x)) * up(x))`. `gate` and `up` may be the halves of one layer,
+in either order.
 """
 
 from __future__ import annotations
@@ -20,84 +20,83 @@ from .probing import DTYPES, is_near, rows_of_sizes
 
 
 class _GateForm(NamedTuple):
-    """Which of a module's own do what, by name.
+    """Layers of a gated feed-forward module, by name."""
 
-    given: the layers that are given what the module is: gate and up, or one for both, whose halves
-    are gate and up, or, `is_turned`, up and gate. dtype: for which that was found.
-    """
-
-    given: tuple[str, ...]
-    is_turned: bool
+    # The layers that get the module's input: gate and up, or one layer with both as halves.
+    inputs: tuple[str, ...]
+    # The halves are up and gate.
+    is_swapped: bool
+    # Name of the activation module.
     act: str
-    of_gate: nn.Module  # which has that name
+    # The activation module at the time of the check.
+    act_module: nn.Module
     activation: Activation
+    # Name of the output layer.
     down: str
+    # Input dtype of the check.
     dtype: torch.dtype
 
     def gate_and_up(self, modules: dict[str, Any], x: Tensor) -> Sequence[Tensor]:
-        if len(self.given) == 2:
-            return [modules[name](x) for name in self.given]
-        halves: Sequence[Tensor] = modules[self.given[0]](x).chunk(2, -1)
-        return halves[::-1] if self.is_turned else halves
+        if len(self.inputs) == 2:
+            return [modules[name](x) for name in self.inputs]
+        halves: Sequence[Tensor] = modules[self.inputs[0]](x).chunk(2, -1)
+        return halves[::-1] if self.is_swapped else halves
 
 
 @torch.inference_mode()
 def fuse_gates(model: nn.Module, dtype: torch.dtype) -> int:
-    """Let gated products of our copy, whose modules have seats, be the step's; return how many are.
-
-    dtype: of what they are given.
-    """
+    """Patch gated feed-forward modules; return their number. dtype: of their inputs."""
     return patch_forward(model, lambda module: _form_of(module, dtype), _gated)
 
 
 def _gated(part: nn.Module, step: AttentionStep, form: _GateForm, x: Tensor) -> Any:
     modules: dict[str, Any] = part._modules
     act = modules[form.act]
-    if x.dtype != form.dtype or act is not form.of_gate or not is_bare(act):
+    if x.dtype != form.dtype or act is not form.act_module or not is_bare(act):
         return None
     gate, up = form.gate_and_up(modules, x)
     if step.supports_act_and_mul(gate, up):
         return modules[form.down](step.act_and_mul(gate, up, form.activation))
-    return modules[form.down](act(gate) * up)  # hooks may give anything
+    return modules[form.down](act(gate) * up)  # hooks may return other shapes
 
 
 def _form_of(module: nn.Module, dtype: torch.dtype) -> _GateForm | None:
-    """Return what a module does, if that is a gated product and nothing else."""
+    """Return the layers of a gated feed-forward module; None for any other module."""
     layers = [name for name, each in module._modules.items() if isinstance(each, nn.Linear)]
     others = [(name, each) for name, each in module._modules.items() if name not in layers]
     if len(layers) not in (2, 3) or len(others) != 1 or "forward" in module.__dict__:
         return None
     if module._parameters or module._buffers or dtype not in DTYPES:
         return None
-    ((act, of_gate),) = others
-    activation = activation_of(of_gate)
+    ((act, act_module),) = others
+    activation = activation_of(act_module)
     if activation is None or any(weight.is_meta for weight in module.parameters()):
         return None
     first: Any = module._modules[layers[0]]
-    for form in _forms(layers, act, of_gate, activation, dtype):
-        if _does(module, form, first):
+    for form in _forms(layers, act, act_module, activation, dtype):
+        if _matches(module, form, first):
             return form
     return None
 
 
 def _forms(
-    layers: Sequence[str], act: str, of_gate: Any, activation: Activation, dtype: torch.dtype
+    layers: Sequence[str], act: str, act_module: Any, activation: Activation, dtype: torch.dtype
 ) -> Iterator[_GateForm]:
-    """Yield what a module of such layers may do, the usual first."""
-    for *given, down in permutations(layers):
-        for is_turned in (False, True)[: 3 - len(given)]:
-            yield _GateForm(tuple(given), is_turned, act, of_gate, activation, down, dtype)
+    """Yield possible roles of a module's layers, the usual one first."""
+    for *inputs, down in permutations(layers):
+        for is_swapped in (False, True)[: 3 - len(inputs)]:
+            yield _GateForm(tuple(inputs), is_swapped, act, act_module, activation, down, dtype)
 
 
-def _does(module: nn.Module, form: _GateForm, first: Any) -> bool:
-    """Whether a module does that, to some rows."""
+def _matches(module: nn.Module, form: _GateForm, first: Any) -> bool:
+    """Return True if a module computes this for some rows."""
     modules: dict[str, Any] = module._modules
-    n_in, weight = modules[form.given[0]].in_features, first.weight
+    n_in, weight = modules[form.inputs[0]].in_features, first.weight
     x = rows_of_sizes(n_in, weight.device, form.dtype)[None]
     try:
-        made = type(module).forward(module, x)
+        result = type(module).forward(module, x)
         gate, up = form.gate_and_up(modules, x)
         want = modules[form.down](modules[form.act](gate) * up)
-    except Exception:  # other shapes, or it takes more than rows
+    except Exception:  # other shapes, or it needs other inputs
         return False
-    return is_near(made, want, form.dtype)
+    return is_near(result, want, form.dtype)

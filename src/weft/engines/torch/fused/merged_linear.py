@@ -1,7 +1,7 @@
-"""Linear layers of one input: one product, where their weights lie together.
+"""Linear layers with one input as one product, if their weights are adjacent in memory.
 
-A product of few rows is bound by the weights that it reads, and one of few columns (keys, values)
-leaves most of a card idle while it does. `laid` puts weights together; here they are met so.
+A product of few rows is bound by reading weights. One with few columns (keys, values) leaves most
+of a GPU idle. `weight_layout` makes the weights adjacent.
 """
 
 from __future__ import annotations
@@ -27,49 +27,50 @@ _PLACE = "weft_sibling"
 
 
 class MergedLinear:
-    """Linear layers of one input."""
+    """Linear layers with one input."""
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         self._layers = layers
         first = layers[0]
         self._packed = first if isinstance(first, PackedLinear) else None
-        self._held = [layer._parameters for layer in layers]  # `layer.weight` takes ten times it
-        self._marks = list(map(_mark_of, self._held))
-        self._whole = self._of_all("weight")
+        # `layer.weight` is ten times as slow.
+        self._parameters_of = [layer._parameters for layer in layers]
+        self._keys = list(map(_storage_key, self._parameters_of))
+        self._merged = self._of_all("weight")
         self._bias = self._of_all("bias")
-        if self._bias is None and any(held.get("bias") is not None for held in self._held):
-            self._whole = None
+        if self._bias is None and any(p.get("bias") is not None for p in self._parameters_of):
+            self._merged = None
 
     def _of_all(self, name: str) -> Tensor | None:
-        """Return all their weights or biases as one, if they lie so."""
-        found = [tensor for held in self._held if (tensor := held.get(name)) is not None]
-        return as_merged(found) if len(found) == len(self._held) else None
+        """Return the weights or biases of all layers as one tensor, if they are adjacent."""
+        tensors = [t for p in self._parameters_of if (t := p.get(name)) is not None]
+        return as_merged(tensors) if len(tensors) == len(self._parameters_of) else None
 
-    def each(self, x: Tensor) -> Sequence[Tensor]:
-        """x: [..., in]. Returns what each layer makes of it, [..., out]."""
-        whole = self._whole_for(x)
-        if whole is None:
+    def split_outputs(self, x: Tensor) -> Sequence[Tensor]:
+        """Return each layer's output, [..., out]. x: [..., in]."""
+        merged = self._merged_for(x)
+        if merged is None:
             return [apply_linear(x, layer) for layer in self._layers]
-        made = F.linear(x, whole, self._bias)
-        return made.split([layer.out_features for layer in self._layers], -1)
+        result = F.linear(x, merged, self._bias)
+        return result.split([layer.out_features for layer in self._layers], -1)
 
-    def of(self, x: Tensor) -> Tensor:
-        """x: [..., in]. Returns [..., out of all], side by side."""
-        whole = self._whole_for(x)
-        if whole is None:
+    def forward(self, x: Tensor) -> Tensor:
+        """Return all outputs, concatenated: [..., sum of out]. x: [..., in]."""
+        merged = self._merged_for(x)
+        if merged is None:
             return torch.cat([apply_linear(x, layer) for layer in self._layers], -1)
-        return F.linear(x, whole, self._bias)
+        return F.linear(x, merged, self._bias)
 
-    def _whole_for(self, x: Tensor) -> Tensor | None:
-        """Return all their weights, if they are one; not where others were put in one's place."""
+    def _merged_for(self, x: Tensor) -> Tensor | None:
+        """Return the merged weight, or None if it does not apply to x or a weight was replaced."""
         if self._packed is not None and not self._packed.is_few(x):
             return None
-        return self._whole if list(map(_mark_of, self._held)) == self._marks else None
+        return self._merged if list(map(_storage_key, self._parameters_of)) == self._keys else None
 
 
-def _mark_of(held: dict[str, Any]) -> tuple[Any, ...]:
-    """Return what is another value once a layer's weight or bias lies elsewhere, or otherwise."""
-    weight, bias = held.get("weight"), held.get("bias")
+def _storage_key(storage: dict[str, Any]) -> tuple[Any, ...]:
+    """Return a value that changes when a layer's weight or bias moves or changes its strides."""
+    weight, bias = storage.get("weight"), storage.get("bias")
     if weight is None:
         return (None,)
     at_bias = None if bias is None else bias.data_ptr()
@@ -77,8 +78,9 @@ def _mark_of(held: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def as_merged(weights: Sequence[Tensor]) -> Tensor | None:
-    """Return weights [out, in] that lie together as one, by column or by row, or biases [out]: see
-    `laid`.
+    """Return adjacent weights [out, in], by row or by column, or biases [out], as one tensor.
+
+    None if they are not adjacent.
     """
     first = weights[0].data
     n, width = sum(len(weight) for weight in weights), first[0].numel()
@@ -90,25 +92,23 @@ def as_merged(weights: Sequence[Tensor]) -> Tensor | None:
         if weight.stride() != strides or weight.data_ptr() != at:
             return None
         at += len(weight) * strides[0] * weight.element_size()
-    held = first.untyped_storage()
-    if held.nbytes() < (first.storage_offset() + n * width) * first.element_size():
+    storage = first.untyped_storage()
+    if storage.nbytes() < (first.storage_offset() + n * width) * first.element_size():
         return None
-    if any(weight.untyped_storage().data_ptr() != held.data_ptr() for weight in weights):
+    if any(weight.untyped_storage().data_ptr() != storage.data_ptr() for weight in weights):
         return None
     return first.as_strided((n, *first.shape[1:]), strides)
 
 
 def apply_linear(x: Tensor, layer: nn.Linear) -> Tensor:
-    """Return what a linear layer makes of x: [T, out]."""
+    """Return a linear layer's output for x: [T, out]."""
     if isinstance(layer, PackedLinear):
         return layer.product(x)
     return F.linear(x, layer.weight, layer.bias)
 
 
 def fuse_siblings(model: nn.Module) -> int:
-    """Let layers of our copy, whose modules have seats, be one product in a step where their
-    weights lie together; return how many are.
-    """
+    """Make adjacent layers of the engine's copy one product in a step; return their number."""
     n = 0
     for layers in _adjacent_layers(model):
         product = _MergedProduct(layers)
@@ -120,25 +120,25 @@ def fuse_siblings(model: nn.Module) -> int:
 
 
 class _Sibling(nn.Linear):
-    """A layer whose product is made with that of its siblings, if they are given the same."""
+    """A layer whose product is computed with those of its siblings if they have the same input."""
 
     def forward(self, x: Tensor) -> Tensor:
         step = current_step(self)
         if step is None or not step.has_fused_ops:
             return super().forward(x)
         place: _Place = self.__dict__[_PLACE]
-        return place.product.of(place.number, x)
+        return place.product.output(place.number, x)
 
 
 class _MergedProduct:
-    """What siblings make of one input: the first that is asked for it makes it for all."""
+    """The outputs of siblings for one input: the first layer that runs computes all of them."""
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         self._layers = layers
-        self._given: Callable[[], Tensor | None] = lambda: None
+        self._input: Callable[[], Tensor | None] = lambda: None
         self._parts: dict[int, Tensor] = {}
 
-    # Later than the layers: a copy's are not whole when it is made.
+    # Computed at the first use: a copy's weights are not adjacent when it is created.
 
     @cached_property
     def _siblings(self) -> MergedLinear:
@@ -148,13 +148,13 @@ class _MergedProduct:
     def _hooks(self) -> list[dict[int, Any]]:
         return hook_dicts(self._layers)
 
-    def of(self, number: int, x: Tensor) -> Tensor:
-        """Return what one layer makes of x, [..., out]."""
+    def output(self, number: int, x: Tensor) -> Tensor:
+        """Return one layer's output for x, [..., out]."""
         if any(self._hooks) and not keep_inputs(self._hooks):
             return apply_linear(x, self._layers[number])
-        if self._given() is not x:
-            self._parts = dict(enumerate(self._siblings.each(x)))
-            self._given = weakref.ref(x)
+        if self._input() is not x:
+            self._parts = dict(enumerate(self._siblings.split_outputs(x)))
+            self._input = weakref.ref(x)
         part = self._parts.pop(number, None)
         return apply_linear(x, self._layers[number]) if part is None else part
 
@@ -166,20 +166,20 @@ class _MergedProduct:
 
 
 class _Place(NamedTuple):
-    """Which of the layers of a product one is."""
+    """A layer's number in a merged product."""
 
     product: _MergedProduct
     number: int
 
 
 def _adjacent_layers(model: nn.Module) -> Iterator[list[nn.Linear]]:
-    """Yield the layers, in order, that share a piece of memory which holds nothing else."""
-    found: dict[int, list[nn.Linear]] = defaultdict(list)
+    """Yield groups of layers, in order, whose weights fill one piece of memory."""
+    by_storage: dict[int, list[nn.Linear]] = defaultdict(list)
     for module in model.modules():
         weight = module._parameters.get("weight")
         if type(module) is nn.Linear and type(weight) is nn.Parameter and not weight.is_meta:
-            found[weight.untyped_storage().data_ptr()].append(module)
-    for layers in found.values():
+            by_storage[weight.untyped_storage().data_ptr()].append(module)
+    for layers in by_storage.values():
         layers.sort(key=lambda layer: layer.weight.data_ptr())
         kinds = {(each.in_features, each.weight.dtype, each.bias is None) for each in layers}
         if (

@@ -1,4 +1,4 @@
-"""A model's own modules with few kernels a step, as far as they are of a known kind."""
+"""Fused kernels inside a model's own modules, if they are of a known kind."""
 
 from __future__ import annotations
 
@@ -16,10 +16,14 @@ from .routers import fuse_routers
 
 
 def fuse_modules(model: nn.Module, call: ForwardContext, dtype: torch.dtype) -> None:
-    """Let modules of our copy, which have seats, do in one kernel or product what they do in
-    several, in steps that have such kernels. What does something else stays as it is.
+    """Patch modules of the engine's copy to use one kernel or product instead of several
+    operations.
 
-    call: that of the seats. dtype: of hidden states.
+    Modules that compute something else stay unchanged.
+
+    Args:
+        call: the model's `ForwardContext`.
+        dtype: of hidden states.
     """
     fuse_siblings(model)
     fuse_norms(model, dtype)

@@ -1,8 +1,7 @@
-"""Root mean square norms of a model's own modules: one kernel each in a step that has one.
+"""RMS norms of a model's own modules as one kernel each.
 
-Transformers writes such a norm as six to nine operations, each of which a card launches by itself;
-a layer has two to six of them. Modules of our copy that are found to compute just that get a class
-of their own, which is theirs but for it. Elsewhere they do as they did.
+Transformers writes a norm as six to nine operations, each a kernel launch on a GPU, and a layer has
+two to six norms.
 """
 
 from __future__ import annotations
@@ -18,30 +17,23 @@ from .patching import patch_forward
 from .probing import DTYPES
 
 _EPSILONS = ("variance_epsilon", "eps", "epsilon")
-_WIDTH = 256  # of rows that a norm without weight is tried with
-# Rows that tell such a norm from others: of any size, away from 0, and small, where eps counts.
+_WIDTH = 256  # of rows in the check of a norm without weight
+# (scale, mean) of rows in the check. Small rows show eps.
 _SIZES = ((1.0, 0.0), (30.0, 0.0), (1.0, 3.0), (1e-3, 0.0))
 
 
 class _NormForm(NamedTuple):
-    """What a norm does: x, less its mean if is_centred, times shift + weight, over the root of mean
-    square + eps.
+    """Formula of a norm: x / sqrt(mean(x²) + eps) * (weight + shift)."""
 
-    eps: the name of what the module has it as. dtype: of x, for which that was found.
-    """
-
-    eps: str
+    eps: str  # attribute name
     shift: float
-    is_centred: bool
-    dtype: torch.dtype
+    is_centred: bool  # subtract the mean first
+    dtype: torch.dtype  # input dtype of the check
 
 
 @torch.inference_mode()
 def fuse_norms(model: nn.Module, dtype: torch.dtype) -> int:
-    """Let the norms of our copy, whose modules have seats, be the step's; return how many are.
-
-    dtype: of what they are given.
-    """
+    """Patch norms; return their number. dtype: of their inputs."""
     return patch_forward(model, lambda module: _form_of(module, dtype), _normed)
 
 
@@ -54,7 +46,7 @@ def _normed(norm: nn.Module, step: AttentionStep, form: _NormForm, x: Tensor) ->
 
 
 def _form_of(module: nn.Module, dtype: torch.dtype) -> _NormForm | None:
-    """Return what a module does, if that is such a norm and nothing else."""
+    """Return what a module computes, if that is such a norm and nothing else."""
     weight = module._parameters.get("weight")
     if set(module._parameters) - {"weight"} or module._modules or module._buffers:
         return None
@@ -67,10 +59,10 @@ def _form_of(module: nn.Module, dtype: torch.dtype) -> _NormForm | None:
         return None
     x = _rows(weight).to(dtype)
     try:
-        made = type(module).forward(module, x)
-    except Exception:  # it wants more than rows
+        result = type(module).forward(module, x)
+    except Exception:  # it needs other inputs
         return None
-    if not isinstance(made, Tensor) or (made.shape, made.dtype) != (x.shape, dtype):
+    if not isinstance(result, Tensor) or (result.shape, result.dtype) != (x.shape, dtype):
         return None
     near = 4 * torch.finfo(dtype).eps  # it may round twice
     for is_centred, shift in product((False, True), (0.0, 1.0) if weight is not None else (0.0,)):
@@ -80,7 +72,7 @@ def _form_of(module: nn.Module, dtype: torch.dtype) -> _NormForm | None:
         want = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + getattr(module, eps))
         want = want if weight is None else want * (weight.float() + shift)
         allowed = near * (want.abs() + want.abs().amax(-1, keepdim=True))
-        if bool(((made.float() - want).abs() <= allowed).all()):
+        if bool(((result.float() - want).abs() <= allowed).all()):
             return _NormForm(eps, shift, is_centred, dtype)
     return None
 
@@ -91,11 +83,11 @@ def _is_plain(weight: Tensor) -> bool:
 
 
 def _rows(weight: Tensor | None) -> Tensor:
-    """Return rows that tell such a norm from others."""
+    """Return rows that distinguish RMS norms from other norms."""
     width = _WIDTH if weight is None else len(weight)
     seeded = torch.Generator().manual_seed(0)
     rows = [torch.randn(width, generator=seeded) * by + on for by, on in _SIZES]
-    spike = torch.zeros(width)  # nothing comes out larger, so what is cut off is seen
+    spike = torch.zeros(width)  # the largest output, which shows clamping
     spike[0 if weight is None else int(weight.float().abs().argmax())] = 100
     x = torch.stack([*rows, spike])
     return x if weight is None else x.to(weight.device)

@@ -1,4 +1,4 @@
-"""Modules of our copy that let the running step do what they do, where it can."""
+"""Modules of the engine's copy whose forward uses kernels of the running step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..attention_hook import current_step
 
 FORM = "weft_form"
 Form = TypeVar("Form")
-# Returns what a module makes of what it is given; None where its own code is to.
+# Returns a module's output; None to run the module's own code.
 Run = Callable[..., Any]
 
 
@@ -20,31 +20,36 @@ def patch_forward(
     model: nn.Module,
     form_of: Callable[[nn.Module], Form | None],
     run: Run,
-    n_given: tuple[int, ...] = (1,),
+    n_inputs: tuple[int, ...] = (1,),
 ) -> int:
-    """Give modules of our copy, which have seats, a class that is theirs but for its `forward`:
-    that calls `run` in a step which has kernels for it; return how many there are.
+    """Replace the class of modules by one whose forward calls `run` in steps with fused operations.
 
-    form_of: tells what a module does, None of those that stay. run: takes a module, the step, that
-    form, and what the module is given: as many as one of n_given, none by name.
+    Args:
+        form_of: returns a description of what a module computes; None leaves it as it is.
+        run: called with a module, the step, that description and the module's inputs. Returns None
+            to run the module's own code.
+        n_inputs: allowed numbers of positional inputs; keyword inputs run the module's own code.
+
+    Returns:
+        The number of replaced modules.
     """
     n = 0
     for module in model.modules():
-        form = None if FORM in module.__dict__ else form_of(module)  # an engine's copy has it
+        form = None if FORM in module.__dict__ else form_of(module)  # copies are patched already
         if form is not None:
             module.__dict__[FORM] = form
             kind: Any = type(module)
-            module.__class__ = _by_step(kind, run, n_given)
+            module.__class__ = _by_step(kind, run, n_inputs)
             n += 1
     return n
 
 
 @cache
-def _by_step(kind: type[nn.Module], run: Run, n_given: tuple[int, ...]) -> type[nn.Module]:
-    def forward(self: nn.Module, *given: Any, **named: Any) -> Any:
-        step, made = current_step(self), None
-        if step is not None and step.has_fused_ops and len(given) in n_given and not named:
-            made = run(self, step, self.__dict__[FORM], *given)
-        return kind.forward(self, *given, **named) if made is None else made
+def _by_step(kind: type[nn.Module], run: Run, n_inputs: tuple[int, ...]) -> type[nn.Module]:
+    def forward(self: nn.Module, *inputs: Any, **options: Any) -> Any:
+        step, result = current_step(self), None
+        if step is not None and step.has_fused_ops and len(inputs) in n_inputs and not options:
+            result = run(self, step, self.__dict__[FORM], *inputs)
+        return kind.forward(self, *inputs, **options) if result is None else result
 
     return type(f"{kind.__name__}ByStep", (kind,), {"forward": forward, "__module__": __name__})

@@ -1,4 +1,4 @@
-"""What modules are tried with, to see what they do: rows of different sizes, and what is near."""
+"""Inputs on which modules are tried to find out what they compute, and the allowed error."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
 
 def rows_of_sizes(width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return rows of random numbers, each of another size: [4, width]."""
+    """Return random rows of different magnitudes: [4, width]."""
     seeded = torch.Generator().manual_seed(0)
     rows = [torch.randn(1, width, generator=seeded) * size for size in (*_SIZES, _LARGE[dtype])]
     return torch.cat(rows).to(device, dtype)
 
 
-def is_near(made: Any, want: Tensor, dtype: torch.dtype) -> bool:
-    """Whether what a module made of each such row is what was expected, but for how it rounds."""
-    if not isinstance(made, Tensor) or (made.shape, made.dtype) != (want.shape, dtype):
+def is_near(result: Any, want: Tensor, dtype: torch.dtype) -> bool:
+    """Return True if a module's result for such rows is the expected one, up to rounding."""
+    if not isinstance(result, Tensor) or (result.shape, result.dtype) != (want.shape, dtype):
         return False
-    error = (made.float() - want.float()).square().mean(-1).sqrt()
+    error = (result.float() - want.float()).square().mean(-1).sqrt()
     spread = want.float().square().mean(-1).sqrt().clamp_min(1e-30)
     return bool((error <= _TOLERANCE[dtype] * spread).all())

@@ -1,4 +1,4 @@
-"""A mixture's routers: which experts a token goes through, and each one's share, in one kernel."""
+"""Routers of a mixture as one kernel: the selected experts of each token and their weights."""
 
 from __future__ import annotations
 
@@ -16,31 +16,30 @@ from .activations import is_bare
 from .patching import patch_forward
 from .probing import DTYPES
 
-_SIZES = (0.1, 0.5, 2.0, 6.0)  # of logits that a router is tried with
-_N_EACH = 16  # rows of a size
-_N_IN = 32  # numbers of those rows that are not zero
-_BIAS = 0.3  # the size of theirs
+_SIZES = (0.1, 0.5, 2.0, 6.0)  # standard deviations of logits in the check
+_N_EACH = 16  # rows each
+_N_IN = 32  # nonzero numbers a row
+_BIAS = 0.3  # standard deviation of random biases
 _NEAR = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 _RATIO = 1e-4
-_GIVEN = ""  # the name of a bias that a router is given
+_GIVEN = ""  # the bias is an input of the module
 
 
 class _RouterForm(NamedTuple):
-    """What a router does.
-
-    layer: the name of the one that makes its logits; None: it does so itself. in_float: they are
-    sums of float32, whatever its weights are. bias: the name of what is added to scores, or _GIVEN;
-    None: nothing is. dtype: for which that was found.
-    """
+    """Operations of a router."""
 
     router: RouterSpec
+    # Name of the layer that computes logits; None: the module itself.
     layer: str | None
+    # Logits are float32, whatever the weights' dtype is.
     in_float: bool
+    # Name of the bias that is added to scores, or _GIVEN; None: none.
     bias: str | None
+    # Input dtype of the check.
     dtype: torch.dtype
 
     def logits(self, module: Any, x: Tensor) -> Tensor | None:
-        """Return what is chosen by, [T, X]; None where its own code is to make it."""
+        """Return the router's logits, [T, X]; None if the module's own code must compute them."""
         source = module if self.layer is None else module._modules[self.layer]
         weight, bias = source._parameters.get("weight"), source._parameters.get("bias")
         if weight is None or (self.layer is not None and not is_bare(source)):
@@ -48,25 +47,22 @@ class _RouterForm(NamedTuple):
         if not self.in_float:
             return F.linear(x, weight, bias) if weight.dtype == x.dtype else None
         if x.is_cuda and bias is None and x.dtype == weight.dtype != torch.float32:
-            # Sums of the same products, without a copy of the weights that is twice as large.
+            # The same sums, without a float32 copy of the weights.
             return torch.mm(x, weight.t(), out_dtype=torch.float32)
         return F.linear(x.float(), weight.float(), None if bias is None else bias.float())
 
-    def added(self, module: Any, given: tuple[Tensor, ...]) -> Tensor | None:
-        """Return what is added to scores, [X]."""
+    def bias_tensor(self, module: Any, given: tuple[Tensor, ...]) -> Tensor | None:
+        """Return the bias that is added to scores, [X]."""
         if not self.bias:
             return given[0] if given else None
-        found = module._buffers.get(self.bias)
-        return module._parameters.get(self.bias) if found is None else found
+        buffer = module._buffers.get(self.bias)
+        return module._parameters.get(self.bias) if buffer is None else buffer
 
 
 @torch.inference_mode()
 def fuse_routers(model: nn.Module, dtype: torch.dtype) -> int:
-    """Let routers of our copy, which have seats, choose in the step; return how many do.
-
-    dtype: of what they are given.
-    """
-    return patch_forward(model, lambda module: _form_of(module, dtype), _chosen, n_given=(1, 2))
+    """Patch routers; return their number. dtype: of their inputs."""
+    return patch_forward(model, lambda module: _form_of(module, dtype), _chosen, n_inputs=(1, 2))
 
 
 def _chosen(
@@ -74,29 +70,29 @@ def _chosen(
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     if x.dtype != form.dtype or len(given) != (form.bias == _GIVEN):
         return None
-    bias = form.added(module, given)
+    bias = form.bias_tensor(module, given)
     logits = form.logits(module, x.reshape(-1, x.shape[-1]))
-    is_whole = logits is not None and (bias is None) == (form.bias is None)
-    if logits is None or not is_whole or not step.supports_routing(logits, bias, form.router):
+    is_complete = logits is not None and (bias is None) == (form.bias is None)
+    if logits is None or not is_complete or not step.supports_routing(logits, bias, form.router):
         return None
     numbers, shares = step.select_experts(logits, bias, form.router)
     return logits, shares, numbers
 
 
 def _form_of(module: Any, dtype: torch.dtype) -> _RouterForm | None:
-    """Return what a module does, if it chooses so many for each row, and tells their shares."""
+    """Return what a module computes, if it selects experts for rows and weights them."""
     top_k = getattr(module, "top_k", None)
     if not isinstance(top_k, int) or dtype not in DTYPES or "forward" in module.__dict__:
         return None
     try:
-        return _tried(module, top_k, dtype)
-    except Exception:  # other parts, other shapes, or it takes more than rows
+        return _find_form(module, top_k, dtype)
+    except Exception:  # other parts or inputs
         return None
 
 
-def _tried(module: Any, top_k: int, dtype: torch.dtype) -> _RouterForm | None:
-    """Return what a module does with other numbers, such that all of it shows: in float32, where
-    scores are all different, then in its own dtypes.
+def _find_form(module: Any, top_k: int, dtype: torch.dtype) -> _RouterForm | None:
+    """Return what a module computes with random weights: in float32, where all scores differ, then
+    in its own dtypes.
     """
     layer, bias = _layer_of(module), _bias_of(module)
     like, x = _like(module, torch.float32), _rows_for(module, layer)
@@ -106,34 +102,34 @@ def _tried(module: Any, top_k: int, dtype: torch.dtype) -> _RouterForm | None:
         RouterSpec(top_k, "softmax", False, False), layer, False, bias, torch.float32
     )
     logits = form.logits(like, x)
-    made = _made_by(like, x, given)
-    if logits is None or not _is_near(made[0], logits, torch.float32):
+    result = _results(like, x, given)
+    if logits is None or not _is_near(result[0], logits, torch.float32):
         return None
-    added = form.added(like, given)
+    bias_value = form.bias_tensor(like, given)
     for router in _routers(module, top_k):
-        scale = _scale(router, logits, added, made)
+        scale = _scale(router, logits, bias_value, result)
         if scale is not None:
             form = form._replace(router=router._replace(scale=scale))
-            return _in_its_dtypes(module, form._replace(dtype=dtype), x.to(dtype), given)
+            return _check_dtypes(module, form._replace(dtype=dtype), x.to(dtype), given)
     return None
 
 
-def _in_its_dtypes(
+def _check_dtypes(
     module: Any, form: _RouterForm, x: Tensor, given: tuple[Tensor, ...]
 ) -> _RouterForm | None:
-    """Return the form with what it makes of which dtypes; None if that is something else."""
+    """Return the form with the dtypes of the module's results; None if they do not match."""
     like = _like(module)
-    logits, shares, numbers = _made_by(like, x, given)
+    logits, shares, numbers = _results(like, x, given)
     in_float = bool((logits != logits.to(x.dtype)).any())
     form = form._replace(in_float=in_float, router=form.router._replace(dtype=shares.dtype))
     own = form.logits(like, x)
-    is_it = own is not None and _is_near(logits, own, x.dtype)
+    is_same = own is not None and _is_near(logits, own, x.dtype)
     want = _shares(form.router, logits.float(), numbers)
-    return form if is_it and _is_near(shares, want, x.dtype) else None
+    return form if is_same and _is_near(shares, want, x.dtype) else None
 
 
-def _made_by(module: Any, x: Tensor, given: tuple[Tensor, ...]) -> Any:
-    """Return logits, shares and experts' numbers; some take rows of one sequence only."""
+def _results(module: Any, x: Tensor, given: tuple[Tensor, ...]) -> Any:
+    """Return logits, weights and expert numbers; some modules accept rows of one sequence only."""
     try:
         return type(module).forward(module, x, *given)
     except ValueError:
@@ -141,7 +137,9 @@ def _made_by(module: Any, x: Tensor, given: tuple[Tensor, ...]) -> Any:
 
 
 def _layer_of(module: Any) -> str | None:
-    """Return the name of what makes logits; None: the module does. Raises: ValueError."""
+    """Return the name of the layer that computes logits; None: the module itself. Raises:
+    ValueError.
+    """
     layers = [name for name, each in module._modules.items() if isinstance(each, nn.Linear)]
     if len(module._modules) > 1 or len(layers) != len(module._modules):
         raise ValueError("it has other parts")
@@ -155,9 +153,9 @@ def _weight_of(module: Any, layer: str | None) -> Tensor:
 
 
 def _bias_of(module: Any) -> str | None:
-    """Return the name of what may be added to scores. Raises: ValueError for several."""
-    held = {**module._parameters, **module._buffers}
-    own = [n for n, each in held.items() if each is not None and n not in ("weight", "bias")]
+    """Return the name of the bias that may be added to scores. Raises: ValueError for several."""
+    tensors = {**module._parameters, **module._buffers}
+    own = [n for n, each in tensors.items() if each is not None and n not in ("weight", "bias")]
     own += [_GIVEN] * (len(inspect.signature(type(module).forward).parameters) - 2)
     if len(own) > 1:
         raise ValueError("it has other parts")
@@ -165,55 +163,59 @@ def _bias_of(module: Any) -> str | None:
 
 
 def _like(module: Any, dtype: torch.dtype | None = None) -> Any:
-    """Return a module that does the same with random weights and biases. dtype: None is theirs."""
-    made = object.__new__(type(module))
-    made.__dict__.update(module.__dict__)
+    """Return a module of the same kind with random weights. dtype: None keeps the dtypes."""
+    result = object.__new__(type(module))
+    result.__dict__.update(module.__dict__)
     for kind in ("_parameters", "_buffers"):
-        made.__dict__[kind] = {
-            name: None if held is None else _random(held.shape, held.device).to(dtype or held.dtype)
-            for name, held in module.__dict__[kind].items()
+        result.__dict__[kind] = {
+            name: None
+            if tensors is None
+            else _random(tensors.shape, tensors.device).to(dtype or tensors.dtype)
+            for name, tensors in module.__dict__[kind].items()
         }
-    made.__dict__["_modules"] = {n: _like(each, dtype) for n, each in module._modules.items()}
-    return made
+    result.__dict__["_modules"] = {n: _like(each, dtype) for n, each in module._modules.items()}
+    return result
 
 
 def _random(shape: Sequence[int], device: torch.device) -> Tensor:
-    """Return biases, or weights of rows that end in zeros."""
+    """Return random biases, or random weights whose rows end in zeros."""
     seeded = torch.Generator().manual_seed(len(shape))
     if len(shape) == 1:
         return (torch.randn(shape, generator=seeded) * _BIAS).to(device)
     n_in = min(shape[1], _N_IN)
-    made = torch.zeros(shape, device=device)
-    made[:, :n_in] = (torch.randn(shape[0], n_in, generator=seeded) / n_in**0.5).to(device)
-    return made
+    result = torch.zeros(shape, device=device)
+    result[:, :n_in] = (torch.randn(shape[0], n_in, generator=seeded) / n_in**0.5).to(device)
+    return result
 
 
 def _rows_for(module: Any, layer: str | None) -> Tensor:
-    """Return rows that make logits of several sizes."""
+    """Return rows that give logits of several magnitudes."""
     weight = _weight_of(module, layer)
     n_in = min(weight.shape[1], _N_IN)
-    made = torch.zeros(len(_SIZES), _N_EACH, weight.shape[1], device=weight.device)
+    result = torch.zeros(len(_SIZES), _N_EACH, weight.shape[1], device=weight.device)
     rows = torch.randn(len(_SIZES), _N_EACH, n_in, generator=torch.Generator().manual_seed(0))
-    made[..., :n_in] = (rows * torch.tensor(_SIZES)[:, None, None]).to(weight.device)
-    return made.flatten(0, 1)
+    result[..., :n_in] = (rows * torch.tensor(_SIZES)[:, None, None]).to(weight.device)
+    return result.flatten(0, 1)
 
 
 def _routers(module: Any, top_k: int) -> Iterator[RouterSpec]:
-    """Yield what a router may do, the usual first."""
-    held = module.__dict__
-    n, n_kept = held.get("num_group", held.get("n_group")), held.get("topk_group")
+    """Yield possible router specifications, the usual one first."""
+    tensors = module.__dict__
+    n, n_kept = tensors.get("num_group", tensors.get("n_group")), tensors.get("topk_group")
     groups: list[ExpertGroups | None] = [None]
     if isinstance(n, int) and isinstance(n_kept, int) and 1 <= n_kept <= n:
         groups += [ExpertGroups(n, n_kept, "two"), ExpertGroups(n, n_kept, "one")]
     functions: tuple[Any, ...] = ("softmax", "sigmoid")
-    for by_logits, each, function in itertools.product((False, True), groups, functions):
+    for by_logits, group, function in itertools.product((False, True), groups, functions):
         for is_normed in (True, False):
-            yield RouterSpec(top_k, function, is_normed, by_logits, each)
+            yield RouterSpec(top_k, function, is_normed, by_logits, group)
 
 
-def _scale(router: RouterSpec, logits: Tensor, bias: Tensor | None, made: Any) -> float | None:
-    """Return how much larger shares are than a router's, if all are, of the same experts."""
-    _, shares, numbers = made
+def _scale(router: RouterSpec, logits: Tensor, bias: Tensor | None, result: Any) -> float | None:
+    """Return the constant ratio of a module's weights to a specification's; None if it is not
+    constant.
+    """
+    _, shares, numbers = result
     at = numbers.argsort(-1)
     chosen = _choice(router, logits, bias).sort(-1).values
     if not torch.equal(numbers.gather(-1, at), chosen):
@@ -224,7 +226,7 @@ def _scale(router: RouterSpec, logits: Tensor, bias: Tensor | None, made: Any) -
 
 
 def _choice(router: RouterSpec, logits: Tensor, bias: Tensor | None) -> Tensor:
-    """Return which experts a router chooses."""
+    """Return the selected experts."""
     scores = logits if router.by_logits else _scores(router, logits)
     scores = scores if bias is None else scores + bias
     if router.groups is not None:
@@ -236,7 +238,7 @@ def _choice(router: RouterSpec, logits: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _shares(router: RouterSpec, logits: Tensor, numbers: Tensor) -> Tensor:
-    """Return the shares of experts that were chosen."""
+    """Return the weights of selected experts."""
     shares = _scores(router, logits).gather(-1, numbers)
     if router.is_normed:
         shares = shares / shares.sum(-1, keepdim=True)
@@ -247,8 +249,8 @@ def _scores(router: RouterSpec, logits: Tensor) -> Tensor:
     return logits.softmax(-1) if router.function == "softmax" else logits.sigmoid()
 
 
-def _is_near(made: Tensor, want: Tensor, dtype: torch.dtype) -> bool:
-    if made.shape != want.shape:
+def _is_near(result: Tensor, want: Tensor, dtype: torch.dtype) -> bool:
+    if result.shape != want.shape:
         return False
-    made, want = made.float(), want.float()
-    return torch.allclose(made, want, rtol=_NEAR[dtype], atol=_NEAR[dtype] * float(want.std()))
+    result, want = result.float(), want.float()
+    return torch.allclose(result, want, rtol=_NEAR[dtype], atol=_NEAR[dtype] * float(want.std()))
