@@ -1,1 +1,1 @@
-"""KV in padded banks: its memory, the step over it, and the attention products."""
+"""KV in padded buffers: the pool, its steps and attention products."""

@@ -1,7 +1,7 @@
-"""The attention products of one layer, and how their partial results are put together.
+"""Attention products of one layer, and the merge of partial results.
 
-Every product gives its output and the log-sum-exp of its scores. Two partial results over different
-keys are one result after `merge`, so each piece of KV is met where it lies and only once.
+Every product returns its output and the log-sum-exp of its scores. `merge` combines two results
+over different keys, so KV stays in place and each part is read once.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ QUERY_BLOCK = 256
 
 
 class Mask(NamedTuple):
-    """What to add to the scores, and which queries then see nothing at all.
+    """The bias of scores, and the queries that then see no key.
 
-    bias: broadcasts to [B, K, Q, S], 0 or -inf, in the queries' dtype.
-    dead: broadcasts to [B, K, Q], True where every key is hidden; None: no such query.
+    Attributes:
+        bias: broadcasts to [B, K, Q, S], 0 or -inf, in the queries' dtype.
+        dead: broadcasts to [B, K, Q], True if all keys are hidden; None: no such query.
     """
 
     bias: Tensor
@@ -32,13 +33,13 @@ class Mask(NamedTuple):
 def attend(
     q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, mask: Mask | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Let all queries meet all keys.
+    """Return the attention of all queries to all keys.
 
     Args:
         q: [B, K, Q, D], all queries of a KV head together; k: [B, K, S, D]; v: [B, K, S, Dv].
 
     Returns:
-        Output [B, K, Q, Dv] and log-sum-exp float32 [B, K, Q]; a dead query has zeros and -inf.
+        Output [B, K, Q, Dv] and log-sum-exp float32 [B, K, Q]; zeros and -inf for a dead query.
     """
     if is_fused(q, v, spec):
         return _fused(q, k, v, spec.scale, mask)
@@ -48,7 +49,7 @@ def attend(
 def plain(
     q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, mask: Mask | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Do the same by elementary operations: any device, soft-capped scores, any head sizes."""
+    """Do the same in elementary operations: any device, soft-capped scores, any head sizes."""
     scores = torch.matmul(q, k.transpose(-1, -2)).float().mul_(spec.scale)
     if spec.softcap is not None:
         scores = scores.div_(spec.softcap).tanh_().mul_(spec.softcap)
@@ -63,11 +64,11 @@ def plain(
 def attend_causal(
     q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, bands: list[CausalBand] | None
 ) -> tuple[Tensor, Tensor]:
-    """Let token i of each row meet tokens 0..i of its own row.
+    """Return the attention of token i of each row to tokens 0..i of its row.
 
     Args:
         q: [R, H, n, D]; k: [R, K, n, D]; v: [R, K, n, Dv]; H is a multiple of K.
-        bands: `causal_bands(n, window)` where a window cuts or the device wants scores written out.
+        bands: `causal_bands(n, window)` for a window, or if the device has no fused operation.
 
     Returns:
         Output [R, H, n, Dv] and log-sum-exp float32 [R, H, n].
@@ -85,7 +86,7 @@ def attend_causal(
     for band in bands if bands is not None else causal_bands(n, None, q):
         folded = q[:, :, band.start : band.stop].reshape(n_rows, k.shape[1], -1, q.shape[-1])
         keys, values = k[:, :, band.first : band.stop], v[:, :, band.first : band.stop]
-        # Query heads of one KV head lie one after the other, each with the band's tokens.
+        # Query heads of one KV head are adjacent, each with the band's tokens.
         out, lse = attend(folded, keys, values, spec, Mask(band.bias.repeat(group, 1)))
         size = band.stop - band.start
         blocks.append((out.reshape(n_rows, n_heads, size, -1), lse.reshape(n_rows, n_heads, size)))
@@ -95,7 +96,7 @@ def attend_causal(
 
 
 class CausalBand(NamedTuple):
-    """Queries start..stop of a causal square and the keys first..stop that any of them sees."""
+    """Queries start..stop of a causal square, and the keys first..stop that any of them sees."""
 
     start: int
     stop: int
@@ -104,7 +105,7 @@ class CausalBand(NamedTuple):
 
 
 def causal_bands(n: int, window: int | None, like: Tensor) -> list[CausalBand]:
-    """Cut a causal square of n tokens into bands of queries, each with its mask [queries, keys]."""
+    """Split a causal square of n tokens into bands of queries, with masks [queries, keys]."""
     bands = []
     for start in range(0, n, QUERY_BLOCK):
         stop = min(n, start + QUERY_BLOCK)
@@ -119,7 +120,7 @@ def causal_bands(n: int, window: int | None, like: Tensor) -> list[CausalBand]:
 
 
 def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
-    """Fold another result over the same queries into `out` [..., Dv] and `lse` [...], in place.
+    """Merge another result over the same queries into `out` [..., Dv] and `lse` [...], in place.
 
     `lse` must be finite; `other_lse` may be -inf where `other` is finite.
     """
@@ -129,16 +130,15 @@ def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
 
 
 def apply_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> None:
-    """Let each query lose weight to its head's sink, a key without a value; in place, once.
+    """Reduce each query's weights by its head's sink, a key without a value; in place, once.
 
-    Args:
-        sinks: one score a head, broadcasts against `lse`.
+    sinks: one score a head; broadcasts against `lse`.
     """
     out.mul_(torch.sigmoid(lse - sinks).unsqueeze(-1).to(out.dtype))
 
 
 def is_fused(q: Tensor, v: Tensor, spec: AttentionSpec) -> bool:
-    """Whether `attend` has one operation for it here."""
+    """Return True if `attend` has one fused operation for these."""
     return q.device.type == "cpu" and spec.softcap is None and q.shape[-1] == v.shape[-1]
 
 
@@ -146,7 +146,7 @@ def _fused(
     q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Mask | None
 ) -> tuple[Tensor, Tensor]:
     # NOTE: the one CPU operation of PyTorch that also returns the log-sum-exp has a private name;
-    # tests/engines/test_torch_attend.py holds it to `plain`.
+    # tests/engines/test_torch_attend.py compares it with `plain`.
     n_queries = q.shape[2]
     if n_queries == 1 and q.dtype != torch.float32:
         q = q.expand(-1, -1, 2, -1)  # a single half-precision query takes a path seven times slower
@@ -157,5 +157,5 @@ def _fused(
     if q.shape[2] != n_queries:
         out, lse = out[:, :, :n_queries], lse[:, :, :n_queries]
     if mask is not None and mask.dead is not None:
-        lse = lse.masked_fill(mask.dead, -math.inf)  # the operation says 0 there
+        lse = lse.masked_fill(mask.dead, -math.inf)  # the operation returns 0 there
     return out, lse

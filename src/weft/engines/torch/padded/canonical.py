@@ -2,7 +2,7 @@
 
 The usual step computes attention over a path in chunks, and pads rows to the longest: chunks and
 widths depend on other rows. Here every product has one token's query heads and one path's keys,
-padded to full vectors, so that its sums do not depend on other rows.
+padded to full vectors. So its sums do not depend on other rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _KEYS = 16  # keys are padded to a multiple: the CPU's product sums vectors of t
 
 
 class CanonicalBackend(PaddedBackend):
-    """The padded memory, with steps whose bits do not depend on other rows."""
+    """The padded backend, with steps whose bits do not depend on other rows."""
 
     def start_step(self, rows: Sequence[Row]) -> CanonicalStep:
         return CanonicalStep(rows, self)
@@ -41,10 +41,12 @@ class CanonicalStep(PaddedStep):
         q, k, v = query[0], key[0], value[0]
         if self.plan.prefill_groups:
             self.keys[layer], self.values[layer] = k, v
-        for number, lane in enumerate(self.plan.decode_groups):
-            self._write(lane.buffer.keys[layer], self._writes[number], k[:, lane.start : lane.stop])
+        for number, decode in enumerate(self.plan.decode_groups):
             self._write(
-                lane.buffer.values[layer], self._writes[number], v[:, lane.start : lane.stop]
+                decode.buffer.keys[layer], self._writes[number], k[:, decode.start : decode.stop]
+            )
+            self._write(
+                decode.buffer.values[layer], self._writes[number], v[:, decode.start : decode.stop]
             )
         out = v.new_empty(q.shape[1], q.shape[0], v.shape[-1])
         for row, start in zip(self.rows, self.starts, strict=True):

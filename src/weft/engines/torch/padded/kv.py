@@ -1,4 +1,4 @@
-"""The KV memory: settled fragments in blocks, live tails side by side in padded banks."""
+"""Padded KV pool: finished fragments in blocks, growing tails as rows of padded buffers."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 
 class PaddedKVFragment(PaddedFragment):
-    """A fragment of this engine."""
+    """A fragment of this pool."""
 
     __slots__ = ()
     engine = "torch"
 
 
 class TorchTailBuffer(TailBuffer):
-    """A bank whose rows are in one buffer. keys, values: views of it, a layer each."""
+    """A tail buffer whose rows are in one tensor. keys, values: views of it by layer."""
 
     __slots__ = ("keys", "layout", "values")
     slots: Slots
@@ -56,7 +56,7 @@ class TorchTailBuffer(TailBuffer):
         self.values = self.layout.per_layer(slots.values)
 
     def widen(self, length: int) -> None:
-        """Make room for `length` slots a row: a larger buffer without holes or spare rows.
+        """Make room for `length` slots a row, in a larger buffer without holes or spare rows.
 
         Rows keep their order, not their numbers.
         """
@@ -65,9 +65,9 @@ class TorchTailBuffer(TailBuffer):
             self._reseat(staying, length, len(staying))
 
     def take(self, tails: Sequence[PaddedFragment], length: int) -> int:
-        """Make `tails` the last rows, in their order, with room for `length`; return the first.
+        """Make `tails` the last rows, in this order, with room for `length`; return the first row.
 
-        Slots of a tail that was elsewhere are copied in by the caller; rows of members keep theirs.
+        The caller copies the slots of tails from elsewhere; members keep their slots.
         """
         named = {id(t) for t in tails}
         staying = [m for m in self.members if m is not None and id(m) not in named]
@@ -80,14 +80,14 @@ class TorchTailBuffer(TailBuffer):
         self._reseat([*staying, *tails], length, n_rows + n_rows // 4 if self.members else n_rows)
         return len(staying)
 
-    def refuse(self, tails: Sequence[PaddedFragment]) -> None:
-        """Make holes of the rows of tails that were taken and have not come."""
+    def remove_missing(self, tails: Sequence[PaddedFragment]) -> None:
+        """Make holes of the rows of tails that were taken but never arrived."""
         gone = {id(t) for t in tails if t.home is not self}
         self.members = [None if id(m) in gone else m for m in self.members]
         self.n_members -= len(gone)
 
     def compact(self) -> None:
-        """Give back the memory of holes, if they are most of it."""
+        """Release the memory of holes if they are most of the buffer."""
         if self.is_sparse:
             staying = [m for m in self.members if m is not None]
             self._reseat(staying, 1, len(staying))
@@ -104,9 +104,9 @@ class TorchTailBuffer(TailBuffer):
                 member.start = row
 
     def _rebuild(self, n_rows: int, room: int, sources: list[int]) -> None:
-        """Allocate anew; row i gets the old row `sources[i]` (-1: none)."""
+        """Allocate a new tensor; row i gets the old row `sources[i]` (-1: none)."""
         old, kept = self.slots, [i for i, s in enumerate(sources) if s >= 0]
-        # A batched product also meets the slots past a row's end: hidden, but they must be finite.
+        # A batched product also reads hidden slots beyond a row's end, which must be finite.
         fresh = self.layout.zeros(n_rows, room)
         if kept:
             n = min(room, self.room)
@@ -118,7 +118,7 @@ class TorchTailBuffer(TailBuffer):
 
 
 class PaddedKVPool(PaddedPool[PaddedKVFragment, TorchTailBuffer], KVBackend):
-    """Fragments on one device."""
+    """Padded KV of one engine on one device."""
 
     growth = GROW_BY
     kind = PaddedKVFragment
@@ -195,7 +195,7 @@ class PaddedKVPool(PaddedPool[PaddedKVFragment, TorchTailBuffer], KVBackend):
         return kv
 
     def _stack(self, data: dict[str, NDArray[Any]], name: str, like: list[Tensor]) -> list[Tensor]:
-        """Read one exported kind, a tensor a layer group: [G, S, K, D]."""
+        """Read one exported kind, one tensor a layer group: [G, S, K, D]."""
         out = []
         for (_, layers), tensor in zip(self.layout.groups, like, strict=True):
             parts = [from_host(data, f"{name}.{layer}", tensor[0]) for layer in layers]
@@ -213,7 +213,7 @@ class PaddedKVPool(PaddedPool[PaddedKVFragment, TorchTailBuffer], KVBackend):
     # What the engine's step needs
 
     def single_sequence_for(self, rows: Sequence[Row]) -> SingleSequenceCache | None:
-        """Return the one piece of a row that steps alone, from its second such step on."""
+        """Return the contiguous copy of a row that steps alone, from its second such step on."""
         last, self._last = self._last, None
         if not is_single_sequence(rows, self):
             self.single_sequence = None
@@ -229,7 +229,7 @@ class PaddedKVPool(PaddedPool[PaddedKVFragment, TorchTailBuffer], KVBackend):
     def concatenated(
         self, spans: list[tuple[Fragment, int]], room: int
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Copies of spans one after the other, a layer each: [1, K, room, D]."""
+        """Return copies of spans one after the other, by layer: [1, K, room, D]."""
         slots, at = self.layout.zeros(1, room), 0
         for fragment, length in spans:
             kv = own(fragment, PaddedKVFragment)
@@ -241,7 +241,7 @@ class PaddedKVPool(PaddedPool[PaddedKVFragment, TorchTailBuffer], KVBackend):
         )
 
     def views(self, fragment: Fragment, length: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Views of the first `length` slots' keys and values, a layer each: [1, K, length, D]."""
+        """Return views of the first `length` slots, by layer: [1, K, length, D]."""
         kv = own(fragment, PaddedKVFragment)
         index = (slice(None), *_where(kv, length))
         slots, per_layer = _slots_of(kv), self.layout.per_layer
@@ -251,15 +251,15 @@ class PaddedKVPool(PaddedPool[PaddedKVFragment, TorchTailBuffer], KVBackend):
         )
 
     def padded(
-        self, stretches: Sequence[Sequence[tuple[Fragment, int]]]
+        self, paths: Sequence[Sequence[tuple[Fragment, int]]]
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Copies of stretches side by side, a layer each: [P, K, S, D], zero past a stretch's end.
+        """Return padded copies of paths, by layer: [P, K, S, D], zero beyond a path's end.
 
-        A stretch is spans, one after the other.
+        paths: by path, its spans in order.
         """
-        longest = max(sum(length for _, length in spans) for spans in stretches)
-        slots = self.layout.zeros(len(stretches), longest)
-        for number, spans in enumerate(stretches):
+        longest = max(sum(length for _, length in spans) for spans in paths)
+        slots = self.layout.zeros(len(paths), longest)
+        for number, spans in enumerate(paths):
             at = 0
             for fragment, length in spans:
                 kv = own(fragment, PaddedKVFragment)
@@ -272,26 +272,26 @@ class PaddedKVPool(PaddedPool[PaddedKVFragment, TorchTailBuffer], KVBackend):
         )
 
     def buffer_for(self, tails: list[PaddedKVFragment], width: int) -> tuple[TorchTailBuffer, int]:
-        """The bank of a width class with `tails` side by side, and the row of the first.
+        """Return the buffer of a width with `tails` in adjacent rows, and the row of the first.
 
-        There is room for one slot more.
+        Each row has room for one more slot.
         """
         longest = max(t.length for t in tails) + 1
-        bank = self._buffers.get(width)
-        if bank is None:
-            bank = self._buffers[width] = TorchTailBuffer(self.layout, width)
-        bank.compact()
-        bank.widen(longest)
-        first = bank.find(tails)
+        buffer = self._buffers.get(width)
+        if buffer is None:
+            buffer = self._buffers[width] = TorchTailBuffer(self.layout, width)
+        buffer.compact()
+        buffer.widen(longest)
+        first = buffer.find(tails)
         if first is None:
-            arriving = [t for t in tails if t.home is not bank]
-            first = bank.take(tails, longest)
+            arriving = [t for t in tails if t.home is not buffer]
+            first = buffer.take(tails, longest)
             try:
-                self._arrive(bank, arriving, {id(t): first + at for at, t in enumerate(tails)})
+                self._arrive(buffer, arriving, {id(t): first + at for at, t in enumerate(tails)})
             except BaseException:
-                bank.refuse(arriving)
+                buffer.remove_missing(arriving)
                 raise
-        return bank, first
+        return buffer, first
 
     @torch.inference_mode()
     def append(
@@ -312,7 +312,7 @@ class PaddedKVPool(PaddedPool[PaddedKVFragment, TorchTailBuffer], KVBackend):
         kv.home.slots.copy_from(fresh, (slice(at, at + n),), (slice(0, n),))
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all fragments."""
         super().clear()
         self._last = None
 
@@ -320,26 +320,28 @@ class PaddedKVPool(PaddedPool[PaddedKVFragment, TorchTailBuffer], KVBackend):
         return _slots_of(kv).copy(*_where(kv))
 
     def _arrive(
-        self, bank: TorchTailBuffer, tails: Iterable[PaddedKVFragment], rows: dict[int, int]
+        self, buffer: TorchTailBuffer, tails: Iterable[PaddedKVFragment], rows: dict[int, int]
     ) -> None:
-        """Copy tails into their rows of the bank: those from one bank together, others singly."""
-        by_bank: dict[int, list[PaddedKVFragment]] = {}
+        """Copy tails into their rows of a buffer: those from one buffer together, others one by
+        one.
+        """
+        by_buffer: dict[int, list[PaddedKVFragment]] = {}
         for kv in tails:
             if kv.length and isinstance(kv.home, TailBuffer):
-                by_bank.setdefault(kv.home.width, []).append(kv)
+                by_buffer.setdefault(kv.home.width, []).append(kv)
             elif kv.length:
                 row, n = rows[id(kv)], kv.length
-                bank.slots.copy_from(_slots_of(kv), (row, slice(0, n)), _where(kv))
+                buffer.slots.copy_from(_slots_of(kv), (row, slice(0, n)), _where(kv))
         device = self.layout.device
-        for width, group in by_bank.items():
+        for width, group in by_buffer.items():
             source = self._buffers[width]
             into = torch.tensor([rows[id(kv)] for kv in group], device=device)
             of = torch.tensor([kv.start for kv in group], device=device)
-            span = slice(0, min(source.room, bank.room))
-            bank.slots.copy_from(source.slots, (into, span), (of, span))
+            span = slice(0, min(source.room, buffer.room))
+            buffer.slots.copy_from(source.slots, (into, span), (of, span))
         for kv in tails:
             self._remove(kv)
-            kv.home, kv.start = bank, rows[id(kv)]
+            kv.home, kv.start = buffer, rows[id(kv)]
 
 
 def _slots_of(kv: PaddedKVFragment) -> Slots:
@@ -355,14 +357,18 @@ def _where(kv: PaddedKVFragment, length: int | None = None) -> tuple[slice | int
     return (slice(kv.start, kv.start + n),)
 
 
-ROOM = 64  # slots that a piece is longer than its path, at first
-MAX_COPY_BYTES = 64 << 20  # the piece is a copy; longer paths are met where they lie
+ROOM = 64  # slots that are allocated beyond the path
+MAX_COPY_BYTES = 64 << 20  # longer paths are not copied
 
 
 class SingleSequenceCache:
-    """A copy of one row's path and tail, which the row's new slots are added to as it steps.
+    """Contiguous copy of one row's path and tail, extended as the row steps.
 
-    The fragments have those slots, too. n: slots that are there. room: slots there is memory for.
+    The fragments contain these slots, too.
+
+    Attributes:
+        n: number of slots.
+        room: allocated slots.
     """
 
     __slots__ = ("_keys", "_row", "_values", "n", "n_bytes", "room")
@@ -378,17 +384,20 @@ class SingleSequenceCache:
         self._keys, self._values = store.concatenated(spans, self.room)
 
     def fits(self, row: Row) -> bool:
-        """Whether it is this row's, all of its path is there, and there is room for one slot."""
+        """Return True if this is the row's path, complete, with room for another slot."""
         path, dest = self._row
-        is_whole = row.position == self.n < self.room
-        return is_whole and row.prefix is path and row.kv_out is dest
+        is_complete = row.position == self.n < self.room
+        return is_complete and row.prefix is path and row.kv_out is dest
 
     def is_of(self, fragment: Fragment) -> bool:
-        """Whether its new slots are this fragment's."""
+        """Return True if new slots belong to this fragment, too."""
         return self._row[1] is fragment
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-        """Add a slot and let the one query meet all: q [H, 1, D]; k, v [K, 1, …]. [1, 1, H, Dv]."""
+        """Add a slot and attend the only query to all slots; q: [H, 1, D]; k, v: [K, 1, …].
+
+        Returns [1, 1, H, Dv].
+        """
         keys, values = self._keys[layer], self._values[layer]
         keys[0, :, self.n] = k[:, 0]
         values[0, :, self.n] = v[:, 0]
@@ -399,7 +408,9 @@ class SingleSequenceCache:
 
 
 def is_single_sequence(rows: Sequence[Row], store: PaddedKVPool) -> bool:
-    """Whether a step is one token of one row that keeps it, on a path of a size to copy."""
+    """Return True for a step of one token of one row that keeps its KV, on a path small enough to
+    copy.
+    """
     if len(rows) != 1 or store.layout.device.type != "cpu":
         return False
     (row,) = rows

@@ -1,10 +1,7 @@
-"""The spans above a step's rows: met alone, or copied side by side and met at once.
+"""Shared prefixes above a step's rows: attended one by one, or copied into a batch.
 
-A span on its own costs one product a layer, however short. A tree search steps dozens of nodes of a
-dozen tokens, most with few queries: those are copied once a plan, and met at once.
-
-    stretch   spans one below the other, with the same queries, moved one behind the other
-    bundle    short stretches of few queries, none a query of two: they lie side by side
+A prefix of its own costs one product a layer, however short it is. A tree search has dozens of
+short prefixes with few queries. Those are copied once a plan, and attended in one product.
 """
 
 from __future__ import annotations
@@ -24,32 +21,32 @@ from .kv import PaddedKVFragment, PaddedKVPool
 
 
 class Positions(NamedTuple):
-    """Where a step's packed tokens are: on the host, and on the device, int64 [T]."""
+    """Positions of a step's packed tokens: on the host, and on the device, int64 [T]."""
 
-    known: list[int]
-    there: Tensor
+    on_host: list[int]
+    on_device: Tensor
 
 
 class PrefixGroup:
-    """One stretch and its queries.
+    """One shared prefix and its queries.
 
-    keys, values: a layer each, [1, K, S, D]: views, or copies of spans that do not lie in line.
+    keys, values: by layer, [1, K, S, D]: views, or copies if the spans are not contiguous.
     """
 
     __slots__ = ("first", "keys", "length", "start", "stop", "values")
 
-    def __init__(self, stretch: SharedPrefix[PaddedKVFragment], store: PaddedKVPool) -> None:
-        spans, self.length, self.first, self.start, self.stop = stretch
+    def __init__(self, prefix: SharedPrefix[PaddedKVFragment], store: PaddedKVPool) -> None:
+        spans, self.length, self.first, self.start, self.stop = prefix
         if store.is_contiguous([fragment for fragment, _ in spans]):
             self.keys, self.values = store.views(spans[0][0], self.length)
-        else:  # another stretch of this step has some of them
+        else:  # another prefix of this step needs them elsewhere
             self.keys, self.values = store.padded([spans])
 
     def through(
         self, window: int | None, group: int, positions: Positions, like: Tensor
     ) -> PrefixGroupView | None:
-        """Return the keys inside a sliding window of the queries; None if there are none."""
-        queries = positions.known[self.start : self.stop]
+        """Return the keys inside the queries' sliding window; None if there are none."""
+        queries = positions.on_host[self.start : self.stop]
         visible = visible_keys(self.first, self.length, window, queries)
         if visible is None:
             return None
@@ -58,14 +55,14 @@ class PrefixGroup:
             return PrefixGroupView(self, low, None)
         last = self.first + self.length - 1
         device = like.device
-        query = positions.there[self.start : self.stop].repeat_interleave(group)[:, None]
+        query = positions.on_device[self.start : self.stop].repeat_interleave(group)[:, None]
         key = torch.arange(self.first + low, last + 1, device=device)[None]
         hidden = key <= query - window
         return PrefixGroupView(self, low, Mask(mask_bias(hidden, like), hidden.all(-1)))
 
 
 class PrefixGroupView(NamedTuple):
-    """A part's keys from `low` on, masked or not."""
+    """Keys of a prefix from `low` on, masked or not."""
 
     part: PrefixGroup
     low: int
@@ -74,7 +71,7 @@ class PrefixGroupView(NamedTuple):
     def attend(
         self, layer: int, folded: Tensor, group: int, out: Tensor, lse: Tensor, spec: AttentionSpec
     ) -> None:
-        """Let the queries [K, T*g, D] meet these keys; merge into [T*g, K, Dv] and [T*g, K]."""
+        """Attend the queries [K, T*g, D] to these keys; merge into [T*g, K, Dv] and [T*g, K]."""
         start, stop = self.part.start * group, self.part.stop * group
         keys, values = self.part.keys[layer], self.part.values[layer]
         if self.low:
@@ -86,11 +83,13 @@ class PrefixGroupView(NamedTuple):
 
 
 class PrefixBatch:
-    """Short stretches with few queries each, none a query of two.
+    """Short prefixes with few queries each; no query belongs to two of them.
 
-    keys, values: padded copies, a layer each, [P, K, S, D].
-    padded: packed index of each of P*Q query places. kept: the places that are real; None: all.
-    where: the packed queries in the order of `kept`.
+    Attributes:
+        keys, values: padded copies by layer, [P, K, S, D].
+        padded: packed index of each of P*Q padded queries.
+        kept: padded queries that exist; None: all.
+        where: packed queries in the order of `kept`.
     """
 
     __slots__ = (
@@ -120,8 +119,8 @@ class PrefixBatch:
     def through(
         self, window: int | None, group: int, positions: Positions, like: Tensor
     ) -> PrefixBatchView | None:
-        """What padding and a window let each query see."""
-        if window is not None and self._is_beyond(window, positions.known):
+        """Return the keys that padding and a window leave visible; None if there are none."""
+        if window is not None and self._is_beyond(window, positions.on_host):
             return None
         lengths = [m.length for m in self.members]
         if window is None and min(lengths) == max(lengths):
@@ -131,14 +130,14 @@ class PrefixBatch:
         hidden = (slots[None] >= self.lengths.of(lengths)[:, None])[:, None, None]
         if window is None:
             return PrefixBatchView(self, Mask(mask_bias(hidden, like)))
-        query = positions.there[self.padded].unflatten(0, (len(self.members), -1))
+        query = positions.on_device[self.padded].unflatten(0, (len(self.members), -1))
         key = self.firsts.of([m.first for m in self.members])[:, None] + slots
         beyond = key[:, None] <= query[:, :, None] - window
         hidden = hidden | beyond.repeat_interleave(group, 1)[:, None]
         return PrefixBatchView(self, Mask(mask_bias(hidden, like), hidden.all(-1)))
 
     def _is_beyond(self, window: int, positions: list[int]) -> bool:
-        """Whether no query sees anything of its span."""
+        """Return True if no query sees any key of its prefix."""
         return all(
             m.first + m.length - 1 <= min(positions[m.start : m.stop]) - window
             for m in self.members
@@ -146,31 +145,29 @@ class PrefixBatch:
 
 
 class PrefixBatchView(NamedTuple):
-    """A bundle's keys, masked or not."""
+    """Keys of a batch of prefixes, masked or not."""
 
-    bundle: PrefixBatch
+    batch: PrefixBatch
     mask: Mask | None
 
     def attend(
         self, layer: int, folded: Tensor, group: int, out: Tensor, lse: Tensor, spec: AttentionSpec
     ) -> None:
-        """Let the queries [K, T*g, D] meet these keys; merge into [T*g, K, Dv] and [T*g, K]."""
-        bundle = self.bundle
-        size = (len(bundle.members), bundle.n_queries)
-        queries = folded.unflatten(1, (-1, group))[:, bundle.padded].unflatten(1, size)
+        """Attend the queries [K, T*g, D] to these keys; merge into [T*g, K, Dv] and [T*g, K]."""
+        batch = self.batch
+        size = (len(batch.members), batch.n_queries)
+        queries = folded.unflatten(1, (-1, group))[:, batch.padded].unflatten(1, size)
         queries = queries.transpose(0, 1).flatten(2, 3)
-        other, other_lse = attend(
-            queries, bundle.keys[layer], bundle.values[layer], spec, self.mask
-        )
+        other, other_lse = attend(queries, batch.keys[layer], batch.values[layer], spec, self.mask)
         other = other.unflatten(2, (-1, group)).permute(0, 2, 3, 1, 4).flatten(0, 1)
         other_lse = other_lse.unflatten(2, (-1, group)).permute(0, 2, 3, 1).flatten(0, 1)
-        if bundle.kept is not None:
-            other, other_lse = other[bundle.kept], other_lse[bundle.kept]
+        if batch.kept is not None:
+            other, other_lse = other[batch.kept], other_lse[batch.kept]
         out, lse = out.unflatten(0, (-1, group)), lse.unflatten(0, (-1, group))
-        some, some_lse = out[bundle.where], lse[bundle.where]
-        merge(some, some_lse, other, other_lse)
-        if not isinstance(bundle.where, slice):  # an index gave copies
-            out[bundle.where], lse[bundle.where] = some, some_lse
+        part, part_lse = out[batch.where], lse[batch.where]
+        merge(part, part_lse, other, other_lse)
+        if not isinstance(batch.where, slice):  # indexing returned copies
+            out[batch.where], lse[batch.where] = part, part_lse
 
 
 def load_prefixes(
@@ -185,6 +182,6 @@ def load_prefixes(
 
 
 def mask_bias(hidden: Tensor, like: Tensor) -> Tensor:
-    """0 where seen, -inf where hidden, in the dtype of `like`."""
+    """Return 0 for visible and -inf for hidden keys, in the dtype of `like`."""
     bias = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
     return bias.masked_fill_(hidden, -math.inf)

@@ -1,4 +1,4 @@
-"""One step as the attention layers see it: what the rows, packed in lanes, meet."""
+"""One step of the padded backend: attention of rows in decode and prefill groups."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ _POSITIONS = -1
 
 
 class PaddedBackend(PaddedKVPool):
-    """The memory, with the steps over it."""
+    """The padded KV pool with its steps."""
 
     def start_step(self, rows: Sequence[Row]) -> PaddedStep:
         return PaddedStep(rows, self)
 
 
 class PaddedStep(AttentionStep):
-    """Attends and collects KV for one forward; bank rows' slots are written on the way.
+    """Attends and collects KV in one forward; decode rows write their slots during attention.
 
-    Inside, results are [T*g, K, Dv] for T packed tokens and g query heads of each of K KV heads.
+    Results inside are [T*g, K, Dv], for T packed tokens and g query heads of each of K KV heads.
     """
 
     def __init__(self, rows: Sequence[Row], store: PaddedKVPool) -> None:
@@ -59,18 +59,20 @@ class PaddedStep(AttentionStep):
         for i in plan.order:
             self._places += range(rows[i].position, rows[i].position + rows[i].n_tokens)
         self.device = store.layout.device
-        self.positions = plan.counted(_POSITIONS, self.device).at(self._places)
+        self.positions = plan.incrementing(_POSITIONS, self.device).at(self._places)
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
-        self._lengths = [[t.length for t in lane.tails] for lane in plan.decode_groups]
+        self._lengths = [[t.length for t in decode.tails] for decode in plan.decode_groups]
         self._writes = [
-            self._write_index(number, lane.first, n)
-            for number, (lane, n) in enumerate(zip(plan.decode_groups, self._lengths, strict=True))
+            self._write_index(number, decode.first, n)
+            for number, (decode, n) in enumerate(
+                zip(plan.decode_groups, self._lengths, strict=True)
+            )
         ]
         self._gathers: dict[int, tuple[Tensor, Tensor]] = {}
         self._bands: dict[tuple[int, int | None], list[CausalBand]] = {}
-        self._seen: dict[tuple[int | None, int], list[PrefixGroupView | PrefixBatchView]] = {}
-        self._bank_masks: dict[tuple[int, int | None], tuple[int, Tensor | None]] = {}
+        self._views: dict[tuple[int | None, int], list[PrefixGroupView | PrefixBatchView]] = {}
+        self._decode_masks: dict[tuple[int, int | None], tuple[int, Tensor | None]] = {}
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec
@@ -104,13 +106,13 @@ class PaddedStep(AttentionStep):
         v: Tensor,
         spec: AttentionSpec,
     ) -> Tensor:
-        """The same for the one row of a step, whose whole path is in one piece."""
+        """Attend the only row of a step over its contiguous path."""
         if self.plan.prefill_groups:
             self.keys[layer], self.values[layer] = k, v
         else:
-            (lane,) = self.plan.decode_groups
-            self._write(lane.buffer.keys[layer], self._writes[0], k)
-            self._write(lane.buffer.values[layer], self._writes[0], v)
+            (decode,) = self.plan.decode_groups
+            self._write(decode.buffer.keys[layer], self._writes[0], k)
+            self._write(decode.buffer.values[layer], self._writes[0], v)
         return single_sequence.attend(layer, q, k, v, spec)
 
     def commit(self) -> None:
@@ -123,9 +125,10 @@ class PaddedStep(AttentionStep):
             self.single_sequence.n += 1
 
     def _keep_chunks(self) -> None:
-        """Write the KV of chunk rows; bank rows wrote theirs on the way."""
+        """Write the KV of prefill rows; decode rows have written theirs."""
         keys, values = (
-            [found[layer] for layer in range(len(found))] for found in (self.keys, self.values)
+            [by_layer[layer] for layer in range(len(by_layer))]
+            for by_layer in (self.keys, self.values)
         )
         n_decode_tokens = self.plan.n_decode_tokens
         for row, start in zip(self.rows, self.starts, strict=True):
@@ -137,39 +140,43 @@ class PaddedStep(AttentionStep):
     def _own(
         self, layer: int, q: Tensor, folded: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec
     ) -> tuple[Tensor, Tensor]:
-        """Results of all lanes, [T*g, K, Dv] and [T*g, K], ready to be merged into."""
+        """Return the results of all groups, [T*g, K, Dv] and [T*g, K], to merge prefixes into."""
         plan = self.plan
         results = [
-            self._bank(number, lane, layer, folded, k, v, spec)
-            for number, lane in enumerate(plan.decode_groups)
+            self._decode(number, decode, layer, folded, k, v, spec)
+            for number, decode in enumerate(plan.decode_groups)
         ]
-        results += [self._chunk(lane, q, k, v, spec) for lane in plan.prefill_groups]
+        results += [self._prefill(prefill, q, k, v, spec) for prefill in plan.prefill_groups]
         if len(results) == 1:
             out, lse = results[0]
         else:
             out, lse = torch.cat([r[0] for r in results]), torch.cat([r[1] for r in results])
         return (out.float() if plan.spans else out), lse
 
-    def _bank(
+    def _decode(
         self,
         number: int,
-        lane: DecodeGroup[PaddedKVFragment, TorchTailBuffer],
+        decode: DecodeGroup[PaddedKVFragment, TorchTailBuffer],
         layer: int,
         folded: Tensor,
         k: Tensor,
         v: Tensor,
         spec: AttentionSpec,
     ) -> tuple[Tensor, Tensor]:
-        """Write one new slot a row, then let each row meet its tail; one product for the bank."""
-        n_rows = lane.stop - lane.start
-        own = slice(lane.first, lane.first + n_rows)
-        keys, values = lane.buffer.keys[layer], lane.buffer.values[layer]
-        self._write(keys, self._writes[number], k[:, lane.start : lane.stop])
-        self._write(values, self._writes[number], v[:, lane.start : lane.stop])
-        low, bias = self._bank_mask(number, spec.window, k)
+        """Write one new slot a row, then attend each row to its tail, in one product for the
+        buffer.
+        """
+        n_rows = decode.stop - decode.start
+        own = slice(decode.first, decode.first + n_rows)
+        keys, values = decode.buffer.keys[layer], decode.buffer.values[layer]
+        self._write(keys, self._writes[number], k[:, decode.start : decode.stop])
+        self._write(values, self._writes[number], v[:, decode.start : decode.stop])
+        low, bias = self._decode_mask(number, spec.window, k)
         high = max(self._lengths[number]) + 1
         group = folded.shape[1] // k.shape[1]
-        queries = folded[:, lane.start * group : lane.stop * group].unflatten(1, (n_rows, group))
+        queries = folded[:, decode.start * group : decode.stop * group].unflatten(
+            1, (n_rows, group)
+        )
         out, lse = attend(
             queries.transpose(0, 1),
             keys[own, low:high].transpose(1, 2),
@@ -182,47 +189,51 @@ class PaddedStep(AttentionStep):
     def _write_index(
         self, number: int, first: int, lengths: list[int]
     ) -> tuple[slice, int] | tuple[Tensor, Tensor]:
-        """Where a bank lane's new slots go: one column if rows are of one length, else indices."""
+        """Return the index of a decode group's new slots: one column if rows have one length, else
+        indices.
+        """
         if min(lengths) == max(lengths):
             return slice(first, first + len(lengths)), lengths[0]
         return (
             torch.arange(first, first + len(lengths), device=self.device),
-            self.plan.counted(number, self.device).at(lengths),
+            self.plan.incrementing(number, self.device).at(lengths),
         )
 
     def _write(
-        self, bank: Tensor, at: tuple[slice, int] | tuple[Tensor, Tensor], fresh: Tensor
+        self, buffer: Tensor, at: tuple[slice, int] | tuple[Tensor, Tensor], fresh: Tensor
     ) -> None:
-        bank[at] = fresh.transpose(0, 1)
+        buffer[at] = fresh.transpose(0, 1)
 
-    def _bank_mask(
+    def _decode_mask(
         self, number: int, window: int | None, like: Tensor
     ) -> tuple[int, Tensor | None]:
-        """First slot that any row sees, and a bias [n, 1, 1, S] if rows differ in what they see."""
-        found = self._bank_masks.get((number, window))
-        if found is None:
+        """Return the first slot that any row sees, and a bias [n, 1, 1, S] if rows see different
+        slots.
+        """
+        mask = self._decode_masks.get((number, window))
+        if mask is None:
             lengths = self._lengths[number]
             low = 0 if window is None else max(0, min(lengths) - window + 1)
             bias = None
             if min(lengths) != max(lengths):
                 slots = torch.arange(low, max(lengths) + 1, device=self.device)[None]
-                last = self.plan.counted(number, self.device).at(lengths)[:, None]
+                last = self.plan.incrementing(number, self.device).at(lengths)[:, None]
                 hidden = slots > last
                 if window is not None:
                     hidden |= slots <= last - window
                 bias = mask_bias(hidden, like)[:, None, None]
-            found = self._bank_masks[(number, window)] = low, bias
-        return found
+            mask = self._decode_masks[(number, window)] = low, bias
+        return mask
 
-    def _chunk(
-        self, lane: PrefillGroup, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec
+    def _prefill(
+        self, prefill: PrefillGroup, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec
     ) -> tuple[Tensor, Tensor]:
-        """Let the new tokens of each row meet each other; rows are padded to the longest."""
-        n_rows, longest = len(lane.sizes), max(lane.sizes)
-        is_even = min(lane.sizes) == longest
-        index = None if is_even else self._gather(lane, longest)
+        """Attend the new tokens of each row to each other; rows are padded to the longest."""
+        n_rows, longest = len(prefill.sizes), max(prefill.sizes)
+        is_even = min(prefill.sizes) == longest
+        index = None if is_even else self._gather(prefill, longest)
         queries, keys, values = (
-            (t[:, lane.start : lane.stop] if index is None else t[:, index[0]])
+            (t[:, prefill.start : prefill.stop] if index is None else t[:, index[0]])
             .unflatten(1, (n_rows, longest))
             .transpose(0, 1)
             for t in (q, k, v)
@@ -243,7 +254,7 @@ class PaddedStep(AttentionStep):
     def _single(
         self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec
     ) -> tuple[Tensor, Tensor]:
-        """Rows of one token: each query meets its own key only."""
+        """Attend rows of one token: each query sees only its own key."""
         n_rows, n_heads = q.shape[:2]
         out, lse = attend(q.reshape(n_rows, k.shape[1], -1, q.shape[-1]), k, v, spec)
         return out.reshape(n_rows, n_heads, 1, -1), lse.reshape(n_rows, n_heads, 1)
@@ -257,69 +268,73 @@ class PaddedStep(AttentionStep):
             self._bands[key] = causal_bands(n, window, like)
         return self._bands[key]
 
-    def _gather(self, lane: PrefillGroup, longest: int) -> tuple[Tensor, Tensor]:
-        """Packed index of every padded token, and padded index of every packed token."""
-        found = self._gathers.get(lane.start)
-        if found is None:
-            padded, packed, start = [], [], lane.start
-            for number, size in enumerate(lane.sizes):
+    def _gather(self, prefill: PrefillGroup, longest: int) -> tuple[Tensor, Tensor]:
+        """Return the packed index of every padded token, and the padded index of every packed
+        token.
+        """
+        index = self._gathers.get(prefill.start)
+        if index is None:
+            padded, packed, start = [], [], prefill.start
+            for number, size in enumerate(prefill.sizes):
                 padded += [start + min(i, size - 1) for i in range(longest)]
                 packed += [number * longest + i for i in range(size)]
                 start += size
-            found = (
+            index = (
                 torch.tensor(padded, device=self.device),
                 torch.tensor(packed, device=self.device),
             )
-            self._gathers[lane.start] = found
-        return found
+            self._gathers[prefill.start] = index
+        return index
 
     # Spans above
 
     def _visible(
         self, window: int | None, group: int, like: Tensor
     ) -> list[PrefixGroupView | PrefixBatchView]:
-        """The spans that a window lets through, resolved once a step."""
+        """Return the prefixes that a window leaves visible, computed once a step."""
         key = (window, group)
-        if key not in self._seen:
+        if key not in self._views:
             at = Positions(self._places, self.positions)
             views = (s.through(window, group, at, like) for s in self.plan.spans)
-            self._seen[key] = [view for view in views if view is not None]
-        return self._seen[key]
+            self._views[key] = [view for view in views if view is not None]
+        return self._views[key]
 
 
 def _is_plain(q: Tensor, v: Tensor, spec: AttentionSpec) -> bool:
-    """Whether a layer meets every key, by the fused product."""
+    """Return True if a layer attends to every key with the fused operation."""
     return spec.window is None and spec.sinks is None and is_fused(q, v, spec)
 
 
 @dataclass(slots=True)
 class PaddedPlan(Packing[PaddedKVFragment, TorchTailBuffer]):
-    """How one set of rows is packed, and what they meet.
+    """How one set of rows is packed, and which prefixes they attend to.
 
-    load_prefixes: returns the groups; not called if one row steps alone.
+    group_prefixes: loads the prefixes; not called if a row steps alone.
     """
 
     load_prefixes: Callable[[], list[PrefixGroup | PrefixBatch]] = list
     _spans: list[PrefixGroup | PrefixBatch] | None = None
-    _counted: dict[int, IncrementingTensor] = field(default_factory=dict)
+    _incrementing: dict[int, IncrementingTensor] = field(default_factory=dict)
 
-    def counted(self, number: int, device: torch.device) -> IncrementingTensor:
-        """Return what counts on by one a step: the lengths in bank `number`, or _POSITIONS."""
-        found = self._counted.get(number)
-        if found is None:
-            found = self._counted[number] = IncrementingTensor(device)
-        return found
+    def incrementing(self, number: int, device: torch.device) -> IncrementingTensor:
+        """Return numbers that increase by one a step: lengths in decode group `number`, or
+        _POSITIONS.
+        """
+        numbers = self._incrementing.get(number)
+        if numbers is None:
+            numbers = self._incrementing[number] = IncrementingTensor(device)
+        return numbers
 
     @property
     def spans(self) -> list[PrefixGroup | PrefixBatch]:
-        """The spans above the rows, and the queries below each."""
+        """The shared prefixes above the rows, and the queries below each."""
         if self._spans is None:
             self._spans = self.load_prefixes()
         return self._spans
 
 
 def plan_step(rows: Sequence[Row], store: PaddedKVPool) -> PaddedPlan:
-    """Return a plan for the rows, the cached one if it fits; tails move to their banks."""
+    """Return a plan for the rows, the cached one if it fits; tails move to their buffers."""
     cached = store.plan
     if cached is not None and cached.fits(rows, large_batch=store.is_large_batch()):
         return cached

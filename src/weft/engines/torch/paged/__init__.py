@@ -1,1 +1,1 @@
-"""KV in a pool of slots: its memory, the plan of a step, and tree attention in Triton."""
+"""KV in a pool of slots: the pool, attention metadata and tree attention in Triton."""

@@ -1,1 +1,1 @@
-"""Models whose KV cannot be held by tokens: whole paths, or from their own cache."""
+"""Models whose KV cannot be cached by tokens: full paths, or the model's own cache."""

@@ -1,1 +1,1 @@
-"""The draw rule in PyTorch and Triton, where the logits are."""
+"""Sampling on a GPU with Triton, and faster reductions on a CPU."""

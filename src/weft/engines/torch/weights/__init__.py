@@ -1,1 +1,1 @@
-"""How linear weights lie in memory, and the products with them."""
+"""Packed, merged and upcast linear weights, and products with them."""
