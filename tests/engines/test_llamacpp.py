@@ -462,11 +462,14 @@ SPOILT: dict[str, tuple[Spoil, str]] = {
     "heads": (lambda d: _put(d, b"attention.head_count", b"\3\0\0\0"), "cannot share"),
     "no heads": (lambda d: _put(d, b"attention.head_count_kv", b"\0\0\0\0"), "llama.cpp cannot|no"),
     "width": (lambda d: _put(d, b"llama.embedding_length", b"\1\1\0\0"), "token_embd.weight is"),
-    "rotation": (lambda d: _put(d, b"rope.dimension_count", b"\1\1\0\0"), "cannot turn"),
+    "rotation": (lambda d: _put(d, b"rope.dimension_count", b"\1\1\0\0"), "cannot rotate"),
     "epsilon": (lambda d: _put(d, b"rms_epsilon", struct.pack("<f", -1)), "epsilon is -1"),
     "an end token": (lambda d: _put(d, b"eos_token_id", b"\0\0\1\0"), "it has 2048 tokens"),
     "a token twice": (lambda d: _put(d, b"<|pad|>", b"<|bos|>", -7), "two tokens of the same"),
-    "family": (lambda d: _put(d, b"general.architecture", b"nosuc", 12), "cannot load|no GGUF"),
+    "family": (
+        lambda d: _put(d, b"general.architecture", b"nosuc", 12),
+        "cannot load|not a readable GGUF",
+    ),
     "a family of llama.cpp's": (
         lambda d: d.__setitem__(slice(None), bytes(d).replace(b"llama", b"nosuc")),
         "unknown model architecture",

@@ -1,4 +1,4 @@
-"""A GGUF file as a checkpoint: Transformers' names and layouts, weights dequantised one by one."""
+"""GGUF files as checkpoints: Transformers' names and layouts, weights dequantised one by one."""
 
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ _NUMBERS = {"f32": "<f4", "f16": "<f2"}
 
 
 class GGUFCheckpoint(Checkpoint):
-    """The weights of a GGUF file of a known family, read as those of a folder are.
+    """Weights of a GGUF file of a known family, with the interface of a folder's checkpoint.
 
-    header: checked by `read_gguf`.
-    Raises: Unsupported for another family, or a tensor that the family does not have.
+    Args:
+        header: checked by `read_gguf`.
+
+    Raises:
+        Unsupported: another family, or a tensor that the family does not have.
     """
 
     def __init__(self, header: GGUF) -> None:
         if family_of(header) is None:
             raise Unsupported(
-                f"{header.file.name} is a {header.architecture} model; the families that are read"
-                f" are {', '.join(FAMILIES)}, without experts"
+                f"{header.file.name} is a {header.architecture} model; supported families are"
+                f" {', '.join(FAMILIES)}, without experts"
             )
         self.header = header
         self._family = FAMILIES[header.architecture]
@@ -48,7 +51,7 @@ class GGUFCheckpoint(Checkpoint):
         if shape is not None and stored != shape:
             raise ModelLoadError(
                 f"{self.folder}: tensor {self._names[name]!r} has shape {list(stored)}, but the"
-                f" file's header calls for {list(shape)}; download it again"
+                f" file's header requires {list(shape)}; download it again"
             )
         values = np.empty(math.prod(stored), np.float32)
         for start, piece in self.pieces(name):
@@ -120,6 +123,6 @@ def _dequantised(raw: NDArray[np.uint8], tensor: GGUFTensor) -> NDArray[np.float
     except (NotImplementedError, ValueError) as error:
         raise Unsupported(
             f"{tensor.file.name} has weights of the type {tensor.type}, which the installed package"
-            ' gguf does not read; run: pip install --upgrade gguf, or take engine="llamacpp"'
+            ' gguf does not read; run: pip install --upgrade gguf, or use engine="llamacpp"'
         ) from error
     return values[0]

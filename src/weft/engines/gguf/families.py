@@ -41,7 +41,7 @@ _PHI3 = {
     "ffn_up": "mlp.gate_up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_WHOLE_MODEL = {
+_MODEL_TENSORS = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
@@ -109,7 +109,7 @@ def check_numpy(header: GGUF) -> None:
         kind = " with experts" if header.of_model("expert_count", 0) else ""
         raise Unsupported(
             f"{header.file.name} is a {header.architecture} model{kind}; the numpy engine runs GGUF"
-            f" files of {', '.join(_OF_NUMPY)}; take another engine: torch or llamacpp"
+            f" files of {', '.join(_OF_NUMPY)}; use another engine: torch or llamacpp"
         )
 
 
@@ -126,8 +126,9 @@ def packages_for_torch(header: GGUF) -> tuple[str, ...]:
 def transformers_config(header: GGUF) -> dict[str, Any]:
     """Return the content of the same model's config.json. The file's family must be known.
 
-    Raises: ModelLoadError for a missing number, Unsupported for a rotary embedding that no
-    configuration of Transformers describes.
+    Raises:
+        ModelLoadError: a number is missing.
+        Unsupported: no configuration of Transformers describes the rotary embedding.
     """
     family = FAMILIES[header.architecture]
     n_embd, n_heads = (
@@ -177,8 +178,12 @@ _EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsil
 def complete_config(config: Any, header: GGUF) -> None:
     """Set numbers of the file that Transformers' GGUF reader leaves at their defaults.
 
-    config: Transformers' configuration of the file, changed in place.
-    Raises: Unsupported for a rotary embedding that no configuration of Transformers describes.
+    Args:
+        config: Transformers' configuration of the file, changed in place.
+        header: the file's header.
+
+    Raises:
+        Unsupported: no configuration of Transformers describes the rotary embedding.
     """
     of_rms = header.of_model("attention.layer_norm_rms_epsilon")
     epsilon = header.of_model("attention.layer_norm_epsilon", of_rms)
@@ -199,9 +204,10 @@ def complete_config(config: Any, header: GGUF) -> None:
 
 
 def tensor_names(header: GGUF) -> dict[str, str]:
-    """Return Transformers' name of each tensor → the file's name. The family must be known.
+    """Return Transformers' name of each tensor → the file's name. The file's family must be known.
 
-    Raises: Unsupported for a tensor that the family's table does not have.
+    Raises:
+        Unsupported: the family's table does not have a tensor of the file.
     """
     layer = FAMILIES[header.architecture].layer
     names = {}
@@ -211,8 +217,8 @@ def tensor_names(header: GGUF) -> dict[str, str]:
         block, _, rest = name.partition(".")
         number, _, rest = rest.partition(".")
         module, _, part = rest.rpartition(".")
-        if name in _WHOLE_MODEL:
-            names[_WHOLE_MODEL[name]] = name
+        if name in _MODEL_TENSORS:
+            names[_MODEL_TENSORS[name]] = name
         elif block == "blk" and number.isdecimal() and module in layer:
             names[f"model.layers.{number}.{layer[module]}.{part}"] = name
         else:
@@ -227,8 +233,8 @@ def _required(header: GGUF, key: str) -> Any:
     value = header.of_model(key)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ModelLoadError(
-            f"{header.file}: {header.architecture}.{key} is {repr_short(value)}; a number"
-            " belongs there"
+            f"{header.file}: {header.architecture}.{key} is {repr_short(value)};"
+            " it must be a number"
         )
     return value
 
@@ -303,8 +309,8 @@ def _llama3_scaling(header: GGUF, theta: float, head_dim: int) -> dict[str, Any]
     plain = theta ** (-np.arange(0, head_dim, 2) / head_dim)
     factor = float(factors.max())
     for power in range(4, 24):
-        turns = 2**power * plain / (2 * np.pi)
-        keep = np.clip((turns - 1.0) / 3.0, 0.0, 1.0)
+        rotations = 2**power * plain / (2 * np.pi)
+        keep = np.clip((rotations - 1.0) / 3.0, 0.0, 1.0)
         if np.allclose(1 / ((1 - keep) / factor + keep), factors, rtol=1e-3):
             return {
                 "rope_type": "llama3",
@@ -323,8 +329,7 @@ def _factors(header: GGUF, name: str, count: int) -> list[float]:
     tensor = header.tensors[name]
     if tensor.type != "f32" or tensor.shape != (count,):
         raise ModelLoadError(
-            f"{header.file}: {name} is {tensor.type} {list(tensor.shape)}; f32 and [{count}] belong"
-            " there"
+            f"{header.file}: {name} is {tensor.type} {list(tensor.shape)}; it must be f32 [{count}]"
         )
     factors: list[float] = np.fromfile(tensor.file, "<f4", count, offset=tensor.begin).tolist()
     return factors

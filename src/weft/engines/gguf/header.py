@@ -1,10 +1,9 @@
-"""GGUF files: what the header says, and whether the file can be what it says.
+"""GGUF files: the header, and checks that the file matches it.
 
     magic · version · counts │ key, type, value … │ name, shape, type, offset … │ padding │ data
 
-Libraries that read such files end the process over some broken ones, so a file is checked here
-before one of them sees it: that it is whole, and that its numbers fit together. Tensor data is
-not read.
+Libraries that read such files end the process on some broken ones. Each file is therefore checked
+here first: it must be complete, and its numbers must fit together. Tensor data is not read.
 """
 
 from __future__ import annotations
@@ -73,9 +72,9 @@ _NUMBERS = {
 }
 _STRING, _ARRAY = 8, 9
 _VERSIONS = (2, 3)
-_MOST_DIMENSIONS = 4
-_MOST_LAYERS, _MOST_EXPERTS = 512, 1024  # of llama.cpp
-_NONE = 0xFFFFFFFF  # no token, where one might be named
+_MAX_DIMENSIONS = 4
+_MAX_LAYERS, _MAX_EXPERTS = 512, 1024  # of llama.cpp
+_NONE = 0xFFFFFFFF  # a token id that stands for no token
 _SAMPLE = 64
 _BYTE = 6  # a token's type
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
@@ -83,7 +82,9 @@ _SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
 class GGUFTensor(NamedTuple):
-    """One tensor: `shape` is innermost first; bytes begin … begin + n_bytes of `file`."""
+    """Position of a tensor: bytes begin … begin + n_bytes - 1 of `file`. `shape` is innermost
+    first.
+    """
 
     file: Path
     type: str
@@ -94,7 +95,13 @@ class GGUFTensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GGUF:
-    """The header of one model, which may be in several files. values: the first file's."""
+    """The header of one model, which may be in several files.
+
+    Attributes:
+        file: the first file.
+        values: metadata of the first file.
+        tensors: tensors of all files.
+    """
 
     file: Path
     values: dict[str, Any]
@@ -102,17 +109,19 @@ class GGUF:
 
     @property
     def architecture(self) -> str:
-        """Its name for the model's family, such as "llama"."""
+        """The file's name of the model family, such as "llama"."""
         return str(self.values["general.architecture"])
 
     def of_model(self, key: str, default: Any = None) -> Any:
-        """Return a value that the family's name stands before, such as "block_count"."""
+        """Return a value whose key has the family's name as prefix, such as "block_count"."""
         return self.values.get(f"{self.architecture}.{key}", default)
 
     def fingerprint(self, *more: str) -> str:
-        """Return what names these weights, whatever the file is called. Cost: a page a tensor.
+        """Return a fingerprint of the weights, independent of the file name. Cost: one page per
+        tensor.
 
-        more: what else the numbers depend on.
+        Args:
+            more: further values that the computation depends on.
         """
         digest = hashlib.sha256(repr(more).encode())
         names = sorted(key for key in self.values if key.startswith(f"{self.architecture}."))
@@ -125,48 +134,49 @@ class GGUF:
 
 
 def read_gguf(file: Path) -> GGUF:
-    """Read a model's header and check it; of a split model, name the first file.
+    """Read and check a model's header. Pass the first file of a split model.
 
     Raises:
-        ModelLoadError: a file is missing, no GGUF, truncated, or its numbers do not fit together.
-        Unsupported: a version of the format that is not read, or a part of a model alone.
+        ModelLoadError: a file is missing, not GGUF, truncated, or its numbers do not fit together.
+        Unsupported: an unknown version of the format, or a part of a split model.
     """
     header = read_header(file)
     n_files = header.values.get("split.count", 1)
-    if not _is_whole(n_files, 0, 99999):
+    if not _is_int(n_files, 0, 99999):
         raise _broken(file, f"split.count is {repr_short(n_files)}")
     tensors = dict(header.tensors)
     if n_files > 1:
         for part in _other_files(file, n_files):
             tensors |= read_header(part).tensors
-    whole = GGUF(file, header.values, tensors)
-    check_model(whole)
-    return whole
+    model = GGUF(file, header.values, tensors)
+    check_model(model)
+    return model
 
 
 def check_model(header: GGUF) -> None:
     """Check that a header describes a language model whose numbers fit together.
 
-    Raises: ModelLoadError, Unsupported.
+    Raises:
+        ModelLoadError, Unsupported: as `read_gguf`.
     """
     values, file = header.values, header.file
     name = values.get("general.architecture")
     if not isinstance(name, str) or not name.isprintable() or not name:
         raise _broken(
-            file, f"general.architecture is {repr_short(name)}; the name of one belongs there"
+            file, f"general.architecture is {repr_short(name)}; it must be a printable name"
         )
     if values.get("general.type", "model") not in ("model", ""):
-        raise Unsupported(f"{file} holds a {values['general.type']}, not a model")
+        raise Unsupported(f"{file} is a {values['general.type']}, not a model")
     if name == "clip" or "token_embd.weight" not in header.tensors:
-        raise Unsupported(f"{file} holds no language model: it has no token embeddings ({name})")
-    n_layers = _number(header, "block_count", 1, _MOST_LAYERS)
+        raise Unsupported(f"{file} is no language model: it has no token embeddings ({name})")
+    n_layers = _number(header, "block_count", 1, _MAX_LAYERS)
     n_embd = _number(header, "embedding_length", 1, 1 << 24)
     _number(header, "context_length", 1, 1 << 30)
     n_vocab = _check_vocabulary(header, n_embd)
     _check_heads(header, n_layers, n_embd)
     _number(header, "vocab_size", 1, 1 << 24, default=n_vocab)
-    n_experts = _number(header, "expert_count", 0, _MOST_EXPERTS, default=0)
-    n_used = _number(header, "expert_used_count", 0, _MOST_EXPERTS, default=0)
+    n_experts = _number(header, "expert_count", 0, _MAX_EXPERTS, default=0)
+    n_used = _number(header, "expert_used_count", 0, _MAX_EXPERTS, default=0)
     if n_used > n_experts or (n_used == 0) != (n_experts == 0):
         raise _broken(file, f"it uses {n_used} of {n_experts} experts")
     for key, value in values.items():
@@ -179,26 +189,26 @@ def check_model(header: GGUF) -> None:
 def _check_heads(header: GGUF, n_layers: int, n_embd: int) -> None:
     file = header.file
     if header.of_model("attention.head_count") is None:
-        return  # of a model without attention
+        return  # a model without attention
     heads = _per_layer(header, "attention.head_count", n_layers)
     kv_heads = _per_layer(header, "attention.head_count_kv", n_layers, default=heads)
     for of_all, of_kv in zip(heads, kv_heads, strict=True):
         if of_kv and of_all % of_kv:
             raise _broken(file, f"{of_all} heads cannot share {of_kv} key-value heads")
-    most = max(heads)
-    if most == 0:
+    n_heads = max(heads)
+    if n_heads == 0:
         return
-    if header.of_model("attention.key_length") is None and n_embd % most:
-        raise _broken(file, f"an embedding of {n_embd} has no {most} heads of equal size")
-    size = _number(header, "attention.key_length", 1, 1 << 16, default=n_embd // most)
+    if header.of_model("attention.key_length") is None and n_embd % n_heads:
+        raise _broken(file, f"an embedding of {n_embd} has no {n_heads} heads of equal size")
+    size = _number(header, "attention.key_length", 1, 1 << 16, default=n_embd // n_heads)
     _number(header, "attention.value_length", 1, 1 << 16, default=size)
     rotary = _number(header, "rope.dimension_count", 0, 1 << 16, default=size)
     if header.of_model("attention.kv_lora_rank") is None and (rotary > size or rotary % 2):
-        raise _broken(file, f"heads of {size} numbers cannot turn {rotary} of them")
+        raise _broken(file, f"heads of size {size} cannot rotate {rotary} dimensions")
 
 
 def _check_vocabulary(header: GGUF, n_embd: int) -> int:
-    """Check the tokenizer's lists against each other and the embedding; return the vocabulary."""
+    """Check the tokenizer's lists and the embedding; return the vocabulary size."""
     values, file = header.values, header.file
     rows = header.tensors["token_embd.weight"].shape
     if len(rows) != 2 or rows[0] != n_embd:
@@ -212,65 +222,65 @@ def _check_vocabulary(header: GGUF, n_embd: int) -> int:
     if len(tokens) != rows[1]:
         raise _broken(file, f"it has {len(tokens)} tokens and {rows[1]} embeddings")
     for key in ("scores", "token_type"):
-        each = values.get(f"tokenizer.ggml.{key}")
-        if each is not None and (not isinstance(each, list) or len(each) != len(tokens)):
-            raise _broken(file, f"tokenizer.ggml.{key} has not one entry a token")
-    named = [cut for token in tokens if (cut := token.partition("\0")[0])]  # as C reads them
-    if len(set(named)) != len(named):
+        entries = values.get(f"tokenizer.ggml.{key}")
+        if entries is not None and (not isinstance(entries, list) or len(entries) != len(tokens)):
+            raise _broken(file, f"tokenizer.ggml.{key} has not one entry per token")
+    texts = [text for token in tokens if (text := token.partition("\0")[0])]  # as C reads them
+    if len(set(texts)) != len(texts):
         raise _broken(file, "it has two tokens of the same text")
     for key, value in values.items():
         if key.startswith("tokenizer.ggml.") and key.endswith("_token_id"):
-            if not _is_whole(value, 0, len(tokens) - 1) and value != _NONE:
+            if not _is_int(value, 0, len(tokens) - 1) and value != _NONE:
                 raise _broken(file, f"{key} is {repr_short(value)}; it has {len(tokens)} tokens")
     for name in ("bos", "eos", "sep"):
         if values.get(f"tokenizer.ggml.add_{name}_token"):
             key = {"sep": "seperator"}.get(name, name)  # as the format spells it
             if values.get(f"tokenizer.ggml.{key}_token_id") == _NONE:
-                raise _broken(file, f"it puts a {name} token to texts, and names none")
+                raise _broken(file, f"it adds a {name} token to texts, but has none")
     _check_bytes(header, kind, tokens)
     return len(tokens)
 
 
 def _check_bytes(header: GGUF, kind: object, tokens: list[str]) -> None:
-    """Check that every byte that no other token has can be written, and none is odd."""
+    """Check that every byte has a token and that tokens for bytes are valid."""
     types = header.values.get("tokenizer.ggml.token_type") or [1] * len(tokens)
     of_bytes = [token for token, kind_of in zip(tokens, types, strict=True) if kind_of == _BYTE]
     if kind == "gpt2" and of_bytes:
         raise _broken(header.file, "its byte-level tokenizer has tokens for bytes")
     if not all(_BYTE_TOKEN.fullmatch(token) for token in of_bytes):
-        raise _broken(header.file, "it has a token for a byte that is none")
+        raise _broken(header.file, "it has an invalid token for a byte")
     if kind == "llama":
-        known = set(tokens)
-        missing = [b for b in range(256) if f"<0x{b:02X}>" not in known and chr(b) not in known]
+        texts = set(tokens)
+        missing = [b for b in range(256) if f"<0x{b:02X}>" not in texts and chr(b) not in texts]
         if missing:
             raise _broken(header.file, f"its tokenizer cannot write the byte {missing[0]}")
 
 
 def _number(header: GGUF, key: str, low: int, high: int, default: int | None = None) -> int:
     value = header.of_model(key, default)
-    if isinstance(value, list) and value:  # one a layer, of some families
-        worst = [each for each in value if not _is_whole(each, 0, high)]
-        value = worst[0] if worst else max(value)
-    if not _is_whole(value, low, high):
+    if isinstance(value, list) and value:  # some families have one value per layer
+        invalid = [each for each in value if not _is_int(each, 0, high)]
+        value = invalid[0] if invalid else max(value)
+    if not _is_int(value, low, high):
         raise _broken(
             header.file,
             f"{header.architecture}.{key} is {repr_short(value)}; allowed are {low} to {high}",
         )
-    found: int = value
-    return found
+    number: int = value
+    return number
 
 
 def _per_layer(
     header: GGUF, key: str, n_layers: int, default: Sequence[int] | None = None
 ) -> Sequence[int]:
     value = header.of_model(key, default)
-    each = value if isinstance(value, list) else [value] * n_layers
-    if len(each) < n_layers or not all(_is_whole(one, 0, 1 << 16) for one in each):
+    values = value if isinstance(value, list) else [value] * n_layers
+    if len(values) < n_layers or not all(_is_int(each, 0, 1 << 16) for each in values):
         raise _broken(header.file, f"{header.architecture}.{key} is {repr_short(value)}")
-    return each
+    return values
 
 
-def _is_whole(value: object, low: int, high: int) -> bool:
+def _is_int(value: object, low: int, high: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
@@ -278,13 +288,13 @@ def _other_files(file: Path, n_files: int) -> Iterator[Path]:
     match = _SPLIT.search(file.name)
     if match is None or int(match[1]) != 1 or int(match[2]) != n_files:
         raise Unsupported(
-            f"{file} is a part of a model in {n_files} files; give the first one, under its own"
+            f"{file} is a part of a model in {n_files} files; pass the first one with its original"
             f" name: …-00001-of-{n_files:05}.gguf"
         )
     for number in range(2, n_files + 1):
         part = file.with_name(f"{file.name[: match.start()]}-{number:05}-of-{n_files:05}.gguf")
         if not part.is_file():
-            raise ModelLoadError(f"{file} needs {part.name} beside it, which is not there")
+            raise ModelLoadError(f"{file} needs {part.name} in the same folder; it does not exist")
         yield part
 
 
@@ -292,9 +302,10 @@ def _other_files(file: Path, n_files: int) -> Iterator[Path]:
 
 
 def read_header(file: Path) -> GGUF:
-    """Read the header of one file, which may be vocabulary-only; does not check it.
+    """Read the header of one file, which may contain only a vocabulary. Does not check it.
 
-    Raises: ModelLoadError, Unsupported, as `read_gguf`.
+    Raises:
+        ModelLoadError, Unsupported: as `read_gguf`.
     """
     try:
         size = file.stat().st_size
@@ -310,7 +321,7 @@ def read_header(file: Path) -> GGUF:
 
 
 class _Reader:
-    """Reads a header from its beginning."""
+    """Reads a header from its start."""
 
     def __init__(self, file: Path, data: mmap.mmap, size: int) -> None:
         self.file = file
@@ -328,17 +339,17 @@ class _Reader:
         for _ in range(n_values):
             key = self._string()
             if key in values:
-                raise _broken(self.file, f"it names {key!r:.60} twice")
+                raise _broken(self.file, f"it has the key {key!r:.60} twice")
             values[key] = self._value(self._one("I"))
         align = values.get("general.alignment", 32)
-        if not _is_whole(align, 8, 1 << 20) or align & (align - 1):
+        if not _is_int(align, 8, 1 << 20) or align & (align - 1):
             raise _broken(self.file, f"general.alignment is {repr_short(align)}")
         infos = [self._info() for _ in range(n_tensors)]
         start = -(-self.at // align) * align
         tensors: dict[str, GGUFTensor] = {}
         for name, shape, kind, offset in infos:
             if name in tensors:
-                raise _broken(self.file, f"it holds {name!r:.60} twice")
+                raise _broken(self.file, f"it has the tensor {name!r:.60} twice")
             tensors[name] = self._tensor(name, shape, kind, start + offset)
         return GGUF(self.file, values, tensors)
 
@@ -346,7 +357,7 @@ class _Reader:
         label, in_block, block_bytes = TYPES.get(kind, (f"type {kind}", 1, 0))
         count = math.prod(shape)
         if shape[0] % in_block:
-            raise _broken(self.file, f"rows of {shape[0]} are no blocks of {label} ({name})")
+            raise _broken(self.file, f"rows of {shape[0]} are not full blocks of {label} ({name})")
         n_bytes = count // in_block * block_bytes
         if begin + n_bytes > self.size:
             raise _truncated(self.file, self.size, begin + n_bytes)
@@ -355,7 +366,7 @@ class _Reader:
     def _info(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self._string()
         n_dimensions = self._one("I")
-        if not 1 <= n_dimensions <= _MOST_DIMENSIONS:
+        if not 1 <= n_dimensions <= _MAX_DIMENSIONS:
             raise _broken(self.file, f"{name!r:.60} has {n_dimensions} dimensions")
         shape = tuple(self._one("Q") for _ in range(n_dimensions))
         if not all(0 < each < 1 << 40 for each in shape):
@@ -371,9 +382,9 @@ class _Reader:
                 return self._strings(self._count(8))
             code = self._code(inner)
             count = self._count(struct.calcsize(code))
-            found = list(struct.unpack_from(f"<{count}{code}", self.data, self.at))
+            numbers = list(struct.unpack_from(f"<{count}{code}", self.data, self.at))
             self.at += count * struct.calcsize(code)
-            return found
+            return numbers
         return self._one(self._code(kind))
 
     def _code(self, kind: int) -> str:
@@ -400,10 +411,10 @@ class _Reader:
         self.at = at
         return strings
 
-    def _count(self, least_bytes: int) -> int:
-        """Read how many of something follow, each of at least so many bytes."""
+    def _count(self, min_bytes: int) -> int:
+        """Read the number of following items, each of at least `min_bytes` bytes."""
         count = self._one("Q")
-        if count * least_bytes > self.size - self.at:
+        if count * min_bytes > self.size - self.at:
             raise _truncated(self.file, self.size)
         return count
 
@@ -421,12 +432,12 @@ def _samples(tensor: GGUFTensor) -> Iterator[bytes]:
 
 
 def _broken(file: Path, why: str) -> ModelLoadError:
-    return ModelLoadError(f"{file} is no GGUF model that can be read: {why}; download it again")
+    return ModelLoadError(f"{file} is not a readable GGUF model: {why}; download it again")
 
 
 def _truncated(file: Path, size: int, needed: int | None = None) -> ModelLoadError:
-    wants = "goes on" if needed is None else f"promises {needed} or more"
+    expected = "is longer" if needed is None else f"requires {needed} or more"
     return ModelLoadError(
-        f"{file} is truncated or broken: it has {size} bytes, and its header {wants};"
+        f"{file} is truncated or broken: it has {size} bytes, and its header {expected};"
         " download it again"
     )

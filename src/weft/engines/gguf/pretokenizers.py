@@ -1,4 +1,4 @@
-"""How byte-level BPE tokenizers cut text before they merge, by `tokenizer.ggml.pre`."""
+"""Pre-tokenizers of byte-level BPE, by `tokenizer.ggml.pre`: expressions that split text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _QWEN35 = (
 # Scripts that DeepSeek's tokenizers split off: CJK, Hangul and the code points between them.
 _DEEPSEEK_SCRIPTS = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 _DEEPSEEK_MARKS = "[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"
-_DEEPSEEK_LETTERS = (
+_DEEPSEEK_ALPHABET = (
     "["
     "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293"
     "\u0295-\u02af\u0370-\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c"
@@ -56,12 +56,12 @@ _GPT4O = (
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """The expressions that cut text, and settings that depend on the pre-tokenizer.
+    """Expressions that split text, and settings that depend on the pre-tokenizer.
 
     Attributes:
-        patterns: expressions, applied in order; each cuts the pieces of the previous expression.
+        patterns: expressions, applied in order; each splits the pieces of the previous one.
         ignores_merges: a piece that is a token becomes that token without merging.
-        adds_bos: a text begins with the begin token unless the file says otherwise.
+        adds_bos: texts start with the begin token by default.
     """
 
     patterns: tuple[str, ...]
@@ -81,7 +81,7 @@ _KINDS = {
     PreTokenizer((_QWEN2,)): "qwen2 deepseek-r1-qwen stablelm2 hunyuan megrez grok-2 solar-open",
     PreTokenizer((_QWEN35,)): "qwen35",
     PreTokenizer(
-        ("[\r\n]", rf"\s?{_DEEPSEEK_LETTERS}", rf"\s?{_DEEPSEEK_MARKS}", r"\s+$",
+        ("[\r\n]", rf"\s?{_DEEPSEEK_ALPHABET}", rf"\s?{_DEEPSEEK_MARKS}", r"\s+$",
          _DEEPSEEK_SCRIPTS, r"\p{N}+")
     ): "deepseek-llm",
     PreTokenizer(

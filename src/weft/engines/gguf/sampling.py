@@ -1,4 +1,4 @@
-"""Sampling parameters that a GGUF file names for its model."""
+"""Sampling parameters stored in GGUF files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAMES = {
 
 
 def sampling_of(header: GGUF) -> SamplingParams | None:
-    """Return the sampling parameters of a file; None if it names none."""
+    """Return the sampling parameters of a file; None if it has none."""
     values = {
         ours: header.values[f"general.sampling.{theirs}"]
         for theirs, ours in _NAMES.items()

@@ -49,11 +49,13 @@ _HARMONY = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")  # alway
 
 
 def read_tokenizer(header: GGUF) -> Tokenizer:
-    """Return the tokenizer that a GGUF file describes; logs a warning for an unknown pre-tokenizer.
+    """Return the tokenizer of a GGUF file. Logs a warning for an unknown pre-tokenizer.
 
-    Raises: ModelLoadError if the file has none, Unsupported if it is neither byte-level BPE, nor
-    SentencePiece BPE, nor Gemma 4's.
     Cost: 0.1 to 0.9 s for 50,000 to 260,000 tokens; 1.8 s for Gemma 4.
+
+    Raises:
+        ModelLoadError: the file has no tokenizer.
+        Unsupported: it is neither byte-level BPE, nor SentencePiece BPE, nor Gemma 4's.
     """
     values = header.values
     kind = values.get("tokenizer.ggml.model")
@@ -109,33 +111,37 @@ class _Vocabulary:
 
     @property
     def special_tokens(self) -> dict[str, str]:
-        """Role, such as "eos_token" → spelling."""
+        """Spelling of each role, such as "eos_token"."""
         ids = {role: self.role_id(key) for role, key in _ROLES.items()}
         return {role: self.tokens[i] for role, i in ids.items() if i is not None}
 
     @property
     def end_ids(self) -> list[int]:
-        """The ids that end a turn, a message or a text."""
+        """Ids that end a turn, a message or a text."""
         keys = ("eos_token_id", "eot_token_id", "eom_token_id")
         named = {i for key in keys if (i := self.role_id(key)) is not None}
         return sorted(self._ends | named)
 
     def role_id(self, key: str) -> int | None:
-        """Return the id that the file names for a role; None if there is none."""
+        """Return the token id of a role; None if the file has none."""
         value = self.values.get(key)
         is_id = isinstance(value, int) and 0 <= value < len(self.tokens) and value != _NO_TOKEN
         return value if is_id else None
 
     def of_type(self, *types: int) -> frozenset[int]:
-        """Return the ids of tokens of some types."""
+        """Return the ids of tokens of these types."""
         return frozenset(i for i, kind in enumerate(self.types) if kind in types)
 
-    def decorations(self, *, adds_bos: bool) -> tuple[list[int], list[int]]:
-        """Return the ids before and after a text. adds_bos: default if the file does not say."""
+    def affixes(self, *, adds_bos: bool) -> tuple[list[int], list[int]]:
+        """Return the ids before and after a text.
+
+        Args:
+            adds_bos: default if the file does not specify it.
+        """
         begin, end = self.role_id("bos_token_id"), self.role_id("eos_token_id")
-        puts_begin = self.values.get("add_bos_token", adds_bos) and begin is not None
-        puts_end = self.values.get("add_eos_token", False) and end is not None
-        return [begin] if puts_begin else [], [end] if puts_end else []  # type: ignore[list-item]
+        has_begin = self.values.get("add_bos_token", adds_bos) and begin is not None
+        has_end = self.values.get("add_eos_token", False) and end is not None
+        return [begin] if has_begin else [], [end] if has_end else []  # type: ignore[list-item]
 
     def _corrected(self, types: list[int]) -> list[int]:
         """Return the token types with llama.cpp's corrections of control tokens, by spelling."""
@@ -148,7 +154,7 @@ class _Vocabulary:
                 types[ids[text]] = _USER_DEFINED
         calls = "<|call|>" in ids or "<|calls|>" in ids
         if "<|end|>" in ids and calls and ("<|return|>" in ids or "<|flush|>" in ids):
-            types[ids["<|end|>"]] = _USER_DEFINED  # it ends a message, and not the turn
+            types[ids["<|end|>"]] = _USER_DEFINED  # it ends a message, but not the turn
             self._ends.discard(ids["<|end|>"])
         if "</s>" in ids and ("<|tool_response>" in ids or "<|plamo:eos|>" in ids):
             types[ids["</s>"]] = _NORMAL
@@ -162,12 +168,12 @@ class _Vocabulary:
 def _sentencepiece(vocabulary: _Vocabulary, _: str) -> SentencePieceCodec:
     values, tokens = vocabulary.values, vocabulary.tokens
     controls = vocabulary.of_type(_CONTROL, _UNKNOWN)
-    cut_out = vocabulary.of_type(_USER_DEFINED)
+    text_ids = vocabulary.of_type(_USER_DEFINED)
     stripping: frozenset[int] = frozenset()
     if "phi-3" in vocabulary.model_name or "phi3" in vocabulary.model_name:
         keeping = {i for i, token in enumerate(tokens) if token in _PHI3_KEEPS_BLANKS}
-        stripping = (controls | cut_out) - keeping
-    begin, end = vocabulary.decorations(adds_bos=True)
+        stripping = (controls | text_ids) - keeping
+    begin, end = vocabulary.affixes(adds_bos=True)
     ids = {token: i for i, token in enumerate(tokens)}
     return SentencePieceCodec(
         PieceTable(
@@ -175,7 +181,7 @@ def _sentencepiece(vocabulary: _Vocabulary, _: str) -> SentencePieceCodec:
             scores=values.get("scores") or [0.0] * len(tokens),
             byte_ids=[ids.get(f"<0x{b:02X}>", ids.get(chr(b), 0)) for b in range(256)],
             control_ids=controls,
-            text_ids=cut_out,
+            text_ids=text_ids,
             unknown_id=vocabulary.role_id("unknown_token_id"),
             stripping_ids=stripping,
             begin_ids=tuple(begin),
@@ -196,17 +202,17 @@ def _byte_level(vocabulary: _Vocabulary, name: str) -> Backend:
     ids = {token: i for i, token in enumerate(vocabulary.tokens)}
     merges = _merges(vocabulary.values.get("merges"), ids, name)
     backend = Backend(models.BPE(ids, merges, ignore_merges=pre.ignores_merges))
-    cuts = [pre_tokenizers.Split(Regex(each), "isolated") for each in pre.patterns]
+    splits = [pre_tokenizers.Split(Regex(each), "isolated") for each in pre.patterns]
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, to_bytes])
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
     backend.decoder = decoders.ByteLevel()
     _add_tokens(backend, vocabulary)
-    _decorate(backend, vocabulary, *vocabulary.decorations(adds_bos=pre.adds_bos))
+    _set_affixes(backend, vocabulary, *vocabulary.affixes(adds_bos=pre.adds_bos))
     return backend
 
 
 def _gemma4(vocabulary: _Vocabulary, name: str) -> Backend:
-    """Gemma 4: BPE merges over full lines, in which "▁" stands for a space."""
+    """Build Gemma 4's tokenizer: BPE merges over full lines, with "▁" for a space."""
     from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
     from tokenizers import Tokenizer as Backend
 
@@ -219,20 +225,20 @@ def _gemma4(vocabulary: _Vocabulary, name: str) -> Backend:
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     )
     _add_tokens(backend, vocabulary)
-    vocabulary.values["add_bos_token"] = True  # whatever the file says, as in llama.cpp
-    _decorate(backend, vocabulary, *vocabulary.decorations(adds_bos=True))
+    vocabulary.values["add_bos_token"] = True  # regardless of the file, as in llama.cpp
+    _set_affixes(backend, vocabulary, *vocabulary.affixes(adds_bos=True))
     return backend
 
 
 def _pre_tokenizer(pre: object, name: str) -> PreTokenizer:
-    known = PRE_TOKENIZERS.get(pre) if isinstance(pre, str) else None
-    if known is not None:
-        return known
+    pre_tokenizer = PRE_TOKENIZERS.get(pre) if isinstance(pre, str) else None
+    if pre_tokenizer is not None:
+        return pre_tokenizer
     if pre != "default":
         _log.warning(
-            "%s has the pre-tokenizer %s, which is not known: its text is cut by the default"
-            " expressions, and token ids may differ from those that the model was trained with;"
-            " engine='llamacpp', or tokenizer= with the model's own, is safe",
+            "%s has the unknown pre-tokenizer %s: the default expressions split its text, and token"
+            " ids may differ from those in training; use engine='llamacpp', or tokenizer= with the"
+            " model's own",
             name,
             repr_short(pre),
         )
@@ -256,22 +262,22 @@ def _add_tokens(backend: Backend, vocabulary: _Vocabulary) -> None:
     from tokenizers import AddedToken
 
     special = vocabulary.of_type(_CONTROL, _UNKNOWN)
-    cut_out = sorted(special | vocabulary.of_type(_USER_DEFINED))
+    added = sorted(special | vocabulary.of_type(_USER_DEFINED))
     backend.add_tokens(
-        [AddedToken(vocabulary.tokens[i], special=i in special, normalized=False) for i in cut_out]
+        [AddedToken(vocabulary.tokens[i], special=i in special, normalized=False) for i in added]
     )
 
 
-def _decorate(
+def _set_affixes(
     backend: Backend, vocabulary: _Vocabulary, begin: Sequence[int], end: Sequence[int]
 ) -> None:
     from tokenizers import processors
 
     if not begin and not end:
         return
-    spelled = [vocabulary.tokens[i] for i in (*begin, *end)]
+    affixes = [vocabulary.tokens[i] for i in (*begin, *end)]
     backend.post_processor = processors.TemplateProcessing(
-        single=[*spelled[: len(begin)], "$A", *spelled[len(begin) :]],
+        single=[*affixes[: len(begin)], "$A", *affixes[len(begin) :]],
         special_tokens=[(vocabulary.tokens[i], i) for i in {*begin, *end}],
     )
 
