@@ -349,7 +349,7 @@ def test_the_mean_logprob_of_a_path_without_tokens_is_a_value(lm: weft.LM) -> No
             {"propose": {"a": lambda state: [("a", 1)], "b": "continue"}},
             "all have to",
         ),
-        ({"propose": lambda nodes: [["a"]], "max_tokens": 8}, "max_tokens has no meaning where"),
+        ({"propose": lambda nodes: [["a"]], "max_tokens": 8}, "max_tokens has no meaning without"),
     ],
 )
 def test_mistakes_of_proposers_are_named(

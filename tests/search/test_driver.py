@@ -85,7 +85,7 @@ def test_what_a_search_stands_on_may_go_meanwhile(name: str, lm: weft.LM) -> Non
     except TreeError as error:
         said = str(error)
     if result is None:
-        assert said == "what the search stood on was removed meanwhile"
+        assert said == "a node of the search was removed while it ran"
     else:
         assert result.best in set(result.loom.walk())
 
@@ -264,7 +264,7 @@ def test_a_file_of_another_search_is_refused(lm: weft.LM, tmp_path: Path) -> Non
     ]:
         with pytest.raises(ConfigError, match="holds another search"):
             search.best_of_n(lm, prompt, seed=1, **{**options, **other})
-    with pytest.raises(ConfigError, match="was begun with 1"):
+    with pytest.raises(ConfigError, match="has seed 1"):
         search.best_of_n(lm, samples.sum, seed=2, **options)
     Loom(lm, samples.sum).save(plain)
     with pytest.raises(FormatError, match="no search"):

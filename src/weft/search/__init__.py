@@ -1,7 +1,7 @@
-"""Searches over the public faces; each has an awaitable twin, `atot` of `tot`.
+"""Searches over looms and branches; each has an awaitable twin: `atot` of `tot`.
 
-Names are loaded when first used, so that the table of strategies costs a command little. Hence no
-file is called like a search: a submodule would stand in its function's place.
+Names load at first use, so that reading the table of strategies imports little. The modules of
+single searches are private, because a submodule would shadow the function of its name.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ if not TYPE_CHECKING:  # type checkers report unknown names themselves
             return _load(name)
         from .other_libraries import function_for
 
-        here = function_for(name)
-        said = f"; it is {here}" if here else f"; it has {', '.join(__all__)}"
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{said}", name=name)
+        equivalent = function_for(name)
+        hint = f"; it is {equivalent}" if equivalent else f"; it has {', '.join(__all__)}"
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}", name=name)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""Adaptive branching: at each node draw whether to go wider or deeper, by Thompson sampling."""
+"""Adaptive branching: Thompson sampling decides whether a node gets wider or deeper."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .driver import Search, WorkItem
 from .judge import Frontier, Judge, is_answered, max_depth, max_rounds, paths, ranked
 from .propose import Proposer
 
-# A score counts as so many throws of a coin: it is a probability, and no throw.
+# A score counts as this many coin tosses, because it is a probability and not one outcome.
 TRUST = 6.0
 
 
@@ -31,26 +31,33 @@ def adaptive(
     depth: int | None = None,
     **options: Unpack[SearchOptions],
 ) -> Steps[SearchResult]:
-    """Search a tree whose nodes get more children for as long as that pays; complete the best path.
+    """Search a tree of lines that widens where new lines pay; return the best path, completed.
 
-    A round goes down `batch` times from the start. At each node it draws one number for "wider",
-    from a Beta posterior over the scores of the node's children, and one for each child, over all
-    scores at or below it; the largest is followed. Wider proposes `widen` lines of each kind. So a
-    good child is followed before its siblings are many, and a bad family gets new members.
+    A round descends `batch` times from the start. At each node it draws one number for "wider",
+    from a Beta posterior over the scores of the node's children. It draws one number for each
+    child, over all scores at or below it. The largest wins; "wider" proposes `widen` lines of each
+    kind. A good child is thus followed before it has many siblings, and a bad family gets new
+    members.
 
-    Where a checker can end the search, the prompt is completed first, and each path that the model
-    finds likely before it is searched further; a right answer ends the search.
+    If a checker can end the search, the model first completes the prompt, and later each path that
+    it finds likely. A correct answer ends the search.
 
     Args:
-        rounds: at most. None: 1,000 where a checker can end the search, else 32.
-        batch: descents in each; all their lines are one batch. More take fewer, larger steps of the
-            model, and more tokens.
-        widen: lines of each kind that a descent asks for; of what a function proposes, so many.
-            Where several write, one of them is drawn each time, by the scores of its lines so far.
-        options: SearchOptions; lines have `max_tokens` 40 and `temperature` 1.0 unless given, and
-            scores have to lie in 0 to 1.
+        lm, prompt, depth: as for `tot`.
+        rounds: maximum number of rounds. None: 1,000 if a checker can end the search, else 32.
+        batch: descents per round; all their lines are one batch. Larger batches need fewer steps of
+            the model and more tokens.
+        widen: lines of each kind per descent. Several proposers are chosen by Thompson sampling
+            over the scores of their lines.
+        options: SearchOptions; lines have `max_tokens` 40 and `temperature` 1.0 unless given.
+            Scores must be from 0 to 1.
 
-    The other arguments, and Raises, are those of `tot`. Cost: O(nodes) of host work a round.
+    Returns: a SearchResult.
+
+    Raises:
+        ConfigError: an argument is outside what is allowed.
+
+    Cost: O(nodes) of host work per round.
     """
     settings = Settings.read(adaptive, options, temperature=1.0, max_tokens=40)
     counts = {"rounds": rounds, "batch": check_int("batch", batch, 1)}
@@ -68,7 +75,7 @@ aadaptive = awaitable(adaptive)
 
 
 class Thompson:
-    """Where to go wider next. All it knows are the scores in the tree and the round's stream."""
+    """Chooses the nodes to widen next, from the scores in the tree and a random stream."""
 
     def __init__(
         self, judge: Judge, proposer: Proposer, depth: int, rounds: int, batch: int, widen: int
@@ -81,7 +88,7 @@ class Thompson:
         self.widen = widen
 
     def next_work(self, search: Search) -> Sequence[WorkItem]:
-        """Ask for the answer of the likeliest path, else for lines below the nodes drawn."""
+        """Return the completion of the likeliest path, else lines below the drawn nodes."""
         if search.round >= self.rounds or is_answered(search):
             return []
         frontier, rng = Frontier(search, self.judge, self.depth), search.rng()
@@ -97,23 +104,23 @@ class Thompson:
         return [WorkItem(node, n=times * self.widen, by=by) for (node, by), times in drawn.items()]
 
     def record(self, search: Search, candidates: Sequence[Heddle]) -> Sequence[Heddle]:
-        """Check the scores; nothing else to note, for they are in the tree."""
+        """Check the scores; they are in the tree already."""
         check_shares(candidates, "value returned {} for a node")
         return ranked(search.in_order(candidates))
 
     def best(self, search: Search) -> Sequence[Heddle]:
-        """Return the paths to answer with."""
+        """Return the paths to answer with, best first."""
         return paths(search)
 
     def _writer(self, node: Heddle, frontier: Frontier, rng: Random) -> str | None:
-        """Draw who writes below the node; None where there is one only."""
+        """Draw the proposer for a node; None if there is only one."""
         names = self.proposer.open_sources(node)
         if len(self.proposer.sources) == 1:
             return None
         scores: dict[str, list[float]] = {name: [] for name in names}
-        for each in frontier.nodes:
-            if each.meta.get("by") in scores:
-                scores[each.meta["by"]].append(each.score or 0.0)
+        for scored in frontier.nodes:
+            if scored.meta.get("by") in scores:
+                scores[scored.meta["by"]].append(scored.score or 0.0)
         return max(names, key=lambda name: posterior(scores[name], rng))
 
 
@@ -128,11 +135,11 @@ def check_shares(nodes: Iterable[Heddle], what: str) -> None:
 
 
 def descend(start: Heddle, frontier: Frontier, open_ids: set[str], rng: Random) -> Heddle:
-    """Go down from the start by draws, to the node that is to get wider."""
+    """Descend from the start by draws, to the node to widen."""
     node = start
     while True:
         steps = frontier.steps[node.id]
-        # A line that was there already says as much against drawing there as a bad one.
+        # A repeated line is as much evidence against widening as a bad one.
         n_drawn = max(node.meta.get("drawn", 0), len(steps))
         wider = beta(n_drawn, sum(child.score or 0.0 for child in steps), rng)
         if node.meta.get("closed"):
@@ -152,9 +159,9 @@ def descend(start: Heddle, frontier: Frontier, open_ids: set[str], rng: Random) 
 
 
 def posterior(scores: Iterable[float], rng: Random) -> float:
-    """Draw from the Beta posterior of scores in 0 to 1 under a uniform prior."""
-    found = list(scores)
-    return beta(len(found), sum(found), rng)
+    """Draw from the Beta posterior of scores from 0 to 1 under a uniform prior."""
+    values = list(scores)
+    return beta(len(values), sum(values), rng)
 
 
 def beta(n: int, total: float, rng: Random) -> float:

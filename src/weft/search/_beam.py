@@ -1,4 +1,4 @@
-"""Beam search over lines: the likeliest few paths go on, and finished ones keep their place."""
+"""Beam search over lines: the likeliest paths continue, and ended ones keep their place."""
 
 from __future__ import annotations
 
@@ -36,15 +36,19 @@ def beam(
 ) -> Steps[SearchResult]:
     """Keep the `width` likeliest paths at every line until all have ended; return the best.
 
-    Each path gets `n` sampled next lines, equal ones merged. New paths compete with finished ones
-    by the mean logprob of all their tokens. Where there is a checker, the best of the beam that it
-    calls right is the answer, if there is one.
+    Each path gets `n` sampled next lines; equal lines are merged. New paths compete with ended ones
+    by the mean logprob of all their tokens. If there is a checker, the answer is the best path that
+    it accepts.
 
     Args:
-        width, n: paths kept, and lines drawn after each; width * n rows in a batch at most.
-        depth: lines at most; paths without an end are then completed greedily.
+        lm, prompt: as for `tot`.
+        width, n: paths that are kept, and lines drawn after each; at most width * n rows in a
+            batch.
+        depth: maximum number of lines; paths without an end are then completed greedily.
         options: SearchOptions; lines have `max_tokens` 40, `temperature` 0.8 and end at a newline
             (`stop`) unless given. A beam over tokens is `max_tokens=1` and `stop=None`.
+
+    Returns: a SearchResult.
 
     Raises:
         ConfigError: an argument is outside what is allowed.
@@ -63,24 +67,24 @@ abeam = awaitable(beam)
 
 
 class Beam(BreadthFirst):
-    """Breadth first, by score alone, where ends compete with what goes on."""
+    """Breadth first by score alone; ended paths compete with those that continue."""
 
     def next_work(self, search: Search) -> Sequence[WorkItem]:
-        """Ask for lines below all of the beam that has not ended."""
+        """Return lines below all paths of the beam that have not ended."""
         if search.round >= self.depth:
             return []
         kept = self.kept(search, search.round)
         return [WorkItem(node) for node in kept if not search.is_end(node)]
 
     def record(self, search: Search, candidates: Sequence[Heddle]) -> Sequence[Heddle]:
-        """Keep the best of the new paths and of those that had ended."""
+        """Keep the best of the new paths and of the ended ones."""
         ended = [node for node in self.kept(search, search.round) if search.is_end(node)]
         kept = ranked(search.in_order([*ended, *candidates]))[: self.breadth]
         search.state.setdefault("kept", {})[str(search.round + 1)] = [node.id for node in kept]
         return kept
 
     def best(self, search: Search) -> Sequence[Heddle]:
-        """Return the beam, right answers first, then by score."""
+        """Return the beam, correct answers first, then by score."""
         return sorted(
             self.kept(search, search.round) if search.round else [],
             key=lambda node: not search.is_solved(node),

@@ -1,4 +1,4 @@
-"""Whole answers: the likeliest one, or many in one batch and the one that most agree on."""
+"""Full answers: the likeliest one, or many in one batch and a majority vote."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .propose import Proposer, is_cut
 from .score import own_mean_logprob
 
 Extract = Callable[[str], Hashable | None]
-_SAID = re.compile(r"(?:answer is|Answer:)[^\n]*", re.IGNORECASE)
+_ANSWER_LINE = re.compile(r"(?:answer is|Answer:)[^\n]*", re.IGNORECASE)
 _AROUND = " \t.,;:!?*\"'`()[]"
 _SHORT = 60  # characters of a last line that is voted on
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
@@ -41,15 +41,15 @@ def answer_number(text: str) -> str | None:
 
     "The answer is $1,216." → "1216"; "Answer: 4 * 6 = 24" → "24".
     """
-    said = _SAID.findall(text)
-    numbers = _NUMBER.findall(said[-1]) if said else []
+    lines = _ANSWER_LINE.findall(text)
+    numbers = _NUMBER.findall(lines[-1]) if lines else []
     return numbers[-1].replace(",", "") if numbers else None
 
 
 def answer_text(text: str) -> str | None:
     """Return a text's answer: `answer_number`, else its last line if that is short, else None.
 
-    Ignores case, and spaces and punctuation around the line: "Paris." → "paris".
+    Case is ignored, as are spaces and punctuation around the line: "Paris." → "paris".
     """
     number = answer_number(text)
     if number is not None:
@@ -68,19 +68,22 @@ def best_of_n(
     checked: bool = True,
     **options: Unpack[SearchOptions],
 ) -> Steps[SearchResult]:
-    """Grow `n` answers in one batch and return the likeliest of those with the most voted answer.
+    """Grow `n` answers in one batch; return the likeliest branch of the most frequent answer.
 
-    All branches stay in the tree; `votes` has the count of each answer, and `score` of a branch is
-    the share of the votes that its answer got. Ties go to the answer with the likeliest branch.
-    With `value` or `score` that is the branches' score, and the best of them is the answer.
+    All branches stay in the tree. `votes` has the count of each answer, and `score` of a branch is
+    its answer's share of the votes. Ties go to the answer with the likeliest branch. With `value`
+    or `score`, the branch with the best value is the answer instead.
 
     Args:
-        extract: the answer in a text, or None if it has none (then the branch has no vote).
-        checked: where there is a checker, only answers that it calls right are in the running;
-            nobody wins if there are none. False has all of them in, and the winner is checked only.
-        options: SearchOptions; answers have `max_tokens` 256 and `temperature` 0.8 unless given. Of
-            several that write each gets its share of the `n`; a function is called until they are
-            there.
+        lm, prompt: as for `tot`.
+        n: number of answers, 1 or more.
+        extract: returns the answer in a text, or None; such a branch has no vote.
+        checked: if there is a checker, only answers that it accepts compete; without any, nothing
+            wins. False lets all compete, and checks the winner only.
+        options: SearchOptions; answers have `max_tokens` 256 and `temperature` 0.8 unless given.
+            Several proposers share the `n`; a function is called until its share is complete.
+
+    Returns: a SearchResult with `votes`.
 
     Raises:
         ConfigError: an argument is outside what is allowed.
@@ -103,11 +106,14 @@ abest_of_n = awaitable(best_of_n)
 
 @blocking
 def greedy(lm: LM, prompt: Prompt, **options: Unpack[SearchOptions]) -> Steps[SearchResult]:
-    """Return the answer that takes the likeliest token each time.
+    """Return the answer of greedy decoding.
 
     Args:
-        options: SearchOptions but `temperature` and `propose`; the answer has `max_tokens` 256
-            unless given. `seed` is of no effect: nothing is drawn.
+        lm, prompt: as for `tot`.
+        options: SearchOptions except `temperature` and `propose`; the answer has `max_tokens` 256
+            unless given. `seed` has no effect.
+
+    Returns: a SearchResult.
     """
     without = ("temperature", "propose", "state", "score")
     for name in without:
@@ -129,10 +135,10 @@ def answers_only(
     *,
     temperature: float,
 ) -> Settings:
-    """Read the options of a search that grows whole answers and completes none."""
+    """Read the options of a search that grows full answers and completes none."""
     if options.get("line_constraint") is not None:
         raise ConfigError(
-            f"line_constraint has no meaning for {call.__name__}, which writes whole answers: give "
+            f"line_constraint has no meaning for {call.__name__}, which writes full answers: give "
             "constraint="
         )
     unused = ("answer_tokens", "complete")
@@ -149,7 +155,7 @@ def answers_only(
 
 
 class Votes(Judge):
-    """Scores whole answers by the caller's value; without one their votes count, not a model."""
+    """Scores full answers by the caller's value; without one, by votes."""
 
     def _scores(self, nodes: list[Heddle]) -> Steps[list[float]]:
         search = self.search
@@ -158,20 +164,21 @@ class Votes(Judge):
         return (yield from super()._scores(nodes))
 
     def check_engine(self) -> None:
-        """Refuse nothing: where there are no likelihoods the answers do without."""
+        """Accept every engine: without likelihoods, votes decide."""
 
 
 def _can_score(lm: LM, nodes: Sequence[Heddle]) -> bool:
-    """Whether the likelihood of each path is known, or can be asked for."""
-    can = lm.info.capabilities
+    """Return True if the likelihood of each path is known or can be computed."""
+    capabilities = lm.info.capabilities
     known = (bool(each.logprobs) for node in nodes for each in node.path[1:])
-    return can.steps or bool(can.scoring) or all(known)
+    return capabilities.steps or bool(capabilities.scoring) or all(known)
 
 
 class Answers:
-    """`n` whole answers; `state["answers"]` has the ids of each round's.
+    """`n` full answers; `state["answers"]` has the ids of each round's answers.
 
-    extract: None counts no votes. is_checked: only right answers are in the running, if any are.
+    extract: None counts no votes.
+    is_checked: only accepted answers compete, if there are any.
     """
 
     def __init__(self, n: int, extract: Extract | None, *, is_checked: bool = True) -> None:
@@ -181,7 +188,7 @@ class Answers:
         self._writers: list[str] = []
 
     def writer(self, search: Search) -> Proposer:
-        """Return the proposer of whole answers, none longer than the budget lets them be."""
+        """Return the proposer of full answers, each within the budget."""
         proposer = Proposer(
             search,
             n_continue=1,
@@ -196,7 +203,7 @@ class Answers:
         return proposer
 
     def next_work(self, search: Search) -> Sequence[WorkItem]:
-        """Ask for what is missing, a share of each that writes."""
+        """Return the missing answers, shared among the proposers."""
         missing = self.n - len(self._answers(search))
         if missing <= 0 or search.start.meta.get("closed"):
             return []
@@ -208,7 +215,7 @@ class Answers:
     def record(self, search: Search, candidates: Sequence[Heddle]) -> Sequence[Heddle]:
         """Count the votes; without a value of the caller's they are the scores."""
         if any(node.finish_reason == "length" for node in candidates):
-            search.meter.max_row_tokens()  # notes the budget, where that cut it
+            search.meter.max_row_tokens()  # records the budget if that cut an answer
         ids = [node.id for node in search.in_order(candidates)]
         search.state.setdefault("answers", {})[str(search.round + 1)] = ids
         answers = search.in_order([*self._answers(search), *candidates])
@@ -220,7 +227,7 @@ class Answers:
         return self._best(search, answers)
 
     def best(self, search: Search) -> Sequence[Heddle]:
-        """Return the answers, best first; where a budget left none whole, what there is of them."""
+        """Return the answers, best first; if the budget cut all of them, the partial ones."""
         answers = self._answers(search)
         return self._best(search, answers or list(filter(is_cut, search.start.children)))
 
@@ -233,7 +240,7 @@ class Answers:
             return []
         if not search.checks or not self.is_checked:
             return count_votes(answers, self.extract)
-        # Where all are refused nothing is voted on: the most named would look like a winner.
+        # Without accepted answers there are no votes: the most frequent would look like a winner.
         return count_votes([node for node in answers if search.is_solved(node)], self.extract)
 
     def _best(self, search: Search, answers: Sequence[Heddle]) -> list[Heddle]:
@@ -251,16 +258,16 @@ class Answers:
         return sorted(answers, key=rank)
 
     def _answers(self, search: Search) -> list[Heddle]:
-        """Return the answers of the rounds that are over."""
+        """Return the answers of the finished rounds."""
         answers = search.state.get("answers", {})
         rounds = [str(number) for number in range(1, search.round + 1)]
         return search.nodes_by_id([each for number in rounds for each in answers.get(number, ())])
 
 
 def count_votes(nodes: Sequence[Heddle], extract: Extract) -> list[Vote]:
-    """Return the answers of whole branches, most votes first, ties by their likeliest branch.
+    """Return the answers of complete branches, most votes first; ties by their likeliest branch.
 
-    Cut branches vote only if none is whole.
+    Incomplete branches vote only if none is complete.
     """
     by_answer: dict[Hashable, list[Heddle]] = {}
     for node in list(filter(is_complete, nodes)) or nodes:
@@ -275,5 +282,5 @@ def count_votes(nodes: Sequence[Heddle], extract: Extract) -> list[Vote]:
 
 
 def is_complete(node: Heddle) -> bool:
-    """Say whether an answer came to its own end; one that a function wrote has no other."""
+    """Return True if an answer ended by itself; None is the finish reason of a function's text."""
     return node.finish_reason in (None, "stop")

@@ -1,4 +1,4 @@
-"""Monte Carlo tree search: go down by UCT, open a node, and let its values count upwards."""
+"""Monte Carlo tree search: descend by UCT, expand a node, and propagate its values upwards."""
 
 from __future__ import annotations
 
@@ -33,22 +33,28 @@ def mcts(
 ) -> Steps[SearchResult]:
     """Search a tree of lines by UCT and return the best path, completed by the model.
 
-    A round goes down `batch` times to a node without steps, each time by the largest
-    `mean + exploration * sqrt(ln(visits above) / visits)`; a node on its way counts as a visit of
-    no value. All those nodes get their steps in one batch, and the steps their values: by the
-    model's next-token verdict on a task, else by the path's mean token probability. A full path
-    that the model finds likely is completed; a right answer ends the search.
+    A round descends `batch` times to a node without steps. Each descent follows the largest `mean +
+    exploration * sqrt(ln(parent visits) / visits)`; pending nodes count as visits of value 0. All
+    these nodes are expanded in one batch, and their steps are valued: by the model's next-token
+    verdict on a task, else by the path's mean token probability. The model completes a full path
+    that it finds likely. A correct answer ends the search.
 
     Args:
-        rounds: at most. None: 32 where a checker can end the search, else 8.
-        batch: nodes opened in each.
+        lm, prompt, n_continue, n_suggest, depth: as for `tot`.
+        rounds: maximum number of rounds. None: 32 if a checker can end the search, else 8.
+        batch: nodes expanded per round.
         exploration: 0 follows the best mean only.
-        rollouts: whole answers drawn from each opened node; they count as visits, with what the
-            task's checker says (1 or 0), else with their mean token probability.
+        rollouts: full answers drawn from each expanded node. They count as visits, with the task's
+            check (1 or 0), else with their mean token probability.
         options: SearchOptions; lines have `max_tokens` 40 and `temperature` 1.0 unless given.
+            Scores should be from 0 to 1.
 
-    The other arguments, and Raises, are those of `tot`; scores should lie in 0 to 1. Cost:
-    O(nodes) of host work a round.
+    Returns: a SearchResult.
+
+    Raises:
+        ConfigError: an argument is outside what is allowed.
+
+    Cost: O(nodes) of host work per round.
     """
     settings = Settings.read(mcts, options, temperature=1.0, max_tokens=40)
     counts = {"rounds": rounds, "batch": check_int("batch", batch, 1)}
@@ -58,7 +64,7 @@ def mcts(
     proposer = Proposer(search, n_continue=n_continue, n_suggest=n_suggest)
     judge = Judge(search, as_share=True)
     if rollouts and not search.completes:
-        raise ConfigError("rollouts are answers of the model, and here it completes none: give 0")
+        raise ConfigError("rollouts need completions by the model, which are off here: give 0")
     limit = max_rounds(rounds, search, checked=32, blind=8)
     levels = max_depth(depth, search)
     algorithm = UCT(judge, levels, limit, batch, exploration, rollouts)
@@ -69,7 +75,7 @@ amcts = awaitable(mcts)
 
 
 class UCT:
-    """Where to open the tree next. All it knows are the scores in the tree."""
+    """Chooses the nodes to expand next, from the scores in the tree."""
 
     def __init__(
         self, judge: Judge, depth: int, rounds: int, batch: int, exploration: float, rollouts: int
@@ -82,7 +88,7 @@ class UCT:
         self.rollouts = check_int("rollouts", rollouts, 0)
 
     def next_work(self, search: Search) -> Sequence[WorkItem]:
-        """Ask for answers of likely full paths, else for steps below the nodes that UCT picks."""
+        """Return completions of likely full paths, else steps below the nodes that UCT picks."""
         if search.round >= self.rounds or is_answered(search):
             return []
         frontier = Frontier(search, self.judge, self.depth)
@@ -93,11 +99,11 @@ class UCT:
         return [*map(WorkItem, picked), *drawn]
 
     def record(self, search: Search, candidates: Sequence[Heddle]) -> Sequence[Heddle]:
-        """Nothing to note: the scores are in the tree."""
+        """Return the new nodes, best first; their scores are in the tree already."""
         return ranked(search.in_order(candidates))
 
     def best(self, search: Search) -> Sequence[Heddle]:
-        """Return the paths to answer with."""
+        """Return the paths to answer with, best first."""
         return paths(search)
 
     def _picked(self, start: Heddle, frontier: Frontier) -> list[Heddle]:

@@ -31,7 +31,7 @@ from .driver import Search, WorkItem
 from .judge import Judge
 from .propose import Proposer
 
-# A value of 0 is a low weight, not an impossible one: models err.
+# A value of 0 is a low weight, not an impossible one, because models err.
 FLOOR = 1e-6
 
 
@@ -48,28 +48,32 @@ def smc(
 ) -> Steps[SearchResult]:
     """Grow `n` weighted particles line by line with resampling; `best` ends the heaviest text.
 
-    The target distribution is the model's own times exp(potential), given that a `constraint`
-    holds. After each line a particle's log weight changes by the change of its
-    potential and by its `legal_logmass`. When the effective sample size falls below `ess * n`,
-    particles are resampled in proportion to their weights (systematically) and share the KV of
-    their parents. `log_evidence` of the result estimates the log of the mean exp(potential) under
-    the model, which counts as 0 where the constraint is broken; exp of it is unbiased. A particle
-    that ended keeps its weight. `particles` of the result holds all of them with their weights.
+    The target distribution is the model's times exp(potential), conditioned on a `constraint` if
+    there is one. After each line, a particle's log weight changes by the change of its potential
+    and by its `legal_logmass`. If the effective sample size falls below `ess * n`, particles are
+    resampled systematically; copies share KV. A particle that has ended keeps its weight.
 
-    The texts of a `Choice` are all measured and drawn by their exact probabilities, if it has 512
-    at most, none begins another, and temperature, filters and bias are neutral.
+    `log_evidence` of the result estimates the log of the mean of exp(potential) under the model,
+    which counts as 0 where the constraint is violated. Its exp is unbiased. `particles` of the
+    result has all particles with their weights.
+
+    The texts of a `Choice` are drawn by their exact, measured probabilities. That needs at most 512
+    texts, none a prefix of another, and neutral temperature, filters and bias.
 
     Args:
-        potential: nodes → log potentials of whole paths, -inf for impossible, the prompt's is 0.
-            None: the log of `value`, of `score`, or of the model's verdict on a task, and of what
-            the checker says of an answer; where there is none of these, 0 everywhere.
+        lm, prompt: as for `tot`.
+        n: number of particles.
+        potential: nodes → log potentials of full paths; -inf for impossible; the prompt has 0.
+            None: the log of `value`, of `score`, or of the model's verdict and the checker's;
+            without these, 0 everywhere.
         ess: from 0, never resample, to 1, always.
-        depth: lines at most.
+        depth: maximum number of lines.
         options: SearchOptions; lines have `max_tokens` 40, `temperature` 1.0 and end at a newline
-            (`stop`) unless given. With filters, a bias or another temperature, the model's
-            distribution is what they make of it, token by token; a constraint still weighs by the
-            raw distribution. Of what a function proposes a particle draws one, each as likely as
-            the others.
+            (`stop`) unless given. Filters, a bias or another temperature change the model's
+            distribution; a constraint weighs by the raw distribution. A particle draws one of a
+            function's proposals, uniformly.
+
+    Returns: a SearchResult with `particles` and `log_evidence`.
 
     Raises:
         ConfigError: an argument is outside what is allowed.
@@ -100,7 +104,7 @@ asmc = awaitable(smc)
 
 
 class Potential(Judge):
-    """Scores a node with its log potential: as the caller says, or the log of what it is worth."""
+    """Scores a node by its log potential: the caller's, or the log of its value."""
 
     def __init__(self, search: Search, potential: Callable[[Any], Any] | None) -> None:
         if potential is not None:
@@ -115,15 +119,18 @@ class Potential(Judge):
         if search.value is None and self.task is None and not search.checks:
             return [0.0] * len(nodes)
         if search.value is None and self.task is None:
-            # Nobody knows what a part is worth; what the checker sees counts.
-            found = [float(search.is_solved(n)) if search.is_complete(n) else 1.0 for n in nodes]
+            # Partial paths have no value; only the checker's verdict on full ones counts.
+            values = [float(search.is_solved(n)) if search.is_complete(n) else 1.0 for n in nodes]
         else:
-            found = yield from super()._scores(nodes)
-        return found if self.is_given else [math.log(max(each, FLOOR)) for each in found]
+            values = yield from super()._scores(nodes)
+        return values if self.is_given else [math.log(max(each, FLOOR)) for each in values]
 
 
 class Particles:
-    """The filter: `state["at"]` has each round's particles (id, log weight) and log evidence."""
+    """The particle filter.
+
+    `state["at"]` has each round's particles (id, log weight) and log evidence.
+    """
 
     def __init__(self, n: int, ess: float, depth: int) -> None:
         self.n = n
@@ -131,14 +138,14 @@ class Particles:
         self.depth = depth
 
     def next_work(self, search: Search) -> Sequence[WorkItem]:
-        """Ask for one line for each particle that goes on and can still count."""
+        """Return one line for each particle that has not ended and has a weight."""
         if search.round >= self.depth:
             return []
         rows = Counter(node for node, weight in self._current(search) if weight > -math.inf)
         return [WorkItem(node, n=times) for node, times in rows.items() if not search.is_end(node)]
 
     def record(self, search: Search, candidates: Sequence[Heddle]) -> Sequence[Heddle]:
-        """Move the particles to their new nodes, weigh them, and resample where it is needed."""
+        """Move the particles to their new nodes, weigh them, and resample if necessary."""
         new = defaultdict[str, list[Heddle]](list)
         for node in reversed(search.in_order(candidates)):
             assert node.parent is not None
@@ -163,16 +170,16 @@ class Particles:
         return self._by_weight(moved)
 
     def best(self, search: Search) -> Sequence[Heddle]:
-        """Return the particles' nodes: right answers first, then ends, the heaviest first."""
+        """Return the particles' nodes: correct answers first, then ended ones, heaviest first."""
         nodes = self._by_weight(self._current(search)) if search.round else []
         return sorted(nodes, key=lambda node: (not search.is_solved(node), not node.terminal))
 
     def log_evidence(self, search: Search) -> float:
-        """Return the log of the estimated mean of exp(potential); nats."""
+        """Return the log of the estimated mean of exp(potential), in nats."""
         return self._log_z(search) + log_mean_exp([weight for _, weight in self._current(search)])
 
     def particles(self, search: Search) -> tuple[Particle, ...]:
-        """Return the particles with their shares of the weight, the heaviest first."""
+        """Return the particles with their shares of the weight, heaviest first."""
         current = self._current(search)
         top = max(weight for _, weight in current)
         weights = [math.exp(weight - top) if top > -math.inf else 0.0 for _, weight in current]
@@ -184,9 +191,9 @@ class Particles:
     def _current(self, search: Search) -> list[tuple[Heddle, float]]:
         if not search.round:
             return [(search.start, 0.0)] * self.n
-        found = search.state["at"][str(search.round)]["particles"]
-        nodes = search.nodes_by_id([node_id for node_id, _ in found])
-        return [(node, float(w)) for node, (_, w) in zip(nodes, found, strict=True)]
+        entries = search.state["at"][str(search.round)]["particles"]
+        nodes = search.nodes_by_id([node_id for node_id, _ in entries])
+        return [(node, float(w)) for node, (_, w) in zip(nodes, entries, strict=True)]
 
     def _log_z(self, search: Search) -> float:
         return float(search.state["at"][str(search.round)]["log_z"]) if search.round else 0.0
@@ -209,14 +216,14 @@ def _weight_change(node: Heddle, child: Heddle, search: Search) -> float:
 
 
 def effective_size(log_weights: Sequence[float]) -> float:
-    """Return (sum of weights)² / sum of squares; n when all are equal."""
+    """Return (sum of weights)² / sum of squares; n if all are equal."""
     top = max(log_weights)
     weights = [math.exp(weight - top) for weight in log_weights]
     return math.fsum(weights) ** 2 / math.fsum(w * w for w in weights)
 
 
 def log_mean_exp(log_weights: Sequence[float]) -> float:
-    """Return the log of the mean of the weights; -inf when all are 0."""
+    """Return the log of the mean of the weights; -inf if all are 0."""
     top = max(log_weights)
     if top == -math.inf:
         return -math.inf
@@ -225,7 +232,7 @@ def log_mean_exp(log_weights: Sequence[float]) -> float:
 
 
 def systematic(log_weights: Sequence[float], rng: Random, n: int | None = None) -> list[int]:
-    """Resample systematically: return `n` indices, each index within 1 of its expected count.
+    """Resample systematically: return `n` indices, each within 1 of its expected count.
 
     n: None means the number of weights.
     """

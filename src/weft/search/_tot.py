@@ -1,4 +1,4 @@
-"""Tree of thoughts: propose lines, value them, keep the best, go on from those."""
+"""Tree of thoughts: propose lines, value them, keep the best, continue from those."""
 
 from __future__ import annotations
 
@@ -29,24 +29,28 @@ def tot(
 ) -> Steps[SearchResult]:
     """Search a tree of lines and return the best path, completed by the model.
 
-    A level proposes lines after the nodes in play, merges equal ones, values them and keeps the
-    `breadth` best: of one state one only, none that the model calls impossible. Every candidate
-    stays in the tree with its `score`. The best path is then continued greedily to its end; with a
-    checker, the next best too until an answer is right.
+    Each level proposes lines after the current nodes, merges equal ones, values them and keeps the
+    `breadth` best. It keeps one node per state, and none that the model rules out. Every candidate
+    stays in the tree with its `score`. The best path is then continued greedily to its end. If a
+    checker rejects it, the next best paths follow.
 
     Args:
-        lm: None: no model is asked; `propose` and `score` are functions of your own.
+        lm: the model. None: `propose` and `score` are functions of the caller's.
         prompt: a text, chat messages, token ids, or a node of a loom to search below. A Game of 24
-            is recognised; any other is continued line by line and valued by its mean logprob.
-            Without a model: the first state.
-        order: "bfs" goes on from the `breadth` best of a level at once; "dfs" from the best child
-            of one node at a time, the `breadth` best of each node in turn, and back up from a node
-            without hope. It completes each full path that it comes to, and ends at the first right
-            answer; without a checker, at the first whole one.
-        n_continue, n_suggest: proposals a node, of either kind; a sequence is one number a level,
-            its last for all further ones. None: as the task advises, else 8.
-        depth: levels at most. None: the task's steps, else until all paths have ended, 16 at most.
+            prompt is recognized. Other prompts are continued line by line and valued by their mean
+            logprob. Without a model: the first state.
+        order: "bfs" continues from the `breadth` best nodes of a level at once. "dfs" continues
+            from the best child of one node at a time, up to `breadth` of each node, and backtracks.
+            It completes each full path, and ends at the first accepted answer; without a checker,
+            at the first full one.
+        breadth: nodes kept per level, 1 or more.
+        n_continue, n_suggest: proposals per node of either kind; a sequence has one number per
+            level, its last for all further ones. None: as the task advises, else 8.
+        depth: maximum number of levels. None: the task's steps, else until all paths have ended, at
+            most 16.
         options: SearchOptions; lines have `max_tokens` 40 and `temperature` 1.0 unless given.
+
+    Returns: a SearchResult.
 
     Raises:
         ConfigError: an argument is outside what is allowed.
@@ -58,9 +62,9 @@ def tot(
     search = Search(lm, prompt, settings, "tot", order=order, breadth=breadth, numbers=numbers)
     proposer = Proposer(search, n_continue=n_continue, n_suggest=n_suggest)
     judge = Judge(search)
-    made = BreadthFirst if order == "bfs" else DepthFirst
+    algorithm_class = BreadthFirst if order == "bfs" else DepthFirst
     levels = max_depth(depth, search)
-    algorithm: Algorithm = made(judge, check_int("breadth", breadth, 1), levels)
+    algorithm: Algorithm = algorithm_class(judge, check_int("breadth", breadth, 1), levels)
     return (yield from search.run(algorithm, judge, proposer, tries=breadth, depth=levels))
 
 
@@ -68,7 +72,7 @@ atot = awaitable(tot)
 
 
 class BreadthFirst:
-    """All of a level at once; `state["kept"]` has the ids of each round's kept nodes."""
+    """Expands a level at once; `state["kept"]` has the ids of the nodes that each round kept."""
 
     def __init__(self, judge: Judge, breadth: int, depth: int) -> None:
         self.judge = judge
@@ -76,14 +80,14 @@ class BreadthFirst:
         self.depth = depth
 
     def next_work(self, search: Search) -> Sequence[WorkItem]:
-        """Ask for lines below all that was kept last; a right answer ends it."""
+        """Return lines below all nodes that the last round kept; nothing after a correct answer."""
         if search.round >= self.depth or is_answered(search):
             return []
         kept = self.kept(search, search.round)
         return [WorkItem(node) for node in kept if not search.is_end(node)]
 
     def record(self, search: Search, candidates: Sequence[Heddle]) -> Sequence[Heddle]:
-        """Keep the best of the round."""
+        """Keep the best nodes of the round."""
         earlier = [each for ids in self._ids(search, search.round) for each in ids]
         before = {search.merge_key(node) for node in [search.start, *search.nodes_by_id(earlier)]}
         new = worth_following(search, self.judge, candidates)
@@ -100,7 +104,7 @@ class BreadthFirst:
         return ranked([*ended, *self.kept(search, search.round)]) if search.round else []
 
     def kept(self, search: Search, number: int) -> list[Heddle]:
-        """Return what a round kept; before the first, the start."""
+        """Return the nodes that a round kept; before the first round, the start."""
         return search.nodes_by_id(search.state["kept"][str(number)]) if number else [search.start]
 
     def _ids(self, search: Search, rounds: int) -> list[list[str]]:
@@ -109,7 +113,7 @@ class BreadthFirst:
 
 
 class DepthFirst:
-    """One node at a time: the deepest that is open, best first."""
+    """Expands one node at a time: the deepest open one, best first."""
 
     def __init__(self, judge: Judge, breadth: int, depth: int) -> None:
         self.judge = judge
@@ -117,7 +121,7 @@ class DepthFirst:
         self.depth = depth
 
     def next_work(self, search: Search) -> Sequence[WorkItem]:
-        """Ask for lines below the next node, or for the answer of a path that is full."""
+        """Return lines below the next node, or the answer of a full path."""
         if self._ended(search):
             return []
         for node in self._descent(search):
@@ -130,14 +134,14 @@ class DepthFirst:
         return []
 
     def record(self, search: Search, candidates: Sequence[Heddle]) -> Sequence[Heddle]:
-        """Mark the node as opened, so that the next round goes on elsewhere."""
+        """Mark the parent as expanded, so that the next round expands another node."""
         for node in candidates:
             if node.parent is not None:
                 node.parent.meta["opened"] = True
         return ranked(search.in_order(candidates))
 
     def best(self, search: Search) -> Sequence[Heddle]:
-        """Return a right answer if there is one, then full paths, ends, and the deepest."""
+        """Return correct answers first, then full paths, ended ones, and the deepest."""
         return paths(search)
 
     def _ended(self, search: Search) -> bool:
@@ -153,14 +157,14 @@ class DepthFirst:
         return search.level(node) - search.level(search.start) >= self.depth
 
     def _descent(self, search: Search) -> list[Heddle]:
-        """Return the nodes in the order of a depth-first search, each state once."""
+        """Return the nodes in depth-first order, one per state."""
         order, stack = list[Heddle](), [search.start]
-        seen: set[object] = set()
+        visited: set[object] = set()
         while stack:
             node = stack.pop()
-            if (place := search.merge_key(node)) in seen and node is not search.start:
+            if (place := search.merge_key(node)) in visited and node is not search.start:
                 continue
-            seen.add(place)
+            visited.add(place)
             order.append(node)
             steps = [child for child in node.children if child.score is not None]
             kept = worth_following(search, self.judge, steps)[: self.breadth]

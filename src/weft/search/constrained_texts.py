@@ -14,9 +14,9 @@ from ..loom.constrained_text import constrained_tokens, healed_constraint
 
 
 class ConstrainedTexts:
-    """The constraint of a search, for texts of functions, of tasks and of other models.
+    """Applies the constraint of a search to texts of functions, tasks and other models.
 
-    Added nodes have `params` with this constraint. Without these the constraint would restart
+    Added nodes have `params` with this constraint. Without these, the constraint would restart
     after the node's text.
     """
 

@@ -1,7 +1,7 @@
-"""What all searches share: their options, the budget, their work for the model, and the result.
+"""Shared parts of all searches: options, budget, work for the model, and the result.
 
-A search is written once, as a generator of work. The plain call runs each piece and blocks; the
-awaitable call awaits each piece beside a running loop. Both do the same in the same order.
+A search is written once, as a generator of work. The blocking call runs each piece of work; the
+awaitable call awaits it in a running event loop. Both do the same in the same order.
 """
 
 from __future__ import annotations
@@ -47,11 +47,15 @@ _SCREEN = 10
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a search has spent.
+    """Tokens, time and candidates that a search has used.
 
-    tokens: generated ones, end tokens and all proposals included. prompt_tokens: of the questions
-    that valued candidates, read but not generated. stopped: what ended the search early: a budget,
-    or "constraint" if `constraint` allowed no further text or proposal after the lines so far.
+    tokens: generated tokens, including end tokens and all proposals.
+    seconds: wall-clock time.
+    candidates: proposed lines and answers.
+    valued: candidates that got a score.
+    prompt_tokens: tokens of value questions, which are read but not generated.
+    stopped: the budget that ended the search early, or "constraint" if `constraint` allowed no
+    further text.
     """
 
     tokens: int
@@ -74,7 +78,13 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What a search reports of a round: its new candidates, those kept, best first, the cost."""
+    """A round of a search, as `progress` receives it.
+
+    depth: number of the round, from 1.
+    candidates: its new candidates.
+    kept: the candidates that it kept, best first.
+    cost: the cost so far.
+    """
 
     depth: int
     candidates: tuple[Heddle, ...]
@@ -84,7 +94,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """One answer and the branches that gave it; `mean_logprob` is that of the likeliest of them."""
+    """An answer and the branches that gave it; `mean_logprob` is that of the likeliest branch."""
 
     answer: Hashable
     nodes: tuple[Heddle, ...]
@@ -92,7 +102,7 @@ class Vote:
 
     @property
     def count(self) -> int:
-        """How many branches gave this answer."""
+        """The number of branches with this answer."""
         return len(self.nodes)
 
     def __repr__(self) -> str:
@@ -114,17 +124,7 @@ class Particle:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """The best node of a search, its text after the prompt, the whole tree, and the cost.
-
-    solved: what the verifier or the task's checker says of the answer; None where there is none.
-    False: nothing that was found is right, and `best` is only what looked best.
-    votes: best-of-n only, most votes first.
-    particles: smc only, the heaviest first. The weights sum to 1; all are 0 if every particle
-    violates a condition.
-    log_evidence: smc only, the log of the estimated mean of exp(potential) under the model, times
-    the probability that a `constraint` holds; in nats.
-    states: the state of each node, where the search went over states of the caller's own.
-    """
+    """The result of a search: the best node, its text, the full tree, and the cost."""
 
     best: Heddle
     text: str
@@ -141,13 +141,13 @@ class SearchResult:
         def __getattr__(self, name: str) -> Any:
             from .other_libraries import attribute_for
 
-            here = attribute_for(name)
-            said = f"; it is result.{here}" if here else ""
-            raise AttributeError(f"a SearchResult has no attribute {name!r}{said}", name=name)
+            equivalent = attribute_for(name)
+            hint = f"; it is result.{equivalent}" if equivalent else ""
+            raise AttributeError(f"a SearchResult has no attribute {name!r}{hint}", name=name)
 
     @property
     def state(self) -> Any:
-        """The state of the best node; None where the search went over lines."""
+        """The state of the best node; None if the search went over lines."""
         return self.states.get(self.best)
 
     def __repr__(self) -> str:
@@ -166,7 +166,7 @@ class SearchResult:
 # A text, chat messages, token ids, or a node to search below; without a model the first state.
 Prompt = str | Sequence[dict[str, Any]] | Sequence[int] | Heddle | Any
 Progress = Callable[[Level], object]
-# Nodes → scores; or what else `Callback` hands over, plain or async.
+# Nodes → scores; or another argument that `Callback` passes; plain or async.
 Value = Callable[[Any], Any]
 Kind = Literal["both", "continue", "suggest"]
 Propose = Kind | LM | Callable[[Any], Any] | Mapping[str, Kind | LM | Callable[[Any], Any]]
@@ -174,35 +174,34 @@ _COUNTS = ("tokens", "candidates", "valued", "prompt_tokens", "draws")
 
 
 class SearchOptions(BranchOptions, total=False):
-    """What every search takes beside its own numbers; the other keywords are SamplingParams.
+    """Options of every search; the other keywords are SamplingParams.
 
-    A function may be plain or async. The name of its first parameter says what it is handed:
-    `node`, `text` (what stands after the prompt) or `state`, one at a time; `nodes`, `texts` or
-    `states`, all candidates of a round in one call, and it returns a list.
+    Functions may be plain or async. The name of the first parameter selects the argument. `node`,
+    `text` (the text after the prompt) and `state` are passed one at a time. `nodes`, `texts` and
+    `states` are passed as lists, once per round, and the function returns a list.
 
-    propose: who writes: "continue" (the answer, line by line), "suggest" (a step that the task asks
-    for), "both"; another LM; a function: nodes → lists of texts, or state → (text, state) pairs;
-    or a dict of these by name: each node then says in `meta["by"]` which one wrote it.
-    value: nodes → finite scores, higher is better. None: the model's verdict on a task that words a
+    propose: the source of candidates: "continue", "suggest", "both", or another LM. With "continue"
+    the model continues the answer line by line; with "suggest" it answers the task's prompt for a
+    step. A function maps nodes to lists of texts, or a state to (text, state) pairs. A dict of
+    these has names; `meta["by"]` of a node is the name.
+    value: nodes → finite scores, higher is better. None: the model's verdict if the task words a
     question, else the likelihood.
-    verifier: text → whether it is a right answer. None: what the task says. Nothing passes:
+    verifier: text → True if it is a correct answer. None: the task's check. If nothing passes,
     `solved` is False.
-    state: the first of the states that `propose` goes over. None: the prompt, where `propose` or
-    `score` take states.
-    score: states → scores; `value`, for states.
-    complete: whether the best path is continued by the model to its end. None: where the search
-    goes over lines, not states.
-    answer_tokens: of a completion, 256 unless given; 0 completes nothing.
-    line_constraint: the constraint of each line, without its line end; `constraint` is that of the
-    full text after the prompt. Best of n and greedy have no lines and accept only `constraint`.
-    task: words the questions and checks the answer. None recognises a Game of 24 prompt.
-    budget_tokens, budget_s, budget_kv_bytes: what may be spent; `cost.stopped` says which one
-    ended the search. The last is what the KV of the whole tree may take.
-    seed: the same seed gives the same tree, unless `budget_s` cuts it. Other calls that run at the
-    same time may change it in bfloat16, on MLX and on llama.cpp (docs/models.md).
+    state: the first of the states that `propose` goes over. None: the prompt.
+    score: states → scores; the form of `value` for states.
+    complete: let the model continue the best path to its end. None: if the search goes over lines.
+    answer_tokens: maximum tokens of a completion, 256 unless given; 0 completes nothing.
+    line_constraint: the constraint of each line, without its line end. `constraint` applies to the
+    full text after the prompt. Best of n and greedy accept only `constraint`.
+    task: words the questions and checks the answer. None: recognize a Game of 24 prompt.
+    budget_tokens, budget_s, budget_kv_bytes: limits of tokens, seconds, and KV of the full tree.
+    `cost.stopped` names the one that ended the search.
+    seed: equal seeds give equal trees, unless `budget_s` cuts them. Concurrent calls may change
+    them in bfloat16, on MLX and on llama.cpp (docs/models.md).
     progress: called after each round with a `Level`.
-    resume: a file. The search is written to it after each round; where it is there already, the
-    search goes on from it, and ends as it would have without the break.
+    resume: a file to which the search is saved after each round. If the file exists, the search
+    continues from it, with the same result as without the interruption.
     """
 
     propose: Propose | None
@@ -223,25 +222,22 @@ class SearchOptions(BranchOptions, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """SearchOptions as they were read. sampling: of whatever the search grows, but the seed.
-
-    chosen: the sampling parameters that the caller gave.
-    """
+    """Validated SearchOptions."""
 
     task: Task | None
     propose: Any
     value: Any
     verifier: Any
-    state: Any
+    state: Any  # the first state, or None
     score: Any
     complete: bool | None
-    answer_tokens: int
+    answer_tokens: int  # maximum tokens of a completion
     budget: Budget
     seed: int | None
     progress: Progress | None
-    resume: str | None
-    sampling: dict[str, Any]
-    chosen: tuple[str, ...]
+    resume: str | None  # path of the search's file
+    sampling: dict[str, Any]  # sampling parameters of all rows, without the seed
+    chosen: tuple[str, ...]  # names of the sampling parameters that the caller set
 
     @classmethod
     def read(
@@ -251,10 +247,10 @@ class Settings:
         without: Collection[str] = (),
         **defaults: Any,
     ) -> Settings:
-        """Take the options of a search apart; `defaults` are its own sampling parameters.
+        """Split and validate the options of a search; `defaults` are its own sampling parameters.
 
-        call: the search, whose own keywords a mistyped one may have meant. without: the options
-        that it has no use for, and refuses.
+        call: the search, for suggestions on mistyped keywords.
+        without: options that it does not accept.
         """
         _check_names(call, options, without)
         rest = {**defaults, **options}
@@ -272,7 +268,7 @@ class Settings:
                 "weft.search.Task"
             )
         if own["value"] is not None and own["score"] is not None:
-            raise ConfigError("value and score both say what a candidate is worth; leave out one")
+            raise ConfigError("value and score both score candidates; leave out one")
         if own["complete"] not in (None, True, False):
             raise ConfigError(f"complete is {own['complete']!r}; allowed are True, False and None")
         if own["progress"] is not None and not callable(own["progress"]):
@@ -311,7 +307,7 @@ def _each_line(constraint: Any, sampling: Mapping[str, Any]) -> EachLine:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The most a search may spend; None is no limit. kv_bytes: what all its tree's KV takes."""
+    """Limits of a search; None is no limit. kv_bytes: KV of its full tree."""
 
     tokens: int | None = None
     seconds: float | None = None
@@ -330,12 +326,12 @@ class Budget:
 
 
 class Meter:
-    """Counts what a search spends and grows nodes within its budget."""
+    """Counts what a search uses and grows nodes within its budget."""
 
     def __init__(
         self, budget: Budget, seed: int | None, tree_bytes: Callable[[], int] = lambda: 0
     ) -> None:
-        """held: how many bytes the KV of the whole tree takes now; `slot_bytes` is a token's."""
+        """tree_bytes: returns the size of the tree's KV; `slot_bytes` is that of a token."""
         self.budget = budget
         self.seed = fresh_seed() if seed is None else check_int("seed", seed, 0)
         self.tree_bytes = tree_bytes
@@ -349,12 +345,12 @@ class Meter:
         self._start = time.perf_counter()
 
     def state(self) -> dict[str, Any]:
-        """Return what `restore` needs to count on in another process."""
+        """Return the counts as JSON data, for `restore` in another process."""
         counts = {name: getattr(self, name) for name in _COUNTS}
         return {"seed": self.seed, "seconds": self.seconds, **counts}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Count on from a state."""
+        """Continue from the counts of `state`."""
         self.seed = state["seed"]
         self._start = time.perf_counter() - state["seconds"]
         for name in _COUNTS:
@@ -362,11 +358,11 @@ class Meter:
 
     @property
     def seconds(self) -> float:
-        """Wall-clock seconds since the search began."""
+        """Wall-clock seconds since the search started."""
         return time.perf_counter() - self._start
 
     def cost(self) -> Cost:
-        """Return what was spent so far."""
+        """Return the cost so far."""
         return Cost(
             tokens=self.tokens,
             seconds=self.seconds,
@@ -377,7 +373,7 @@ class Meter:
         )
 
     def out_of_time(self) -> bool:
-        """Say whether the seconds are spent, and note it."""
+        """Return True if the time budget is used up, and record it in `stopped`."""
         if self.budget.seconds is not None and self.seconds >= self.budget.seconds:
             self.stopped = "seconds"
         return self.stopped == "seconds"
@@ -387,27 +383,27 @@ class Meter:
         return math.inf if self.budget.tokens is None else self.budget.tokens - self.tokens
 
     def kv_tokens_left(self) -> float:
-        """Return how many tokens the tree may still take in."""
+        """Return how many tokens the tree may still grow by."""
         if self.budget.kv_bytes is None:
             return math.inf
         return max(self.budget.kv_bytes - self.tree_bytes(), 0) // self.slot_bytes
 
     def max_row_tokens(self) -> float:
-        """Return how many tokens one more row may have; note the budget that says 0."""
-        most = min(self.tokens_left(), self.kv_tokens_left())
-        if most < 1:
+        """Return how many tokens one more row may have; record the budget if that is 0."""
+        limit = min(self.tokens_left(), self.kv_tokens_left())
+        if limit < 1:
             self.stopped = "tokens" if self.tokens_left() < 1 else "kv"
-        return most
+        return limit
 
     def fits(self, n_tokens: int) -> bool:
-        """Say whether the tree may take in a text of so many tokens; note it where it may not."""
+        """Return True if the tree may grow by this many tokens; else record the budget."""
         if self.kv_tokens_left() >= n_tokens:
             return True
         self.stopped = "kv"
         return False
 
     def max_rows(self, n: int, max_tokens: int, reserve: int = 0) -> int:
-        """Return how many of `n` rows of full length may be begun; note the budget that says 0."""
+        """Return how many of `n` rows of full length may start; record the budget if that is 0."""
         paid, tree_bytes = max(self.tokens_left() - reserve, 0), self.kv_tokens_left()
         if min(paid, tree_bytes) < max_tokens:
             self.stopped = "tokens" if paid < max_tokens else "kv"
@@ -416,10 +412,10 @@ class Meter:
     def grow(
         self, at: Sequence[Heddle], *, max_tokens: int, reserve: int = 0, **sampling: Any
     ) -> Steps[list[Heddle]]:
-        """Grow one continuation of each node listed (a node may be listed often), in one batch.
+        """Grow one continuation of each listed node, in one batch; a node may be listed repeatedly.
 
-        Never begins more rows than the tokens left, less `reserve`, pay for at full length; what
-        shorter rows leave over goes to the rows that had to wait, in order.
+        Rows start only if the remaining tokens, less `reserve`, cover their full length. Tokens
+        that shorter rows leave unused go to the waiting rows, in order.
         """
         nodes: list[Heddle] = []
         waiting = list(at)
@@ -432,7 +428,7 @@ class Meter:
             seed = self._next_seed()
             options = {"max_tokens": max_tokens, "seed": seed, **sampling}
             new = yield Grow(rows, options, is_over)
-            # An end token was generated too, though no node holds it.
+            # An end token was generated too, though it is in no node.
             self.tokens += sum(len(node.tokens) + node.terminal for node in new)
             nodes += new
         return nodes
@@ -442,7 +438,7 @@ class Meter:
         return Random(f"{self.seed}/{self.draws}").getrandbits(63)
 
 
-# Read as they are; the others are checked or have a default.
+# Options without a check or a default.
 _OWN = ("task", "propose", "value", "verifier", "state", "score", "complete", "progress")
 
 
@@ -477,14 +473,14 @@ def resolve_start(lm: LM | None, prompt: Prompt) -> tuple[Heddle, Loom]:
         start = Loom(lm, prompt)
     root = start.path[0]
     if not isinstance(root, Loom):
-        raise ConfigError("the node to search below stands in no loom; give one that does")
+        raise ConfigError("the node to search below is in no loom; give one that is")
     if root.lm is not lm:
         raise ConfigError("the loom to search in belongs to another model; give lm=loom.lm")
     return start, root
 
 
 def read_task(loom: Loom) -> Task | None:
-    """Return the task that a prompt states, if it is one that is known."""
+    """Return the task that a prompt states, or None."""
     return Game24.read(loom.user_prompt)
 
 
@@ -500,13 +496,13 @@ def lines_of(node: Heddle) -> Lines:
 
 
 def check_branches(name: str, value: int, *, low: int = 1) -> int:
-    """Return how many branches one node shall have, or refuse it."""
+    """Return a number of branches of one node. Raises: ConfigError outside what is allowed."""
     return check_int(name, value, low, MAX_N)
 
 
 @dataclass(frozen=True, slots=True)
 class Grow:
-    """One continuation of each row, all in one batch; `is_over` is looked at after each step."""
+    """One continuation of each row, in one batch; `is_over` is checked after each step."""
 
     rows: Sequence[Heddle]
     options: dict[str, Any]
@@ -520,33 +516,33 @@ class Grow:
         return self.params(lm_of(self.rows[0]))
 
     def run(self, loop: BackgroundLoop) -> list[Heddle]:
-        """Return the children made, in row order."""
+        """Return the new children, in row order."""
         if self.is_over is None:
             return self.rows[0].grow(self._params(), at=self.rows, show=False)
-        seen: dict[int, Heddle] = {}
+        children: dict[int, Heddle] = {}
         with closing(self.rows[0].stream(self._params(), at=self.rows)) as deltas:
             for delta in deltas:
-                seen[delta.branch] = delta.node
+                children[delta.branch] = delta.node
                 if self.is_over():
                     break
-        return [node for _, node in sorted(seen.items())]
+        return [node for _, node in sorted(children.items())]
 
     async def arun(self) -> list[Heddle]:
-        """As `run`, beside a running loop."""
+        """Await `run`."""
         if self.is_over is None:
             return await self.rows[0].agrow(self._params(), at=self.rows)
-        seen: dict[int, Heddle] = {}
+        children: dict[int, Heddle] = {}
         async with aclosing(self.rows[0].astream(self._params(), at=self.rows)) as deltas:
             async for delta in deltas:
-                seen[delta.branch] = delta.node
+                children[delta.branch] = delta.node
                 if self.is_over():
                     break
-        return [node for _, node in sorted(seen.items())]
+        return [node for _, node in sorted(children.items())]
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Logits or scores that are read, all in one batch; nothing is generated."""
+    """Logits or scores to read in one batch; generates nothing."""
 
     lm: LM
     items: Sequence[Extend]
@@ -558,7 +554,7 @@ class Read:
         return [ticket.result()[0] for ticket in tickets]
 
     async def arun(self) -> list[Any]:
-        """As `run`, beside a running loop."""
+        """Await `run`."""
         tickets = await self.lm.asubmit(self.items)
         await self.lm.adrive(tickets)
         return [ticket.result()[0] for ticket in tickets]
@@ -566,16 +562,16 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """What the caller's async functions returned; all of it is awaited at once."""
+    """Awaitables of the caller's async functions, awaited together."""
 
     items: Sequence[Awaitable[Any]]
 
     def run(self, loop: BackgroundLoop) -> list[Any]:
-        """Return the answers, in order; the first error is raised and the others are cancelled."""
+        """Return the results, in order. The first error is raised, and the others are cancelled."""
         return loop.wait(self.arun())
 
     async def arun(self) -> list[Any]:
-        """As `run`, beside a running loop."""
+        """Await `run`."""
         tasks = [asyncio.ensure_future(item) for item in self.items]
         try:
             return await asyncio.gather(*tasks)
@@ -590,10 +586,10 @@ Steps = Generator[Work, Any, R]
 
 
 class BackgroundLoop:
-    """The event loop of a plain call, in a thread of its own from the first thing to await.
+    """The event loop of a blocking search, in a thread of its own; started at the first await.
 
-    One for the whole search: a client that was opened in one round works in the next. A thread, for
-    the caller may stand inside a running loop.
+    One loop serves the full search, so a client that was opened in one round works in the next. It
+    has a thread because the caller may be inside a running loop.
     """
 
     def __init__(self) -> None:
@@ -601,7 +597,7 @@ class BackgroundLoop:
         self._thread: Thread | None = None
 
     def wait(self, work: Coroutine[Any, Any, R]) -> R:
-        """Run it and return what it returns; what interrupts the wait cancels it."""
+        """Run a coroutine and return its result; an interrupted wait cancels it."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._thread = Thread(
@@ -616,7 +612,7 @@ class BackgroundLoop:
             raise
 
     def close(self) -> None:
-        """End the loop, if there is one, when it has let go of what was cancelled."""
+        """Stop the loop, if it was started, after its cancelled tasks have ended."""
         if self._loop is None or self._thread is None:
             return
         asyncio.run_coroutine_threadsafe(_cancel_pending(), self._loop).result()
@@ -626,7 +622,7 @@ class BackgroundLoop:
 
 
 async def _cancel_pending() -> None:
-    """Cancel all that still runs in this loop, and wait for its end."""
+    """Cancel all tasks of this loop, and wait for their end."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
@@ -635,7 +631,10 @@ async def _cancel_pending() -> None:
 
 
 def run(steps: Steps[R], do: Callable[[Work, BackgroundLoop], Any] | None = None) -> R:
-    """Run all work of a search and return its result. do: has a piece of work done its own way."""
+    """Run all work of a search and return its result.
+
+    do: runs a piece of work instead of its own `run`.
+    """
     with closing(steps), closing(BackgroundLoop()) as loop:
         answer: Any = None
         while True:
@@ -648,7 +647,7 @@ def run(steps: Steps[R], do: Callable[[Work, BackgroundLoop], Any] | None = None
 
 
 async def arun(steps: Steps[R]) -> R:
-    """As `run`, beside a running loop."""
+    """Await all work of a search and return its result."""
     with closing(steps):
         answer: Any = None
         while True:
@@ -661,7 +660,7 @@ async def arun(steps: Steps[R]) -> R:
 
 
 def blocking(search: Callable[P, Steps[R]]) -> Callable[P, R]:
-    """Return the call that blocks, inside a running loop too, until the search is over."""
+    """Return the blocking call of a search, which also works inside a running loop."""
 
     @wraps(search)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -672,7 +671,7 @@ def blocking(search: Callable[P, Steps[R]]) -> Callable[P, R]:
 
 
 def awaitable(call: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
-    """Return the twin of a `blocking` call that is awaited and never blocks the loop."""
+    """Return the awaitable twin of a `blocking` call; it never blocks the loop."""
     search: Callable[P, Steps[R]] = call.__wrapped__  # type: ignore[attr-defined]
 
     async def acall(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -681,15 +680,15 @@ def awaitable(call: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]:
     name = f"a{search.__name__}"
     acall.__name__ = acall.__qualname__ = name
     acall.__module__ = search.__module__
-    acall.__doc__ = f"As `{search.__name__}`, beside a running loop. A cancelled task leaves the "
-    acall.__doc__ += "tree whole."
+    acall.__doc__ = f"Await `{search.__name__}` in a running event loop.\n\n"
+    acall.__doc__ += "    Cancelling the task leaves the tree consistent."
     acall.__wrapped__ = search  # type: ignore[attr-defined]
     acall.__signature__ = _public_signature(search)  # type: ignore[attr-defined]
     return acall
 
 
 def _public_signature(search: Callable[..., Any]) -> Signature:
-    """Return what callers see: the result, not the work that leads to it."""
+    """Return the signature that callers see: it returns the result, not the work."""
     shown = signature(search)
     result = str(shown.return_annotation).removeprefix("Steps[").removesuffix("]")
     return shown.replace(return_annotation=result)

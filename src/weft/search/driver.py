@@ -1,4 +1,4 @@
-"""The ask/tell core: asks an algorithm for work, has it done in batches, tells it what came."""
+"""The search driver: it runs the work that an algorithm selects, in batches."""
 
 from __future__ import annotations
 
@@ -36,23 +36,22 @@ if TYPE_CHECKING:
     from .propose import Proposer
 
 KEY = "search"
-# Of `meta["answer"]`: a whole answer by the likeliest tokens; it is the same each time.
+# Value of `meta["answer"]`: a full answer by greedy decoding.
 LIKELIEST = "likeliest"
-# A value of `meta["closed"]`: the constraint forbids all proposals below the node.
+# Value of `meta["closed"]`: the constraint forbids all proposals below the node.
 FORBIDDEN = "constraint"
-# Of a node's meta: what a search notes there and goes on from.
+# Keys of a node's meta that a search continues from.
 _NOTES = ("answer", "by", "closed", "drawn", "measured", "opened", "solved", "state")
-# What has the same repr in every process.
-_AVERAGED = ("mcts", "adaptive")  # searches that make means of what nodes are worth
-_PLAIN = (int, float, str, list, tuple)
+_AVERAGED = ("mcts", "adaptive")  # searches that average values
+_PLAIN = (int, float, str, list, tuple)  # types with the same repr in every process
 
 
 @dataclass(frozen=True, slots=True)
 class WorkItem:
-    """Work on a node: new next steps, or `n` whole answers drawn from here.
+    """Work on a node: new next lines, or `n` full answers drawn from it.
 
-    n: of lines, None takes as many as the proposer's numbers for the node's level say.
-    by: which of several proposers is to write; None: all of them.
+    n: number of lines; None takes the proposer's number for the node's level.
+    by: name of one of several proposers; None: all of them.
     """
 
     node: Heddle
@@ -63,16 +62,19 @@ class WorkItem:
 
 
 class Algorithm(Protocol):
-    """What a search does next. It holds numbers only: all it learns is in the search's tree."""
+    """Decides what a search does next.
+
+    It holds numbers only; its knowledge is in the search's tree.
+    """
 
     def next_work(self, search: Search) -> Sequence[WorkItem]:
         """Return the work of this round; none ends the search. Changes nothing."""
         ...
 
     def record(self, search: Search, candidates: Sequence[Heddle]) -> Sequence[Heddle]:
-        """Take in a round's scored nodes and return those kept, best first.
+        """Record a round's scored nodes and return those kept, best first.
 
-        In any order and as often as you like: the outcome is the same.
+        Idempotent, and independent of the order of `candidates`.
         """
         ...
 
@@ -82,18 +84,20 @@ class Algorithm(Protocol):
 
 
 class Search:
-    """One search on its way: its tree, its round, and what an algorithm notes in `state`.
+    """A running search: its tree, its round, and an algorithm's JSON `state`, saved with the tree.
 
-    Between calls of the loom the tree is whole. state: JSON; saved with the tree.
-    value, verifier: the caller's functions. checks: whether somebody knows what is right.
-    over_states: the tree's nodes stand for states of the caller's own. completes: the model
-    continues the best path to its end.
+    The tree is consistent between calls of the loom.
+
+    value, verifier: the caller's functions.
+    checks: True if a verifier or the task can check answers.
+    over_states: the nodes of the tree stand for states of the caller's.
+    completes: the model continues the best path to its end.
     """
 
     def __init__(
         self, lm: LM | None, prompt: Prompt, settings: Settings, name: str, **numbers: object
     ) -> None:
-        """numbers: what defines the search; a file to go on from must have been made with them."""
+        """numbers: the arguments that define the search; a resumed file must have equal ones."""
         self.lm = lm
         self.settings = settings
         self.round = 0
@@ -141,7 +145,7 @@ class Search:
         if self.over_states and not all(
             isinstance(each, Callback) and each.over_states for each in self.proposers.values()
         ):
-            raise ConfigError("where one proposer goes over states all have to: propose(state)")
+            raise ConfigError("if one proposer takes states, all have to: propose(state)")
         self.value: Callback | None = None
         self.verifier: Callback | None = None
         if given.value is not None:
@@ -171,8 +175,8 @@ class Search:
             raise ConfigError(f"complete=True, but {why}; leave complete out")
 
     def _needs_states(self) -> bool:
-        asked = any(each is not None and each.over_states for each in (self.value, self.verifier))
-        return asked and not overrides(self.task, "state")
+        needed = any(each is not None and each.over_states for each in (self.value, self.verifier))
+        return needed and not overrides(self.task, "state")
 
     def run(
         self,
@@ -183,15 +187,15 @@ class Search:
         *,
         depth: int = 1,
     ) -> Steps[SearchResult]:
-        """Ask and tell until there is nothing to ask, a budget is spent, or the answer is known.
+        """Run rounds until there is no work, a budget is used up, or the answer is known.
 
-        tries: how many of the best paths are completed at most, until a checker says yes. depth:
-        how many lines a path may have at most.
+        tries: maximum number of best paths to complete, until the checker accepts one.
+        depth: maximum number of lines of a path.
         """
         judge.check_engine()
         if not self.round:
-            # The first state may be an answer; and in a tree that was there before, answers may
-            # have been seen by another checker.
+            # The first state may be an answer. In an existing tree, another checker may have
+            # verified the answers.
             nodes = self.start.walk()
             yield from judge.verify([n for n in nodes if self.over_states or n is not self.start])
         while not self.done:
@@ -239,33 +243,33 @@ class Search:
         return Random(f"{self.meter.seed}/{what} {self.round}")
 
     def in_order(self, nodes: Sequence[Heddle]) -> list[Heddle]:
-        """Return the nodes, each once, in the order of the tree."""
+        """Return the nodes in tree order, without duplicates."""
         wanted = {node.id for node in nodes}
         return [node for node in self.start.walk() if node.id in wanted]
 
     def nodes_by_id(self, ids: Sequence[str]) -> list[Heddle]:
-        """Return the nodes with these ids. Raises: TreeError where somebody removed one."""
+        """Return the nodes with these ids. Raises: TreeError if the caller has removed one."""
         by_id = {node.id: node for node in self.start.walk()}
         if not all(each in by_id for each in ids):
             raise TreeError(
-                "what the search stood on was removed meanwhile",
-                hint="search again from a node that is there",
+                "a node of the search was removed while it ran",
+                hint="search below a node that still exists",
             )
         return [by_id[each] for each in ids]
 
-    # What a node stands for
+    # The meaning of a node
 
     def lines_of(self, node: Heddle) -> Lines:
         """Return the lines after the prompt, down to the node."""
         return lines_of(node)
 
     def level(self, node: Heddle) -> int:
-        """Return how many steps stand before the node's next one."""
+        """Return the number of steps before the node's next one."""
         by_lines = self.task is not None and not self.over_states
         return len(lines_of(node)) if by_lines else len(node.path) - 1
 
     def set_state(self, node: Heddle, state: Any) -> None:
-        """Take the state that a node stands for; the first one is kept."""
+        """Set the state of a node, unless it has one."""
         if node.id in self.states:
             return
         self.states[node.id] = state
@@ -273,22 +277,22 @@ class Search:
             node.meta["state"] = _literal(state)
 
     def state_of(self, node: Heddle) -> Any:
-        """Return the caller's state of a node; of a task's lines what the task says of them."""
+        """Return the caller's state of a node, or the task's state of its lines."""
         if self.over_states:
-            # What the model wrote below a state stands for that state.
+            # Text that the model wrote below a state has that state.
             return next(self.states[n.id] for n in reversed(node.path) if n.id in self.states)
         return None if self.task is None else self.task.state(lines_of(node))
 
     def merge_key(self, node: Heddle) -> Hashable | None:
-        """Return what counts of a node's path: nodes of one state need not both be followed.
+        """Return a key; of nodes with equal keys only one is followed.
 
-        None: nothing is known of it, and it is not followed.
+        None: the node's state is unknown or wrong, and it is not followed.
         """
         if self.over_states:
             known = node.id in self.states
-            # In a tuple, for None is a state as good as any.
+            # In a tuple, because None is a valid state.
             return _key((self.states[node.id],), node) if known else None
-        # Whole answers differ even where their paths lead to one state.
+        # Full answers differ even if their paths lead to one state.
         if self.task is None or node.terminal:
             return node.id
         lines = lines_of(node)
@@ -297,17 +301,17 @@ class Search:
         return node.id if state is not None and is_full else state
 
     def is_complete(self, node: Heddle) -> bool:
-        """Say whether the node may be an answer, for a checker to see."""
+        """Return True if the node may be an answer, for a checker to verify."""
         if self.over_states and not self.completes:
             return node.id in self.states
         return node.terminal or not self.completes
 
     def is_solved(self, node: Heddle) -> bool:
-        """Say whether the checker took the node for a right answer."""
+        """Return True if the checker has accepted the node."""
         return self.checks and node.meta.get("solved") is True
 
     def is_end(self, node: Heddle) -> bool:
-        """Say whether nothing comes after the node."""
+        """Return True if nothing can follow the node."""
         closed = bool(node.meta.get("closed")) and not any(
             child.score is not None for child in node.children
         )
@@ -316,7 +320,7 @@ class Search:
     # Its file
 
     def save(self) -> None:
-        """Write the search to its file, if it has one; the file is the old one or the new one."""
+        """Write the search to its file, if it has one, atomically."""
         if self.settings.resume is None:
             return
         kept = {
@@ -330,32 +334,32 @@ class Search:
         self.loom.meta[KEY] = {**kept, "crc32": checksum(self.loom, kept)}
         self.loom.save(self.settings.resume)
 
-    def _restore(self, saved: Loom, asked: Loom) -> None:
+    def _restore(self, saved: Loom, requested: Loom) -> None:
         path, seed = self.settings.resume, self.settings.seed
-        found = saved.meta.get(KEY)
-        if not isinstance(found, dict):
+        record = saved.meta.get(KEY)
+        if not isinstance(record, dict):
             raise FormatError(f"{path} holds a loom but no search; give resume another file")
-        kept = {name: value for name, value in found.items() if name != "crc32"}
-        if found.get("crc32") != checksum(saved, kept):
-            raise FormatError(f"{path}: the search in it is broken, or was changed; begin another")
-        if saved.tokens != asked.tokens or saved.user_prompt != asked.user_prompt:
+        kept = {name: value for name, value in record.items() if name != "crc32"}
+        if record.get("crc32") != checksum(saved, kept):
+            raise FormatError(f"{path}: its search is broken, or was changed; start another")
+        if saved.tokens != requested.tokens or saved.user_prompt != requested.user_prompt:
             raise ConfigError(
                 f"{path} holds another search, of {saved.user_prompt!r:.80}. Give the same prompt, "
                 "or another file"
             )
-        if found["shape"] != self._shape:
-            previous = _differences(found["shape"], self._shape)
+        if record["shape"] != self._shape:
+            previous = _differences(record["shape"], self._shape)
             raise ConfigError(
                 f"{path} holds another search: {previous}. Give the same strategy and numbers, or "
                 "another file"
             )
-        if seed is not None and seed != found["meter"]["seed"]:
+        if seed is not None and seed != record["meter"]["seed"]:
             raise ConfigError(
-                f"seed is {seed}, but {path} was begun with {found['meter']['seed']}; leave it out"
+                f"seed is {seed}, but {path} has seed {record['meter']['seed']}; leave it out"
             )
-        self.start = saved.find(found["start"])
-        self.round, self.state, self.done = found["round"], found["state"], found["done"]
-        self.meter.restore(found["meter"])
+        self.start = saved.find(record["start"])
+        self.round, self.state, self.done = record["round"], record["state"], record["done"]
+        self.meter.restore(record["meter"])
         if self.over_states:
             for node in self.start.walk():
                 if "state" in node.meta:
@@ -380,7 +384,7 @@ class Search:
     def _work(
         self, items: Sequence[WorkItem], judge: Judge, proposer: Proposer
     ) -> Steps[list[Heddle]]:
-        """Do all of a round's work; return the new nodes, scored."""
+        """Run a round's work; return the new nodes, scored."""
         lines = [item for item in items if item.kind == "lines"]
         candidates = (yield from proposer.below(lines)) if lines else []
         ends: dict[float | None, list[Heddle]] = {}
@@ -396,7 +400,7 @@ class Search:
         return candidates
 
     def _answer(self, paths: list[Heddle], judge: Judge, proposer: Proposer) -> Steps[SearchResult]:
-        """Complete the best path, and the next ones as long as a checker says no."""
+        """Complete the best path, and further ones as long as a checker rejects them."""
         best: Heddle | None = None
         if self.done:
             (best,) = self.nodes_by_id([self.state["best"]])
@@ -450,7 +454,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _literal(state: Any) -> str:
-    """Return the state as Python writes it, if it can be read back."""
+    """Return the state as a Python literal. Raises: ConfigError if it cannot be read back."""
     written = repr(state)
     try:
         if ast.literal_eval(written) == state:
@@ -471,7 +475,7 @@ def _from_literal(written: object, path: str) -> Any:
 
 
 def checksum(loom: Loom, kept: object) -> int:
-    """Return a checksum of all that a search goes on from: its own notes, and the tree they are of.
+    """Return a checksum of the search's own state and of the tree it belongs to.
 
     Cost: O(tree).
     """

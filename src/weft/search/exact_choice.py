@@ -1,7 +1,7 @@
 """Exact draws from a `Choice`: measure the probability of each text, then draw full texts.
 
-Draws token by token find a text as often as its first tokens are likely among the allowed ones. A
-likely text that begins with an unlikely token would need very many particles.
+Sampling token by token finds a text as often as its first tokens are likely among the allowed ones.
+A likely text with an unlikely first token would need very many particles.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_TEXTS = 512
 
 
 class ExactChoice:
-    """Draw texts of a `Choice` in proportion to their probabilities after the start node.
+    """Draws texts of a `Choice` in proportion to their probabilities after the start node.
 
     cuts: the token ids of each text.
     """
@@ -59,8 +59,9 @@ class ExactChoice:
 def exact_choice(search: Search, sources: Sequence[Source]) -> ExactChoice | None:
     """Return the exact draws of a search whose constraint is a `Choice`, or None.
 
-    None if sampling parameters change the raw distribution, or if a text may not end where it is
-    complete: it is a prefix of another, contains a stop string, or exceeds `max_tokens`.
+    None if sampling parameters change the raw distribution, or if a text may continue where it is
+    complete. That is so if it is a prefix of another, contains a stop string, or exceeds
+    `max_tokens`.
     """
     lm, sampling = search.lm, search.settings.sampling
     constraint = sampling.get("constraint")

@@ -1,4 +1,4 @@
-"""The judge of a search, and what a tree of scored nodes says: what to follow, what is best."""
+"""The judge, which scores candidates, and the frontier, which reads a tree of scored nodes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from .score import likelihood, mean_logprob, verdict_steps
 from .strategies import WITHOUT_VERDICTS
 from .task import Task, overrides
 
-# Below this verdict a candidate is not followed: the model rules it out.
+# A candidate with a verdict below this is not followed: the model rules it out.
 HOPELESS = 1e-3
 
 
 class Judge:
-    """Scores candidates, and asks the checker about whole answers; one batch for all of a round.
+    """Scores candidates, and verifies full answers; one batch per round.
 
-    A score is what `value` or `score` says, else the model's verdict on a task that words a
-    question, else the likelihood; where there is no model, what the checker says.
-    as_share: likelihoods are mean token probabilities, 0 to 1, and whole answers that a checker
-    has seen score what it says; else they are mean logprobs. asks: verdicts are asked for.
+    A score is the result of `value` or `score`. Without these it is the model's verdict if the task
+    words a question, else the likelihood. Without a model it is the checker's verdict.
+
+    as_share: likelihoods are mean token probabilities, 0 to 1, and verified answers score 1 or 0.
+    Otherwise likelihoods are mean logprobs.
+    asks: let the model give verdicts.
     """
 
     def __init__(self, search: Search, *, as_share: bool = False, asks: bool = True) -> None:
@@ -36,7 +38,7 @@ class Judge:
         self._known: dict[str, float] = {}
 
     def check_engine(self) -> None:
-        """Raise Unsupported where the scores are the model's, and its engine gives none."""
+        """Raise Unsupported if scores need the model, and its engine cannot compute them."""
         lm = self.search.lm
         if lm is None or self.search.value is not None or lm.info.capabilities.steps:
             return
@@ -49,12 +51,12 @@ class Judge:
             )
         if not lm.info.capabilities.scoring and any(map(callable, self.search.proposers.values())):
             raise Unsupported(
-                f"lines of the caller's are scored by their likelihood, which {lm.info.model} on"
+                f"lines of a function are scored by their likelihood, which {lm.info.model} on"
                 f" the {lm.info.name} engine does not measure: give value= or score="
             )
 
     def score(self, nodes: list[Heddle]) -> Steps[None]:
-        """Set the score of each node, and for whole answers whether they are right."""
+        """Set the score of each node, and the verdict on each full answer."""
         yield from self.verify(nodes)
         scores = yield from self._scores(nodes)
         for node, score in zip(nodes, scores, strict=True):
@@ -62,19 +64,19 @@ class Judge:
         self.search.meter.valued += len(nodes)
 
     def verify(self, nodes: Sequence[Heddle], *, cut: bool = False) -> Steps[None]:
-        """Note in `meta["solved"]` of each whole answer what the checker says, if there is one.
+        """Set `meta["solved"]` of each full answer to the checker's verdict, if there is a checker.
 
-        cut: of the others too.
+        cut: verify incomplete ones too.
         """
         search = self.search
         if search.verifier is not None:
-            whole = [node for node in nodes if cut or search.is_complete(node)]
-            found = yield from search.verifier.verdicts(whole, search.state_of)
-            for node, is_right in zip(whole, found, strict=True):
+            complete = [node for node in nodes if cut or search.is_complete(node)]
+            verdicts = yield from search.verifier.verdicts(complete, search.state_of)
+            for node, is_right in zip(complete, verdicts, strict=True):
                 node.meta["solved"] = is_right
 
     def is_hopeless(self, node: Heddle) -> bool:
-        """Say whether the model itself rules the candidate out, or the checker the answer."""
+        """Return True if the model rules the candidate out, or the checker rejects the answer."""
         if self.task is None or (node.terminal and not self.search.checks):
             return False
         return (node.score or 0.0) < HOPELESS
@@ -108,29 +110,29 @@ class Judge:
         return [0.0 if question is None else self._known[question] for question in questions]
 
 
-# Levels of a search that knows neither a task nor a depth.
+# Levels of a search without a task and without `depth`.
 DEFAULT_DEPTH = 16
-# A path is completed when the model gives it at least this.
+# The model completes a path with at least this score.
 LIKELY = 0.5
 
 
 def worth_following(search: Search, judge: Judge, candidates: Sequence[Heddle]) -> list[Heddle]:
-    """Return the candidates worth following, best first, the first of each state."""
+    """Return the candidates to follow, best first, one per state."""
     kept: dict[object, Heddle] = {}
     for node in ranked(search.in_order(candidates)):
-        place = search.merge_key(node)
-        if place is not None and not judge.is_hopeless(node):
-            kept.setdefault(place, node)
+        key = search.merge_key(node)
+        if key is not None and not judge.is_hopeless(node):
+            kept.setdefault(key, node)
     return list(kept.values())
 
 
 def ranked(nodes: Sequence[Heddle]) -> list[Heddle]:
-    """Best first; equal scores in the order given."""
+    """Return nodes sorted by score, best first; equal scores keep their order."""
     return sorted(nodes, key=lambda node: math.inf if node.score is None else -node.score)
 
 
 def max_depth(depth: int | None, search: Search) -> int:
-    """Return how many levels there are to search below the start."""
+    """Return the number of levels to search below the start."""
     given = DEFAULT_DEPTH if depth is None else check_int("depth", depth, 1)
     if search.over_states or search.task is None or search.task.steps is None:
         return given
@@ -139,24 +141,24 @@ def max_depth(depth: int | None, search: Search) -> int:
 
 
 def max_rounds(rounds: int | None, search: Search, *, checked: int, blind: int) -> int:
-    """Return how many rounds a search has: many only where a checker can end it."""
+    """Return the number of rounds of a search: many only if a checker can end it."""
     if rounds is not None:
         return check_int("rounds", rounds, 1)
     return checked if search.checks else blind
 
 
 def is_answered(search: Search) -> bool:
-    """Say whether the search is over early: there is a checker, and a right answer."""
+    """Return True if there is a checker, and it has accepted an answer."""
     return search.checks and any(map(search.is_solved, search.start.walk()))
 
 
 def paths(search: Search) -> list[Heddle]:
-    """Return candidate nodes for the answer, best first: right answers before all others.
+    """Return candidate nodes for the answer, best first: accepted answers before all others.
 
     If the model completes the answer, the order is: full paths of a task without an answer, ended
     paths, then the deepest paths. Otherwise ended paths come first. The caller's score then ranks
-    the nodes; of equal scores deeper nodes come first. Without that score the deepest come first:
-    likelihood ranks only nodes of equal depth, because short paths are likelier.
+    the nodes; of equal scores deeper nodes come first. Without that score the deepest come first,
+    because likelihood favors short paths.
     """
     nodes = [n for n in search.start.walk() if n is not search.start and n.score is not None]
     if not search.completes:
@@ -183,12 +185,12 @@ def paths(search: Search) -> list[Heddle]:
 
 
 def is_step(node: Heddle) -> bool:
-    """Say whether a node is a scored step, not a whole answer or a part of a line."""
+    """Return True if a node is a scored step, not a full answer or a part of a line."""
     return node.score is not None and not node.meta.get("answer")
 
 
 def is_answer_known(node: Heddle) -> bool:
-    """Say whether the model completed the path already, from here or by these steps from above."""
+    """Return True if the model has completed this path already, from here or from a node above."""
     text = ""
     for above in reversed(node.path):
         for child in above.children:
@@ -200,15 +202,16 @@ def is_answer_known(node: Heddle) -> bool:
 
 
 class Frontier:
-    """One reading of the tree: each scored node counts once for itself and all above it.
+    """A snapshot of the tree: each scored node counts once for itself and for all nodes above it.
 
-    visits, total: by node id; how many scored nodes there are at or below, and their scores' sum.
-    repeats: by node id; how many lines drawn at or below it were there already.
-    steps: a node's children to go on from, in their order.
+    visits: by node id: number of scored nodes at or below it.
+    total: by node id: sum of their scores.
+    repeats: by node id: number of drawn lines at or below it that existed already.
+    steps: by node id: children to continue from, in order.
     """
 
     def __init__(self, search: Search, judge: Judge, depth: int) -> None:
-        """Cost: O(nodes), and the text of each path is read once."""
+        """Cost: O(nodes); the text of each path is read once."""
         self.search = search
         self.depth = depth
         self.nodes = list(search.start.walk())
@@ -222,11 +225,12 @@ class Frontier:
     def promising(self, *, anywhere: bool = False) -> list[Heddle]:
         """Return the paths to complete now, best first: likely full ones without an answer.
 
-        anywhere: paths of any length, the start too: a completion may cost less than a level.
+        anywhere: accept paths of any length, the start too, because a completion may cost less than
+        a level.
         """
         if not self.search.completes:
             return []
-        found = [
+        nodes = [
             node
             for node in self.nodes
             if node.id not in self.closed
@@ -234,27 +238,28 @@ class Frontier:
             and (node is self.search.start or (node.score or 0) >= LIKELY)
             and not is_answer_known(node)
         ]
-        return sorted(ranked(found), key=lambda node: node is not self.search.start)
+        return sorted(ranked(nodes), key=lambda node: node is not self.search.start)
 
     def is_full(self, node: Heddle) -> bool:
-        """Say whether no step may follow the node."""
+        """Return True if no step may follow the node."""
         return self.search.level(node) - self.search.level(self.search.start) >= self.depth
 
     def open(self, taken: Iterable[str] = (), *, widens: bool = False) -> set[str]:
-        """Return the ids of nodes at or below which there is something to do.
+        """Return the ids of nodes at or below which there is work.
 
-        taken: ids of nodes with work on its way. widens: nodes that have steps may get more.
+        taken: ids of nodes whose work is pending.
+        widens: nodes with steps may get more.
         """
-        busy, found = set(taken), set[str]()
+        busy, open_ids = set(taken), set[str]()
         for node in reversed(self.nodes):
             if node.id in self.closed or self.is_full(node):
                 continue
             steps = self.steps[node.id]
-            below = any(child.id in found for child in steps)
+            below = any(child.id in open_ids for child in steps)
             may_open = (widens or not steps) and not node.meta.get("closed")
             if below or (may_open and node.id not in busy):
-                found.add(node.id)
-        return found
+                open_ids.add(node.id)
+        return open_ids
 
     def _count(self) -> None:
         for node in reversed(self.nodes):
@@ -267,16 +272,16 @@ class Frontier:
             self.repeats[node.id] = known + sum(self.repeats[child.id] for child in below)
 
     def _closed_ids(self, judge: Judge) -> set[str]:
-        """Return what need not be followed: ends, the hopeless, and all but one of each state."""
-        search, closed, seen = self.search, set[str](), set[object]()
+        """Return the ids of nodes not to follow: ends, hopeless ones, and duplicate states."""
+        search, closed, keys = self.search, set[str](), set[object]()
         for node in self.nodes:
             if node is search.start:
                 continue
-            place = search.merge_key(node)
+            key = search.merge_key(node)
             ended = search.is_end(node) or (self.is_full(node) and is_answer_known(node))
-            if not is_step(node) or ended or place is None or place in seen:
+            if not is_step(node) or ended or key is None or key in keys:
                 closed.add(node.id)
             elif judge.is_hopeless(node):
                 closed.add(node.id)
-            seen.add(place)
+            keys.add(key)
         return closed

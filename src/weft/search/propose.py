@@ -1,4 +1,4 @@
-"""Where the next lines come from: continuing the answer, asking for a step, or the caller."""
+"""Proposers: the model continues an answer or suggests a step, or a function of the caller's."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from .callbacks import Callback
 from .core import Kind, Steps, check_branches, lines_of
 from .driver import FORBIDDEN, Search, WorkItem
 
-# One number for all levels, or one a level, the last for all further ones.
+# One number for all levels, or one per level; the last applies to all further levels.
 Counts = int | Sequence[int] | None
 N_PROPOSALS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Who writes lines: a model, continuing or asked for a step, or a function of the caller's.
+    """A source of lines: a model that continues or suggests, or a function of the caller's.
 
-    by: its name, where there are several. n_continue, n_suggest: lines a node, a number a level.
+    by: its name, if there are several.
+    n_continue, n_suggest: lines per node; one number per level.
     """
 
     by: str
@@ -38,11 +39,11 @@ class Source:
 
 
 class Proposer:
-    """Adds candidates below nodes; equal lines below one node are one child.
+    r"""Adds candidates below nodes; equal lines below one node are one child.
 
-    sampling: of every line, which ends at "\\n" unless it says otherwise. reserve: tokens of an
-    answer at most, left over where there is a budget. n_closed: nodes found to have nothing (more)
-    below them.
+    sampling: sampling parameters of every line, which ends at "\\n" by default.
+    reserve: tokens kept for an answer, if there is a budget.
+    n_closed: number of nodes below which nothing more can be proposed.
     """
 
     def __init__(
@@ -56,12 +57,12 @@ class Proposer:
         full_answers: bool = False,
         default: Kind = "both",
     ) -> None:
-        """Check what is to be proposed.
+        """Create a proposer of a search.
 
-        merges: equal lines below one node are one child. draws: of what a function returns, as many
-        as are wanted are drawn, each as likely as the others. full_answers: texts of functions
-        must be complete under the constraint. default: who writes, unless the
-        caller says otherwise.
+        merges: equal lines below one node are one child.
+        draws: draw from a function's proposals, uniformly, as many as wanted.
+        full_answers: texts of functions must be complete under the constraint.
+        default: the source, unless the caller gives one.
         """
         self.search = search
         self.lm = search.lm
@@ -79,9 +80,9 @@ class Proposer:
             for by, kind in search.proposers.items()
         ]
         if not self.sources:
-            raise ConfigError("propose is empty; allowed is a dict from names to who writes")
-        # What functions returned beyond what was wanted, how much a call brings, and who returned
-        # nothing new for a node.
+            raise ConfigError("propose is empty; allowed is a dict from names to sources")
+        # Proposals for later rounds, proposals per call, and sources without new proposals for a
+        # node.
         self._left: dict[tuple[str, str], list[tuple[str, Any]]] = {}
         self._brings: dict[str, int] = {}
         self._empty: set[tuple[str, str]] = set()
@@ -90,47 +91,47 @@ class Proposer:
         self._check_sampling_used()
 
     def open_sources(self, node: Heddle) -> list[str]:
-        """Return the names of those who may still write below a node."""
+        """Return the names of sources that may still propose below a node."""
         return [each.by for each in self.sources if (each.by, node.id) not in self._empty]
 
     def below(self, items: Sequence[WorkItem]) -> Steps[list[Heddle]]:
-        """Return the candidates below nodes, each once; those of one model grow in one batch."""
+        """Return the distinct candidates below nodes; those of one model grow in one batch."""
         if self.draw_exactly is not None:
             return (yield from self.draw_exactly(items))
-        found: list[Heddle] = []
+        candidates: list[Heddle] = []
         for source in self.sources:
             own = [item for item in items if item.by in (None, source.by)]
             if not own:
                 continue
-            made = (
+            nodes = (
                 (yield from self._call_function(source, own))
                 if source.call
                 else (yield from self._generate(source, own))
             )
             if source.by:
-                for node in made:
+                for node in nodes:
                     node.meta.setdefault("by", source.by)
-            found += made
-        found = _distinct(found)
-        self.meter.candidates += len(found)
-        return found
+            candidates += nodes
+        candidates = _distinct(candidates)
+        self.meter.candidates += len(candidates)
+        return candidates
 
     def answers(self, nodes: Sequence[Heddle], temperature: float | None) -> Steps[list[Heddle]]:
-        """Return whole answers, one below each node listed, as long as the budget lets them be."""
+        """Return full answers, one below each listed node, within the budget."""
         room = int(min(self.reserve, self.meter.max_row_tokens()))
-        made = (yield from self._full_answers(nodes, room, temperature)) if room >= 1 else []
-        self.meter.candidates += len(made)
-        return made
+        answers = (yield from self._full_answers(nodes, room, temperature)) if room >= 1 else []
+        self.meter.candidates += len(answers)
+        return answers
 
     def completed(self, path: Heddle) -> Steps[Heddle | None]:
-        """Return the end of a path by its likeliest tokens, as long as the budget lets it be."""
+        """Return the end of a path by greedy decoding; None if the budget is used up."""
         room = int(min(self.reserve, self.meter.max_row_tokens()))
-        made = (yield from self._full_answers([path], room, 0.0)) if room >= 1 else []
-        for end in made:
+        ends = (yield from self._full_answers([path], room, 0.0)) if room >= 1 else []
+        for end in ends:
             end.score = path.score
-        return made[0] if made else None
+        return ends[0] if ends else None
 
-    # Who writes
+    # Sources
 
     def _source(self, by: str, kind: Any, n_continue: Counts, n_suggest: Counts) -> Source:
         if isinstance(kind, Callback):
@@ -163,36 +164,36 @@ class Proposer:
         samples = self.search.completes or any(each.lm is not None for each in self.sources)
         if chosen and not samples:
             raise ConfigError(
-                f"{chosen[0]} has no meaning where no model writes: propose is a function, and "
-                "nothing is completed. Leave it out"
+                f"{chosen[0]} has no meaning without a model: propose is a function, and nothing "
+                "is completed. Leave it out"
             )
 
-    # What a model writes
+    # Lines of a model
 
     def _generate(self, source: Source, items: Sequence[WorkItem]) -> Steps[list[Heddle]]:
         with ExitStack() as stack:
             context = _PromptContext(self.search, source, stack)
             rows = context.rows([(item, self.search.level(item.node)) for item in items])
-            made = (yield from self._lines(rows)) if rows else []
-            lines = [child for child in made if not is_cut(child)]
-            found: list[Heddle] = []
+            children = (yield from self._lines(rows)) if rows else []
+            lines = [child for child in children if not is_cut(child)]
+            candidates: list[Heddle] = []
             for line in lines:
                 if (node := context.originals.get(id(line.parent))) is not None:
-                    found.append(self._child(node, line.text, line))
+                    candidates.append(self._child(node, line.text, line))
                 elif id(line.parent) not in context.prompt_loom_ids:
-                    found.append(merged(line) if self.merges else line)
+                    candidates.append(merged(line) if self.merges else line)
                 else:
                     continue
-                _count_drawn(found[-1])
+                _count_drawn(candidates[-1])
             for node, loom in context.prompted:
                 suggested = [line for line in loom.children if not is_cut(line)]
                 texts = self._allowed_suggestions(node, suggested)
                 for text in texts:
-                    found.append(self._child(node, text, is_end=not text.endswith("\n")))
-                    _count_drawn(found[-1])
+                    candidates.append(self._child(node, text, is_end=not text.endswith("\n")))
+                    _count_drawn(candidates[-1])
                 if suggested and not texts and not any(source.n_continue):
                     self._close(source, node)
-        return _distinct(found)
+        return _distinct(candidates)
 
     def _lines(self, rows: list[Heddle]) -> Steps[list[Heddle]]:
         room = self.meter.tokens_left()
@@ -202,23 +203,23 @@ class Proposer:
     def _full_answers(
         self, nodes: Sequence[Heddle], max_tokens: int, temperature: float | None
     ) -> Steps[list[Heddle]]:
-        """Grow to the end; what bounds a line's tokens bounds an answer's, but not its length."""
+        """Grow full answers with a line's sampling parameters, except stop and max_tokens."""
         sampling = {k: v for k, v in self.sampling.items() if k not in ("stop", "max_tokens")}
         if temperature is not None:
             sampling["temperature"] = temperature
-        made = yield from self.meter.grow(nodes, max_tokens=max_tokens, **sampling)
+        answers = yield from self.meter.grow(nodes, max_tokens=max_tokens, **sampling)
         for source in self.sources:
             if source.by and source.lm is not None and source.lm is self.lm:
-                for node in made:
+                for node in answers:
                     node.meta["by"] = source.by
-        return made
+        return answers
 
-    # What the caller's function writes
+    # Lines of the caller's function
 
     def _call_function(self, source: Source, items: Sequence[WorkItem]) -> Steps[list[Heddle]]:
-        """Put what the function returns below the nodes: all of it, or as much as is wanted.
+        """Add the function's proposals below the nodes: all of them, or as many as wanted.
 
-        A node for which nothing (new) comes is closed.
+        A node without (new) proposals is closed.
         """
         call, by = source.call, source.by
         assert call is not None
@@ -229,7 +230,7 @@ class Proposer:
             pairs = self._allowed_pairs(node, _pairs(call, answer))
             self._brings[by] = max(len(pairs), 1)
             self._left.setdefault((by, node.id), []).extend(pairs)
-        rng, found = self.search.rng("propose"), list[Heddle]()
+        rng, candidates = self.search.rng("propose"), list[Heddle]()
         for item in items:
             pairs = self._take_wanted(item, self._left.pop((by, item.node.id), []), by, rng)
             if not pairs:
@@ -240,22 +241,22 @@ class Proposer:
                 child = self._child(item.node, text)
                 if call.over_states:
                     self.search.set_state(child, state)
-                found.append(child)
-        return _distinct(found)
+                candidates.append(child)
+        return _distinct(candidates)
 
     def _nodes_to_call(self, by: str, item: WorkItem) -> list[Heddle]:
-        """Return the node as often as the function is to be asked for it now."""
+        """Return the node as often as the function must be called for it now."""
         if self._left.get((by, item.node.id)):
             return []
         if item.n is None or self.merges or self.draws:
             return [item.node]
-        # Whole answers, equal ones counted apart: as many calls at once as will bring them all.
+        # Equal answers count separately: make as many calls at once as are needed.
         return [item.node] * -(-item.n // self._brings.get(by, item.n))
 
     def _take_wanted(
         self, item: WorkItem, pairs: list[tuple[str, Any]], by: str, rng: Random
     ) -> list[tuple[str, Any]]:
-        """Return what becomes children; what is new beyond that waits until more is wanted."""
+        """Return the proposals that become children; keep the other new ones for later rounds."""
         if item.n is None:
             return pairs
         if self.draws:
@@ -276,7 +277,7 @@ class Proposer:
             node.meta["closed"] = FORBIDDEN if is_forbidden else True
             self.n_closed += 1
 
-    # What the constraint allows
+    # The constraint
 
     def _allowed_pairs(self, node: Heddle, pairs: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
         """Return the proposals that the constraint allows below a node."""
@@ -312,7 +313,7 @@ class Proposer:
     ) -> Heddle:
         """Return the child with this text; add it if there is none.
 
-        line: the line that wrote it. is_end: the constraint allows no further text.
+        line: the generated line. is_end: the constraint allows no further text.
         """
         texts = self.search.constrained_texts
         child = existing_child(node, text) if self.merges else None
@@ -321,7 +322,7 @@ class Proposer:
             child = node.add(text) if texts is None else texts.add(node, text)
         if line is not None and child.finish_reason is None and not child.logprobs:
             child.terminal, child.finish_reason = line.terminal, line.finish_reason
-            if line.legal_logmass:  # of tokens of another model, which the child does not have
+            if line.legal_logmass:  # of another model's tokens, which the child does not have
                 child.meta["legal_logmass"] = math.fsum(line.legal_logmass)
         if is_new and texts is not None and (is_end or texts.must_end(child)):
             child.terminal, child.finish_reason = True, "stop"
@@ -329,9 +330,10 @@ class Proposer:
 
 
 class _PromptContext:
-    """What one model writes on: the tree itself, copies of paths for others, and what it is asked.
+    """The nodes that one model grows: tree nodes, copies of paths, and prompts for suggestions.
 
-    copied: by id of the copy, whose it is. asked: nodes with the looms of their propose prompts.
+    originals: the tree node of each copy, by id of the copy.
+    prompted: nodes with the looms of their suggestion prompts.
     """
 
     def __init__(self, search: Search, source: Source, stack: ExitStack) -> None:
@@ -346,9 +348,9 @@ class _PromptContext:
     def rows(self, items: Sequence[tuple[WorkItem, int]]) -> list[Heddle]:
         """Return the nodes to grow one line at, each as often as lines are wanted there.
 
-        Proposal by proposal, not node by node: where a budget cuts, it cuts all nodes alike.
+        Round-robin over nodes, so that a budget cuts all nodes equally.
         """
-        source, looms, most = self.source, dict[str, Loom](), dict[str, int]()
+        source, looms, max_suggestions = self.source, dict[str, Loom](), dict[str, int]()
         continued: list[tuple[Heddle, int]] = []
         for item, level in items:
             n_continue, n_suggest = (
@@ -366,9 +368,9 @@ class _PromptContext:
                     loom = Loom(source.lm, prompt, adapter=adapter)
                     looms[prompt] = self.stack.enter_context(loom)
                     self.prompt_loom_ids.add(id(looms[prompt]))
-                most[prompt] = max(most.get(prompt, 0), n_suggest)
+                max_suggestions[prompt] = max(max_suggestions.get(prompt, 0), n_suggest)
                 self.prompted.append((item.node, looms[prompt]))
-        prompted = [(loom, most[prompt]) for prompt, loom in looms.items()]
+        prompted = [(loom, max_suggestions[prompt]) for prompt, loom in looms.items()]
         return [*_round_robin(continued), *_round_robin(prompted)]
 
     def _prompt(self, node: Heddle) -> str | None:
@@ -376,7 +378,7 @@ class _PromptContext:
         return task.suggestion(lines_of(node)) if task is not None else None
 
     def _own(self, node: Heddle) -> Heddle:
-        """Return where the model continues a node: there, or on a copy of the path of its own."""
+        """Return the node at which the model continues: the tree node, or a copy of its path."""
         search, lm = self.search, self.source.lm
         if lm is search.lm:
             return node
@@ -394,7 +396,7 @@ class _PromptContext:
 
 
 def mirror(lm: LM, search: Search) -> Loom:
-    """Return the prompt of a search as another model reads it."""
+    """Return the prompt of a search as a loom of another model."""
     prompt = search.prompt
     if isinstance(prompt, Heddle):
         if search.loom.chat_template_used and search.loom.user_prompt:
@@ -402,14 +404,14 @@ def mirror(lm: LM, search: Search) -> Loom:
         return Loom(lm, search.loom.text, template=False)
     if not isinstance(prompt, str) and not all(isinstance(each, Mapping) for each in prompt):
         raise ConfigError(
-            "token ids are one model's own: for several models give the prompt as a text or as "
+            "token ids belong to one model: for several models give the prompt as a text or as "
             "chat messages"
         )
     return Loom(lm, prompt)
 
 
 def is_cut(node: Heddle) -> bool:
-    """Say whether the node is part of a line only: no candidate."""
+    """Return True if the node is an incomplete line, which is no candidate."""
     return node.finish_reason in ("cancelled", "interrupted")
 
 
@@ -422,7 +424,7 @@ def existing_child(node: Heddle, text: str) -> Heddle | None:
 
 
 def merged(child: Heddle) -> Heddle:
-    """Return the first sibling with the child's line; the child, if that is another, goes."""
+    """Return the first sibling with the child's line; if that is another node, remove the child."""
     assert child.parent is not None
     for sibling in child.parent.children:
         if sibling is child:
@@ -434,7 +436,7 @@ def merged(child: Heddle) -> Heddle:
 
 
 def _pairs(call: Callback, answer: Any) -> list[tuple[str, Any]]:
-    """Return what a function proposes for a node as texts with their states."""
+    """Return a function's proposals for a node as (text, state) pairs."""
     try:
         items = None if isinstance(answer, str | bytes | Mapping) else list(answer)
     except TypeError:
@@ -442,11 +444,11 @@ def _pairs(call: Callback, answer: Any) -> list[tuple[str, Any]]:
     if items is None:
         raise call.error_for(answer)
     if not call.over_states:
-        if not all(isinstance(each, str) for each in items):
+        if not all(isinstance(item, str) for item in items):
             raise call.error_for(answer)
         return [(text, None) for text in items]
-    for each in items:
-        if not isinstance(each, tuple | list) or len(each) != 2 or not isinstance(each[0], str):
+    for item in items:
+        if not isinstance(item, tuple | list) or len(item) != 2 or not isinstance(item[0], str):
             raise call.error_for(answer)
     return [(text, state) for text, state in items]
 
@@ -457,7 +459,7 @@ def _proposals(node: Heddle) -> list[Heddle]:
 
 
 def _count_drawn(child: Heddle) -> None:
-    """Note on a node how many lines were drawn below it, equal ones too."""
+    """Count a drawn line in its parent's meta, repeated lines too."""
     assert child.parent is not None
     child.parent.meta["drawn"] = child.parent.meta.get("drawn", 0) + 1
 
@@ -469,8 +471,8 @@ def _distinct(nodes: Iterable[Heddle]) -> list[Heddle]:
 def _round_robin(counted: Iterable[tuple[Heddle, int]]) -> Iterator[Heddle]:
     """Yield each node as often as its count says, one of each in turn."""
     pairs = list(counted)
-    most = max((count for _, count in pairs), default=0)
-    return (node for turn in range(most) for node, count in pairs if turn < count)
+    max_count = max((count for _, count in pairs), default=0)
+    return (node for turn in range(max_count) for node, count in pairs if turn < count)
 
 
 def _counts(name: str, given: Counts, advised: int | Sequence[int]) -> list[int]:
@@ -478,7 +480,7 @@ def _counts(name: str, given: Counts, advised: int | Sequence[int]) -> list[int]
     is_one = isinstance(chosen, str) or not isinstance(chosen, Iterable)
     counts = [chosen] if is_one else list(chosen)
     if not counts:
-        raise ConfigError(f"{name} is empty; allowed is a whole number, or one a level")
+        raise ConfigError(f"{name} is empty; allowed is an integer, or one per level")
     return [check_branches(name, count, low=0) for count in counts]
 
 

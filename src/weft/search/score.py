@@ -1,7 +1,7 @@
-"""How good a candidate is: its likelihood, a vote, a verifier, or the model's own verdict.
+"""Scores of candidates: likelihood, votes, a verifier, or the model's own verdict.
 
-`likelihood`, `mean_logprob`, and what `majority`, `verifier` and `judge` return are values for any
-search: nodes → scores, higher is better.
+`likelihood`, `mean_logprob`, and the results of `majority`, `verifier` and `judge` are values for
+any search: nodes → scores, higher is better.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Scorer:
-    """A value that may have to ask the model: a search takes its steps, others call it."""
+    """A value that may run the model. A search runs its steps; other callers call it."""
 
     def __init__(self, steps: Callable[[Sequence[Heddle]], Steps[list[float]]]) -> None:
         self.steps = steps
@@ -36,7 +36,7 @@ class Scorer:
 
 
 class Verdicts(NamedTuple):
-    """values: one a question. n_tokens: of all questions together."""
+    """Probabilities, one per question, and the number of tokens of all questions."""
 
     values: list[float]
     n_tokens: int
@@ -48,8 +48,14 @@ def verdicts(
 ) -> Steps[Verdicts]:
     """Return, for each question, the probability of the first word against the second.
 
-    Both from the next-token logprobs after the question, at the token where the words part; all
-    questions are one batch and nothing is generated. adapter: a LoRA adapter's name.
+    Both come from the next-token logprobs after the question, at the first token where the words
+    differ. All questions are one batch, and nothing is generated.
+
+    Args:
+        words: the positive and the negative answer; neither is a prefix of the other.
+        adapter: the name of a LoRA adapter.
+
+    Raises: ConfigError.
     """
     return verdict_steps(lm, questions, words, adapter)
 
@@ -60,7 +66,7 @@ averdicts = awaitable(verdicts)
 def verdict_steps(
     lm: LM, questions: Sequence[str], words: tuple[str, str], adapter: str | None
 ) -> Steps[Verdicts]:
-    """As `verdicts`, as a part of a search."""
+    """Return the steps of `verdicts`, for a search."""
     good, bad = (lm.text.continuation(word) for word in words)
     shared = commonprefix([good, bad])
     if len(shared) in (len(good), len(bad)):
@@ -76,8 +82,8 @@ def verdict_steps(
 def mean_logprob(nodes: Sequence[Heddle]) -> Steps[list[float]]:
     """Return the mean logprob of all tokens after the prompt, down to each node; -inf for none.
 
-    Of sampled tokens as they were recorded; text that was added is read by the model, in one batch
-    for all nodes, and its logprob is noted in the node's `meta["measured"]`.
+    Logprobs of sampled tokens are recorded on the nodes. The model reads added text, in one batch
+    for all nodes, and stores its logprob in the node's `meta["measured"]`.
     """
     paths = [node.path[1:] for node in nodes]
     unread = {
@@ -94,34 +100,34 @@ def mean_logprob(nodes: Sequence[Heddle]) -> Steps[list[float]]:
             )
         if not (lm.info.capabilities.steps or lm.info.capabilities.scoring):
             raise Unsupported(
-                f"{lm.info.model} on the {lm.info.name} engine neither tells the log-probabilities"
-                " of this text nor measures it, so there is no likelihood to score by: give"
-                " value= or score=",
-                hint="--strategy best-of-n counts votes, which want none",
+                f"{lm.info.model} on the {lm.info.name} engine neither reports the"
+                " log-probabilities of this text nor measures it, so there is no likelihood to"
+                " score by: give value= or score=",
+                hint="--strategy best-of-n counts votes, which need no likelihood",
             )
         items = [measure_item(node.parent, node.tokens) for node in unread.values() if node.parent]
-        found = yield Read(lm, items)
-        for node, read in zip(unread.values(), found, strict=True):
+        scores = yield Read(lm, items)
+        for node, read in zip(unread.values(), scores, strict=True):
             node.meta["measured"] = math.fsum(read.logprobs.tolist())
     return [_mean(path) for path in paths]
 
 
 @Scorer
 def likelihood(nodes: Sequence[Heddle]) -> Steps[list[float]]:
-    """Return one over the perplexity of each path, 0 to 1: the geometric mean probability."""
+    """Return the geometric mean probability of each path's tokens: 1 / perplexity, 0 to 1."""
     return [math.exp(each) for each in (yield from mean_logprob.steps(nodes))]
 
 
 @Scorer
 def perplexity(nodes: Sequence[Heddle]) -> Steps[list[float]]:
-    """Return the perplexity of each path's tokens: lower is better, inf if there are none."""
+    """Return the perplexity of each path's tokens: lower is better; inf without tokens."""
     return [math.exp(-each) for each in (yield from mean_logprob.steps(nodes))]
 
 
 def majority(extract: Callable[[str], Hashable | None]) -> Value:
-    """Return a value that gives each node the share of the votes that its answer got.
+    """Return a value that gives each node its answer's share of the votes.
 
-    extract: the answer in a text, or None if it has none: 0. The nodes of one round vote.
+    extract: returns the answer in a text, or None, which scores 0. The nodes of one round vote.
     """
 
     def shares(nodes: Sequence[Heddle]) -> list[float]:
@@ -133,36 +139,39 @@ def majority(extract: Callable[[str], Hashable | None]) -> Value:
 
 
 def verifier(check: Callable[[str], float]) -> Value:
-    """Return a value that gives each node what `check` says of its text after the prompt."""
+    """Return a value that gives each node the result of `check` for its text after the prompt."""
     return lambda nodes: [float(check(text_of(node))) for node in nodes]
 
 
 def judge(question: Callable[[str], str], words: tuple[str, str] = ("yes", "no")) -> Scorer:
-    """Return a value that asks the model itself: the probability of the first of two words.
+    """Return a value that asks the model a question per node: the probability of the first word.
 
-    question: the text after the prompt → the prompt to ask. Equal prompts are asked once; all of
-    them are one batch and nothing is generated.
+    Equal prompts run once. All of them are one batch, and nothing is generated.
+
+    Args:
+        question: text after the prompt → the question's prompt.
+        words: the positive and the negative answer.
     """
 
-    def asked(nodes: Sequence[Heddle]) -> Steps[list[float]]:
+    def steps(nodes: Sequence[Heddle]) -> Steps[list[float]]:
         prompts = [question(text_of(node)) for node in nodes]
         if not prompts:
             return []
         distinct = list(dict.fromkeys(prompts))
         lm = nodes[0].lm
         if lm is None:
-            raise ConfigError("a judge asks the model, and this loom has none")
+            raise ConfigError("a judge needs a model, and this loom has none")
         root = nodes[0].path[0]
         adapter = root.adapter if isinstance(root, Loom) else None
-        found = yield from verdict_steps(lm, distinct, words, adapter)
-        values = dict(zip(distinct, found.values, strict=True))
+        verdicts = yield from verdict_steps(lm, distinct, words, adapter)
+        values = dict(zip(distinct, verdicts.values, strict=True))
         return [values[prompt] for prompt in prompts]
 
-    return Scorer(asked)
+    return Scorer(steps)
 
 
 def own_mean_logprob(node: Heddle) -> float:
-    """Return the mean logprob of the node's own tokens, sampled or read; -inf where unknown."""
+    """Return the mean logprob of the node's own tokens, sampled or read; -inf if unknown."""
     return _mean([node])
 
 
@@ -183,7 +192,7 @@ def _question_place(lm: LM, question: str, shared: Sequence[int], adapter: str |
 
 
 def _odds(margin: float) -> float:
-    """The softmax over two logits that differ by `margin`."""
+    """Return the softmax over two logits that differ by `margin`."""
     if margin >= 0:
         return 1 / (1 + math.exp(-margin))
     return math.exp(margin) / (1 + math.exp(margin))

@@ -1,6 +1,6 @@
-"""The strategies, one row each: what a command, a server or a page needs to know of them.
+"""The table of strategies, for commands, servers and pages.
 
-Light to import: the searches themselves are loaded when one is run.
+Cheap to import: a search is imported when it runs.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class Count(NamedTuple):
-    """A number that a strategy takes: what it counts, and what it is called in the function.
+    """A number that a strategy takes: its meaning, and the function's keywords for it.
 
-    default: the function's own; None: what suits the prompt.
+    default: the function's own; None: it depends on the prompt.
     """
 
     counts: str
@@ -32,35 +32,30 @@ class Count(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """One way to search, by name.
-
-    title, says: in words, short and longer. call: the function in `weft.search`. fixed: what it is
-    given always. breadth, n: what these two numbers are there; None: it has no use for them.
-    refused: other options that it has no use for. asks: of a task that words a question it asks
-    the model for verdicts, which want next-token distributions.
-    """
+    """A way to search, by name."""
 
     name: str
     title: str
-    says: str
-    call: str
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    breadth: Count | None = None
-    n: Count | None = None
-    refused: tuple[str, ...] = ()
-    asks: bool = False
+    says: str  # a description of a few words
+    call: str  # the function in `weft.search`
+    fixed: Mapping[str, Any] = field(default_factory=dict)  # options that it always sets
+    breadth: Count | None = None  # the meaning of `breadth`; None: not accepted
+    n: Count | None = None  # the meaning of `n`; None: not accepted
+    refused: tuple[str, ...] = ()  # other options that it does not accept
+    asks: bool = False  # it scores a task's questions by next-token distributions
 
     def unused(self) -> list[str]:
-        """Return which of `breadth`, `n` and the options this strategy has no use for."""
+        """Return which of `breadth`, `n` and the options this strategy does not accept."""
         numbers = [name for name in ("breadth", "n") if getattr(self, name) is None]
         return [*numbers, *self.refused]
 
     def options(
         self, breadth: int | None = None, n: int | None = None, **rest: Any
     ) -> dict[str, Any]:
-        """Return the keywords of its function. Not given is not a number: it keeps its own.
+        """Return the keywords of its function. Numbers that are None keep the function's default.
 
-        Raises: ConfigError where one number is given by two names, or what is fixed is another.
+        Raises: ConfigError if a number is given by two names, or if a fixed option has another
+        value.
         """
         given = {"breadth": breadth, "n": n, **rest}
         for name in self.unused():
@@ -98,9 +93,9 @@ class Strategy:
         return run(self.steps(lm, prompt, **self.options(breadth, n, **options)))
 
     def steps(self, lm: LM | None, prompt: Prompt, **options: Any) -> Steps[SearchResult]:
-        """Return the search as a generator that asks for work; nothing is checked yet.
+        """Return the search as a generator of work; its arguments are validated when it starts.
 
-        options: as its function has them (see `options`).
+        options: those of its function (see `options`).
         """
         call = getattr(import_module("weft.search"), self.call)
         steps: Steps[SearchResult] = call.__wrapped__(lm, prompt, **options)
@@ -128,7 +123,7 @@ STRATEGIES: dict[str, Strategy] = {
         Strategy(
             "best-of-n",
             "best of n",
-            "whole answers and a vote",
+            "full answers and a vote",
             call="best_of_n",
             n=Count("answers", ("n",), 16),
         ),
@@ -198,26 +193,28 @@ WITHOUT_VERDICTS = tuple(name for name, row in STRATEGIES.items() if not row.ask
 
 
 def meanings(number: Literal["breadth", "n"]) -> str:
-    """Return in a sentence what the number counts for which strategies, the commonest first."""
-    found: dict[str, list[str]] = {}
+    """Return a sentence with the meanings of a number, most common first."""
+    names_of: dict[str, list[str]] = {}
     for row in STRATEGIES.values():
         if (count := getattr(row, number)) is not None:
-            found.setdefault(count.counts, []).append(row.name)
-    ranked = sorted(found.items(), key=lambda each: (-len(each[1]), min(each[1])))
+            names_of.setdefault(count.counts, []).append(row.name)
+    ranked = sorted(names_of.items(), key=lambda each: (-len(each[1]), min(each[1])))
     *parts, last = (f"{counts} ({', '.join(names)})" for counts, names in ranked)
     sentence = ", ".join([*parts, f"or {last}" if parts else last])
     return f"{sentence[0].upper()}{sentence[1:]}."
 
 
 def defaults(number: Literal["breadth", "n"]) -> str:
-    """Return the number's defaults: that of `FOR_TASKS` alone, the others by number."""
-    found: dict[int, list[str]] = {}
+    """Return the number's defaults: that of `FOR_TASKS`, and those of the other strategies."""
+    by_value: dict[int, list[str]] = {}
     for row in STRATEGIES.values():
         count: Count | None = getattr(row, number)
         if count is not None and count.default is not None:
-            found.setdefault(count.default, []).append(row.name)
-    usual = [default for default, names in found.items() if FOR_TASKS in names]
-    others = [f"{at} for {' and '.join(names)}" for at, names in found.items() if at not in usual]
+            by_value.setdefault(count.default, []).append(row.name)
+    usual = [default for default, names in by_value.items() if FOR_TASKS in names]
+    others = [
+        f"{at} for {' and '.join(names)}" for at, names in by_value.items() if at not in usual
+    ]
     return "; ".join(filter(None, [*map(str, usual), ", ".join(others)]))
 
 
@@ -267,7 +264,7 @@ def _unbudgeted(strategy: Strategy, options: Mapping[str, Any], task: Game24 | N
         f"{_spaced(n_lines)} lines of up to {_LINE}, {_counted(n_answers, 'answer')} of {_ANSWER}"
     )
     if task is not None:
-        parts += ", less if a right answer is found early"
+        parts += ", less if a correct answer comes early"
     return Estimate(n_lines * _LINE + n_answers * _ANSWER, parts)
 
 

@@ -1,4 +1,4 @@
-"""What a search may know of a kind of problem, and the Game of 24 as one."""
+"""Tasks: kinds of problems that a search knows more about, and the Game of 24 as an example."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ Lines = tuple[str, ...]
 
 
 class Task:
-    """What a search may know of a kind of problem: derive from it and override what you know.
+    """Knowledge of a kind of problem: derive from it and override the methods that apply.
 
     `lines` are the steps after the prompt so far, without their line ends. A task words questions
     for the model and reads its lines; it solves nothing itself.
 
-    steps: how many lines come before the answer; None: nobody knows.
-    verdicts: the model's words for a good and a bad state, which answer `question`.
-    n_continue, n_suggest: how many lines to propose by continuing, and by asking for them with
-    `suggestion`: one number, or one a level.
+    steps: number of lines before the answer; None if unknown.
+    verdicts: the model's words for a good and a bad state, the answers to `question`.
+    n_continue, n_suggest: lines to propose by continuing, and by `suggestion`: one number, or one
+    per level.
     """
 
     steps: int | None = None
@@ -29,35 +29,35 @@ class Task:
     n_suggest: int | Sequence[int] = 8
 
     def state(self, lines: Lines) -> Hashable | None:
-        """Return what counts of these lines: paths of one state need not both be followed.
+        """Return a state of these lines; of several paths with one state, only one is followed.
 
-        None when the last line cannot be read, or is wrong: such a candidate is not followed. If
-        not overridden, all lines count.
+        None if the last line is invalid; such a candidate is not followed. If not overridden, each
+        path has its own state.
         """
         return lines
 
     def suggestion(self, lines: Lines) -> str | None:
-        """Return the prompt that asks for one next step; None when there is none to ask for."""
+        """Return the prompt for one next step; None if there is none."""
         return None
 
     def question(self, lines: Lines) -> str | None:
-        """Return the prompt answered by one of `verdicts`; None when there is nothing to ask.
+        """Return the prompt that one of `verdicts` answers; None if there is no question.
 
-        A candidate of which nothing can be asked scores 0. If not overridden, candidates are scored
-        by their likelihood.
+        A candidate without a question scores 0. If not overridden, candidates are scored by their
+        likelihood.
         """
         return None
 
     def is_solved(self, text: str) -> bool:
-        """Say whether the whole text after the prompt is a right answer.
+        """Return True if the full text after the prompt is a correct answer.
 
-        If not overridden, nobody knows what is right.
+        If not overridden, the search has no checker.
         """
         return False
 
 
 def overrides(task: Task | None, name: str) -> bool:
-    """Say whether a task brings a method of its own."""
+    """Return True if a task overrides a method."""
     return task is not None and getattr(type(task), name) is not getattr(Task, name)
 
 
@@ -77,9 +77,9 @@ class Game24(Task):
 
     @classmethod
     def read(cls, prompt: str) -> Game24 | None:
-        """Return the puzzle that a prompt asks for; None when it asks for something else."""
-        found = _PROMPT.fullmatch(prompt)
-        return cls(tuple(map(int, found[1].split())), int(found[2])) if found else None
+        """Return the puzzle of a prompt; None if the prompt is no such puzzle."""
+        match = _PROMPT.fullmatch(prompt)
+        return cls(tuple(map(int, match[1].split())), int(match[2])) if match else None
 
     @property
     def prompt(self) -> str:
@@ -88,7 +88,7 @@ class Game24(Task):
 
     @property
     def steps(self) -> int:  # type: ignore[override]
-        """Each step leaves one number less."""
+        """The number of steps: each removes one number."""
         return len(self.numbers) - 1
 
     @property
@@ -98,51 +98,51 @@ class Game24(Task):
 
     @property
     def n_continue(self) -> tuple[int, ...]:  # type: ignore[override]
-        """Many first steps, for the right one may be unlikely; few of two numbers."""
+        """Many first steps, because the right one may be unlikely; few steps of two numbers."""
         return (16, 8, 2)
 
     @property
     def n_suggest(self) -> tuple[int, ...]:  # type: ignore[override]
-        """More than continued ones: suggestions spread evenly over all steps there are."""
+        """More than continued ones: suggestions spread evenly over all possible steps."""
         return (24, 16, 4)
 
     def left(self, lines: Lines) -> tuple[int, ...] | None:
-        """Return the numbers that the last line says are left; None when it cannot be read."""
+        """Return the numbers that remain after the last line; None if it is invalid."""
         if not lines:
             return tuple(sorted(self.numbers))
-        found = _STEP.fullmatch(lines[-1].strip())
-        if found is None or len(lines) > self.steps:
+        match = _STEP.fullmatch(lines[-1].strip())
+        if match is None or len(lines) > self.steps:
             return None
-        left = tuple(sorted(map(int, found[1].split())))
+        left = tuple(sorted(map(int, match[1].split())))
         return left if len(left) == len(self.numbers) - len(lines) else None
 
     def state(self, lines: Lines) -> tuple[int, ...] | None:
-        """Return the numbers left: how they came about does not matter for what comes next."""
+        """Return the remaining numbers; how they were reached does not matter."""
         return self.left(lines)
 
     def suggestion(self, lines: Lines) -> str | None:
-        """Return the propose prompt of the numbers left."""
+        """Return the prompt for a step from the remaining numbers."""
         left = self.left(lines)
         if left is None or len(left) < 2:
             return None
         return f"Suggest a step from {_spaced(left)}."
 
     def question(self, lines: Lines) -> str | None:
-        """Return the value prompt of the numbers left."""
+        """Return the value prompt of the remaining numbers."""
         left = self.left(lines)
         return None if left is None else f"Can {_spaced(left)} make {self.target}?"
 
     def is_solved(self, text: str) -> bool:
-        """Say whether the last line is `Answer: … = target`, of exactly the numbers, and true."""
-        found = _ANSWER.fullmatch(text.strip().rsplit("\n", 1)[-1].strip())
-        if found is None or int(found[2]) != self.target:
+        """Return True if the last line is a true `Answer: … = target` with exactly the numbers."""
+        match = _ANSWER.fullmatch(text.strip().rsplit("\n", 1)[-1].strip())
+        if match is None or int(match[2]) != self.target:
             return False
-        used = Counter(map(int, re.findall(r"\d+", found[1])))
-        return used == Counter(self.numbers) and evaluate(found[1]) == self.target
+        used = Counter(map(int, re.findall(r"\d+", match[1])))
+        return used == Counter(self.numbers) and evaluate(match[1]) == self.target
 
 
 def evaluate(expression: str) -> Fraction | None:
-    """Return the exact value of whole numbers, + - * / and brackets; None for anything else."""
+    """Return the exact value of integers with + - * / and brackets; None for anything else."""
     values: list[Fraction] = []
     waiting: list[str] = []
     expects_number = True
@@ -164,7 +164,7 @@ def evaluate(expression: str) -> Fraction | None:
 
 
 def _settle(values: list[Fraction], waiting: list[str], token: str) -> bool:
-    """Apply what binds tighter than the operator, bracket or end that came; False if it cannot."""
+    """Apply the operators that bind tighter than `token`; return False if that is impossible."""
     while waiting and waiting[-1] != "(" and _binds(waiting[-1], token):
         right, left = values.pop(), values.pop()
         result = _apply(left, waiting.pop(), right)
