@@ -348,7 +348,7 @@ class ScaledByExpert(Plain):
 
     def forward(self, x: Any) -> Any:
         logits, shares, numbers = super().forward(x)
-        return logits, shares * self.each[numbers], numbers
+        return logits, shares * self.argument_format[numbers], numbers
 
 
 class OneMore(Plain):

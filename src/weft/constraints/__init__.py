@@ -13,9 +13,9 @@ from .any_of import AnyOf
 from .base import Constraint, Matcher
 from .grammar import GBNF, Choice, Lark, Regex
 from .json_schema import JsonSchema
+from .json_schema_gbnf import json_schema_to_grammar
 from .kinds import Allow, Lazy, as_constraint, from_dict
 from .lines import EachLine
-from .schema import json_schema_to_grammar
 
 __all__ = [
     "GBNF",

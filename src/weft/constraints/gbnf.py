@@ -13,23 +13,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ..errors import GrammarError
 from .rules import (
-    DEEPEST,
+    MAX_DEPTH,
+    Alternation,
+    CharClass,
+    Concat,
     Cut,
-    Either,
-    Letters,
     Lexeme,
     Lexemes,
     Part,
     Range,
-    Ref,
     Repeat,
     Rule,
-    RuleChain,
-    ends,
-    inside,
+    RuleRef,
+    can_end,
+    children,
+    fixed_point,
     is_too_deep,
     parts_of,
-    passing,
 )
 
 _LAST = 0x10FFFF
@@ -47,15 +47,17 @@ def read(text: str) -> dict[str, Rule]:
     Raises: GrammarError naming the line.
     """
     rules = read_rules(text)
-    endless = set(rules) - passing(rules, ends)
+    endless = set(rules) - fixed_point(rules, can_end)
     if endless:
         first = min((rules[name] for name in endless), key=lambda rule: rule.line)
         raise wrong(first.line, f"rule {first.name!r} never ends: each of its texts needs another")
     if is_too_deep(
         rules["root"].body,
-        lambda part: [rules[part.name].body] if isinstance(part, Ref) else inside(part),
+        lambda part: [rules[part.name].body] if isinstance(part, RuleRef) else children(part),
     ):
-        raise GrammarError(f"the GBNF has rules that lead to rules more than {DEEPEST} levels deep")
+        raise GrammarError(
+            f"the GBNF has rules that lead to rules more than {MAX_DEPTH} levels deep"
+        )
     return rules
 
 
@@ -70,7 +72,7 @@ def read_rules(text: str) -> dict[str, Rule]:
     if "root" not in rules:
         raise GrammarError("the GBNF has no rule named root, where every text begins")
     for rule in rules.values():
-        for ref in parts_of(rule.body, Ref):
+        for ref in parts_of(rule.body, RuleRef):
             if ref.name not in rules:
                 raise wrong(ref.line, f"there is no rule named {ref.name!r}")
     return rules
@@ -143,7 +145,7 @@ class _GBNFReader:
         while self.goes_on_with_bar():
             self.skip(lines=True)
             found.append(self.chain())
-        return found[0] if len(found) == 1 else Either(tuple(found))
+        return found[0] if len(found) == 1 else Alternation(tuple(found))
 
     def goes_on_with_bar(self) -> bool:
         before = self.at
@@ -159,7 +161,7 @@ class _GBNFReader:
             self.skip(lines=self.depth > 0)
             part = self.part()
             if part is None:
-                return parts[0] if len(parts) == 1 else RuleChain(tuple(parts))
+                return parts[0] if len(parts) == 1 else Concat(tuple(parts))
             self.skip(lines=self.depth > 0)
             parts.append(self.repeated(part))
 
@@ -171,13 +173,13 @@ class _GBNFReader:
         if self.take("("):
             return self.group()
         if self.take("."):
-            return Letters(without(()))
+            return CharClass(without(()))
         if self.next in ("<", "!"):
             raise self.error(
                 "tokens cannot be named in GBNF here: take Lark for that; expected text"
             )
         line, name = self.line, self.name()
-        return Ref(name, line) if name else None
+        return RuleRef(name, line) if name else None
 
     def group(self) -> Part:
         line = self.line
@@ -197,8 +199,8 @@ class _GBNFReader:
             if not self.next or self.next in "\r\n":
                 raise wrong(line, 'a text ends with ", and this one does not')
             code = self.letter()
-            parts.append(Letters(((code, code),)))
-        return RuleChain(tuple(parts))
+            parts.append(CharClass(((code, code),)))
+        return Concat(tuple(parts))
 
     def letters(self) -> Part:
         line, is_not = self.line, self.take("^")
@@ -216,7 +218,7 @@ class _GBNFReader:
         ranges = without(found) if is_not else joined(found)
         if not ranges:
             raise wrong(line, "letters of which there are none match nothing")
-        return Letters(ranges)
+        return CharClass(ranges)
 
     def letter(self) -> int:
         sign = self.next
@@ -254,7 +256,7 @@ class _GBNFReader:
                 sign = self.next
                 self.at += 1
                 least, most = {"*": (0, None), "+": (1, None), "?": (0, 1)}[sign]
-            part = RuleChain(()) if most == 0 else Repeat(part, least, most)
+            part = Concat(()) if most == 0 else Repeat(part, least, most)
             self.skip(lines=self.depth > 0)
         return part
 
@@ -307,7 +309,7 @@ class _LarkWriter:
 
     def text(self) -> tuple[str, list[int]]:
         root = self.rules["root"]
-        self.add("start", self.lexemes.shape(Ref("root", root.line)), root.line)
+        self.add("start", self.lexemes.shape(RuleRef("root", root.line)), root.line)
         for name in self.lexemes.open_rules:
             rule = self.rules[name]
             self.add(f"r{self.numbers[name]}", self.lexemes.shape(rule.body), rule.line)
@@ -328,29 +330,29 @@ class _LarkWriter:
         """Return a part of a rule that has lexemes in it."""
         if isinstance(shape, Lexeme):
             return self.lexeme(shape, line)
-        if isinstance(shape, Ref):
+        if isinstance(shape, RuleRef):
             return f"r{self.numbers[shape.name]}"
         made = [self.rule(each, line, (depth + 1) % _NEST) for each in shape.parts]
         return self.named("g", _together(shape.of, made), line, depth)
 
     def lexeme(self, lexeme: Lexeme, line: int) -> str:
         """Return what stands for a lexeme in a rule: one terminal."""
-        made = self.terminal(RuleChain(lexeme.parts), line, 1)
-        if len(lexeme.parts) == 1 and isinstance(lexeme.parts[0], Letters | Ref):
+        made = self.terminal(Concat(lexeme.parts), line, 1)
+        if len(lexeme.parts) == 1 and isinstance(lexeme.parts[0], CharClass | RuleRef):
             return made
         return self.named("L", made, line, _NEST - 1)
 
     def terminal(self, part: Part, line: int, depth: int) -> str:
         """Return a part as what a terminal is made of."""
-        if isinstance(part, Letters):
+        if isinstance(part, CharClass):
             return f"/{_spelled(part)}/"
-        if isinstance(part, Ref):
+        if isinstance(part, RuleRef):
             self.terminals.setdefault(part.name, part.line)
             return f"T{self.numbers[part.name]}"
         made: list[str] = []
         run = ""  # letters that stand together are one expression
-        for each in inside(part):
-            if isinstance(part, RuleChain) and isinstance(each, Letters):
+        for each in children(part):
+            if isinstance(part, Concat) and isinstance(each, CharClass):
                 run += _spelled(each)
                 continue
             made += [f"/{run}/"] * bool(run) + [self.terminal(each, line, (depth + 1) % _NEST)]
@@ -391,16 +393,16 @@ def without(ranges: Iterable[Range]) -> tuple[Range, ...]:
 def _together(of: Part, made: Sequence[str]) -> str:
     """Return written parts as the part they make, safe to stand in any other."""
     if isinstance(of, Repeat):
-        most = "" if of.most is None else of.most
-        return f"({made[0]}){{{of.least},{most}}}"
+        most = "" if of.max_count is None else of.max_count
+        return f"({made[0]}){{{of.min_count},{most}}}"
     if len(made) == 1:
         return made[0]
-    if isinstance(of, Either):
+    if isinstance(of, Alternation):
         return f"({' | '.join(made)})"
     return f"({' '.join(made)})" if made else '""'
 
 
-def _spelled(letters: Letters) -> str:
+def _spelled(letters: CharClass) -> str:
     """Return letters as a regular expression has them."""
     (low, high), *more = letters.ranges
     if low == high and not more:

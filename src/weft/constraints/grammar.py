@@ -20,8 +20,8 @@ from .._core.tokens.codec import is_panic
 from ..errors import ConfigError, ConstraintError, GrammarError
 from .base import Constraint, Matcher, n_words
 from .gbnf import as_lark
-from .patterns import as_regex
-from .rules import DEEPEST, is_too_deep
+from .regex_translate import as_regex
+from .rules import MAX_DEPTH, is_too_deep
 from .schema_reader import INSTEAD
 
 if TYPE_CHECKING:
@@ -348,7 +348,7 @@ class GrammarMatcher(Matcher):
 def check_depth(what: str, lark: str) -> None:
     """Raise GrammarError if the rules of a Lark grammar are nested too deep."""
     if _is_deep_lark(lark):
-        raise GrammarError(f"the {what} has rules that lead more than {DEEPEST} levels deep")
+        raise GrammarError(f"the {what} has rules that lead more than {MAX_DEPTH} levels deep")
 
 
 def _is_deep_lark(text: str) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is
 
 from ..errors import ConfigError, GrammarError, Unfinished
 from .grammar import Choice, Grammar, check_depth, located_message
-from .schema import exact_gbnf
+from .json_schema_gbnf import exact_gbnf
 from .schema_lark import SchemaLark, schema_as_lark
 from .schema_rules import JsonLayout, Whitespace
 

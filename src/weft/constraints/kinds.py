@@ -12,7 +12,7 @@ from ..errors import ConfigError, ConstraintError, FormatError, GrammarError
 from .base import Constraint, Matcher, n_words
 from .grammar import GBNF, Choice, Grammar, Lark, Prefixed, Regex
 from .json_schema import JsonSchema, from_type
-from .patterns import beginnings
+from .regex_translate import prefix_pattern
 
 if TYPE_CHECKING:
     import numpy as np
@@ -149,7 +149,7 @@ class Triggers:
         self.tokens = frozenset(each for each in lazy.triggers if isinstance(each, int))
         self._words = [each.encode() for each in lazy.triggers if isinstance(each, str)]
         self._patterns = [each for each in lazy.triggers if isinstance(each, re.Pattern)]
-        self._beginnings = [beginnings(each) for each in self._patterns]
+        self._prefix_patterns = [prefix_pattern(each) for each in self._patterns]
         self._forbidden: OrderedDict[bytes, NDArray[np.int32]] = OrderedDict()
         table = compiler.text.vocab_bytes[: compiler.n_vocab]
         self._spelled = [*table, *[b""] * (compiler.n_vocab - len(table))]
@@ -192,7 +192,7 @@ class Triggers:
             cut = _unfinished(text)
             letters = text[: len(text) - cut].decode(errors="surrogateescape")
             longest = max(longest, cut)
-            for beginning in self._beginnings:
+            for beginning in self._prefix_patterns:
                 if beginning is None:  # it looks at what stands around it
                     return text
                 match = beginning.search(letters)

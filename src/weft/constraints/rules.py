@@ -17,25 +17,25 @@ T = TypeVar("T")
 
 # Levels that things stand in each other, rules that lead to rules included. llguidance goes down by
 # recursion, and at a few thousand its stack ends, and the process with it.
-DEEPEST = 600
+MAX_DEPTH = 600
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Letters:
+class CharClass:
     """One letter of some ranges, both ends included, in order."""
 
     ranges: tuple[Range, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RuleChain:
+class Concat:
     """Parts, one after the other."""
 
     parts: tuple[Part, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Either:
+class Alternation:
     """One of some parts."""
 
     parts: tuple[Part, ...]
@@ -46,19 +46,19 @@ class Repeat:
     """A part some times; most: None for any number."""
 
     part: Part
-    least: int
-    most: int | None
+    min_count: int
+    max_count: int | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ref:
+class RuleRef:
     """What a rule says."""
 
     name: str
     line: int
 
 
-Part = Letters | RuleChain | Either | Repeat | Ref
+Part = CharClass | Concat | Alternation | Repeat | RuleRef
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,23 +70,23 @@ class Rule:
     line: int
 
 
-def inside(part: Part) -> tuple[Part, ...]:
+def children(part: Part) -> tuple[Part, ...]:
     """Return the parts directly inside a part; letters and references have none."""
-    if isinstance(part, RuleChain | Either):
+    if isinstance(part, Concat | Alternation):
         return part.parts
     return (part.part,) if isinstance(part, Repeat) else ()
 
 
 def is_too_deep(start: T, inner: Callable[[T], Iterable[T]]) -> bool:
     """Whether going down from an object, each of which is visited once, goes below DEEPEST."""
-    seen = {id(start)}
+    visited = {id(start)}
     path = [iter(inner(start))]
     while path:
-        if len(path) > DEEPEST:
+        if len(path) > MAX_DEPTH:
             return True
         for each in path[-1]:
-            if id(each) not in seen:
-                seen.add(id(each))
+            if id(each) not in visited:
+                visited.add(id(each))
                 path.append(iter(inner(each)))
                 break
         else:
@@ -96,50 +96,52 @@ def is_too_deep(start: T, inner: Callable[[T], Iterable[T]]) -> bool:
 
 def parts_of(part: Part, kind: type[T]) -> Iterator[T]:
     """Yield all parts of a kind in a part."""
-    todo = [part]
-    while todo:
-        each = todo.pop()
+    stack = [part]
+    while stack:
+        each = stack.pop()
         if isinstance(each, kind):
             yield each
-        todo += inside(each)
+        stack += children(each)
 
 
-def passing(rules: Mapping[str, Rule], test: Callable[[Part, Container[str]], bool]) -> set[str]:
+def fixed_point(
+    rules: Mapping[str, Rule], test: Callable[[Part, Container[str]], bool]
+) -> set[str]:
     """Return the rules that pass a test, where rules that pass help others to."""
     users: dict[str, list[str]] = {name: [] for name in rules}
     for rule in rules.values():
-        for ref in parts_of(rule.body, Ref):
+        for ref in parts_of(rule.body, RuleRef):
             users[ref.name].append(rule.name)
     known: set[str] = set()
-    todo = list(rules)
-    while todo:
-        name = todo.pop()
+    stack = list(rules)
+    while stack:
+        name = stack.pop()
         if name not in known and test(rules[name].body, known):
             known.add(name)
-            todo += users[name]
+            stack += users[name]
     return known
 
 
-def ends(part: Part, known: Container[str]) -> bool:
+def can_end(part: Part, known: Container[str]) -> bool:
     """Whether some text of a part ends, if those of known rules do."""
-    if isinstance(part, Ref):
+    if isinstance(part, RuleRef):
         return part.name in known
-    if isinstance(part, Either):
-        return any(ends(each, known) for each in part.parts)
-    if isinstance(part, Repeat) and not part.least:
+    if isinstance(part, Alternation):
+        return any(can_end(each, known) for each in part.parts)
+    if isinstance(part, Repeat) and not part.min_count:
         return True
-    return all(ends(each, known) for each in inside(part))
+    return all(can_end(each, known) for each in children(part))
 
 
 def is_flat(part: Part, known: Container[str]) -> bool:
     """Whether a part leads to no recursion, if known rules do not."""
-    return all(ref.name in known for ref in parts_of(part, Ref))
+    return all(ref.name in known for ref in parts_of(part, RuleRef))
 
 
-_MOST = 60_000  # letters in a lexeme that is looked at; a larger one is taken apart
-_DEEPEST = 60  # rules in rules in it
-_WORK = 200_000  # places that are looked at to compare two lexemes
-_LEXEMES = 300  # lexemes that are compared; of more, all are taken apart
+_MAX_POSITIONS = 60_000  # letters in a lexeme that is looked at; a larger one is taken apart
+_MAX_RULE_DEPTH = 60  # rules in rules in it
+_MAX_COMPARED = 200_000  # places that are looked at to compare two lexemes
+_MAX_LEXEMES = 300  # lexemes that are compared; of more, all are taken apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +157,10 @@ class Compound:
     """A chain, an either or a repeat of which not all is one lexeme."""
 
     of: Part
-    parts: tuple[Compound | Lexeme | Ref, ...]
+    parts: tuple[Compound | Lexeme | RuleRef, ...]
 
 
-Cut = Compound | Lexeme | Ref
+Cut = Compound | Lexeme | RuleRef
 
 
 class Lexemes:
@@ -169,28 +171,28 @@ class Lexemes:
 
     def __init__(self, rules: Mapping[str, Rule]) -> None:
         self.rules = rules
-        self._flat = passing(rules, is_flat)
-        self._apart: set[int] = set()  # ids of parts that are no lexemes though they could be
+        self._flat = fixed_point(rules, is_flat)
+        self._split_ids: set[int] = set()  # ids of parts that are no lexemes though they could be
         self._masks = _masks(rules)
         self._automata: dict[Lexeme, _Automaton | None] = {}
         self.open_rules: list[str] = []
         self._shapes: dict[str, Cut] = {}
         while True:
-            self._cut()
-            wrong = self._wrong()
-            if not wrong:
+            self._compute_shapes()
+            ambiguous = self._ambiguous()
+            if not ambiguous:
                 break
-            for lexeme in wrong:
-                self._take_apart(lexeme)
+            for lexeme in ambiguous:
+                self._split(lexeme)
 
     def shape(self, part: Part) -> Cut:
         """Return a part with its lexemes marked."""
         if self._is_lexeme(part):
             return Lexeme((part,), part)
-        if isinstance(part, Ref):
+        if isinstance(part, RuleRef):
             return part
-        if not isinstance(part, RuleChain) or id(part) in self._apart:
-            return Compound(part, tuple(self.shape(each) for each in inside(part)))
+        if not isinstance(part, Concat) or id(part) in self._split_ids:
+            return Compound(part, tuple(self.shape(each) for each in children(part)))
         found: list[Cut] = []
         run: list[Part] = []
         for each in part.parts:
@@ -202,48 +204,48 @@ class Lexemes:
         return Compound(part, tuple(found + [Lexeme(tuple(run), part)] * bool(run)))
 
     def _is_lexeme(self, part: Part) -> bool:
-        return id(part) not in self._apart and is_flat(part, self._flat)
+        return id(part) not in self._split_ids and is_flat(part, self._flat)
 
-    def _take_apart(self, lexeme: Lexeme) -> None:
+    def _split(self, lexeme: Lexeme) -> None:
         """Make more lexemes of one. The rules that are referred to are then open."""
         (part, *more) = lexeme.parts
         if more:
-            self._apart.add(id(lexeme.of))
-        elif isinstance(part, Ref):
+            self._split_ids.add(id(lexeme.of))
+        elif isinstance(part, RuleRef):
             self._flat.discard(part.name)
         else:
-            self._apart.add(id(part))
+            self._split_ids.add(id(part))
 
-    def _cut(self) -> None:
+    def _compute_shapes(self) -> None:
         """Find all that is reached from the root, as it is cut now."""
-        root = Ref("root", self.rules["root"].line)
+        root = RuleRef("root", self.rules["root"].line)
         self.open_rules, self._shapes = [], {"": self.shape(root)}
-        todo = [self._shapes[""]]
-        while todo:
-            shape = todo.pop()
+        stack = [self._shapes[""]]
+        while stack:
+            shape = stack.pop()
             if isinstance(shape, Compound):
-                todo += shape.parts
-            elif isinstance(shape, Ref) and shape.name not in self._shapes:
+                stack += shape.parts
+            elif isinstance(shape, RuleRef) and shape.name not in self._shapes:
                 self.open_rules.append(shape.name)
                 self._shapes[shape.name] = self.shape(self.rules[shape.name].body)
-                todo.append(self._shapes[shape.name])
+                stack.append(self._shapes[shape.name])
 
     # What may come after a lexeme ----------------------------------------------------------------
 
-    def _wrong(self) -> list[Lexeme]:
+    def _ambiguous(self) -> list[Lexeme]:
         """Return the lexemes of which a longest one can be wrong; one letter never is."""
         if not self.open_rules:
             return []
         after = self._after()
         large = [each for each in after if self._automaton(each) is None]
-        if large or len(after) > _LEXEMES:
-            return large or [each for each in after if _can_be_cut(each)]
-        wrong: dict[Lexeme, None] = {}
-        for one, letters in after.items():
+        if large or len(after) > _MAX_LEXEMES:
+            return large or [each for each in after if _can_split(each)]
+        ambiguous: dict[Lexeme, None] = {}
+        for one, chars in after.items():
             for other in after:
-                if self._crosses(one, other, letters):
-                    wrong |= dict.fromkeys(each for each in (one, other) if _can_be_cut(each))
-        return list(wrong)
+                if self._crosses(one, other, chars):
+                    ambiguous |= dict.fromkeys(each for each in (one, other) if _can_split(each))
+        return list(ambiguous)
 
     def _crosses(self, one: Lexeme, other: Lexeme, after: int) -> bool:
         """Whether `other` may go on with a letter that may come after `one`, which it begins with.
@@ -253,24 +255,24 @@ class Lexemes:
         short, long = self._automaton(one), self._automaton(other)
         assert short is not None
         assert long is not None
-        todo = [(short.first, long.first)]
-        seen = set[tuple[frozenset[int], frozenset[int]]]()
+        stack = [(short.first, long.first)]
+        visited = set[tuple[frozenset[int], frozenset[int]]]()
         work = 0
-        while todo:
-            state = todo.pop()
-            if state in seen:
+        while stack:
+            state = stack.pop()
+            if state in visited:
                 continue
-            seen.add(state)
+            visited.add(state)
             work += len(state[0]) + len(state[1])
-            if work > _WORK:
+            if work > _MAX_COMPARED:
                 return True
-            there = long.by_letter(state[1])
-            for letter, p in short.by_letter(state[0]).items():
-                if letter in there:
-                    goes_on = long.after(there[letter])
-                    if not p.isdisjoint(short.last) and long.mask(goes_on) & after:
+            there = long.by_char(state[1])
+            for char, p in short.by_char(state[0]).items():
+                if char in there:
+                    following = long.after(there[char])
+                    if not p.isdisjoint(short.last) and long.mask(following) & after:
                         return True
-                    todo.append((short.after(p), goes_on))
+                    stack.append((short.after(p), following))
         return False
 
     def _after(self) -> dict[Lexeme, int]:
@@ -282,17 +284,17 @@ class Lexemes:
         def walk(shape: Cut, then: int) -> None:
             if isinstance(shape, Lexeme):
                 found[shape] = found.get(shape, 0) | then
-            elif isinstance(shape, Ref):
+            elif isinstance(shape, RuleRef):
                 after[shape.name] |= then
-            elif isinstance(shape.of, RuleChain):
+            elif isinstance(shape.of, Concat):
                 for part in reversed(shape.parts):
                     walk(part, then)
-                    begins, is_empty = self._begins(part, first)
+                    begins, is_empty = self._first_chars(part, first)
                     then = begins | then if is_empty else begins
             else:
-                again = isinstance(shape.of, Repeat) and shape.of.most != 1
+                again = isinstance(shape.of, Repeat) and shape.of.max_count != 1
                 for part in shape.parts:
-                    walk(part, then | self._begins(part, first)[0] if again else then)
+                    walk(part, then | self._first_chars(part, first)[0] if again else then)
 
         before = None
         while before != (after, found):
@@ -308,36 +310,36 @@ class Lexemes:
         while before != found:
             before = dict(found)
             for name, shape in self._shapes.items():
-                found[name] = self._begins(shape, found)
+                found[name] = self._first_chars(shape, found)
         return found
 
-    def _begins(self, shape: Cut, known: Mapping[str, tuple[int, bool]]) -> tuple[int, bool]:
+    def _first_chars(self, shape: Cut, known: Mapping[str, tuple[int, bool]]) -> tuple[int, bool]:
         if isinstance(shape, Lexeme):
             made = self._automaton(shape)
             if made is None:
                 return -1, True
             return made.mask(made.first), made.is_empty
-        if isinstance(shape, Ref):
+        if isinstance(shape, RuleRef):
             return known[shape.name]
-        parts = [self._begins(each, known) for each in shape.parts]
-        letters = 0
-        if isinstance(shape.of, RuleChain):
+        parts = [self._first_chars(each, known) for each in shape.parts]
+        chars = 0
+        if isinstance(shape.of, Concat):
             for begins, is_empty in parts:
-                letters |= begins
+                chars |= begins
                 if not is_empty:
-                    return letters, False
-            return letters, True
+                    return chars, False
+            return chars, True
         for begins, _ in parts:
-            letters |= begins
+            chars |= begins
         is_empty = any(each for _, each in parts)
-        return letters, is_empty or (isinstance(shape.of, Repeat) and not shape.of.least)
+        return chars, is_empty or (isinstance(shape.of, Repeat) and not shape.of.min_count)
 
     def _automaton(self, lexeme: Lexeme) -> _Automaton | None:
         if lexeme not in self._automata:
             made: _Automaton | None = _Automaton(self.rules, self._masks)
             try:
                 assert made is not None
-                made.take(RuleChain(lexeme.parts))
+                made.take(Concat(lexeme.parts))
             except _TooLargeError:
                 made = None
             self._automata[lexeme] = made
@@ -357,10 +359,10 @@ class _Automaton:
     A part that comes some times is taken to come any number of times, which crosses no less.
     """
 
-    def __init__(self, rules: Mapping[str, Rule], masks: Mapping[Letters, int]) -> None:
+    def __init__(self, rules: Mapping[str, Rule], masks: Mapping[CharClass, int]) -> None:
         self.rules = rules
         self.masks = masks
-        self.letters: list[int] = []
+        self.chars: list[int] = []
         self.follow: list[list[frozenset[int]]] = []  # shared, as many places are followed by many
         self.first: frozenset[int] = frozenset()
         self.last: frozenset[int] = frozenset()
@@ -370,49 +372,49 @@ class _Automaton:
         """Read a part: where its texts begin and end, and whether one is empty."""
         self.is_empty, self.first, self.last = self._of(part, 0)
 
-    def mask(self, places: Iterable[int]) -> int:
+    def mask(self, positions: Iterable[int]) -> int:
         """Return the letters of some places."""
         made = 0
-        for place in places:
-            made |= self.letters[place]
+        for position in positions:
+            made |= self.chars[position]
         return made
 
-    def after(self, places: Iterable[int]) -> frozenset[int]:
+    def after(self, positions: Iterable[int]) -> frozenset[int]:
         """Return the places that may come after some."""
-        found = {id(each): each for place in places for each in self.follow[place]}
+        found = {id(each): each for position in positions for each in self.follow[position]}
         return frozenset().union(*found.values())
 
-    def by_letter(self, places: Iterable[int]) -> dict[int, frozenset[int]]:
+    def by_char(self, positions: Iterable[int]) -> dict[int, frozenset[int]]:
         """Return for each letter the places among some that have it."""
         found: dict[int, set[int]] = {}
-        for place in places:
-            for letter in _bits(self.letters[place]):
-                found.setdefault(letter, set()).add(place)
-        return {letter: frozenset(each) for letter, each in found.items()}
+        for position in positions:
+            for char in _bits(self.chars[position]):
+                found.setdefault(char, set()).add(position)
+        return {char: frozenset(each) for char, each in found.items()}
 
     def _of(self, part: Part, depth: int) -> Ends:
         """Return whether a part may be empty, and the places it may begin and end at."""
-        if depth > _DEEPEST or len(self.letters) > _MOST:
+        if depth > _MAX_RULE_DEPTH or len(self.chars) > _MAX_POSITIONS:
             raise _TooLargeError
-        if isinstance(part, Letters):
-            self.letters.append(self.masks[part])
+        if isinstance(part, CharClass):
+            self.chars.append(self.masks[part])
             self.follow.append([])
-            place = frozenset([len(self.letters) - 1])
-            return False, place, place
-        if isinstance(part, Ref):
+            position = frozenset([len(self.chars) - 1])
+            return False, position, position
+        if isinstance(part, RuleRef):
             return self._of(self.rules[part.name].body, depth + 1)
-        made = [self._of(each, depth + 1) for each in inside(part)]
-        if isinstance(part, Either):
+        made = [self._of(each, depth + 1) for each in children(part)]
+        if isinstance(part, Alternation):
             first = frozenset[int]().union(*(first for _, first, _ in made))
             last = frozenset[int]().union(*(last for _, _, last in made))
             return any(is_empty for is_empty, _, _ in made), first, last
         if isinstance(part, Repeat):
             ((is_empty, first, last),) = made
-            if part.most == 0:
+            if part.max_count == 0:
                 return True, frozenset(), frozenset()
-            if part.most != 1:
+            if part.max_count != 1:
                 self._join(last, first)
-            return is_empty or not part.least, first, last
+            return is_empty or not part.min_count, first, last
         return self._chained(made)
 
     def _chained(self, made: list[Ends]) -> Ends:
@@ -426,8 +428,8 @@ class _Automaton:
         return is_empty, first, last
 
     def _join(self, last: frozenset[int], first: frozenset[int]) -> None:
-        for place in last:
-            self.follow[place].append(first)
+        for position in last:
+            self.follow[position].append(first)
 
 
 @lru_cache(maxsize=4096)
@@ -435,13 +437,15 @@ def _bits(mask: int) -> tuple[int, ...]:
     return tuple(bit for bit in range(mask.bit_length()) if mask >> bit & 1)
 
 
-def _can_be_cut(lexeme: Lexeme) -> bool:
-    return len(lexeme.parts) > 1 or not isinstance(lexeme.parts[0], Letters)
+def _can_split(lexeme: Lexeme) -> bool:
+    return len(lexeme.parts) > 1 or not isinstance(lexeme.parts[0], CharClass)
 
 
-def _masks(rules: Mapping[str, Rule]) -> dict[Letters, int]:
+def _masks(rules: Mapping[str, Rule]) -> dict[CharClass, int]:
     """Return bits for the letters of each place: a bit stands for letters that no place parts."""
-    places = [each for rule in rules.values() for each in parts_of(rule.body, Letters)]
-    borders = sorted({code for each in places for a, b in each.ranges for code in (a, b + 1)})
+    positions = [each for rule in rules.values() for each in parts_of(rule.body, CharClass)]
+    borders = sorted({code for each in positions for a, b in each.ranges for code in (a, b + 1)})
     at = {code: bit for bit, code in enumerate(borders)}
-    return {each: sum((1 << at[b + 1]) - (1 << at[a]) for a, b in each.ranges) for each in places}
+    return {
+        each: sum((1 << at[b + 1]) - (1 << at[a]) for a, b in each.ranges) for each in positions
+    }

@@ -15,8 +15,8 @@ from typing import Any
 
 from ..errors import GrammarError
 from .number_ranges import Bound, integer_pattern, number_pattern
-from .patterns import search_regex
-from .rules import DEEPEST
+from .regex_translate import search_regex
+from .rules import MAX_DEPTH
 from .schema_reader import FORMATS, Schema, SchemaReader, Variant, bounds, is_deep_schema, is_whole
 from .schema_rules import JsonLayout, RuleWriter, Whitespace, literal, names_in, renamed
 
@@ -88,7 +88,7 @@ def schema_as_lark(
     name: name of the first rule and prefix of the others.
     """
     if is_deep_schema(root):
-        raise GrammarError(f"the JSON schema leads more than {DEEPEST} levels deep")
+        raise GrammarError(f"the JSON schema leads more than {MAX_DEPTH} levels deep")
     layout = JsonLayout.from_whitespace(whitespace)
     writer = _SchemaLarkWriter(SchemaReader(root, is_open=open_objects), layout)
     try:

@@ -526,7 +526,7 @@ def schema_at(schema: Any, path: str) -> Any:
 
 
 def is_deep_schema(schema: Any) -> bool:
-    """Return True if a schema's nesting and references are deeper than `DEEPEST` levels."""
+    """Return True if a schema's nesting and references are deeper than `MAX_DEPTH` levels."""
     named: dict[str, Any] = {}
     todo = [schema]
     while todo:

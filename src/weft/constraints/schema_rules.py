@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from ..errors import ConfigError, GrammarError
 from .gbnf import read_rules
-from .patterns import PatternError
-from .rules import ends, passing
+from .regex_translate import PatternError
+from .rules import can_end, fixed_point
 from .schema_reader import (
     FORMATS,
     KEYWORDS_OF,
@@ -161,7 +161,7 @@ class RuleWriter(ABC):
         stubs = dict.fromkeys(sorted(names - set(bodies)), '"x"')
         text = "".join(f"{name} ::= {body}\n" for name, body in {**bodies, **stubs}.items())
         rules = read_rules(text)
-        return set(rules) - passing(rules, ends)
+        return set(rules) - fixed_point(rules, can_end)
 
     def place(self, schemas: Sequence[Schema], name: str) -> str | None:
         """Return the rule of JSON that fits all given schemas; None if no JSON does."""

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Self
 
-from .._core.tokens.form import ChatForm
 from .._core.tokens.parse import ChatOutput, parse_chat_output
 from .._core.tokens.tokenizer import Tokenizer
+from .._core.tokens.tool_call_format import ChatForm
 from ..constraints.base import Constraint
-from ..constraints.calls import call_constraint
+from ..constraints.tool_calls import call_constraint
 
 
 class ChatPrompt(str):

@@ -257,7 +257,7 @@ class PendingBranch:
     @property
     def complete_text(self) -> str:
         """The text so far, without an incomplete character at its end."""
-        waits = self.text is not None and self.text.waits
+        waits = self.text is not None and self.text.has_partial_char
         return self.child.text.removesuffix("\ufffd") if waits else self.child.text
 
     def keep(self, reason: FinishReason) -> None:

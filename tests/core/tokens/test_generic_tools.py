@@ -9,7 +9,7 @@ import pytest
 
 import weft
 from core.tokens.call_templates import Form
-from core.tokens.test_form import tokenizer, user
+from core.tokens.test_tool_call_format import tokenizer, user
 from weft._core.tokens.tokenizer import Tokenizer
 from weft.errors import ConfigError
 

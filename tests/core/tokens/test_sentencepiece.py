@@ -83,7 +83,7 @@ def test_names_of_control_tokens_stay_text_unless_special() -> None:
 def test_stripping_tokens_take_the_blanks_after_them() -> None:
     found = codec(["a"], [1.0], stripping_ids=frozenset({2}), puts_space=False)
     assert found.encode("</s> \n a", special=True, decorated=False) == [2, found.id_of("a")]
-    assert found.longest_bytes is None
+    assert found.max_token_bytes is None
 
 
 def test_text_that_is_not_unicode_is_a_config_error() -> None:

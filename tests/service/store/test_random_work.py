@@ -17,10 +17,10 @@ from weft.service.store.snapshot import rank_siblings
 from weft.service.store.stored_loom import StoredLoom
 from weft.service.store.tables import looms, nodes
 
-Shape = list[tuple[str, str | None, str, float | None, dict[str, object]]]
+MessageShape = list[tuple[str, str | None, str, float | None, dict[str, object]]]
 
 
-def shape(loom: Loom) -> Shape:
+def shape(loom: Loom) -> MessageShape:
     return [
         (
             node.id,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ...errors import ConfigError, ModelLoadError, Unsupported
 from ..atomic_files import PARSE_ERRORS
 from ..validation import find_lone_surrogate, lone_surrogate_message
-from .lengths import longest_bytes
-from .letters import pattern_of, segments, twin_of
+from .special_tokens import pattern_of, segments, without_special_tokens
+from .token_bounds import max_token_bytes
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -35,7 +35,7 @@ class Codec(ABC):
     first_space_is_dummy: bool
 
     @property
-    def longest_bytes(self) -> int | None:
+    def max_token_bytes(self) -> int | None:
         """The most bytes of a text, in UTF-8, that one token stands for; None if unsure."""
         return None
 
@@ -130,8 +130,8 @@ class TokenizersCodec(Codec):
         return first_space_is_dummy(self._backend)
 
     @cached_property
-    def longest_bytes(self) -> int | None:
-        return longest_bytes(self._backend)
+    def max_token_bytes(self) -> int | None:
+        return max_token_bytes(self._backend)
 
     def encode(self, text: str, *, special: bool, decorated: bool) -> list[int]:
         ids = self._ids(self._backend, text, decorated)
@@ -204,7 +204,7 @@ class TokenizersCodec(Codec):
         added = self._backend.get_added_tokens_decoder()
         names = {added[each].content: each for each in self.special_ids}
         try:
-            return twin_of(self._backend, names)
+            return without_special_tokens(self._backend, names)
         except Exception as error:  # two tokens with one id, for one: one of them is not written
             raise ModelLoadError(
                 f"{self._name} is no whole tokenizer: {error}. Download the file again"

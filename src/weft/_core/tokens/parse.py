@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any
 
 from .chat import ToolCall
-from .form import INDEX, Calls, ChatForm, Envelope
+from .tool_call_format import INDEX, Calls, ChatForm, JsonEnvelope
 
 _HERMES = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 _MISTRAL = "[TOOL_CALLS]"
@@ -84,7 +84,7 @@ def parse_chat_output(
         rest = rest.removesuffix("\n").removesuffix(form.end) if form.end in rest else rest
     readers: list[Callable[[str], Found | None]] = [_hermes, _mistral, _llama]
     if form.calls is not None:
-        readers.insert(0, lambda said: _by_form(said, form, tools))
+        readers.insert(0, lambda answer: _by_form(answer, form, tools))
     own = () if form.calls is None or not form.calls.marker else (form.calls.marker,)
     marks = (*own, "<tool_call>", _MISTRAL, _PYTHON_TAG) if is_partial else ()
     if not reads_calls:
@@ -159,11 +159,11 @@ def _by_form(text: str, form: ChatForm, tools: Sequence[Any]) -> Found | None:
 
 def _less_begun(rest: str, how: Calls) -> str | None:
     """Return what follows calls, without a tail or a call that is cut; None if one is broken."""
-    said, join = rest.strip(), (how.join or "").strip()
-    if how.tail.strip().startswith(said):
+    answer, join = rest.strip(), (how.join or "").strip()
+    if how.tail.strip().startswith(answer):
         return ""
-    if join and (said.startswith(join) or join.startswith(said)):
-        return None if _is_closed(said, how) else ""
+    if join and (answer.startswith(join) or join.startswith(answer)):
+        return None if _is_closed(answer, how) else ""
     return rest[: len(rest) - _overlap(rest, how.marker)]
 
 
@@ -201,9 +201,9 @@ def _may_become(rest: str, how: Calls | None, tools: Sequence[Any]) -> bool:
         return False
     names = _names(tools) if how.slots[0] == "name" else []
     begins = [f"{how.head}{name}{how.mids[0]}" for name in names] or [how.head]
-    said = "".join(rest.split())  # blanks may differ from the template's
+    answer = "".join(rest.split())  # blanks may differ from the template's
     return any(
-        said.startswith(begin) or begin.startswith(said)
+        answer.startswith(begin) or begin.startswith(answer)
         for begin in ("".join(each.split()) for each in begins)
     )
 
@@ -283,7 +283,7 @@ class _CallsReader:
                 break
         return calls or None
 
-    def _batch(self, envelope: Envelope) -> list[ToolCall] | None:
+    def _batch(self, envelope: JsonEnvelope) -> list[ToolCall] | None:
         """Read the calls of one envelope: none if it has no end, None if others are in it."""
         calls: list[ToolCall] = []
         values = self._values()
@@ -330,7 +330,7 @@ class _CallsReader:
         """Read one call, up to what closes it."""
         found: dict[str, Any] = {}
         is_closed = False
-        each = self.how.each
+        each = self.how.argument_format
         for number, slot in enumerate(self.how.slots):
             if slot == "arguments" and each is not None and each.empty and self._skip(each.empty):
                 found[slot], is_closed = {}, True
@@ -339,7 +339,7 @@ class _CallsReader:
                 return None
             if slot == "arguments":
                 found[slot] = self._arguments(str(found.get("name", "")))
-                is_closed = self.how.each is not None
+                is_closed = self.how.argument_format is not None
                 if found[slot] is None:
                     return None
             else:
@@ -358,7 +358,7 @@ class _CallsReader:
         return _made(found.get("name"), found.get("arguments"), found.get("id", ""))
 
     def _arguments(self, name: str) -> dict[str, Any] | None:
-        each = self.how.each
+        each = self.how.argument_format
         if each is None:
             try:
                 value = self._value()
@@ -378,7 +378,7 @@ class _CallsReader:
 
     def _argument(self, types: Mapping[str, Any]) -> tuple[str, Any, bool] | None:
         """Read a key, a value and what follows; the nearest end of a value is its end."""
-        each = self.how.each
+        each = self.how.argument_format
         assert each is not None
         ways = [(True, each.text_mid, each.text_sep, each.text_close)]
         ways.append((False, each.json_mid, each.json_sep, each.json_close))

@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache, partial
 
 from ...errors import ConfigError
 from .codec import Codec
-from .letters import apart, pattern_of
+from .special_tokens import encode_literally, pattern_of
 
 _MARK = "▁"  # stands for a space in pieces
 _CACHED_WORDS, _LONGEST_CACHED = 1 << 16, 64
@@ -73,7 +73,7 @@ class SentencePieceCodec(Codec):
         return table
 
     @cached_property
-    def longest_bytes(self) -> int | None:
+    def max_token_bytes(self) -> int | None:
         if self._pieces.stripping_ids:
             return None  # they take any number of blanks
         return max(map(len, self.vocab_bytes), default=1)
@@ -86,7 +86,7 @@ class SentencePieceCodec(Codec):
         ids = self._tokenized(text, special=special)
         if not special and not self._controls.keys().isdisjoint(ids):  # merges gave one
             names = {name: i for i, name in self._controls.items()}
-            ids = apart(text, partial(self._tokenized, special=False), names)
+            ids = encode_literally(text, partial(self._tokenized, special=False), names)
         if decorated:
             return [*self._pieces.begin_ids, *ids, *self._pieces.end_ids]
         return ids

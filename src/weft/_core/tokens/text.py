@@ -81,7 +81,7 @@ class TextStream:
         return twin
 
     @property
-    def waits(self) -> bool:
+    def has_partial_char(self) -> bool:
         """Whether it has the beginning of a character, and not its end."""
         return not self._is_between
 

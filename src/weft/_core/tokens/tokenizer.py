@@ -16,10 +16,10 @@ from ..atomic_files import display_path, read, read_json, read_text, repr_short
 from ..validation import warn_of_prompt
 from .chat import check_messages, check_roles, check_variables, needs_form, render_chat
 from .codec import Codec, TokenizersCodec, copy_of, is_librarys
-from .form import ChatForm, chat_form
-from .history import as_generic, as_wanted
-from .letters import pattern_of
+from .messages import describe_tools_in_text, normalize_messages
+from .special_tokens import pattern_of
 from .text import TextStream
+from .tool_call_format import ChatForm, chat_form
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -211,7 +211,7 @@ class Tokenizer:
 
     def fewest(self, text: str) -> int:
         """Return the fewest tokens that a text can have, by its length; 0 where nothing is sure."""
-        longest = self._codec.longest_bytes
+        longest = self._codec.max_token_bytes
         if longest is None:
             return 0
         return -(-len(text.encode("utf-8", "surrogatepass")) // longest)
@@ -276,9 +276,9 @@ class Tokenizer:
         chat = check_messages(messages)
         if names.get("tools") or any(needs_form(message) for message in chat):
             form = self.chat_form(template)
-            chat = as_wanted(chat, form)
+            chat = normalize_messages(chat, form)
             if form.is_generic:
-                chat = as_generic(chat, names.pop("tools", None) or (), form)
+                chat = describe_tools_in_text(chat, names.pop("tools", None) or (), form)
         rendered = render_chat(template, chat, add_generation_prompt=add_generation_prompt, **names)
         check_roles(template, chat, rendered, **names)
         return rendered

@@ -9,7 +9,7 @@ import numpy as np
 from llama_cpp import llama_cpp as C
 
 from ..._core.tokens.codec import Codec
-from ..._core.tokens.letters import apart
+from ..._core.tokens.special_tokens import encode_literally
 from ..._core.tokens.tokenizer import Tokenizer, default_template
 from ...errors import ConfigError
 from ..gguf import GGUF
@@ -89,7 +89,9 @@ class VocabCodec(Codec):
             return ids
         # Merges have made one.
         names = {name: token for token, name in self._controls.items()}
-        ids = apart(text, partial(self._tokenized, special=False, decorated=False), names)
+        ids = encode_literally(
+            text, partial(self._tokenized, special=False, decorated=False), names
+        )
         if decorated and C.llama_vocab_get_add_bos(self._vocab):
             ids.insert(0, C.llama_vocab_bos(self._vocab))
         if decorated and C.llama_vocab_get_add_eos(self._vocab):

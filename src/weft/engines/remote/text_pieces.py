@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
-from ..._core.tokens.letters import segments
+from ..._core.tokens.special_tokens import segments
 from ..._core.tokens.text import TextStream
 from ..._core.tokens.tokenizer import Tokenizer
 from ...errors import ConfigError, Unsupported

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from pydantic import Field, ValidationError
 
 from ....constraints import GBNF, Choice, Constraint, JsonSchema, Lark, Regex
-from ....constraints.calls import TaggedJson, tagged_constraint
+from ....constraints.tool_calls import TaggedJson, tagged_constraint
 from ....errors import GrammarError
 from .field_errors import check_field, invalid, unsupported
 from .request_fields import OpenAIModel

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from ....constraints import AnyOf
-from ....constraints.calls import call_constraint, loose_tool
+from ....constraints.tool_calls import call_constraint, loose_tool
 from ..errors import RequestError
 from .constraints import TextConstraint
 from .field_errors import check_field, invalid

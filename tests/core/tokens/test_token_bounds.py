@@ -8,7 +8,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 
 from core.tokens import builders
-from weft._core.tokens.lengths import longest_bytes
+from weft._core.tokens.token_bounds import max_token_bytes
 
 
 def composed() -> Tokenizer:
@@ -70,7 +70,7 @@ def test_no_token_stands_for_more_than_the_longest(
     make: Callable[[], Tokenizer], text: str
 ) -> None:
     backend = make()
-    longest = longest_bytes(backend)
+    longest = max_token_bytes(backend)
     assert longest is not None
     ids = backend.encode(text, add_special_tokens=False).ids
     assert len(text.encode()) <= len(ids) * longest
@@ -90,7 +90,7 @@ def test_no_token_stands_for_more_than_the_longest(
     ],
 )
 def test_where_text_may_be_left_out_no_length_is_sure(make: Callable[[], Tokenizer]) -> None:
-    assert longest_bytes(make()) is None
+    assert max_token_bytes(make()) is None
 
 
 def test_nfc_makes_no_less_than_a_fourth_of_a_text() -> None:

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
-def twin_of(backend: Backend, specials: Mapping[str, int]) -> tuple[Backend, dict[str, str]]:
+def without_special_tokens(
+    backend: Backend, specials: Mapping[str, int]
+) -> tuple[Backend, dict[str, str]]:
     """Return a copy in which names of special tokens are letters, and what each is called there.
 
     There the tokens have names that nobody can know, their ids stay. So neither a piece of the
@@ -92,7 +94,9 @@ def segments(
     yield text, is_plain
 
 
-def apart(text: str, encode: Callable[[str], list[int]], specials: Mapping[str, int]) -> list[int]:
+def encode_literally(
+    text: str, encode: Callable[[str], list[int]], specials: Mapping[str, int]
+) -> list[int]:
     """Return the ids of a text in which names of special tokens are cut behind their first letter.
 
     encode: may make a special token of a name that it sees whole.

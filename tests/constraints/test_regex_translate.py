@@ -18,7 +18,7 @@ from core.tokens import builders
 from weft._core.tokens.tokenizer import Tokenizer
 from weft.constraints import Choice, Lark, Lazy, Regex, from_dict
 from weft.constraints.base import Compiler, Matcher, n_words
-from weft.constraints.patterns import _parsed, as_regex, beginnings
+from weft.constraints.regex_translate import _parsed, as_regex, prefix_pattern
 from weft.errors import ConfigError, ConstraintError, FormatError, GrammarError
 
 PATTERNS = [
@@ -255,7 +255,7 @@ def test_a_beginning_is_found_in_every_beginning_of_a_match() -> None:
         re.compile(r"\w+:", re.A): ["abc_9:"],
     }
     for pattern, matched in texts.items():
-        begun = beginnings(pattern)
+        begun = prefix_pattern(pattern)
         assert begun is not None
         for text in matched:
             assert pattern.fullmatch(text)
@@ -264,4 +264,4 @@ def test_a_beginning_is_found_in_every_beginning_of_a_match() -> None:
                 assert found is not None
                 assert len(found[0]) >= at
         assert begun.search("...!") is None or pattern.search("!")
-    assert beginnings(re.compile(r"\bx")) is None
+    assert prefix_pattern(re.compile(r"\bx")) is None

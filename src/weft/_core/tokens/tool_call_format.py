@@ -20,7 +20,7 @@ from .chat import render_chat
 Slot = Literal["name", "arguments", "id"]
 INDEX = "\ue0f0"  # in a literal: the number of the call
 
-_ASKED, _SAID, _THOUGHT = "weftasked", "weftsaid", "weftthought"
+_QUESTION, _ANSWER, _REASONING = "weftasked", "weftsaid", "weftthought"
 _NAMES, _IDS = ("weft_fn_a", "weft_fn_b"), ("weftid001", "weftid002")
 _KEYS = ("weft_key_a", "weft_key_b")
 _TEXTS, _NUMBERS = ("weftvala", "weftvalb"), (710117, 710118)
@@ -33,7 +33,7 @@ _NUMBERED = (
     '{"tool_call_id": "{{ loop.index0 }}", "tool_name": {{ c.function.name | tojson }},'
     ' "parameters": {{ c.function.arguments | tojson }}}'
 )
-_TOLD = {
+_DESCRIBED_FORMATS = {
     "<|START_ACTION|>": ("<|START_ACTION|>[", _NUMBERED, ", ", "]<|END_ACTION|>"),
     "<|/tool|>": ("<|tool_call|>[", _NAMED, ", ", "]<|/tool_call|>"),
     "<|tool_call|>": ("<|tool_call|>[", _NAMED, ", ", "]"),
@@ -48,7 +48,7 @@ GENERIC = "<tool_call>"  # the form for templates that neither write nor describ
 
 
 @dataclass(frozen=True, slots=True)
-class Each:
+class ArgumentFormat:
     """Arguments that are written one by one: a key, `mid`, a value, then `sep` and the next.
 
     The forms of texts and of other values may differ (quotes, a mark of the type).
@@ -70,7 +70,7 @@ class Each:
 
 
 @dataclass(frozen=True, slots=True)
-class Envelope:
+class JsonEnvelope:
     """A JSON value that holds a call, or a list of calls; where in it the parts are.
 
     before: what stands before it. paths: keys that lead to a part; None in one is the key itself.
@@ -97,8 +97,8 @@ class Calls:
     close: str
     join: str | None  # None: one call a turn
     tail: str
-    each: Each | None = None  # None: arguments are a JSON object
-    envelope: Envelope | None = None
+    argument_format: ArgumentFormat | None = None  # None: arguments are a JSON object
+    envelope: JsonEnvelope | None = None
 
     @property
     def marker(self) -> str:
@@ -112,17 +112,17 @@ class Calls:
     @property
     def end(self) -> str:
         """The tag that ends a call; "" where none does."""
-        closes = self.close if self.each is None else self.each.json_close
+        closes = self.close if self.argument_format is None else self.argument_format.json_close
         return next(iter(reversed(_TAG.findall(closes))), "")
 
     @property
     def is_python(self) -> bool:
         """Whether a call is written as in Python: `[name(key="text")]`."""
-        return self.each is not None and self.mids == ("(",)
+        return self.argument_format is not None and self.mids == ("(",)
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class MessageShape:
     """What a template wants to be given, so that it writes calls, and their arguments once.
 
     arguments: as a mapping, as JSON text, or either. content: beside calls, where there is none.
@@ -154,7 +154,7 @@ class ChatForm:
     closing: str = ""
     end: str = ""
     calls: Calls | None = None
-    shape: Shape = Shape()
+    shape: MessageShape = MessageShape()
     is_generic: bool = False
     has_system: bool = True
 
@@ -162,7 +162,7 @@ class ChatForm:
 @lru_cache(maxsize=64)
 def chat_form(template: str, bos_token: str = "", eos_token: str = "") -> ChatForm:
     """Return the form of a template. Cost: up to twenty short renderings, once a template."""
-    return _Probe(template, bos_token, eos_token).form()
+    return _TemplateProbe(template, bos_token, eos_token).form()
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ class _Turn:
         )
 
 
-class _Probe:
+class _TemplateProbe:
     """Renders made-up chats with one template."""
 
     def __init__(self, template: str, bos_token: str, eos_token: str) -> None:
@@ -187,8 +187,8 @@ class _Probe:
         self.names = {"bos_token": bos_token, "eos_token": eos_token}
         prompt = self.render(add_generation_prompt=True)
         self.prompt = prompt or ""
-        said = self.render(_turn(_SAID)) or ""
-        self.before, found, self.after = said.rpartition(_SAID)
+        answer = self.render(_turn(_ANSWER)) or ""
+        self.before, found, self.after = answer.rpartition(_ANSWER)
         if not found:
             self.before, self.after = self.prompt, ""
 
@@ -201,7 +201,7 @@ class _Probe:
         closing = "".join(_TAG.findall(self.after)[:1]) if opening else ""
         ends = _TAG.match(self.after.strip())
         end = "" if ends is None or closing else ends[0]
-        form = ChatForm(think, opening, closing, end, None, Shape(reasoning=reasoning))
+        form = ChatForm(think, opening, closing, end, None, MessageShape(reasoning=reasoning))
         for functions in (False, True):
             for content in ("", None):
                 turns = [
@@ -219,11 +219,11 @@ class _Probe:
                     calls = self._calls(content, functions, works[0], think)
                     if calls is None:
                         continue
-                    both = self.render(_turn(_SAID, [self._call(0, _TEXTS, functions, works[0])]))
+                    both = self.render(_turn(_ANSWER, [self._call(0, _TEXTS, functions, works[0])]))
                     keeps = (
                         both is not None and _NAMES[0] in both[len(_common(both, self.before)) :]
                     )
-                    shape = Shape(
+                    shape = MessageShape(
                         "either" if len(works) == 2 else "text" if works[0] else "mapping",
                         content,
                         "functions" if functions else "any",
@@ -252,7 +252,7 @@ class _Probe:
             }
             for name in _NAMES
         ]
-        chat = [{"role": "user", "content": _ASKED}, *turns]
+        chat = [{"role": "user", "content": _QUESTION}, *turns]
         try:
             return render_chat(
                 self.template,
@@ -266,15 +266,18 @@ class _Probe:
 
     def _reasoning(self) -> tuple[str | None, tuple[str, str]]:
         """Return the name that reasoning is read by, and what stands around it."""
-        part = [{"type": "thinking", "thinking": _THOUGHT}, {"type": "text", "text": _SAID}]
+        part = [{"type": "thinking", "thinking": _REASONING}, {"type": "text", "text": _ANSWER}]
         calls = [self._call(0, _TEXTS, False, False)]
         for name in ("reasoning_content", "reasoning", "thinking", "part"):
             if name == "part":
                 turns = [_turn(part)]
             else:
-                turns = [{**_turn(_SAID), name: _THOUGHT}, {**_turn("", calls), name: _THOUGHT}]
+                turns = [
+                    {**_turn(_ANSWER), name: _REASONING},
+                    {**_turn("", calls), name: _REASONING},
+                ]
             for text in map(self.render, turns):
-                before, found, after = (text or "").partition(_THOUGHT)
+                before, found, after = (text or "").partition(_REASONING)
                 tag = _TAG.match(after.lstrip())
                 # What the prompt has opened already is told by its last tag.
                 start = len(_snapped(_common(before, self.prompt)))
@@ -373,12 +376,12 @@ class _Probe:
         else:
             start = len(_snapped(_common(text, self.before)))
         head = text[start:first]
-        both = self.render(_turn(_SAID, [self._call(0, _TEXTS, functions, is_text)]))
-        at = -1 if both is None else both.rfind(_SAID)
+        both = self.render(_turn(_ANSWER, [self._call(0, _TEXTS, functions, is_text)]))
+        at = -1 if both is None else both.rfind(_ANSWER)
         if both is not None and at >= 0:
             beside = self._found(both, _TEXTS, 0, at)
             if beside is not None:
-                between = both[at + len(_SAID) : beside.ordered()[0][1]]
+                between = both[at + len(_ANSWER) : beside.ordered()[0][1]]
                 shared = _common(head[::-1], between[::-1])[::-1]
                 cut = head[: len(head) - len(shared)]
                 # NOTE: never begin within a tag that only one of the two begins with.
@@ -405,7 +408,7 @@ class _Probe:
 
     def _each(
         self, one: _Turn, content: str | None, functions: bool, is_text: bool, close: str
-    ) -> Each | None:
+    ) -> ArgumentFormat | None:
         """Return how arguments are written one by one."""
         found = []
         for values in (_TEXTS, _NUMBERS):
@@ -432,22 +435,24 @@ class _Probe:
             if at >= 0:
                 whole = _ended(none[at + len(_NAMES[0]) :], self.after)
                 empty = whole[: len(whole) - len(rest)] if whole.endswith(rest) else whole
-        return Each(text_mid, json_mid, text_sep, json_sep, close, json_close, empty)
+        return ArgumentFormat(text_mid, json_mid, text_sep, json_sep, close, json_close, empty)
 
     def _told(self, form: ChatForm) -> ChatForm:
         """Return the form that a template tells the model in words, else the generic one."""
-        named = [mark for mark in _TOLD if mark in self.prompt or mark in self.template]
-        written = _TOLD[named[0] if named else GENERIC]
-        calls = _Probe(_as_template(*written), "", "").form().calls
+        named = [
+            mark for mark in _DESCRIBED_FORMATS if mark in self.prompt or mark in self.template
+        ]
+        written = _DESCRIBED_FORMATS[named[0] if named else GENERIC]
+        calls = _TemplateProbe(_as_template(*written), "", "").form().calls
         form = replace(form, calls=calls, shape=replace(form.shape, as_content=True))
         if named:
             return form
         return replace(form, is_generic=True, has_system=self._has_system())
 
     def _has_system(self) -> bool:
-        chat = [{"role": "system", "content": _SAID}, {"role": "user", "content": _ASKED}]
+        chat = [{"role": "system", "content": _ANSWER}, {"role": "user", "content": _QUESTION}]
         try:
-            return _SAID in render_chat(
+            return _ANSWER in render_chat(
                 self.template, chat, add_generation_prompt=True, **self.names
             )
         except ConfigError:
@@ -551,7 +556,7 @@ def _counted_back(head: str, join: str) -> tuple[str, str]:
     return head, join
 
 
-def _envelope(one: _Turn, head: str, after: str) -> Envelope | None:
+def _envelope(one: _Turn, head: str, after: str) -> JsonEnvelope | None:
     """Return the JSON value that holds the whole call, if there is one."""
     first = one.ordered()[0][1]
     start = first - len(head)
@@ -568,7 +573,7 @@ def _envelope(one: _Turn, head: str, after: str) -> Envelope | None:
             return None
         last = one.ordered()[-1][2]
         close = _ended(one.text[end:], after) if end >= last else ""
-        return Envelope(
+        return JsonEnvelope(
             head[: at - start], name, arguments, paths.get(_IDS[0]) or paths.get("0"), close
         )
     return None

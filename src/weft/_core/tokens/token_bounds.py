@@ -14,7 +14,7 @@ _NFC_SHRINKS = 4
 _KEEPS = ("ByteLevel", "Digits", "Metaspace")  # pre-tokenizers that leave no text out
 
 
-def longest_bytes(backend: Backend) -> int | None:
+def max_token_bytes(backend: Backend) -> int | None:
     """Return the most bytes of a text, in UTF-8, that one token stands for; None if unsure.
 
     Sure are BPEs that can write every byte, and leave nothing of a text out. Others make one token

@@ -8,10 +8,12 @@ from typing import Any
 
 from ...errors import ConfigError
 from .chat import REASONING
-from .form import INDEX, Calls, ChatForm
+from .tool_call_format import INDEX, Calls, ChatForm
 
 
-def as_wanted(messages: Sequence[Mapping[str, Any]], form: ChatForm) -> list[dict[str, Any]]:
+def normalize_messages(
+    messages: Sequence[Mapping[str, Any]], form: ChatForm
+) -> list[dict[str, Any]]:
     """Return the messages with their calls as the template reads them.
 
     Arguments may be a mapping or JSON text; ids that are missing are made up, and given to the
@@ -39,10 +41,10 @@ def as_wanted(messages: Sequence[Mapping[str, Any]], form: ChatForm) -> list[dic
     return out
 
 
-def as_generic(
+def describe_tools_in_text(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], form: ChatForm
 ) -> list[dict[str, Any]]:
-    """Return a chat for a template without tools; `messages` come from `as_wanted`.
+    """Return a chat for a template without tools; `messages` come from `normalize_messages`.
 
     The system message, or else the first user message, describes the tools and the form of calls.
     Results of tools are messages of the user.

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from .._core.tokens.form import INDEX, Calls, ChatForm, Each
 from .._core.tokens.tokenizer import Tokenizer
+from .._core.tokens.tool_call_format import INDEX, ArgumentFormat, Calls, ChatForm
 from ..errors import ConfigError, GrammarError
 from .base import Constraint
 from .grammar import Lark, located_message
@@ -186,7 +186,7 @@ class _CallsWriter:
         """
         text = self.grammar(skipped=skipped, before=before)
         # Arguments without JSON may have any brackets and quotes.
-        is_json = self.how.each is None and not self.how.is_python
+        is_json = self.how.argument_format is None and not self.how.is_python
         if not (self.has_open_names and is_json):
             return CallGrammar(text, places=self.places)
         return CallGrammar(text, unique_names=True, json_after=json_after, places=self.places)
@@ -245,12 +245,12 @@ class _CallsWriter:
 
     def _call(self, number: int, name: str) -> str:
         """Add the rules of one function; return what stands for its call."""
-        how, each = self.how, self.how.each
+        how, fmt = self.how, self.how.argument_format
         parts, is_closed = [], False
         for at, slot in enumerate(how.slots):
             mid = how.mids[at - 1] if at else ""
-            if slot == "arguments" and each is not None:
-                parts.append(self._each(number, name, each, mid))
+            if slot == "arguments" and fmt is not None:
+                parts.append(self._each(number, name, fmt, mid))
                 is_closed = True
                 continue
             between = self.literal(mid)
@@ -279,7 +279,7 @@ class _CallsWriter:
         self.has_open_names |= lark.has_open_names
         return rule
 
-    def _each(self, number: int, name: str, each: Each, mid: str) -> str:
+    def _each(self, number: int, name: str, fmt: ArgumentFormat, mid: str) -> str:
         """Add rules for arguments one by one, in the schema's order; some may be left out."""
         root = self.functions[name]
         known = root.get("properties") or {}
@@ -288,21 +288,19 @@ class _CallsWriter:
         ways = list(self._ways(keys, required, -1))
         first = [f"{self.literal(mid)} {self._from(number, at)}" for at in ways if at is not None]
         if None in ways:
-            first.append(
-                self.literal(each.empty if each.empty is not None else mid + each.text_close)
-            )
+            first.append(self.literal(fmt.empty if fmt.empty is not None else mid + fmt.text_close))
         for at, key in enumerate(keys):
             n_rules = len(self.rules)
-            self._argument(number, at, key, known[key], name, each)
+            self._argument(number, at, key, known[key], name, fmt)
             for line in self.rules[n_rules:]:
                 self.places.setdefault(line, f"the argument {key!r} of {name!r}")
-            sep, close = self._ends(number, at, known[key], each)
+            sep, close = self._ends(number, at, known[key], fmt)
             after = [
                 close if follow is None else f"{sep} {self._from(number, follow)}".strip()
                 for follow in self._ways(keys, required, at)
             ]
-            told = " | ".join(way or _NOTHING for way in after)
-            self.rules.append(f"after_{number}_{at}: {told}")
+            options = " | ".join(way or _NOTHING for way in after)
+            self.rules.append(f"after_{number}_{at}: {options}")
         self.rules.append(f"each_{number}: {' | '.join(filter(None, first))}")
         return f"each_{number}"
 
@@ -319,24 +317,22 @@ class _CallsWriter:
                 return
         yield None
 
-    def _argument(self, number: int, at: int, key: str, schema: Any, name: str, each: Each) -> None:
+    def _argument(
+        self, number: int, at: int, key: str, schema: Any, name: str, fmt: ArgumentFormat
+    ) -> None:
         rule = f"arg_{number}_{at}"
         if not _is_text(schema) or self.how.is_python:
-            mid = each.json_mid.removesuffix('"') if self.how.is_python else each.json_mid
-            if (
-                not each.is_typed
-                and isinstance(schema, Mapping)
-                and schema.get("type") == "boolean"
-            ):
+            mid = fmt.json_mid.removesuffix('"') if self.how.is_python else fmt.json_mid
+            if not fmt.is_typed and isinstance(schema, Mapping) and schema.get("type") == "boolean":
                 value = '("true" | "false" | "True" | "False")'  # some templates write Python's
             else:
                 value = self._json(f"value_{number}_{at}", name, schema)
             self.rules.append(f"{rule}: {self.literal(key + mid)} {value}")
             return
-        end = _shared_end(each)
+        end = _shared_end(fmt)
         allowed = [schema["const"]] if "const" in schema else schema.get("enum")
         body = _body(schema)
-        before = self.literal(key + each.text_mid)
+        before = self.literal(key + fmt.text_mid)
         if isinstance(allowed, Sequence) and allowed and not isinstance(allowed, str):
             texts = " | ".join(json.dumps(str(text), ensure_ascii=False) for text in allowed)
             self.rules.append(f"{rule}: {before} ({texts}) {self.literal(end)}")
@@ -353,23 +349,23 @@ class _CallsWriter:
             self.rules.append(f"{rule}: {before} text_{number}_{at}")
             self.rules.append(f"text_{number}_{at}[lazy]: /{body}{_regex(end)}/")
 
-    def _ends(self, number: int, at: int, schema: Any, each: Each) -> tuple[str, str]:
+    def _ends(self, number: int, at: int, schema: Any, fmt: ArgumentFormat) -> tuple[str, str]:
         """Return what goes on to the next argument, and what closes the call."""
         if self.how.is_python:
-            sep, close = each.json_sep.removeprefix('"'), each.json_close.removeprefix('"')
+            sep, close = fmt.json_sep.removeprefix('"'), fmt.json_close.removeprefix('"')
         elif not _is_text(schema):
-            sep, close = each.json_sep, each.json_close
+            sep, close = fmt.json_sep, fmt.json_close
         else:
-            end = _shared_end(each)
-            sep, close = each.text_sep[len(end) :], each.text_close[len(end) :]
+            end = _shared_end(fmt)
+            sep, close = fmt.text_sep[len(end) :], fmt.text_close[len(end) :]
         return self.literal(sep), self.literal(self._until_end(close))
 
 
-def _shared_end(each: Each) -> str:
+def _shared_end(fmt: ArgumentFormat) -> str:
     """Return what ends a text, whatever follows."""
-    size = min(len(each.text_sep), len(each.text_close))
-    at = next((i for i in range(size) if each.text_sep[i] != each.text_close[i]), size)
-    shared = each.text_sep[:at]
+    size = min(len(fmt.text_sep), len(fmt.text_close))
+    at = next((i for i in range(size) if fmt.text_sep[i] != fmt.text_close[i]), size)
+    shared = fmt.text_sep[:at]
     return shared[: shared.rfind("<")] if shared.rfind("<") > shared.rfind(">") else shared
 
 

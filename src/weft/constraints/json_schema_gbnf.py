@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import GrammarError
 from .gbnf import read
 from .number_ranges import integer_pattern
-from .rules import DEEPEST
+from .rules import MAX_DEPTH
 from .schema_reader import Schema, SchemaReader, Variant, bounds, is_deep_schema
 from .schema_rules import JsonLayout, RuleWriter, Whitespace, literal, literal_text, names_in
 
@@ -75,7 +75,7 @@ def _as_gbnf(
     schema: Schema, layout: JsonLayout, known: Mapping[str, str], *, open_objects: bool
 ) -> str:
     if is_deep_schema(schema):
-        raise GrammarError(f"the JSON schema leads more than {DEEPEST} levels deep")
+        raise GrammarError(f"the JSON schema leads more than {MAX_DEPTH} levels deep")
     writer = _GbnfWriter(SchemaReader(schema, is_open=open_objects), layout)
     try:
         root = writer.write((schema,))

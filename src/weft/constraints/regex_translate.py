@@ -65,7 +65,7 @@ def search_regex(pattern: str) -> str:
         raise PatternError(f"the pattern {pattern!r} is not supported: {error}") from None
 
 
-def beginnings(pattern: re.Pattern[str]) -> re.Pattern[str] | None:
+def prefix_pattern(pattern: re.Pattern[str]) -> re.Pattern[str] | None:
     """Return what is found at the end of a text if a match of `pattern` may have begun in it.
 
     The first one found is the longest. None: any text may have begun one.

@@ -21,7 +21,7 @@ from tokenizers import (
 
 from core.tokens import builders
 from weft._core.tokens.codec import Codec, TokenizersCodec
-from weft._core.tokens.letters import apart, pattern_of, segments
+from weft._core.tokens.special_tokens import encode_literally, pattern_of, segments
 from weft._core.tokens.tokenizer import Tokenizer
 from weft.errors import ConfigError
 
@@ -242,11 +242,11 @@ def test_names_are_cut_where_a_library_would_make_tokens_of_them() -> None:
         return list(library.encode(text, add_special_tokens=False).ids)
 
     assert 903 in encode("he <|x")
-    ids = apart("he <|x <|xhe", encode, {"<|x": 903, "x": 905})
+    ids = encode_literally("he <|x <|xhe", encode, {"<|x": 903, "x": 905})
     assert 903 not in ids
     assert "".join(library.id_to_token(each) for each in ids) == "▁he▁<|x▁<|xhe"
     with pytest.raises(ConfigError, match=r"holds '<', which this tokenizer cannot write but as"):
-        apart("a < b", encode, {"<": 900})
+        encode_literally("a < b", encode, {"<": 900})
 
 
 class Looked(Codec):

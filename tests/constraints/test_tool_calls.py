@@ -10,12 +10,12 @@ import pytest
 
 import weft
 from core.tokens.call_templates import FORMS
-from core.tokens.test_form import message, tokenizer, user
-from weft._core.tokens.form import INDEX, ChatForm
+from core.tokens.test_tool_call_format import message, tokenizer, user
 from weft._core.tokens.tokenizer import Tokenizer
+from weft._core.tokens.tool_call_format import INDEX, ChatForm
 from weft.constraints import Lark, Lazy
 from weft.constraints.base import Compiler
-from weft.constraints.calls import (
+from weft.constraints.tool_calls import (
     TaggedJson,
     call_constraint,
     loose_tool,
