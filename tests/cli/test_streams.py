@@ -200,7 +200,7 @@ def test_plain_branches_come_one_after_the_other() -> None:
 
 
 def test_what_a_terminal_would_obey_is_written_out() -> None:
-    assert terminal().shown("a\x1b[2Jb\n\tc") == "a\\x1b[2Jb\n\\tc"
+    assert terminal().escape("a\x1b[2Jb\n\tc") == "a\\x1b[2Jb\n\\tc"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from weft.viz.text import legend
 RAMPS = (PROBABILITY, ENTROPY)
 
 
-@pytest.mark.parametrize("ramp", RAMPS)
+@pytest.mark.parametrize("scale", RAMPS)
 def test_a_step_is_how_many_bounds_a_figure_is_beyond(scale) -> None:
     for value in (0.0, 0.009, 0.01, 0.05, 0.1, 0.3, 0.5, 0.6, 0.7, 0.9, 0.95, 1.0, 2.5, 4.0, 9.0):
         beyond = (
@@ -41,7 +41,7 @@ def test_a_terminal_leaves_what_is_expected_plain_and_writes_figures_beyond_the_
     assert (ENTROPY.figure(0.99), ENTROPY.figure(1.0)) == ("", "{1.0}")
 
 
-@pytest.mark.parametrize("ramp", RAMPS)
+@pytest.mark.parametrize("scale", RAMPS)
 def test_a_terminal_has_a_colour_where_a_page_has_a_tint(scale: ColorScale) -> None:
     for value in (0.0, 0.04, 0.05, 0.1, 0.3, 0.69, 0.7, 0.9, 1.0, 2.5, 3.0, 9.0):
         assert bool(style(scale, value)) == bool(scale.inline(value))

@@ -116,7 +116,7 @@ def test_stop_keeps_the_partial_branches(lm: weft.LM, kernel: Kernel) -> None:
     assert len(loom.children) == 3
     assert {child.finish_reason for child in loom.children} <= {"interrupted", "stop"}
     assert all(child.tokens for child in loom.children)
-    assert "stopped; what was made is in the tree" in kernel.drawn[-1][2]
+    assert "stopped; its tokens are in the tree" in kernel.drawn[-1][2]
     loom.children[0].grow(max_tokens=2, force=True, show=False)
 
 

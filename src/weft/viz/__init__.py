@@ -1,4 +1,4 @@
-"""Pictures of reasoning trees: text, HTML, Graphviz, Mermaid, and what notebooks show."""
+"""Drawings of loom trees: text, HTML, Graphviz, Mermaid, and notebook output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How tokens are tinted: from "as expected" to "surprising", in pages and on terminals."""
+"""Color scales for tokens, from expected to surprising, for pages and terminals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Tint = Literal["probability", "entropy", "none"]
 
 
 def check(tint: str) -> Tint:
-    """Return the tint's name, or refuse it."""
+    """Return the name of a token coloring. Raises: ConfigError for another name."""
     for name in get_args(Tint):
         if tint == name:
             return name  # type: ignore[no-any-return]
@@ -20,53 +20,46 @@ def check(tint: str) -> Tint:
 
 @dataclass(frozen=True, slots=True)
 class ColorScale:
-    """Six steps from "as expected" (no tint) to "surprising" (the strongest).
+    """Six steps from expected (no color) to surprising (the strongest color)."""
 
-    key: "p" or "h", what is measured; the letter of its classes in page.css. name, title: what it
-    is called, short and longer. bounds: where a step ends. labels: a step's figures. rgb: the hue
-    of translucent steps, on light and on dark. colours: of a terminal's 256, of the steps after the
-    first; black on them is readable. Where there are none, figures with `digits` are written in
-    braces beside tokens beyond `limit`; in_braces says so.
-    """
-
-    key: str
+    key: str  # "p" or "h": the prefix of its CSS classes in page.css
     name: str
     title: str
-    bounds: tuple[float, ...]
-    labels: tuple[str, ...]
-    rgb: tuple[int, int, int]
-    colours: tuple[int, ...]
-    limit: float
-    digits: int
-    in_braces: str
+    bounds: tuple[float, ...]  # the value where each step ends
+    labels: tuple[str, ...]  # the range of each step, as text
+    rgb: tuple[int, int, int]  # the hue of the translucent steps in pages
+    colours: tuple[int, ...]  # of 256 terminal colors, for steps 1 to 5; black on them is readable
+    limit: float  # without colors, values beyond this are written in braces
+    digits: int  # decimal places of these values
+    in_braces: str  # the legend of these values
 
     @property
     def falls(self) -> bool:
-        """Whether small values are the surprising ones."""
+        """True if small values are the surprising ones."""
         return self.bounds[0] > self.bounds[-1]
 
     def level(self, value: float) -> int:
-        """Return the step of a value; one that is no number is the strongest."""
+        """Return the step of a value, 0 to 5; NaN has the last step."""
         for step, bound in enumerate(self.bounds):
             if value >= bound if self.falls else value < bound:
                 return step
         return len(self.bounds)
 
     def inline(self, value: float) -> str:
-        """Return the style of a step where there is no style sheet; empty for none."""
+        """Return the inline CSS of a value's step; "" for step 0."""
         alpha = _ALPHA[self.level(value)]
         r, g, b = self.rgb
         return f"background-color:rgba({r},{g},{b},{alpha})" if alpha else ""
 
     @property
     def styles(self) -> tuple[str, ...]:
-        """The steps' styles on a terminal; empty where nothing stands out."""
+        """The terminal style of each step; "" for step 0."""
         return ("", *(f"black on color({colour})" for colour in self.colours))
 
     def figure(self, value: float) -> str:
-        """Return the figure in braces; empty where nothing stands out."""
-        stands_out = value < self.limit if self.falls else value >= self.limit
-        return f"{{{value:.{self.digits}f}}}" if stands_out else ""
+        """Return the value in braces if it is beyond `limit`, else ""."""
+        is_surprising = value < self.limit if self.falls else value >= self.limit
+        return f"{{{value:.{self.digits}f}}}" if is_surprising else ""
 
 
 _ALPHA = (0, 0.13, 0.25, 0.38, 0.52, 0.66)

@@ -1,4 +1,4 @@
-"""A reasoning tree as a graph, in Graphviz's language and in Mermaid's."""
+"""A loom tree as a Graphviz digraph and as a Mermaid flowchart."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Label = Callable[["Heddle"], str]
 
 _WIDTH, _DOT_LONGEST = 34, 160
-# The steps of the probability ramp on white.
+# The steps of the probability scale on white.
 _FILLS = ("#ffffff", "#fbf1e2", "#f8e2c4", "#f3cfa2", "#ebb680", "#e29b5f")
 _HEAD = """digraph weft {
   charset="UTF-8"
@@ -39,11 +39,11 @@ def to_dot(
     edge: Label | None = None,
     limit: int | None = None,
 ) -> str:
-    """Return the tree from `root` down as a digraph; boxes are tinted by mean probability.
+    """Return the tree from `root` down as a digraph, colored by mean probability.
 
     Args:
-        node, edge: what to write in a box and on the line to it.
-        limit: nodes at most, those nearest to the root; the rest is counted in a box of its own.
+        node, edge: return the label of a box, and of the line to it.
+        limit: maximum number of nodes, nearest to the root first; an extra box counts the rest.
     """
     shown = breadth_first(root, limit)
     names = {id(each): f"n{number}" for number, each in enumerate(shown)}
@@ -55,18 +55,18 @@ def to_dot(
 
 
 def _boxes(shown: list[Heddle], names: dict[int, str], node: Label | None) -> Iterator[str]:
-    for each in shown:
-        label = _quoted(_dot_label(each) if node is None else node(each))
-        fill = _FILLS[PROBABILITY.level(each.mean_p)] if each.logprobs else ""
+    for heddle in shown:
+        label = _quoted(_dot_label(heddle) if node is None else node(heddle))
+        fill = _FILLS[PROBABILITY.level(heddle.mean_p)] if heddle.logprobs else ""
         more = f', fillcolor="{fill}"' if fill else ""
-        width = ", penwidth=2" if each.parent is None else ""
-        yield f'{names[id(each)]} [label="{label}"{more}{width}]'
+        width = ", penwidth=2" if heddle.parent is None else ""
+        yield f'{names[id(heddle)]} [label="{label}"{more}{width}]'
 
 
 def _dot_lines(shown: list[Heddle], names: dict[int, str], edge: Label | None) -> Iterator[str]:
-    for each in shown[1:]:
-        label = "" if edge is None else f' [label="{_quoted(edge(each))}"]'
-        yield f"{names[id(each.parent)]} -> {names[id(each)]}{label}"
+    for heddle in shown[1:]:
+        label = "" if edge is None else f' [label="{_quoted(edge(heddle))}"]'
+        yield f"{names[id(heddle.parent)]} -> {names[id(heddle)]}{label}"
 
 
 def _dot_label(each: Heddle) -> str:
@@ -75,14 +75,14 @@ def _dot_label(each: Heddle) -> str:
 
 
 def _quoted(text: str) -> str:
-    r"""Return a label's inside: `\l` ends a line flush left, and nothing else is an escape."""
+    r"""Return the inside of a label: `\l` ends a line flush left; everything else is literal."""
     text = escape_controls(text.strip("\n"), keep="\n").replace("\t", "    ")
     safe = text.replace("\\", "\\\\").replace('"', '\\"')
     lines = safe.split("\n")
     return lines[0] if len(lines) == 1 else "".join(f"{line}\\l" for line in lines)
 
 
-# Mermaid refuses more than 500 lines between boxes, and more than 50,000 characters.
+# Mermaid rejects more than 500 lines between boxes, and more than 50,000 characters.
 LIMIT = 150
 _ROOM = 48_000
 _MERMAID_LONGEST = 60
@@ -95,22 +95,22 @@ def to_mermaid(
     edge: Label | None = None,
     limit: int | None = LIMIT,
 ) -> str:
-    """Return the tree from `root` down as a flowchart, in what Mermaid takes at its defaults.
+    """Return the tree from `root` down as a flowchart within Mermaid's default limits.
 
     Args:
-        node, edge: what to write in a box and on the line to it.
-        limit: nodes at most, those nearest to the root; None: as many as Mermaid takes. The rest
-            is counted in a box of its own.
+        node, edge: return the label of a box, and of the line to it.
+        limit: maximum number of nodes, nearest to the root first; None: as many as Mermaid accepts.
+            An extra box counts the rest.
     """
     numbers: dict[int, int] = {}
     lines = ["flowchart LR"]
     size = len(lines[0])
-    for each in breadth_first(root, min(limit, 500) if limit is not None else 500):
-        made = _mermaid_lines(each, numbers, node, edge)
-        size += sum(len(line) + 3 for line in made)
+    for heddle in breadth_first(root, min(limit, 500) if limit is not None else 500):
+        box_lines = _mermaid_lines(heddle, numbers, node, edge)
+        size += sum(len(line) + 3 for line in box_lines)
         if size > _ROOM:
             break
-        lines += [f"  {line}" for line in made]
+        lines += [f"  {line}" for line in box_lines]
     if rest := root.count_children() - len(numbers):
         more = f"… {counted(rest, 'more node')}"
         lines.append(f'  more["{_escaped(more)}"]:::more')
@@ -128,8 +128,8 @@ def _mermaid_lines(
     box = f'{name}["{label}"]'
     if above is None:
         return [box]
-    said = "" if edge is None or not (text := _escaped(edge(each))) else f'|"{text}"|'
-    return [box, f"n{above} -->{said} {name}"]
+    edge_label = "" if edge is None or not (text := _escaped(edge(each))) else f'|"{text}"|'
+    return [box, f"n{above} -->{edge_label} {name}"]
 
 
 def _mermaid_label(each: Heddle) -> str:
@@ -138,8 +138,8 @@ def _mermaid_label(each: Heddle) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return the text with all but letters, digits and spaces as Mermaid's character codes.
+    """Return the text with Mermaid's character codes, except for word characters and spaces.
 
-    Labels are Markdown with HTML in them, in which "1. " is a list and "end" a keyword.
+    Labels are Markdown with HTML, where "1. " is a list and "end" a keyword.
     """
-    return re.sub(r"[^\w ]|_", lambda found: f"#{ord(found[0])};", one_line(text))
+    return re.sub(r"[^\w ]|_", lambda match: f"#{ord(match[0])};", one_line(text))

@@ -1,8 +1,8 @@
-"""A reasoning tree as one HTML page: it loads nothing, and works without its one script.
+"""A loom tree as one HTML page, which loads nothing and works without its only script.
 
-Folding is `<details>`, the choice of tint is radio buttons, and what is known of a token shows
-where the pointer is; tables say the same to keyboards, fingers and screen readers. The script
-(page.js) adds search, folding of all, arrow keys and what the overview says under the pointer.
+Folds are `<details>`, and radio buttons choose the token colors. A token's statistics appear under
+the pointer; tables show them to keyboards, touch and screen readers. The script (page.js) adds
+search, folding of all nodes, arrow keys and the tooltips of the overview.
 """
 
 from __future__ import annotations
@@ -36,28 +36,30 @@ from .tokens import Label, NodeDetails, node_html, rank_tokens
 if TYPE_CHECKING:
     from ..loom import Heddle
 
-# What the page may load: nothing. What it may run: what hashes to this.
+# The page may load nothing, and run only the script with this hash.
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{}'; "
     "base-uri 'none'; form-action 'none'"
 )
-# From so many nodes on a page is folded below the best path, and begins with an overview.
+# A page with more nodes is folded below the best path, and starts with an overview.
 LARGE = 60
-# More tokens than these have their figures under the pointer only, and only where they are tinted,
-# or the page gets too large.
+# With more tokens, only colored tokens have statistics, to limit the size of the page.
 MAX_TABLED = 20_000
-# In a large tree: siblings that are shown before the rest is folded, and nodes one below another.
+# In a large tree: siblings and consecutive nodes that are shown before the rest is folded.
 _SIBLINGS, _RUN = 24, 24
 _TITLE, _HEADING = 80, 240
-# From here on levels are set closer, and long rows of siblings are not folded: that nests, too.
+# Deeper levels are indented less, and their siblings are not folded, because folds nest too.
 _FAR = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The tree as told, and what is told of its nodes.
+    """The content of a page.
 
-    is_large: only the folds on the marked path are open. path: what that one is called, if any.
+    chains: the tree in drawing order.
+    nodes: what is shown for each node.
+    is_large: only folds on the highlighted path are open.
+    path: the label of that path; "" without one.
     """
 
     chains: Sequence[Chain | ChainEnd]
@@ -76,16 +78,17 @@ def to_html(
     mark: Heddle | None = None,
     numbers: Mapping[str, int] | None = None,
 ) -> str:
-    """Return the tree from `root` down as a whole page.
+    """Return the tree from `root` down as a full page.
 
     Args:
-        tint: "probability", "entropy" or "none": how tokens are tinted when the page is opened.
-        top: how many alternatives to show for each sampled token. From 1 on the model is asked,
-            one forward over each node's tokens; 0 asks nothing.
-        limit: nodes at most, those nearest to the root; the rest is counted where it is left out.
-        node: what to write for a node instead of its text.
-        mark: the path to this node is marked.
-        numbers: by node id; those that `weft tree` would give when it draws the loom first.
+        tint: "probability", "entropy" or "none": the token colors when the page opens.
+        top: alternatives to show for each sampled token, 0 or more. From 1 on, the model runs one
+            forward over each node's tokens.
+        limit: maximum number of nodes, nearest to the root first; the rest is counted where it is
+            left out.
+        node: returns the label of a node; None: its text.
+        mark: the path to this node is highlighted.
+        numbers: node numbers by id; None: those that `weft tree` gives.
 
     Raises:
         ConfigError: a wrong tint or limit, or `top` without a model.
@@ -97,7 +100,7 @@ def to_html(
     shown = {node.id: node for item in chains if isinstance(item, Chain) for node in item.nodes}
     is_large = sum(not isinstance(each, Loom) for each in shown.values()) > LARGE
     path = [] if mark is None else [each for each in mark.path[1:] if each.id in shown]
-    said = f"Path to node {numbers.get(path[-1].id, path[-1].id)}" if path else "Best path"
+    heading = f"Path to node {numbers.get(path[-1].id, path[-1].id)}" if path else "Best path"
     if is_large and not path:
         path = [each for each in best_path(root) if each.id in shown]
     ids = frozenset(each.id for each in path)
@@ -105,8 +108,8 @@ def to_html(
     nodes = NodeDetails(
         numbers, node, rank_tokens(list(shown.values()), top), ids, n_tokens > MAX_TABLED
     )
-    page = Page(chains, nodes, is_large, said if is_large and path else "")
-    over = overview(chains, nodes, path, said) if is_large else ""
+    page = Page(chains, nodes, is_large, heading if is_large and path else "")
+    over = overview(chains, nodes, path, heading) if is_large else ""
     return "".join(_page(root, page, chosen, over))
 
 
@@ -140,19 +143,19 @@ def _header(root: Heddle) -> Iterator[str]:
     nodes = breadth_first(root, None)
     n_tokens = sum(len(node.tokens) for node in nodes)
     leaves = sum(not node.children for node in nodes)
-    # A prompt is no node, as `weft tree` counts.
+    # A prompt is not counted as a node, as in `weft tree`.
     n_nodes = len(nodes) - isinstance(root, Loom)
     about = [counted(n_nodes, "node"), counted(leaves, "leaf", "leaves")]
     about.append(counted(n_tokens, "token"))
     about += [_model(root)] if _model(root) else []
-    asked = headline(root).strip("\n")
+    prompt = headline(root).strip("\n")
     yield f'<header>\n<p class="soft">{as_html(" · ".join(about))}</p>\n'
-    yield f'<h1 dir="auto">{as_html(cut(asked, _HEADING))}</h1>\n'
+    yield f'<h1 dir="auto">{as_html(cut(prompt, _HEADING))}</h1>\n'
     before = root.get_prefix_text()
-    if before != asked:
+    if before != prompt:
         n = len(root.get_prefix_tokens())
-        said = f"As the model reads it · {counted(n, 'token')}"
-        yield f"<details><summary>{said}</summary>"
+        summary = f"As the model reads it · {counted(n, 'token')}"
+        yield f"<details><summary>{summary}</summary>"
         yield f'<pre tabindex="0">{as_html(before)}</pre></details>\n'
     yield "</header>\n"
 
@@ -171,7 +174,7 @@ def _bar(tint: Tint, path: str) -> str:
         f"{' checked' if tint == name else ''}>{name}</label>"
         for key, name in names
     )
-    again = f'<button type="button" id="path">{as_html(path)}</button>' if path else ""
+    path_button = f'<button type="button" id="path">{as_html(path)}</button>' if path else ""
     return (
         '<section class="bar" aria-label="View">\n<div class="tools" hidden>'
         '<input type="search" id="find" placeholder="Find a text or a number" '
@@ -180,7 +183,7 @@ def _bar(tint: Tint, path: str) -> str:
         '<button type="button" id="next" aria-label="Next" hidden>›</button>'
         '<output for="find"></output></span>'
         '<button type="button" id="open">Unfold all</button>'
-        f'<button type="button" id="fold">Fold all</button>{again}</div>\n'
+        f'<button type="button" id="fold">Fold all</button>{path_button}</div>\n'
         f'<div class="tints"><fieldset><legend>Tint</legend>{choices}</fieldset>\n'
         f"{_legend(PROBABILITY)}{_legend(ENTROPY)}</div></section>\n"
     )
@@ -196,13 +199,13 @@ def _legend(scale: ColorScale) -> str:
 def _footer(page: Page) -> str:
     terse = ""
     if page.nodes.is_terse:
-        terse = " There are too many tokens for tables, and for figures of those without tint."
+        terse = " There are too many tokens for tables, and for statistics of uncolored ones."
     return (
-        "<footer>p and entropy (in nats) are the model’s own, before any filter, over its whole "
-        "vocabulary; a node’s p is the mean of its tokens’. Text without tint was given, not "
-        f"sampled, or was as good as certain.{terse} A node’s number is that of weft tree. "
+        "<footer>p and entropy (in nats) are the model’s own, before any filter, over its full "
+        "vocabulary; a node’s p is the mean of its tokens’. Text without color was given, not "
+        f"sampled, or was nearly certain.{terse} A node’s number is that of weft tree. "
         '<span class="keys" hidden>In the tree, the arrow keys go from fold to fold, open and '
-        "close. </span>Made with Weft.</footer>\n"
+        "close. </span>Created with Weft.</footer>\n"
     )
 
 
@@ -211,20 +214,17 @@ def _footer(page: Page) -> str:
 
 @dataclass(slots=True)
 class _Level:
-    """The branches of one item while they are written: which one comes next, and what is folded.
+    """The branches of one chain while they are written."""
 
-    on: which one is on the marked path; -1: none. ends: what closes the item.
-    """
-
-    n: int
-    on: int
-    is_cut: bool
-    ends: str
-    at: int = 0
-    is_in_rest: bool = False
+    n: int  # number of branches
+    on: int  # index of the branch on the highlighted path; -1: none
+    is_cut: bool  # fold the branches after the first ones
+    ends: str  # markup that closes the chain
+    at: int = 0  # index of the next branch
+    is_in_rest: bool = False  # a fold of siblings is open
 
     def before_next(self) -> str:
-        """Return what stands before the next branch: long rows of siblings are folded."""
+        """Return the markup before the next branch: long rows of siblings are folded."""
         at, on = self.at, self.on
         self.at += 1
         if not self.is_cut or at < _SIBLINGS:
@@ -235,22 +235,22 @@ class _Level:
             return ""
         self.is_in_rest = True
         n = (on if on > at else self.n) - at
-        said = counted(n, "more branch", "more branches")
-        return f'<li class="rest"><details class="fold"><summary>{said}</summary>\n<ul>\n'
+        summary = counted(n, "more branch", "more branches")
+        return f'<li class="rest"><details class="fold"><summary>{summary}</summary>\n<ul>\n'
 
     def end_of_rest(self) -> str:
-        """Return what closes the fold of siblings, if one is open."""
+        """Return the markup that closes the fold of siblings, if one is open."""
         is_open, self.is_in_rest = self.is_in_rest, False
         return "</ul></details></li>\n" if is_open else ""
 
 
 def _tree(page: Page) -> Iterator[str]:
     levels: list[_Level] = []
-    for each in page.chains:
-        if isinstance(each, Chain):
+    for entry in page.chains:
+        if isinstance(entry, Chain):
             yield levels[-1].before_next() if levels else ""
-            has_fold = yield from _item(each, page)
-            levels.append(_level(each, page, "</details></li>\n" if has_fold else "</li>\n"))
+            has_fold = yield from _item(entry, page)
+            levels.append(_level(entry, page, "</details></li>\n" if has_fold else "</li>\n"))
             continue
         level = levels.pop()
         yield level.end_of_rest() + ("</ul>" if level.n else "") + level.ends
@@ -267,8 +267,8 @@ def _level(each: Chain, page: Page, ends: str) -> _Level:
 
 
 def _item(each: Chain, page: Page) -> Generator[str, None, bool]:
-    """Yield an item up to its first branch; return whether a fold is open then."""
-    # A prompt is the heading already.
+    """Yield a chain up to its first branch; return True if its fold is open then."""
+    # The heading shows the prompt.
     nodes = [node for node in each.nodes if not isinstance(node, Loom)]
     is_open = not page.is_large or not each.forks or nodes[0].id in page.nodes.marked
     shown, rest = (nodes, []) if is_open else (nodes[:1], nodes[1:])
@@ -280,11 +280,11 @@ def _item(each: Chain, page: Page) -> Generator[str, None, bool]:
         yield hidden
         return False
     more = each.n_below - each.n_branches
-    said = [f"{counted(len(rest), 'node')} further"] if rest else []
-    said += [counted(each.n_branches, "branch", "branches")] if each.n_branches else []
-    said += [f"{counted(more, 'node')} deeper"] if more else []
+    parts = [f"{counted(len(rest), 'node')} further"] if rest else []
+    parts += [counted(each.n_branches, "branch", "branches")] if each.n_branches else []
+    parts += [f"{counted(more, 'node')} deeper"] if more else []
     state = " open" if is_open else ""
-    yield f'<details class="fold"{state}><summary>{" · ".join(said)}</summary>\n'
+    yield f'<details class="fold"{state}><summary>{" · ".join(parts)}</summary>\n'
     yield from (node_html(node, page.nodes) for node in rest)
     yield hidden
     if each.n_branches:
@@ -293,29 +293,29 @@ def _item(each: Chain, page: Page) -> Generator[str, None, bool]:
 
 
 def _run(nodes: Sequence[Heddle], page: Page) -> Iterator[str]:
-    """Yield nodes one below another; of a long row only the first and last ones are unfolded."""
+    """Yield nodes one below another; of a long row, only the first and last are unfolded."""
     half = _RUN // 2 if page.is_large and len(nodes) > _RUN + 1 else len(nodes)
     chains = [node_html(node, page.nodes) for node in nodes]
     yield from chains[:half]
     if len(nodes) > half:
-        said = counted(len(nodes) - 2 * half, "more node")
-        yield f'<details class="fold"><summary>{said}</summary>\n'
+        summary = counted(len(nodes) - 2 * half, "more node")
+        yield f'<details class="fold"><summary>{summary}</summary>\n'
         yield from chains[half:-half]
         yield "</details>\n"
         yield from chains[-half:]
 
 
-# The picture is so many units wide; bars that would begin less than one after another are left out.
+# Width of the overview in units; bars that start closer together than the minimum are left out.
 _WIDE, _MIN_BAR = 1000, 0.5
 _TALLEST, _ROW = 220, 22
 _STEPS = 5
-# Nodes of a path that are listed: the first and the last ones.
+# Number of first and of last nodes of a path in its list.
 _FIRST, _LAST = 4, 8
 _LINE = 90
 
 
 class BranchBar(NamedTuple):
-    """A branch in the picture: its row from the top, its place and width in units."""
+    """A branch in the overview: its row from the top, its position and width in units."""
 
     item: Chain
     row: int
@@ -326,7 +326,7 @@ class BranchBar(NamedTuple):
 def overview(
     chains: Sequence[Chain | ChainEnd], page: NodeDetails, path: Sequence[Heddle], heading: str
 ) -> str:
-    """Return the picture of what is told, and the nodes of a path as a list of links."""
+    """Return the overview of the tree, and the nodes of a path as a list of links."""
     return f'<section class="over" aria-label="Overview">\n{_picture(chains, page)}' + (
         f"<h2>{as_html(heading)}</h2>\n<ol>\n{''.join(_steps(path, page))}</ol>\n</section>\n"
         if path
@@ -341,9 +341,9 @@ def _picture(chains: Sequence[Chain | ChainEnd], page: NodeDetails) -> str:
     tints = _by_score(bars) or _by_p(bars)
     rects = "".join(_rects(bars, tints, page, tall))
     by = "the better its score" if _has_scores(bars) else "the less likely its tokens"
-    said = f"{counted(len(bars), 'branch', 'branches')} in {counted(n_rows, 'level')}"
+    label = f"{counted(len(bars), 'branch', 'branches')} in {counted(n_rows, 'level')}"
     return (
-        f'<figure><svg role="img" aria-label="{said}" viewBox="0 0 {_WIDE} {n_rows * tall:.1f}" '
+        f'<figure><svg role="img" aria-label="{label}" viewBox="0 0 {_WIDE} {n_rows * tall:.1f}" '
         f'preserveAspectRatio="none" style="height:{n_rows * tall:.0f}px">{rects}</svg>\n'
         '<figcaption class="soft">A bar is a branch: the wider, the more leaves below it; the '
         f"darker, {by}. Green is the path.</figcaption></figure>\n"
@@ -351,14 +351,14 @@ def _picture(chains: Sequence[Chain | ChainEnd], page: NodeDetails) -> str:
 
 
 def _bars(items: Sequence[Chain]) -> Iterator[BranchBar]:
-    """Yield a bar for each item below the prompt: its width is its share of the leaves."""
+    """Yield a bar for each chain below the prompt; its width is its share of the leaves."""
     above = _above(items)
     leaves = [0 if item.n_branches else 1 for item in items]
     for at in range(len(items) - 1, 0, -1):
         leaves[above[at]] += leaves[at]
     unit = _WIDE / leaves[0]
     begins = [0.0] * len(items)
-    # Where the next item below each one begins.
+    # The position of the next chain below each one.
     free = [0.0] * len(items)
     has_root = not all(isinstance(node, Loom) for node in items[0].nodes)
     for at, item in enumerate(items):
@@ -371,7 +371,7 @@ def _bars(items: Sequence[Chain]) -> Iterator[BranchBar]:
 
 
 def _above(items: Sequence[Chain]) -> list[int]:
-    """Return for each item which one it stands below; 0 for the first."""
+    """Return for each chain the index of the chain above it; 0 for the first."""
     above, at_fork = [], {-1: 0}
     for at, item in enumerate(items):
         above.append(at_fork[item.forks - 1])
@@ -402,11 +402,11 @@ def _has_scores(bars: Sequence[BranchBar]) -> bool:
 
 
 def _by_score(bars: Sequence[BranchBar]) -> dict[int, str]:
-    """Return a class for each bar: s0, the worst score or none, to s5; empty without scores."""
+    """Return a CSS class for each bar, s0 (worst or no score) to s5; {} without scores."""
     if not _has_scores(bars):
         return {}
-    found = {at: _score(bar.item.nodes) for at, bar in enumerate(bars)}
-    scores = [s for s in found.values() if s is not None and math.isfinite(s)] or [0.0]
+    score_of = {at: _score(bar.item.nodes) for at, bar in enumerate(bars)}
+    scores = [s for s in score_of.values() if s is not None and math.isfinite(s)] or [0.0]
     low, high = min(scores), max(scores)
     # Halves: the difference of two large scores may be infinite.
     span = high / 2 - low / 2
@@ -417,7 +417,7 @@ def _by_score(bars: Sequence[BranchBar]) -> dict[int, str]:
         share = (score / 2 - low / 2) / span if span else float(score >= high)
         return round(_STEPS * min(max(share, 0.0), 1.0))
 
-    return {at: f"s{step(score)}" for at, score in found.items()}
+    return {at: f"s{step(score)}" for at, score in score_of.items()}
 
 
 def _score(nodes: Sequence[Heddle]) -> float | None:
@@ -425,12 +425,12 @@ def _score(nodes: Sequence[Heddle]) -> float | None:
 
 
 def _by_p(bars: Sequence[BranchBar]) -> dict[int, str]:
-    """Return a class for each bar, by the mean probability of its first sampled node."""
-    found = {}
+    """Return a CSS class for each bar, by the mean probability of its first sampled node."""
+    classes = {}
     for at, bar in enumerate(bars):
         sampled = [node for node in bar.item.nodes if node.logprobs]
-        found[at] = f"p{PROBABILITY.level(sampled[0].mean_p) if sampled else 0}"
-    return found
+        classes[at] = f"p{PROBABILITY.level(sampled[0].mean_p) if sampled else 0}"
+    return classes
 
 
 def _steps(path: Sequence[Heddle], page: NodeDetails) -> Iterator[str]:
@@ -442,10 +442,10 @@ def _steps(path: Sequence[Heddle], page: NodeDetails) -> Iterator[str]:
                 yield f'<li class="soft">… {counted(left_out, "more node")}</li>\n'
             continue
         text = one_line(headline(node) if page.node is None else page.node(node), mark=" ")
-        figures = "" if page.node is not None else as_html(" · ".join(facts(node)[1:]))
+        statistics = "" if page.node is not None else as_html(" · ".join(facts(node)[1:]))
         number = page.numbers[node.id]
         yield (
             f'<li><a class="no" href="#{number}">{number}</a> '
             f'<span dir="auto">{as_html(cut(text, _LINE)) or NOTHING}</span> '
-            f'<span class="soft">{figures}</span></li>\n'
+            f'<span class="soft">{statistics}</span></li>\n'
         )

@@ -1,4 +1,4 @@
-"""Branches as they grow, on a terminal: a lane each, drawn over; plain lines elsewhere."""
+"""Growing branches on a terminal: a lane for each, redrawn in place; plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from ..lm.results import Delta
 
 _REDRAWS_PER_S = 10
-_MAX_LINES = 6  # of one lane
-BETWEEN = "---"  # a line between texts that are written alone
+_MAX_LINES = 6  # per lane
+BETWEEN = "---"  # the line between texts without numbers
 
 
 class DeltaDisplay(Protocol):
-    """Shows deltas as they come; a context manager."""
+    """Shows deltas as they arrive; a context manager."""
 
     def __enter__(self) -> object: ...
 
     def __exit__(self, *_: object) -> None: ...
 
     def push(self, delta: Delta) -> None:
-        """Take a delta."""
+        """Show a delta."""
         ...
 
 
 class Lane:
-    """One branch: its text so far in pieces with their logprobs, and why it ended."""
+    """One branch: its text so far, in pieces with logprobs, and its finish reason."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -50,21 +50,22 @@ class Lane:
         return "".join(text for text, _ in self.pieces)
 
     def push(self, pieces: Sequence[tuple[str, float | None]], ended: str | None) -> None:
-        """Take what is new of this branch."""
+        """Append new pieces of this branch."""
         self.pieces += pieces
         self.ended = ended
 
 
 def hidden_lanes(lanes: Sequence[Lane]) -> str:
-    """Return what is said instead of lanes for which there is no room."""
+    """Return a line that counts the lanes that do not fit."""
     ended = sum(lane.ended is not None for lane in lanes)
     return f"… {counted(len(lanes), 'more branch', 'more branches')}, {ended} ended"
 
 
 class Lanes:
-    """All branches of a call, drawn over and over in place; gone when it is left.
+    """All branches of a call, redrawn in place and erased at the end.
 
-    first: the number of the first branch. waiting: what to say until something comes.
+    first: the number of the first branch.
+    waiting: returns the text to show until the first delta.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Lanes:
         self.waiting = waiting
         self.n_tokens = 0
         self._began: float | None = None
-        # Drawn from a thread of its own: a long prompt is read without anything coming in.
+        # Redrawn by a thread of its own, because no delta arrives while a long prompt runs.
         self._live = Live(
             console=out.console,
             refresh_per_second=_REDRAWS_PER_S,
@@ -96,7 +97,7 @@ class Lanes:
         self._live.stop()
 
     def push(self, delta: Delta) -> None:
-        """Take a delta."""
+        """Show a delta."""
         if self._began is None:
             self._began = time.monotonic()
         self.n_tokens += len(delta.token_ids)
@@ -143,9 +144,9 @@ def _rows(lane: Lane, out: TerminalWriter, height: int) -> list[Text]:
 
 
 class Printer:
-    """Plain lines: the branches one after the other, each as soon as it is its turn.
+    """Plain lines: the branches one after the other, each as soon as the earlier ones have ended.
 
-    first: the number of the first branch; None for the texts alone, with BETWEEN between them.
+    first: the number of the first branch; None: only the texts, separated by BETWEEN.
     """
 
     def __init__(self, out: TerminalWriter, n: int, *, first: int | None = 1) -> None:
@@ -161,14 +162,14 @@ class Printer:
     def __exit__(self, *_: object) -> None:
         if self._begun:
             self._end()
-        # A stream that was cut off: what came of the others.
+        # After an interrupted stream: the partial texts of the other branches.
         for lane in self.lanes[self._at :]:
             if not self.is_numbered and lane.text:
                 self._show(lane.text)
                 self._end()
 
     def push(self, delta: Delta) -> None:
-        """Take a delta; write it if it belongs to the branch whose turn it is."""
+        """Write a delta of the current branch; keep those of later branches."""
         self.lanes[delta.branch].push([(delta.text, sum(delta.logprobs))], delta.finish_reason)
         if delta.branch == self._at:
             self._show(delta.text)
@@ -190,7 +191,7 @@ class Printer:
         self.out.write(text)
 
     def _end(self) -> None:
-        # A text that was stopped at a line's end has ended its line.
+        # A text that ends in a newline has ended its line.
         if not self.lanes[self._at].text.endswith("\n"):
             self.out.write("\n")
         self._at, self._begun = self._at + 1, False
@@ -205,12 +206,11 @@ class NullDisplay:
     def __exit__(self, *_: object) -> None:
         return None
 
-    def push(self, delta: Delta) -> None:
-        """Take a delta."""
+    def push(self, delta: Delta) -> None: ...
 
 
 class TextDisplay(NullDisplay):
-    """Writes one branch's text as it comes; on a terminal it breaks lines between words."""
+    """Writes one branch's text as it arrives; on a terminal, lines break between words."""
 
     def __init__(self, out: TerminalWriter) -> None:
         self.out = out
@@ -218,12 +218,12 @@ class TextDisplay(NullDisplay):
         self._column = 0
 
     def push(self, delta: Delta) -> None:
-        """Take a delta. On a terminal the last word waits until it is whole."""
+        """Write a delta. On a terminal, hold back the last word until it is complete."""
         if not self.out.is_live:
             self.out.write(delta.text)
             return
-        *whole, self._word = re.split(r"(?<=\s)", self._word + delta.text)
-        for word in whole:
+        *words, self._word = re.split(r"(?<=\s)", self._word + delta.text)
+        for word in words:
             self._put(word)
 
     def _put(self, word: str) -> None:
@@ -240,9 +240,12 @@ class TextDisplay(NullDisplay):
 
 
 def show_stream(display: DeltaDisplay, deltas: Generator[Delta, None, object]) -> bool:
-    """Show a stream to its end; False when Ctrl-C ended it (what was made is in the tree)."""
+    """Show a stream to its end; return False if Ctrl-C ended it.
+
+    Its tokens are then in the tree.
+    """
     try:
-        # Ctrl-C may come while we draw: closing the stream keeps its branches then too.
+        # Ctrl-C may arrive while a delta is drawn; closing the stream keeps its branches.
         with display, closing(deltas):
             for delta in deltas:
                 display.push(delta)

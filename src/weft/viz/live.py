@@ -1,6 +1,6 @@
-"""Branches as they grow, in a notebook: one lane each, in one output that is drawn over.
+"""Growing branches in a notebook: a lane for each, in one output that is redrawn.
 
-Nothing is shown outside IPython, and IPython is imported only where it runs already.
+Nothing is shown outside IPython, which is imported only if it is already running.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# At most ten times a second: more is flicker, and work for whoever is connected.
+# At most ten times a second, to avoid flicker and load on the connection.
 REDRAW_S = 0.1
 _TAIL = 240
 _MAX_LANES = 16
@@ -35,11 +35,11 @@ _TEXT = "flex:1;min-width:0;white-space:pre-wrap;overflow-wrap:anywhere"
 
 
 def growth_display(n: int) -> GrowthDisplay | None:
-    """Return what shows `n` branches growing; None where nothing is to be shown."""
+    """Return a display for `n` branches; None if nothing is to be shown."""
     shell = _shell()
     if shell is None or not n or threading.current_thread() is not threading.main_thread():
         return None
-    # A kernel has somebody who displays; IPython in a terminal has not.
+    # A kernel has a front end that displays HTML; IPython in a terminal has none.
     return LiveLanes(n) if getattr(shell, "kernel", None) is not None else LiveLines(n)
 
 
@@ -49,7 +49,7 @@ def _shell() -> Any:
 
 
 class LiveLanes:
-    """All branches of a call in one display, updated in place; static HTML in the end."""
+    """All branches of a call in one display, updated in place; static HTML at the end."""
 
     def __init__(self, n: int) -> None:
         self.lanes = [Lane(number) for number in range(n)]
@@ -64,16 +64,16 @@ class LiveLanes:
     def push(
         self, branch: int, pieces: list[tuple[str, float | None]], ended: FinishReason | None
     ) -> None:
-        """Take what is new of a branch; draw, but not too often."""
+        """Append new tokens of a branch; redraw, at a limited rate."""
         lane = self.lanes[branch]
         lane.push(pieces, ended)
         if time.monotonic() - self._drawn_at >= REDRAW_S:
             self._try(self._draw)
 
     def close(self) -> None:
-        """Draw what there is in the end."""
+        """Draw the final state."""
         self.is_over = True
-        # The last drawing keeps its distance from the one before, too.
+        # The rate limit applies to the last drawing too.
         time.sleep(max(0.0, self._drawn_at + REDRAW_S - time.monotonic()))
         self._try(self._draw)
 
@@ -88,22 +88,22 @@ class LiveLanes:
             self._handle.update(self)
 
     def _try(self, draw: Any) -> None:
-        """A display that fails must not cost the branches."""
+        """Call a drawing function; its errors must not end the growth."""
         try:
             draw()
         except Exception as error:
-            _log.warning("the notebook's display failed (%s); growing goes on without it", error)
+            _log.warning("the notebook's display failed (%s); growth continues without it", error)
             self._handle = None
 
     def _headline(self) -> str:
         n_tokens = sum(len(lane.pieces) for lane in self.lanes)
         n_ended = sum(lane.ended is not None for lane in self.lanes)
-        said = [counted(len(self.lanes), "branch", "branches"), counted(n_tokens, "token")]
+        parts = [counted(len(self.lanes), "branch", "branches"), counted(n_tokens, "token")]
         if not self.is_over:
-            said.insert(1, f"{n_ended} ended")
+            parts.insert(1, f"{n_ended} ended")
         elif n_ended < len(self.lanes):
-            said.insert(1, "stopped; what was made is in the tree")
-        return " · ".join([*said, f"{time.monotonic() - self._start:.1f} s"])
+            parts.insert(1, "stopped; its tokens are in the tree")
+        return " · ".join([*parts, f"{time.monotonic() - self._start:.1f} s"])
 
     def __repr__(self) -> str:
         lines = [_plain(lane) for lane in self.lanes[:_MAX_LANES]]
@@ -123,18 +123,18 @@ class LiveLanes:
 
 
 class LiveLines:
-    """Branches as plain lines, each written when it has ended."""
+    """Branches as plain lines, each written when the branch has ended."""
 
     def __init__(self, n: int) -> None:
         self.lanes = [Lane(number) for number in range(n)]
 
     def open(self) -> None:
-        """Write nothing yet."""
+        """Do nothing."""
 
     def push(
         self, branch: int, pieces: list[tuple[str, float | None]], ended: FinishReason | None
     ) -> None:
-        """Take what is new of a branch."""
+        """Append new tokens of a branch; write it if it has ended."""
         lane = self.lanes[branch]
         lane.push(pieces, ended)
         if ended is not None:
@@ -171,12 +171,12 @@ def _lane(lane: Lane, *, is_over: bool) -> str:
 
 
 def _state(lane: Lane) -> str:
-    said = f"{len(lane.pieces)} tok"
-    return said if lane.ended is None else f"{said} · {lane.ended}"
+    state = f"{len(lane.pieces)} tok"
+    return state if lane.ended is None else f"{state} · {lane.ended}"
 
 
 def _tail(lane: Lane) -> Iterable[tuple[str, float | None]]:
-    """Return the last pieces, as many as a lane has room for."""
+    """Return the last pieces that fit in a lane."""
     room = _TAIL
     for at in range(len(lane.pieces) - 1, -1, -1):
         room -= len(lane.pieces[at][0])

@@ -1,7 +1,7 @@
-"""Trees and results in a notebook's output: static HTML that outlives the kernel.
+"""Trees and results as notebook output: static HTML that outlives the kernel.
 
-No style sheet and no script: sites that show saved notebooks strip both. What is left without
-styles is still nested lists that fold.
+It has no style sheet and no script, because sites that show saved notebooks strip both. Without
+styles it is still nested lists that fold.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .color_scale import PROBABILITY
 from .outline import NOTHING, Chain, counted, facts, headline, outline
 from .terminal import as_html, cut
 from .text import draw
-from .tokens import Piece, figures, percent, pieces, quoted, tip_of
+from .tokens import Piece, percent, pieces, quoted, tip_of, token_stats
 
 if TYPE_CHECKING:
     from ..lm.results import Distribution, TextScore, TokenProb
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..loom.grow import Branches
     from ..search.core import SearchResult
 
-# Nodes of a tree, and characters of a node, that an output shows before it counts the rest.
+# Maximum number of nodes of a tree, and of characters of a node; the rest is counted.
 LIMIT = 200
 LONGEST = 600
 
@@ -37,40 +37,40 @@ _FOLD = f"{SOFT};cursor:pointer"
 
 
 def tree(root: Heddle, *, limit: int = LIMIT, mark: Heddle | None = None) -> str:
-    """Return the tree from `root` down for a notebook; folded open, the rest counted."""
+    """Return the tree from `root` down as unfolded HTML lists; the rest is counted."""
     marked = frozenset() if mark is None else frozenset(map(id, mark.path))
     return "".join(_tree(root, limit, marked))
 
 
 def plain(root: Heddle, *, limit: int = LIMIT) -> str:
-    """Return the drawing for where there is no HTML."""
+    """Return the drawing as text, for front ends without HTML."""
     return "\n".join(draw(root, limit=limit))
 
 
 def text_of(node: Heddle) -> str:
-    """Return a node's text, its tokens tinted; what is too long is counted."""
-    found = pieces(node)
-    if not found:
+    """Return a node's text as HTML with colored tokens; the rest of a long text is counted."""
+    parts = pieces(node)
+    if not parts:
         return f'<span style="{SOFT}">{NOTHING}</span>'
-    return "".join(_tokens(found))
+    return "".join(_tokens(parts))
 
 
 def _tree(root: Heddle, limit: int, marked: frozenset[int]) -> Iterator[str]:
     yield f'<div style="{_ROOT}">'
-    for each in outline(root, limit):
-        if not isinstance(each, Chain):
-            yield "</ul></details>" if each.has_branches else ""
-            yield "</li>" if not each.is_root else ""
+    for entry in outline(root, limit):
+        if not isinstance(entry, Chain):
+            yield "</ul></details>" if entry.has_branches else ""
+            yield "</li>" if not entry.is_root else ""
             continue
-        is_root = each.nodes[0] is root
-        yield "" if is_root else f'<li style="{_item(each, marked)}">'
-        for node in each.nodes:
+        is_root = entry.nodes[0] is root
+        yield "" if is_root else f'<li style="{_item(entry, marked)}">'
+        for node in entry.nodes:
             yield _node(node)
-        if each.n_hidden:
-            yield f'<div style="{SOFT}">… {counted(each.n_hidden, "more node")} below</div>'
-        if each.n_branches:
-            said = counted(each.n_branches, "branch", "branches")
-            yield f'<details open><summary style="{_FOLD}">{said}</summary><ul style="{_LIST}">'
+        if entry.n_hidden:
+            yield f'<div style="{SOFT}">… {counted(entry.n_hidden, "more node")} below</div>'
+        if entry.n_branches:
+            label = counted(entry.n_branches, "branch", "branches")
+            yield f'<details open><summary style="{_FOLD}">{label}</summary><ul style="{_LIST}">'
     yield "</div>"
 
 
@@ -81,27 +81,27 @@ def _item(each: Chain, marked: frozenset[int]) -> str:
 
 
 def _node(node: Heddle) -> str:
-    figures = f'<div style="{SOFT}">{as_html(" · ".join(facts(node)))}</div>'
+    statistics = f'<div style="{SOFT}">{as_html(" · ".join(facts(node)))}</div>'
     if isinstance(node, Loom):
-        asked = as_html(cut(headline(node).strip("\n"), LONGEST))
-        return f'<div style="{_TEXT}" dir="auto"><b>{asked}</b></div>{figures}'
-    return f'<div style="{_TEXT}" dir="auto">{text_of(node)}</div>{figures}'
+        prompt = as_html(cut(headline(node).strip("\n"), LONGEST))
+        return f'<div style="{_TEXT}" dir="auto"><b>{prompt}</b></div>{statistics}'
+    return f'<div style="{_TEXT}" dir="auto">{text_of(node)}</div>{statistics}'
 
 
-def _tokens(found: list[Piece]) -> Iterator[str]:
+def _tokens(parts: list[Piece]) -> Iterator[str]:
     room = LONGEST
-    for at, piece in enumerate(found):
+    for at, piece in enumerate(parts):
         text, is_last = cut(piece.text, room), len(piece.text) >= room
         yield token(piece, text)
         room -= len(piece.text)
         if is_last:
-            if rest := len(found) - at - 1:
+            if rest := len(parts) - at - 1:
                 yield f'<span style="{SOFT}"> … {counted(rest, "more token")}</span>'
             return
 
 
 def token(piece: Piece, text: str) -> str:
-    """Return a token's text, tinted by its probability, with its figures under the pointer."""
+    """Return a token's text as HTML, colored by its probability, with its statistics as tooltip."""
     if piece.p is None:
         return as_html(text)
     style = PROBABILITY.inline(piece.p)
@@ -110,7 +110,7 @@ def token(piece: Piece, text: str) -> str:
     return f'<span title="{tip}"{styled}>{as_html(text)}</span>'
 
 
-# Rows that a card shows before it counts the rest.
+# Maximum number of rows of a card; the rest is counted.
 SCREEN = 20
 _CELL = "text-align:left;padding:.15em .9em .15em 0;vertical-align:top"
 _WRAP = "white-space:pre-wrap;overflow-wrap:anywhere"
@@ -119,7 +119,7 @@ _BAR_EM = 9
 
 
 def distribution_card(result: Distribution) -> str:
-    """Return the likeliest tokens with bars."""
+    """Return the likeliest tokens with bars, as HTML."""
     rows = (
         [str(e.rank + 1), _code(e.text), _bar(e.p), as_html(percent(e.p)), str(e.id)]
         for e in result[:SCREEN]
@@ -128,52 +128,52 @@ def distribution_card(result: Distribution) -> str:
 
 
 def token_prob_card(result: TokenProb) -> str:
-    """Return one token and its figures."""
-    said = f"p {percent(result.p)} · logprob {result.logprob:z.3f} · rank {result.rank + 1}"
-    return f'{_code(result.text)} <span style="{SOFT}">{as_html(said)} · id {result.id}</span>'
+    """Return one token and its statistics, as HTML."""
+    summary = f"p {percent(result.p)} · logprob {result.logprob:z.3f} · rank {result.rank + 1}"
+    return f'{_code(result.text)} <span style="{SOFT}">{as_html(summary)} · id {result.id}</span>'
 
 
 def text_score_card(result: TextScore) -> str:
-    """Return the text tinted, its sums, and a table of its tokens."""
-    made = [
+    """Return the colored text, its sums, and a table of its tokens, as HTML."""
+    parts = [
         Piece(text, (token_id,), logprob)
         for text, token_id, logprob in zip(
             result.texts, result.tokens, result.logprobs, strict=True
         )
     ]
-    text = "".join(token(piece, piece.text) for piece in made)
-    said = (
-        f"{counted(len(made), 'token')} · logprob {result.total:z.3f} · mean {result.mean:z.3f}"
+    text = "".join(token(piece, piece.text) for piece in parts)
+    summary = (
+        f"{counted(len(parts), 'token')} · logprob {result.total:z.3f} · mean {result.mean:z.3f}"
         f" · perplexity {result.perplexity:.3f}"
     )
-    rows = ([_code(piece.text), *map(as_html, figures(piece)[:2])] for piece in made[:SCREEN])
-    table = _table(("token", "p", "logprob"), rows, _more(len(made)))
-    return f'<div style="{_WRAP}" dir="auto">{text}</div>{_soft(said)}{_folded("tokens", table)}'
+    rows = ([_code(piece.text), *map(as_html, token_stats(piece)[:2])] for piece in parts[:SCREEN])
+    table = _table(("token", "p", "logprob"), rows, _more(len(parts)))
+    return f'<div style="{_WRAP}" dir="auto">{text}</div>{_soft(summary)}{_folded("tokens", table)}'
 
 
 def stats_card(result: Stats) -> str:
-    """Return what an LM did and holds."""
+    """Return the statistics of an LM, as HTML."""
     rows: tuple[tuple[str, str, str], ...] = (
         ("prefilled", f"{counted(result.prefilled, 'token')}", "run to read prompts"),
-        ("reused", f"{counted(result.reused, 'token')}", "there already when work began"),
+        ("reused", f"{counted(result.reused, 'token')}", "cached already when work started"),
         ("decoded", f"{counted(result.decoded, 'token')}", f"{result.tokens_per_s:,.0f} a second"),
         (
             "recomputed",
             f"{counted(result.recomputed, 'token')}",
             "run again" if result.prefix_caching else "run again: prefix caching is disabled",
         ),
-        ("KV held", format_bytes(result.kv_bytes), counted(result.kv_tokens, "token")),
+        ("KV", format_bytes(result.kv_bytes), counted(result.kv_tokens, "token")),
         ("unshared", format_bytes(result.kv_bytes_unshared), "a cache for every branch"),
         ("steps", counted(result.steps, "step"), f"{result.seconds:.2f} s"),
     )
     unknown = [] if result.knows_prefill else ["prefilled", "reused", "recomputed"]
-    unknown += [] if result.knows_kv else ["KV held", "unshared"]
+    unknown += [] if result.knows_kv else ["KV", "unshared"]
     rows = tuple(row for row in rows if row[0] not in unknown)
     return _table((), ([name, value, _soft(note)] for name, value, note in rows))
 
 
 def branches_card(result: Branches) -> str:
-    """Return the branches of a call with their figures."""
+    """Return the branches of a call with their statistics, as HTML."""
     rows = (
         [str(number), f'<span dir="auto">{text_of(node)}</span>{_soft(" · ".join(facts(node)))}']
         for number, node in enumerate(result[:SCREEN])
@@ -186,22 +186,22 @@ def branches_card(result: Branches) -> str:
 
 
 def search_card(result: SearchResult) -> str:
-    """Return the answer, the verdict, the votes, and the tree with the path to the best node."""
+    """Return the answer, the verdict, the votes, and the tree with its best path, as HTML."""
     verdict = {None: "", True: "✓ solved · ", False: "✗ not solved · "}[result.solved]
-    made = f'<div style="{_WRAP}" dir="auto">{as_html(result.text)}</div>'
-    made += _soft(f"{verdict}{result.cost}")
+    card = f'<div style="{_WRAP}" dir="auto">{as_html(result.text)}</div>'
+    card += _soft(f"{verdict}{result.cost}")
     if result.votes:
-        most = max(vote.count for vote in result.votes)
+        max_count = max(vote.count for vote in result.votes)
         rows = (
-            [as_html(str(vote.answer)), _bar(vote.count / most), counted(vote.count, "vote")]
+            [as_html(str(vote.answer)), _bar(vote.count / max_count), counted(vote.count, "vote")]
             for vote in result.votes[:SCREEN]
         )
-        made += _table(("answer", "", ""), rows, _more(len(result.votes)))
-    return made + _folded("the tree", tree(result.loom, mark=result.best))
+        card += _table(("answer", "", ""), rows, _more(len(result.votes)))
+    return card + _folded("the tree", tree(result.loom, mark=result.best))
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], more: str = "") -> str:
-    """Return a table of cells that are HTML already."""
+    """Return a table of cells that are already HTML."""
     cells = "".join(f'<th style="{_CELL};{SOFT}">{name}</th>' for name in head)
     body = "".join(
         "<tr>" + "".join(f'<td style="{_CELL};{_WRAP}">{cell}</td>' for cell in row) + "</tr>"

@@ -1,4 +1,4 @@
-"""What of a tree is shown, in which order, and what is said of a node besides its text."""
+"""The order in which a tree is drawn, and the short texts that describe a node."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ MAX_FORKS = 150
 class Chain(NamedTuple):
     """A node and those that follow it one by one, down to the next fork or leaf.
 
-    forks: how many forks stand before it. n_branches: what the last one forks into, as shown.
-    n_below, n_hidden: nodes below the last one, and how many of them are not shown.
+    nodes: at least one.
+    forks: number of forks above it.
+    n_branches: branches shown below its last node.
+    n_below: nodes below its last node.
+    n_hidden: how many of those are not shown.
     """
 
     nodes: list[Heddle]
@@ -33,38 +36,38 @@ class Chain(NamedTuple):
 
 
 class ChainEnd(NamedTuple):
-    """All below an item was told. has_branches: as the item said. is_root: the first item's."""
+    """The end of all branches below a chain. is_root: it ends the first chain."""
 
     has_branches: bool
     is_root: bool
 
 
 def oldest_first(node: Heddle) -> Sequence[Heddle]:
-    """Return a node's children as it keeps them."""
+    """Return a node's children in their own order."""
     return node.children
 
 
 def by_number(node: Heddle, numbers: Mapping[str, int]) -> list[Heddle]:
-    """Return a node's children in the order of their numbers; those without one are the last."""
+    """Return a node's children by number; those without a number come last."""
     last = len(numbers)
     return sorted(node.children, key=lambda child: numbers.get(child.id, last))
 
 
 def breadth_first(root: Heddle, limit: int | None, below: Below = oldest_first) -> list[Heddle]:
-    """Return the first `limit` nodes, level by level: parents before children."""
+    """Return the first `limit` nodes level by level, so parents come before children."""
     if limit is not None:
         limit = check_int("limit", limit, 1)
-    found: list[Heddle] = []
+    nodes: list[Heddle] = []
     waiting = deque([root])
-    while waiting and (limit is None or len(found) < limit):
+    while waiting and (limit is None or len(nodes) < limit):
         node = waiting.popleft()
-        found.append(node)
+        nodes.append(node)
         waiting.extend(below(node))
-    return found
+    return nodes
 
 
 def sizes(root: Heddle) -> dict[int, int]:
-    """Return how many nodes there are from each node down, by `id()`. Cost: O(nodes)."""
+    """Return the number of nodes from each node down, by `id()`. Cost: O(nodes)."""
     counts: dict[int, int] = {}
     for node in reversed(breadth_first(root, None)):
         counts[id(node)] = 1 + sum(counts[id(child)] for child in node.children)
@@ -72,13 +75,14 @@ def sizes(root: Heddle) -> dict[int, int]:
 
 
 def best_path(root: Heddle) -> list[Heddle]:
-    """Return the nodes from `root` to the leaf that ranks first; none where nothing ranks them.
+    """Return the nodes from `root` to the leaf that ranks first; [] if nothing ranks the leaves.
 
-    By score where a leaf has one, else by the mean logprob of all that was sampled on the way.
+    Leaves are ranked by score, then by the mean logprob of all sampled tokens of their path.
+
     Cost: O(nodes).
     """
     nodes = breadth_first(root, None)
-    # What was sampled from the root to each node: the sum of its logprobs, and how many.
+    # The sum and the number of sampled logprobs from the root to each node.
     sampled = {id(root): (math.fsum(root.logprobs), len(root.logprobs))}
     for node in nodes:
         total, n = sampled[id(node)]
@@ -101,9 +105,9 @@ def best_path(root: Heddle) -> list[Heddle]:
 def outline(
     root: Heddle, limit: int | None = None, below: Below = oldest_first
 ) -> Iterator[Chain | ChainEnd]:
-    """Yield the tree as items, each followed by those below it and a ChainEnd. Cost: O(nodes).
+    """Yield the tree as chains, each followed by those below it and a ChainEnd. Cost: O(nodes).
 
-    below: a node's children, in the order in which they are told.
+    below: returns a node's children in drawing order.
     """
     shown = {id(node) for node in breadth_first(root, limit, below)}
     counts = sizes(root)
@@ -131,11 +135,11 @@ NOTHING = "(ended at once)"
 
 
 def headline(node: Heddle) -> str:
-    """Return the text that stands for a node: of a root, what was asked."""
-    from ..loom import Loom  # here, or who counts and draws nothing would load it
+    """Return the text that represents a node; for a root, the user's prompt."""
+    from ..loom import Loom  # imported here, because most users of this module do not need it
     from ..loom.node import imported_display
 
-    # A class of one's own says itself what it shows.
+    # A subclass may define its own display text.
     if isinstance(node, Loom) and type(node).display_text is Loom.display_text:
         shown = imported_display(node)
         return (node.user_prompt or node.text) if shown is None else shown
@@ -143,20 +147,20 @@ def headline(node: Heddle) -> str:
 
 
 def facts(node: Heddle) -> list[str]:
-    """Return a node's figures, shortest first to read: tokens, mean p, score, how it ended."""
-    found = [f"{len(node.tokens)} tok"]
+    """Return a node's statistics as short texts: tokens, mean p, score, finish reason."""
+    parts = [f"{len(node.tokens)} tok"]
     if node.logprobs:
-        found.append(f"p {node.mean_p:.2f}")
+        parts.append(f"p {node.mean_p:.2f}")
     if node.score is not None:
         tiny = 0 < abs(node.score) < 0.001
-        found.append("score 0.000" if tiny else f"score {node.score:.3g}")
+        parts.append("score 0.000" if tiny else f"score {node.score:.3g}")
     if node.terminal:
-        found.append("end")
+        parts.append("end")
     elif node.finish_reason is not None:
-        found.append(node.finish_reason)
-    return found
+        parts.append(node.finish_reason)
+    return parts
 
 
 def counted(n: int, one: str, many: str = "") -> str:
-    """Return a count and its noun."""
+    """Return a count and its noun, such as "2 nodes"."""
     return f"{n:,} {one if n == 1 else many or one + 's'}".replace(",", " ")

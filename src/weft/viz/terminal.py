@@ -1,4 +1,4 @@
-"""Where text is written: what a stream can show, and text made harmless, so that it can."""
+"""Output streams: their abilities, and escaping of text that a terminal would interpret."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
-# Width where the output is no terminal: as wide as a page is read.
+# Width of output that is not a terminal.
 WIDTH = 100
 _ASCII = str.maketrans(
     {"·": "|", "…": "...", "█": "#", "⏎": "/", "×": "x", "✓": "+", "├": "|", "└": "`", "│": "|"}
@@ -27,10 +27,10 @@ Part = str | tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class TerminalWriter:
-    """One stream. is_live: a terminal that can redraw. is_ascii: it cannot show our pictures.
+    """An output stream. It escapes text for terminals; `write` to a file is exact.
 
-    What goes to a terminal is made harmless. A text that goes elsewhere is exact (`write`);
-    pictures and messages are lines of ours, harmless everywhere.
+    is_live: a terminal that can redraw.
+    is_ascii: it cannot encode box-drawing characters.
     """
 
     console: Console
@@ -40,7 +40,7 @@ class TerminalWriter:
 
     @classmethod
     def for_stream(cls, file: TextIO) -> TerminalWriter:
-        """Look at a stream; NO_COLOR and TERM=dumb are honoured."""
+        """Inspect a stream; respects NO_COLOR and TERM=dumb."""
         is_terminal = file.isatty()
         width = shutil.get_terminal_size((WIDTH, 24)).columns if is_terminal else WIDTH
         console = Console(
@@ -52,16 +52,16 @@ class TerminalWriter:
 
     @property
     def width(self) -> int:
-        """Columns of a line."""
+        """The number of columns of a line."""
         return self.console.width
 
     @property
     def has_colours(self) -> bool:
-        """Whether colours can be seen there."""
+        """True if the stream shows colors."""
         return self.console.color_system is not None and not self.console.no_color
 
     def text(self, *parts: Part) -> Text:
-        """Return a line made of texts and (text, style) pairs, in characters the stream has."""
+        """Return a line of texts and (text, style) pairs, in characters that the stream has."""
         line = Text(no_wrap=True)
         for part in parts:
             content, style = (part, "") if isinstance(part, str) else part
@@ -73,12 +73,12 @@ class TerminalWriter:
         self.console.print(self.text(*parts))
 
     def write(self, text: str) -> None:
-        """Write a text, or a part of one, at once: as it is, or for a terminal as it may be."""
+        """Write a text, or a part of one, and flush; escaped for terminals, else exact."""
         self.console.file.write(self.escape(text) if self.is_terminal else text)
         self.console.file.flush()
 
     def facts(self, facts: str, style: str = "dim") -> None:
-        """Write a line of facts with dots between them; a narrow terminal breaks it at a dot."""
+        """Write facts separated by dots; a narrow terminal breaks the line at a dot."""
         line = ""
         for fact in facts.split(" · "):
             if line and cell_len(f"{line} · {fact}") > self.width:
@@ -88,36 +88,36 @@ class TerminalWriter:
         self.line((line, style))
 
     def block(self, head: str, text: str | Text) -> None:
-        """Write a text of several lines beside a head, wrapped to the width."""
+        """Write a text of several lines next to a heading, wrapped to the width."""
         indent = cell_len(head) + 2 if head else 0
-        whole = Text(self.escape(text)) if isinstance(text, str) else text
-        rows = whole.wrap(self.console, max(self.width - indent, 8))
+        full = Text(self.escape(text)) if isinstance(text, str) else text
+        rows = full.wrap(self.console, max(self.width - indent, 8))
         for number, row in enumerate(rows):
             row.rstrip()
             line = Text(no_wrap=True).append(f"{'' if number else head:<{indent}}", "bold cyan")
             self.console.print(line.append_text(row))
 
     def lines(self, lines: Iterable[Text]) -> None:
-        """Write made lines."""
+        """Write lines of `text`."""
         for line in lines:
             self.console.print(line)
 
     def escape(self, text: str) -> str:
-        """Return text without what a terminal would obey, in characters that the stream has."""
+        """Return text with control characters escaped, in characters that the stream has."""
         text = escape_controls(text, keep="\n")
         if not self.is_ascii:
             return text
-        # What the stream lacks is written out here, where it can still be measured.
+        # Escape missing characters here, so that the width is measured after escaping.
         encoding = self.console.encoding
         return text.translate(_ASCII).encode(encoding, "backslashreplace").decode(encoding)
 
     def is_as_typed(self, text: str) -> bool:
-        """Whether a text can stand on one line of this stream as it is, to be copied from there."""
+        """Return True if a text appears unchanged on one line, so that it can be copied."""
         return bool(text.strip()) and text.isprintable() and can_write(self.console.encoding, text)
 
     def fit(self, text: str, room: int) -> str:
-        """Return text on one line, cut to `room` columns; of several lines the last one stays."""
-        # Before it is measured: what is written out is wider.
+        """Return text on one line, cut to `room` columns; the last of several lines is kept."""
+        # Escape before measuring, because escapes are wider.
         text = self.escape(text.strip("\n"))
         mark, cut = ("/", "...") if self.is_ascii else ("⏎", "…")
         if len(text) <= room and cell_len(flat := text.replace("\n", mark)) <= room:
@@ -129,7 +129,7 @@ class TerminalWriter:
 
 
 def can_write(encoding: str | None, text: str) -> bool:
-    """Whether text can be written in an encoding."""
+    """Return True if an encoding can represent a text."""
     try:
         text.encode(encoding or "utf-8")
     except (UnicodeEncodeError, LookupError):
@@ -138,16 +138,16 @@ def can_write(encoding: str | None, text: str) -> bool:
 
 
 def escape_unencodable(*files: TextIO) -> None:
-    """Let streams write out what their encoding lacks, instead of failing."""
+    """Let streams escape characters that their encoding lacks, instead of raising."""
     for file in files:
         if isinstance(file, io.TextIOWrapper):
             file.reconfigure(errors="backslashreplace")
 
 
 def write_object(value: dict[str, Any], file: TextIO | None = None) -> None:
-    """Write one object on one line, to standard output if nothing else is said.
+    """Write one object as a line of JSON, to standard output by default.
 
-    On a terminal, what it would obey is written as JSON's own escapes: the object is the same.
+    On a terminal, control characters are written as JSON escapes; the object is the same.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     out = sys.stdout if file is None else file
@@ -163,9 +163,9 @@ _JOINERS = "\u200c\u200d"
 
 
 def escape_controls(text: str, *, keep: str = "") -> str:
-    r"""Return the text with controls, bidi marks and lone surrogates written out as \x1b.
+    r"""Return the text with controls, bidi marks and lone surrogates escaped, such as \x1b.
 
-    keep: characters that stay although they are controls (line ends, tabs).
+    keep: control characters that stay, such as line ends and tabs.
     """
     if text.isprintable():
         return text
@@ -173,22 +173,22 @@ def escape_controls(text: str, *, keep: str = "") -> str:
 
 
 def one_line(text: str, *, mark: str = "⏎") -> str:
-    """Return the text on one line, harmless, with a mark for each line end within."""
+    """Return the text escaped on one line, with a mark for each line end."""
     return escape_controls(text.strip("\n").replace("\n", mark))
 
 
 def as_html(text: str) -> str:
-    """Return the text for HTML, as content or in a quoted attribute; line ends and tabs stay."""
+    """Return the text escaped for HTML content and quoted attributes; line ends and tabs stay."""
     return html.escape(escape_controls(text, keep="\n\t"), quote=True)
 
 
 def cut(text: str, length: int) -> str:
-    """Return the first characters of the text, with a mark where some are left out."""
+    """Return the first characters of the text; "…" marks a cut."""
     return text if len(text) <= length else text[: max(length - 1, 0)].rstrip() + "…"
 
 
 def is_printable(c: str) -> bool:
-    """Whether a character only shows itself: nothing that a terminal or a page would obey."""
+    """Return True if a character only displays itself and controls nothing."""
     return c.isprintable() or c in _JOINERS or unicodedata.category(c) == "Zs"
 
 

@@ -1,4 +1,4 @@
-"""Trees, texts and distributions as lines of text: for logs and notebooks, and on a terminal."""
+"""Trees, texts and distributions as lines of text, for logs, notebooks and terminals."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 Label = Callable[["Heddle"], str]
 T = TypeVar("T")
 
-# Below this a label is not shortened further, however deep it stands.
+# Minimum width of a label, at any depth.
 MIN_LABEL = 24
 
 
 class Style(NamedTuple):
-    """The characters of one drawing: four columns a level, and what stands for cut text."""
+    """The characters of a drawing: four columns per level, and marks for cut text."""
 
     tee: str
     corner: str
@@ -52,9 +52,9 @@ def lines(
     width: int = WIDTH,
     style: Style = UNICODE,
 ) -> Iterator[tuple[Text, int]]:
-    """Yield the lines of the tree from `root` down, and for how many nodes each stands.
+    """Yield the lines of the tree from `root` down, with the number of nodes of each line.
 
-    Leaves that look equal are one line. Cost: O(nodes), however deep.
+    Leaves that look equal share a line. Cost: O(nodes), at any depth.
     """
 
     def below(equal: list[Heddle]) -> list[list[Heddle]]:
@@ -67,16 +67,16 @@ def lines(
 def tree_lines(
     top: T, below: Callable[[T], Sequence[T]], width: int, style: Style
 ) -> Iterator[tuple[T, str]]:
-    """Yield what has a line of its own, from the top down, with the rails before it.
+    """Yield each item that has a line, from the top down, with the connecting lines before it.
 
-    below: what hangs on it. Cost: O(lines), however deep.
+    below: returns the items below an item. Cost: O(lines), at any depth.
     """
     stack = [(top, "", "", 0)]
     inside = {"": "", style.tee: style.pipe, style.corner: style.blank}
     while stack:
         each, rails, joint, depth = stack.pop()
         yield each, _shown(rails, depth, width, style) + joint
-        # Only the last columns are ever shown: keeping more would make deep trees quadratic.
+        # Only the last columns are drawn; keeping more would take quadratic time in deep trees.
         rails = (rails + inside[joint])[-width:]
         joint = style.corner
         for under in reversed(below(each)):
@@ -87,7 +87,7 @@ def tree_lines(
 def folded(
     children: Sequence[Heddle], node: Label | None, edge: Label | None
 ) -> list[list[Heddle]]:
-    """Return children in order; leaves that would be drawn with the same words stand together."""
+    """Return children in order, grouped: leaves with equal labels form one group."""
     groups: dict[object, list[Heddle]] = {}
     for child in children:
         words = (child.text, node and node(child), edge and edge(child))
@@ -104,10 +104,10 @@ def draw(
     style: Style = UNICODE,
     limit: int | None = None,
 ) -> Iterator[str]:
-    """Yield the drawing line by line, without colours; after `limit` lines the rest is counted."""
-    made = lines(root, node=node, edge=edge, width=width, style=style)
+    """Yield the drawing line by line, without colors; after `limit` lines the rest is counted."""
+    drawing = lines(root, node=node, edge=edge, width=width, style=style)
     rest = root.count_children() if limit is not None else 0
-    for line, n in itertools.islice(made, limit):
+    for line, n in itertools.islice(drawing, limit):
         rest -= n
         yield line.plain.rstrip()
     if rest > 0:
@@ -126,7 +126,7 @@ def show(
     file: TextIO | None = None,
     limit: int | None = None,
 ) -> None:
-    """Write the drawing to `file` (standard output): coloured and as wide as a terminal is."""
+    """Write the drawing to `file` (standard output), colored and as wide as the terminal."""
     file = sys.stdout if file is None else file
     out = TerminalWriter.for_stream(file)
     width, style = out.width, ASCII if out.is_ascii else UNICODE
@@ -134,9 +134,9 @@ def show(
         for line in draw(root, node=node, edge=edge, width=width, style=style, limit=limit):
             file.write(_encodable(file, line) + "\n")
         return
-    made = lines(root, node=node, edge=edge, width=width, style=style)
+    drawing = lines(root, node=node, edge=edge, width=width, style=style)
     rest = root.count_children() if limit is not None else 0
-    for text, n in itertools.islice(made, limit):
+    for text, n in itertools.islice(drawing, limit):
         rest -= n
         out.console.print(text)
     if rest > 0:
@@ -165,22 +165,22 @@ def _line(
     at, n = equal[0], len(equal)
     before = f"{_clean(edge(at), style)} " if edge is not None and at.parent is not None else ""
     parts = [*([f"{style.times}{n}"] if n > 1 else []), *(facts(at) if node is None else [])]
-    figures = "  " + f" {style.dot} ".join(parts) if parts else ""
+    statistics = "  " + f" {style.dot} ".join(parts) if parts else ""
     label = _clean(headline(at) if node is None else node(at), style)
-    room = max(width - len(rails + figures) - _cells(before), MIN_LABEL)
+    room = max(width - len(rails + statistics) - _cells(before), MIN_LABEL)
     line = Text(no_wrap=True)
     line.append(rails, "dim").append(before, "cyan")
     line.append(_fit(label, room, style), colour_of(at.mean_p) if at.logprobs else "bold")
-    return line.append(figures, "dim")
+    return line.append(statistics, "dim")
 
 
 def _clean(text: str, style: Style) -> str:
-    """Return the text on one line, with what a terminal would obey written out."""
+    """Return the text on one line, with control characters escaped."""
     return one_line(text, mark="\\n" if style is ASCII else "⏎")
 
 
 def _fit(text: str, room: int, style: Style) -> str:
-    # A label of thousands of characters is cut before it is measured.
+    # Cut a long label before measuring it.
     text = text[: 2 * room]
     if _cells(text) <= room:
         return text
@@ -192,7 +192,7 @@ def _cells(text: str) -> int:
 
 
 def colour_of(p: float) -> str:
-    """Return the colour of a node whose tokens have this mean probability."""
+    """Return the color of a node with this mean probability."""
     return "green" if p >= 0.8 else "yellow" if p >= 0.5 else "red"
 
 
@@ -203,12 +203,12 @@ def _encodable(file: TextIO, line: str) -> str:
     return line.encode(encoding, errors="backslashreplace").decode(encoding)
 
 
-# Scores from here on are drawn as good, and below as bad.
+# Scores from _GOOD on are green; those below _BAD are dim.
 _GOOD, _BAD = 0.5, 0.05
 
 
 class PictureLine(NamedTuple):
-    """One line below a node: equal siblings stand for each other; no node: siblings left out."""
+    """One line below a node: one node for several equal siblings, or a count of omitted ones."""
 
     nodes: tuple[Heddle, ...]
     n_left_out: int = 0
@@ -216,11 +216,12 @@ class PictureLine(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """What of a tree is drawn on a terminal, and how.
+    """Selects and draws the nodes of a tree on a terminal.
 
-    numbers: written before a node. path: nodes drawn bold, and always drawn. top: children of a
-    node that are drawn at most, best scores first; 0: all of them, in their order. focus: beside
-    its path only what is below it is drawn.
+    numbers: node numbers by id, written before the nodes.
+    path: ids of nodes that are always drawn, in bold.
+    top: maximum number of children of a node, best scores first; 0: all, in their order.
+    focus: ids of nodes; only the path to them and what is below them is drawn.
     """
 
     out: TerminalWriter
@@ -230,7 +231,7 @@ class Picture:
     focus: frozenset[str] = frozenset()
 
     def lines(self, root: Heddle) -> Iterator[Text]:
-        """Yield the drawing, from `root` down. Cost: O(nodes), however deep."""
+        """Yield the drawing from `root` down. Cost: O(nodes), at any depth."""
         style = ASCII if self.out.is_ascii else UNICODE
         top = PictureLine((root,))
         for shown, rails in tree_lines(top, self._below, self.out.width, style):
@@ -267,25 +268,25 @@ class Picture:
 
 
 def _rank(score: float | None) -> float:
-    """The best scores first, then what has none."""
+    """Return a sort key: best scores first, then nodes without a score."""
     return math.inf if score is None else -score
 
 
 def node_label(node: Heddle) -> str:
-    """Return what a node is called in a picture."""
+    """Return a node's label in a drawing."""
     return headline(node) or NOTHING
 
 
 def _facts(nodes: Sequence[Heddle]) -> list[str]:
     node = nodes[0]
     equal = [f"×{len(nodes)}"] if len(nodes) > 1 else []
-    # Where there are scores, they are what is looked for.
+    # A score replaces the other statistics.
     return [*equal, *(facts(node) if node.score is None else [f"{node.score:z.2f}"])]
 
 
 def _style(node: Heddle) -> str:
     if node.score is not None:
-        # Below 0 it is a mean logprob.
+        # A negative score is a mean logprob.
         good = node.score if node.score >= 0 else math.exp(node.score)
         return "green" if good >= _GOOD else "dim" if good < _BAD else "yellow"
     return colour_of(node.mean_p) if node.logprobs else ""
@@ -294,26 +295,26 @@ def _style(node: Heddle) -> str:
 def color_tokens(
     out: TerminalWriter, pieces: Sequence[str], node: Heddle, scale: ColorScale
 ) -> Text:
-    """Return a node's text with its tokens coloured; without colours, figures in braces.
+    """Return a node's text with colored tokens; without colors, with values in braces.
 
-    pieces: the text of each token; a character that several make stands with the last of them.
+    pieces: the text of each token. A character of several tokens belongs to the last of them.
     """
-    made = Text()
+    text = Text()
     colours = out.has_colours
     logprobs, entropies = node.logprobs, node.entropies
     for at, piece in enumerate(pieces):
         if not (logprobs if scale.key == "p" else entropies):
-            made.append(out.escape(piece))
+            text.append(out.escape(piece))
             continue
         value = math.exp(logprobs[at]) if scale.key == "p" else entropies[at]
-        made.append(out.escape(piece), scale.styles[scale.level(value)] if colours else "")
+        text.append(out.escape(piece), scale.styles[scale.level(value)] if colours else "")
         if not colours and piece:
-            made.append(scale.figure(value))
-    return made
+            text.append(scale.figure(value))
+    return text
 
 
 def legend(out: TerminalWriter, scale: ColorScale) -> Text:
-    """Return what the colours mean."""
+    """Return the legend of the colors."""
     if not out.has_colours:
         return out.text((f"in braces: {scale.in_braces}", "dim"))
     parts: list[Part] = [(f"{scale.name}  ", "dim")]
@@ -325,11 +326,11 @@ def legend(out: TerminalWriter, scale: ColorScale) -> Text:
 _BAR, _VOTES_BAR = 30, 24
 
 
-def show_distribution(out: TerminalWriter, found: Distribution) -> None:
-    """Write the likeliest tokens with bars, and what all others have."""
-    texts = [shown_token(out, each.text) for each in found]
+def show_distribution(out: TerminalWriter, entries: Distribution) -> None:
+    """Write the likeliest tokens with bars, and the probability of all others."""
+    texts = [shown_token(out, each.text) for each in entries]
     width = min(max((cell_len(text) for text in texts), default=0), out.width - _BAR - 14)
-    for entry, text in zip(found, texts, strict=True):
+    for entry, text in zip(entries, texts, strict=True):
         text = text if cell_len(text) <= width else out.fit(text, width)
         style = "green" if entry.p >= 0.5 else "yellow" if entry.p >= 0.1 else "dim"
         out.line(
@@ -339,12 +340,12 @@ def show_distribution(out: TerminalWriter, found: Distribution) -> None:
             ("█" * round(_BAR * entry.p), style),
         )
     out.line()
-    rest = max(1.0 - sum(entry.p for entry in found), 0.0)
+    rest = max(1.0 - sum(entry.p for entry in entries), 0.0)
     out.line((f"raw probabilities, before any filter; all others together {rest:.2%}", "dim"))
 
 
 def shown_token(out: TerminalWriter, text: str) -> str:
-    """Return a token's text in quotes, so that its spaces can be seen."""
+    """Return a token's text in quotes, so that spaces are visible."""
     return out.escape(repr(text) if text.isprintable() or "\ufffd" not in text else ascii(text))
 
 
@@ -360,7 +361,7 @@ def show_votes(
     width: int = 0,
     of: str = "",
 ) -> None:
-    """Write answers with bars for how many gave them, of `total`; `of` is written behind."""
+    """Write answers with bars for their counts out of `total`; `of` follows each count."""
     width = max([width, *(len(str(answer)) for answer, _ in votes)])
     for place, (answer, count) in enumerate(votes):
         bar = "█" * max(1, round(_VOTES_BAR * count / total))

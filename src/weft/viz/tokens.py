@@ -1,4 +1,4 @@
-"""Tokens in pictures: a node's text in pieces, their tints, and what is said of each."""
+"""A node's text in pieces of one or more tokens, with their colors and statistics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def percent(p: float) -> str:
-    """Return a probability in as few digits as tell it apart from 0."""
+    """Return a probability as a percentage, with enough digits to differ from 0."""
     if not math.isfinite(p):
         return "?"
     if p == 0 or p >= 0.001:
@@ -32,16 +32,16 @@ def percent(p: float) -> str:
 
 
 def p_of(logprob: float) -> float:
-    """Return exp(logprob); 0 for what is no number."""
+    """Return exp(logprob); 0 for NaN."""
     return math.exp(min(logprob, 0.0)) if not math.isnan(logprob) else 0.0
 
 
-# Nodes that one submission asks about: their answers are held at one time.
+# Nodes per submission; their results are in memory at the same time.
 _BATCH = 64
 
 
 class TokenRank(NamedTuple):
-    """What the model says of a token in its place: its rank from 0, and the likeliest ones."""
+    """The model's rank of a token, from 0, and the likeliest tokens in its place."""
 
     rank: int
     top: tuple[TokenProb, ...]
@@ -49,10 +49,11 @@ class TokenRank(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some text and its figures; more than one token where they share a character.
+    """A text and its statistics; it has several tokens if they share a character.
 
-    logprob: of all its tokens. entropy: the largest. None: not sampled, so not known.
-    is_mean: the piece is a whole node whose tokens cannot be told apart; figures are means.
+    logprob: the sum over its tokens; None if they were not sampled.
+    entropy: the largest of its tokens; None if unknown.
+    is_mean: the piece is a full node whose tokens cannot be separated; statistics are means.
     """
 
     text: str
@@ -64,18 +65,19 @@ class Piece:
 
     @property
     def p(self) -> float | None:
-        """exp(logprob)."""
+        """exp(logprob); None if unknown."""
         return None if self.logprob is None else p_of(self.logprob)
 
 
 def pieces(node: Heddle, ranks: Sequence[TokenRank] = ()) -> list[Piece]:
-    """Return the pieces of what the node shows; their texts, joined, are that text."""
+    """Return the pieces of a node's displayed text; joined, their texts are that text."""
     shown = node.text if isinstance(node, Loom) else node.display_text()
     if node.lm is None or shown != node.text:
         return [_single_piece(node, shown)] if shown else []
-    made = list(_decoded(node, node.lm, ranks))
-    # A subclass may show anything; tokens are shown apart only where they are what is shown.
-    return made if "".join(piece.text for piece in made) == shown else [_single_piece(node, shown)]
+    parts = list(_decoded(node, node.lm, ranks))
+    # A subclass may display another text; tokens are separated only if they form that text.
+    is_shown = "".join(piece.text for piece in parts) == shown
+    return parts if is_shown else [_single_piece(node, shown)]
 
 
 def _decoded(node: Heddle, lm: LM, ranks: Sequence[TokenRank]) -> Iterator[Piece]:
@@ -112,10 +114,10 @@ def _single_piece(node: Heddle, shown: str) -> Piece:
 
 
 def rank_tokens(nodes: Sequence[Heddle], top: int) -> dict[str, list[TokenRank]]:
-    """Ask the model for the `top` likeliest tokens at each sampled token, by node id.
+    """Compute the `top` likeliest tokens at each sampled token, by node id.
 
-    Adds nothing to the tree. Raises ConfigError where the loom has no model.
-    Cost: one forward over each node's tokens.
+    Adds nothing to the tree. Raises: ConfigError if the loom has no model. Cost: one forward over
+    each node's tokens.
     """
     top = check_int("top", top, 0)
     sampled = [node for node in nodes if node.logprobs and node.parent is not None]
@@ -123,14 +125,14 @@ def rank_tokens(nodes: Sequence[Heddle], top: int) -> dict[str, list[TokenRank]]
         return {}
     lm = lm_of(sampled[0])
     top = min(top, lm.info.n_vocab)
-    found: dict[str, list[TokenRank]] = {}
+    ranks: dict[str, list[TokenRank]] = {}
     for first in range(0, len(sampled), _BATCH):
-        asked = sampled[first : first + _BATCH]
-        tickets = lm.submit([_item(node, top) for node in asked])
+        batch = sampled[first : first + _BATCH]
+        tickets = lm.submit([_item(node, top) for node in batch])
         lm.drive(tickets)
-        for node, ticket in zip(asked, tickets, strict=True):
-            found[node.id] = list(_token_ranks(lm, ticket.result()[0]))
-    return found
+        for node, ticket in zip(batch, tickets, strict=True):
+            ranks[node.id] = list(_token_ranks(lm, ticket.result()[0]))
+    return ranks
 
 
 def _item(node: Heddle, top: int) -> Extend:
@@ -140,7 +142,7 @@ def _item(node: Heddle, top: int) -> Extend:
 
 
 def _token_ranks(lm: LM, score: Score) -> Iterator[TokenRank]:
-    assert score.ranks is not None  # with likeliest tokens come ranks
+    assert score.ranks is not None  # requested with the likeliest tokens
     rows = zip(
         score.ranks.tolist(), score.top_ids.tolist(), score.top_logprobs.tolist(), strict=True
     )
@@ -161,13 +163,13 @@ _WIDEST = 24
 
 
 def quoted(text: str) -> str:
-    """Return a token's text so that spaces and line ends are seen."""
+    """Return a token's text in quotes, with spaces and line ends visible."""
     shown = escape_controls(text)
     return f"“{shown if len(shown) <= _WIDEST else shown[: _WIDEST - 1] + '…'}”"
 
 
-def figures(piece: Piece) -> list[str]:
-    """Return p, logprob and entropy; empty for what is not known."""
+def token_stats(piece: Piece) -> list[str]:
+    """Return p, logprob and entropy as texts; "" if unknown."""
     return [
         "" if piece.p is None else percent(piece.p),
         "" if piece.logprob is None else _signed(piece.logprob),
@@ -180,15 +182,15 @@ def _signed(value: float) -> str:
 
 
 def alternative(each: TokenProb) -> str:
-    """Return a likely token and its probability."""
+    """Return a likely token and its probability as text."""
     return f"{quoted(each.text)} {percent(each.p)}"
 
 
 def tip_of(piece: Piece) -> str:
-    """Return the lines for one token."""
-    p, logprob, entropy = figures(piece)
+    """Return the tooltip of a piece."""
+    p, logprob, entropy = token_stats(piece)
     if piece.is_mean:
-        return f"the whole node, {len(piece.token_ids)} tokens\nmean logprob {logprob}"
+        return f"the full node, {len(piece.token_ids)} tokens\nmean logprob {logprob}"
     lines = [f"{quoted(piece.text)}  p {p}", f"logprob {logprob}"]
     if entropy:
         lines[-1] += f" · entropy {entropy}"
@@ -208,19 +210,21 @@ def _bar(each: TokenProb, piece: Piece) -> str:
 
 Label = Callable[["Heddle"], str]
 
-# Less likely alternatives are under the pointer only.
+# Alternatives below this probability appear in the tooltip only.
 _LISTED = 0.001
-# What percentages round to; a row that says so says nothing.
+# Tokens with this rounded probability are left out of the table.
 _CERTAIN = percent(1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeDetails:
-    """What is told of nodes.
+    """Options and data for the HTML of nodes.
 
-    numbers: by node id. node: what to write instead of the text. seen: by node id, what the model
-    says of each token. marked: ids of the nodes on the path to show. is_terse: no tables, and
-    figures under the pointer for tinted tokens only.
+    numbers: node numbers by id.
+    node: returns the label of a node; None: its text.
+    ranks: ranks of each token, by node id.
+    marked: ids of the nodes on the highlighted path.
+    is_terse: no tables, and tooltips for colored tokens only.
     """
 
     numbers: Mapping[str, int]
@@ -231,7 +235,7 @@ class NodeDetails:
 
 
 def node_html(node: Heddle, details: NodeDetails) -> str:
-    """Return one node's element."""
+    """Return one node's HTML element."""
     on = " on" if node.id in details.marked else ""
     number = details.numbers.get(node.id)
     mark = "" if number is None else f'<span class="no" id="{number}">{number}</span>'
@@ -246,17 +250,18 @@ def _labelled(text: str) -> Iterator[str]:
 
 
 def _text(node: Heddle, details: NodeDetails) -> Iterator[str]:
-    found = pieces(node, details.ranks.get(node.id, ()))
-    text = "".join(_token(piece, is_terse=details.is_terse) for piece in found)
+    parts = pieces(node, details.ranks.get(node.id, ()))
+    text = "".join(_token(piece, is_terse=details.is_terse) for piece in parts)
     yield f'<div class="text" dir="auto">{text or _NOTHING}</div>'
-    figures = as_html(" · ".join(facts(node)))
-    rows = [] if details.is_terse else [piece for piece in found if _says_something(piece)]
+    statistics = as_html(" · ".join(facts(node)))
+    rows = [] if details.is_terse else [piece for piece in parts if _is_uncertain(piece)]
     if not rows:
-        yield f'<p class="soft">{figures}</p>'
+        yield f'<p class="soft">{statistics}</p>'
         return
-    yield f'<details class="figures"><summary>{figures}</summary><div class="scroll" tabindex="0">'
+    yield f'<details class="figures"><summary>{statistics}</summary>'
+    yield '<div class="scroll" tabindex="0">'
     yield _table(rows)
-    certain = sum(piece.logprob is not None for piece in found) - len(rows)
+    certain = sum(piece.logprob is not None for piece in parts) - len(rows)
     if certain:
         yield f'<p class="soft">{counted(certain, "more token")} of {_CERTAIN}</p>'
     yield "</div></details>"
@@ -265,7 +270,7 @@ def _text(node: Heddle, details: NodeDetails) -> Iterator[str]:
 _NOTHING = f'<span class="nothing">{NOTHING}</span>'
 
 
-def _says_something(piece: Piece) -> bool:
+def _is_uncertain(piece: Piece) -> bool:
     return piece.p is not None and not piece.is_mean and percent(piece.p) != _CERTAIN
 
 
@@ -286,21 +291,21 @@ def _token(piece: Piece, *, is_terse: bool) -> str:
 
 
 def _table(rows: Sequence[Piece]) -> str:
-    has_seen = any(piece.ranks is not None for piece in rows)
-    heads = ["token", "p", "logprob", "entropy", *(["rank"] if has_seen else [])]
+    has_ranks = any(piece.ranks is not None for piece in rows)
+    heads = ["token", "p", "logprob", "entropy", *(["rank"] if has_ranks else [])]
     head = "".join(f'<th scope="col">{name}</th>' for name in heads)
-    wide = '<th scope="col" class="wide">likeliest</th>' if has_seen else ""
-    body = "".join(f"<tr>{_row(piece, has_seen)}</tr>" for piece in rows)
+    wide = '<th scope="col" class="wide">likeliest</th>' if has_ranks else ""
+    body = "".join(f"<tr>{_row(piece, has_ranks)}</tr>" for piece in rows)
     return f"<table><thead><tr>{head}{wide}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _row(piece: Piece, has_seen: bool) -> str:
-    cells = [quoted(piece.text), *figures(piece)]
+def _row(piece: Piece, has_ranks: bool) -> str:
+    cells = [quoted(piece.text), *token_stats(piece)]
     wide = ""
-    if has_seen:
+    if has_ranks:
         ranks = piece.ranks
         cells.append("" if ranks is None else str(ranks.rank + 1))
         likely = [] if ranks is None else [e for e in ranks.top if e.p >= _LISTED]
-        said = " ".join(f"<span>{as_html(alternative(each))}</span>" for each in likely)
-        wide = f'<td class="wide">{said}</td>'
+        likely_html = " ".join(f"<span>{as_html(alternative(each))}</span>" for each in likely)
+        wide = f'<td class="wide">{likely_html}</td>'
     return "".join(f"<td>{as_html(cell)}</td>" for cell in cells) + wide
