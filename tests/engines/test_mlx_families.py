@@ -148,7 +148,7 @@ def test_short_nodes_one_below_the_other_are_one_level() -> None:
     path = tuple(Span(memory.load(data), 4) for _ in range(5))
     rows = [Row(path, [5], 20, MlxFragment(), (0,)) for _ in range(3)]
     (level,) = plan_step(rows, memory).levels
-    (piece,) = level.pieces
+    (piece,) = level.groups
     assert (piece.first, piece.length) == (0, 20)
     assert memory.is_contiguous([span.fragment for span in path])
 

@@ -1,11 +1,11 @@
-"""The attention products of one layer, and how partial results are put together.
+"""Attention of one layer, and merging of partial results.
 
-Queries are [n, K, g, D]: n tokens, the g query heads of each of K KV heads, already scaled. Every
-product gives its output [n, K, g, Dv] and the log-sum-exp float32 [n, K, g] of its scores. Two
-results over different keys are one after `merge`, so each piece of KV is met where it lies, once.
+Queries are [n, K, g, D]: n tokens, K KV heads, g query heads per KV head, already scaled. Every
+product returns its output [n, K, g, Dv] and the log-sum-exp float32 [n, K, g] of its scores.
+`merge` combines results over different keys, so that each part of KV is attended to in place, once.
 
-Keys and values may be *latent* (multi-head latent attention): the values are the keys' first part,
-and what is stored beside them is the rotary part of the keys. A query is then as long as both.
+Keys and values may be *latent* (multi-head latent attention). The stored values are then the rotary
+part of the keys, and the values are the first part of the keys. A query is as long as both.
 """
 
 from __future__ import annotations
@@ -14,14 +14,20 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-# Instead of minus infinity: what is hidden from a query has no weight, and no product is a NaN.
+# Used instead of minus infinity: masked keys get no weight, and no product is NaN.
 HIDDEN = -1e30
-# Scores of one product are written out: queries are cut so that they take at most this.
+# Products materialize their scores: queries are split so that scores take at most this.
 SCORE_BYTES = 64 << 20
 
 
 class AttentionSpec(NamedTuple):
-    """How one layer attends. is_latent: see the module."""
+    """Attention of one layer.
+
+    Args:
+        window: size of the sliding window; None for full attention.
+        sinks: attention sinks [H]; None if the layer has none.
+        is_latent: keys and values are latent; see the module.
+    """
 
     window: int | None = None
     sinks: mx.array | None = None
@@ -29,14 +35,14 @@ class AttentionSpec(NamedTuple):
 
 
 class PartialAttention(NamedTuple):
-    """The result of a product: out [n, K, g, Dv], lse float32 [n, K, g]."""
+    """Result of a product: out [n, K, g, Dv], lse float32 [n, K, g]."""
 
     out: mx.array
     lse: mx.array
 
 
 def scores_of(q: mx.array, k: mx.array, v: mx.array, is_latent: bool) -> mx.array:
-    """Return the scores [..., Q, S] of queries [..., Q, D] against keys [..., S, D], in float32."""
+    """Return the scores [..., Q, S] of queries [..., Q, D] and keys [..., S, D], in float32."""
     if not is_latent:
         return (q @ k.swapaxes(-1, -2)).astype(mx.float32)
     size = k.shape[-1]
@@ -44,12 +50,20 @@ def scores_of(q: mx.array, k: mx.array, v: mx.array, is_latent: bool) -> mx.arra
     return scores.astype(mx.float32)
 
 
-def meet(
+def attend(
     q: mx.array, k: mx.array, v: mx.array, is_latent: bool, bias: mx.array | None = None
 ) -> tuple[mx.array, mx.array]:
-    """Let queries [..., Q, D] meet keys [..., S, D]; return [..., Q, Dv] and [..., Q].
+    """Attend from queries [..., Q, D] to keys [..., S, D].
 
-    bias: broadcasts to [..., Q, S]; 0 where a key is seen, HIDDEN where not.
+    Args:
+        q: queries.
+        k: keys.
+        v: values.
+        is_latent: see the module.
+        bias: broadcasts to [..., Q, S]; 0 for visible keys, HIDDEN for others.
+
+    Returns:
+        Output [..., Q, Dv] and log-sum-exp [..., Q].
     """
     scores = scores_of(q, k, v, is_latent)
     if bias is not None:
@@ -60,25 +74,31 @@ def meet(
     return weights.astype(v.dtype) @ (k if is_latent else v), lse
 
 
-def meet_span(
+def attend_span(
     q: mx.array, k: mx.array, v: mx.array, is_latent: bool, bias: mx.array | None
 ) -> PartialAttention:
-    """Let queries [n, K, g, D] all meet keys [K, S, D]: one product a KV head.
+    """Attend from queries [n, K, g, D] to the same keys [K, S, D]: one product per KV head.
 
-    bias: [n, S].
+    Args:
+        q: queries.
+        k: keys.
+        v: values.
+        is_latent: see the module.
+        bias: [n, S], or None.
     """
     n, heads, group, _ = q.shape
-    most = max(1, SCORE_BYTES // (4 * heads * group * max(1, k.shape[1])))
-    if n > most:
-        cuts = [slice(at, at + most) for at in range(0, n, most)]
+    max_queries = max(1, SCORE_BYTES // (4 * heads * group * max(1, k.shape[1])))
+    if n > max_queries:
+        cuts = [slice(at, at + max_queries) for at in range(0, n, max_queries)]
         parts = [
-            meet_span(q[cut], k, v, is_latent, None if bias is None else bias[cut]) for cut in cuts
+            attend_span(q[cut], k, v, is_latent, None if bias is None else bias[cut])
+            for cut in cuts
         ]
         return join([part.out for part in parts], [part.lse for part in parts])
     folded = q.transpose(1, 0, 2, 3).reshape(heads, n * group, -1)
     if bias is not None:
         bias = mx.repeat(bias, group, axis=0)
-    out, lse = meet(folded, k, v, is_latent, bias)
+    out, lse = attend(folded, k, v, is_latent, bias)
     return PartialAttention(
         out.reshape(heads, n, group, -1).transpose(1, 0, 2, 3),
         lse.reshape(heads, n, group).transpose(1, 0, 2),
@@ -86,26 +106,26 @@ def meet_span(
 
 
 def join(outs: list[mx.array], lses: list[mx.array]) -> PartialAttention:
-    """Put results of different queries one after the other."""
+    """Concatenate results of different queries."""
     if len(outs) == 1:
         return PartialAttention(outs[0], lses[0])
     return PartialAttention(mx.concatenate(outs, axis=0), mx.concatenate(lses, axis=0))
 
 
 def merge(one: PartialAttention, other: PartialAttention) -> PartialAttention:
-    """Put two results of the same queries over different keys together."""
+    """Merge two results of the same queries over different keys."""
     weight = mx.sigmoid(other.lse - one.lse)[..., None]
     out = one.out + (other.out - one.out) * weight
     return PartialAttention(out, mx.logaddexp(one.lse, other.lse))
 
 
 def apply_sinks(result: PartialAttention, sinks: mx.array) -> mx.array:
-    """Let each query lose weight to its head's sink [H], a key without a value; return the out."""
+    """Return the output after each query gave weight to its head's sink, a key without a value."""
     _, heads, group = result.lse.shape
     weight = mx.sigmoid(result.lse - sinks.reshape(heads, group))
     return result.out * weight[..., None]
 
 
-def bias_of(seen: mx.array) -> mx.array:
+def bias_of(visible: mx.array) -> mx.array:
     """Return 0 where True, HIDDEN where False, in float32."""
-    return mx.where(seen, mx.array(0.0), mx.array(HIDDEN))
+    return mx.where(visible, mx.array(0.0), mx.array(HIDDEN))

@@ -1,4 +1,4 @@
-"""What is checked of a model: whether a tree gives what its own forward gives."""
+"""Load-time check of a model: tree attention must return the logits of the model's own forward."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TRUNK, _CHUNKS, _PATHS = 8, (7, 6), 3  # 8 + 7 + 6 + 3 single tokens = 24
 
 
 def check_paths(n_vocab: int) -> NDArray[np.int64]:
-    """Token ids of the three paths of the check tree, [3, 16]; the shorter ones are filled up."""
+    """Return the token ids of the check tree's three paths, [3, 16]; shorter ones are padded."""
     at = np.arange(_PATHS * 16)
     paths = ((at * at * 7 + 13 * at + 5) % n_vocab).reshape(_PATHS, 16)
     paths[:, :_TRUNK] = paths[0, :_TRUNK]
@@ -31,19 +31,19 @@ def check_tree(engine: MlxEngine, paths: NDArray[np.int64], own: NDArray[np.floa
     """Run the check tree and compare with `own`, the model's plain logits: float32 [3, 16, V].
 
     Raises:
-        Unsupported: the logits differ, so the model does something the engine does not know.
+        Unsupported: the logits differ, so the model has a feature that the engine does not support.
         ModelLoadError: the model's own logits are not finite.
     """
     if not np.isfinite(own).all():
         raise ModelLoadError(
-            f"{engine.info.model} gives logits that are not finite in {engine.info.dtype}; "
+            f"{engine.info.model} has logits that are not finite in {engine.info.dtype}; "
             "load it with another dtype (bfloat16 or float32)"
         )
     got, want = _run_tree(engine, paths.tolist(), own)
     spread = np.sqrt(np.square(want - want.mean(-1, keepdims=True)).mean())
     errors = np.sqrt(np.square(got - want).mean(-1)) / max(float(spread), 1e-6)
-    # In half precision a router may send a token to another expert for a last bit: a lone position
-    # may then differ. What the engine does not know of a model is wrong at most positions.
+    # In half precision a router may choose another expert because of the last bit, so that a single
+    # position differs. An unsupported feature changes most positions.
     exact = engine.info.dtype == "float32"
     error = float(errors.max() if exact else np.median(errors))
     tolerance = _TOLERANCE.get(engine.info.dtype, 0.15)
@@ -51,14 +51,14 @@ def check_tree(engine: MlxEngine, paths: NDArray[np.int64], own: NDArray[np.floa
         raise Unsupported(
             f"the mlx engine cannot run {engine.info.model}: its logits in a tree differ from its "
             f"own plain forward by {error:.2g} of their spread (allowed: {tolerance}); its "
-            "attention does something that is not known here"
+            "attention has an unsupported feature"
         )
 
 
 def _run_tree(
     engine: MlxEngine, paths: list[list[int]], own: NDArray[np.float32]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Trunk, two chunks below it, then one token after each of the three tips; or whole paths."""
+    """Run a trunk, two chunks below it and a token after each of the three tips; or full paths."""
     ends = [_TRUNK + n for n in _CHUNKS] + [_TRUNK]
     where = [(i, end - 1) for i, end in enumerate(ends[:2])] + list(enumerate(ends))
     want = np.stack([own[i, at] for i, at in where])

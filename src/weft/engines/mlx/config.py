@@ -1,8 +1,8 @@
-"""Translate a config.json of Transformers 5 into the keys that mlx-lm reads.
+"""Translation of a config.json of Transformers 5 into the keys that mlx-lm reads.
 
 Transformers 5 stores rotary parameters in `rope_parameters`, one set per model or per layer type,
-and the kind of each layer in `layer_types`. Most model files of mlx-lm know only the older keys,
-and take their defaults where such a key is absent.
+and the type of each layer in `layer_types`. Most model files of mlx-lm know only the older keys,
+and use their defaults if such a key is missing.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _layer_entries(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def windows_of(config: Mapping[str, Any]) -> list[int | None]:
-    """Return the sliding window of each layer; None where a layer sees the full path."""
+    """Return the sliding window of each layer; None for a layer with full attention."""
     text = config.get("text_config")
     level = {**config, **(text if isinstance(text, Mapping) else {})}
     window, n_layers = level.get("sliding_window"), level.get("num_hidden_layers")

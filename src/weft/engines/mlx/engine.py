@@ -1,4 +1,4 @@
-"""The mlx engine: decoder-only models of mlx-lm, their own code, one batch of tokens a step."""
+"""The mlx engine: decoder-only models of mlx-lm, run by mlx-lm's own code, one batch per step."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from ..capabilities import OWN
 from ..checkpoint import read_config
 from ..config_check import OTHER_ENGINE
 from .check import check_paths, check_tree
-from .hook import LatentKeys, Recorder, RunningCall, carry_tree_caches, slot_of
+from .hook import ForwardContext, LatentKeys, Recorder, patch_attention, slot_of
 from .kv import MlxFragments, MlxMemory, SlotShape, dtype_name
-from .lora import adapted
+from .lora import with_adapter
 from .model import (
     LoadedModel,
     ModelHead,
     Windows,
     arrays_in,
-    check_taken,
+    check_loaded_config,
+    check_model_type,
     config_of,
     context_of,
     fingerprint_of,
-    foreign_caches,
     load_model,
     make_cache,
-    refuse_config,
     resolve_device,
+    unsupported_caches,
 )
-from .step import PackedStep, PathStep, TreeStep, WholeStep
-from .worker import owner
+from .step import FullSequenceStep, PackedStep, PathStep, TreeStep
+from .worker import worker
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -55,13 +55,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("weft.engines.mlx")
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
 class MlxEngine(Engine):
     """A model of mlx-lm on one device.
 
-    `model` may be an owner's object: nothing of it is changed, and it goes on working beside.
+    An adopted model stays unchanged, and the caller can still use it.
     """
 
     info: EngineInfo
@@ -77,19 +77,19 @@ class MlxEngine(Engine):
         device: mx.Device,
         windows: Windows | None = None,
     ) -> None:
-        """See `load` and `adopt`; all arrays of the model are there, none is to be computed yet."""
+        """See `load` and `adopt`. All arrays of the model must be evaluated."""
         self.model = model
         self._windows = windows or Windows()
         self._device = device
         self._closed = False
         self._adapted: dict[str, ModelHead] = {}
-        self._owner = owner()
-        self._on_owner(lambda: self._start(n_ctx, fingerprint))
+        self._worker = worker()
+        self._on_worker(lambda: self._start(n_ctx, fingerprint))
 
     @classmethod
     def check_supported(cls, folder: Path) -> None:
-        """Refuse what mlx-lm has no model for; see `Engine.check_supported`."""
-        refuse_config(read_config(folder))
+        """Check that mlx-lm has a model of this type; see `Engine.check_supported`."""
+        check_model_type(read_config(folder))
 
     @classmethod
     def load(
@@ -105,14 +105,17 @@ class MlxEngine(Engine):
         """Load a folder in Transformers' or mlx-lm's format, quantised or not.
 
         Args:
+            folder: the model folder.
             device: "cpu", "gpu" or "metal" (the same), or "auto" for MLX's default.
-            dtype: "float32", "bfloat16", "float16", or "auto" for the checkpoint's own; of
-                quantised weights that of their scales.
-            n_ctx: longest path; None for all the model knows.
+            dtype: "float32", "bfloat16", "float16", or "auto" for the checkpoint's own. For
+                quantised weights it is the type of their scales.
+            n_ctx: context length; None for the model's own.
+            trust_remote_code: run the repository's code.
+            progress: callback before and after the load.
 
         Raises:
             ModelLoadError: files are missing or broken.
-            Unsupported: the model is of a kind this engine cannot run; the message says why.
+            Unsupported: the engine cannot run this kind of model; the message states why.
         """
         place = resolve_device(device)
 
@@ -127,34 +130,38 @@ class MlxEngine(Engine):
                     progress=progress,
                 )
 
-        model, fingerprint, windows = owner().call(load)
+        model, fingerprint, windows = worker().call(load)
         return cls(model, n_ctx=n_ctx, fingerprint=fingerprint, device=place, windows=windows)
 
     @classmethod
     def adopt(cls, model: Any, *, n_ctx: int | None = None) -> MlxEngine:
-        """Run a model that is loaded already; the object itself stays untouched.
+        """Run a model that is already loaded, without changing the object.
 
-        Call it in the thread that loaded the model: what is still to be evaluated of it is.
+        Call it in the thread that loaded the model, because pending arrays are evaluated here.
 
         Raises:
-            ConfigError: it is no model of MLX.
+            ConfigError: the object is not an MLX model.
             Unsupported: see `load`.
         """
         if not isinstance(model, nn.Module):
             raise ConfigError(
-                f"a {type(model).__name__} is not a model of MLX; hand over what mlx_lm.load gives"
+                f"a {type(model).__name__} is not a model of MLX; pass a model from mlx_lm.load"
             )
         mx.eval(arrays_in(model))
-        mark = fingerprint_of(model)
-        return cls(model, n_ctx=n_ctx, fingerprint=mark, device=mx.default_device())
+        fingerprint = fingerprint_of(model)
+        return cls(model, n_ctx=n_ctx, fingerprint=fingerprint, device=mx.default_device())
 
     def check_folder(self, folder: Path) -> None:
-        """Check that `mlx_lm.load` used the values of config.json. Raises: Unsupported."""
+        """Check that `mlx_lm.load` used the values of config.json.
+
+        Raises:
+            Unsupported: a value differs.
+        """
         stored, own = read_config(folder), config_of(self.model)
         if any(stored.get(key) != own.get(key) for key in _SHAPE):
-            return  # the tokenizer is of another model
+            return  # the tokenizer belongs to another model
         try:
-            check_taken(self.model, stored)
+            check_loaded_config(self.model, stored)
         except Unsupported as error:
             call = f'weft.load({str(folder)!r}, engine="mlx")'
             reason = str(error).removesuffix(OTHER_ENGINE)
@@ -163,7 +170,7 @@ class MlxEngine(Engine):
     # The protocol
 
     def forward(self, rows: Sequence[Row]) -> HostOutput:
-        """Run all rows as one batch of tokens; see Engine.forward."""
+        """Run all rows as one batch of tokens; see `Engine.forward`."""
 
         def answers(step: PackedStep, hidden: mx.array) -> HostOutput:
             at = [step.starts[i] + local for i, row in enumerate(rows) for local in row.logits_at]
@@ -176,31 +183,31 @@ class MlxEngine(Engine):
         return self._run(rows, answers)
 
     def hidden_states(self, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
-        """Run rows and return the last hidden states; see Engine.hidden_states."""
+        """Run rows and return the last hidden states; see `Engine.hidden_states`."""
         if not self.info.n_embd:
             return super().hidden_states(rows)
 
         def states(step: PackedStep, hidden: mx.array) -> list[NDArray[np.float32]]:
             mx.eval(hidden, step.state())
-            found = np.array(hidden[:, 0].astype(mx.float32), order="C")
-            return [found[at : at + r.n_tokens] for at, r in zip(step.starts, rows, strict=True)]
+            array = np.array(hidden[:, 0].astype(mx.float32), order="C")
+            return [array[at : at + r.n_tokens] for at, r in zip(step.starts, rows, strict=True)]
 
         return self._run(rows, states)
 
     def add_adapter(self, name: str, folder: Any) -> str:
-        """Load a LoRA adapter, in mlx-lm's or PEFT's format, for rows that name it."""
+        """Load a LoRA adapter in mlx-lm's or PEFT's format for rows that name it."""
 
-        def added() -> str:
-            model, mark = adapted(self.model, Path(folder))
+        def add() -> str:
+            model, fingerprint = with_adapter(self.model, Path(folder))
             self._adapted[name] = ModelHead(model, self._make_cache)
-            return mark
+            return fingerprint
 
         if self._closed:
             raise ForwardError("the engine is closed; load the model again")
-        return self._on_owner(added)
+        return self._on_worker(add)
 
     def remove_adapter(self, name: str) -> None:
-        """Forget an adapter; rows that still name it are refused."""
+        """Remove an adapter. Rows that still name it raise StaleHandle."""
         self._adapted.pop(name, None)
 
     def close(self) -> None:
@@ -210,52 +217,53 @@ class MlxEngine(Engine):
             del self._head, self._adapted, self._call, self.model
 
     def prefix_cache(self, spans: Sequence[Span]) -> list[Any]:
-        """Copy a path's KV into the caches that the model itself accepts, one a layer.
+        """Copy a path's KV into the caches that the model itself accepts, one per layer.
 
         Args:
-            spans: the path from the root, as in `Row.path`.
+            spans: the path from the root, as in `Row.prefix`.
         """
 
-        def copied() -> list[Any]:
+        def copy() -> list[Any]:
             caches = self._memory.cache(spans, self._make_cache)
             mx.eval([array for cache in caches for array in (cache.keys, cache.values)])
             return caches
 
-        return self._on_owner(copied)
+        return self._on_worker(copy)
 
     # Loading
 
     def library_array(self, array: NDArray[Any]) -> mx.array:
-        """Return a host array of KV as an array of MLX, in the dtype of the keys."""
+        """Return a host array of KV as an MLX array in the dtype of the keys."""
 
-        def made() -> mx.array:
-            found = mx.array(array).astype(self._memory.slot[0].dtype)
-            mx.eval(found)
-            return found
+        def convert() -> mx.array:
+            converted = mx.array(array).astype(self._memory.slot[0].dtype)
+            mx.eval(converted)
+            return converted
 
-        return self._on_owner(made)
+        return self._on_worker(convert)
 
-    def _on_owner(self, work: Callable[[], Answer]) -> Answer:
-        """Call `work` on the thread that runs MLX, with its arrays on the engine's device."""
+    def _on_worker(self, work: Callable[[], Result]) -> Result:
+        """Call `work` on the thread that runs MLX, with the engine's device as default."""
 
-        def on_device() -> Answer:
+        def on_device() -> Result:
             with mx.stream(self._device):
                 return work()
 
-        return self._owner.call(on_device)
+        return self._worker.call(on_device)
 
     def _make_cache(self) -> list[Any]:
         return make_cache(self.model, self._windows.slots)
 
     def _start(self, n_ctx: int | None, fingerprint: str) -> None:
-        """Find how the model attends, and hold a small tree against its own forward."""
+        """Determine how the model attends; compare a small tree with its own forward."""
         model, config = self.model, config_of(self.model)
         name = str(config.get("model_type") or type(model).__name__)
         context_length = context_of(config, n_ctx, self._windows.limit)
         paths = check_paths(config.get("vocab_size") or 64)
         try:
             mx.eval(arrays_in(model))
-            known = np.array(model(mx.array(paths), cache=self._make_cache()).astype(mx.float32))
+            logits = model(mx.array(paths), cache=self._make_cache())
+            expected = np.array(logits.astype(mx.float32))
             self._head = ModelHead(model, self._make_cache)
         except EngineError:
             raise
@@ -263,43 +271,45 @@ class MlxEngine(Engine):
             raise ModelLoadError(
                 f"{name} failed on a first forward: {type(error).__name__}: {error}"
             ) from error
-        carry_tree_caches(model)
-        self._call: RunningCall | None = None
-        foreign = foreign_caches(self._make_cache())
-        why = f"it keeps a {foreign[0]}, which is not KV of single tokens" if foreign else ""
-        ways: list[tuple[str, Callable[[], SlotShape | None]]] = [("whole", lambda: None)]
-        if not foreign:
-            ways = [("tree", self._probe_tree), ("paths", self._probe_path), *ways]
-        for attention, probe in ways:
+        patch_attention(model)
+        self._call: ForwardContext | None = None
+        unsupported = unsupported_caches(self._make_cache())
+        why = f"it has a {unsupported[0]}, which is not KV of single tokens" if unsupported else ""
+        probes: list[tuple[str, Callable[[], SlotShape | None]]] = [("whole", lambda: None)]
+        if not unsupported:
+            probes = [("tree", self._probe_tree), ("paths", self._probe_path), *probes]
+        for attention, probe in probes:
             try:
-                self._take(probe(), name, fingerprint, attention)
-                check_tree(self, paths, known)
+                self._allocate(probe(), name, fingerprint, attention)
+                check_tree(self, paths, expected)
                 break
             except Exception as error:
                 if attention == "whole" or isinstance(error, ModelLoadError):
                     raise
                 why = str(error)
-                _log.info("%s does not run as a %s: %s", name, attention, error)
+                _log.info("%s does not run with attention %r: %s", name, attention, error)
         self.info = replace(self.info, context_length=context_length)
         if attention == "whole":
             self.info.extra["no_prefix_caching"] = why
             _log.warning(
-                "prefix caching disabled for %s: %s; every step runs whole paths", name, why
+                "prefix caching disabled for %s: %s; every step runs full paths", name, why
             )
 
     def _probe_tree(self) -> SlotShape:
-        """Run a few tokens through caches of ours; raises where the model does not use them."""
-        self._call = call = RunningCall(self._make_cache())
+        """Run a few tokens through tree caches; raise if the model does not use them."""
+        self._call = call = ForwardContext(self._make_cache())
         for _ in range(len(call.caches) + 1):
             step = TreeStep([Row((), _FEW, 0)], MlxMemory(SlotShape()), call)
             try:
                 mx.eval(step.run(self._head, [_FEW]))
                 break
-            except LatentKeys:  # that layer is known now
+            except LatentKeys:  # the cache of that layer is marked now
                 continue
         shapes = [cache.shapes for cache in call.caches if cache.shapes and cache.n_calls]
         if len(shapes) < len(call.caches):
-            raise Unsupported(f"{len(shapes)} of {len(call.caches)} layers attend by the function")
+            raise Unsupported(
+                f"only {len(shapes)} of {len(call.caches)} layers use mlx-lm's attention function"
+            )
         return slot_of(shapes)
 
     def _probe_path(self) -> SlotShape:
@@ -307,10 +317,12 @@ class MlxEngine(Engine):
         mx.eval(self._head.hidden(mx.array([_FEW]), caches))
         return slot_of([cache.shapes() for cache in caches])
 
-    def _take(self, slot: SlotShape | None, name: str, fingerprint: str, attention: str) -> None:
-        """Begin with an empty memory for slots of this shape, and room for the check."""
+    def _allocate(
+        self, slot: SlotShape | None, name: str, fingerprint: str, attention: str
+    ) -> None:
+        """Create an empty memory for slots of this shape, large enough for the check."""
         self._memory = MlxMemory(slot or SlotShape())
-        self.fragments = None if slot is None else MlxFragments(self._memory, self._on_owner)
+        self.fragments = None if slot is None else MlxFragments(self._memory, self._on_worker)
         if attention != "tree":
             self._call = None
         logits = self._head.logits(self._head.hidden(mx.array([_FEW]), self._make_cache()))
@@ -343,24 +355,26 @@ class MlxEngine(Engine):
 
     # One forward
 
-    def _run(self, rows: Sequence[Row], answer: Callable[[PackedStep, mx.array], Answer]) -> Answer:
-        """Run rows and keep their KV; `answer` makes of the step and the hidden states [T, 1, E]
-        what is asked, and evaluates both. No fragment has grown where something fails.
+    def _run(self, rows: Sequence[Row], finish: Callable[[PackedStep, mx.array], Result]) -> Result:
+        """Run rows and commit their KV; no fragment changes if anything raises.
+
+        `finish` gets the step and the hidden states [T, 1, E]. It returns the result and evaluates
+        the step's arrays.
         """
         if self._closed:
             raise ForwardError("the engine is closed; load the model again")
         check_rows(rows)
         tokens = [row_tokens(row, self.info) for row in rows]
 
-        def work() -> Answer:
+        def work() -> Result:
             head = self._head_of(rows)
             step = self._step(rows)
-            answers = answer(step, step.run(head, tokens))
+            result = finish(step, step.run(head, tokens))
             step.commit()
-            return answers
+            return result
 
         try:
-            return self._on_owner(work)
+            return self._on_worker(work)
         except WeftError:
             raise
         except Exception as error:
@@ -378,13 +392,13 @@ class MlxEngine(Engine):
 
     def _step(self, rows: Sequence[Row]) -> PackedStep:
         if self.fragments is None:
-            return WholeStep(rows, self._memory, self._make_cache)
+            return FullSequenceStep(rows, self._memory, self._make_cache)
         if self._call is None:
             return PathStep(rows, self._memory, self._make_cache)
         return TreeStep(rows, self._memory, self._call)
 
     def _logits(self, rows: Sequence[Row], hidden: mx.array, at: list[int]) -> mx.array:
-        """Return the logits at packed positions, float32 [N, V], not evaluated yet."""
+        """Return the logits at packed positions, float32 [N, V], without evaluating them."""
         if not at:
             return mx.zeros((0, self.info.n_vocab))
         if at != list(range(len(hidden))):
@@ -402,12 +416,12 @@ class MlxEngine(Engine):
 
 _FEW = [1, 2, 3, 1, 2]
 _SHAPE = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
-_CHECKED = 64  # more than a path of the check has
+_CHECKED = 64  # context length during the check; its paths are shorter
 
 
 def free_bytes(device: mx.Device) -> int | None:
-    """Return the memory of a GPU that MLX may use and does not; None on a CPU."""
+    """Return the free memory of a GPU that MLX may use; None on a CPU."""
     if device.type != mx.gpu:
         return None
-    most = mx.device_info().get("max_recommended_working_set_size")
-    return None if most is None else max(0, int(most) - mx.get_active_memory())
+    limit = mx.device_info().get("max_recommended_working_set_size")
+    return None if limit is None else max(0, int(limit) - mx.get_active_memory())

@@ -1,8 +1,8 @@
-"""The place where a model of mlx-lm calls Weft: what it takes for its KV caches, and one function.
+"""The interface between mlx-lm's models and Weft: KV caches and the attention function.
 
-mlx-lm has no attention interface. Every family's module imports one function by name, and hands it
-the layer's cache; `carry_tree_caches` puts another in its place, which looks at the cache: calls
-with any other cache than ours go to mlx-lm's own function as they came.
+mlx-lm has no attention interface. Every family's module imports one function by name and calls it
+with the layer's cache. `patch_attention` replaces this function. Calls with a `TreeCache` go to
+Weft; calls with any other cache go to mlx-lm's own function unchanged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ATTENTION = "scaled_dot_product_attention"
 
 
 class WindowMask:
-    """What a model gets for a mask where it asks for a window; it hands it on to the function."""
+    """Mask for models that request a sliding window; they pass it on to the attention function."""
 
     __slots__ = ("size",)
 
@@ -33,11 +33,15 @@ class WindowMask:
         self.size = size
 
 
-class RunningCall:
-    """The caches that an engine gives its model, and the step that is running."""
+class ForwardContext:
+    """The caches that an engine passes to its model, and the running step."""
 
     def __init__(self, own_caches: list[Any]) -> None:
-        """own_caches: those the model makes for itself; one that rotates has a window."""
+        """Create the caches.
+
+        Args:
+            own_caches: caches that the model creates for itself; a rotating one has a window.
+        """
         self.step: TreeStep | None = None
         self.caches = [
             TreeCache(self, layer, getattr(own, "max_size", None))
@@ -45,21 +49,27 @@ class RunningCall:
         ]
 
     @property
-    def running(self) -> TreeStep:
-        """The step. Raises: RuntimeError when somebody kept a cache of ours for later."""
+    def current_step(self) -> TreeStep:
+        """The running step.
+
+        Raises:
+            RuntimeError: the cache is used after its forward.
+        """
         if self.step is None:
             raise RuntimeError("this cache belongs to a forward of Weft that is over")
         return self.step
 
 
 class TreeCache:
-    """Stands where a model expects the KV cache of one layer, for a batch [T, 1] of tokens.
+    """KV cache of one layer for a batch [T, 1] of tokens.
 
-    is_latent: the layer hands on what is not yet keys and values; see `products`. The scores of the
-    rotary part it makes itself, and calls them a mask. n_calls: how often the layer has attended.
+    Attributes:
+        is_latent: the layer passes latent keys and values; see `attention`. It computes the scores
+            of the rotary part itself and passes them as a mask.
+        n_calls: number of attention calls of the layer.
     """
 
-    def __init__(self, call: RunningCall, layer: int, window: int | None) -> None:
+    def __init__(self, call: ForwardContext, layer: int, window: int | None) -> None:
         self.call = call
         self.layer = layer
         self.window = window
@@ -69,33 +79,33 @@ class TreeCache:
 
     @property
     def offset(self) -> mx.array:
-        """The position of each token: [T]."""
-        return self.call.running.offsets
+        """Positions of the tokens: [T]."""
+        return self.call.current_step.offsets
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Take new slots [T, K, 1, D]; return what the model hands on to the function."""
+        """Store new slots [T, K, 1, D]; return the arguments for the attention function."""
         k, v = (KVShape(each.shape[1], each.shape[3], each.dtype) for each in (keys, values))
         self.shapes = k, v
-        self.call.running.take(self.layer, keys, values)
-        if self.is_latent:  # the product with it leaves the queries' rotary part as it is
+        self.call.current_step.store_kv(self.layer, keys, values)
+        if self.is_latent:  # the product with the identity keeps the queries' rotary part
             return keys, mx.eye(values.shape[-1], dtype=values.dtype)[None, None]
         return keys, values
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         """Return the new slots again, for a layer that shares this one's."""
-        k, v = self.call.running.fresh[self.layer]
+        k, v = self.call.current_step.new_kv[self.layer]
         return k[:, :, None], v[:, :, None]
 
     def make_mask(
         self, N: int, window_size: int | None = None, return_array: bool = False
     ) -> WindowMask | None:
-        """Return no mask: what a token sees follows from its path, and from a window."""
+        """Return a WindowMask, or None: visible tokens follow from the path and the window."""
         return None if window_size is None else WindowMask(window_size)
 
     def attend(
         self, queries: mx.array, scale: float, mask: Any = None, sinks: mx.array | None = None
     ) -> mx.array:
-        """Attend for the function that stands in its family's module."""
+        """Attend instead of mlx-lm's function."""
         self.n_calls += 1
         windows = [self.window, mask.size if isinstance(mask, WindowMask) else None]
         window = min((each for each in windows if each is not None), default=None)
@@ -106,58 +116,57 @@ class TreeCache:
                 raise LatentKeys
             queries = mx.concatenate([queries, mask], axis=-1)
         elif mask is not None and not isinstance(mask, WindowMask):
-            raise TypeError(f"the model masks keys by a {type(mask).__name__}")
-        how = AttentionSpec(window, sinks, self.is_latent)
-        return self.call.running.attend(self.layer, queries, how)
+            raise TypeError(f"the model passes a {type(mask).__name__} as mask")
+        spec = AttentionSpec(window, sinks, self.is_latent)
+        return self.call.current_step.attend(self.layer, queries, spec)
 
 
 class LatentKeys(Exception):
-    """A layer brought scores of its own with it: the forward has to be made again, knowing that."""
+    """A layer passed its own scores: the forward must be repeated with this knowledge."""
 
 
 class Recorder:
-    """A cache of the model's own kind that also keeps what is put into it."""
+    """A cache of the model's own type that also records its new slots."""
 
     def __init__(self, cache: Any) -> None:
         self._cache = cache
-        self._taken: tuple[mx.array, mx.array] | None = None
+        self._new_slots: tuple[mx.array, mx.array] | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cache, name)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> Any:
-        """Do as the cache does."""
-        self._taken = keys, values
+        """Record the new slots and call the cache."""
+        self._new_slots = keys, values
         return self._cache.update_and_fetch(keys, values)
 
-    def taken(self) -> tuple[mx.array, mx.array]:
+    def new_slots(self) -> tuple[mx.array, mx.array]:
         """Return the last new slots, keys and values [n, K, D]."""
-        if self._taken is None:
+        if self._new_slots is None:
             raise TypeError("a layer of the model does not use its cache")
-        keys, values = self._taken
+        keys, values = self._new_slots
         return keys[0].swapaxes(0, 1), values[0].swapaxes(0, 1)
 
     def shapes(self) -> tuple[KVShape, KVShape]:
-        """Return what one slot is."""
-        k, v = (KVShape(each.shape[1], each.shape[2], each.dtype) for each in self.taken())
+        """Return the shapes of the keys and values of one slot."""
+        k, v = (KVShape(each.shape[1], each.shape[2], each.dtype) for each in self.new_slots())
         return k, v
 
 
-def carry_tree_caches(model: nn.Module) -> None:
-    """Let the modules that a model is made of hand attention over our caches to Weft.
+def patch_attention(model: nn.Module) -> None:
+    """Replace the attention function in the modules of a model's classes.
 
-    The one place that changes mlx-lm. It stays: other models of the family, and this one with other
-    caches, go on as before.
+    This is the only change to mlx-lm. It is permanent. Models with other caches behave as before.
     """
     names = {base.__module__ for each in model.modules() for base in type(each).__mro__}
     for name in names:
         module = sys.modules.get(name)
         original = getattr(module, ATTENTION, None)
         if module is not None and callable(original) and not hasattr(original, "weft_original"):
-            setattr(module, ATTENTION, _handing_over(original))
+            setattr(module, ATTENTION, _with_tree_caches(original))
 
 
-def _handing_over(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
+def _with_tree_caches(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
     @functools.wraps(original)
     def scaled_dot_product_attention(
         queries: mx.array, keys: mx.array, values: mx.array, *args: Any, **kwargs: Any
@@ -182,5 +191,5 @@ def _attend(
 
 
 def slot_of(shapes: list[tuple[KVShape, KVShape]]) -> SlotShape:
-    """Return what a slot is, of the shapes of the layers."""
+    """Return the shape of a slot from the shapes of the layers."""
     return SlotShape(each for pair in shapes for each in pair)

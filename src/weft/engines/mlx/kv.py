@@ -1,8 +1,8 @@
-"""The KV memory: settled fragments in blocks, growing tails side by side in banks.
+"""KV memory of the mlx engine: finished fragments in blocks, growing tails in padded buffers.
 
-Arrays of MLX are values: writing into one copies it, unless nothing else refers to it, lazily or
-not. So what grows is written in one place, whoever holds a view of it lets go first (`plan`), and
-what leaves a buffer or a block gets arrays of its own.
+MLX arrays are values: a write copies the array unless nothing else refers to it, even lazily.
+Growing slots are therefore written in one place. Holders of views (`plan`) release them before, and
+fragments that leave a buffer or a block get arrays of their own.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ class SlotShape(tuple[KVShape, ...]):
         return sum(each.n_bytes for each in self)
 
     def zeros(self, room: int, *rows: int) -> Arrays:
-        """Return arrays [*rows, K, room, D]."""
+        """Return arrays [*rows, K, room, D] of zeros."""
         return [mx.zeros((*rows, each.n_heads, room, each.size), dtype=each.dtype) for each in self]
 
-    def hold(self, parts: Iterable[mx.array], room: int) -> Arrays:
-        """Return arrays [K, room, D] of their own that begin with `parts` [K, n, D]."""
-        held = self.zeros(room)
-        for array, part in zip(held, parts, strict=True):
+    def copy_parts(self, parts: Iterable[mx.array], room: int) -> Arrays:
+        """Return new arrays [K, room, D] that start with a copy of `parts` [K, n, D]."""
+        arrays = self.zeros(room)
+        for array, part in zip(arrays, parts, strict=True):
             array[:, : part.shape[1]] = part
-        mx.eval(held)
-        return held
+        mx.eval(arrays)
+        return arrays
 
 
 class MlxFragment(PaddedFragment):
@@ -77,13 +77,13 @@ class MlxFragment(PaddedFragment):
 
 
 class RowTailBuffer(TailBuffer):
-    """A buffer whose rows are in arrays [R, K, room, D]."""
+    """A tail buffer whose arrays are [R, K, room, D]."""
 
     __slots__ = ()
     slots: Arrays
 
-    def hold(self, arrays: Arrays, members: list[PaddedFragment | None]) -> None:
-        """Take these arrays, whose rows are these fragments."""
+    def set_rows(self, arrays: Arrays, members: list[PaddedFragment | None]) -> None:
+        """Replace the arrays and the fragments of their rows."""
         self.slots, self.members = arrays, members
         self.n_rows, self.room = int(arrays[0].shape[0]), int(arrays[0].shape[2])
         self.n_members = 0
@@ -94,9 +94,11 @@ class RowTailBuffer(TailBuffer):
 
 
 class MlxMemory(PaddedPool[MlxFragment, RowTailBuffer]):
-    """Fragments on one device, for the thread that runs MLX; others use `MlxFragments`.
+    """Fragments on one device, for the thread that runs MLX; other threads use `MlxFragments`.
 
-    plan: how the last step was laid out; it holds views, and every change here drops it first.
+    Attributes:
+        slot: shape of a slot.
+        plan: plan of the last step, or None. It holds views, so every change here removes it first.
     """
 
     kind = MlxFragment
@@ -115,14 +117,14 @@ class MlxMemory(PaddedPool[MlxFragment, RowTailBuffer]):
     def copy_slots(self, kv: MlxFragment, capacity: int) -> Arrays:
         if not kv.length:
             return self.slot.zeros(capacity)
-        return self.slot.hold(self.views(kv, kv.length), capacity)
+        return self.slot.copy_parts(self.views(kv, kv.length), capacity)
 
     def concatenate(self, parts: Sequence[MlxFragment]) -> Arrays:
-        found = zip(*(self.views(kv, kv.length) for kv in parts), strict=True)
-        whole = (mx.concatenate(list(each), axis=1) for each in found)
-        return self.slot.hold(whole, sum(kv.length for kv in parts))
+        views = zip(*(self.views(kv, kv.length) for kv in parts), strict=True)
+        joined = (mx.concatenate(list(each), axis=1) for each in views)
+        return self.slot.copy_parts(joined, sum(kv.length for kv in parts))
 
-    # The protocol
+    # `Fragments`
 
     def export(self, fragment: Fragment) -> dict[str, NDArray[Any]]:
         kv = own(fragment, MlxFragment)
@@ -150,10 +152,10 @@ class MlxMemory(PaddedPool[MlxFragment, RowTailBuffer]):
             self._slots += n
         return kv
 
-    # What a step needs
+    # Called by steps
 
     def views(self, kv: MlxFragment, length: int) -> Arrays:
-        """Return the first `length` slots, [K, length, D] each; nothing is copied."""
+        """Return the first `length` slots, [K, length, D] per array, without a copy."""
         home = kv.home
         if isinstance(home, TailBuffer):
             return [array[kv.start, :, :length] for array in home.slots]
@@ -163,36 +165,38 @@ class MlxMemory(PaddedPool[MlxFragment, RowTailBuffer]):
             return arrays
         return [array[:, kv.start : kv.start + length] for array in arrays]
 
-    def padded(self, stretches: Sequence[Sequence[tuple[MlxFragment, int]]]) -> Arrays:
-        """Return copies of stretches side by side, [P, K, S, D] each, zero past a stretch's end.
+    def padded(self, prefixes: Sequence[Sequence[tuple[MlxFragment, int]]]) -> Arrays:
+        """Return padded copies of prefixes, [P, K, S, D] per array, zero after a prefix's end.
 
-        A stretch is spans, one after the other.
+        Args:
+            prefixes: consecutive spans of each prefix.
         """
-        longest = max(sum(length for _, length in spans) for spans in stretches)
-        together = self.slot.zeros(longest, len(stretches))
-        for number, spans in enumerate(stretches):
+        longest = max(sum(length for _, length in spans) for spans in prefixes)
+        arrays = self.slot.zeros(longest, len(prefixes))
+        for number, spans in enumerate(prefixes):
             at = 0
             for kv, length in spans:
-                for array, part in zip(together, self.views(kv, length), strict=True):
+                for array, part in zip(arrays, self.views(kv, length), strict=True):
                     array[number, :, at : at + length] = part
                 at += length
-        mx.eval(together)
-        return together
+        mx.eval(arrays)
+        return arrays
 
     def buffer_for(self, tails: Sequence[MlxFragment], width: int) -> tuple[RowTailBuffer, int]:
-        """Return the buffer of a width class with `tails` side by side, and the row of the first.
+        """Return the buffer of a width class with `tails` in adjacent rows, and the row of the
+        first.
 
-        There is room for one slot more.
+        It has capacity for one more slot.
         """
         longest = max(tail.length for tail in tails) + 1
         buffer = self._buffers.get(width) or RowTailBuffer(width)
         first = buffer.find(tails)
         if first is None or longest > buffer.room or buffer.is_sparse:
-            first = self._seat(buffer, tails, longest)
+            first = self._add_tails(buffer, tails, longest)
         return buffer, first
 
     def cache(self, spans: Sequence[Span], make: Callable[[], list[Any]]) -> list[Any]:
-        """Return caches of the model's own kind that hold a copy of a path's KV."""
+        """Return caches of the model's own type with a copy of a path's KV."""
         caches = make()
         parts = [
             self.views(own(span.fragment, MlxFragment), span.length)
@@ -200,15 +204,16 @@ class MlxMemory(PaddedPool[MlxFragment, RowTailBuffer]):
             if span.length
         ]
         if parts:
-            whole = [mx.concatenate(list(each), axis=1) for each in zip(*parts, strict=True)]
+            joined = [mx.concatenate(list(each), axis=1) for each in zip(*parts, strict=True)]
             for layer, cache in enumerate(caches):
-                cache.update_and_fetch(whole[2 * layer][None], whole[2 * layer + 1][None])
+                cache.update_and_fetch(joined[2 * layer][None], joined[2 * layer + 1][None])
         return caches
 
     def append(self, kv: MlxFragment, parts: Sequence[mx.array]) -> None:
-        """Write slots [K, n, D] after the fragment's; `grew` counts them.
+        """Write slots [K, n, D] after the fragment's; `count_written` counts them.
 
-        The arrays are not evaluated yet: the caller does, with what else the step made.
+        The arrays are not evaluated here. The caller evaluates them together with the step's other
+        arrays.
         """
         n = int(parts[0].shape[1])
         self.plan = None
@@ -220,13 +225,14 @@ class MlxMemory(PaddedPool[MlxFragment, RowTailBuffer]):
             array[:, at : at + n] = part
 
     def arrays_of(self, kv: MlxFragment) -> Arrays:
-        """Return the arrays that hold the fragment, and perhaps others."""
+        """Return the arrays that contain the fragment, possibly with others."""
         return [] if kv.home is None else list(kv.home.slots)
 
-    def _seat(self, buffer: RowTailBuffer, tails: Sequence[MlxFragment], length: int) -> int:
-        """Make `tails` the last rows of the buffer, with room for `length`; return the first.
+    def _add_tails(self, buffer: RowTailBuffer, tails: Sequence[MlxFragment], length: int) -> int:
+        """Move `tails` to the last rows of the buffer, with capacity for `length`; return the first
+        row.
 
-        Where they do not fit, the buffer gets new arrays, without holes.
+        If they do not fit, the buffer gets new arrays without holes.
         """
         self.plan = None
         named = {id(tail) for tail in tails}
@@ -250,50 +256,50 @@ class MlxMemory(PaddedPool[MlxFragment, RowTailBuffer]):
         for tail in tails:
             if tail.home is not buffer:
                 self._remove(tail)
-        buffer.hold(arrays, members)
+        buffer.set_rows(arrays, members)
         self._buffers[buffer.width] = buffer
         return first
 
 
 class MlxFragments(Fragments):
-    """The memory as the scheduler sees it, from any thread: what touches arrays goes to theirs."""
+    """The KV memory for other threads: calls that touch arrays run on the MLX thread."""
 
     growth = GROW_BY
 
-    def __init__(self, memory: MlxMemory, on_owner: Callable[[Callable[[], Any]], Any]) -> None:
+    def __init__(self, memory: MlxMemory, on_worker: Callable[[Callable[[], Any]], Any]) -> None:
         self._memory = memory
-        self._on_owner = on_owner
+        self._on_worker = on_worker
 
     def new(self, parent: Fragment | None) -> MlxFragment:
         return MlxFragment()
 
     def split(self, fragment: Fragment, at: int) -> MlxFragment:
-        found: MlxFragment = self._on_owner(lambda: self._memory.split(fragment, at))
-        return found
+        upper: MlxFragment = self._on_worker(lambda: self._memory.split(fragment, at))
+        return upper
 
     def join(self, upper: Fragment, lower: Fragment) -> None:
-        self._on_owner(lambda: self._memory.join(upper, lower))
+        self._on_worker(lambda: self._memory.join(upper, lower))
 
     def trim(self, fragment: Fragment, length: int) -> None:
         self._memory.trim(fragment, length)
 
     def settle(self, fragment: Fragment) -> None:
-        self._on_owner(lambda: self._memory.settle(fragment))
+        self._on_worker(lambda: self._memory.settle(fragment))
 
     def free(self, fragment: Fragment) -> None:
         home = own(fragment, MlxFragment).home
-        if isinstance(home, SharedBlock) and len(home.users) > 1:  # the others may move together
-            self._on_owner(lambda: self._memory.free(fragment))
+        if isinstance(home, SharedBlock) and len(home.users) > 1:  # the other users may move
+            self._on_worker(lambda: self._memory.free(fragment))
         else:
             self._memory.free(fragment)
 
     def export(self, fragment: Fragment) -> dict[str, NDArray[Any]]:
-        data: dict[str, NDArray[Any]] = self._on_owner(lambda: self._memory.export(fragment))
+        data: dict[str, NDArray[Any]] = self._on_worker(lambda: self._memory.export(fragment))
         return data
 
     def load(self, data: dict[str, NDArray[Any]], parent: Fragment | None) -> MlxFragment:
-        found: MlxFragment = self._on_owner(lambda: self._memory.load(data))
-        return found
+        fragment: MlxFragment = self._on_worker(lambda: self._memory.load(data))
+        return fragment
 
     def usage(self) -> Usage:
         return self._memory.usage()
@@ -302,15 +308,15 @@ class MlxFragments(Fragments):
 def _fill(arrays: Arrays, tails: Sequence[PaddedFragment], first: int) -> None:
     """Copy tails into rows first, first + 1, … of a buffer's arrays, one copy per source buffer."""
     room = int(arrays[0].shape[2])
-    by_bank: dict[int, list[int]] = {}
+    by_buffer: dict[int, list[int]] = {}
     for number, tail in enumerate(tails):
         if isinstance(tail.home, TailBuffer) and tail.length:
-            by_bank.setdefault(id(tail.home), []).append(number)
+            by_buffer.setdefault(id(tail.home), []).append(number)
         elif isinstance(tail.home, SharedBlock) and tail.length:
             start, stop = tail.start, tail.start + tail.length
             for array, source in zip(arrays, tail.home.slots, strict=True):
                 array[first + number, :, : tail.length] = source[:, start:stop]
-    for group in by_bank.values():
+    for group in by_buffer.values():
         home = tails[group[0]].home
         assert isinstance(home, TailBuffer)
         span = min(room, home.room)
@@ -321,34 +327,34 @@ def _fill(arrays: Arrays, tails: Sequence[PaddedFragment], first: int) -> None:
 
 
 def dtype_name(dtype: mx.Dtype) -> str:
-    """Return a dtype's name as the other engines write it: "float32"."""
+    """Return the name of a dtype as in the other engines, such as "float32"."""
     return str(dtype).rpartition(".")[2]
 
 
 def to_host(array: mx.array) -> NDArray[Any]:
     """Copy to the host; bfloat16, which NumPy lacks, as its uint16 bits."""
     bits = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
-    return np.array(bits, order="C")  # a slice of MLX brings its strides
+    return np.array(bits, order="C")  # slices of MLX have strides
 
 
 def _from_host(data: dict[str, NDArray[Any]], name: str, shape: KVShape) -> mx.array:
-    """Read one exported array as [K, n, D]."""
+    """Return an exported array as [K, n, D]."""
     dtype = dtype_name(shape.dtype)
     if name not in data or str(data.get("dtype", "")) != dtype:
         raise ModelMismatch(
             f"the exported KV has no {dtype} array {name!r}; load it with the model and dtype that "
             "wrote it"
         )
-    held = "uint16" if shape.dtype == mx.bfloat16 else dtype
-    found = data[name]
-    if str(found.dtype) != held:
+    expected = "uint16" if shape.dtype == mx.bfloat16 else dtype
+    stored = data[name]
+    if str(stored.dtype) != expected:
         raise ModelMismatch(
-            f"the exported KV has {found.dtype} for {name!r}, this model needs {held}"
+            f"the exported KV has {stored.dtype} for {name!r}, this model needs {expected}"
         )
-    if found.ndim != 3 or (found.shape[0], found.shape[2]) != (shape.n_heads, shape.size):
+    if stored.ndim != 3 or (stored.shape[0], stored.shape[2]) != (shape.n_heads, shape.size):
         raise ModelMismatch(
-            f"the exported KV has shape {tuple(found.shape)} for {name!r}, this model needs "
+            f"the exported KV has shape {tuple(stored.shape)} for {name!r}, this model needs "
             f"{(shape.n_heads, 'n', shape.size)}"
         )
-    array = mx.array(np.ascontiguousarray(found))
+    array = mx.array(np.ascontiguousarray(stored))
     return array.view(mx.bfloat16) if shape.dtype == mx.bfloat16 else array

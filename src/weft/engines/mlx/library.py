@@ -1,4 +1,4 @@
-"""mlx-lm, imported with care."""
+"""Imports of mlx-lm without its side effects."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 def mlx_lm(module: str) -> Any:
     """Return a module of mlx-lm, such as "models.cache".
 
-    NOTE: on its first import the library sets the process's limit of open files, and so takes most
-    of it from a server that had raised it. The limit stays what it was.
+    NOTE: on its first import the library lowers the process's limit of open files, also in a server
+    that had raised it. This function restores the limit.
     """
     if "mlx_lm" not in sys.modules:
         _import_keeping_limits()

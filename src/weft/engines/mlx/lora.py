@@ -1,4 +1,4 @@
-"""LoRA adapters beside a model: another shell around its parts, with layers that add to theirs."""
+"""LoRA adapters: another shell around a model's parts, with layers that add low-rank outputs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,13 @@ _OWN = re.compile(r"^(?P<path>.+)\.lora_(?P<half>[ab])$")
 
 
 class LowRank(NamedTuple):
-    """What one layer's output gets more: scale · (x down) up. down: [in, r]; up: [r, out]."""
+    """Low-rank addition to a layer's output: scale · (x down) up.
+
+    Args:
+        down: [in, r].
+        up: [r, out].
+        scale: factor of the addition.
+    """
 
     down: mx.array
     up: mx.array
@@ -31,7 +37,7 @@ class LowRank(NamedTuple):
 
 
 class LowRankLinear(nn.Module):
-    """A linear layer of the model, quantised or not, and what an adapter adds."""
+    """A linear layer of the model, quantised or not, with an adapter's addition."""
 
     def __init__(self, base: nn.Module, low: LowRank) -> None:
         super().__init__()
@@ -43,17 +49,24 @@ class LowRankLinear(nn.Module):
         return self.base(x) + self.scale * more
 
 
-def adapted(model: nn.Module, folder: Path) -> tuple[nn.Module, str]:
-    """Return the model with an adapter, all other parts shared, and what names the adapter.
+def with_adapter(model: nn.Module, folder: Path) -> tuple[nn.Module, str]:
+    """Return the model with an adapter, sharing all other parts, and the adapter's fingerprint.
 
-    folder: mlx-lm's format (adapters.safetensors), or PEFT's. The model itself stays as it is.
-    Raises: ModelLoadError, Unsupported, ConfigError.
+    The model itself stays unchanged.
+
+    Args:
+        model: the model.
+        folder: adapter in mlx-lm's format (adapters.safetensors) or PEFT's.
+
+    Raises:
+        ModelLoadError, Unsupported, ConfigError: the adapter is broken, not supported, or does not
+            fit.
     """
     layers = read_low_ranks(folder)
-    copied = copy_of(model)
+    copy = copy_of(model)
     for path, low in layers.items():
-        _replace(copied, path, low, folder)
-    return copied, fingerprint_low_ranks(layers)
+        _replace(copy, path, low, folder)
+    return copy, fingerprint_low_ranks(layers)
 
 
 def read_low_ranks(folder: Path) -> dict[str, LowRank]:
@@ -76,21 +89,21 @@ def read_low_ranks(folder: Path) -> dict[str, LowRank]:
             scale = scale_of(config, path, pair["A"].shape[0])
             layers[path] = LowRank(pair["A"].T, pair["B"].T, scale)
         else:
-            raise ConfigError(f"the adapter in {folder} has one half of {path} only")
+            raise ConfigError(f"the adapter in {folder} has only one half of {path}")
     mx.eval([(low.down, low.up) for low in layers.values()])
     return layers
 
 
 def _own_config(folder: Path) -> Mapping[str, Any]:
-    """Return mlx-lm's adapter_config.json, of plain LoRA alone."""
+    """Return mlx-lm's adapter_config.json; only plain LoRA is supported."""
     file = folder / "adapter_config.json"
     config = read_json(file, ModelLoadError, "not readable JSON", nan=True)
     if not isinstance(config, dict):
-        raise ModelLoadError(f"{file} holds {type(config).__name__}; a JSON object belongs there")
+        raise ModelLoadError(f"{file} is a JSON {type(config).__name__}; it must be an object")
     kind = config.get("fine_tune_type", "lora")
     if kind != "lora":
         raise Unsupported(
-            f"the adapter in {folder} is of type {repr_short(kind)}; plain LoRA is run"
+            f"the adapter in {folder} is of type {repr_short(kind)}; only plain LoRA is supported"
         )
     values = config.get("lora_parameters")
     scale = values.get("scale") if isinstance(values, dict) else None
@@ -106,45 +119,45 @@ def _halves(file: Path) -> Iterator[tuple[str, str, mx.array]]:
             " adapter_model.safetensors (PEFT's)"
         )
     try:
-        with safe_open(str(file), "numpy"):  # MLX would not miss the end of a truncated file
+        with safe_open(str(file), "numpy"):  # MLX does not detect a truncated file
             arrays: Any = mx.load(str(file))
-    except Exception as error:  # the libraries raise kinds of their own
+    except Exception as error:  # the libraries raise types of their own
         raise ModelLoadError(f"{file} cannot be read: {error}") from error
     for key, array in arrays.items():
-        found = _PEFT.match(key) or _OWN.match(key)
-        if found is None:
-            raise Unsupported(f"{file} has {key}; LoRA of linear layers alone is run")
-        yield found["path"], found["half"], array
+        match = _PEFT.match(key) or _OWN.match(key)
+        if match is None:
+            raise Unsupported(f"{file} has {key}; only LoRA of linear layers is supported")
+        yield match["path"], match["half"], array
 
 
 def _replace(model: nn.Module, path: str, low: LowRank, folder: Path) -> None:
-    """Put a layer with the adapter's part in the place of one."""
+    """Replace a layer by one with the adapter's addition."""
     above, _, name = path.rpartition(".")
     holder: Any = model
     for step in above.split(".") if above else ():
-        is_place = isinstance(holder, list) and step.isdigit() and int(step) < len(holder)
-        holder = holder[int(step)] if is_place else getattr(holder, step, None)
+        is_index = isinstance(holder, list) and step.isdigit() and int(step) < len(holder)
+        holder = holder[int(step)] if is_index else getattr(holder, step, None)
     base = getattr(holder, name, None)
     if not isinstance(base, nn.Module):
         raise ConfigError(f"the adapter in {folder} is of another model: it has no layer {path}")
     if not isinstance(base, nn.Linear | nn.QuantizedLinear):
         raise Unsupported(
-            f"the adapter in {folder} changes {path}, a {type(base).__name__}; LoRA is run on"
-            " linear layers"
+            f"the adapter in {folder} changes {path}, a {type(base).__name__}; only linear layers"
+            " are supported"
         )
     n_out, n_in = base.weight.shape
     if isinstance(base, nn.QuantizedLinear):
         n_in = n_in * 32 // base.bits
     if low.down.shape[:1] != (n_in,) or low.up.shape != (low.down.shape[-1], n_out):
         raise ConfigError(
-            f"the adapter in {folder} is of another model: {path} takes {n_in} to {n_out} numbers,"
+            f"the adapter in {folder} is of another model: {path} maps {n_in} to {n_out} numbers,"
             f" the adapter has {tuple(low.down.shape)} and {tuple(low.up.shape)}"
         )
     setattr(holder, name, LowRankLinear(base, low))
 
 
 def copy_of(module: nn.Module) -> nn.Module:
-    """Return a copy of all modules; their arrays are shared."""
+    """Return a copy of all modules that shares their arrays."""
     shell = shell_of(module)
     for key, value in module.items():
         dict.__setitem__(shell, key, _copied(value))
@@ -162,7 +175,7 @@ def _copied(value: Any) -> Any:
 
 
 def fingerprint_low_ranks(layers: Mapping[str, LowRank]) -> str:
-    """Return a hash of what an adapter adds, equal to the other engines' of the same adapter."""
+    """Return a hash of an adapter's layers, equal to the other engines' for the same adapter."""
     digest = hashlib.blake2b(digest_size=8)
     for path, low in sorted(layers.items()):
         down, up = (np.array(half.T.astype(mx.float32), order="C") for half in (low.down, low.up))

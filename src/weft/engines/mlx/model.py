@@ -1,10 +1,11 @@
-"""A model of mlx-lm: from a folder, or as its owner loaded it; and its parts."""
+"""Models of mlx-lm: loading, checks, and access to their parts."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -43,7 +44,7 @@ _AS_TRANSFORMERS = ("llama", "mistral", "qwen2", "qwen3")
 
 
 def resolve_device(device: str) -> mx.Device:
-    """Turn "auto", "cpu", or "gpu", which is "metal" too, into a device that is there."""
+    """Return the device for "auto", "cpu", "gpu" or "metal" (the same as "gpu")."""
     check_choice("device", device, ("auto", "cpu", "gpu", "metal"))
     if device == "auto":
         return mx.default_device()
@@ -56,8 +57,9 @@ def resolve_device(device: str) -> mx.Device:
 class Windows(NamedTuple):
     """Sliding windows of a config.json that mlx-lm's code for the model does not apply.
 
-    slots: window of all layers, which Weft applies; None: mlx-lm applies all windows.
-    limit: longest context for which mlx-lm's answers are right; None: no limit.
+    Args:
+        slots: window of all layers, which Weft applies; None: mlx-lm applies all windows.
+        limit: longest context for which mlx-lm's results are right; None: no limit.
     """
 
     slots: int | None = None
@@ -81,15 +83,15 @@ def load_model(
     trust_remote_code: bool,
     progress: Progress | None,
 ) -> LoadedModel:
-    """Load a folder's model to run on a device.
+    """Load a folder's model for a device.
 
     Raises:
         ModelLoadError: files are missing or broken.
         Unsupported: mlx-lm has no such model, or ignores a number of its config.json.
     """
     check_choice("dtype", dtype, ("auto", *DTYPES))
-    stored = checkpoint.open_checkpoint(folder)  # MLX would read a truncated file to the end
-    refuse_config(stored.config)
+    stored = checkpoint.open_checkpoint(folder)  # MLX does not detect a truncated file
+    check_model_type(stored.config)
     if progress is not None:
         progress("load", 0, 1, str(folder))
     try:
@@ -100,32 +102,31 @@ def load_model(
         )
     except EngineError:
         raise
-    except Exception as error:  # whatever values of a wrong kind lead to
+    except Exception as error:  # values of a wrong type may cause any error
         raise ModelLoadError(
             f"mlx-lm cannot load the model in {folder}: {type(error).__name__}: {error}"
         ) from error
-    windows = check_taken(model, stored.config)
+    windows = check_loaded_config(model, stored.config)
     complete_rope(model, stored.config)
     if dtype != "auto":
         model.set_dtype(DTYPES[dtype])
     if progress is not None:
         progress("load", 1, 1, str(folder))
-    mark = None
+    fingerprint = None
     if stored.config.get("model_type") in _AS_TRANSFORMERS:
-        try:
-            mark = stored.fingerprint()
-        except Unsupported:  # tensors in a quantised format
-            mark = None
-    mark = mark or fingerprint_of(model)
+        with suppress(Unsupported):  # tensors in a quantised format
+            fingerprint = stored.fingerprint()
+    fingerprint = fingerprint or fingerprint_of(model)
     if device.type == mx.cpu:
-        lay_by_column(model)
-    return LoadedModel(model, mark, windows)
+        store_column_major(model)
+    return LoadedModel(model, fingerprint, windows)
 
 
-def check_taken(model: nn.Module, config: Mapping[str, Any]) -> Windows:
+def check_loaded_config(model: nn.Module, config: Mapping[str, Any]) -> Windows:
     """Check that a loaded model computes with the numbers of its config.json.
 
-    Raises: Unsupported: it does not, and every answer would be wrong.
+    Raises:
+        Unsupported: a number differs, and every answer would be wrong.
     """
     epsilons = {each for m in model.modules() if isinstance(each := getattr(m, "eps", None), float)}
     check_config(config, config_of(model), library="mlx-lm", epsilons=epsilons)
@@ -139,8 +140,8 @@ def check_taken(model: nn.Module, config: Mapping[str, Any]) -> Windows:
         return Windows()
     if any(own) and len(own) == len(windows):
         raise Unsupported(
-            f"mlx-lm gives the layers of this {kind} the sliding windows {own}, and its config.json"
-            f" asks for {windows}{OTHER_ENGINE}",
+            f"mlx-lm gives the layers of this {kind} the sliding windows {own}, but its config.json"
+            f" has {windows}{OTHER_ENGINE}",
             hint='try engine="torch"',
         )
     if any(own):  # layers share caches
@@ -157,12 +158,12 @@ def check_taken(model: nn.Module, config: Mapping[str, Any]) -> Windows:
     return Windows(limit=window)
 
 
-def lay_by_column(model: nn.Module) -> None:
-    """Store the weights of linear layers column by column: float32, where MLX runs on a CPU.
+def store_column_major(model: nn.Module) -> None:
+    """Store the float32 weights of linear layers column by column, for MLX on a CPU.
 
-    Its products there read a weight [out, in] by columns 1.6 times as fast (1 to 512 rows), and
-    other dtypes alike. Values and shapes stay, and so does the code that multiplies by `weight.T`.
-    Cost: a copy of one weight at a time.
+    Its matrix products read a weight [out, in] by columns 1.6 times as fast (1 to 512 rows). Other
+    dtypes make no difference. Values, shapes and the code that multiplies by `weight.T` stay the
+    same. Cost: a copy of one weight at a time.
     """
     is_tied = bool(config_of(model).get("tie_word_embeddings"))
     for module in model.modules():
@@ -173,16 +174,16 @@ def lay_by_column(model: nn.Module) -> None:
                 mx.eval(module.weight)
 
 
-def refuse_config(config: Mapping[str, Any]) -> None:
-    """Raise Unsupported for a model that mlx-lm has no code for, by its config.json."""
+def check_model_type(config: Mapping[str, Any]) -> None:
+    """Raise Unsupported if mlx-lm has no code for the model of a config.json."""
     kind = config.get("model_type")
     if config.get("is_encoder_decoder"):
         raise Unsupported(
             f"the mlx engine cannot run {kind}: it is an encoder-decoder model; only decoder-only"
-            " models have one path"
+            " models are supported"
         )
     if config.get("model_file"):
-        return  # it brings its own code
+        return  # the model has its own code
     utils = mlx_lm("utils")
     name = utils.MODEL_REMAPPING.get(kind, kind)
     spec = None
@@ -198,11 +199,11 @@ def refuse_config(config: Mapping[str, Any]) -> None:
 
 
 def config_of(model: nn.Module) -> dict[str, Any]:
-    """Return what a model says of its own shape, the text part's values over the whole's."""
+    """Return a model's own configuration; values of the text part take precedence."""
     args = getattr(model, "args", None) or getattr(model, "config", None)
-    found = _fields(args)
-    text = found.get("text_config")
-    return {**found, **(text if isinstance(text, dict) else _fields(text))}
+    config = _fields(args)
+    text = config.get("text_config")
+    return {**config, **(text if isinstance(text, dict) else _fields(text))}
 
 
 def _fields(args: Any) -> dict[str, Any]:
@@ -212,15 +213,15 @@ def _fields(args: Any) -> dict[str, Any]:
 
 
 def context_of(config: Mapping[str, Any], n_ctx: int | None, limit: int | None = None) -> int:
-    """The longest path: `n_ctx` if given, else the model's own context, up to `limit`."""
+    """Return the context length: `n_ctx` if given, else the model's own, up to `limit`."""
     values = (config.get(name) for name in checkpoint.CONTEXT_NAMES)
-    known = next((value for value in values if isinstance(value, int) and value > 0), _NO_LIMIT)
-    known = known if limit is None else min(known, limit)
-    return known if n_ctx is None else check_int("n_ctx", n_ctx, 1, known)
+    own = next((value for value in values if isinstance(value, int) and value > 0), _NO_LIMIT)
+    own = own if limit is None else min(own, limit)
+    return own if n_ctx is None else check_int("n_ctx", n_ctx, 1, own)
 
 
 def arrays_in(model: nn.Module) -> list[mx.array]:
-    """All arrays that a model holds, rotary tables and the like, too."""
+    """Return all arrays of a model, including rotary tables."""
     return [
         array
         for module in model.modules()
@@ -232,9 +233,9 @@ def arrays_in(model: nn.Module) -> list[mx.array]:
 
 
 def fingerprint_of(model: nn.Module) -> str:
-    """Name the weights of a loaded model.
+    """Return the fingerprint of a loaded model's weights.
 
-    It is the folder's own, and so that of other engines, in the families whose KV is the same.
+    In families whose KV is the same in other engines, it equals the fingerprint of the folder.
     """
     config = config_of(model)
     own = checkpoint.fingerprint(config, _samples(model))
@@ -250,24 +251,26 @@ def _samples(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...], NDArray[n
 def make_cache(model: nn.Module, window: int | None = None) -> list[Any]:
     """Return new caches of the types that the model creates.
 
-    window: sliding window of all layers if the model's own caches have none; see `Windows`.
+    Args:
+        model: the model.
+        window: sliding window of all layers if the model's own caches have none; see `Windows`.
     """
     library = mlx_lm("models.cache")
     caches: list[Any] = library.make_prompt_cache(model)
     return caches if window is None else [library.RotatingKVCache(window) for _ in caches]
 
 
-def foreign_caches(caches: list[Any]) -> list[str]:
-    """Return the kinds of caches that are neither plain nor rotating: no KV of single tokens."""
-    known = mlx_lm("models.cache")
-    plain = [each for each in caches if type(each) is known.KVCache]
-    rotating = [each for each in caches if type(each) is known.RotatingKVCache and not each.keep]
+def unsupported_caches(caches: list[Any]) -> list[str]:
+    """Return the types of caches that are neither plain nor rotating: no KV of single tokens."""
+    library = mlx_lm("models.cache")
+    plain = [each for each in caches if type(each) is library.KVCache]
+    rotating = [each for each in caches if type(each) is library.RotatingKVCache and not each.keep]
     if len(plain) + len(rotating) == len(caches):
         return []
     return sorted({type(each).__name__ for each in caches if each not in [*plain, *rotating]})
 
 
-# Where the part of a model before its head is, by the names that mlx-lm's models use.
+# Paths of the part before the head, by the names that mlx-lm's models use.
 _TRUNKS = (
     ("model",),
     ("transformer",),
@@ -280,31 +283,33 @@ _TRUNKS = (
 
 
 class Trunk:
-    """Stands where a model has the part before its head, and keeps the hidden states it gives.
+    """Replaces the part of a model before its head, and records its hidden states.
 
-    given: hidden states that it gives, without running.
+    Attributes:
+        fixed_hidden: hidden states to return without running the part.
+        hidden: hidden states of the last run.
     """
 
     def __init__(self, inner: nn.Module) -> None:
         self.inner = inner
-        self.given: mx.array | None = None
-        self.seen: mx.array | None = None
+        self.fixed_hidden: mx.array | None = None
+        self.hidden: mx.array | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.given is not None:
-            return self.given
-        self.seen = self.inner(*args, **kwargs)
-        return self.seen
+        if self.fixed_hidden is not None:
+            return self.fixed_hidden
+        self.hidden = self.inner(*args, **kwargs)
+        return self.hidden
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
 
 class ModelHead:
-    """A model cut before its head, so that logits are made where they are wanted only.
+    """A model split before its head, so that logits are computed only where requested.
 
-    The owner's object stays as it is: ours is another shell around the same parts. Where no cut is
-    found, all logits are made, and stand for hidden states (`n_embd` is 0).
+    The original object stays unchanged: the split uses another shell around the same parts. If
+    there is no split, logits of all tokens are computed and used as hidden states (`n_embd` is 0).
     """
 
     def __init__(self, model: nn.Module, make: MakeCache) -> None:
@@ -319,11 +324,11 @@ class ModelHead:
                 continue
             self._shell, self._trunk = cut
             logits = self._shell(ids, cache=make())
-            hidden = self._trunk.seen
+            hidden = self._trunk.hidden
             if not isinstance(hidden, mx.array) or hidden.shape[:2] != (1, 4) or hidden.ndim != 3:
                 continue
             if hidden.shape == logits.shape and mx.array_equal(hidden, logits):
-                continue  # the head is in there, too
+                continue  # the part includes the head
             last = self.logits(hidden[:, -1:])
             if mx.array_equal(logits, want) and mx.allclose(last[0, 0], want[0, -1], atol=1e-3):
                 self.n_embd = int(hidden.shape[-1])
@@ -332,10 +337,10 @@ class ModelHead:
 
     def hidden(self, ids: mx.array, caches: list[Any]) -> mx.array:
         """Return the hidden states [B, L, E] of ids [B, L]."""
-        logits = self._shell(ids, cache=caches)  # lazily: they are not made
+        logits = self._shell(ids, cache=caches)  # lazy: never evaluated
         if self._trunk is None:
             return logits
-        hidden, self._trunk.seen = self._trunk.seen, None
+        hidden, self._trunk.hidden = self._trunk.hidden, None
         assert hidden is not None
         return hidden
 
@@ -343,16 +348,16 @@ class ModelHead:
         """Return the logits [B, L, V] of hidden states [B, L, E]."""
         if self._trunk is None:
             return hidden
-        self._trunk.given = hidden
+        self._trunk.fixed_hidden = hidden
         try:
             logits: mx.array = self._shell(mx.zeros(hidden.shape[:2], dtype=mx.int32))
             return logits
         finally:
-            self._trunk.given = None
+            self._trunk.fixed_hidden = None
 
 
 def _cut(model: nn.Module, path: tuple[str, ...]) -> tuple[nn.Module, Trunk] | None:
-    """Return a shell of the model whose part at `path` is a Trunk; None where it has none."""
+    """Return a shell of the model whose part at `path` is a Trunk; None if it has no such part."""
     modules = [model]
     for name in path:
         inner = getattr(modules[-1], name, None)
@@ -369,7 +374,7 @@ def _cut(model: nn.Module, path: tuple[str, ...]) -> tuple[nn.Module, Trunk] | N
 
 
 def shell_of(module: nn.Module) -> nn.Module:
-    """Return another object of the same parts."""
+    """Return another object with the same parts."""
     kind: Any = type(module)
     shell: nn.Module = kind.__new__(kind)
     dict.update(shell, module)

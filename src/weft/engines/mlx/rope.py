@@ -1,4 +1,4 @@
-"""Set rotary parameters that mlx-lm's modules have no argument for."""
+"""Rotary parameters that mlx-lm's modules have no argument for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FREQUENCIES, _SCALE = "_freqs", "_scale"
 def complete_rope(model: nn.Module, config: Mapping[str, Any]) -> None:
     """Apply `attention_factor` and `truncate` of a config.json to a model's rotary embeddings.
 
-    mlx-lm ignores both: GPT-OSS has `truncate: false`. Nothing else is changed.
+    mlx-lm ignores both; for example, GPT-OSS has `truncate: false`.
     """
     text = config.get("text_config")
     level = {**config, **(text if isinstance(text, Mapping) else {})}
@@ -43,8 +43,8 @@ def _yarn(n_dims: int, rope: Mapping[str, Any], level: Mapping[str, Any]) -> mx.
     original = rope.get("original_max_position_embeddings") or level["max_position_embeddings"]
 
     def dimension(n_rotations: float) -> float:
-        turns = math.log(original / (n_rotations * 2 * math.pi))
-        return n_dims * turns / (2 * math.log(base))
+        wavelengths = math.log(original / (n_rotations * 2 * math.pi))
+        return n_dims * wavelengths / (2 * math.log(base))
 
     low = max(dimension(rope.get("beta_fast") or 32), 0)
     high = min(dimension(rope.get("beta_slow") or 1), n_dims - 1)

@@ -1,10 +1,8 @@
-"""How the rows of one step are packed, and which spans of KV their queries meet.
+"""Packing of one step's rows, and the arrays of the prefixes that they share.
 
-Behind the lanes of `engines/packing` come rows of many tokens, each on its own.
-
-A span on its own costs a product a layer, however short. A tree search steps dozens of nodes of a
-dozen tokens, most with few queries: those are copied side by side once a plan and met at once.
-Spans are met level by level: those of one level have different queries.
+Rows of many tokens follow the groups of `engines/packing`, each on its own. The grouping of shared
+prefixes is in `engines/shared_prefixes`; this module holds the arrays of each group. Groups are
+distributed over levels, so that the groups of one level have different queries.
 """
 
 from __future__ import annotations
@@ -26,15 +24,15 @@ from ..shared_prefixes import (
     pad_queries,
     visible_keys,
 )
-from .attention import HIDDEN, AttentionSpec, PartialAttention, bias_of, join, meet, meet_span
+from .attention import HIDDEN, AttentionSpec, PartialAttention, attend, attend_span, bias_of, join
 from .kv import Arrays, MlxFragment, MlxMemory, RowTailBuffer
 
-# A row of so many new tokens meets its path in one piece, by MLX's own attention.
+# Rows of at least so many new tokens attend to their full path at once, by MLX's own attention.
 LONG_ROW = 64
 
 
 class LongRow(NamedTuple):
-    """A row of many tokens, packed at start..stop, and the spans that it sees, its tail's too."""
+    """A row of many tokens, packed at start … stop - 1, and all spans that it attends to."""
 
     row: int
     spans: list[tuple[MlxFragment, int]]
@@ -44,42 +42,45 @@ class LongRow(NamedTuple):
 
 @dataclass(slots=True)
 class StepPlan(Packing[MlxFragment, RowTailBuffer]):
-    """How one set of rows is packed, and what they meet.
+    """Packing of one set of rows, and the prefixes that they attend to.
 
-    n_lanes: packed tokens before the long rows. levels: what the others meet above them.
+    Attributes:
+        long_rows: rows of at least LONG_ROW tokens.
+        levels: shared prefixes of the other rows.
+        n_grouped: packed tokens before the long rows.
     """
 
-    longs: list[LongRow] = field(default_factory=list)
+    long_rows: list[LongRow] = field(default_factory=list)
     levels: list[PrefixLevel] = field(default_factory=list)
-    n_lanes: int = 0
+    n_grouped: int = 0
 
 
 def plan_step(rows: Sequence[Row], memory: MlxMemory) -> StepPlan:
-    """Return a plan for the rows, the memory's if it fits; tails move to their banks."""
+    """Return a plan for the rows, the previous one if it fits. Moves tails to their buffers."""
     cached = memory.plan
     if cached is not None and cached.fits(rows, large_batch=memory.is_large_batch()):
         return cached
     memory.plan = None
     plan = _pack(rows, memory)
-    query_spans = plan.query_spans(rows, MlxFragment, plan.n_lanes)
-    plan.levels = arrange(query_spans, memory, plan.n_lanes)
-    memory.plan = plan if not plan.prefill_groups and not plan.longs else None
+    query_spans = plan.query_spans(rows, MlxFragment, plan.n_grouped)
+    plan.levels = build_levels(query_spans, memory, plan.n_grouped)
+    memory.plan = plan if not plan.prefill_groups and not plan.long_rows else None
     return plan
 
 
 def _pack(rows: Sequence[Row], memory: MlxMemory) -> StepPlan:
-    dests = [None if row.kv_out is None else own(row.kv_out, MlxFragment) for row in rows]
-    paths = [(row.prefix, dest) for row, dest in zip(rows, dests, strict=True)]
+    kv_outs = [None if row.kv_out is None else own(row.kv_out, MlxFragment) for row in rows]
+    paths = [(row.prefix, kv_out) for row, kv_out in zip(rows, kv_outs, strict=True)]
     plan = StepPlan(paths, [], [0] * len(rows))
     stop = 0
-    for (kind, size), members in group_rows(rows, dests, memory, long_row=LONG_ROW).items():
+    for (kind, size), members in group_rows(rows, kv_outs, memory, long_row=LONG_ROW).items():
         start = stop
         for i in members:
             plan.starts[i] = stop
             stop += rows[i].n_tokens
         plan.order += members
         if kind == "decode":
-            tails = [tail for i in members if (tail := dests[i]) is not None]
+            tails = [tail for i in members if (tail := kv_outs[i]) is not None]
             plan.decode_groups.append(
                 DecodeGroup(*memory.buffer_for(tails, size), tails, start, stop)
             )
@@ -95,35 +96,35 @@ def _pack(rows: Sequence[Row], memory: MlxMemory) -> StepPlan:
                     for f, n in visible_spans(rows[i], is_buffered=False)
                     if n
                 ]
-                plan.longs.append(LongRow(i, spans, at, at + rows[i].n_tokens))
+                plan.long_rows.append(LongRow(i, spans, at, at + rows[i].n_tokens))
         if kind != "separate":
-            plan.n_lanes = stop
+            plan.n_grouped = stop
     return plan
 
 
 class PrefixGroup:
-    """One stretch and its queries start..stop; its spans are copied if they do not lie in line."""
+    """One shared prefix; its spans are copied if they are not contiguous."""
 
-    def __init__(self, stretch: SharedPrefix[MlxFragment], memory: MlxMemory) -> None:
-        self.where = list(range(stretch.start, stretch.stop))
-        self.first, self.length = stretch.first, stretch.length
-        if memory.is_contiguous([fragment for fragment, _ in stretch.spans]):
-            self.arrays = memory.views(stretch.spans[0][0], self.length)
-        else:  # another stretch of this step has some of them
-            self.arrays = [array[0] for array in memory.padded([stretch.spans])]
+    def __init__(self, prefix: SharedPrefix[MlxFragment], memory: MlxMemory) -> None:
+        self.where = list(range(prefix.start, prefix.stop))
+        self.first, self.length = prefix.first, prefix.length
+        if memory.is_contiguous([fragment for fragment, _ in prefix.spans]):
+            self.arrays = memory.views(prefix.spans[0][0], self.length)
+        else:  # another prefix of this step shares some of the spans
+            self.arrays = [array[0] for array in memory.padded([prefix.spans])]
 
-    def meet(
-        self, layer: int, queries: mx.array, how: AttentionSpec, mask: PieceMask
+    def attend(
+        self, layer: int, queries: mx.array, spec: AttentionSpec, mask: KeyMask
     ) -> PartialAttention:
-        """Return what the queries of the step see here, those of `where` in order."""
+        """Return the result of the queries `where`, in this order."""
         start, stop = self.where[0], self.where[-1] + 1
         q = queries if stop - start == len(queries) else queries[start:stop]
         keys, values = self.arrays[2 * layer], self.arrays[2 * layer + 1]
         if mask.low:
             keys, values = keys[:, mask.low :], values[:, mask.low :]
-        return meet_span(q, keys, values, how.is_latent, mask.bias)
+        return attend_span(q, keys, values, spec.is_latent, mask.bias)
 
-    def mask(self, window: int | None, positions: Sequence[int]) -> PieceMask | None:
+    def mask(self, window: int | None, positions: Sequence[int]) -> KeyMask | None:
         """Return the keys inside a sliding window of the queries; None if there are none."""
         queries = [positions[at] for at in self.where]
         visible = visible_keys(self.first, self.length, window, queries)
@@ -131,16 +132,19 @@ class PrefixGroup:
             return None
         low = visible.low
         if window is None or not visible.is_masked:
-            return PieceMask(low)
+            return KeyMask(low)
         last = self.first + self.length - 1
         key = mx.arange(self.first + low, last + 1)[None]
-        return PieceMask(low, bias_of(key > mx.array(queries)[:, None] - window))
+        return KeyMask(low, bias_of(key > mx.array(queries)[:, None] - window))
 
 
 class PrefixBatch:
-    """Short stretches with few queries each, copied side by side: [P, K, S, D].
+    """Short prefixes with few queries each, copied and padded: [P, K, S, D].
 
-    padded: packed index of each of P*Q query places. kept: the places that are real; None: all.
+    Attributes:
+        padded: packed index of each of the P*Q padded queries.
+        kept: indices of the real queries among these; None: all.
+        where: packed indices of the real queries.
     """
 
     def __init__(self, members: list[SharedPrefix[MlxFragment]], memory: MlxMemory) -> None:
@@ -155,10 +159,10 @@ class PrefixBatch:
         if min(self.lengths) != max(self.lengths):
             self.bias = bias_of(slots[None] < mx.array(self.lengths)[:, None])[:, None, None, None]
 
-    def meet(
-        self, layer: int, queries: mx.array, how: AttentionSpec, mask: PieceMask
+    def attend(
+        self, layer: int, queries: mx.array, spec: AttentionSpec, mask: KeyMask
     ) -> PartialAttention:
-        """Return what the queries of the step see here, those of `where` in order."""
+        """Return the result of the queries `where`, in this order."""
         n, n_each = len(self.members), self.n_queries
         _, heads, group, size = queries.shape
         q = queries[self.padded].reshape(n, n_each, heads, group, size)
@@ -168,7 +172,7 @@ class PrefixBatch:
             bias = mx.broadcast_to(bias, (n, 1, n_each, group, bias.shape[-1]))
             bias = bias.reshape(n, 1, n_each * group, -1)
         keys, values = self.arrays[2 * layer], self.arrays[2 * layer + 1]
-        out, lse = meet(q, keys, values, how.is_latent, bias)
+        out, lse = attend(q, keys, values, spec.is_latent, bias)
         out = out.reshape(n, heads, n_each, group, -1).transpose(0, 2, 1, 3, 4)
         lse = lse.reshape(n, heads, n_each, group).transpose(0, 2, 1, 3)
         out, lse = out.reshape(n * n_each, heads, group, -1), lse.reshape(-1, heads, group)
@@ -178,81 +182,84 @@ class PrefixBatch:
             else PartialAttention(out[self.kept], lse[self.kept])
         )
 
-    def mask(self, window: int | None, positions: Sequence[int]) -> PieceMask | None:
-        """What padding and a window let each query see."""
+    def mask(self, window: int | None, positions: Sequence[int]) -> KeyMask | None:
+        """Return the mask of padding and of a sliding window."""
         if window is None:
-            return PieceMask(0, self.bias)
+            return KeyMask(0, self.bias)
         firsts = mx.array([m.first for m in self.members])[:, None, None]
         key = firsts + mx.arange(max(self.lengths))
         query = mx.array([positions[at] for at in self.places]).reshape(len(self.members), -1, 1)
         beyond = bias_of(key > query - window)[:, None, :, None]
-        return PieceMask(0, beyond if self.bias is None else mx.minimum(beyond, self.bias))
+        return KeyMask(0, beyond if self.bias is None else mx.minimum(beyond, self.bias))
 
 
-class PieceMask(NamedTuple):
-    """What of a piece is seen: keys from `low` on, of those what the bias shows."""
+class KeyMask(NamedTuple):
+    """Visible keys of a group: those from index `low` on, with a bias for each query."""
 
     low: int = 0
     bias: mx.array | None = None
 
 
 class PrefixLevel:
-    """Spans that have no query in common.
+    """Groups of prefixes without a common query.
 
-    index: where the result of each packed query is among the pieces' results, one after the other;
-    the place after the last is of those that meet nothing. None: they come in order, all of them.
+    Attributes:
+        groups: groups of the level.
+        index: for each packed query, the index of its result among the concatenated results of the
+            groups. Queries without a group have the index after the last result. None: the results
+            are complete and in order.
+        is_full: True if every query belongs to a group.
     """
 
-    def __init__(self, pieces: list[PrefixGroup | PrefixBatch], n_queries: int) -> None:
-        self.pieces = pieces
-        where = [at for piece in pieces for at in piece.where]
+    def __init__(self, groups: list[PrefixGroup | PrefixBatch], n_queries: int) -> None:
+        self.groups = groups
+        where = [at for group in groups for at in group.where]
         self.index: mx.array | None = None
         self.is_full = len(where) == n_queries
         if where != list(range(n_queries)):
             places = dict(zip(where, range(len(where)), strict=True))
             self.index = mx.array([places.get(at, len(where)) for at in range(n_queries)])
 
-    def masks(self, window: int | None, positions: Sequence[int]) -> list[PieceMask | None]:
-        """What a window shows of each piece; None: nothing."""
-        return [piece.mask(window, positions) for piece in self.pieces]
+    def masks(self, window: int | None, positions: Sequence[int]) -> list[KeyMask | None]:
+        """Return the mask of each group for a window; None for a group without visible keys."""
+        return [group.mask(window, positions) for group in self.groups]
 
-    def meet(
-        self, layer: int, queries: mx.array, how: AttentionSpec, masks: list[PieceMask | None]
+    def attend(
+        self, layer: int, queries: mx.array, spec: AttentionSpec, masks: list[KeyMask | None]
     ) -> PartialAttention | None:
-        """Return what all queries of the lanes see on this level; None: nothing."""
+        """Return the results of all grouped queries on this level; None if no key is visible."""
         if all(mask is None for mask in masks):
             return None
         outs, lses = [], []
-        for piece, mask in zip(self.pieces, masks, strict=True):
-            if mask is None:  # a window hides all of it
-                shape = (len(piece.where), *queries.shape[1:3])
-                size = piece.arrays[2 * layer + (0 if how.is_latent else 1)].shape[-1]
+        for group, mask in zip(self.groups, masks, strict=True):
+            if mask is None:  # outside the window
+                shape = (len(group.where), *queries.shape[1:3])
+                size = group.arrays[2 * layer + (0 if spec.is_latent else 1)].shape[-1]
                 outs.append(mx.zeros((*shape, size), dtype=queries.dtype))
                 lses.append(mx.full(shape, HIDDEN))
             else:
-                found = piece.meet(layer, queries, how, mask)
-                outs.append(found.out)
-                lses.append(found.lse)
+                result = group.attend(layer, queries, spec, mask)
+                outs.append(result.out)
+                lses.append(result.lse)
         if not self.is_full:
             outs.append(mx.zeros_like(outs[0][:1]))
             lses.append(mx.full((1, *lses[0].shape[1:]), HIDDEN))
-        found = join(outs, lses)
+        result = join(outs, lses)
         if self.index is not None:
-            found = PartialAttention(found.out[self.index], found.lse[self.index])
-        return found
+            result = PartialAttention(result.out[self.index], result.lse[self.index])
+        return result
 
 
-def arrange(
+def build_levels(
     query_spans: Sequence[QuerySpan[MlxFragment]], memory: MlxMemory, n_queries: int
 ) -> list[PrefixLevel]:
     """Group the spans above a step's rows; return the arrays of each group, level by level."""
     singles, batches = group_prefixes(query_spans, memory)
     for prefix in singles:  # all of them before any view is taken
         memory.make_contiguous([fragment for fragment, _ in prefix.spans])
-    groups = [*([prefix] for prefix in singles), *batches]
-    pieces: list[PrefixGroup | PrefixBatch] = [
+    groups: list[PrefixGroup | PrefixBatch] = [
         *(PrefixGroup(prefix, memory) for prefix in singles),
         *(PrefixBatch(batch, memory) for batch in batches),
     ]
-    levels = assign_levels(groups, n_queries)
-    return [PrefixLevel([pieces[number] for number in level], n_queries) for level in levels]
+    levels = assign_levels([*([prefix] for prefix in singles), *batches], n_queries)
+    return [PrefixLevel([groups[number] for number in level], n_queries) for level in levels]

@@ -1,4 +1,4 @@
-"""One step: how a model's forward meets KV, and what it leaves there."""
+"""One step: how a model's forward attends to KV, and which KV it adds."""
 
 from __future__ import annotations
 
@@ -18,28 +18,32 @@ from .attention import (
     AttentionSpec,
     PartialAttention,
     apply_sinks,
+    attend,
     bias_of,
     join,
-    meet,
     merge,
 )
-from .hook import Recorder, RunningCall
+from .hook import ForwardContext, Recorder
 from .kv import Arrays, MlxFragment, MlxMemory, RowTailBuffer
-from .shared_prefixes import LongRow, PieceMask, plan_step
+from .shared_prefixes import KeyMask, LongRow, plan_step
 
 if TYPE_CHECKING:
     from .model import MakeCache, ModelHead
 
 
-# Tokens of one model call of whole paths, padding included; a longer path runs alone.
+# Tokens of one model call of full paths, padding included; a longer path runs alone.
 CALL_TOKENS = 2048
 
 
 class PackedStep(ABC):
-    """One forward over all tokens of its rows, one after the other.
+    """One forward over all tokens of its rows, packed one after the other.
 
-    starts: packed index of each row's first token, by row number. fresh: the new keys and values
-    [T, K, D], by layer. n_written: packed tokens whose slots are written on the way.
+    Attributes:
+        rows: rows of the step.
+        memory: the KV memory.
+        starts: packed index of each row's first token, by row number.
+        new_kv: new keys and values [T, K, D], by layer.
+        n_written: packed tokens whose slots are written during the forward.
     """
 
     starts: list[int]
@@ -47,23 +51,23 @@ class PackedStep(ABC):
     def __init__(self, rows: Sequence[Row], memory: MlxMemory) -> None:
         self.rows = rows
         self.memory = memory
-        self.fresh: dict[int, tuple[mx.array, mx.array]] = {}
+        self.new_kv: dict[int, tuple[mx.array, mx.array]] = {}
         self.n_written = 0
 
     @abstractmethod
     def run(self, head: ModelHead, tokens: Sequence[Sequence[int]]) -> mx.array:
-        """Return the hidden states [T, 1, E] of the rows' tokens, packed; nothing is evaluated."""
+        """Return the hidden states [T, 1, E] of the packed tokens, without evaluating them."""
 
     def state(self) -> list[mx.array]:
-        """All arrays that the step made or changed: to be evaluated before it is over."""
-        return [array for pair in self.fresh.values() for array in pair]
+        """Return all arrays that the step created or changed; evaluate them before it ends."""
+        return [array for pair in self.new_kv.values() for array in pair]
 
     def release(self) -> None:
-        """Let go of views of KV that is going to be written."""
+        """Release views of KV that is about to be written."""
         return None
 
     def commit(self) -> None:
-        """The forward went well: its slots stay, and the fragments of its rows have grown."""
+        """Write the new slots and extend the fragments, after a successful forward."""
         self.release()
         written: Arrays = []
         grown = []
@@ -74,7 +78,7 @@ class PackedStep(ABC):
             grown.append((kv, row.n_tokens))
             if start >= self.n_written:
                 span = slice(start, start + row.n_tokens)
-                layers = (self.fresh[layer] for layer in range(len(self.fresh)))
+                layers = (self.new_kv[layer] for layer in range(len(self.new_kv)))
                 parts = [array[span].swapaxes(0, 1) for pair in layers for array in pair]
                 self.memory.append(kv, parts)
                 written += self.memory.arrays_of(kv)
@@ -84,9 +88,9 @@ class PackedStep(ABC):
 
 
 class TreeStep(PackedStep):
-    """All tokens are one batch of single tokens [T, 1], and every span is met once for all."""
+    """Runs all tokens as a batch of single tokens [T, 1]; attends to each span once."""
 
-    def __init__(self, rows: Sequence[Row], memory: MlxMemory, call: RunningCall) -> None:
+    def __init__(self, rows: Sequence[Row], memory: MlxMemory, call: ForwardContext) -> None:
         super().__init__(rows, memory)
         self.call = call
         self.plan = plan = plan_step(rows, memory)
@@ -96,10 +100,10 @@ class TreeStep(PackedStep):
         for i in plan.order:
             self.positions += range(rows[i].position, rows[i].position + rows[i].n_tokens)
         self.offsets = mx.array(self.positions)
-        self._lengths = [[tail.length for tail in lane.tails] for lane in plan.decode_groups]
-        self._masks: dict[int | None, list[list[PieceMask | None]]] = {}
-        self._bank_masks: dict[tuple[int, int | None], tuple[int, mx.array | None]] = {}
-        self._squares: dict[tuple[int, int | None], mx.array | None] = {}
+        self._lengths = [[tail.length for tail in group.tails] for group in plan.decode_groups]
+        self._masks: dict[int | None, list[list[KeyMask | None]]] = {}
+        self._tail_masks: dict[tuple[int, int | None], tuple[int, mx.array | None]] = {}
+        self._causal_biases: dict[tuple[int, int | None], mx.array | None] = {}
 
     def run(self, head: ModelHead, tokens: Sequence[Sequence[int]]) -> mx.array:
         packed = [token for i in self.plan.order for token in tokens[i]]
@@ -110,117 +114,126 @@ class TreeStep(PackedStep):
             self.call.step = None
 
     def state(self) -> list[mx.array]:
-        changed = super().state() if self.plan.prefill_groups or self.plan.longs else []
-        for lane in self.plan.decode_groups:
-            changed += lane.buffer.slots
+        changed = super().state() if self.plan.prefill_groups or self.plan.long_rows else []
+        for group in self.plan.decode_groups:
+            changed += group.buffer.slots
         return changed
 
     def release(self) -> None:
-        if self.plan.prefill_groups or self.plan.longs:  # not for the next step
-            self.plan.levels, self.plan.longs = [], []
+        if self.plan.prefill_groups or self.plan.long_rows:  # not for the next step
+            self.plan.levels, self.plan.long_rows = [], []
 
-    # What the model calls, layer by layer
+    # Called by the model, layer by layer
 
-    def take(self, layer: int, keys: mx.array, values: mx.array) -> None:
-        """Take a layer's new slots [T, K, 1, D]; those of bank rows are written at once."""
+    def store_kv(self, layer: int, keys: mx.array, values: mx.array) -> None:
+        """Store a layer's new slots [T, K, 1, D]. Decode rows' slots are written to their buffers
+        at once.
+
+        Args:
+            layer: index of the layer.
+            keys: [T, K, 1, D].
+            values: [T, K, 1, D].
+        """
         k, v = keys[:, :, 0], values[:, :, 0]
-        self.fresh[layer] = k, v
-        for lane, lengths in zip(self.plan.decode_groups, self._lengths, strict=True):
-            for array, new in zip(lane.buffer.slots[2 * layer :], (k, v), strict=False):
-                new = new[lane.start : lane.stop]
-                rows = slice(lane.first, lane.first + len(lengths))
+        self.new_kv[layer] = k, v
+        for group, lengths in zip(self.plan.decode_groups, self._lengths, strict=True):
+            for array, new in zip(group.buffer.slots[2 * layer :], (k, v), strict=False):
+                new = new[group.start : group.stop]
+                rows = slice(group.first, group.first + len(lengths))
                 if min(lengths) == max(lengths):
                     array[rows, :, lengths[0]] = new
                 else:
                     array[mx.arange(rows.start, rows.stop), :, mx.array(lengths)] = new
 
-    def attend(self, layer: int, queries: mx.array, how: AttentionSpec) -> mx.array:
-        """Let a layer's scaled queries [T, H, 1, D] meet what they may see: [T, H, 1, Dv]."""
-        k, v = self.fresh[layer]
+    def attend(self, layer: int, queries: mx.array, spec: AttentionSpec) -> mx.array:
+        """Return the attention output [T, H, 1, Dv] of a layer's scaled queries [T, H, 1, D]."""
+        k, v = self.new_kv[layer]
         n_tokens, n_heads, _, size = queries.shape
         heads = k.shape[1]
         q = queries.reshape(n_tokens, heads, n_heads // heads, size)
         results: list[mx.array] = []
-        if self.plan.n_lanes:
-            found = self._lanes(layer, q, k, v, how)
-            results.append(found.out if how.sinks is None else apply_sinks(found, how.sinks))
-        results += [self._long(row, layer, q, k, v, how) for row in self.plan.longs]
+        if self.plan.n_grouped:
+            result = self._attend_grouped(layer, q, k, v, spec)
+            results.append(result.out if spec.sinks is None else apply_sinks(result, spec.sinks))
+        results += [self._attend_long(row, layer, q, k, v, spec) for row in self.plan.long_rows]
         out = results[0] if len(results) == 1 else mx.concatenate(results, axis=0)
         return out.astype(v.dtype).reshape(n_tokens, n_heads, 1, -1)
 
-    # Tokens among themselves, and with their live tails
+    # Attention to the step's own tokens and to their tails
 
-    def _lanes(
-        self, layer: int, q: mx.array, k: mx.array, v: mx.array, how: AttentionSpec
+    def _attend_grouped(
+        self, layer: int, q: mx.array, k: mx.array, v: mx.array, spec: AttentionSpec
     ) -> PartialAttention:
         plan = self.plan
         results = [
-            self._bank(number, lane, layer, q, how)
-            for number, lane in enumerate(plan.decode_groups)
+            self._attend_tails(number, group, layer, q, spec)
+            for number, group in enumerate(plan.decode_groups)
         ]
-        results += [self._chunk(lane, q, k, v, how) for lane in plan.prefill_groups]
-        found = join([each.out for each in results], [each.lse for each in results])
+        results += [self._attend_prefill(group, q, k, v, spec) for group in plan.prefill_groups]
+        result = join([each.out for each in results], [each.lse for each in results])
         if not plan.levels:
-            return found
-        found = PartialAttention(found.out.astype(mx.float32), found.lse)
-        above = q[: plan.n_lanes]
-        for level, masks in zip(plan.levels, self._visible(how.window), strict=True):
-            other = level.meet(layer, above, how, masks)
+            return result
+        result = PartialAttention(result.out.astype(mx.float32), result.lse)
+        above = q[: plan.n_grouped]
+        for level, masks in zip(plan.levels, self._level_masks(spec.window), strict=True):
+            other = level.attend(layer, above, spec, masks)
             if other is not None:
-                found = merge(found, other)
-        return found
+                result = merge(result, other)
+        return result
 
-    def _bank(
+    def _attend_tails(
         self,
         number: int,
-        lane: DecodeGroup[MlxFragment, RowTailBuffer],
+        decode: DecodeGroup[MlxFragment, RowTailBuffer],
         layer: int,
         q: mx.array,
-        how: AttentionSpec,
+        spec: AttentionSpec,
     ) -> PartialAttention:
-        """Let each row meet its tail, its new slot too; one product for the bank."""
-        rows = slice(lane.first, lane.first + lane.stop - lane.start)
-        low, bias = self._bank_mask(number, how.window)
+        """Attend from each decode row to its tail and its new slot: one product per buffer."""
+        rows = slice(decode.first, decode.first + decode.stop - decode.start)
+        low, bias = self._tail_mask(number, spec.window)
         high = max(self._lengths[number]) + 1
         keys, values = (
-            array[rows, :, low:high] for array in lane.buffer.slots[2 * layer : 2 * layer + 2]
+            array[rows, :, low:high] for array in decode.buffer.slots[2 * layer : 2 * layer + 2]
         )
-        return PartialAttention(*meet(q[lane.start : lane.stop], keys, values, how.is_latent, bias))
+        return PartialAttention(
+            *attend(q[decode.start : decode.stop], keys, values, spec.is_latent, bias)
+        )
 
-    def _bank_mask(self, number: int, window: int | None) -> tuple[int, mx.array | None]:
-        """First slot that any row sees, and a bias [n, 1, 1, S] if rows differ in what they see."""
-        found = self._bank_masks.get((number, window))
-        if found is None:
+    def _tail_mask(self, number: int, window: int | None) -> tuple[int, mx.array | None]:
+        """Return the first visible slot of any row, and a bias [n, 1, 1, S] if rows differ."""
+        mask = self._tail_masks.get((number, window))
+        if mask is None:
             lengths = self._lengths[number]
             low = 0 if window is None else max(0, min(lengths) - window + 1)
             bias = None
             if min(lengths) != max(lengths):
                 slots = mx.arange(low, max(lengths) + 1)[None]
                 last = mx.array(lengths)[:, None]
-                seen = slots <= last
+                visible = slots <= last
                 if window is not None:
-                    seen = seen & (slots > last - window)
-                bias = bias_of(seen)[:, None, None]
-            found = self._bank_masks[(number, window)] = low, bias
-        return found
+                    visible = visible & (slots > last - window)
+                bias = bias_of(visible)[:, None, None]
+            mask = self._tail_masks[(number, window)] = low, bias
+        return mask
 
-    def _chunk(
-        self, lane: PrefillGroup, q: mx.array, k: mx.array, v: mx.array, how: AttentionSpec
+    def _attend_prefill(
+        self, prefill: PrefillGroup, q: mx.array, k: mx.array, v: mx.array, spec: AttentionSpec
     ) -> PartialAttention:
-        """Let the new tokens of each row meet each other; rows are padded to the longest."""
-        n_rows, longest = len(lane.sizes), max(lane.sizes)
-        padded, kept = _places(lane, longest)
+        """Attend from the new tokens of each row to each other; rows are padded to the longest."""
+        n_rows, longest = len(prefill.sizes), max(prefill.sizes)
+        padded, kept = _padding(prefill, longest)
         if padded is None:
-            q, k, v = (array[lane.start : lane.stop] for array in (q, k, v))
+            q, k, v = (array[prefill.start : prefill.stop] for array in (q, k, v))
         else:
             q, k, v = q[padded], k[padded], v[padded]
         _, heads, group, size = q.shape
         q = q.reshape(n_rows, longest, heads, group, size).transpose(0, 2, 3, 1, 4)
         q = q.reshape(n_rows, heads, group * longest, size)
         k, v = (a.reshape(n_rows, longest, heads, -1).transpose(0, 2, 1, 3) for a in (k, v))
-        square = self._square(longest, how.window)
+        square = self._causal_bias(longest, spec.window)
         bias = None if square is None else mx.concatenate([square] * group, axis=0)
-        out, lse = meet(q, k, v, how.is_latent, bias)
+        out, lse = attend(q, k, v, spec.is_latent, bias)
         out = out.reshape(n_rows, heads, group, longest, -1).transpose(0, 3, 1, 2, 4)
         lse = lse.reshape(n_rows, heads, group, longest).transpose(0, 3, 1, 2)
         out = out.reshape(n_rows * longest, heads, group, -1)
@@ -229,20 +242,20 @@ class TreeStep(PackedStep):
             PartialAttention(out, lse) if kept is None else PartialAttention(out[kept], lse[kept])
         )
 
-    def _square(self, n: int, window: int | None) -> mx.array | None:
-        """A bias [n, n]: what tokens of one row see of each other; None for one token."""
+    def _causal_bias(self, n: int, window: int | None) -> mx.array | None:
+        """Return a causal bias [n, n], within the window; None for one token."""
         if n == 1:
             return None
-        if (n, window) not in self._squares:
+        if (n, window) not in self._causal_biases:
             behind = mx.arange(n)[:, None] - mx.arange(n)[None]
-            seen = behind >= 0 if window is None else (behind >= 0) & (behind < window)
-            self._squares[n, window] = bias_of(seen)
-        return self._squares[n, window]
+            visible = behind >= 0 if window is None else (behind >= 0) & (behind < window)
+            self._causal_biases[n, window] = bias_of(visible)
+        return self._causal_biases[n, window]
 
-    def _long(
-        self, row: LongRow, layer: int, q: mx.array, k: mx.array, v: mx.array, how: AttentionSpec
+    def _attend_long(
+        self, row: LongRow, layer: int, q: mx.array, k: mx.array, v: mx.array, spec: AttentionSpec
     ) -> mx.array:
-        """Let a long row meet its path and itself by MLX's own attention: [n, K, g, Dv]."""
+        """Attend from a long row to its path and itself by MLX's own attention: [n, K, g, Dv]."""
         own_part = slice(row.start, row.stop)
         n, (_, heads, group, size) = row.stop - row.start, q.shape
         keys, values = [], []
@@ -254,25 +267,25 @@ class TreeStep(PackedStep):
         values.append(v[own_part].swapaxes(0, 1))
         all_k, all_v = mx.concatenate(keys, axis=1), mx.concatenate(values, axis=1)
         mask: mx.array | str = "causal"
-        window = how.window
+        window = spec.window
         if window is not None and all_k.shape[1] > window:
             total = all_k.shape[1]
             low = max(0, total - n - window + 1)
             all_k, all_v = all_k[:, low:], all_v[:, low:]
             behind = mx.arange(total - n, total)[:, None] - mx.arange(low, total)[None]
             mask = (behind >= 0) & (behind < window)
-        if how.is_latent:
+        if spec.is_latent:
             all_k, all_v = mx.concatenate([all_k, all_v], axis=-1), all_k
         folded = q[own_part].reshape(n, heads * group, size).swapaxes(0, 1)
         out = mx.fast.scaled_dot_product_attention(
-            folded[None], all_k[None], all_v[None], scale=1.0, mask=mask, sinks=how.sinks
+            folded[None], all_k[None], all_v[None], scale=1.0, mask=mask, sinks=spec.sinks
         )
         return out[0].swapaxes(0, 1).reshape(n, heads, group, -1)
 
-    # Spans above
+    # Attention to shared prefixes
 
-    def _visible(self, window: int | None) -> list[list[PieceMask | None]]:
-        """What a window shows of the spans, level by level; found once a step."""
+    def _level_masks(self, window: int | None) -> list[list[KeyMask | None]]:
+        """Return the masks of all levels for a window; computed once per step."""
         if window not in self._masks:
             self._masks[window] = [
                 level.masks(window, self.positions) for level in self.plan.levels
@@ -281,10 +294,10 @@ class TreeStep(PackedStep):
 
 
 class PathStep(PackedStep):
-    """Each row runs alone, over a cache of the model's own kind that holds all of its path.
+    """Runs each row alone, with a cache of the model's own type that contains its full path.
 
-    For models whose attention the tree cannot carry. KV is kept and shared as for others; it is
-    copied together for each row of each step.
+    For models whose attention cannot use tree caches. KV is stored and shared as in other models,
+    and copied into one cache for each row of each step.
     """
 
     def __init__(self, rows: Sequence[Row], memory: MlxMemory, make_cache: MakeCache) -> None:
@@ -294,30 +307,30 @@ class PathStep(PackedStep):
 
     def run(self, head: ModelHead, tokens: Sequence[Sequence[int]]) -> mx.array:
         hidden: list[mx.array] = []
-        fresh: list[list[tuple[mx.array, mx.array]]] = []
+        new_kv: list[list[tuple[mx.array, mx.array]]] = []
         for row, ids in zip(self.rows, tokens, strict=True):
             tail = [] if row.kv_out is None else [Span(row.kv_out, row.kv_out.length)]
             spans = [*row.prefix, *tail]
             caches = [Recorder(cache) for cache in self.memory.cache(spans, self.make_cache)]
             hidden.append(head.hidden(mx.array([ids]), caches)[0][:, None])
-            fresh.append([cache.taken() for cache in caches])
-        for layer, found in enumerate(zip(*fresh, strict=True)):
-            keys, values = (mx.concatenate(list(each)) for each in zip(*found, strict=True))
-            self.fresh[layer] = keys, values
+            new_kv.append([cache.new_slots() for cache in caches])
+        for layer, pairs in enumerate(zip(*new_kv, strict=True)):
+            keys, values = (mx.concatenate(list(each)) for each in zip(*pairs, strict=True))
+            self.new_kv[layer] = keys, values
         return mx.concatenate(hidden, axis=0)
 
 
-class WholeStep(PackedStep):
-    """Rows carry whole paths, which run in padded batches and leave nothing.
+class FullSequenceStep(PackedStep):
+    """Runs full paths in padded batches and stores nothing.
 
-    For models whose state is not KV of single tokens. Padding is on the right, which no decoder
-    sees.
+    For models whose state is not KV of single tokens. Padding is on the right, where causal
+    attention ignores it.
     """
 
     def __init__(self, rows: Sequence[Row], memory: MlxMemory, make_cache: MakeCache) -> None:
         super().__init__(rows, memory)
         if any(row.prefix or row.kv_out is not None for row in rows):
-            raise ForwardError("this model has no KV that fragments could hold: rows carry paths")
+            raise ForwardError("this model has no KV for fragments; rows must have full paths")
         self.make_cache = make_cache
         self.starts = [0, *accumulate(row.n_tokens for row in rows)][: len(rows)]
 
@@ -327,7 +340,7 @@ class WholeStep(PackedStep):
             longest = max(len(path.ids) for path in paths)
             padded = [[*path.ids, *path.ids[-1:] * (longest - len(path.ids))] for path in paths]
             states = head.hidden(mx.array(padded), self.make_cache())
-            mx.eval(states)  # a call's working memory goes before the next one's comes
+            mx.eval(states)  # release the call's working memory before the next one
             for number, path in enumerate(paths):
                 for row in path.rows:
                     hidden[row] = states[number, : len(tokens[row])]
@@ -335,12 +348,15 @@ class WholeStep(PackedStep):
         return mx.concatenate(packed, axis=0)[:, None]
 
 
-def _places(lane: PrefillGroup, longest: int) -> tuple[mx.array | None, mx.array | None]:
-    """Packed index of every padded token, and padded index of every packed one; None: the same."""
-    if min(lane.sizes) == longest:
+def _padding(prefill: PrefillGroup, longest: int) -> tuple[mx.array | None, mx.array | None]:
+    """Return the packed index of every padded token, and the padded index of every packed one.
+
+    None: no padding is needed.
+    """
+    if min(prefill.sizes) == longest:
         return None, None
-    padded, kept, start = [], [], lane.start
-    for number, size in enumerate(lane.sizes):
+    padded, kept, start = [], [], prefill.start
+    for number, size in enumerate(prefill.sizes):
         padded += [start + min(i, size - 1) for i in range(longest)]
         kept += [number * longest + i for i in range(size)]
         start += size

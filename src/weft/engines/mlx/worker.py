@@ -1,8 +1,8 @@
 """The one thread of a process that runs MLX for Weft.
 
-Streams of MLX belong to threads, and so do the functions that it has compiled. It is one thread for
-all engines, and it never ends: MLX drops a thread's compiled functions when the thread is gone, and
-where that meets the end of the interpreter the process aborts.
+MLX's streams and compiled functions belong to threads. All engines share one thread, which never
+ends: MLX drops a thread's compiled functions when the thread ends, and the process aborts if that
+happens while the interpreter shuts down.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ...errors import ForwardError
 
 Value = TypeVar("Value")
 
-END_S = 30.0  # how long the end of the process waits for a model call that is running
-_PARKING_S = 0.02
+SHUTDOWN_TIMEOUT_S = 30.0  # wait for a running model call when the process exits
+_STOP_DELAY_S = 0.02
 
 
 class Task:
-    """A call that waits to be made, and then its outcome."""
+    """A queued call and its result."""
 
     __slots__ = ("done", "error", "value", "work")
 
@@ -36,7 +36,7 @@ class Task:
         self.done.acquire()
 
     def run(self) -> None:
-        """Make the call; any error is kept for who waits."""
+        """Make the call; store its value or its error for the waiting thread."""
         try:
             self.value = self.work()
         except BaseException as error:
@@ -46,55 +46,58 @@ class Task:
 
 
 class MlxWorker:
-    """Makes calls one after the other; get it by `owner`."""
+    """Runs calls one after the other. `worker` returns the only instance."""
 
     def __init__(self) -> None:
-        self._errands: SimpleQueue[Task | None] = SimpleQueue()
-        self._parked = threading.Event()
+        self._tasks: SimpleQueue[Task | None] = SimpleQueue()
+        self._stopped = threading.Event()
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._work, name="weft-mlx", daemon=True)
         self._thread.start()
-        atexit.register(self._end)
+        atexit.register(self._shut_down)
 
     def call(self, work: Callable[[], Value]) -> Value:
         """Call `work` on the thread, wait for it, and return its value or raise its error.
 
-        Ctrl-C meanwhile is raised when the call is over. Raises: ForwardError in a forked process.
+        Ctrl-C is raised after the call has finished.
+
+        Raises:
+            ForwardError: in a forked process, or while the interpreter shuts down.
         """
         if threading.current_thread() is self._thread:
             return work()
         if os.getpid() != self._pid:
             raise ForwardError(
-                "MLX was in use when this process was forked, and does not work here; start"
-                ' processes afresh (multiprocessing: the "spawn" method)'
+                "MLX was in use when this process was forked, and does not work here; start new"
+                ' processes instead (multiprocessing: the "spawn" method)'
             )
-        if self._parked.is_set():
-            raise ForwardError("the interpreter is ending; MLX runs no more")
-        errand = Task(work)
-        self._errands.put(errand)
-        interrupt = _wait(errand.done)
-        if errand.error is not None:
-            raise errand.error
+        if self._stopped.is_set():
+            raise ForwardError("the interpreter is shutting down; MLX has stopped")
+        task = Task(work)
+        self._tasks.put(task)
+        interrupt = _wait(task.done)
+        if task.error is not None:
+            raise task.error
         if interrupt is not None:
             raise interrupt
-        value: Value = errand.value
+        value: Value = task.value
         return value
 
     def _work(self) -> None:
         while True:
-            errand = self._errands.get()
-            if errand is None:
-                self._parked.set()
+            task = self._tasks.get()
+            if task is None:
+                self._stopped.set()
             else:
-                errand.run()
-                del errand  # what it holds may go now
+                task.run()
+                del task  # release its arrays before the next wait
 
-    def _end(self) -> None:
-        """Let the thread wait, where it is out of the interpreter, when that goes away."""
+    def _shut_down(self) -> None:
+        """Stop the thread in a blocking wait before the interpreter shuts down."""
         if os.getpid() == self._pid:
-            self._errands.put(None)
-            self._parked.wait(END_S)
-            time.sleep(_PARKING_S)
+            self._tasks.put(None)
+            self._stopped.wait(SHUTDOWN_TIMEOUT_S)
+            time.sleep(_STOP_DELAY_S)
 
 
 def _wait(lock: threading.Lock) -> KeyboardInterrupt | None:
@@ -109,12 +112,12 @@ def _wait(lock: threading.Lock) -> KeyboardInterrupt | None:
 
 
 _starting = threading.Lock()
-_owners: list[MlxWorker] = []
+_workers: list[MlxWorker] = []
 
 
-def owner() -> MlxWorker:
-    """Return the thread, started with the first call."""
+def worker() -> MlxWorker:
+    """Return the worker; the first call starts its thread."""
     with _starting:
-        if not _owners:
-            _owners.append(MlxWorker())
-        return _owners[0]
+        if not _workers:
+            _workers.append(MlxWorker())
+        return _workers[0]
