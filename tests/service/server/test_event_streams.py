@@ -360,7 +360,7 @@ def test_one_who_does_not_read_holds_up_nobody_and_nothing_grows_for_him(
     loom = served.client.post("/api/v1/looms", json={"prompt": "Once upon a time"}).json()["id"]
     live = served.service.looms.open_one(loom)
     assert live is not None
-    monkeypatch.setattr(live.feed, "_most", 40)  # of 2,048: so many events take minutes
+    monkeypatch.setattr(live.feed, "_max_events", 40)  # of 2,048: so many events take minutes
     path = f"/api/v1/looms/{loom}/events?tokens=true"
     with socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

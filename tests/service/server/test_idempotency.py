@@ -183,7 +183,7 @@ def test_answers_are_bounded_in_number_size_and_time() -> None:
         do(i, ANSWER_BYTES)
     assert len(answers) <= 17
     do(20_000, ANSWER_BYTES + 1)
-    with pytest.raises(Exception, match="too large to be kept"):
+    with pytest.raises(Exception, match="too large to be stored"):
         answers.begin(b"20000", b"")
     now[0] += 3601
     do(20_000)
@@ -238,14 +238,14 @@ def test_the_client_sends_what_broke_once_more_and_it_is_done_once(
 
     async def make() -> str:
         async with AsyncClient(way.url) as client:
-            client.line.is_met = True  # who is there would be the answer that is lost
+            client.connection.is_met = True  # who is there would be the answer that is lost
             return (await client.create_loom("Once")).id
 
     if is_async:
         made = asyncio.run(make())
     else:
         with Client(way.url) as client:
-            client.line.is_met = True
+            client.connection.is_met = True
             made = client.create_loom("Once").id
     way.join()
     assert way.n_came == 2

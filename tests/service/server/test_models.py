@@ -65,7 +65,7 @@ def test_a_load_evicts_by_request_loaded_models_only_and_a_call_loads_them_again
     loom = served.client.post("/api/v1/looms", json={"prompt": "Once", "model": "a"}).json()["id"]
     load(served, folder / "small", "b")
     assert states(served) == {"tiny": "ready", "a": "evicted", "b": "ready"}
-    assert "model a is evicted to make room for b" in caplog.text
+    assert "evicting model a to make room for b" in caplog.text
     assert {each["id"] for each in served.client.get("/v1/models").json()["data"]} == {
         *("tiny", "a", "b")
     }
