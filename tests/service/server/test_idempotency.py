@@ -238,14 +238,14 @@ def test_the_client_sends_what_broke_once_more_and_it_is_done_once(
 
     async def make() -> str:
         async with AsyncClient(way.url) as client:
-            client.connection.is_met = True  # who is there would be the answer that is lost
+            client.connection.is_verified = True  # who is there would be the answer that is lost
             return (await client.create_loom("Once")).id
 
     if is_async:
         made = asyncio.run(make())
     else:
         with Client(way.url) as client:
-            client.connection.is_met = True
+            client.connection.is_verified = True
             made = client.create_loom("Once").id
     way.join()
     assert way.n_came == 2
