@@ -51,7 +51,7 @@ def test_what_has_grown_outlives_an_edit_that_could_not_be_kept(tmp_path: Path) 
                 time.sleep(0.05)
             error = client.get(f"/api/v1/jobs/{job}").json()["error"]
             assert error["code"] == "store_unavailable"
-            assert "not kept yet" in error["message"]
+            assert "not saved yet" in error["message"]
             assert "kept by itself" in error["hint"]
             assert client.get("/healthz").status_code == 200
         finally:

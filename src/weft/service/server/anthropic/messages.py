@@ -332,11 +332,11 @@ class MessagesCall:
     def runs(self) -> Runs:
         return self._call.runs
 
-    async def answer(self) -> Json:
+    async def answer(self) -> MessageReply:
         """Run the call and return the message."""
         await self.runs.finish()
         self._new()
-        return self._message(**self._stop())
+        return MessageReply.model_validate(self._message(**self._stop()))
 
     async def chunks(self) -> AsyncGenerator[Json, None]:
         """Run the call and yield its events."""

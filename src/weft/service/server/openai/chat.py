@@ -290,18 +290,20 @@ class ChatCall:
 
     # Complete answers
 
-    async def answer(self) -> Json:
+    async def answer(self) -> ChatCompletion:
         """Run the call and return the answer."""
         await self.runs.finish()
         parts = [(reply, *reply.new_tokens()) for reply in self.runs.replies]
         scored = await self.score(parts)
         pairs = zip(self.turns, scored, strict=True)
-        completion = {
-            **self.head,
-            "choices": [self._choice(turn, scores) for turn, scores in pairs],
-            "usage": CallUsage(self.runs.replies).chat(),
-        }
-        return {**completion, **await self._prompt_fields()}
+        return ChatCompletion.model_validate(
+            {
+                **self.head,
+                "choices": [self._choice(turn, scores) for turn, scores in pairs],
+                "usage": CallUsage(self.runs.replies).chat(),
+                **await self._prompt_fields(),
+            }
+        )
 
     def _choice(self, turn: ChatTurn, scored: Sequence[ScoredToken]) -> Json:
         delta, reply = turn.all(), turn.reply

@@ -218,7 +218,7 @@ class Completion:
 
     # Complete answers
 
-    async def answer(self) -> Json:
+    async def answer(self) -> TextCompletion:
         """Run the call and return the answer."""
         await self.runs.finish()
         prompt_scores = await self._score_prompts()
@@ -234,8 +234,10 @@ class Completion:
             numbers = range(len(self.prompts) * self.body.n_choices)
             n = self.body.n_choices
             choices = [self._choice(i, i // n, None, (), prompt_scores) for i in numbers]
-        completion = {**self._head, "choices": choices, "usage": self._usage()}
-        return completion if self.body.loom is None else {**completion, "loom": self.runs.to_dict()}
+        loom = {} if self.body.loom is None else {"loom": self.runs.to_dict()}
+        return TextCompletion.model_validate(
+            {**self._head, "choices": choices, "usage": self._usage(), **loom}
+        )
 
     def _returned(self) -> list[ChoiceRun]:
         """Return the choices to send: for each prompt the n most likely ones."""

@@ -16,7 +16,7 @@ from ..limits import check_limit
 from ..service import Service, ServiceDep
 from .field_errors import check_field, unsupported
 from .known_fields import apply_rule
-from .protocol import EmbeddingList, ok
+from .protocol import EmbeddingList, EmbeddingObject, EmbeddingUsage, ok, to_response
 from .request_fields import OpenAIModel, TokenId, check_one_kind
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class EmbeddingRequest(OpenAIModel):
 
 
 @router.post("/embeddings", response_model=None, responses=ok(EmbeddingList))
-async def embed(body: EmbeddingRequest, request: Request, service: ServiceDep) -> Response | Json:
+async def embed(body: EmbeddingRequest, request: Request, service: ServiceDep) -> Response:
     """Return a normalized vector for each text."""
     texts = body.texts
     _check(texts, service)
@@ -82,11 +82,13 @@ async def embed(body: EmbeddingRequest, request: Request, service: ServiceDep) -
         n_tokens = await asyncio.to_thread(lambda: sum(_n_tokens(lm, text) for text in texts))
         name = service.models.get(body.model).name
     data = [
-        {"object": "embedding", "index": index, "embedding": _encoded(vector, body.encoding_format)}
+        EmbeddingObject(
+            object="embedding", index=index, embedding=_encoded(vector, body.encoding_format)
+        )
         for index, vector in enumerate(vectors)
     ]
-    usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
-    return {"object": "list", "data": data, "model": name, "usage": usage}
+    usage = EmbeddingUsage(prompt_tokens=n_tokens, total_tokens=n_tokens)
+    return to_response(EmbeddingList(object="list", data=data, model=name, usage=usage))
 
 
 def _check(texts: Texts, service: Service) -> None:

@@ -25,7 +25,15 @@ from .events import OutputWriter
 from .field_errors import invalid, translate_overflow, unsupported
 from .items import InputItem, as_messages
 from .known_fields import apply_rule
-from .protocol import DeletedResponse, InputItemPage, ResponseEvent, ResponseObject, StreamError, ok
+from .protocol import (
+    DeletedResponse,
+    InputItemPage,
+    ResponseEvent,
+    ResponseObject,
+    StreamError,
+    ok,
+    to_response,
+)
 from .request_fields import Finite, OpenAIModel, OpenAISampling, StreamOptions
 from .runs import Runs
 from .stored import ResponseContext, ResponseKey, delete, new_item_id, store, stored
@@ -262,20 +270,20 @@ async def read_response(
     include: Annotated[list[str] | None, Query()] = None,
     include_: Annotated[list[str] | None, Query(alias="include[]")] = None,
     stream: bool | None = None,
-) -> Json:
+) -> Response:
     """Return a stored response."""
     _check_include([*(include or ()), *(include_ or ())])
     if stream:
         raise unsupported("stream", "stored responses cannot be streamed; leave it out")
     async with stored(service, response_id) as response:
-        return response.object
+        return to_response(ResponseObject.model_validate(response.object))
 
 
 @router.delete("/responses/{response_id}", response_model=None, responses=ok(DeletedResponse))
-async def delete_response(response_id: str, service: ServiceDep) -> Json:
+async def delete_response(response_id: str, service: ServiceDep) -> Response:
     """Delete a stored response."""
     response_id = await delete(service, response_id)
-    return {"id": response_id, "object": "response", "deleted": True}
+    return to_response(DeletedResponse(id=response_id, object="response", deleted=True))
 
 
 @router.get(
@@ -292,7 +300,7 @@ async def list_input_items(
     after: Annotated[str | None, Query(description="The id of the item before the page.")] = None,
     include: Annotated[list[str] | None, Query()] = None,
     include_: Annotated[list[str] | None, Query(alias="include[]")] = None,
-) -> Json:
+) -> Response:
     """List the input items of a stored response, including those of earlier responses."""
     _check_include([*(include or ()), *(include_ or ())])
     async with stored(service, response_id) as response:
@@ -305,13 +313,15 @@ async def list_input_items(
             raise invalid("after", f"after is {after!r:.80}; it must be the id of an input item")
         items = items[ids.index(after) + 1 :]
     page = items[:limit]
-    return {
-        "object": "list",
-        "data": page,
-        "first_id": page[0]["id"] if page else None,
-        "last_id": page[-1]["id"] if page else None,
-        "has_more": len(items) > limit,
-    }
+    return to_response(
+        InputItemPage(
+            object="list",
+            data=page,
+            first_id=page[0]["id"] if page else None,
+            last_id=page[-1]["id"] if page else None,
+            has_more=len(items) > limit,
+        )
+    )
 
 
 def _check_include(names: Sequence[str]) -> None:
@@ -379,7 +389,7 @@ class ResponseCall:
     def runs(self) -> Runs:
         return self.call.runs
 
-    async def answer(self) -> Json:
+    async def answer(self) -> ResponseObject:
         """Run the call and return the response."""
         if self._key is None:
             await self.call.runs.finish()
@@ -388,7 +398,7 @@ class ResponseCall:
             async with aclosing(self._events()) as events:
                 async for _ in events:
                     pass
-        return self._object(self._status())
+        return ResponseObject.model_validate(self._object(self._status()))
 
     async def chunks(self) -> AsyncGenerator[Json, None]:
         """Run the call and yield its events."""

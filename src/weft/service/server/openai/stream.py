@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from starlette.responses import Response
 
 from ....errors import Cancelled, WeftError
+from ...api.base import ResponseModel
 from ..error_bodies import error_body
 from ..errors import serialize_error
 from ..events import PING, EventStream, json_of, until_gone
 from ..service import exit_callback
 from ..shutdown import CancelScope
+from .protocol import to_response
 
 if TYPE_CHECKING:
     from fastapi import Request
@@ -33,7 +35,7 @@ Json = dict[str, Any]
 class PlannedCall(Protocol):
     """A planned call; exactly one of `answer` and `chunks` is used, once."""
 
-    def answer(self) -> Awaitable[Json]:
+    def answer(self) -> Awaitable[ResponseModel | Json]:
         """Run the call and return the answer."""
         ...
 
@@ -99,7 +101,8 @@ async def run_call(
             stack.callback(call.release)
             stack.callback(lambda: service.metrics.observe_first(name, call.runs.first_token_s))
             if not is_streamed:
-                return await until_gone(request, call.answer())
+                answer = await until_gone(request, call.answer())
+                return to_response(answer) if isinstance(answer, ResponseModel) else answer
         streamed = StreamedCall(call.chunks(), ending, request, format)
         end = exit_callback(stack.pop_all())
         return EventStream(
