@@ -7,17 +7,17 @@ export type paths = Record<string, never>;
 export type webhooks = Record<string, never>;
 export interface components {
     schemas: {
-        /** @description Text that somebody wrote: one child, or several. */
+        /** @description One child or several with given texts. */
         AddNode: {
-            /** @description What the user says next, in the form of the model's chat template. */
+            /** @description A user message, formatted by the model's chat template. */
             message?: string | null;
             /**
-             * @description A node's number or id.
+             * @description The parent's number or id.
              * @default 0
              */
             parent?: number | string;
             /**
-             * @description Read special tokens in the text as such.
+             * @description Recognize special tokens in the text.
              * @default false
              */
             special?: boolean;
@@ -28,7 +28,7 @@ export interface components {
             /** @description One child's tokens. */
             token_ids?: number[] | null;
         };
-        /** @description A chat to render by the model's template. */
+        /** @description A chat to render with the model's template. */
         ApplyTemplate: {
             /** @default true */
             add_generation_prompt?: boolean;
@@ -36,7 +36,7 @@ export interface components {
                 [key: string]: unknown;
             }[];
             model?: string | null;
-            /** @description Further variables of the template. */
+            /** @description Additional variables of the template. */
             template_kwargs?: {
                 [key: string]: unknown;
             } | null;
@@ -49,11 +49,11 @@ export interface components {
             prompt: string;
             token_ids: number[];
         };
-        /** @description One branch of a job: the node that it becomes, which is there from its first token. */
+        /** @description One branch of a job; its node exists from the first token. */
         BranchObject: {
-            /** @description Its index in the job. */
+            /** @description The branch's index in the job. */
             branch: number;
-            /** @description Null while it grows. */
+            /** @description Null while the branch is growing. */
             finish_reason?: string | null;
             id: string;
             /** @default 0 */
@@ -61,20 +61,20 @@ export interface components {
             node: number;
             parent: number;
         };
-        /** @description What to end; it keeps what it has. */
+        /** @description The branches to cancel; generated tokens are kept. */
         CancelJob: {
-            /** @description By index; null: all. */
+            /** @description Indices of branches; null: all. */
             branches?: number[] | null;
         };
-        /** @description A node that a round of a search made. */
+        /** @description A node from a round of a search. */
         CandidateObject: {
-            /** @description Which of several sources wrote it. */
+            /** @description The source that proposed it, if there are several. */
             by?: string | null;
             node: number;
-            /** @description What the search thinks of it; null: nothing. */
+            /** @description The search's score of the node; null: not scored. */
             score: number | string | null;
         };
-        /** @description What a change did: nodes that came or are different now, and numbers that went. */
+        /** @description A change: added and changed nodes, and the numbers of removed ones. */
         Changed: {
             added?: components["schemas"]["NodeObject"][];
             changed?: components["schemas"]["NodeObject"][];
@@ -82,61 +82,61 @@ export interface components {
             removed?: number[];
             rev: number;
         };
-        /** @description How much of a node to keep. */
+        /** @description How many tokens of a node to keep. */
         ClipNode: {
             /**
-             * @description keep: what is cut off becomes a child that has them; drop: gone.
+             * @description keep: the cut tokens become a child with the children; drop: remove all.
              * @default keep
              * @enum {string}
              */
             children?: "keep" | "drop";
-            /** @description Tokens to drop from its end. */
+            /** @description Number of tokens to drop from the end. */
             drop?: number | null;
-            /** @description Tokens to keep. */
+            /** @description Number of tokens to keep. */
             keep?: number | null;
         };
-        /** @description Where a copy of a node and all below it shall stand. */
+        /** @description The position of a copy of a node and its descendants. */
         CopyNode: {
-            /** @description The name of a new loom instead, whose prompt is the path to the node. */
+            /** @description Instead: the name of a new loom, whose prompt is the path to the node. */
             new_loom?: string | null;
             /**
-             * @description A node there.
+             * @description The parent of the copy.
              * @default 0
              */
             parent?: number | string;
             /** @description A loom's name or id; null: this one. */
             to_loom?: string | null;
         };
-        /** @description What a new loom begins with. */
+        /** @description The prompt of a new loom, and its options. */
         CreateLoom: {
-            /** @description A chat, OpenAI's form. */
+            /** @description A chat in OpenAI's format. */
             messages?: {
                 [key: string]: unknown;
             }[] | null;
-            /** @description Notes of yours. */
+            /** @description Notes as JSON. */
             meta?: {
                 [key: string]: unknown;
             };
             /** @description A loaded model; null: the default one. */
             model?: string | null;
-            /** @description Null: made from the prompt. */
+            /** @description Null: derived from the prompt. */
             name?: string | null;
             prompt?: string | null;
             /**
-             * @description Read special tokens in such a prompt as such.
+             * @description With template false: recognize special tokens in the prompt.
              * @default false
              */
             special?: boolean;
             /** @description A system message before the prompt. */
             system?: string | null;
             /**
-             * @description False: the prompt as it is, without a template.
+             * @description false: use the prompt without the chat template.
              * @default true
              */
             template?: boolean;
             token_ids?: number[] | null;
         };
-        /** @description Tokens whose text is asked for. */
+        /** @description Tokens to decode. */
         DetokenizeIds: {
             model?: string | null;
             token_ids: number[];
@@ -145,52 +145,40 @@ export interface components {
         DetokenizeReply: {
             text: string;
         };
-        /** @description The loom drawn last in a terminal, and the node read there. */
-        LastLoom: {
-            /** @description The loom drawn last in any terminal, else changed last. */
-            anybodys?: string | null;
-            /** @description A name; null: none, or it is gone. */
-            loom?: string | null;
-            /**
-             * @description The number of the node read last.
-             * @default 0
-             */
-            node?: number;
-        };
-        /** @description What to change of a loom. */
+        /** @description Changes of a loom. */
         EditLoom: {
-            /** @description Its notes, whole. */
+            /** @description The notes; replaces all of them. */
             meta?: {
                 [key: string]: unknown;
             } | null;
-            /** @description Its new name. */
+            /** @description The new name. */
             name?: string | null;
         };
-        /** @description What to change of a node. A new text makes a sibling, unless it is to stand in its place. */
+        /** @description Changes of a node. A new text creates a sibling, unless `in_place` is true. */
         EditNode: {
-            /** @description A label; null takes the bookmark away. */
+            /** @description A label; null removes the bookmark. */
             bookmark?: string | null;
             /**
-             * @description Change this node; what stands below it stays.
+             * @description Change this node and keep its descendants.
              * @default false
              */
             in_place?: boolean;
-            /** @description What the user says instead, in the form of the chat; of the root the prompt. */
+            /** @description The new user message, formatted by the chat template; the root's prompt. */
             message?: string | null;
-            /** @description Its notes, whole, as JSON. */
+            /** @description Notes as JSON; replaces all of them. */
             meta?: {
                 [key: string]: unknown;
             } | null;
-            /** @description What you think of it; null: nothing. */
+            /** @description A score; null removes it. */
             score?: number | null;
-            /** @description Its text from now on. */
+            /** @description The new text. */
             text?: string | null;
         };
-        /** @description What went wrong. `message`, `type`, `param` and `code` are OpenAI's fields. */
+        /** @description An error. `message`, `type`, `param` and `code` are OpenAI's fields. */
         ErrorDetail: {
-            /** @description The error, as node_not_found. */
+            /** @description The error code, such as node_not_found. */
             code: string;
-            /** @description Figures, as n_ctx or the revision. */
+            /** @description Values such as n_ctx or the revision. */
             details?: {
                 [key: string]: unknown;
             };
@@ -199,231 +187,231 @@ export interface components {
              * @default
              */
             hint?: string;
-            /** @description What was wrong, what is allowed and what to do. */
+            /** @description What is wrong, what is allowed and what to do. */
             message: string;
-            /** @description The parameter that is wrong, where it is one. */
+            /** @description The invalid parameter, if the error is about one. */
             param?: string | null;
             /**
-             * @description The request, for who looks into the server's log.
+             * @description The request's id in the server's log.
              * @default
              */
             request_id?: string;
-            /** @description The kind of error, as invalid_request_error. */
+            /** @description The kind of error, such as invalid_request_error. */
             type: string;
         };
-        /** @description The body of every reply that is not 2xx. */
+        /** @description The body of every response with a status other than 2xx. */
         ErrorReply: {
             error: components["schemas"]["ErrorDetail"];
         };
-        /** @description What KV of a loom to forget. */
+        /** @description The KV of a loom to evict. */
         ForgetKv: {
-            /** @description A node whose path stays as it is; null: none. */
+            /** @description A node whose path keeps its KV; null: none. */
             keep?: number | string | null;
         };
         /** @description A sibling that shares a node's first tokens. */
         ForkNode: {
-            /** @description How many of the node's tokens are shared. */
+            /** @description Number of shared tokens. */
             at_token: number;
-            /** @description Text that comes instead. */
+            /** @description The text that replaces the rest. */
             text?: string | null;
-            /** @description What comes instead of the next one. */
+            /** @description The token that replaces the next one. */
             token_id?: number | null;
         };
         /** @description Grow one node. */
         GrowNode: {
-            /** @description Only one of these texts. */
+            /** @description Generate one of these texts. */
             choices?: string[] | null;
             /**
-             * @description The number of the first branch: with the seed of an earlier call, its branches from that one on again.
+             * @description The number of the first branch; with an earlier call's seed it reproduces that call's branches from this one on.
              * @default 0
              */
             first_branch?: number;
             /**
-             * @description Grow what has ended, too.
+             * @description Also grow nodes that have ended.
              * @default false
              */
             force?: boolean;
-            /** @description As presence_penalty, as often as they were generated. */
+            /** @description Subtracted once per occurrence among generated tokens. */
             frequency_penalty?: number | null;
-            /** @description Only texts of this grammar, as llama.cpp's. */
+            /** @description Generate text of this grammar, in llama.cpp's format. */
             gbnf?: string | null;
-            /** @description Only JSON that fits this schema. */
+            /** @description Generate JSON that matches this schema. */
             json_schema?: {
                 [key: string]: unknown;
             } | boolean | null;
-            /** @description Only texts of this grammar, as Lark's. */
+            /** @description Generate text of this Lark grammar. */
             lark?: string | null;
-            /** @description Added to the logits of token ids; "-inf" forbids one, "inf" leaves nothing else. */
+            /** @description Added to the logits of token ids; "-inf" bans a token, "inf" bans all others. */
             logit_bias?: {
                 [key: string]: number | ("inf" | "-inf");
             } | null;
-            /** @description New tokens of a branch at most; 256. */
+            /** @description Maximum of new tokens per branch; default 256. */
             max_tokens?: number | null;
-            /** @description Drop what is this much less likely than the best. */
+            /** @description Minimum probability relative to the likeliest. */
             min_p?: number | null;
-            /** @description Which loaded model grows it; null: the loom's own. */
+            /** @description A loaded model; null: the loom's own. */
             model?: string | null;
             /**
-             * @description Branches of each node.
+             * @description Number of branches per node.
              * @default 1
              */
             n?: number;
             /**
-             * @description What becomes of the job when who waits or streams vanishes.
+             * @description What to do with the job if the client disconnects.
              * @default keep
              * @enum {string}
              */
             on_disconnect?: "keep" | "cancel";
-            /** @description Penalties look back so many tokens; null: at all. */
+            /** @description Number of tokens that penalties consider; null: all. */
             penalty_last_n?: number | null;
-            /** @description Off tokens that were generated. */
+            /** @description Subtracted from logits of generated tokens. */
             presence_penalty?: number | null;
-            /** @description Only texts that match, as a whole. */
+            /** @description Generate text that matches fully. */
             regex?: string | null;
-            /** @description On tokens that were there, the prompt's among them; 1: none. */
+            /** @description Penalty on all earlier tokens, including the prompt; 1: none. */
             repetition_penalty?: number | null;
-            /** @description The same gives the same branches; null: a new one. */
+            /** @description The same seed reproduces the branches; null: random. */
             seed?: number | null;
-            /** @description Texts that end a branch. */
+            /** @description Strings that end a branch. */
             stop?: string | string[] | null;
             /**
-             * @description Answer with the job's events.
+             * @description Return the job's events as a stream.
              * @default false
              */
             stream?: boolean;
             /** @description 0 is greedy. */
             temperature?: number | null;
-            /** @description Temperature before the filters, not after them. */
+            /** @description Apply temperature before the filters, not after them. */
             temperature_first?: boolean | null;
-            /** @description Keep the k likeliest; 0: all. */
+            /** @description Sample from the k likeliest; 0: all. */
             top_k?: number | null;
-            /** @description Keep this much probability. */
+            /** @description Nucleus sampling. */
             top_p?: number | null;
-            /** @description Keep what is typical. */
+            /** @description Typical sampling. */
             typical_p?: number | null;
             /**
-             * @description Answer when all branches have ended, with the nodes.
+             * @description Respond at the end of all branches, with the nodes.
              * @default false
              */
             wait?: boolean;
         };
-        /** @description Grow many nodes in one batch, one job. */
+        /** @description Grow several nodes in one batch and one job. */
         GrowNodes: {
-            /** @description Only one of these texts. */
+            /** @description Generate one of these texts. */
             choices?: string[] | null;
             /**
-             * @description The number of the first branch: with the seed of an earlier call, its branches from that one on again.
+             * @description The number of the first branch; with an earlier call's seed it reproduces that call's branches from this one on.
              * @default 0
              */
             first_branch?: number;
             /**
-             * @description Grow what has ended, too.
+             * @description Also grow nodes that have ended.
              * @default false
              */
             force?: boolean;
-            /** @description As presence_penalty, as often as they were generated. */
+            /** @description Subtracted once per occurrence among generated tokens. */
             frequency_penalty?: number | null;
-            /** @description Only texts of this grammar, as llama.cpp's. */
+            /** @description Generate text of this grammar, in llama.cpp's format. */
             gbnf?: string | null;
-            /** @description Only JSON that fits this schema. */
+            /** @description Generate JSON that matches this schema. */
             json_schema?: {
                 [key: string]: unknown;
             } | boolean | null;
-            /** @description Only texts of this grammar, as Lark's. */
+            /** @description Generate text of this Lark grammar. */
             lark?: string | null;
-            /** @description Added to the logits of token ids; "-inf" forbids one, "inf" leaves nothing else. */
+            /** @description Added to the logits of token ids; "-inf" bans a token, "inf" bans all others. */
             logit_bias?: {
                 [key: string]: number | ("inf" | "-inf");
             } | null;
-            /** @description New tokens of a branch at most; 256. */
+            /** @description Maximum of new tokens per branch; default 256. */
             max_tokens?: number | null;
-            /** @description Drop what is this much less likely than the best. */
+            /** @description Minimum probability relative to the likeliest. */
             min_p?: number | null;
-            /** @description Which loaded model grows it; null: the loom's own. */
+            /** @description A loaded model; null: the loom's own. */
             model?: string | null;
             /**
-             * @description Branches of each node.
+             * @description Number of branches per node.
              * @default 1
              */
             n?: number;
             /** @description Numbers or ids; null: all leaves that have not ended. */
             nodes?: (number | string)[] | null;
             /**
-             * @description What becomes of the job when who waits or streams vanishes.
+             * @description What to do with the job if the client disconnects.
              * @default keep
              * @enum {string}
              */
             on_disconnect?: "keep" | "cancel";
-            /** @description Penalties look back so many tokens; null: at all. */
+            /** @description Number of tokens that penalties consider; null: all. */
             penalty_last_n?: number | null;
-            /** @description Off tokens that were generated. */
+            /** @description Subtracted from logits of generated tokens. */
             presence_penalty?: number | null;
-            /** @description Only texts that match, as a whole. */
+            /** @description Generate text that matches fully. */
             regex?: string | null;
-            /** @description On tokens that were there, the prompt's among them; 1: none. */
+            /** @description Penalty on all earlier tokens, including the prompt; 1: none. */
             repetition_penalty?: number | null;
-            /** @description The same gives the same branches; null: a new one. */
+            /** @description The same seed reproduces the branches; null: random. */
             seed?: number | null;
-            /** @description Texts that end a branch. */
+            /** @description Strings that end a branch. */
             stop?: string | string[] | null;
             /**
-             * @description Answer with the job's events.
+             * @description Return the job's events as a stream.
              * @default false
              */
             stream?: boolean;
             /** @description 0 is greedy. */
             temperature?: number | null;
-            /** @description Temperature before the filters, not after them. */
+            /** @description Apply temperature before the filters, not after them. */
             temperature_first?: boolean | null;
-            /** @description Keep the k likeliest; 0: all. */
+            /** @description Sample from the k likeliest; 0: all. */
             top_k?: number | null;
-            /** @description Keep this much probability. */
+            /** @description Nucleus sampling. */
             top_p?: number | null;
-            /** @description Keep what is typical. */
+            /** @description Typical sampling. */
             typical_p?: number | null;
             /**
-             * @description Answer when all branches have ended, with the nodes.
+             * @description Respond at the end of all branches, with the nodes.
              * @default false
              */
             wait?: boolean;
         };
-        /** @description What a search over texts found. */
+        /** @description The results of a text search. */
         HitList: {
             data: components["schemas"]["HitObject"][];
             /**
-             * @description There are more than were asked for.
+             * @description There are more results than the limit.
              * @default false
              */
             more?: boolean;
         };
-        /** @description A node whose text has the words. */
+        /** @description A node whose text matches a search. */
         HitObject: {
             loom: string;
             name: string;
             node: number;
-            /** @description Where the words stand in the text, in characters. */
+            /** @description Ranges of the matches in the text, in characters. */
             spans?: [
                 number,
                 number
             ][];
-            /** @description The node's text; of a search over all looms what stands around. */
+            /** @description The node's text; in a search over all looms an excerpt. */
             text: string;
         };
-        /** @description What came of a file. */
+        /** @description The result of an import. */
         Imported: {
-            /** @description What the file had and a loom has not, in words. */
+            /** @description Descriptions of the file's content that looms cannot represent. */
             dropped: string[];
             looms: components["schemas"]["LoomObject"][];
             nodes: number;
             recognised_as: string;
         };
-        /** @description Jobs, the newest first. */
+        /** @description Jobs, newest first. */
         JobList: {
             data: components["schemas"]["JobObject"][];
         };
-        /** @description A piece of work that goes on without anybody waiting for it. */
+        /** @description A job: work that continues in the background. */
         JobObject: {
-            /** @description Of a run: how it was asked for. */
+            /** @description The request of a run. */
             asked?: {
                 [key: string]: unknown;
             } | null;
@@ -436,29 +424,29 @@ export interface components {
             /** @enum {string} */
             kind: "grow" | "run" | "load";
             /**
-             * @description The id of its last event.
+             * @description The id of the job's last event.
              * @default 0
              */
             last_event?: number;
             loom?: string | null;
             model?: string | null;
-            /** @description Of a load or a run: how far it is. */
+            /** @description Progress of a load or a run. */
             progress?: {
                 [key: string]: unknown;
             };
-            /** @description Of a run: its answer, path and cost. */
+            /** @description The answer, path and cost of a run. */
             result?: {
                 [key: string]: unknown;
             } | null;
-            /** @description Of a run: its rounds so far; not in the list of all jobs. */
+            /** @description The rounds of a run so far; not in the list of all jobs. */
             rounds?: components["schemas"]["RoundObject"][] | null;
-            /** @description Grows the same branches again. */
+            /** @description The seed that reproduces the branches. */
             seed?: number | null;
             /** @enum {string} */
             status: "running" | "ok" | "cancelled" | "interrupted" | "failed";
             usage?: components["schemas"]["TokenUsage"] | null;
         };
-        /** @description A job that has begun; with `wait`, one that has ended, and its nodes. */
+        /** @description A started job; with `wait`, the ended job and its nodes. */
         JobReply: {
             branches?: components["schemas"]["BranchObject"][];
             error?: components["schemas"]["ErrorDetail"] | null;
@@ -469,7 +457,7 @@ export interface components {
                 [key: string]: unknown;
             } | null;
             seed?: number | null;
-            /** @description Nodes that had ended. */
+            /** @description Nodes that were skipped, as they had ended. */
             skipped?: number[];
             /** @enum {string} */
             status: "running" | "ok" | "cancelled" | "interrupted" | "failed";
@@ -478,38 +466,50 @@ export interface components {
         /** @description The KV of all models. */
         KvList: {
             data: components["schemas"]["KvObject"][];
-            /** @description Of the looms that are open, where they were asked for. */
+            /** @description The KV of the open looms, if requested. */
             looms?: components["schemas"]["LoomKv"][] | null;
         };
-        /** @description What a model's KV takes, and what sharing it has saved; figures since it was loaded. */
+        /** @description The size of a model's KV and the savings from sharing it, since the model was loaded. */
         KvObject: {
             decoded: number;
             evicted: number;
             kv_budget_bytes: number | null;
             kv_bytes: number;
-            /** @description What a cache for each branch would take. */
+            /** @description Size if every branch had a cache of its own. */
             kv_bytes_unshared: number;
             kv_tokens: number;
             model: string;
-            /** @description What the host may keep at most. */
+            /** @description Maximum KV in host memory. */
             offload_budget_bytes: number;
-            /** @description KV that the host keeps. */
+            /** @description KV in host memory. */
             offloaded_bytes: number;
             pinned_tokens: number;
             prefilled: number;
             recomputed: number;
             reused: number;
-            /** @description reused tokens at the measured rate of prefill; null before there is one. */
+            /** @description Time for the reused tokens at the measured speed; null if unknown. */
             saved_s: number | null;
             tokens_per_s: number;
         };
-        /** @description What to do with the KV of a node's path. */
+        /** @description An operation on the KV of a node's path. */
         KvRequest: {
             /**
-             * @description warm: compute it now. pin: compute it, and keep it from being evicted until it is unpinned, the node is removed or the server stops. offload: move that of its own tokens to the host. evict: forget that; tokens stay, and it is recomputed.
+             * @description warm: compute the path's KV. pin: compute it, and do not evict it until it is unpinned, the node is removed or the server stops. offload: move the KV of the node's own tokens to the host. evict: free the KV of the node's own tokens; it is recomputed when needed.
              * @enum {string}
              */
             op: "warm" | "pin" | "unpin" | "offload" | "evict";
+        };
+        /** @description The loom shown last in a terminal, and the node read last. */
+        LastLoom: {
+            /** @description The loom shown last in any terminal, else changed last. */
+            anybodys?: string | null;
+            /** @description The loom's name; null: none, or removed. */
+            loom?: string | null;
+            /**
+             * @description The number of the node read last.
+             * @default 0
+             */
+            node?: number;
         };
         /** @description A model to load. */
         LoadModel: {
@@ -517,35 +517,35 @@ export interface components {
             device?: string;
             /** @default auto */
             dtype?: string;
-            /** @description Null: the server's choice. */
+            /** @description Null: the server's default. */
             engine?: string | null;
-            /** @description Its name here; null: as it is called. */
+            /** @description The name for requests; null: derived from the source. */
             id?: string | null;
-            /** @description Memory for KV, as "4GiB". */
+            /** @description Memory for KV, such as "4GiB". */
             kv_budget?: string | number | null;
-            /** @description Tokens a path may have. */
+            /** @description Context length in tokens. */
             n_ctx?: number | null;
-            /** @description Of the host, for KV that finds no room; null: the server's. */
+            /** @description Host memory for KV; null: the server's default. */
             offload?: string | number | null;
-            /** @description As weft run -m takes it. */
+            /** @description A model source, as for `weft run -m`. */
             source: string;
             /**
-             * @description Answer when it is loaded.
+             * @description Respond when it is loaded.
              * @default false
              */
             wait?: boolean;
         };
         /** @description The KV of one loom's nodes. */
         LoomKv: {
-            /** @description That its KV takes. */
+            /** @description Size of its KV on the device. */
             bytes: number;
             cold: number;
-            /** @description Nodes whose whole path has KV. */
+            /** @description Nodes whose full path has KV. */
             hot: number;
-            /** @description Tokens that have KV. */
+            /** @description Tokens with KV on the device. */
             hot_tokens: number;
             loom: string;
-            /** @description That grows it; null: none that is loaded. */
+            /** @description The model that grows it; null: not loaded. */
             model: string | null;
             name: string;
             /**
@@ -553,14 +553,14 @@ export interface components {
              * @default 0
              */
             offloaded_tokens?: number;
-            /** @description The nodes that are pinned, in their order. */
+            /** @description The pinned nodes, in the tree's order. */
             pinned?: components["schemas"]["PinnedNode"][];
             rev: number;
             tokens: number;
         };
-        /** @description A loom: a tree that is kept under a name. */
+        /** @description A loom: a stored tree with a name. */
         LoomObject: {
-            /** @description Labels by node number; told of one loom, not in lists. */
+            /** @description Labels by node number; not in lists. */
             bookmarks?: {
                 [key: string]: string;
             } | null;
@@ -569,7 +569,7 @@ export interface components {
              * @default
              */
             changed?: string;
-            /** @description Whether the prompt is a chat; told of one loom, not in lists. */
+            /** @description Whether the prompt is a chat; not in lists. */
             chat_template_used?: boolean | null;
             /**
              * @description ISO 8601.
@@ -579,28 +579,28 @@ export interface components {
             /** @default  */
             engine?: string;
             /**
-             * @description Branches that grow now.
+             * @description Number of branches growing now.
              * @default 0
              */
             growing?: number;
             id: string;
-            /** @description Notes; told of one loom, not in lists. */
+            /** @description Notes as JSON; not in lists. */
             meta?: {
                 [key: string]: unknown;
             } | null;
-            /** @description The model it was made with. */
+            /** @description The model that it was created with. */
             model: string;
             n_nodes: number;
             name: string;
-            /** @description What was asked first, or its beginning. */
+            /** @description The prompt, or its beginning. */
             prompt: string;
-            /** @description Rises with every change. */
+            /** @description The revision; rises with every change. */
             rev: number;
         };
-        /** @description Looms, the one changed last first. */
+        /** @description Looms, last changed first. */
         LoomPage: {
             data: components["schemas"]["LoomObject"][];
-            /** @description Give it as `after` for the next page. */
+            /** @description Send it as `after` for the next page. */
             next?: string | null;
         };
         /** @description A loom's tree, nested. */
@@ -612,7 +612,7 @@ export interface components {
                 [key: string]: unknown;
             };
         };
-        /** @description How likely a model finds a text: a log-probability a token, raw. */
+        /** @description The raw log-probability of each token of a text. */
         MeasureReply: {
             logprobs: (number | string | null)[];
             mean: number | string | null;
@@ -622,38 +622,38 @@ export interface components {
             token_ids: number[];
             total: number | string | null;
         };
-        /** @description A text to measure after a node; without one the node's own. */
+        /** @description A text to score after a node; by default the node's own. */
         MeasureText: {
             /**
-             * @description Read special tokens in the text as such.
+             * @description Recognize special tokens in the text.
              * @default false
              */
             special?: boolean;
             text?: string | null;
             token_ids?: number[] | null;
         };
-        /** @description The models on the shelf. */
+        /** @description The registered models. */
         ModelList: {
             data: components["schemas"]["ModelObject"][];
         };
-        /** @description A model on the server's shelf. */
+        /** @description A model that the server has registered. */
         ModelObject: {
-            /** @description What its engine can do. */
+            /** @description Capabilities of its engine. */
             abilities?: {
                 [key: string]: unknown;
             };
             adapters?: string[];
             /**
-             * @description Of its weights, and of the KV that it may take.
+             * @description Size of its weights and its KV budget.
              * @default 0
              */
             bytes?: number;
-            /** @description Sampling parameters of answers in a chat. */
+            /** @description Default sampling parameters of chat answers. */
             chat_defaults?: {
                 [key: string]: unknown;
             };
             created: string;
-            /** @description Sampling parameters of text that is continued as it is. */
+            /** @description Default sampling parameters of plain text. */
             defaults?: {
                 [key: string]: unknown;
             };
@@ -662,58 +662,58 @@ export interface components {
             engine?: string | null;
             error?: components["schemas"]["ErrorDetail"] | null;
             has_chat_template?: boolean | null;
-            /** @description By this name requests mean it. */
+            /** @description The name for requests. */
             id: string;
-            /** @description Requests that name none mean it. */
+            /** @description Requests without a model use it. */
             is_default: boolean;
             n_ctx?: number | null;
             n_vocab?: number | null;
-            /** @description phase, done and total while it is loaded. */
+            /** @description phase, done and total while it is loading. */
             progress?: {
                 [key: string]: unknown;
             } | null;
-            /** @description What was loaded. */
+            /** @description The path, Hub id or URL it is loaded from. */
             source: string;
-            /** @description loading, ready, evicted (a call that names it loads it again) or failed. */
+            /** @description loading, ready, evicted (reloaded by the next call that names it) or failed. */
             state: string;
-            /** @description Tool calls are written as the chat template says, or in Weft's generic form. */
+            /** @description Format of tool calls: the chat template's, or Weft's generic one. */
             tool_form?: ("template" | "generic") | null;
             /**
-             * @description Jobs that use it now.
+             * @description Number of jobs using it.
              * @default 0
              */
             users?: number;
         };
-        /** @description Where a node and all below it shall stand. */
+        /** @description The new position of a node. */
         MoveNode: {
-            /** @description Its place among the children; null: last. */
+            /** @description Index among the children; null: last. */
             index?: number | null;
             parent: number | string;
         };
         /** @description The likeliest next tokens, and the candidates. */
         NextReply: {
             candidates?: components["schemas"]["TokenCandidate"][];
-            /** @description Of the whole distribution, in nats. */
+            /** @description Entropy of the full distribution, in nats. */
             entropy?: number | null;
             next: components["schemas"]["TokenCandidate"][];
             node: number;
-            /** @description The probability of all tokens that are not listed. */
+            /** @description Total probability of tokens not in `next`. */
             rest: number;
         };
-        /** @description What may come next. */
+        /** @description Options of a query for next tokens. */
         NextTokens: {
             /**
-             * @description So many tokens that greedy decoding goes on with after each candidate are told too; each is a step of the model.
+             * @description Number of greedy tokens to return after each candidate; each takes a step of the model.
              * @default 0
              */
             ahead?: number;
-            /** @description Token ids, or texts that are one token each, to be told in any case. */
+            /** @description Token ids, or texts of one token each, to include in any case. */
             candidates?: (number | string)[];
             min_p?: number | null;
-            /** @description With any of these the sampled probability is told, too. */
+            /** @description With any of these parameters, p_sampled is returned. */
             temperature?: number | null;
             /**
-             * @description How many of the likeliest.
+             * @description Number of likeliest tokens.
              * @default 10
              */
             top?: number;
@@ -721,133 +721,123 @@ export interface components {
             top_p?: number | null;
             typical_p?: number | null;
         };
-        /** @description What a node's path has of KV. */
+        /** @description The KV of a node's path. */
         NodeKv: {
-            /** @description That its own tokens take on the device. */
+            /** @description Size of its own tokens' KV on the device. */
             bytes: number;
-            /** @description It, and the path to it, is not evicted until it is unpinned. */
+            /** @description The KV of its path is not evicted. */
             pinned: boolean;
             /**
-             * @description hot: all is on the device. host: what is not is on the host. partly: some is there. cold: nothing is.
+             * @description hot: all on the device. host: the rest on the host. partly: some is missing. cold: none.
              * @enum {string}
              */
             state: "hot" | "host" | "partly" | "cold";
         };
-        /** @description A node. Nodes are named by their numbers, which are never given again, or by their ids. */
+        /** @description A node. Requests name it by number or id; numbers are never reused. */
         NodeObject: {
-            /** @description Its label, where it is bookmarked. */
+            /** @description The bookmark's label. */
             bookmark?: string | null;
-            /** @description Its number in the call that grew it; with fields=params. With the seed, `first_branch` grows it again. */
+            /** @description Its number in the call that grew it; with fields=params. `first_branch` and the seed reproduce it. */
             branch?: number | null;
-            /** @description The numbers of its children, in their order. */
+            /** @description The children's numbers, in order. */
             children: number[];
-            /** @description Its last token was followed by an end token. */
+            /** @description An end token followed its last token. */
             ended: boolean;
             /** @description With fields=tokens; in nats. */
             entropies?: (number | string | null)[] | null;
-            /** @description Why it ended: stop, length, cancelled, interrupted, …; null: it was written. */
+            /** @description stop, length, cancelled, interrupted, …; null: not generated, or growing. */
             finish_reason: string | null;
             /**
-             * @description A job adds tokens to it now.
+             * @description A job is adding tokens.
              * @default false
              */
             growing?: boolean;
             id: string;
-            /** @description With fields=kv; null where nobody knows. */
+            /** @description With fields=kv; null if unknown. */
             kv?: components["schemas"]["NodeKv"] | null;
-            /** @description With fields=tokens: log of the probability that a constraint left at each. */
+            /** @description With fields=tokens: log of the probability that the constraint allows. */
             legal_logmass?: (number | string | null)[] | null;
             /** @description With fields=tokens. */
             logprobs?: (number | string | null)[] | null;
-            /** @description What brought it, where the log knows; with fields=made. */
+            /** @description The operation that created it, if known; with fields=made. */
             made?: components["schemas"]["NodeOrigin"] | null;
-            /** @description Mean log-probability of its sampled tokens. */
+            /** @description Mean log-probability of the sampled tokens. */
             mean_logprob: number | string | null;
-            /** @description Mean probability of its sampled tokens. */
+            /** @description Mean probability of the sampled tokens. */
             mean_p: number | null;
-            /** @description What was noted on it; with fields=meta. */
+            /** @description Notes as JSON; with fields=meta. */
             meta?: {
                 [key: string]: unknown;
             } | null;
-            /** @description How many nodes stand below it. */
+            /** @description Number of descendants. */
             n_below: number;
             n_tokens: number;
-            /** @description Its number in its loom; 0 is the root. */
+            /** @description The node's number in its loom; 0 is the root. */
             node: number;
-            /** @description How it was sampled; with fields=params. */
+            /** @description Sampling parameters; with fields=params. */
             params?: {
                 [key: string]: unknown;
             } | null;
-            /** @description The number of its parent; null for the root. */
+            /** @description The parent's number; null for the root. */
             parent: number | null;
-            /** @description Whose turn of a chat it is. */
+            /** @description The user's message, if it is one. */
             said?: string | null;
-            /** @description What a search thinks of it. */
+            /** @description The score of a search or a user. */
             score?: number | string | null;
-            /** @description The stop text that ended it. */
+            /** @description The stop string that ended it. */
             stop_string?: string | null;
-            /** @description Its own text. */
+            /** @description The node's own text. */
             text: string;
             /** @description With fields=tokens. */
             token_ids?: number[] | null;
         };
-        /** @description The operation that brought a node. */
+        /** @description The operation that created a node. */
         NodeOrigin: {
-            /** @description Who did it, as X-Weft-Actor said. */
+            /** @description The author, from X-Weft-Actor. */
             actor: string;
             /** @description ISO 8601. */
             at: string;
             /** @description grow, run, add, fork, … */
             kind: string;
-            /** @description That grew it; null: nobody grew it, or nobody knows. */
+            /** @description The model that generated it; null: written, or unknown. */
             model?: string | null;
             rev: number;
         };
-        /** @description Some nodes of a loom, parents first. */
+        /** @description A page of a loom's nodes, parents first. */
         NodePage: {
             data: components["schemas"]["NodeObject"][];
-            /** @description Give it as `after` for the next page. */
+            /** @description Send it as `after` for the next page. */
             next?: string | null;
-            /** @description With since: nodes that are not there any more; all of them on the first page. */
+            /** @description With since: numbers of removed nodes, all on the first page. */
             removed?: number[];
-            /** @description The loom's revision that this is of. */
+            /** @description The loom's revision. */
             rev: number;
             /**
-             * @description Every node asked for is here; false: only what changed since.
+             * @description true: all requested nodes; false: only nodes changed since.
              * @default true
              */
             whole?: boolean;
         };
-        /** @description What was drawn just now. */
-        SetLastLoom: {
-            /** @description A name or id. */
-            loom: string;
-            /**
-             * @description The number of the node read.
-             * @default 0
-             */
-            node?: number;
-        };
-        /** @description The operations of a loom, the last one first. */
+        /** @description The operations of a loom, latest first. */
         OperationList: {
             data: components["schemas"]["OperationObject"][];
         };
-        /** @description One line of a loom's log. */
+        /** @description One operation in a loom's log. */
         OperationObject: {
             actor: string;
             /** @description ISO 8601. */
             at: string;
             kind: string;
-            /** @description That grew what was added. */
+            /** @description The model that generated the added nodes. */
             model?: string | null;
             n_added: number;
             n_changed: number;
             n_removed: number;
             rev: number;
-            /** @description done, undone, or dropped: it cannot be done again. */
+            /** @description done, undone, or dropped (can no longer be redone). */
             state: string;
         };
-        /** @description What leads to a node. */
+        /** @description The path to a node, in one of several formats. */
         PathReply: {
             messages?: {
                 [key: string]: unknown;
@@ -855,7 +845,7 @@ export interface components {
             n_tokens: number;
             node: number;
             nodes?: components["schemas"]["NodeObject"][] | null;
-            /** @description Numbers, the root first. */
+            /** @description Node numbers, the root first. */
             path: number[];
             text?: string | null;
             token_ids?: number[] | null;
@@ -864,42 +854,42 @@ export interface components {
         PinnedNode: {
             bytes: number;
             node: number;
-            /** @description Of its path; paths may share some. */
+            /** @description Tokens of its path; paths may share some. */
             tokens: number;
         };
-        /** @description The looms that came back, or whose nodes did. */
+        /** @description The looms that were restored, or whose nodes were. */
         RestoredLooms: {
             data: components["schemas"]["LoomObject"][];
-            /** @description The names that they had before. */
+            /** @description Their names before the removal. */
             names: string[];
         };
-        /** @description A round of a search: what it made, and what it goes on with. */
+        /** @description A round of a search: its candidates, and the nodes it continues with. */
         RoundObject: {
             candidates: components["schemas"]["CandidateObject"][];
-            /** @description What all rounds so far have cost. */
+            /** @description The cost of all rounds so far. */
             cost: {
                 [key: string]: unknown;
             };
-            /** @description Nodes that the search goes on with, the best first. */
+            /** @description Nodes that the search continues with, best first. */
             kept: number[];
-            /** @description From 1. */
+            /** @description The number of the round, from 1. */
             round: number;
         };
-        /** @description The server: what it is, what it can do, and what one may ask of it. */
+        /** @description The server's version, models, limits and formats. */
         ServerObject: {
             default_model: string | null;
-            /** @description By name: whether it is installed. */
+            /** @description Engines by name. */
             engines: {
                 [key: string]: {
                     [key: string]: unknown;
                 };
             };
-            /** @description import and export: by name. */
+            /** @description Names of the import and export formats. */
             formats: {
                 [key: string]: string[];
             };
             is_public: boolean;
-            /** @description That run now. */
+            /** @description Number of running jobs. */
             jobs: number;
             limits: {
                 [key: string]: number;
@@ -912,51 +902,61 @@ export interface components {
             token_accepted?: boolean;
             version: string;
         };
-        /** @description Where to cut a node in two. */
+        /** @description The loom shown in a terminal. */
+        SetLastLoom: {
+            /** @description A name or id. */
+            loom: string;
+            /**
+             * @description The number of the node read.
+             * @default 0
+             */
+            node?: number;
+        };
+        /** @description The position at which to split a node. */
         SplitNode: {
             /** @description Characters of the upper part's text. */
             at_char?: number | null;
-            /** @description Tokens that stay above; negative: from the end. */
+            /** @description Tokens of the upper part; negative: from the end. */
             at_token?: number | null;
         };
         /** @description A search for an answer below a node. */
         StartRun: {
-            /** @description Of a completion; 256. */
+            /** @description Tokens of an answer; default 256. */
             answer_tokens?: number | null;
-            /** @description What it counts depends on the strategy. */
+            /** @description Meaning depends on the strategy; see its `breadth`. */
             breadth?: number | null;
-            /** @description Of the whole tree's KV. */
+            /** @description Maximum KV size of the tree. */
             budget_kv_bytes?: number | null;
-            /** @description Search at most so long. */
+            /** @description Maximum duration in seconds. */
             budget_s?: number | null;
-            /** @description Generate at most so many. */
+            /** @description Maximum of generated tokens. */
             budget_tokens?: number | null;
-            /** @description Only one of these texts. */
+            /** @description Generate one of these texts. */
             choices?: string[] | null;
-            /** @description As presence_penalty, as often as they were generated. */
+            /** @description Subtracted once per occurrence among generated tokens. */
             frequency_penalty?: number | null;
-            /** @description Only texts of this grammar, as llama.cpp's. */
+            /** @description Generate text of this grammar, in llama.cpp's format. */
             gbnf?: string | null;
-            /** @description Only JSON that fits this schema. */
+            /** @description Generate JSON that matches this schema. */
             json_schema?: {
                 [key: string]: unknown;
             } | boolean | null;
-            /** @description Only texts of this grammar, as Lark's. */
+            /** @description Generate text of this Lark grammar. */
             lark?: string | null;
-            /** @description Added to the logits of token ids; "-inf" forbids one, "inf" leaves nothing else. */
+            /** @description Added to the logits of token ids; "-inf" bans a token, "inf" bans all others. */
             logit_bias?: {
                 [key: string]: number | ("inf" | "-inf");
             } | null;
-            /** @description New tokens of a branch at most; 256. */
+            /** @description Maximum of new tokens per branch; default 256. */
             max_tokens?: number | null;
-            /** @description Drop what is this much less likely than the best. */
+            /** @description Minimum probability relative to the likeliest. */
             min_p?: number | null;
-            /** @description Null: the loom's own. */
+            /** @description A loaded model; null: the loom's own. */
             model?: string | null;
-            /** @description What it counts depends on the strategy. */
+            /** @description Meaning depends on the strategy; see its `n`. */
             n?: number | null;
             /**
-             * @description Where it begins.
+             * @description The node to start from, by number or id.
              * @default 0
              */
             node?: number | string;
@@ -965,114 +965,114 @@ export interface components {
              * @enum {string}
              */
             on_disconnect?: "keep" | "cancel";
-            /** @description Penalties look back so many tokens; null: at all. */
+            /** @description Number of tokens that penalties consider; null: all. */
             penalty_last_n?: number | null;
-            /** @description Off tokens that were generated. */
+            /** @description Subtracted from logits of generated tokens. */
             presence_penalty?: number | null;
-            /** @description Only texts that match, as a whole. */
+            /** @description Generate text that matches fully. */
             regex?: string | null;
-            /** @description On tokens that were there, the prompt's among them; 1: none. */
+            /** @description Penalty on all earlier tokens, including the prompt; 1: none. */
             repetition_penalty?: number | null;
-            /** @description The same gives the same branches; null: a new one. */
+            /** @description The same seed reproduces the branches; null: random. */
             seed?: number | null;
-            /** @description Texts that end a branch. */
+            /** @description Strings that end a branch. */
             stop?: string | string[] | null;
             /**
-             * @description By name; GET /api/v1/strategies lists them.
+             * @description The strategy's name; GET /api/v1/strategies lists them.
              * @default tot
              */
             strategy?: string;
             /**
-             * @description Answer with the job's events.
+             * @description Return the job's events as a stream.
              * @default false
              */
             stream?: boolean;
             /** @description 0 is greedy. */
             temperature?: number | null;
-            /** @description Temperature before the filters, not after them. */
+            /** @description Apply temperature before the filters, not after them. */
             temperature_first?: boolean | null;
-            /** @description Keep the k likeliest; 0: all. */
+            /** @description Sample from the k likeliest; 0: all. */
             top_k?: number | null;
-            /** @description Keep this much probability. */
+            /** @description Nucleus sampling. */
             top_p?: number | null;
-            /** @description Keep what is typical. */
+            /** @description Typical sampling. */
             typical_p?: number | null;
             /**
-             * @description Answer when it has ended, with the result.
+             * @description Respond at the end, with the result.
              * @default false
              */
             wait?: boolean;
         };
-        /** @description All strategies. */
+        /** @description All search strategies. */
         StrategyList: {
             data: components["schemas"]["StrategyObject"][];
         };
-        /** @description A way to search. */
+        /** @description A search strategy. */
         StrategyObject: {
-            /** @description What `breadth` counts; null: it takes none. */
+            /** @description What `breadth` counts; null: not supported. */
             breadth: string | null;
-            /** @description Null: it takes none, or what suits the prompt. */
+            /** @description Null: not supported, or chosen by the prompt. */
             breadth_default?: number | null;
-            /** @description What `n` counts; null: it takes none. */
+            /** @description What `n` counts; null: not supported. */
             n: string | null;
-            /** @description Null: it takes none, or what suits the prompt. */
+            /** @description Null: not supported, or chosen by the prompt. */
             n_default?: number | null;
             name: string;
-            /** @description Sampling parameters that it has no use for. */
+            /** @description Sampling parameters that it does not support. */
             refused?: string[];
             says: string;
             title: string;
         };
-        /** @description A token that may stand at a place, and how likely the model finds it. */
+        /** @description A possible next token and its probability. */
         TokenCandidate: {
-            /** @description Of a candidate, with ahead: how greedy decoding goes on. */
+            /** @description For candidates, with ahead: the greedy continuation. */
             ahead?: string | null;
             bytes: number[];
             id: number;
-            /** @description Of the model's own logits: raw. */
+            /** @description From the model's raw logits. */
             logprob: number | string | null;
             /** @description exp(logprob). */
             p: number;
-            /** @description After temperature and filters, where they were given. */
+            /** @description Probability after the given temperature and filters. */
             p_sampled?: number | null;
             /** @description 0 is the likeliest. */
             rank: number;
-            /** @description U+FFFD where it is a part of a character. */
+            /** @description U+FFFD for a part of a character. */
             text: string;
         };
         /** @description A node's tokens. */
         TokenList: {
             data: components["schemas"]["TokenObject"][];
-            /** @description The model was asked; else it is what was recorded. */
+            /** @description true: computed by the model; false: recorded values. */
             measured: boolean;
             node: number;
         };
         /** @description One token of a node. */
         TokenObject: {
             bytes: number[];
-            /** @description In nats. */
+            /** @description Entropy in nats. */
             entropy?: number | string | null;
             id: number;
             index: number;
-            /** @description Raw; null where it was not sampled nor measured. */
+            /** @description Raw log-probability; null if not recorded. */
             logprob?: number | string | null;
-            /** @description With sampled: after the node's own temperature and filters; penalties and constraints do not count. Null where it was not sampled. */
+            /** @description With sampled: probability after the node's temperature and filters, without penalties and constraints. Null if it was not sampled. */
             p_sampled?: number | null;
-            /** @description With top: how many tokens were likelier. */
+            /** @description With top: number of likelier tokens. */
             rank?: number | null;
             text: string;
-            /** @description With top: the likeliest here. */
+            /** @description With top: the likeliest tokens. */
             top?: components["schemas"]["TokenCandidate"][] | null;
         };
-        /** @description A token: its bytes, and its text where they are whole characters. */
+        /** @description A token's bytes, and its text if they are complete characters. */
         TokenPiece: {
             bytes: number[];
             id: number;
             text?: string | null;
         };
-        /** @description What a job read and wrote, in tokens. */
+        /** @description Token counts of a job. */
         TokenUsage: {
-            /** @description Of the prompts, those whose KV was there; null where nobody knows. */
+            /** @description Prompt tokens whose KV was cached; null if unknown. */
             cached_tokens?: number | null;
             /** @default 0 */
             completion_tokens?: number;
@@ -1084,13 +1084,13 @@ export interface components {
             token_ids: number[];
             tokens: components["schemas"]["TokenPiece"][];
         };
-        /** @description A text to tokenise. */
+        /** @description A text to tokenize. */
         TokenizeText: {
-            /** @description Null: as the model does. */
+            /** @description Add a begin token; null: as the model does. */
             add_bos?: boolean | null;
             model?: string | null;
             /**
-             * @description Read special tokens in it as such.
+             * @description Recognize special tokens in the text.
              * @default false
              */
             special?: boolean;

@@ -38,7 +38,7 @@ def test_a_short_answer_does_not_wait_for_its_headers_to_be_acknowledged(host: s
 def test_a_port_that_is_taken_is_told() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"port {port} of 127.0.0.1 is taken") as told:
+        with pytest.raises(ConfigError, match=f"port {port} of 127.0.0.1 is in use") as told:
             bind("127.0.0.1", port)
     assert "--port 0" in told.value.hint
     with pytest.raises(ConfigError, match="no address"):
