@@ -86,7 +86,7 @@ def test_fork_keeps_the_first_answer_on_enter_and_by_its_number(weft) -> None:
 def test_fork_never_swallows_what_is_typed(weft) -> None:
     typed = (samples.story, "/fork 2", "9", samples.sum, "/fork 1", "/undo", "/fork 1", "/quit")
     result = weft("chat", *FEW, stdin=lines(*typed))
-    assert "9 is no answer to what you said last; allowed are 1, 2, 3" in result.stderr
+    assert "9 is not an answer to your last message; allowed are 1, 2, 3" in result.stderr
     said = next(each for each in nodes(weft) if each["said"] == samples.sum)
     assert said["parent"] == 1
     assert f"back before: {samples.sum}" in result.stderr
@@ -248,7 +248,7 @@ def test_keys_grow_read_ask_and_quit_in_one_process(weft) -> None:
 def test_a_branch_that_has_ended_is_told_and_the_keys_go_on(weft) -> None:
     result = weft("run", samples.sum, "-n", "1", "-i", stdin=lines("1", "r", "q"))
     assert "node 1 has ended" in result.stderr
-    assert 'weft grow 1 "…" says something to it' in result.stderr
+    assert 'weft grow 1 "…" replies to it' in result.stderr
     assert "The answer is 95." in result.stdout
 
 

@@ -208,7 +208,7 @@ def test_what_is_brought_back_takes_no_other_looms_place(weft, grown) -> None:
     weft("run", samples.story, "-n", "1", *SHORT)
     result = weft("rm", "--undo")
     assert result.stdout == f"restored {NAME}.2\n"
-    assert f"{NAME} is another loom by now" in result.stderr
+    assert f"another loom is named {NAME} now" in result.stderr
     assert sorted(names()) == [NAME, f"{NAME}.2"]
 
 
@@ -222,7 +222,7 @@ def test_a_loom_with_a_name_of_any_kind_gets_that_back(weft, grown) -> None:
 def test_a_file_from_elsewhere_is_kept_when_it_is_drawn(weft, lm_file: Path, home: Path) -> None:
     told_once = weft("tree", str(lm_file))
     assert told_once.exit_code == 0
-    assert f"kept a copy of {lm_file} as mine; --loom mine goes on with that" in told_once.stderr
+    assert f"imported {lm_file} as mine; use --loom mine from now on" in told_once.stderr
     assert names() == ["mine"]
     assert weft("grow", "1", "-n", "1", *SHORT).exit_code == 0
 

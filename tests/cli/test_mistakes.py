@@ -45,7 +45,7 @@ MISTAKES = [
     (["solve", "hi", "--strategy", "luck"], 2, "'tot', 'best-of-n', 'greedy'"),
     (["solve", "hi", "-b", "0"], 2, "breadth is 0"),
     (["solve", "hi", "-n", "0"], 2, "-n is 0"),
-    (["solve", "hi", "--strategy", "greedy", "-b", "3"], 2, "-b has no meaning for"),
+    (["solve", "hi", "--strategy", "greedy", "-b", "3"], 2, "-b cannot be used with"),
     (["solve", "hi", "--budget-s", "-1"], 2, "budget_s is -1"),
     (["solve", ""], 2, "the prompt is empty"),
     (["frobnicate"], 2, "No such command"),
@@ -63,10 +63,10 @@ MISTAKES = [
     (["read"], 1, "there is no loom yet"),
     (["next"], 1, "there is no loom yet"),
     (["export", "a.md"], 1, "there is no loom yet"),
-    (["rm"], 2, "give what to remove"),
+    (["rm"], 2, "give looms or nodes to remove"),
     (["rm", "nosuch"], 2, "there is no loom 'nosuch'"),
     (["rm", "1"], 1, "there is no loom yet"),
-    (["rm", "1", "--undo"], 2, "or --undo alone"),
+    (["rm", "1", "--undo"], 2, "or only --undo"),
     (["rm", "--undo"], 1, "nothing to bring back"),
     (["chat", "-c"], 1, "there is no loom yet"),
     (["chat", "-m", "nosuch/model"], 3, "nosuch/model"),
@@ -104,13 +104,13 @@ def test_a_mistake_in_a_process_of_its_own_has_no_traceback(command) -> None:
 def test_bytes_that_are_no_text_are_a_mistake(weft) -> None:
     result = weft("run", stdin=b"\xff\xfe\x00")
     assert result.exit_code == 2
-    assert "text; convert it" in result.stderr
+    assert "convert it" in result.stderr
 
 
 def test_lone_surrogates_are_a_mistake(weft) -> None:
     result = weft("run", "a\udcffb")
     assert result.exit_code == 2
-    assert "text; convert it" in result.stderr
+    assert "convert it" in result.stderr
 
 
 def test_every_error_has_its_line_in_the_table() -> None:
@@ -181,8 +181,8 @@ def changed(database: Path, *statements: str) -> None:
         (["grow", "x"], "NODE is 'x'"),
         (["grow", "--", "-1"], "NODE is '-1'"),
         (["grow", "9" * 400], "NODE is '999"),
-        (["grow", "1", ""], "there is nothing to say"),
-        (["grow", "1", "a\udcffb"], "text; convert it"),
+        (["grow", "1", ""], "the text is empty"),
+        (["grow", "1", "a\udcffb"], "convert it"),
         (["grow", "1", "-n", "0"], "n is 0"),
         (["read", "9"], "there is no node 9"),
         (["next", "9"], "there is no node 9"),
@@ -190,8 +190,8 @@ def changed(database: Path, *statements: str) -> None:
         (["rm", "9"], "there is no node 9"),
         (["rm", "0"], "node 0 is the prompt"),
         (["rm", "1", "tell-story-about-fox"], "cannot be removed in one call"),
-        (["run", "-c", "-s", "be kind"], "-s has no meaning with -c"),
-        (["chat", "-c", "-s", "be kind"], "-s has no meaning with -c"),
+        (["run", "-c", "-s", "be kind"], "-s cannot be used with -c"),
+        (["chat", "-c", "-s", "be kind"], "-s cannot be used with -c"),
     ],
 )
 def test_a_mistake_on_a_kept_loom_leaves_it_as_it_was(weft, kept, arguments, said: str) -> None:
@@ -226,7 +226,7 @@ def test_another_model_is_refused_and_the_right_one_named(weft, kept, verb) -> N
     changed(kept, f"UPDATE looms SET head = {head}")
     result = weft(*verb)
     assert result.exit_code == 1
-    assert "was made with another model than tiny" in result.stderr
+    assert "belongs to another model than tiny" in result.stderr
     result = weft(*verb, "-m", "tiny")
     assert result.exit_code == 1
     assert "hint: -m tiny" in result.stderr
@@ -259,7 +259,7 @@ def test_texts_are_not_grown_and_it_is_said_how_they_could_be(
     assert f"weft import {quoted(str(file))} -m MODEL" in " ".join(brought.stderr.split())
     result = weft(*verb, "--loom", "said", *more)
     assert result.exit_code == 2
-    assert "the loom said is of texts without tokens" in result.stderr
+    assert "the loom said has texts without tokens" in result.stderr
     assert "weft import FILE -m MODEL" in result.stderr
     assert weft("import", str(file), "--name", "again", "-m", "tiny").exit_code == 0
     assert weft("grow", "1", "--loom", "again", "-n", "1", "--max-tokens", "2").exit_code == 0
@@ -272,7 +272,9 @@ def test_a_prompt_that_nothing_came_of_before_ctrl_c_leaves_no_loom(weft, monkey
         kept.save()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "grow_watched", lambda out, kept, *rest, **named: interrupted(kept))
+    monkeypatch.setattr(
+        module, "grow_and_show", lambda out, kept, *rest, **named: interrupted(kept)
+    )
     assert weft("run", "hi").exit_code == 130
     assert json.loads(weft("ls", "--json").stdout)["looms"] == []
 
@@ -286,8 +288,8 @@ def test_a_model_that_is_gone_is_told_with_what_to_do(weft, kept) -> None:
     )
     result = weft("grow", "1")
     assert result.exit_code == 3
-    assert "was made with ./gone: there is no folder ./gone" in result.stderr
-    assert "-m says where that model is now" in result.stderr
+    assert "belongs to the model ./gone: there is no folder ./gone" in result.stderr
+    assert "-m PATH gives the model's new place" in result.stderr
     assert weft("grow", "1", "-m", "tiny", "-n", "1", "--max-tokens", "2").exit_code == 0
     assert weft("grow", "1", "-n", "1", "--max-tokens", "2").exit_code == 0
 
@@ -330,20 +332,20 @@ def test_doctor_says_that_nothing_can_be_kept(weft, nowhere) -> None:
 
 def test_a_disk_that_fills_up_leaves_the_loom_as_it_was(weft, kept, monkeypatch) -> None:
     before = weft("tree", "--json").stdout
-    set_up = Database._set_up
+    set_up = Database._configure
 
     def small(self, connection, record) -> None:
         set_up(self, connection, record)
         connection.execute("PRAGMA max_page_count = 1")  # no page more than there are
 
-    monkeypatch.setattr(Database, "_set_up", small)
+    monkeypatch.setattr(Database, "_configure", small)
     result = weft("grow", "1", "-n", "4", "--max-tokens", "200")
     assert result.exit_code == 0
     assert "not kept: " in result.stderr
     assert "full" in result.stderr
     assert "make room on that disk" in result.stderr
     assert result.stdout
-    monkeypatch.setattr(Database, "_set_up", set_up)
+    monkeypatch.setattr(Database, "_configure", set_up)
     assert weft("tree", "--json").stdout == before
     assert weft("grow", "1", "-n", "1", "--max-tokens", "2").exit_code == 0
 

@@ -25,7 +25,7 @@ def test_what_the_command_does_not_know_is_the_engines() -> None:
 
 @pytest.mark.parametrize("given", [["size", "2"], ["--"], ["-x"]])
 def test_what_is_no_option_is_refused(given: list[str]) -> None:
-    with pytest.raises(ConfigError, match="begin with --"):
+    with pytest.raises(ConfigError, match="start with --"):
         engine_options(given)
 
 

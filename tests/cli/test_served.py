@@ -140,7 +140,7 @@ def test_json_has_the_same_names_with_a_server_as_without(
 @pytest.mark.parametrize(
     ("options", "status", "why"),
     [
-        (("--resume", "search.json"), 3, "goes on from no file; leave out --resume"),
+        (("--resume", "search.json"), 3, "cannot use --resume; leave it out"),
         (("--budget-tokens", "0"), 2, "budget_tokens"),
     ],
 )

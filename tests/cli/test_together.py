@@ -202,10 +202,10 @@ def test_a_search_that_fails_keeps_what_it_has_made_and_says_so(weft, monkeypatc
             raise ForwardError("the model is gone")
 
     module = importlib.import_module("weft.cli.solve")
-    monkeypatch.setattr(module, "watched", lambda out, loom, work: work(fails))
+    monkeypatch.setattr(module, "run_with_display", lambda out, loom, work: work(fails))
     failed = weft("solve", samples.game24, "-b", "2", "-n", "2", "--seed", "1")
     assert failed.exit_code == 1, failed.output
-    assert "what had grown is kept: use-4-9-10-13" in failed.stderr
+    assert "the partial tree is saved as use-4-9-10-13" in failed.stderr
     loom = loom_of("use-4-9-10-13")
     assert "interrupted" not in [node.finish_reason for node in loom.walk()]
     grown = numbers(weft)[1:]
@@ -304,7 +304,7 @@ def test_an_interrupted_search_is_kept_and_undone_also_where_a_file_goes_on(
     def interrupted(level: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "watched", lambda out, loom, work: work(interrupted))
+    monkeypatch.setattr(module, "run_with_display", lambda out, loom, work: work(interrupted))
     asked = ("-b", "2", "-n", "3", "--seed", "1")
     for name, is_there in (("use-4-9-10-13", False), ("use-4-9-10-13.2", True)):
         assert (tmp_path / "search.json").exists() is is_there
@@ -332,7 +332,7 @@ def test_a_search_that_cannot_be_kept_leaves_no_empty_loom(weft, monkeypatch) ->
     monkeypatch.setattr(StoredLoom, "commit", failing)
     found = weft("solve", samples.game24, "-b", "2", "-n", "2")
     assert found.exit_code == 0
-    assert "not kept yet, and tried again at the end: the disk is full" in found.stderr
+    assert "not saved yet; saving is retried at the end: the disk is full" in found.stderr
     assert "not kept: the disk is full" in found.stderr
     assert names() == []
     assert len(tried) == 2
@@ -405,7 +405,7 @@ def test_a_new_terminal_takes_the_loom_drawn_last_and_says_so(
         with_own = f"new{verb[0]}"
         result = weft(with_own, *verb)
         assert result.exit_code == 0, result.output
-        assert f"taking {NAME}, drawn last elsewhere; --loom takes another" in result.stderr
+        assert f"taking {NAME}, last used elsewhere; --loom selects another" in result.stderr
         if verb[0] != "export":
             assert "elsewhere" not in weft(with_own, "read", "1").stderr
     # What goes for good is never guessed.
@@ -421,7 +421,7 @@ def test_undo_and_redo_refuse_the_loom_of_another_terminal(in_terminal_named) ->
     for verb in ("undo", "redo"):
         refused = weft("B", verb)
         assert refused.exit_code == 2
-        assert "no loom was drawn in this terminal" in refused.stderr
+        assert "no loom was used in this terminal" in refused.stderr
         assert f"weft {verb} --loom {NAME}" in refused.stderr
     assert len(told(weft("A", "tree", "--json"))["nodes"]) == 2
     assert weft("B", "undo", "--loom", NAME).exit_code == 0
@@ -437,7 +437,7 @@ def test_export_in_a_new_terminal_writes_the_tree(
     weft, file = in_terminal_named, tmp_path / f"story.{suffix}"
     weft("A", "run", samples.story, "-n", "2", *SHORT)
     text = told(weft("A", "read", "2", "--json"))["text"].split()[-1]
-    assert weft("B", "export", str(file)).stdout == f"wrote {file}: the whole tree, 2 nodes\n"
+    assert weft("B", "export", str(file)).stdout == f"wrote {file}: the full tree, 2 nodes\n"
     assert text in file.read_text("utf-8")
     explicit = weft("B", "export", str(file), "--node", "0", "--force")
     assert explicit.stdout == f"wrote {file}: the path to node 0\n"
@@ -489,8 +489,8 @@ def samples_name() -> str:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("run", "x", "--loom", NAME), "without -c a new one is made"),
-        (("tree", NAME, "--loom", "other"), "two looms are named"),
+        (("run", "x", "--loom", NAME), "without -c a new loom is created"),
+        (("tree", NAME, "--loom", "other"), "two looms are given"),
         (("rm", NAME, "--loom", NAME), "no node is given"),
         (("read", "--loom", "tel-story-about-fox"), f"near it: {NAME}"),
     ],

@@ -1,4 +1,4 @@
-"""The `weft` command: one file a verb. `main` is its entry point."""
+"""The `weft` command, with one module for each verb. `main` is its entry point."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import sys
 
 
 def main() -> None:
-    """Run the command with the process's arguments and leave with its exit code."""
+    """Run the command with the process's arguments and exit with its code."""
     fill_closed_streams()
     try:
-        # Ctrl-C may come while the modules are read.
+        # Inside the `try`: Ctrl-C can arrive during these imports.
         from .._core.system_resources import wait_variables
         from ..viz.terminal import TerminalWriter, escape_unencodable
 
         os.environ.update(wait_variables())  # before any library with OpenMP is imported
 
         escape_unencodable(sys.stdout, sys.stderr)
-        # A shell that completes says so by a variable and gives no arguments.
+        # A shell that asks for completions sets a variable and gives no arguments.
         if len(sys.argv) < 2 and "_WEFT_COMPLETE" not in os.environ:
             from .start_screen import show
 
@@ -30,22 +30,22 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except OSError as error:
-        # Models and looms have errors of their own: what is left is a full disk below stdout.
+        # Errors of models and looms were handled: stdout is closed, or its disk is full.
         from .._core.error_mapping import FAILURE
-        from .failures import asked_for_json, forget_stdout, write
+        from .failures import forget_stdout, wants_json, write
 
         forget_stdout()
         if not isinstance(error, BrokenPipeError):
             place = f": {error.filename}" if error.filename is not None else ""
-            message, as_json = f"{error.strerror or error}{place}", asked_for_json(sys.argv[1:])
+            message, as_json = f"{error.strerror or error}{place}", wants_json(sys.argv[1:])
             write(type(error).__name__, message, "", FAILURE, as_json)
         sys.exit(FAILURE)
 
 
 def fill_closed_streams() -> None:
-    """Let nothing read from and write to standard streams that the caller has closed.
+    """Open /dev/null for standard streams that the caller has closed.
 
-    Their numbers would be given to the files that are opened next, and texts written into those.
+    Otherwise the next opened file gets the descriptor of stdout, and output is written into it.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

@@ -1,4 +1,4 @@
-"""The command's verbs, put together."""
+"""The Typer application with all verbs."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from .views import next_, read, tree
 
 
 class Verbs(TyperGroup):
-    """The verbs; tells of a wrong option as of any other mistake, in words of its own."""
+    """A Typer group that reports wrong options like other errors, as JSON with --json."""
 
     def main(self, *args: Any, **options: Any) -> Any:
-        """Run a command line; a mistake in it is told, as JSON where that was asked for."""
-        stands_alone = options.pop("standalone_mode", True)
+        """Run a command line and exit; usage errors are printed, as JSON with --json."""
+        is_standalone = options.pop("standalone_mode", True)
         options["standalone_mode"] = False
-        if not stands_alone:
+        if not is_standalone:
             return super().main(*args, **options)
         try:
             code = super().main(*args, **options)
-        except failures.UsageMistake as error:
-            given = args[0] if args else options.get("args")
-            as_json = failures.asked_for_json(sys.argv[1:] if given is None else given)
-            code = failures.tell_usage(error, as_json=as_json)
+        except failures.UsageError as error:
+            arguments = args[0] if args else options.get("args")
+            as_json = failures.wants_json(sys.argv[1:] if arguments is None else arguments)
+            code = failures.print_usage_error(error, as_json=as_json)
         sys.exit(code)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the verb; what is wrong with a value is told without the parser's own prefix."""
+        """Run the verb; remove Pydantic's prefix from messages about wrong values."""
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:
@@ -68,7 +68,7 @@ VERBS = (
 )
 for verb in VERBS:
     app.command(verb.__name__.rstrip("_"))(verb)
-# What it does not know is the engine's.
+# Unknown options are passed to the engine.
 app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
     serve
 )
@@ -96,5 +96,5 @@ def top(
             show(TerminalWriter.for_stream(sys.stdout))
     elif as_json:
         raise typer.BadParameter(
-            f"give it after the verb: weft {context.invoked_subcommand} --json"
+            f"give --json after the verb: weft {context.invoked_subcommand} --json"
         )

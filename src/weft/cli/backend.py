@@ -1,6 +1,7 @@
-"""What a verb asks for: looms by their names, and models that grow them.
+"""Backends of the command: where looms are stored, and which models grow them.
 
-They are here, in this process (`here`), or at a server (`there`); verbs do not know where.
+`local_backend` uses the database and loads models in this process. `server_backend` uses a server.
+Verbs work with either.
 """
 
 from __future__ import annotations
@@ -27,46 +28,45 @@ if TYPE_CHECKING:
 
 
 class ImportResult(NamedTuple):
-    """What came of a file. is_text: texts without tokens. dropped: what was left out, in words."""
+    """The looms that were imported from a file."""
 
     names: list[str]
-    recognised_as: str
+    recognised_as: str  # name of the format
     n_nodes: int
-    dropped: list[str]
-    is_text: bool = False
+    dropped: list[str]  # descriptions of data that was left out
+    is_text: bool = False  # the looms have texts without tokens
 
 
 class ModelHandle(Protocol):
-    """A model that grows looms.
+    """A model that grows looms."""
 
-    source: as -m names it. engine: the name of the one that runs it. has_next: whether it tells
-    what may come next. continues: whether what it has grown can be grown on.
-    resumes: whether a search goes on from a file.
-    """
-
-    source: str
-    engine: str
-    has_template: bool
-    has_next: bool
-    continues: bool
-    resumes: bool
+    source: str  # as -m takes it
+    engine: str  # name of the engine that runs the model
+    has_template: bool  # has a chat template
+    has_next: bool  # can return probabilities of next tokens
+    continues: bool  # can continue branches that it has generated
+    resumes: bool  # can resume a search from a file
 
     def stats(self) -> Stats:
-        """Return what it has computed and saved for this command."""
+        """Return statistics of this command: tokens computed and reused, KV, time."""
         ...
 
     def is_stop_token(self, token_id: int) -> bool:
-        """Whether this token ends a text."""
+        """Return True if this token ends a text."""
         ...
 
     def template_hint(self, otherwise: str) -> str:
-        """Return what to do without a chat template."""
+        """Return a hint for a model without a chat template; `otherwise` is its last part."""
         ...
 
     def create_loom(
         self, text: str, *, chat: bool | None, system: str | None, special: bool, keep: bool = True
     ) -> LoomSession:
-        """Return the loom of a prompt. chat: True insists on the chat template, None takes one."""
+        """Create the loom of a prompt.
+
+        chat: True requires a chat template, None uses one if there is one, False uses none.
+        keep: save the loom.
+        """
         ...
 
     def search(
@@ -76,32 +76,32 @@ class ModelHandle(Protocol):
         options: dict[str, Any],
         progress: Callable[[Level], object],
     ) -> SearchResult:
-        """Search in a loom that is just begun; the result is of another where a file goes on."""
+        """Search from the prompt of a new loom. A resumed search returns another loom."""
         ...
 
 
 class Backend(ABC):
-    """Where the looms are."""
+    """A store of looms, with models that can grow them."""
 
     @abstractmethod
     def where(self) -> str:
-        """Return where they are kept, in words."""
+        """Return the database file or URL of the looms, for display."""
 
     @abstractmethod
-    def rows(self, limit: int | None = None) -> Sequence[LoomSummary]:
-        """Return what is kept, the one changed last first."""
+    def summaries(self, limit: int | None = None) -> Sequence[LoomSummary]:
+        """Return the saved looms, the one changed last first."""
 
     @abstractmethod
-    def row(self, name: str) -> LoomSummary:
-        """Return what a list says of one loom. Raises: ConfigError for none such."""
+    def summary(self, name: str) -> LoomSummary:
+        """Return the summary of one loom. Raises: ConfigError if there is none."""
 
     @abstractmethod
     def last_loom(self) -> str | None:
-        """Return the loom drawn last in this terminal; None if there is none (any more)."""
+        """Return the loom last used in this terminal; None if there is none."""
 
     @abstractmethod
     def try_last_loom_anywhere(self) -> str | None:
-        """Return the loom drawn last in any terminal, else the one changed last."""
+        """Return the loom last used in any terminal, else the loom changed last."""
 
     @abstractmethod
     def open(self, name: str) -> LoomSession:
@@ -111,42 +111,42 @@ class Backend(ABC):
     def open_with_model(
         self, name: str, model: str | None, engine: str, kv_budget: str
     ) -> AbstractContextManager[LoomSession]:
-        """Open a loom with the model that it was made with, or the one that is given."""
+        """Open a loom with its own model, or with the given one."""
 
     @abstractmethod
     def model(
         self, model: str | None, engine: str, kv_budget: str
     ) -> AbstractContextManager[ModelHandle]:
-        """Make a model ready for new looms; None: the one that there is."""
+        """Provide a model for new looms; None means the default model."""
 
     @abstractmethod
     def import_file(
         self, file: Path, *, format: str, name: str | None, model: str | None, engine: str
     ) -> ImportResult:
-        """Keep the looms of a file. model: make its texts tokens of this one."""
+        """Import the looms of a file. model: tokenize its texts for this model."""
 
     def page(self) -> str | None:
-        """Return the address of the page; None where no server runs, "" where it has none."""
+        """Return the URL of the web page; None without a server, "" if the server has no page."""
         return None
 
     @abstractmethod
     def find(self, words: str, loom: str | None, limit: int) -> list[Hit]:
-        """Return the nodes that have these words."""
+        """Return the nodes that contain these words."""
 
     @abstractmethod
     def remove(self, names: Sequence[str]) -> None:
-        """Take looms away."""
+        """Remove looms."""
 
     @abstractmethod
     def restore(self, loom: str | None) -> list[tuple[str, str]]:
-        """Bring back what was removed last: looms, or nodes of the loom drawn last here.
+        """Restore what was removed last: looms, or nodes of the loom last used here.
 
-        Returns the names that they had and have. loom: nodes of this one.
+        loom: restore nodes of this loom. Returns pairs of previous and current name.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what is open; idempotent."""
+        """Release connections; idempotent."""
 
     def __enter__(self) -> Self:
         return self
@@ -156,82 +156,82 @@ class Backend(ABC):
 
     @property
     def home(self) -> Backend:
-        """The same looms in this process, where they can be had there; else this."""
+        """A local backend for the same looms, if there is one; else this backend."""
         return self
 
-    # What is the same everywhere
+    # Common to all backends
 
     def find_or_import(self, name: str) -> str:
-        """Return the name of a loom that is here. Of a file a copy is kept first, and told."""
+        """Return the name of a loom. A .loom.json file is imported first, with a note."""
         try:
-            return self.row(name).name
+            return self.summary(name).name
         except (ConfigError, NotFound):
             file = Path(name)
             if not _is_file(file):
                 raise
-        (kept, *_) = self.import_file(
+        (imported, *_) = self.import_file(
             file, format="weft", name=None, model=None, engine="auto"
         ).names
-        note = f"kept a copy of {file} as {kept}; --loom {kept} goes on with that"
+        note = f"imported {file} as {imported}; use --loom {imported} from now on"
         TerminalWriter.for_stream(sys.stderr).line((note, "dim"))
-        return kept
+        return imported
 
     def last_loom_anywhere(self) -> str:
-        """As `try_last_loom_anywhere`. Raises: StoreError for none."""
+        """Like `try_last_loom_anywhere`. Raises: StoreError if there is no loom."""
         last = self.try_last_loom_anywhere()
         if last is None:
             raise StoreError(
-                "there is no loom yet", hint=f'weft run "{samples.story}" -n 4 makes one'
+                "there is no loom yet", hint=f'weft run "{samples.story}" -n 4 creates one'
             )
         return last
 
     def resolve_name(self, name: str | None) -> str:
-        """Return the loom that a verb is about: the one named, else the one drawn last here.
+        """Return the loom for a verb: the named one, else the one last used in this terminal.
 
-        A terminal in which none was drawn gets the one drawn last in another, and is told so.
+        In a terminal without one, the loom last used anywhere is taken, with a note on stderr.
         """
         if name is not None:
             return self.find_or_import(name)
         if (own := self.last_loom()) is not None:
             return own
         last = self.last_loom_anywhere()
-        note = f"this terminal has no loom of its own: taking {last}, drawn last elsewhere"
-        TerminalWriter.for_stream(sys.stderr).line((f"{note}; --loom takes another", "dim"))
+        note = f"no loom was used in this terminal; taking {last}, last used elsewhere"
+        TerminalWriter.for_stream(sys.stderr).line((f"{note}; --loom selects another", "dim"))
         return last
 
     def resolve_name_to_change(self, name: str | None, command: str) -> str:
-        """Return the loom that a command changes: the one named, else the one drawn last here.
+        """Return the loom that a command changes: the named one, else the one last used here.
 
-        Raises: ConfigError if this terminal has drawn none; the loom of another terminal is not
-        changed unless it is named.
+        Raises: ConfigError if no loom was used in this terminal. A loom of another terminal is
+        changed only if it is named.
         """
         if name is not None or self.last_loom() is not None:
             return self.resolve_name(name)
         last = self.last_loom_anywhere()
         raise ConfigError(
-            "no loom was drawn in this terminal, so it is not clear which one is meant",
+            "no loom was used in this terminal, so it is unclear which one to change",
             hint=f"weft {command} --loom {last}, or weft tree {last} first",
         )
 
 
 def select_backend() -> Backend:
-    """Return where this command's looms are.
+    """Return the backend for this command.
 
-    At the server that WEFT_HOST names; else at one of this user that answers where servers do, with
-    the same looms; else here.
+    This is the server that WEFT_HOST names, else a running server of this user with the same
+    looms, else the local backend.
     """
     from .local_backend import LocalBackend
 
     if os.environ.get("WEFT_HOST") or os.environ.get("WEFT_PORT"):
-        return _there()
+        return _server_backend()
     from ..service.api.address import address
     from ..service.api.runtime_file import find_server
 
     server = find_server(address().port)
-    return LocalBackend() if server is None else _there(server, LocalBackend())
+    return LocalBackend() if server is None else _server_backend(server, LocalBackend())
 
 
-def _there(server: RunningServer | None = None, here: Backend | None = None) -> Backend:
+def _server_backend(server: RunningServer | None = None, here: Backend | None = None) -> Backend:
     from ..service.client import Client
     from .server_backend import ServerBackend
 
@@ -243,7 +243,7 @@ def _there(server: RunningServer | None = None, here: Backend | None = None) -> 
 
 @contextmanager
 def open_session(name: str | None = None) -> Iterator[LoomSession]:
-    """Open a loom to read it: the one with this name, or the one drawn last."""
+    """Open a loom to read it: the named one, or the one last used in this terminal."""
     with select_backend() as backend:
         yield backend.open(backend.resolve_name(name))
 
@@ -252,9 +252,9 @@ def open_session(name: str | None = None) -> Iterator[LoomSession]:
 def load_for_new_loom(
     model: str | None, engine: str, kv_budget: str, *, resumes: bool = False
 ) -> Iterator[ModelHandle]:
-    """Make a model ready for new looms; None: the one that there is.
+    """Provide a model for new looms; None means the default model.
 
-    resumes: a search is to go on from a file, which no server does that was not asked for by name.
+    resumes: a search resumes from a file, which needs the local backend.
     """
     with select_backend() as backend:
         with (backend.home if resumes else backend).model(model, engine, kv_budget) as model_handle:
@@ -274,18 +274,18 @@ def open_with_model(
 
 
 def check_has_tokens(row: LoomSummary) -> None:
-    """Raise ConfigError for a loom of texts that are no tokens of any model."""
+    """Raise ConfigError for a loom whose texts have no tokens."""
     from ..service.store.file import NO_MODEL
 
     if row.model == NO_MODEL.name:
         raise ConfigError(
-            f"the loom {row.name} is of texts without tokens: it can be read, and not grown",
-            hint="weft import FILE -m MODEL takes the file in again, as tokens of a model",
+            f"the loom {row.name} has texts without tokens: it can be read, but not grown",
+            hint="weft import FILE -m MODEL imports the file again, with tokens",
         )
 
 
 def _is_file(file: Path) -> bool:
     try:
         return file.is_file()
-    except (OSError, ValueError):  # a name that no file can have
+    except (OSError, ValueError):  # not a valid file name
         return False

@@ -1,4 +1,4 @@
-"""The browser of who sits at this machine, where somebody does."""
+"""Open pages in the browser, if a user sits at this machine."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import threading
 import webbrowser
 from collections.abc import Mapping
 
-# Set by services that run programs for nobody in particular.
+# Set by CI services.
 _UNATTENDED = ("CI", "BUILD_ID", "TF_BUILD")
-# A shell of another machine: a browser would open there where nobody sits.
+# Set in SSH sessions: a browser would open on the wrong machine.
 _REMOTE = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY")
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 
@@ -21,24 +21,24 @@ def has_screen(
     is_terminal: bool | None = None,
     platform: str = sys.platform,
 ) -> bool:
-    """Whether a person sits here: at a terminal, before a screen, and not from another machine.
+    """Return True if a user sits at this machine: a terminal, a display, no SSH and no CI.
 
-    None: this process's own environment and streams.
+    Without arguments, the environment and streams of this process are examined.
     """
-    given = os.environ if environment is None else environment
+    variables = os.environ if environment is None else environment
     if is_terminal is None:
         is_terminal = sys.stdin.isatty() and sys.stderr.isatty()
-    if not is_terminal or any(given.get(name) for name in (*_UNATTENDED, *_REMOTE)):
+    if not is_terminal or any(variables.get(name) for name in (*_UNATTENDED, *_REMOTE)):
         return False
     if platform in ("darwin", "win32"):
         return True
-    return any(given.get(name) for name in _DISPLAYS)
+    return any(variables.get(name) for name in _DISPLAYS)
 
 
 def show(url: str, *, wait_s: float = 0.0) -> None:
     """Open a page in the browser.
 
-    wait_s: how long the launcher may take at most; some return only when the browser is closed.
+    wait_s: maximum time to wait for the launcher, which may run until the browser exits.
     """
     thread = threading.Thread(target=_open, args=(url,), daemon=True)
     thread.start()
@@ -48,5 +48,5 @@ def show(url: str, *, wait_s: float = 0.0) -> None:
 def _open(url: str) -> None:
     try:
         webbrowser.open(url)
-    except webbrowser.Error:  # its address was told
+    except webbrowser.Error:  # the caller has printed the address
         pass

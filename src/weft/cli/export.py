@@ -1,4 +1,4 @@
-"""`weft export`: a path, a subtree or the whole tree as a file; the suffix says how."""
+"""`weft export`: write a path, a subtree or the full tree to a file."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ _TINTS = {Tint.PROB: "probability", Tint.ENTROPY: "entropy"}
 @handle_errors
 def export(
     path: Annotated[
-        Path, typer.Argument(help=f"Where to write; one of {' '.join(SUFFIXES)}.", dir_okay=True)
+        Path, typer.Argument(help=f"File to write; one of {' '.join(SUFFIXES)}.", dir_okay=True)
     ],
     scope: Annotated[
         Scope | None,
         typer.Option(
             "--scope",
-            help="path: prompt to node; subtree: that and all below; tree: the whole loom.",
-            show_default="path for .txt and .md, else tree; tree if the path is the prompt alone",
+            help="path: prompt to node; subtree: the path and all below; tree: the full loom.",
+            show_default="path for .txt and .md, else tree; tree if the path is only the prompt",
         ),
     ] = None,
     node: Annotated[
         str | None,
         typer.Option(
             "--node",
-            help="The path's end, or the subtree's top.",
+            help="Last node of the path, or top of the subtree.",
             autocompletion=complete_nodes,
             show_default="the node last read or grown",
         ),
@@ -51,66 +51,71 @@ def export(
         str | None,
         typer.Option(
             "--format",
-            help=f"How to write; one of {' '.join(EXPORTERS)}.",
-            show_default="as the suffix says; csv for .csv, messages for .jsonl",
+            help=f"Format; one of {' '.join(EXPORTERS)}.",
+            show_default="by the suffix; csv for .csv, messages for .jsonl",
         ),
     ] = None,
     by: Annotated[
         str | None,
         typer.Option(
             "--by",
-            help="For pairs, what ranks siblings: score or bookmark.",
+            help="For pairs: rank siblings by score or bookmark.",
             show_default="score",
         ),
     ] = None,
     color: options.Color = None,
     top: Annotated[
-        int, typer.Option("--top", help="In .html, so many alternatives a token; asks the model.")
+        int,
+        typer.Option(
+            "--top", help="For .html: show this many alternatives for each token; runs the model."
+        ),
     ] = 0,
     kv: Annotated[
         bool,
-        typer.Option("--kv", help="Of .json, write the KV beside it: opened again, it is there."),
+        typer.Option(
+            "--kv", help="For .json: also write the KV cache, which is loaded with the loom."
+        ),
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Write over a file.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     as_json: options.Json = False,
     verbose: options.Verbose = 0,
 ) -> None:
-    """Write a path, a subtree or the whole tree to a file.
+    """Write a path, a subtree or the full tree to a file.
 
-    The suffix says how: .txt .md .json .html .dot .mmd .csv .jsonl. It is of the loom drawn last in
-    this terminal.
+    The suffix selects the format: .txt .md .json .html .dot .mmd .csv .jsonl. Without --loom, the
+    loom last used in this terminal is written.
     """
     exporter = exporter_of(format, path)
     if node is not None:
         scope = scope or exporter.default
         if scope is Scope.TREE:
             hint = "add --scope subtree"
-            raise ConfigError("--node has no meaning for the whole tree", hint=hint)
+            raise ConfigError("--node cannot be used with --scope tree", hint=hint)
     if scope is not None and scope in exporter.refused:
         raise ConfigError(f"{exporter.name}: {exporter.refused[scope]}", hint="add --scope tree")
     own = _options(exporter.name, color=color, top=top, by=by)
     if kv and exporter.name != "json":
         raise ConfigError(f"--kv is for .json, not {exporter.name}")
-    refuse_place(path, force=force)
+    check_target(path, force=force)
     with ExitStack() as stack:
         if kv:
             session = stack.enter_context(open_with_model(loom, None, "auto", "auto"))
         else:
-            session = opened_for(exporter.name, loom, stack)
+            session = open_for_format(exporter.name, loom, stack)
         at = session.node(node)
         chosen = scope or scope_of(exporter, at)
         at = session.loom if chosen is Scope.TREE else at
         session.export(at, path, exporter.name, chosen, kv=kv, **own)
         number = session.number(at)
     if as_json:
-        told = {"file": str(path), "loom": session.name, "scope": chosen.value, "node": number}
-        write_object(told)
+        report = {"file": str(path), "loom": session.name, "scope": chosen.value, "node": number}
+        write_object(report)
     else:
-        tell_written(session, chosen, path, number)
+        report_written(session, chosen, path, number)
 
 
 def _options(format: str, *, color: Tint | None, top: int, by: str | None) -> dict[str, Any]:
-    """Return a format's own options. Raises: ConfigError for those of another."""
+    """Return the options of a format. Raises: ConfigError for options of another format."""
     if (top or color) and format != "html":
         raise ConfigError(f"--top and --color are for .html, not {format}")
     if by is not None and format != "pairs":
@@ -121,39 +126,39 @@ def _options(format: str, *, color: Tint | None, top: int, by: str | None) -> di
         return {}
     from ..service.interchange.pairs import ranking
 
-    ranking(by, lambda node: None)  # refused before a loom is opened
+    ranking(by, lambda node: None)  # raises before a loom is opened
     return {"by": by}
 
 
-def tell_written(session: LoomSession, scope: Scope, path: Path, number: int) -> None:
-    """Say what was written."""
-    what = {
+def report_written(session: LoomSession, scope: Scope, path: Path, number: int) -> None:
+    """Report the written part on stdout."""
+    part = {
         Scope.PATH: f"the path to node {number}",
         Scope.SUBTREE: f"node {number}, the path to it and all below it",
-        Scope.TREE: f"the whole tree, {counted(session.loom.count_children() - 1, 'node')}",
+        Scope.TREE: f"the full tree, {counted(session.loom.count_children() - 1, 'node')}",
     }[scope]
-    TerminalWriter.for_stream(sys.stdout).line(f"wrote {path}: {what}")
+    TerminalWriter.for_stream(sys.stdout).line(f"wrote {path}: {part}")
     hints.suggest(["weft", "tree"], ["weft", "ls"])
 
 
-def refuse_place(path: Path, *, force: bool) -> None:
-    """Refuse a place that cannot be written, or that holds a file already."""
+def check_target(path: Path, *, force: bool) -> None:
+    """Raise an error for a path that cannot be written or that exists already."""
     if path.is_dir():
         raise ConfigError(f"{path} is a folder; give a file in it")
     if not path.parent.is_dir():
-        raise ConfigError(f"there is no folder {path.parent}; make it first")
+        raise ConfigError(f"there is no folder {path.parent}; create it first")
     if path.exists() and not force:
-        raise StoreError(f"{path} is there already", hint="--force writes over it")
+        raise StoreError(f"{path} exists already", hint="--force overwrites it")
 
 
-def opened_for(format: str, loom: str | None, stack: ExitStack) -> LoomSession:
-    """Open the loom; for a page with its model, whose tokenizer tells the tokens apart."""
+def open_for_format(format: str, loom: str | None, stack: ExitStack) -> LoomSession:
+    """Open the loom, with its model for formats that show single tokens."""
     if format in ("html", "tokens"):
         try:
             return stack.enter_context(open_with_model(loom, None, "auto", "auto"))
         except (EngineError, ModelMismatch) as error:
-            note = f"without its model the {format} shows no tokens apart: {error}"
+            note = f"the {format} shows no single tokens, as the model cannot be loaded: {error}"
             if format == "tokens":
-                note = f"without its model tokens have no texts: {error}"
+                note = f"tokens have no texts, as the model cannot be loaded: {error}"
             TerminalWriter.for_stream(sys.stderr).line((note, "yellow"))
     return stack.enter_context(open_session(loom))

@@ -1,4 +1,4 @@
-"""What a failure of the command looks like: a message, a hint and an exit code, no traceback."""
+"""Report errors of the command: a message, a hint and an exit code instead of a traceback."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ..errors import ConfigError, PromptWarning
 from ..viz.terminal import TerminalWriter, escape_controls, write_object
 
 Args = ParamSpec("Args")
-# What parsing raises: the library that does it has a module of its own for it in some versions.
-UsageMistake: type[Exception] = typer.BadParameter.__mro__[2]
+# The base class of parsing errors: click.UsageError, which some Typer versions vendor.
+UsageError: type[Exception] = typer.BadParameter.__mro__[2]
 
 
 def handle_errors(verb: Callable[Args, None]) -> Callable[Args, None]:
-    """Wrap a verb: mistakes and failures become a message and an exit code."""
+    """Wrap a verb: turn errors into a message on stderr and an exit code."""
 
     @functools.wraps(verb)
     def run(*args: Args.args, **kwargs: Args.kwargs) -> None:
@@ -48,7 +48,7 @@ def handle_errors(verb: Callable[Args, None]) -> Callable[Args, None]:
 
 
 def print_error(error: BaseException, verb: str, *, as_json: bool = False) -> int:
-    """Write an error of a verb and its hint to stderr, or one JSON object; return the exit code."""
+    """Write an error and its hint to stderr, as JSON with `as_json`; return the exit code."""
     outcome = map_error(error)
     message = str(error) or type(error).__name__
     if outcome.exit_code == MEMORY and isinstance(error, MemoryError):
@@ -59,10 +59,10 @@ def print_error(error: BaseException, verb: str, *, as_json: bool = False) -> in
     return outcome.exit_code
 
 
-def tell_usage(error: Any, *, as_json: bool = False) -> int:
-    """Write what is wrong with a command line; return the exit code."""
+def print_usage_error(error: Any, *, as_json: bool = False) -> int:
+    """Write an error in the command line to stderr; return the exit code."""
     path = error.ctx.command_path if getattr(error, "ctx", None) is not None else ""
-    _, _, verb = path.partition(" ")  # the program may be called otherwise
+    _, _, verb = path.partition(" ")  # without the program's name
     hint = f"weft {verb} --help lists the options" if verb else "weft --help lists the verbs"
     code = int(getattr(error, "exit_code", USAGE))
     message = " ".join(str(error.format_message()).split("\n"))
@@ -71,10 +71,10 @@ def tell_usage(error: Any, *, as_json: bool = False) -> int:
 
 
 def write(kind: str, message: str, hint: str, code: int, as_json: bool) -> None:
-    """Write that the command failed to stderr: a message and a hint, or one JSON object."""
+    """Write a message and a hint to stderr, or one JSON object."""
     if as_json:
-        told = {"type": kind, "message": message, "hint": hint, "exit_code": code}
-        write_object({"error": told}, sys.stderr)
+        error = {"type": kind, "message": message, "hint": hint, "exit_code": code}
+        write_object({"error": error}, sys.stderr)
         return
     out = TerminalWriter.for_stream(sys.stderr)
     if code == INTERRUPTED:
@@ -85,13 +85,13 @@ def write(kind: str, message: str, hint: str, code: int, as_json: bool) -> None:
         out.line(("hint: ", "bold"), hint)
 
 
-def asked_for_json(arguments: Sequence[str]) -> bool:
-    """Whether a command line that could not be read asks for JSON."""
-    return "--json" in itertools.takewhile(lambda each: each != "--", arguments)
+def wants_json(arguments: Sequence[str]) -> bool:
+    """Return True if a command line that could not be parsed contains --json."""
+    return "--json" in itertools.takewhile(lambda argument: argument != "--", arguments)
 
 
 def forget_stdout() -> None:
-    """Keep Python's own last flush from complaining: nobody reads stdout, or its disk is full."""
+    """Redirect stdout to /dev/null, so that Python's final flush does not fail again."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError:
@@ -101,11 +101,11 @@ def forget_stdout() -> None:
 LEVELS = ("debug", "info", "warning", "error")
 
 
-class ToStderr(logging.Handler):
-    """Writes to what is stderr at that moment: a live display puts its own stream there."""
+class StderrHandler(logging.Handler):
+    """Write log records to the current `sys.stderr`, which a live display replaces."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one line."""
+        """Write a record as one line."""
         try:
             name = record.name.removeprefix("weft.")
             message = record.getMessage()
@@ -137,18 +137,18 @@ def _log_warning(
 
 
 def configure(verbose: int) -> None:
-    """Show the library's logs: warnings; from -v infos, from -vv all. The flag beats WEFT_LOG."""
+    """Configure log output: warnings; -v adds infos, -vv everything. -v overrides WEFT_LOG."""
     chosen = os.environ.get("WEFT_LOG", "").strip().lower() or "warning"
     if verbose:
         chosen = "info" if verbose == 1 else "debug"
     if chosen not in LEVELS:
         raise ConfigError(f"WEFT_LOG is {chosen!r}; allowed are {', '.join(LEVELS)}")
     logger = logging.getLogger("weft")
-    for handler in [each for each in logger.handlers if isinstance(each, ToStderr)]:
+    for handler in [each for each in logger.handlers if isinstance(each, StderrHandler)]:
         logger.removeHandler(handler)
-    handler = ToStderr()
+    handler = StderrHandler()
     handler.setLevel(chosen.upper())
     logger.addHandler(handler)
     warnings.showwarning = _log_warning
-    # Where warnings are enough, the level stays what the program around us says.
+    # Without -v the level stays as the calling program has set it.
     logger.setLevel(chosen.upper() if chosen in ("debug", "info") else logging.NOTSET)

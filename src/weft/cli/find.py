@@ -1,4 +1,4 @@
-"""`weft find`: the nodes, of all looms, that have some words."""
+"""`weft find`: full-text search over all looms."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def find(
     words: Annotated[
         list[str],
         typer.Argument(
-            help='Words that a node has, all of them; "in quotes" side by side; begin* is enough.',
+            help='Words that a node contains, all of them; "a phrase" in quotes; prefix*.',
             show_default=False,
         ),
     ],
@@ -31,46 +31,46 @@ def find(
         str | None,
         typer.Option(
             "--loom",
-            help="Look in this loom only.",
+            help="Search only this loom.",
             autocompletion=options.complete_looms,
             show_default="all looms",
         ),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", help="Show so many at most.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", help="Maximum number of results.")] = 20,
     as_json: options.Json = False,
     verbose: options.Verbose = 0,
 ) -> None:
-    """Find words in the texts of all looms, the best places first."""
-    asked = " ".join(f'"{word}"' if " " in word.strip() else word for word in words)
-    if not asked.strip():
-        raise ConfigError("there is nothing to find: give some words")
+    """Search the texts of all looms; the best matches first."""
+    query = " ".join(f'"{word}"' if " " in word.strip() else word for word in words)
+    if not query.strip():
+        raise ConfigError("the search is empty; give at least one word")
     with select_backend() as backend:
-        hits = backend.find(asked, None if loom is None else backend.find_or_import(loom), limit)
+        hits = backend.find(query, None if loom is None else backend.find_or_import(loom), limit)
     if as_json:
-        write_object({"words": asked, "hits": [hit_object(hit) for hit in hits]})
+        write_object({"words": query, "hits": [hit_object(hit) for hit in hits]})
         return
     out = TerminalWriter.for_stream(sys.stdout)
     for hit in hits:
         show_hit(out, hit)
-    about = TerminalWriter.for_stream(sys.stderr)
+    summary = TerminalWriter.for_stream(sys.stderr)
     if not hits:
-        about.line(f"no node has {asked}")
+        summary.line(f"no node contains {query}")
         return
     more = " or more: --limit shows them" if len(hits) == limit else ""
-    about.line((f"{counted(len(hits), 'node')}{more}", "dim"))
+    summary.line((f"{counted(len(hits), 'node')}{more}", "dim"))
     hints.suggest(["weft", "read", str(hits[0].number), "--loom", hits[0].loom])
 
 
 def show_hit(out: TerminalWriter, hit: Hit) -> None:
-    """Write where a node is, and its text with what was found marked."""
+    """Write the loom, the node and its snippet with the matches highlighted."""
     parts: list[Part] = [(f"{hit.loom} ", "cyan"), (f"{hit.number}  ", "bold")]
-    at = 0
+    last = 0
     for start, end in hit.marks:
-        found = hit.snippet[start:end]
-        parts.append(_line(hit.snippet[at:start]))
-        parts.append((_line(found), "bold yellow") if out.has_colours else f"[{_line(found)}]")
-        at = end
-    out.line(*parts, _line(hit.snippet[at:]))
+        match = _line(hit.snippet[start:end])
+        parts.append(_line(hit.snippet[last:start]))
+        parts.append((match, "bold yellow") if out.has_colours else f"[{match}]")
+        last = end
+    out.line(*parts, _line(hit.snippet[last:]))
 
 
 def _line(text: str) -> str:
@@ -78,7 +78,7 @@ def _line(text: str) -> str:
 
 
 def hit_object(hit: Hit) -> dict[str, Any]:
-    """Return one hit for --json. marks: where the words stand in the snippet, in characters."""
+    """Return one hit for --json. marks: (start, end) of matches in the snippet, in characters."""
     return {
         "loom": hit.loom,
         "node": hit.number,

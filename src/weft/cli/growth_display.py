@@ -1,4 +1,4 @@
-"""What is drawn while branches grow and when they have: lanes, texts, the tree, the savings."""
+"""Display of growing branches (lanes), and of the result: texts, tree and statistics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .session import GenerationStream, LoomSession
 
 _log = logging.getLogger(__name__)
-_WHOLE = 40  # nodes up to which a tree is drawn whole after each growth
+_MAX_FULL_TREE = 40  # nodes; of a larger tree only the path to new branches is drawn
 
 
 def grow_and_show(
@@ -31,65 +31,68 @@ def grow_and_show(
     *,
     force: bool = False,
 ) -> tuple[list[Heddle], bool]:
-    """Grow n branches at a node while they are watched; return them in order, and whether all came.
+    """Generate n branches at a node and display them; then select the likeliest one.
 
-    watcher: makes what shows them, of a number of branches that is allowed; None takes lanes on
-    a terminal, plain lines elsewhere.
-    On Ctrl-C they are as far as they came. The reader then stands at the likeliest.
+    watcher: creates the display. None means lanes on a terminal and plain lines elsewhere.
+    Returns the branches in order, and False if Ctrl-C stopped them; then they are partial.
     """
     from .session import likeliest
 
-    growing = session.grow(node, n, sampling, force=force)
-    shown = watcher() if watcher is not None else _watcher(out, n, growing)
-    done = show_stream(shown, growing.deltas)
-    made = growing.made()
-    if made and made[0].params is not None:
-        _log.info("sampling: %s", made[0].params.summary())
-    session.at = likeliest(made) or node
-    return made, done
+    stream = session.grow(node, n, sampling, force=force)
+    display = watcher() if watcher is not None else _create_display(out, n, stream)
+    done = show_stream(display, stream.deltas)
+    branches = stream.branches()
+    if branches and branches[0].params is not None:
+        _log.info("sampling: %s", branches[0].params.summary())
+    session.at = likeliest(branches) or node
+    return branches, done
 
 
 def show_growth(
     out: TerminalWriter,
     session: LoomSession,
-    made: Sequence[Heddle],
+    branches: Sequence[Heddle],
     tint: Tint | None,
     *,
     is_kept: bool,
 ) -> None:
-    """Show the texts where the tree has no room for them, the tree, and what was saved."""
+    """Show long texts, then the tree, then the statistics."""
     numbers = session.numbers()
     if out.is_live or tint is not None:
-        show_texts(out, session, [(numbers[node.id], node) for node in made], tint)
-    elif made:
+        show_texts(out, session, [(numbers[node.id], node) for node in branches], tint)
+    elif branches:
         out.line()
-    show_tree(out, session, made)
+    show_tree(out, session, branches)
     out.line()
-    show_cost(out, session, made, is_kept=is_kept)
+    show_cost(out, session, branches, is_kept=is_kept)
 
 
 def show_cost(
-    out: TerminalWriter, session: LoomSession, made: Sequence[Heddle], *, is_kept: bool
+    out: TerminalWriter, session: LoomSession, branches: Sequence[Heddle], *, is_kept: bool
 ) -> None:
-    """Write what was computed, by which engine and sampling, and the name of the loom."""
+    """Write statistics, the engine, the sampling parameters and the loom's name."""
     facts = [str(session.model_handle.stats())]
-    if made and made[0].params is not None:
-        facts.append(f"{session.model_handle.engine}: {made[0].params.summary()}")
+    if branches and branches[0].params is not None:
+        facts.append(f"{session.model_handle.engine}: {branches[0].params.summary()}")
     if is_kept:
         facts.append(f"kept as {session.name}")
     out.facts(" · ".join(facts))
 
 
-def show_tree(out: TerminalWriter, session: LoomSession, made: Sequence[Heddle] = ()) -> None:
-    """Draw the loom; of a large one the path to the new branches, and these."""
+def show_tree(out: TerminalWriter, session: LoomSession, branches: Sequence[Heddle] = ()) -> None:
+    """Draw the loom; of a large one only the path to the new branches."""
     focus: frozenset[str] = frozenset()
-    if made and made[0].parent is not None and session.loom.count_children() > _WHOLE:
-        focus = frozenset(node.id for node in made[0].parent.path[1:])
+    if (
+        branches
+        and branches[0].parent is not None
+        and session.loom.count_children() > _MAX_FULL_TREE
+    ):
+        focus = frozenset(node.id for node in branches[0].parent.path[1:])
     out.lines(Picture(out, below_root(session), focus=focus).lines(session.loom))
 
 
 def below_root(session: LoomSession) -> dict[str, int]:
-    """Return the numbers to draw: the root's is always 0 and is not written."""
+    """Return the numbers to draw: all but the root's, which is always 0."""
     numbers = dict(session.numbers())
     numbers.pop(session.loom.id, None)
     return numbers
@@ -101,7 +104,7 @@ def show_texts(
     branches: Sequence[tuple[int, Heddle]],
     tint: Tint | None,
 ) -> None:
-    """Write out what does not fit into the tree's lines; equal texts once."""
+    """Write the texts in full if one does not fit into its line of the tree; equal texts once."""
     same: dict[str, list[tuple[int, Heddle]]] = {}
     for number, node in branches:
         same.setdefault(node.text.strip("\n"), []).append((number, node))
@@ -112,17 +115,17 @@ def show_texts(
         out.line()
     for text, group in same.items():
         head = " ".join(str(number) for number, _ in group)
-        out.block(head, text if tint is None else _stripped(out, session, group[0][1], tint))
+        out.block(head, text if tint is None else _colored(out, session, group[0][1], tint))
         out.line()
 
 
-def _stripped(out: TerminalWriter, session: LoomSession, node: Heddle, tint: Tint) -> Text:
-    made = color_tokens(out, session.pieces(node), node, tint.scale)
-    start = len(made.plain) - len(made.plain.lstrip("\n"))
-    return made[start:]
+def _colored(out: TerminalWriter, session: LoomSession, node: Heddle, tint: Tint) -> Text:
+    text = color_tokens(out, session.pieces(node), node, tint.scale)
+    start = len(text.plain) - len(text.plain.lstrip("\n"))
+    return text[start:]
 
 
-def _watcher(out: TerminalWriter, n: int, growing: GenerationStream) -> DeltaDisplay:
+def _create_display(out: TerminalWriter, n: int, stream: GenerationStream) -> DeltaDisplay:
     if not out.is_live:
-        return Printer(out, n, first=growing.first)
-    return Lanes(out, n, growing.waiting, first=growing.first)
+        return Printer(out, n, first=stream.first)
+    return Lanes(out, n, stream.status, first=stream.first)

@@ -1,4 +1,4 @@
-"""What to type next: commands that exist, for what is there."""
+"""Suggestions of commands to run next."""
 
 from __future__ import annotations
 
@@ -15,52 +15,52 @@ if TYPE_CHECKING:
     from ..loom import Heddle
     from .session import LoomSession
 
-_LONG = 60  # a prompt above this is not repeated
+_MAX_PROMPT = 60  # characters; a longer prompt is not repeated in a suggestion
 
 
 def next_line(out: TerminalWriter, *commands: Sequence[str]) -> None:
-    """Write commands to try next."""
+    """Write suggested commands to `out`."""
     for number, command in enumerate(commands):
         typed = " ".join(map(quoted, command))
         out.line(("      " if number else "next: ", "bold"), (typed, "cyan"))
 
 
 def suggest(*commands: Sequence[str]) -> None:
-    """Write commands to try next where messages go."""
+    """Write suggested commands to stderr."""
     next_line(TerminalWriter.for_stream(sys.stderr), *commands)
 
 
 def quoted(argument: str) -> str:
-    """Return an argument as one types it: in double quotes where every shell takes them."""
+    """Quote an argument for a shell, in double quotes where every shell accepts them."""
     safe = shlex.quote(argument)
     return safe if safe == argument or set(argument) & set('"$`\\!%') else f'"{argument}"'
 
 
-def after_growth(session: LoomSession, made: Sequence[Heddle]) -> None:
-    """Suggest how to go on from new branches of a kept loom."""
+def after_growth(session: LoomSession, branches: Sequence[Heddle]) -> None:
+    """Suggest commands after growing branches of a saved loom."""
     numbers = session.numbers()
-    if not made:
+    if not branches:
         suggest(["weft", "tree"])
         return
-    at = session.at if any(node is session.at for node in made) else made[0]
+    at = session.at if any(node is session.at for node in branches) else branches[0]
     number = str(numbers[at.id])
-    going = next((node for node in made if not node.terminal), None)
-    if going is not None and session.model_handle.continues:
-        grow = ["weft", "grow", str(numbers[going.id]), "-n", "4"]
+    unfinished = next((node for node in branches if not node.terminal), None)
+    if unfinished is not None and session.model_handle.continues:
+        grow = ["weft", "grow", str(numbers[unfinished.id]), "-n", "4"]
     else:
-        # None can go on: from where they began, others can be had.
-        begin = at.parent or session.loom
-        grow = ["weft", "grow", str(numbers[begin.id]), "-n", "4"]
+        # No branch can be continued: suggest growing more siblings.
+        parent = at.parent or session.loom
+        grow = ["weft", "grow", str(numbers[parent.id]), "-n", "4"]
     ask = [["weft", "next", number]] if session.model_handle.has_next else []
     suggest(grow, ["weft", "read", number], *ask)
 
 
-def after_unkept(session: LoomSession) -> None:
-    """Suggest how to go on where nothing is kept: the same model, asked in the same way."""
+def after_unsaved(session: LoomSession) -> None:
+    """Suggest commands for a loom that is not saved, with the same model and prompt."""
     from ..search import Game24
 
     loom = session.loom
-    same = of_model(session.model)
+    same = model_flags(session.model)
     if session.model != TINY:
         if not can_repeat(loom.user_prompt):
             suggest(*for_model(session.model))
@@ -69,47 +69,47 @@ def after_unkept(session: LoomSession) -> None:
         solve = [] if raw else [["weft", "solve", loom.user_prompt, *same]]
         suggest(["weft", "run", loom.user_prompt, "-n", "8", *raw, *same], *solve)
         return
-    asked = loom.user_prompt if can_repeat(loom.user_prompt) else samples.story
+    prompt = loom.user_prompt if can_repeat(loom.user_prompt) else samples.story
     if not loom.chat_template_used and session.model_handle.has_template:
         same.append("--raw")
-    puzzle = asked if Game24.read(asked) is not None else samples.game24
+    puzzle = prompt if Game24.read(prompt) is not None else samples.game24
     suggest(
-        ["weft", "run", asked, "-n", "8", "--temperature", "1.2", *same],
+        ["weft", "run", prompt, "-n", "8", "--temperature", "1.2", *same],
         ["weft", "solve", puzzle],
     )
 
 
 def for_model(model: str) -> list[list[str]]:
-    """Return a command that sends the model another prompt."""
+    """Return a command that starts over with the model."""
     if model == TINY:
         return [["weft", "run", samples.story, "-n", "4"]]
-    return [["weft", "chat", *of_model(model)]]
+    return [["weft", "chat", *model_flags(model)]]
 
 
 def can_repeat(prompt: str) -> bool:
-    """Whether a prompt can be written in a command to copy."""
-    return len(prompt) <= _LONG and TerminalWriter.for_stream(sys.stderr).is_as_typed(prompt)
+    """Return True if a prompt is short and printable enough for a suggested command."""
+    return len(prompt) <= _MAX_PROMPT and TerminalWriter.for_stream(sys.stderr).is_as_typed(prompt)
 
 
-def of_model(model: str) -> list[str]:
-    """Return what makes a command ask this model again."""
+def model_flags(model: str) -> list[str]:
+    """Return the flags that select this model."""
     return [] if model == TINY else ["-m", model]
 
 
 def warn_if_poor(model: str, branches: Sequence[Heddle]) -> None:
-    """Say what to try when the branches are all empty or all equal."""
+    """Warn if all branches are empty or equal, and suggest what to try."""
     texts = {node.text for node in branches}
     if len(texts) > 1 or (len(branches) == 1 and texts != {""}):
         return
-    what = "all branches are equal" if texts and texts != {""} else "nothing came"
+    problem = "all branches are equal" if texts and texts != {""} else "the model wrote nothing"
     params = branches[0].params if branches else None
     if params is not None and params.temperature == 0 and texts != {""}:
         TerminalWriter.for_stream(sys.stderr).line(
-            (f"{what}: --temperature 0 takes the likeliest token", "yellow")
+            (f"{problem}: --temperature 0 takes the likeliest token", "yellow")
         )
         return
     todo = "try --temperature 1, or another prompt"
     if model == TINY:
-        what += "; tiny is a small demo model"
-        todo = f'try --temperature 1.5, or what it was made for: weft run "{samples.story}" -n 4'
-    TerminalWriter.for_stream(sys.stderr).line((f"{what}: {todo}", "yellow"))
+        problem += "; tiny is a small demo model"
+        todo = f'try --temperature 1.5, or a prompt that suits it: weft run "{samples.story}" -n 4'
+    TerminalWriter.for_stream(sys.stderr).line((f"{problem}: {todo}", "yellow"))

@@ -1,4 +1,4 @@
-"""Looms of this machine's library, grown by a model in this process."""
+"""The backend that uses the database directly and loads models in this process."""
 
 from __future__ import annotations
 
@@ -33,45 +33,45 @@ if TYPE_CHECKING:
     from ..service.store import Change, Hit, Library, LoomSummary, StoredLoom
 
 _log = logging.getLogger(__name__)
-_SHOWN = 300  # characters of a prompt's beginning, and of its end, that -v shows
+_LOGGED_CHARS = 300  # of the start and of the end of a prompt, for -v
 
 
 class LocalBackend(Backend):
-    """The looms of the library."""
+    """Looms of the database, and models of this process."""
 
     @cached_property
     def library(self) -> Library:
-        """The library, opened when it is first needed."""
+        """The library, opened at the first use."""
         from ..service.store import Library
 
         return Library()
 
     def close(self) -> None:
-        """Let go of the library, if it was opened."""
+        """Close the library, if it was opened."""
         if (library := self.__dict__.pop("library", None)) is not None:
             library.close()
 
     def where(self) -> str:
-        """Return where they are kept, in words."""
+        """Return the database file or URL."""
         return self.library.database.name.removeprefix("sqlite:///")
 
-    def rows(self, limit: int | None = None) -> list[LoomSummary]:
-        """Return what is kept, the one changed last first."""
+    def summaries(self, limit: int | None = None) -> list[LoomSummary]:
+        """Return the saved looms, the one changed last first."""
         return self.library.looms(limit=limit)
 
-    def row(self, name: str) -> LoomSummary:
-        """Return what a list says of one loom."""
+    def summary(self, name: str) -> LoomSummary:
+        """Return the summary of one loom."""
         return self.library.row(name)
 
     def last_loom(self) -> str | None:
-        """Return the loom drawn last in this terminal."""
-        stand = self.library.last_loom(terminal())
-        return None if stand is None else stand.loom
+        """Return the loom last used in this terminal."""
+        state = self.library.last_loom(terminal())
+        return None if state is None else state.loom
 
     def try_last_loom_anywhere(self) -> str | None:
-        """Return the loom drawn last in any terminal, else the one changed last."""
-        stand = self.library.last_loom_anywhere()
-        return None if stand is None else stand.loom
+        """Return the loom last used in any terminal, else the loom changed last."""
+        state = self.library.last_loom_anywhere()
+        return None if state is None else state.loom
 
     def open(self, name: str) -> LocalLoomSession:
         """Open a loom to read it."""
@@ -80,52 +80,54 @@ class LocalBackend(Backend):
     def _session(
         self, stored: StoredLoom, model_handle: LocalModel | None = None
     ) -> LocalLoomSession:
-        """Return a kept loom, where its reader stands."""
-        found = LocalLoomSession(self, stored.loom, stored, model_handle)
-        stand = self.library.last_loom(terminal())
-        if stand is not None and stand.loom == stored.name:
+        """Return a session at the current node of this terminal."""
+        session = LocalLoomSession(self, stored.loom, stored, model_handle)
+        state = self.library.last_loom(terminal())
+        if state is not None and state.loom == stored.name:
             try:
-                found.at = stored.node(stand.number)
+                session.at = stored.node(state.number)
             except ConfigError:
-                _log.info("the node that was read last is not in %s any more", stored.name)
-        return found
+                _log.info("the current node is not in %s any more", stored.name)
+        return session
 
     @contextmanager
     def open_with_model(
         self, name: str, model: str | None, engine: str, kv_budget: str
     ) -> Iterator[LocalLoomSession]:
-        """Open a loom with its model. The engine is the one that it remembers, if that fits."""
+        """Open a loom with its model, on the engine that grew it if that fits the model."""
         from ..loading import fits
 
-        row = self.row(name)
-        check_has_tokens(row)
-        if engine == "auto" and row.engine and fits(row.engine, model or row.model):
-            engine = row.engine
+        summary = self.summary(name)
+        check_has_tokens(summary)
+        if engine == "auto" and summary.engine and fits(summary.engine, model or summary.model):
+            engine = summary.engine
         try:
-            lm = load_model(model or row.model, engine, kv_budget)
+            lm = load_model(model or summary.model, engine, kv_budget)
         except ModelLoadError as error:
             if model is not None:
                 raise
             raise ModelLoadError(
-                f"the loom {name} was made with {row.model}: {error}",
-                hint="-m says where that model is now",
+                f"the loom {name} belongs to the model {summary.model}: {error}",
+                hint="-m PATH gives the model's new place",
             ) from error
         with lm:
             try:
                 stored = self.library.open(name, lm, heddle_class=ChatNode)
             except ModelMismatch as error:
                 raise ModelMismatch(
-                    f"the loom {name} was made with another model than {model or row.model}: "
-                    "its tokens would mean something else",
-                    hint=f"-m {row.model}" if model else "fetch that version of the model again",
+                    f"the loom {name} belongs to another model than {model or summary.model}: "
+                    "its token ids mean other texts",
+                    hint=f"-m {summary.model}"
+                    if model
+                    else "download that version of the model again",
                 ) from error
             if model is not None:
                 save_model_choice(stored.loom, model, engine)
-            yield self._session(stored, LocalModel(self, lm, model or row.model, engine))
+            yield self._session(stored, LocalModel(self, lm, model or summary.model, engine))
 
     @contextmanager
     def model(self, model: str | None, engine: str, kv_budget: str) -> Iterator[LocalModel]:
-        """Load a model for new looms; None: the embedded one."""
+        """Load a model for new looms; None means the embedded model."""
         model = model or TINY
         with load_model(model, engine, kv_budget) as lm:
             yield LocalModel(self, lm, model, engine)
@@ -133,7 +135,7 @@ class LocalBackend(Backend):
     def import_file(
         self, file: Path, *, format: str, name: str | None, model: str | None, engine: str
     ) -> ImportResult:
-        """Keep the looms of a file. model: make its texts tokens of this one."""
+        """Import the looms of a file. model: tokenize its texts for this model."""
         from ..service.interchange import read
 
         with ExitStack() as stack:
@@ -143,32 +145,33 @@ class LocalBackend(Backend):
             report = read(file, lm, format=format, heddle_class=ChatNode)
             stem = file.name.removesuffix(".json").removesuffix(".loom")
             names = []
-            for each in report.looms:
+            for imported in report.looms:
                 if model is not None:
-                    save_model_choice(each.loom, model, engine)
-                own = each.title or (stem if len(report.looms) == 1 else None)
-                given = {"name": name} if len(report.looms) == 1 else {}
-                stored = self.library.create(each.loom, title=name or own, **given)
+                    save_model_choice(imported.loom, model, engine)
+                title = imported.title or (stem if len(report.looms) == 1 else None)
+                options = {"name": name} if len(report.looms) == 1 else {}
+                stored = self.library.create(imported.loom, title=name or title, **options)
                 names.append(stored.name)
-                if each.at is not each.loom:
-                    self.library.set_last_loom(terminal(), stored.id, stored.number(each.at))
+                if imported.at is not imported.loom:
+                    number = stored.number(imported.at)
+                    self.library.set_last_loom(terminal(), stored.id, number)
         is_text = lm is None and not report.looms[0].loom.tokens
         return ImportResult(
             names, report.recognised_as, report.n_nodes, list(report.dropped), is_text
         )
 
     def find(self, words: str, loom: str | None, limit: int) -> list[Hit]:
-        """Return the nodes that have these words."""
+        """Return the nodes that contain these words."""
         return self.library.find(words, loom=loom, limit=limit)
 
     def remove(self, names: Sequence[str]) -> None:
-        """Take looms away."""
+        """Remove looms."""
         self.library.remove(names)
 
     def restore(self, loom: str | None) -> list[tuple[str, str]]:
-        """Bring back what was removed last: looms, or nodes of the loom drawn last here.
+        """Restore what was removed last: looms, or nodes of the loom last used here.
 
-        Returns the names that they had and have. loom: nodes of this one.
+        loom: restore nodes of this loom. Returns pairs of previous and current name.
         """
         if loom is not None:
             return self.library.restore_last(self.find_or_import(loom), only_nodes=True)
@@ -178,12 +181,12 @@ class LocalBackend(Backend):
 class LocalModel:
     """A model that is loaded in this process."""
 
-    def __init__(self, backend: LocalBackend, lm: LM, source: str, asked: str) -> None:
-        """asked: the engine that was asked for."""
+    def __init__(self, backend: LocalBackend, lm: LM, source: str, requested_engine: str) -> None:
+        """Wrap a loaded model. requested_engine: value of --engine, also "auto"."""
         self.backend = backend
         self.lm = lm
         self.source = source
-        self.asked = asked
+        self.requested_engine = requested_engine
         self.engine = lm.info.name
         self.has_template = lm.text.chat_template is not None
         self.has_next = lm.info.capabilities.steps
@@ -191,15 +194,15 @@ class LocalModel:
         self.resumes = True
 
     def stats(self) -> Stats:
-        """Return what it has computed and saved."""
+        """Return the statistics of the model."""
         return self.lm.stats()
 
     def is_stop_token(self, token_id: int) -> bool:
-        """Whether this token ends a text."""
+        """Return True if this token ends a text."""
         return self.lm.is_stop_token(token_id)
 
     def template_hint(self, otherwise: str) -> str:
-        """Return what to do without a chat template; a server's model may have one over there."""
+        """Return a hint for a model without a chat template; a remote server may have one."""
         if self.lm.info.name != "remote":
             return otherwise
         address = self.lm.info.extra["address"].partition("#")[0]
@@ -211,7 +214,7 @@ class LocalModel:
     def create_loom(
         self, text: str, *, chat: bool | None, system: str | None, special: bool, keep: bool = True
     ) -> LocalLoomSession:
-        """Return the loom of a prompt; it is kept from its first tokens on."""
+        """Create the loom of a prompt; it is saved when its first branches start."""
         from ..loom import Loom
 
         if chat or (chat is None and self.has_template):
@@ -228,10 +231,10 @@ class LocalModel:
                 system=system,
                 heddle_class=ChatNode,
             )
-        save_model_choice(loom, self.source, self.asked)
-        how = "through the chat template" if loom.chat_template_used else "as raw text"
-        shown = _shortened(self.lm.text.decode(loom.tokens))
-        _log.info("prompt of %s, %s: %r", counted(len(loom.tokens), "token"), how, shown)
+        save_model_choice(loom, self.source, self.requested_engine)
+        form = "through the chat template" if loom.chat_template_used else "as raw text"
+        text = _shorten(self.lm.text.decode(loom.tokens))
+        _log.info("prompt of %s, %s: %r", counted(len(loom.tokens), "token"), form, text)
         return LocalLoomSession(self.backend, loom, None, self, is_persistent=keep)
 
     def search(
@@ -241,20 +244,20 @@ class LocalModel:
         options: dict[str, Any],
         progress: Callable[[Level], object],
     ) -> SearchResult:
-        """Search in a loom that is just begun; it is kept while it grows."""
+        """Search from the prompt of a new loom; its tree is saved after each round."""
         from ..search.core import run
 
         assert isinstance(session, LocalLoomSession)
         file = options.get("resume")
-        session.begin_search(goes_on=file is not None and Path(file).exists())
+        session.begin_search(resumes=file is not None and Path(file).exists())
 
-        def seen(level: Level) -> None:
+        def on_level(level: Level) -> None:
             progress(level)
-            session.keep_round()
+            session.save_round()
 
         try:
             options = strategy.options(**options)
-            steps = strategy.steps(self.lm, session.loom, progress=seen, **options)
+            steps = strategy.steps(self.lm, session.loom, progress=on_level, **options)
             return run(steps, session.work)
         except Exception:
             session.end_failed()
@@ -262,7 +265,7 @@ class LocalModel:
 
 
 class LocalLoomSession(LoomSession):
-    """A loom in memory, and its rows. held: None until it is kept."""
+    """A loom in memory and its rows in the database. stored: None while it is not saved."""
 
     def __init__(
         self,
@@ -277,20 +280,20 @@ class LocalLoomSession(LoomSession):
         self.backend = backend
         self.stored = stored
         self.is_persistent = is_persistent
-        self._prompt_meta: dict[str, Any] | None = None  # the prompt's meta before it was searched
-        self._act: str | None = None  # the search that its operations are parts of
-        self._is_deferred = False  # a search waits once for a database that fails, not every round
-        self._temporary_numbers: dict[str, int] = {}  # numbers of a loom that is not kept
+        self._prompt_meta: dict[str, Any] | None = None  # the prompt's meta before a search
+        self._act: str | None = None  # groups the commits of one search, which are undone together
+        self._is_deferred = False  # after a failed write a search saves only at its end
+        self._temporary_numbers: dict[str, int] = {}  # node numbers while the loom is not saved
 
     @property
     def model(self) -> str:
-        """What to load to grow it."""
+        """The source to load to grow the loom."""
         return str(self.loom.meta.get("model") or self.loom.saved_by.name)
 
     # Numbers
 
     def numbers(self) -> Mapping[str, int]:
-        """Return number by id."""
+        """Return node numbers by node id."""
         if self.stored is not None:
             return self.stored.numbers()
         from ..loom.node import preorder_by_call
@@ -299,18 +302,18 @@ class LocalLoomSession(LoomSession):
             self._temporary_numbers.setdefault(node.id, len(self._temporary_numbers))
         return self._temporary_numbers
 
-    def node(self, given: str | None) -> Heddle:
+    def node(self, name: str | None) -> Heddle:
         """Return the node with this number or id."""
-        if given is None or self.stored is None:
-            return super().node(given)
-        return self.stored.node(given)
+        if name is None or self.stored is None:
+            return super().node(name)
+        return self.stored.node(name)
 
     # Growing
 
     def grow(
         self, node: Heddle, n: int, sampling: dict[str, Any], *, force: bool
     ) -> GenerationStream:
-        """Begin to grow n branches at a node; what has come is kept while more comes."""
+        """Start to generate n branches at a node; their tokens are saved while they arrive."""
         from .._core.sampling.params import SamplingParams
         from ..loom.grow import check_not_terminal, deltas, plan
 
@@ -322,16 +325,16 @@ class LocalLoomSession(LoomSession):
         branches = [pending.child for pending in growth.branches]
         self._try_store(branches)
         counters = lm.scheduler.counters
-        before, length = counters.prefilled, sum(len(each.tokens) for each in node.path)
+        n_before, length = counters.prefilled, sum(len(each.tokens) for each in node.path)
 
-        def waiting() -> str:
-            done = min(counters.prefilled - before, length)
-            of = f", {100 * done // length} %" if done and length else ""
-            return f"reading {counted(length, 'token')}{of} …"
+        def status() -> str:
+            done = min(counters.prefilled - n_before, length)
+            percent = f", {100 * done // length} %" if done and length else ""
+            return f"reading {counted(length, 'token')}{percent} …"
 
         first = self._first_of(branches)
-        news = self._persist_stream(deltas(growth))
-        return GenerationStream(first, news, lambda: list(growth.children), waiting)
+        stream = self._persist_stream(deltas(growth))
+        return GenerationStream(first, stream, lambda: list(growth.children), status)
 
     def _first_of(self, branches: list[Heddle]) -> int:
         numbers = self.numbers()
@@ -341,18 +344,18 @@ class LocalLoomSession(LoomSession):
         return numbers.get(branches[0].id, len(numbers))
 
     def _persist_stream(
-        self, news: Generator[Delta, None, object], begun: Iterable[Heddle] = ()
+        self, stream: Generator[Delta, None, object], numbered: Iterable[Heddle] = ()
     ) -> Generator[Delta, None, None]:
-        """begun: branches that have their numbers already, if they are kept at all."""
+        """Save tokens while they arrive. numbered: branches that have their numbers already."""
         from ..service.store.stream_writer import StreamWriter
 
         if self.stored is None or self._is_deferred:
-            yield from news
+            yield from stream
             return
-        writer = StreamWriter(self.stored, begun)
+        writer = StreamWriter(self.stored, numbered)
         try:
-            with closing(news):
-                for delta in news:
+            with closing(stream):
+                for delta in stream:
                     if delta.token_ids:
                         writer.add(delta.node)
                     yield delta
@@ -361,58 +364,58 @@ class LocalLoomSession(LoomSession):
 
     # Searching
 
-    def begin_search(self, *, goes_on: bool) -> None:
-        """What comes now is made by one search; its prompt is kept before its clock runs.
+    def begin_search(self, *, resumes: bool) -> None:
+        """Start to group commits for one search. Save the prompt before the search is timed.
 
-        goes_on: in the loom of a file, which is known from its first round on.
+        resumes: the search continues in the loom of a file, known after its first round.
         """
         self._prompt_meta = deepcopy(self.loom.meta)
-        if not goes_on:
+        if not resumes:
             self._try_store(())
 
     def work(self, work: Work, loop: BackgroundLoop) -> Any:
-        """Do a piece of the search's work; what grows here is kept while it grows."""
+        """Run one work item of the search; branches of this loom are saved while they grow."""
         from ..search.core import Grow
 
-        # Questions grow in looms of their own; the loom of a file is known from its first round on.
+        # Questions to the model grow in other looms. So does the first round of a resumed search.
         if not isinstance(work, Grow) or any(row.path[0] is not self.loom for row in work.rows):
             return work.run(loop)
-        return self._grown(work)
+        return self._grow_and_save(work)
 
-    def _grown(self, work: Grow) -> list[Heddle]:
-        """Return what `Grow.run` would."""
+    def _grow_and_save(self, work: Grow) -> list[Heddle]:
+        """Like `Grow.run`, but save tokens while they arrive."""
         from ..loom.grow import deltas, plan
 
         growth = plan(list(work.rows), work.params(self._lm), force=False, streamed=True)
         branches = [pending.child for pending in growth.branches]
         self._try_store(branches)
-        made: dict[int, Heddle] = {}
-        with closing(self._persist_stream(deltas(growth), branches)) as news:
-            for delta in news:
-                made[delta.branch] = delta.node
+        nodes: dict[int, Heddle] = {}
+        with closing(self._persist_stream(deltas(growth), branches)) as stream:
+            for delta in stream:
+                nodes[delta.branch] = delta.node
                 if work.is_over is not None and work.is_over():
                     break
-        return [node for _, node in sorted(made.items())]
+        return [node for _, node in sorted(nodes.items())]
 
-    def keep_round(self) -> None:
-        """Keep what a round of the search has made."""
+    def save_round(self) -> None:
+        """Save the nodes of a search round."""
         self._try_store(())
 
     def end_failed(self) -> None:
-        """The search has failed: keep what it has made, or nothing if that is nothing."""
+        """Save the partial tree of a failed search; discard the loom if the tree is empty."""
         if not self.loom.children:
             self.discard()
         elif self.try_save():
             TerminalWriter.for_stream(sys.stderr).line(
-                (f"what had grown is kept: {self.name}", "dim")
+                (f"the partial tree is saved as {self.name}", "dim")
             )
 
     def add_user_text(
         self, node: Heddle, text: str, *, chat: bool | None = None, special: bool = False
     ) -> Heddle:
-        """Add what the user says at a node, and return it."""
+        """Add a text of the user below a node, and return the new node."""
         if not text:
-            raise ConfigError("there is nothing to say: the text is empty")
+            raise ConfigError("the text is empty")
         if not (self.loom.chat_template_used if chat is None else chat):
             return node.add(text, special=special)
         check_not_special(special)
@@ -421,16 +424,16 @@ class LocalLoomSession(LoomSession):
                 "this model has no chat template: it continues text and does not answer",
                 hint=self.model_handle.template_hint("--raw adds the text as it is"),
             )
-        said = node.add(self._lm.turn_delta([{"role": "user", "content": text}]))
-        said.meta[SAID] = text
-        return said
+        message = node.add(self._lm.turn_delta([{"role": "user", "content": text}]))
+        message.meta[SAID] = text
+        return message
 
     def next(self, node: Heddle, top: int = 10) -> Distribution:
         """Return the likeliest next tokens at a node."""
         return node.next(top=top)
 
     def pieces(self, node: Heddle) -> list[str]:
-        """Return the text of each of a node's tokens."""
+        """Return the text of each token of a node."""
         stream = self._text.stream()
         pieces = [stream.push(token) for token in node.tokens]
         if pieces:
@@ -446,12 +449,12 @@ class LocalLoomSession(LoomSession):
         if format == "markdown":
             options["name"] = self.name
         if self.stored is not None and "bookmark" in EXPORTERS[format].options:
-            marks, known = self.stored.bookmarks(), self.stored.numbers()
-            options["bookmark"] = lambda each: marks.get(known.get(each.id, -1))
+            bookmarks, numbers = self.stored.bookmarks(), self.stored.numbers()
+            options["bookmark"] = lambda node: bookmarks.get(numbers.get(node.id, -1))
         if format == "html":
             options["mark"] = self.at
-        numbers = self.numbers()
-        write(node, path, format=format, scope=scope, numbers=numbers, kv=kv, **options)
+        options["numbers"] = self.numbers()
+        write(node, path, format=format, scope=scope, kv=kv, **options)
 
     @cached_property
     def _text(self) -> Tokenizer:
@@ -466,57 +469,57 @@ class LocalLoomSession(LoomSession):
         assert isinstance(self.optional_handle, LocalModel)
         return self.optional_handle.lm
 
-    # Keeping
+    # Saving
 
     def save(self) -> None:
-        """Keep what has changed; a loom that is not kept yet gets its name."""
+        """Save changes; a new loom gets its name."""
         if self.stored is None:
             self._store_grown()
         else:
             self.stored.commit(self._kind, act=self._act)
             self.name = self.stored.name
-        self.note()
+        self.remember()
 
-    def note(self) -> None:
-        """Remember that this is the loom drawn last in this terminal, and where one stands."""
+    def remember(self) -> None:
+        """Store this loom and its current node as the last ones of this terminal."""
         if self.stored is not None:
             self.backend.library.set_last_loom(
                 terminal(), self.stored.id, self.stored.number(self.at)
             )
 
     def remove(self, nodes: Sequence[Heddle]) -> None:
-        """Take nodes away, with all below them."""
+        """Remove nodes, with all nodes below them."""
         assert self.stored is not None
         for node in nodes:
             node.remove()
         self.stored.commit("remove")
 
     def undo(self) -> UndoResult:
-        """Undo the last change of this loom that is not undone."""
+        """Undo the last operation that is not undone yet."""
         assert self.stored is not None
-        return self._turned(self.stored.undo)
+        return self._apply(self.stored.undo)
 
     def redo(self) -> UndoResult:
-        """Do again what was undone last."""
+        """Redo the operation that was undone last."""
         assert self.stored is not None
-        return self._turned(self.stored.redo)
+        return self._apply(self.stored.redo)
 
-    def _turned(self, turn: Callable[[], Change]) -> UndoResult:
+    def _apply(self, operation: Callable[[], Change]) -> UndoResult:
         assert self.stored is not None
-        before, path = {each.key: each for each in self.stored.history()}, self.at.path
-        change = turn()
+        previous, path = {each.key: each for each in self.stored.history()}, self.at.path
+        change = operation()
         kind = next(
-            (each.kind for each in self.stored.history() if before[each.key].state != each.state),
+            (each.kind for each in self.stored.history() if previous[each.key].state != each.state),
             change.kind,
         )
-        # Where one stood may be gone: then one stands at the nearest that is there.
+        # If the current node was removed, its nearest ancestor becomes the current node.
         self.at = next(node for node in reversed(path) if node.path[0] is self.loom)
         numbers = self.stored.numbers()
         removed = [numbers[node_id] for node_id in change.removed]
         return UndoResult(kind, change.added, change.changed, removed)
 
     def discard(self) -> None:
-        """Forget a loom of which nothing came, or that was not to be kept."""
+        """Delete a loom that is empty, or that is not to be saved."""
         if self.stored is not None:
             with suppress(StoreError):
                 self.backend.library.remove(self.stored.id)
@@ -532,18 +535,18 @@ class LocalLoomSession(LoomSession):
         self.name = self.stored.name
 
     def _store_grown(self) -> None:
-        """Keep the prompt, and what has grown as an operation of its own: undo takes it back."""
+        """Save the prompt, then the branches as a separate operation, so that undo removes them."""
         from .._core.sched.driver import deferred_interrupt
 
         loom = self.loom
-        grown, meta = list(loom.children), loom.meta
+        branches, meta = list(loom.children), loom.meta
         with deferred_interrupt():
             loom.children.clear()
             loom.meta = meta if self._prompt_meta is None else self._prompt_meta
             try:
                 self._store()
             finally:
-                loom.children.extend(grown)
+                loom.children.extend(branches)
                 loom.meta = meta
             assert self.stored is not None
             try:
@@ -555,7 +558,7 @@ class LocalLoomSession(LoomSession):
                 raise
 
     def _try_store(self, branches: Sequence[Heddle]) -> None:
-        """Let branches have rows, and so numbers, before they have tokens."""
+        """Create rows for branches, which gives them numbers before their first token."""
         if not self.is_persistent or self._is_deferred:
             return
         try:
@@ -566,15 +569,15 @@ class LocalLoomSession(LoomSession):
             if branches:
                 self.stored.append(branches)
         except StoreError as error:
-            _log.info("not kept yet: %s", error)  # told at the end, if it lasts
+            _log.info("not saved yet: %s", error)  # `save` reports the error if it persists
             if self._prompt_meta is not None:
                 self._is_deferred = True
-                note = f"not kept yet, and tried again at the end: {error}"
+                note = f"not saved yet; saving is retried at the end: {error}"
                 TerminalWriter.for_stream(sys.stderr).line((note, "dim"))
 
 
 def save_model_choice(loom: Loom, model: str, engine: str) -> None:
-    """Note in a loom what to load to grow it again: a folder by its whole path."""
+    """Store in a loom's meta the model and the engine that grow it; folders as absolute paths."""
     from ..loading import is_url
 
     is_folder = model != TINY and Path(model).is_dir()
@@ -584,9 +587,13 @@ def save_model_choice(loom: Loom, model: str, engine: str) -> None:
     if engine != "auto":
         loom.meta["engine"] = engine
     else:
-        loom.meta.pop("engine", None)  # of a model that was elsewhere, and in another form
+        loom.meta.pop("engine", None)  # the engine of a previous model may not fit this one
 
 
-def _shortened(text: str) -> str:
-    """Return a text's beginning and end."""
-    return text if len(text) <= 2 * _SHOWN else f"{text[:_SHOWN]} … {text[-_SHOWN:]}"
+def _shorten(text: str) -> str:
+    """Return the start and the end of a long text."""
+    return (
+        text
+        if len(text) <= 2 * _LOGGED_CHARS
+        else f"{text[:_LOGGED_CHARS]} … {text[-_LOGGED_CHARS:]}"
+    )

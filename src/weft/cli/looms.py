@@ -1,4 +1,4 @@
-"""`weft ls`, `weft rm`, `weft undo`, `weft redo`: what is kept, what goes and what comes back."""
+"""`weft ls` and `weft rm`: list, remove and restore looms."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 @handle_errors
 def ls(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
-    """List the looms that are kept.
+    """List the saved looms.
 
-    The one changed last is first; * is the one drawn last in this terminal.
+    The loom changed last is first; * marks the loom last used in this terminal.
     """
     with select_backend() as backend:
-        rows, last, where = backend.rows(), backend.last_loom(), backend.where()
+        rows, last, where = backend.summaries(), backend.last_loom(), backend.where()
     if as_json:
         looms = [loom_object(row) for row in rows]
         write_object({"where": where, "last": last, "looms": looms})
@@ -47,7 +47,7 @@ def ls(as_json: options.Json = False, verbose: options.Verbose = 0) -> None:
 
 
 def show_row(out: TerminalWriter, row: LoomSummary, width: int, *, is_last: bool) -> None:
-    """Write one loom's line."""
+    """Write the line of one loom."""
     mark = ("* " if is_last else "  ", "bold green")
     padded = row.name + " " * (width - cell_len(row.name))
     n_nodes = counted(row.n_nodes - 1, "node")
@@ -72,7 +72,7 @@ def loom_object(row: LoomSummary) -> dict[str, Any]:
 
 
 def age(changed_s: float) -> str:
-    """Return how long ago that was, roughly."""
+    """Return the time since `changed_s`, rounded, such as "3 h"."""
     seconds = max(time.time() - changed_s, 0)
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= size:
@@ -85,83 +85,85 @@ def rm(
     what: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Looms by name, or nodes of the last tree drawn by number, with all below them.",
+            help="Loom names, or node numbers; nodes are removed with all nodes below them.",
             autocompletion=complete_looms_and_nodes,
             show_default=False,
         ),
     ] = None,
-    undo: Annotated[bool, typer.Option("--undo", help="Bring back what was removed last.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Restore what was removed last.")] = False,
     loom: options.Loom = None,
     as_json: options.Json = False,
     verbose: options.Verbose = 0,
 ) -> None:
-    """Remove looms or nodes; --undo brings them back."""
+    """Remove looms or nodes; --undo restores them."""
     if undo == bool(what):
-        raise ConfigError("give what to remove, or --undo alone", hint="weft ls, weft tree")
+        raise ConfigError(
+            "give looms or nodes to remove, or only --undo", hint="weft ls, weft tree"
+        )
     with select_backend() as backend:
         if undo:
-            names = bring_back(backend, loom)
-            _told(as_json, "restored", names)
+            names = restore(backend, loom)
+            _report(as_json, "restored", names)
             commands = [["weft", "tree", name] for name in names[:3]]
         else:
-            told, seen = remove(backend, list(dict.fromkeys(what or ())), loom)
-            _told(as_json, "removed", told)
-            commands = [["weft", "rm", "--undo"], ["weft", seen]]
+            removed, verb = remove(backend, list(dict.fromkeys(what or ())), loom)
+            _report(as_json, "removed", removed)
+            commands = [["weft", "rm", "--undo"], ["weft", verb]]
     if not as_json:
         hints.suggest(*commands)
 
 
-def bring_back(backend: Backend, loom: str | None) -> list[str]:
-    """Bring back what was removed last; return the looms' names, and say which are others now."""
+def restore(backend: Backend, loom: str | None) -> list[str]:
+    """Restore what was removed last; return the looms' names. New names are reported on stderr."""
     restored = backend.restore(loom)
-    for before, name in restored:
-        if name != before:
-            note = f"{before} is another loom by now: what was removed is {name}"
+    for previous, name in restored:
+        if name != previous:
+            note = f"another loom is named {previous} now; the restored loom is {name}"
             TerminalWriter.for_stream(sys.stderr).line((note, "yellow"))
     return [name for _, name in restored]
 
 
-def remove(backend: Backend, wanted: list[str], loom: str | None) -> tuple[list[str], str]:
-    """Remove looms or nodes; return what, in words, and the verb that shows what is left."""
-    nodes = [each for each in wanted if each.isdecimal()]
-    if nodes and len(nodes) < len(wanted):
-        raise ConfigError("looms and nodes cannot be removed in one call; call twice")
+def remove(backend: Backend, targets: list[str], loom: str | None) -> tuple[list[str], str]:
+    """Remove looms or nodes; return descriptions of them, and the verb that shows the rest."""
+    nodes = [target for target in targets if target.isdecimal()]
+    if nodes and len(nodes) < len(targets):
+        raise ConfigError("looms and nodes cannot be removed in one call; use two calls")
     if loom is not None and not nodes:
-        raise ConfigError("--loom says of which loom nodes are removed; no node is given")
+        raise ConfigError("--loom selects the loom of nodes to remove, but no node is given")
     if nodes:
         return remove_nodes(backend, nodes, loom), "tree"
-    return remove_looms(backend, wanted), "ls"
+    return remove_looms(backend, targets), "ls"
 
 
 def remove_looms(backend: Backend, names: list[str]) -> list[str]:
     """Remove looms; return their names."""
-    rows = [backend.row(name) for name in names]
+    rows = [backend.summary(name) for name in names]
     backend.remove([row.name for row in rows])
     return [row.name for row in rows]
 
 
 def remove_nodes(backend: Backend, numbers: list[str], loom: str | None) -> list[str]:
-    """Remove nodes of the loom named, or drawn last here; return what was removed, in words."""
+    """Remove nodes of a loom, or of the one last used here; return descriptions of them."""
     session = backend.open(backend.resolve_name_to_change(loom, f"rm {' '.join(numbers)}"))
     nodes = [session.node(number) for number in numbers]
     if session.loom in nodes:
         raise ConfigError(
-            "node 0 is the prompt", hint=f"weft rm {session.name} removes the whole loom"
+            "node 0 is the prompt", hint=f"weft rm {session.name} removes the full loom"
         )
-    # What stands below another of them goes with it.
+    # Nodes below another given node are removed with it.
     tops = [node for node in nodes if not any(above in nodes for above in node.path[:-1])]
-    told = []
+    removed = []
     for node in tops:
         rest = node.count_children() - 1
-        told.append(f"node {session.number(node)}" + (f" and {rest} below it" if rest else ""))
+        removed.append(f"node {session.number(node)}" + (f" and {rest} below it" if rest else ""))
         if node in session.at.path:
             session.at = node.parent or session.loom
     session.remove(tops)
-    session.note()
-    return told
+    session.remember()
+    return removed
 
 
-def _told(as_json: bool, verb: str, names: list[str]) -> None:
+def _report(as_json: bool, verb: str, names: list[str]) -> None:
     if as_json:
         write_object({verb: names})
     else:

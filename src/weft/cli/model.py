@@ -1,4 +1,4 @@
-"""Loading a model for a verb, with progress on stderr."""
+"""Load a model for a verb, with progress on stderr."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from ..lm.lm import LM
 
 TINY = "tiny"
-_QUIET_S = 10.0  # between two plain lines of progress
+_PROGRESS_INTERVAL_S = 10.0  # between two plain lines of progress
 _SLOW_S = 0.3  # a load that takes longer gets a bar
 _LONG_S = 4.0  # a load that takes longer is worth a server
 _log = logging.getLogger(__name__)
 
 
 def load_model(model: str, engine: str = "auto", kv_budget: str = "auto") -> LM:
-    """Load a model, telling of downloads and slow loads on stderr. Raises: as `weft.load`."""
+    """Load a model and report downloads and slow loads on stderr. Raises: like `weft.load`."""
     from ..engines import engine_names
     from ..loading import load, parse_bytes
 
     parse_bytes(kv_budget)
-    if engine not in (known := ("auto", *engine_names())):
+    if engine not in (allowed := ("auto", *engine_names())):
         raise ConfigError(
-            f"there is no engine {engine!r}; allowed are {', '.join(known)}",
-            hint="weft doctor shows what is installed, and what to install for what",
+            f"there is no engine {engine!r}; allowed are {', '.join(allowed)}",
+            hint="weft doctor lists engines and the packages that they need",
         )
     with LoadProgress(TerminalWriter.for_stream(sys.stderr)) as progress:
         began = time.perf_counter()
@@ -49,31 +49,31 @@ def load_model(model: str, engine: str = "auto", kv_budget: str = "auto") -> LM:
             seconds = time.perf_counter() - began
             _log.info("loaded %s on the %s engine in %.2f s", model, lm.info.name, seconds)
         except ConfigError as error:
-            # What is left to be wrong is the model's name: there is no such model here.
+            # The options were checked above, so the model's name is wrong.
             raise ModelLoadError(str(error), hint=error.hint) from error
     if seconds > _LONG_S and model != TINY:
-        note = f"loaded in {seconds:.0f} s (keep it warm: weft serve {shlex.quote(model)})"
+        note = f"loaded in {seconds:.0f} s (keep it loaded: weft serve {shlex.quote(model)})"
         TerminalWriter.for_stream(sys.stderr).line((note, "dim"))
     return lm
 
 
 def threads_of(model: str, engine: str) -> dict[str, int] | None:
-    """Return the engine's option of threads, where the environment does not say it.
+    """Return the engine option for the number of threads; None leaves it to the engine.
 
-    The products of the embedded model are too small to gain from threads, and wait for them badly
-    when other programs keep the cores busy.
+    The embedded model uses one thread unless the environment says otherwise. Its matrices are too
+    small to gain from more, and waiting for threads is slow when other programs use the cores.
     """
     is_small = model == TINY and engine in ("auto", "numpy")
     return {"threads": 1} if is_small and not os.environ.get("OPENBLAS_NUM_THREADS") else None
 
 
 class LoadProgress:
-    """Bars on a terminal, a line now and then elsewhere; takes what `load` reports."""
+    """Progress callback of `load`: bars on a terminal, a line every 10 s elsewhere."""
 
     def __init__(self, out: TerminalWriter) -> None:
         self.out = out
         self._began = time.monotonic()
-        self._told = 0.0
+        self._last_line = 0.0
         self._tasks: dict[str, TaskID] = {}
         self._bars = Progress(
             TextColumn("{task.description}"),
@@ -94,12 +94,12 @@ class LoadProgress:
         if phase == "download":
             self._downloaded(done, total, note)
         elif self.out.is_live and (total == 1 or time.monotonic() - self._began > _SLOW_S):
-            # Of one part there is nothing to count: the bar only shows that something goes on.
+            # With a single part the bar has no total and only shows activity.
             self._bar("loading", done, total if total > 1 or done else None, "")
 
     def _downloaded(self, done: int, total: int, note: str) -> None:
         if not self.out.is_live:
-            self._tell(done, total, note)
+            self._write_line(done, total, note)
             return
         if "downloading" not in self._tasks:
             self.out.line(f"downloading {note}")
@@ -111,8 +111,8 @@ class LoadProgress:
             self._tasks[phase] = self._bars.add_task(phase, total=total, size=size)
         self._bars.update(self._tasks[phase], completed=done, total=total, size=size)
 
-    def _tell(self, done: int, total: int, note: str) -> None:
+    def _write_line(self, done: int, total: int, note: str) -> None:
         now = time.monotonic()
-        if done in (0, total) or now - self._told > _QUIET_S:
-            self._told = now
+        if done in (0, total) or now - self._last_line > _PROGRESS_INTERVAL_S:
+            self._last_line = now
             self.out.line(f"downloading {note}: {100 * done // max(total, 1)} %")

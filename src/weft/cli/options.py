@@ -1,4 +1,4 @@
-"""The options that verbs share, how they become values, and what Tab offers for them."""
+"""Options that several verbs share: their parsing and their shell completion."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _LABEL = 40
 
 
 class Tint(StrEnum):
-    """What the colour of a token says."""
+    """The value that colours show for each token: probability or entropy."""
 
     PROB = "prob"
     ENTROPY = "entropy"
 
     @property
     def scale(self) -> ColorScale:
-        """The colours."""
+        """The color scale of this value."""
         return PROBABILITY if self is Tint.PROB else ENTROPY
 
 
 def complete_models(incomplete: str) -> list[str]:
-    """Return the models here that begin so; folders are the shell's own business."""
+    """Return matching models on this machine. The shell completes folders itself."""
     from .start_screen import cached_models, packaged_models
 
     names = ("tiny", *packaged_models(), *cached_models())
@@ -45,21 +45,21 @@ def complete_models(incomplete: str) -> list[str]:
 
 
 def complete_looms(incomplete: str) -> list[tuple[str, str]]:
-    """Return the looms that begin so, with their prompts."""
+    """Return matching looms with their prompts."""
     return [pair for pair in _looms() if pair[0].startswith(incomplete)]
 
 
 def complete_nodes(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Return the numbers of the loom's last tree that begin so, with the nodes' texts."""
+    """Return matching node numbers of the loom, with the nodes' texts."""
     try:
-        found = list(_nodes(context.params.get("loom")))
+        nodes = list(_nodes(context.params.get("loom")))
     except WeftError:
         return []
-    return [pair for pair in found if pair[0].startswith(incomplete)]
+    return [pair for pair in nodes if pair[0].startswith(incomplete)]
 
 
 def complete_looms_and_nodes(context: typer.Context, incomplete: str) -> list[tuple[str, str]]:
-    """Return the looms that begin so, then the nodes, for an argument that may be either."""
+    """Return matching looms, then matching nodes, for an argument that may be either."""
     return complete_looms(incomplete) + complete_nodes(context, incomplete)
 
 
@@ -68,7 +68,7 @@ def _looms() -> Iterator[tuple[str, str]]:
 
     try:
         with select_backend() as backend:
-            rows = backend.rows()
+            rows = backend.summaries()
     except WeftError:
         return
     for row in rows:
@@ -91,19 +91,19 @@ def _line(text: str) -> str:
     return line if len(line) <= _LABEL else f"{line[: _LABEL - 1]}…"
 
 
-# Nothing but escapes: "\\neq" is LaTeX.
+# Only texts that consist of escapes: "\\neq" is LaTeX.
 _ESCAPES = re.compile(r"(\\[nt])+")
 
 Prompt = Annotated[
     list[str] | None,
-    typer.Argument(help="What to ask; piped text is appended to it.", show_default=False),
+    typer.Argument(help="The prompt; piped text is appended to it.", show_default=False),
 ]
 AsText = Annotated[
     bool | None,
     typer.Option(
         "--text/--tree",
-        help="Write the texts alone, with a line --- between them, or draw the tree, too.",
-        show_default="the tree on a terminal, else the texts",
+        help="Write only the texts, separated by lines ---, or draw the tree as well.",
+        show_default="tree on a terminal, else text",
     ),
 ]
 Model = Annotated[
@@ -122,7 +122,7 @@ OwnModel = Annotated[
     typer.Option(
         "--model",
         "-m",
-        help="Where the loom's model is now, as -m of weft run takes it.",
+        help="The loom's model, if it was moved; takes the same values as weft run -m.",
         show_default="the loom's",
         autocompletion=complete_models,
     ),
@@ -132,8 +132,8 @@ Engine = Annotated[
     typer.Option(
         "--engine",
         envvar="WEFT_ENGINE",
-        help="auto: the one that fits the model; numpy, torch, mlx, llamacpp, vllm, remote, or one"
-        " of another package.",
+        help="auto (an engine that fits the model), numpy, torch, mlx, llamacpp, vllm, remote, or"
+        " an engine from another package.",
     ),
 ]
 KvBudget = Annotated[
@@ -141,14 +141,14 @@ KvBudget = Annotated[
     typer.Option(
         "--kv-budget",
         envvar="WEFT_KV_BUDGET",
-        help='Memory for KV, as "4GiB"; auto: what is sensible.',
+        help='Memory for the KV cache, such as "4GiB"; auto: a share of the free memory.',
     ),
 ]
 ChatTemplate = Annotated[
     Path | None,
     typer.Option(
         "--chat-template",
-        help="A file with a Jinja chat template instead of the model's own.",
+        help="A file with a Jinja chat template, used instead of the model's own.",
         show_default=False,
         dir_okay=False,
     ),
@@ -156,7 +156,8 @@ ChatTemplate = Annotated[
 Special = Annotated[
     bool,
     typer.Option(
-        "--special", help="With --raw: read special tokens in the text as such, not as letters."
+        "--special",
+        help="With --raw: parse special tokens in the text instead of reading them as characters.",
     ),
 ]
 Keep = Annotated[
@@ -164,19 +165,22 @@ Keep = Annotated[
     typer.Option(
         "--log/--no-log",
         "--keep/--no-keep",
-        help="Keep the loom, for grow, tree, read, export.",
+        help="Save the loom, so that grow, tree, read and export can use it.",
     ),
 ]
 System = Annotated[
     str | None, typer.Option("--system", "-s", help="A system message.", show_default=False)
 ]
 Interactive = Annotated[
-    bool, typer.Option("-i", "--interactive", help="Stay, and grow on by keys.")
+    bool,
+    typer.Option("-i", "--interactive", help="Stay open and continue with single-key commands."),
 ]
-Branches = Annotated[int, typer.Option("-n", help="How many branches.")]
+Branches = Annotated[int, typer.Option("-n", help="Number of branches.")]
 MaxTokens = Annotated[
     int | None,
-    typer.Option("--max-tokens", help="New tokens a branch, at most.", show_default="256"),
+    typer.Option(
+        "--max-tokens", help="Maximum number of new tokens for each branch.", show_default="256"
+    ),
 ]
 _MODELS = "the model's"
 Temperature = Annotated[
@@ -186,14 +190,16 @@ Temperature = Annotated[
 Seed = Annotated[
     int | None,
     typer.Option(
-        "--seed", help="The same seed gives the same tree, up to rounding.", show_default=False
+        "--seed",
+        help="Random seed; the same seed gives the same tree, up to rounding.",
+        show_default=False,
     ),
 ]
 Stop = Annotated[
     list[str] | None,
     typer.Option(
         "--stop",
-        help=r"Text that ends a branch; may be given again. \n is a line end.",
+        help=r"Text that ends a branch; can be repeated. \n is a newline.",
         show_default=False,
     ),
 ]
@@ -201,7 +207,7 @@ JsonSchema = Annotated[
     Path | None,
     typer.Option(
         "--json-schema",
-        help="Only JSON that fits the schema in this file.",
+        help="Generate only JSON that matches the JSON schema in this file.",
         show_default=False,
         dir_okay=False,
     ),
@@ -211,14 +217,14 @@ Color = Annotated[
     typer.Option(
         "--color",
         "--colour",
-        help="Colour the texts by their tokens' probability or entropy.",
+        help="Color tokens by probability or entropy.",
         show_default=False,
     ),
 ]
 Node = Annotated[
     str,
     typer.Argument(
-        help="A number of the last tree drawn; 0 is the prompt.",
+        help="A node number, as weft tree shows it; 0 is the prompt.",
         autocompletion=complete_nodes,
         show_default=False,
     ),
@@ -226,7 +232,7 @@ Node = Annotated[
 OptionalNode = Annotated[
     str | None,
     typer.Argument(
-        help="A number of the last tree drawn; 0 is the prompt.",
+        help="A node number, as weft tree shows it; 0 is the prompt.",
         autocompletion=complete_nodes,
         show_default="the node last read or grown",
     ),
@@ -234,18 +240,18 @@ OptionalNode = Annotated[
 OptionalLoom = Annotated[
     str | None,
     typer.Argument(
-        help="A loom's name (weft ls), or a .loom.json file to keep.",
+        help="A loom's name (see weft ls), or a .loom.json file to import.",
         autocompletion=complete_looms,
-        show_default="the one drawn last in this terminal",
+        show_default="the loom last used in this terminal",
     ),
 ]
 Loom = Annotated[
     str | None,
     typer.Option(
         "--loom",
-        help="A loom's name (weft ls), or a .loom.json file to keep.",
+        help="A loom's name (see weft ls), or a .loom.json file to import.",
         autocompletion=complete_looms,
-        show_default="the one drawn last in this terminal",
+        show_default="the loom last used in this terminal",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Write one JSON object and nothing else.")]
@@ -255,7 +261,8 @@ Verbose = Annotated[
         "-v",
         "--verbose",
         count=True,
-        help="Show context, threads, template, BOS and sampling; -vv: all logs. Or WEFT_LOG=info.",
+        help="Log context, threads, template, BOS and sampling; -vv logs everything. Or set"
+        " WEFT_LOG=info.",
         show_default=False,
     ),
 ]
@@ -264,7 +271,7 @@ Verbose = Annotated[
 def read_prompt(
     words: list[str] | None, verb: str, *, example: str = "", is_optional: bool = False
 ) -> str:
-    """Return the prompt: the argument, and below it what is piped in. example: a command to try."""
+    """Return the prompt: the argument followed by piped text. example: a command for the hint."""
     argument, piped = joined(words, verb), _piped()
     if argument is None and not piped:
         if is_optional:
@@ -275,19 +282,19 @@ def read_prompt(
         )
     prompt = "\n\n".join(part for part in (argument, piped) if part)
     if not prompt.strip():
-        raise ConfigError("the prompt is empty: say what to go on from")
+        raise ConfigError("the prompt is empty; give a text to continue")
     check_text(prompt, "the prompt")
     return prompt
 
 
 def joined(words: list[str] | None, *verb: str) -> str | None:
-    """Return a text that was typed without quotes as one; says how it is typed best."""
+    """Join words that were typed without quotes, and show how to quote them."""
     if not words:
         return None
     text = " ".join(words)
     out = TerminalWriter.for_stream(sys.stderr)
     if len(words) > 1:
-        # What begins as options do is none after a --.
+        # After --, words that start with - are not options.
         end = ["--"] if text.startswith("-") else []
         typed = " ".join(map(quoted, ["weft", *verb, *end, text]))
         out.line(
@@ -296,19 +303,19 @@ def joined(words: list[str] | None, *verb: str) -> str | None:
     return text
 
 
-def is_text(asked: bool | None, **others: Any) -> bool:
-    """Whether to write texts alone: where that is asked for, or where stdout is no terminal.
+def is_text(flag: bool | None, **others: Any) -> bool:
+    """Return True if only texts are written: for --text, or if stdout is not a terminal.
 
-    others: flags that ask for something else. Raises: ConfigError where both are asked for.
+    others: flags that exclude --text. Raises: ConfigError if --text and one of them is given.
     """
     flags = [f"--{name}" for name, value in others.items() if value]
-    if asked and flags:
-        raise ConfigError(f"--text and {flags[0]} exclude each other: texts alone have no figures")
-    return not flags and not sys.stdout.isatty() if asked is None else asked
+    if flag and flags:
+        raise ConfigError(f"--text and {flags[0]} exclude each other; leave one out")
+    return not flags and not sys.stdout.isatty() if flag is None else flag
 
 
 def check_text(text: str, what: str) -> None:
-    """Refuse what Python makes of bytes that the locale's encoding does not know."""
+    """Reject text with bytes that are invalid in the locale's encoding."""
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise ConfigError(
             f"{what} is not {sys.getfilesystemencoding()} text; convert it",
@@ -317,14 +324,14 @@ def check_text(text: str, what: str) -> None:
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """Return the options that were given; for the others the library's defaults hold."""
+    """Return the options that are not None; the library has defaults for the others."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 def with_sampling(verb: Callable[..., None]) -> Callable[..., None]:
-    """Put the flags of all sampling parameters where a verb has `sampling`: what was given of them.
+    """Replace a verb's parameter `sampling` by one flag for each sampling parameter.
 
-    A parameter has one where its row of the table names it.
+    The verb gets the given flags as a dict. `PARAMETERS` says which parameters have a flag.
     """
     signature = inspect.signature(verb, eval_str=True)
     flags = {name: flag for name in NAMES if (flag := PARAMETERS[name].flag)}
@@ -333,53 +340,53 @@ def with_sampling(verb: Callable[..., None]) -> Callable[..., None]:
     def run(**values: Any) -> None:
         verb(sampling=given(**{name: values.pop(name) for name in flags}), **values)
 
-    listed: list[inspect.Parameter] = []
+    parameters: list[inspect.Parameter] = []
     for parameter in signature.parameters.values():
         if parameter.name != "sampling":
-            listed.append(parameter)
+            parameters.append(parameter)
             continue
         for name, flag in flags.items():
             option = typer.Option(None, *flag.names, help=flag.help, show_default=_MODELS)
             kind = flag.type | None
-            listed.append(parameter.replace(name=name, default=option, annotation=kind))
-    run.__annotations__ = {each.name: each.annotation for each in listed}
-    run.__signature__ = signature.replace(parameters=listed)  # type: ignore[attr-defined]
+            parameters.append(parameter.replace(name=name, default=option, annotation=kind))
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return run
 
 
 def constraint(schema: Path | None) -> dict[str, Any]:
-    """Return the sampling option for a schema's file. Raises: ConfigError, GrammarError."""
+    """Return the sampling option for a JSON schema file. Raises: ConfigError, GrammarError."""
     if schema is None:
         return {}
     from ..constraints import JsonSchema
 
-    given = atomic_files.read_json(schema, ConfigError, "no JSON schema")
-    if not isinstance(given, dict | bool):
+    data = atomic_files.read_json(schema, ConfigError, "no JSON schema")
+    if not isinstance(data, dict | bool):
         raise GrammarError(
-            f"{schema} holds {atomic_files.repr_short(given)}; a JSON schema is an object"
+            f"{schema} holds {atomic_files.repr_short(data)}; a JSON schema is an object"
         )
     try:
-        made = JsonSchema(given)
-        made.checked()
-        return {"constraint": made}
+        json_schema = JsonSchema(data)
+        json_schema.checked()
+        return {"constraint": json_schema}
     except GrammarError as error:
         raise GrammarError(f"{schema}: {error}", hint=error.hint) from error
 
 
 def chosen_model(context: typer.Context, model: str) -> str | None:
-    """Return the model that was asked for, by a flag or the environment; None for the default."""
+    """Return the model given by a flag or the environment; None if neither is set."""
     source = context.get_parameter_source("model")
     return None if source is not None and source.name == "DEFAULT" else model
 
 
 def was_typed(context: typer.Context, name: str) -> bool:
-    """Whether an option was given as a flag, not by the environment or by default."""
+    """Return True if an option was given as a flag, not by the environment or by default."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 
 def stops(texts: list[str] | None) -> list[str] | None:
-    """Return stop strings: shells make it hard to type a line end, so its escape is one too."""
+    """Return stop strings; texts that consist of the escapes \\n and \\t are unescaped."""
     if not texts:
         return None
     return [
@@ -389,7 +396,7 @@ def stops(texts: list[str] | None) -> list[str] | None:
 
 
 def is_typed() -> bool:
-    """Whether somebody types what is read: stdin is no pipe and no file."""
+    """Return True if stdin is a terminal."""
     return sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
 
 
@@ -399,6 +406,6 @@ def _piped() -> str:
     try:
         return sys.stdin.read().strip("\n")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"what is piped in is not {error.encoding} text; convert it") from None
+        raise ConfigError(f"the piped text is not {error.encoding}; convert it") from None
     except OSError:
-        return ""  # there is no stdin, as under some services
+        return ""  # some services run programs without a stdin

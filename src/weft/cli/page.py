@@ -1,4 +1,4 @@
-"""`weft open`: a loom in the browser, at a server that runs."""
+"""`weft open`: open a loom in the browser, on a running server."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ def open_(
         bool | None,
         typer.Option(
             "--browser/--no-browser",
-            help="Open it, or write its address only.",
-            show_default="open it where somebody sits at this machine",
+            help="Open the page, or only print its address.",
+            show_default="open it on a local desktop; not over SSH, not in CI",
         ),
     ] = None,
     as_json: options.Json = False,
     verbose: options.Verbose = 0,
 ) -> None:
-    """Open a loom in the browser, at the server that runs."""
+    """Open a loom in the browser, on the running server."""
     from .backend import select_backend
 
     with select_backend() as backend:
         base = backend.page()
         if base is None:
             raise Unreachable(
-                "no server of yours answers at the usual port, and the page is a server's",
-                hint="weft serve starts one; WEFT_HOST says where one is",
+                "no server of yours runs at the usual port, and the page needs a server",
+                hint="weft serve starts one; WEFT_HOST selects another",
             )
         if not base:
             raise Unsupported(

@@ -1,4 +1,4 @@
-"""`weft run` and `weft grow`: branches from a prompt, or from a node of the last tree drawn."""
+"""`weft run` and `weft grow`: generate branches from a prompt or from a node."""
 
 from __future__ import annotations
 
@@ -41,14 +41,15 @@ def run(
         bool | None,
         typer.Option(
             "--chat/--raw",
-            help="Ask through the chat template, or continue the text as it is.",
+            help="Apply the chat template, or continue the text as it is.",
             show_default="chat if the model has a template",
         ),
     ] = None,
     special: options.Special = False,
     system: options.System = None,
-    go_on: Annotated[
-        bool, typer.Option("-c", "--continue", help="Say it to the branch last read or grown.")
+    continues: Annotated[
+        bool,
+        typer.Option("-c", "--continue", help="Send the prompt to the node last read or grown."),
     ] = False,
     loom: options.Loom = None,
     interactive: options.Interactive = False,
@@ -76,12 +77,12 @@ def run(
         text = options.joined(prompt, "run") or ""
     else:
         example = f'weft run "{samples.story}" -n 4'
-        text = options.read_prompt(prompt, "run", example=example, is_optional=go_on)
-    if loom is not None and not go_on:
-        raise ConfigError("--loom says which loom -c continues; without -c a new one is made")
-    if go_on:
+        text = options.read_prompt(prompt, "run", example=example, is_optional=continues)
+    if loom is not None and not continues:
+        raise ConfigError("--loom selects the loom for -c; without -c a new loom is created")
+    if continues:
         if system is not None:
-            raise ConfigError("-s has no meaning with -c: the loom has its system message")
+            raise ConfigError("-s cannot be used with -c: the loom already has a system message")
         own = model if options.was_typed(context, "model") else None
         with open_with_model(loom, own, engine, kv_budget) as session:
             continue_loom(session, text, chat, request, special=special)
@@ -108,14 +109,14 @@ def continue_loom(
     *,
     special: bool = False,
 ) -> None:
-    """Say a text to the node where the reader stands, and grow there; "" grows on as it is."""
+    """Add a text below the current node and grow there; an empty text adds nothing."""
     node = session.at
     TerminalWriter.for_stream(sys.stderr).line(
         (f"continuing node {session.number(node)} of {session.name}", "dim")
     )
     request = request.with_settings_of(node)
     if special and not text:
-        raise ConfigError("--special is about the text that is said to the node; give one")
+        raise ConfigError("--special applies to the prompt; give one")
     if text:
         node = session.add_user_text(node, text, chat=chat, special=special)
     grow_and_report(session, node, request)
@@ -128,7 +129,7 @@ def grow(
     text: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Say this to the node first: an answer, or how it goes on.",
+            help="Add this text below the node first: a reply, or a continuation.",
         ),
     ] = None,
     n: options.Branches = 4,
@@ -140,8 +141,8 @@ def grow(
         bool | None,
         typer.Option(
             "--chat/--raw",
-            help="Say TEXT as the next turn of a chat, or add it as it is.",
-            show_default="as the prompt was",
+            help="Add TEXT as the next chat turn, or as it is.",
+            show_default="like the loom's prompt",
         ),
     ] = None,
     special: options.Special = False,
@@ -150,7 +151,7 @@ def grow(
     seed: options.Seed = None,
     stop: options.Stop = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Grow a node that has ended, too.")
+        bool, typer.Option("--force", help="Also grow a node that has ended.")
     ] = False,
     interactive: options.Interactive = False,
     color: options.Color = None,
@@ -161,7 +162,7 @@ def grow(
 ) -> None:
     """Grow more branches from a node.
 
-    What is not given is as the node itself was grown; the seed is a new one.
+    Options default to the values with which the node was generated; the seed is new.
     """
     more = options.given(max_tokens=max_tokens, seed=seed, stop=options.stops(stop))
     sampling = {**sampling, **more}
@@ -169,89 +170,87 @@ def grow(
     request = GrowRequest(
         n, sampling, color, as_json=as_json, as_text=as_text, stays=interactive, force=force
     )
-    said = options.joined(text, "grow", node)
-    if said is not None:
-        options.check_text(said, "the text")
+    user_text = options.joined(text, "grow", node)
+    if user_text is not None:
+        options.check_text(user_text, "the text")
     elif special:
-        raise ConfigError("--special is about the TEXT that is said to the node; give one")
+        raise ConfigError("--special applies to TEXT; give one")
     with open_with_model(loom, model, engine, kv_budget) as session:
         at = session.node(node)
         request = request.with_settings_of(at)
-        if said is not None:
-            at = session.add_user_text(at, said, chat=chat, special=special)
+        if user_text is not None:
+            at = session.add_user_text(at, user_text, chat=chat, special=special)
         grow_and_report(session, at, request)
 
 
 @dataclass(frozen=True, slots=True)
 class GrowRequest:
-    """What to grow and how to show it.
+    """A generation request of `run` or `grow`, and how to show its result."""
 
-    as_text: the texts alone. stays: keys follow, in the same process.
-    """
-
-    n: int
-    sampling: dict[str, Any]
-    tint: Tint | None = None
-    keep: bool = True
+    n: int  # number of branches
+    sampling: dict[str, Any]  # only parameters that were given
+    tint: Tint | None = None  # color texts by this value
+    keep: bool = True  # save the loom
     as_json: bool = False
-    as_text: bool = False
-    stays: bool = False
-    force: bool = False
+    as_text: bool = False  # write only the texts
+    stays: bool = False  # read key commands afterwards (-i)
+    force: bool = False  # also grow a node that has ended
 
     def __post_init__(self) -> None:
         if self.stays and self.as_json:
-            raise ConfigError("-i and --json exclude each other: keys need a screen")
+            raise ConfigError("-i and --json exclude each other; leave one out")
 
     def with_settings_of(self, node: Heddle) -> GrowRequest:
-        """Return the wish with how the node was grown, for what was not asked for."""
+        """Return the request with the node's sampling parameters where none was given."""
         return replace(self, sampling={**settings_of(node), **self.sampling})
 
 
 def settings_of(node: Heddle) -> dict[str, Any]:
-    """Return how a node was grown, or the nearest before it, or what was grown from it."""
+    """Return the sampling parameters of a node, else of its nearest ancestor or a child."""
     near = [*reversed(node.path), *node.children]
     params = next((each.params for each in near if each.params is not None), None)
     if params is None:
         return {}
-    # Another seed, or the same branches would come again.
+    # Without the seed: it would generate the same branches.
     left_out = ("n", "seed", "constraint", *params.unset)
     return {name: value for name, value in params.keywords().items() if name not in left_out}
 
 
 def grow_and_report(session: LoomSession, node: Heddle, request: GrowRequest) -> None:
-    """Grow, keep, show, suggest; with `stays`, go on by keys. Leaves with 130 on Ctrl-C."""
+    """Grow, save and show branches, then suggest commands. Exits with code 130 on Ctrl-C."""
     out = TerminalWriter.for_stream(sys.stdout)
-    made, done = grown(out, session, node, request)
+    branches, done = grown(out, session, node, request)
     is_kept = request.keep and session.try_save()
     if request.as_json:
-        write_growth(session, made, is_kept=is_kept)
+        write_growth(session, branches, is_kept=is_kept)
     else:
         if request.as_text:
-            show_cost(TerminalWriter.for_stream(sys.stderr), session, made, is_kept=is_kept)
+            show_cost(TerminalWriter.for_stream(sys.stderr), session, branches, is_kept=is_kept)
         else:
-            show_growth(out, session, made, request.tint, is_kept=is_kept)
+            show_growth(out, session, branches, request.tint, is_kept=is_kept)
         if done:
-            hints.warn_if_poor(session.model, made)
+            hints.warn_if_poor(session.model, branches)
     if request.stays:
         converse(out, session, request)
     elif done and not request.as_json:
         if is_kept:
-            hints.after_growth(session, made)
+            hints.after_growth(session, branches)
         else:
-            hints.after_unkept(session)
+            hints.after_unsaved(session)
     if not done and not request.stays:
-        told = "interrupted: the branches are as far as they came"
-        write("Cancelled", told, "", INTERRUPTED, request.as_json)
+        message = "interrupted: the branches are as far as they came"
+        write("Cancelled", message, "", INTERRUPTED, request.as_json)
         raise typer.Exit(INTERRUPTED)
 
 
 def grown(
     out: TerminalWriter, session: LoomSession, node: Heddle, request: GrowRequest
 ) -> tuple[list[Heddle], bool]:
-    """Grow at a node, watched; a node that has ended is told by its number.
+    """Generate branches at a node and show their progress.
 
-    Branches that had ended when the model call failed, or its server died, are kept; all of them
-    as far as they came when nobody reads what is written, or its disk is full.
+    Returns the branches, and False if Ctrl-C stopped them. If the model call fails, finished
+    branches are saved. If the output cannot be written, all branches are saved as they are.
+    Raises: Terminal, with the node's number, for a node that has ended.
     """
     shown = (
         NullDisplay
@@ -272,7 +271,7 @@ def grown(
             )
         raise
     except OSError as error:
-        is_ours = isinstance(error, WeftError)  # else it is what is written to
+        is_ours = isinstance(error, WeftError)  # otherwise the output could not be written
         if request.keep and not is_ours and session.try_save():
             TerminalWriter.for_stream(sys.stderr).line(
                 (f"kept as {session.name}, as far as it came", "dim")
@@ -282,37 +281,39 @@ def grown(
         number, up = session.number(node), session.number(node.parent or node)
         raise Terminal(
             f"node {number} has ended: its last token is an end token",
-            hint=f'weft grow {number} "…" says something to it, weft grow {up} -n {request.n} '
-            "grows others beside it, --force grows it anyway",
+            hint=f'weft grow {number} "…" replies to it, weft grow {up} -n {request.n} '
+            "grows more siblings, --force grows it anyway",
         ) from None
 
 
-def write_growth(session: LoomSession, made: list[Heddle], *, is_kept: bool, **more: Any) -> None:
-    """Write what was grown as an object, after `more`."""
+def write_growth(
+    session: LoomSession, branches: list[Heddle], *, is_kept: bool, **more: Any
+) -> None:
+    """Write the branches as one JSON object, after the fields in `more`."""
     from ..service.store.json_output import growth_object
 
     name, numbers = (session.name, session.numbers()) if is_kept else (None, None)
-    told = growth_object(
+    growth = growth_object(
         session.loom,
-        made,
+        branches,
         name,
         numbers,
         model=session.model,
         engine=session.model_handle.engine,
         stats=session.model_handle.stats(),
     )
-    write_object({**more, **told})
+    write_object({**more, **growth})
 
 
 _HELP = """\
-  3            grow node 3             3 some text   say something to node 3, and grow
+  3            grow node 3             3 some text   add a text to node 3, and grow
   r 3          read node 3             n 3           its next tokens
   t            draw the tree           q             quit
-r and n alone mean the node last read or grown; 0 is the prompt."""
+r and n without a number use the node last read or grown; 0 is the prompt."""
 
 
 def converse(out: TerminalWriter, session: LoomSession, request: GrowRequest) -> None:
-    """Read keys until q or the end of input; a mistake is told and the next key read."""
+    """Read key commands until q or the end of input; errors are printed."""
     while True:
         out.line()
         last = session.highest()
@@ -329,7 +330,7 @@ def converse(out: TerminalWriter, session: LoomSession, request: GrowRequest) ->
 
 
 def run_command(out: TerminalWriter, session: LoomSession, request: GrowRequest, line: str) -> None:
-    """Do what one line says."""
+    """Run one key command."""
     word, _, rest = line.strip().partition(" ")
     rest = rest.strip()
     if word.isdecimal():
@@ -345,7 +346,7 @@ def run_command(out: TerminalWriter, session: LoomSession, request: GrowRequest,
     else:
         out.lines([out.text(row) for row in _HELP.splitlines()])
     if request.keep and session.name:
-        session.try_note()
+        session.try_remember()
 
 
 def _grow(
@@ -355,19 +356,19 @@ def _grow(
     request = request.with_settings_of(node)
     if text:
         node = session.add_user_text(node, text)
-    # A seed that was given belongs to the first call: the same branches would come again.
-    fresh = {name: value for name, value in request.sampling.items() if name != "seed"}
-    request = GrowRequest(request.n, fresh, request.tint, keep=request.keep, force=request.force)
-    made, _ = grown(out, session, node, request)
+    # Only the first call uses a given seed: it would generate the same branches.
+    sampling = {name: value for name, value in request.sampling.items() if name != "seed"}
+    request = GrowRequest(request.n, sampling, request.tint, keep=request.keep, force=request.force)
+    branches, _ = grown(out, session, node, request)
     is_kept = request.keep and session.try_save()
-    show_growth(out, session, made, request.tint, is_kept=is_kept)
-    hints.warn_if_poor(session.model, made)
+    show_growth(out, session, branches, request.tint, is_kept=is_kept)
+    hints.warn_if_poor(session.model, branches)
 
 
 def ask(out: TerminalWriter, prompt: str) -> str | None:
-    """Return a line that was typed, None at the end of input or on Ctrl-C."""
+    """Read one line; None at the end of input or on Ctrl-C."""
     with suppress(ImportError):
-        import readline  # noqa: F401  (line editing and history, where the system has it)
+        import readline  # noqa: F401  (enables line editing and history)
     sys.stdout.flush()
     if out.console.file is not sys.stdout:
         out.write(out.escape(prompt))

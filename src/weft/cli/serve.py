@@ -1,4 +1,4 @@
-"""`weft serve`: the models and the looms of this machine, over HTTP."""
+"""`weft serve`: serve models and looms over HTTP."""
 
 from __future__ import annotations
 
@@ -28,15 +28,13 @@ def serve(
         str,
         typer.Argument(
             envvar="WEFT_MODEL",
-            help="As -m of weft run takes it; loaded when the server starts.",
+            help="Model to load at start; takes the same values as weft run -m.",
             autocompletion=options.complete_models,
         ),
     ] = TINY,
     also: Annotated[
         list[str] | None,
-        typer.Option(
-            "--also", help="Another model to load; may be given again.", show_default=False
-        ),
+        typer.Option("--also", help="Another model to load; can be repeated.", show_default=False),
     ] = None,
     engine: options.Engine = "auto",
     kv_budget: options.KvBudget = "auto",
@@ -44,28 +42,33 @@ def serve(
         str | None,
         typer.Option(
             "--offload",
-            help='Memory of the host for KV that finds no room, as "8GiB"; it is copied back when'
-            " it is used.",
+            help='Host memory for KV that exceeds the budget, such as "8GiB"; it is copied back'
+            " when it is needed.",
             show_default="none",
         ),
     ] = None,
     n_ctx: Annotated[
         int | None,
-        typer.Option("--n-ctx", help="Tokens a path may have.", show_default="the model's own"),
+        typer.Option(
+            "--n-ctx", help="Maximum number of tokens of a path.", show_default="the model's own"
+        ),
     ] = None,
     chat_template: options.ChatTemplate = None,
     host: Annotated[
         str | None,
         typer.Option(
             "--host",
-            help="Where to listen. Beyond this machine an API key is needed. Or WEFT_HOST.",
+            help="Address to listen on. Public addresses need an API key. Or set WEFT_HOST.",
             show_default="127.0.0.1",
         ),
     ] = None,
     port: Annotated[
         int | None,
         typer.Option(
-            "--port", "-p", help="0 takes any free one. Or WEFT_PORT.", show_default="8000"
+            "--port",
+            "-p",
+            help="Port; 0 takes any free one. Or set WEFT_PORT.",
+            show_default="8000",
         ),
     ] = None,
     api_key: Annotated[
@@ -73,8 +76,8 @@ def serve(
         typer.Option(
             "--api-key",
             envvar="WEFT_API_KEY",
-            help="What clients must send, as Authorization: Bearer KEY. Others see a command line:"
-            " better set WEFT_API_KEY.",
+            help="Key that clients must send, as Authorization: Bearer KEY. Other users can see"
+            " command lines: prefer WEFT_API_KEY.",
             show_default=False,
             show_envvar=False,
         ),
@@ -83,7 +86,7 @@ def serve(
         list[str] | None,
         typer.Option(
             "--allow-host",
-            help="A name that clients may call the server by; may be given again.",
+            help="A host name that clients may use for the server; can be repeated.",
             show_default="this machine's own",
         ),
     ] = None,
@@ -91,7 +94,7 @@ def serve(
         list[str] | None,
         typer.Option(
             "--allow-origin",
-            help="An origin whose pages may use the server, as https://example.org.",
+            help="An origin whose pages may use the server, such as https://example.org.",
             show_default="the server's own",
         ),
     ] = None,
@@ -99,18 +102,18 @@ def serve(
         list[Path] | None,
         typer.Option(
             "--model-root",
-            help="A folder from which models may be loaded by request.",
+            help="A folder from which requests may load models.",
             show_default="none",
         ),
     ] = None,
     allow_hub: Annotated[
-        bool, typer.Option("--allow-hub", help="Let models of the Hub be loaded by request.")
+        bool, typer.Option("--allow-hub", help="Allow requests to load models from the Hub.")
     ] = False,
     memory_budget: Annotated[
         str | None,
         typer.Option(
             "--memory-budget",
-            help='For all models and their KV, as "24GiB"; idle ones make room.',
+            help='Memory for models and their KV, such as "24GiB"; idle models are unloaded.',
             show_default="no limit",
         ),
     ] = None,
@@ -118,9 +121,9 @@ def serve(
         int | None,
         typer.Option(
             "--max-models",
-            help="Models loaded at once. Beyond it a load by request evicts idle models, but never"
+            help="Maximum number of loaded models. Loading more unloads idle models, but never"
             " those given here.",
-            show_default="those given here and three more",
+            show_default="three more than are given here",
         ),
     ] = None,
     db: Annotated[
@@ -128,35 +131,40 @@ def serve(
         typer.Option(
             "--db",
             envvar="WEFT_DB",
-            help="The looms' database, as postgresql://…",
+            help="URL of the looms' database, such as postgresql://…",
             show_default="a file in WEFT_HOME",
         ),
     ] = None,
     max_n: Annotated[
-        int, typer.Option("--max-n", help="Branches that a call may grow of one node.")
+        int, typer.Option("--max-n", help="Maximum number of branches of a node for each call.")
     ] = 128,
     max_tokens: Annotated[
-        int, typer.Option("--max-tokens", help="New tokens that a branch may have.")
+        int, typer.Option("--max-tokens", help="Maximum number of new tokens of a branch.")
     ] = 32_768,
     max_jobs: Annotated[
-        int, typer.Option("--max-jobs", help="Jobs at once; beyond that clients are told to wait.")
+        int,
+        typer.Option(
+            "--max-jobs",
+            help="Maximum number of running jobs; further requests are rejected with 429.",
+        ),
     ] = 256,
     grace: Annotated[
-        float, typer.Option("--grace", help="Seconds that jobs may go on after SIGTERM.")
+        float,
+        typer.Option("--grace", help="Seconds that running jobs get to finish after SIGTERM."),
     ] = 10.0,
     browser: Annotated[
         bool | None,
         typer.Option(
             "--browser/--no-browser",
             help="Open the page in the browser.",
-            show_default="where somebody sits at this machine: not over SSH, not in CI",
+            show_default="on a local desktop; not over SSH, not in CI",
         ),
     ] = None,
     verbose: options.Verbose = 0,
 ) -> None:
-    """Serve models, looms and a page over HTTP.
+    """Serve models, looms and a web page over HTTP.
 
-    It runs until Ctrl-C. Options that are not listed here are the engine's, as in
+    The server runs until Ctrl-C. Unlisted options are passed to the engine, for example
     weft serve ./folder --engine vllm --tensor-parallel-size 2
     """
     from .._core.validation import check_int
@@ -164,10 +172,10 @@ def serve(
     from ..service.server.config import ServerConfig, ServerLimits
     from ..service.server.run import serve as serve_forever
 
-    if model.startswith("--"):  # an option of the engine's, where no model is named
+    if model.startswith("--"):  # an option of the engine, and no model is given
         context.args.insert(0, model)
         model = os.environ.get("WEFT_MODEL") or TINY
-    said = address()
+    default = address()
     config = ServerConfig(
         models=(model, *(also or ())),
         engine=engine,
@@ -176,8 +184,8 @@ def serve(
         kv_budget=kv_budget,
         offload=offload,
         chat_template=chat_template,
-        host=said.host if host is None else host,
-        port=said.port if port is None else port,
+        host=default.host if host is None else host,
+        port=default.port if port is None else port,
         api_key=api_key or None,
         hosts=tuple(allow_host or ()),
         origins=tuple(allow_origin or ()),
@@ -199,9 +207,11 @@ def serve(
 
     def announce(url: str, models: list[str]) -> None:
         out.line("serving ", (", ".join(models), "cyan"), " at ", (url, "bold"))
-        if url.rpartition(":")[2] != str(said.port):
-            place = url.partition("//")[2].replace("0.0.0.0", said.host)
-            out.line((f"Set WEFT_HOST={place} to make other commands use this server.", "dim"))
+        if url.rpartition(":")[2] != str(default.port):
+            host_and_port = url.partition("//")[2].replace("0.0.0.0", default.host)
+            out.line(
+                (f"Set WEFT_HOST={host_and_port} to make other commands use this server.", "dim")
+            )
         if has_screen() if browser is None else browser:
             show(page_of(url))
 
@@ -211,30 +221,30 @@ def serve(
 
 
 def page_of(url: str) -> str:
-    """Return where this machine's browser finds a server that listens at an address."""
+    """Return the URL for this machine's browser; 0.0.0.0 and :: become the loopback address."""
     return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
 def engine_options(arguments: list[str]) -> dict[str, Any]:
-    """Return options that the command does not know as the engine's, by their Python names.
+    """Parse options for the engine; return them by their Python names.
 
-    A value is a number, true, false, JSON or a text; none is true. Raises: ConfigError for what is
-    no option.
+    Values are numbers, true, false, Python literals or texts. An option without a value is True.
+    Raises: ConfigError for an argument that is not an option.
     """
-    found: dict[str, Any] = {}
+    parsed: dict[str, Any] = {}
     rest = list(arguments)
     while rest:
         name, has_value, value = rest.pop(0).partition("=")
         if not name.startswith("--") or len(name) == 2:
-            raise ConfigError(f"{name!r:.80} is not understood: engines' options begin with --")
+            raise ConfigError(f"{name!r:.80} is not an option; options of an engine start with --")
         if not has_value:
             value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
-        found[name[2:].replace("-", "_")] = read_value(value)
-    return found
+        parsed[name[2:].replace("-", "_")] = read_value(value)
+    return parsed
 
 
 def read_value(text: str) -> Any:
-    """Return what an option's value means."""
+    """Parse the value of an option."""
     words = {"true": True, "false": False, "null": None, "none": None}
     if text.lower() in words:
         return words[text.lower()]

@@ -1,4 +1,4 @@
-"""Looms of a server, grown by its models: KV is there from one command to the next."""
+"""The backend that uses a server: its looms, its models, and its KV cache."""
 
 from __future__ import annotations
 
@@ -49,59 +49,59 @@ _ALL_FIELDS = ("tokens", "meta", "params")
 
 
 class ServerBackend(Backend):
-    """The looms of a server.
+    """Looms and models of a server.
 
-    here: the same looms in this process, for what the server has no model for; None where the
-    server is elsewhere, or was asked for by name.
+    local: a local backend for the same looms, used for models that the server does not have. None
+    for a server that the user named.
     """
 
-    def __init__(self, client: Client, here: Backend | None = None) -> None:
+    def __init__(self, client: Client, local: Backend | None = None) -> None:
         self.client = client
-        self.here = here
+        self.local = local
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self.client.close()
-        if self.here is not None:
-            self.here.close()
+        if self.local is not None:
+            self.local.close()
 
     @property
     def home(self) -> Backend:
-        """The same looms in this process, where the server was not asked for by name."""
-        return self if self.here is None else self.here
+        """The local backend, if there is one; else this backend."""
+        return self if self.local is None else self.local
 
     def where(self) -> str:
-        """Return where they are kept, in words."""
+        """Return the server's URL."""
         return self.client.connection.base
 
-    def rows(self, limit: int | None = None) -> list[LoomSummary]:
-        """Return what is kept, the one changed last first."""
-        found: list[LoomSummary] = []
+    def summaries(self, limit: int | None = None) -> list[LoomSummary]:
+        """Return the saved looms, the one changed last first."""
+        summaries: list[LoomSummary] = []
         after = None
         while True:
-            left = _PAGE if limit is None else min(_PAGE, limit - len(found))
+            left = _PAGE if limit is None else min(_PAGE, limit - len(summaries))
             page = self.client.looms(limit=left, after=after)
-            found += map(_row, page.data)
+            summaries += map(_summary, page.data)
             after = page.next
-            if after is None or len(found) == limit:
-                return found
+            if after is None or len(summaries) == limit:
+                return summaries
 
-    def row(self, name: str) -> LoomSummary:
-        """Return what a list says of one loom."""
+    def summary(self, name: str) -> LoomSummary:
+        """Return the summary of one loom."""
         try:
-            return _row(self.client.loom(name))
+            return _summary(self.client.loom(name))
         except NotFound as error:
             if error.what != "loom":
                 raise
             raise ConfigError(str(error), hint=error.hint) from error
 
     def last_loom(self) -> str | None:
-        """Return the loom drawn last in this terminal."""
-        mark = terminal()
-        return self.client.drawn_last(mark).loom if mark else None
+        """Return the loom last used in this terminal."""
+        terminal_id = terminal()
+        return self.client.drawn_last(terminal_id).loom if terminal_id else None
 
     def try_last_loom_anywhere(self) -> str | None:
-        """Return the loom drawn last in any terminal, else the one changed last."""
+        """Return the loom last used in any terminal, else the loom changed last."""
         return self.client.drawn_last(terminal() or "-").anybodys
 
     def open(self, name: str) -> ServerLoomSession:
@@ -109,13 +109,13 @@ class ServerBackend(Backend):
         return self._session(name, None)
 
     def _session(self, name: str, model_handle: ServerModel | None) -> ServerLoomSession:
-        """Return a loom, where its reader stands."""
+        """Return a session at the current node of this terminal."""
         session = ServerLoomSession(self, self.client.loom(name), model_handle)
-        mark = terminal()
-        if mark:
-            drawn = self.client.drawn_last(mark)
-            if drawn.loom == session.name:
-                session.at = session.by_number.get(drawn.node, session.loom)
+        terminal_id = terminal()
+        if terminal_id:
+            state = self.client.drawn_last(terminal_id)
+            if state.loom == session.name:
+                session.at = session.by_number.get(state.node, session.loom)
         return session
 
     @contextmanager
@@ -123,75 +123,75 @@ class ServerBackend(Backend):
         self, name: str, model: str | None, engine: str, kv_budget: str
     ) -> Iterator[LoomSession]:
         """Open a loom with its model."""
-        row = self.row(name)
-        check_has_tokens(row)
-        found = self._model(model or row.model, engine, kv_budget)
-        if found is None and self.here is not None:
-            with self.here.open_with_model(name, model, engine, kv_budget) as session:
+        summary = self.summary(name)
+        check_has_tokens(summary)
+        loaded = self._model(model or summary.model, engine, kv_budget)
+        if loaded is None and self.local is not None:
+            with self.local.open_with_model(name, model, engine, kv_budget) as session:
                 yield session
             return
-        if found is None:
-            found = self._loaded(model or row.model, engine, kv_budget)
-        yield self._session(name, ServerModel(self, found))
+        if loaded is None:
+            loaded = self._load(model or summary.model, engine, kv_budget)
+        yield self._session(name, ServerModel(self, loaded))
 
     @contextmanager
     def model(self, model: str | None, engine: str, kv_budget: str) -> Iterator[ModelHandle]:
-        """Take a model of the server's for new looms; None: its default one."""
-        found = self._model(model, engine, kv_budget)
-        if found is None and self.here is not None:
-            with self.here.model(model, engine, kv_budget) as model_handle:
+        """Provide a model of the server for new looms; None means its default model."""
+        loaded = self._model(model, engine, kv_budget)
+        if loaded is None and self.local is not None:
+            with self.local.model(model, engine, kv_budget) as model_handle:
                 yield model_handle
             return
-        if found is None:
-            found = self._loaded(model or TINY, engine, kv_budget)
-        yield ServerModel(self, found)
+        if loaded is None:
+            loaded = self._load(model or TINY, engine, kv_budget)
+        yield ServerModel(self, loaded)
 
     def _model(self, source: str | None, engine: str, kv_budget: str) -> ModelObject | None:
-        """Return the model that is wished for, if it is loaded there."""
-        for each in self.client.models().data:
-            is_it = each.is_default if source is None else _is_same(each, source)
-            if is_it and each.state == "ready":
-                if engine in ("auto", each.engine) and kv_budget == "auto":
-                    return each
-                if self.here is None:
+        """Return the requested model if the server has loaded it; None means the default one."""
+        for model in self.client.models().data:
+            matches = model.is_default if source is None else _has_source(model, source)
+            if matches and model.state == "ready":
+                if engine in ("auto", model.engine) and kv_budget == "auto":
+                    return model
+                if self.local is None:
                     raise ConfigError(
-                        f"the server runs {each.id} with an engine and a KV budget of its own; "
+                        f"the server runs {model.id} with its own engine and KV budget; "
                         "leave out --engine and --kv-budget",
-                        hint="weft serve takes both",
+                        hint="weft serve accepts both",
                     )
         return None
 
-    def _loaded(self, source: str, engine: str, kv_budget: str) -> ModelObject:
-        """Let the server load a model."""
+    def _load(self, source: str, engine: str, kv_budget: str) -> ModelObject:
+        """Load a model on the server."""
         options = {} if engine == "auto" else {"engine": engine}
         if kv_budget != "auto":
             options["kv_budget"] = kv_budget
         job = self.client.load_model(source, **options)
-        told = self.client.wait(job.job)
-        if told.model is None:
+        result = self.client.wait(job.job)
+        if result.model is None:
             raise ModelLoadError(f"{self.where()} has not loaded {source}")
-        return self.client.model(told.model)
+        return self.client.model(result.model)
 
     def import_file(
         self, file: Path, *, format: str, name: str | None, model: str | None, engine: str
     ) -> ImportResult:
-        """Keep the looms of a file. model: make its texts tokens of this one."""
+        """Import the looms of a file. model: tokenize its texts for this model."""
         if model is not None:
-            found = self._model(model, engine, "auto")
-            if found is None and self.here is not None:
-                return self.here.import_file(
+            loaded = self._model(model, engine, "auto")
+            if loaded is None and self.local is not None:
+                return self.local.import_file(
                     file, format=format, name=name, model=model, engine=engine
                 )
-            model = (found or self._loaded(model, engine, "auto")).id
+            model = (loaded or self._load(model, engine, "auto")).id
         try:
-            told = self.client.import_looms(read(file), format=format, model=model, name=name)
+            report = self.client.import_looms(read(file), format=format, model=model, name=name)
         except FormatError as error:
             raise FormatError(f"{file}: {error}", hint=error.hint) from error
-        names = [each.name for each in told.looms]
-        return ImportResult(names, told.recognised_as, told.nodes, told.dropped)
+        names = [loom.name for loom in report.looms]
+        return ImportResult(names, report.recognised_as, report.nodes, report.dropped)
 
     def page(self) -> str | None:
-        """Return the address of the page; "" where the server has none."""
+        """Return the URL of the web page; "" if the server has none."""
         try:
             self.client.call(ApiCall("GET", "/", bool, is_json=False))
         except NotFound:
@@ -199,30 +199,30 @@ class ServerBackend(Backend):
         return f"{self.where()}/"
 
     def find(self, words: str, loom: str | None, limit: int) -> list[Hit]:
-        """Return the nodes that have these words."""
+        """Return the nodes that contain these words."""
         from ..service.store import Hit
 
-        found = self.client.find(words, loom=loom, limit=limit).data
-        return [
-            Hit(each.name, each.loom, each.node, "", each.text, each.spans, 0.0) for each in found
-        ]
+        hits = self.client.find(words, loom=loom, limit=limit).data
+        return [Hit(hit.name, hit.loom, hit.node, "", hit.text, hit.spans, 0.0) for hit in hits]
 
     def remove(self, names: Sequence[str]) -> None:
-        """Take looms away."""
+        """Remove looms."""
         for name in names:
             self.client.remove_loom(name)
 
     def restore(self, loom: str | None) -> list[tuple[str, str]]:
-        """Bring back what was removed last: looms, or nodes of the loom drawn last here."""
+        """Restore what was removed last: looms, or nodes of the loom last used here."""
         if loom is not None:
-            told = self.client.restore_looms(nodes_of=self.find_or_import(loom), only_nodes=True)
+            restored = self.client.restore_looms(
+                nodes_of=self.find_or_import(loom), only_nodes=True
+            )
         else:
-            told = self.client.restore_looms(nodes_of=self.last_loom())
-        return list(zip(told.names, (row.name for row in told.data), strict=True))
+            restored = self.client.restore_looms(nodes_of=self.last_loom())
+        return list(zip(restored.names, (loom.name for loom in restored.data), strict=True))
 
 
 class ServerModel:
-    """A model of a server. What it counts is of this command."""
+    """A model of a server. Its statistics count only the work of this command."""
 
     def __init__(self, backend: ServerBackend, model: ModelObject) -> None:
         self.backend = backend
@@ -237,7 +237,7 @@ class ServerModel:
         self.seconds = 0.0
 
     def stats(self) -> Stats:
-        """Return what this command's work has read and written there; KV is the model's."""
+        """Return the tokens of this command, and the KV of the model."""
         from ..lm.stats import Stats
 
         kv = next((each for each in self.backend.client.kv().data if each.model == self.id), None)
@@ -268,41 +268,41 @@ class ServerModel:
         )
 
     def count(self, usage: TokenUsage | None, seconds: float) -> None:
-        """Count a job that has ended."""
+        """Add the usage of a finished job to the statistics."""
         self.seconds += seconds
         if usage is None:
             return
-        known = usage.cached_tokens is not None and self.usage.cached_tokens is not None
-        before = self.usage.cached_tokens if self.usage.prompt_tokens else 0
+        has_cached = usage.cached_tokens is not None and self.usage.cached_tokens is not None
+        previous = self.usage.cached_tokens if self.usage.prompt_tokens else 0
         self.usage = TokenUsage(
             prompt_tokens=self.usage.prompt_tokens + usage.prompt_tokens,
             completion_tokens=self.usage.completion_tokens + usage.completion_tokens,
-            cached_tokens=(before or 0) + (usage.cached_tokens or 0)
-            if known or not self.usage.prompt_tokens and usage.cached_tokens is not None
+            cached_tokens=(previous or 0) + (usage.cached_tokens or 0)
+            if has_cached or not self.usage.prompt_tokens and usage.cached_tokens is not None
             else None,
         )
 
     def is_stop_token(self, token_id: int) -> bool:
-        """Whether this token ends a text; it is not known here, so it is taken to."""
+        """Return True: the client does not know the server's stop tokens."""
         return True
 
     def template_hint(self, otherwise: str) -> str:
-        """Return what to do without a chat template."""
+        """Return the hint unchanged."""
         return otherwise
 
     def create_loom(
         self, text: str, *, chat: bool | None, system: str | None, special: bool, keep: bool = True
     ) -> ServerLoomSession:
-        """Make the loom of a prompt; one that is not to be kept goes at the end."""
+        """Create the loom of a prompt; a loom that is not to be saved is deleted at the end."""
         if chat or (chat is None and self.has_template):
             check_not_special(special)
-        given: dict[str, Any] = {"model": self.id, "system": system}
+        fields: dict[str, Any] = {"model": self.id, "system": system}
         if chat and text:
-            given["messages"] = [{"role": "user", "content": text}]
+            fields["messages"] = [{"role": "user", "content": text}]
         else:
-            given |= {"prompt": text, "template": chat is None, "special": special or None}
-        told = self.backend.client.create_loom(**given)
-        return ServerLoomSession(self.backend, told, self, is_persistent=keep)
+            fields |= {"prompt": text, "template": chat is None, "special": special or None}
+        loom = self.backend.client.create_loom(**fields)
+        return ServerLoomSession(self.backend, loom, self, is_persistent=keep)
 
     def search(
         self,
@@ -311,55 +311,55 @@ class ServerModel:
         options: dict[str, Any],
         progress: Callable[[Level], object],
     ) -> SearchResult:
-        """Search in a loom that is just begun."""
+        """Search from the prompt of a new loom."""
         assert isinstance(session, ServerLoomSession)
         return session.search(strategy, options)
 
 
 class ServerLoomSession(LoomSession):
-    """A loom of a server, read into this process; what changes is changed there, then read."""
+    """A copy of a server's loom. Changes go to the server, then the copy is updated."""
 
     def __init__(
         self,
         backend: ServerBackend,
-        told: LoomObject,
+        loom: LoomObject,
         model_handle: ServerModel | None,
         *,
         is_persistent: bool = True,
     ) -> None:
         self.backend = backend
         self.client = backend.client
-        self.id = told.id
+        self.id = loom.id
         self.is_persistent = is_persistent
-        self._model = str((told.meta or {}).get("model") or told.model)
+        self._model = str((loom.meta or {}).get("model") or loom.model)
         self.by_number: dict[int, Heddle] = {}
         self._numbers: dict[str, int] = {}
-        super().__init__(self._read(told), told.name if is_persistent else "", model_handle)
+        super().__init__(self._read(loom), loom.name if is_persistent else "", model_handle)
         self._model_handle = model_handle
 
     @property
     def model(self) -> str:
-        """What to load to grow it."""
+        """The source to load to grow the loom."""
         return self._model
 
     # Reading
 
-    def _read(self, told: LoomObject) -> Loom:
+    def _read(self, data: LoomObject) -> Loom:
         from ..loom import Loom
         from ..loom.loom import Prompt
         from ..loom.node import new_child
         from ..service.store.file import ModelIdentity, bare_loom
 
-        mark = ModelIdentity(told.model, "", 0)
-        made = Prompt([], told.prompt, bool(told.chat_template_used))
-        loom = bare_loom(mark, made, told.created, None, None, Loom, ChatNode)
-        for each in self._nodes():
-            if each.parent is None:
-                self._fill(loom, each)
+        identity = ModelIdentity(data.model, "", 0)
+        prompt = Prompt([], data.prompt, bool(data.chat_template_used))
+        loom = bare_loom(identity, prompt, data.created, None, None, Loom, ChatNode)
+        for record in self._nodes():
+            if record.parent is None:
+                self._fill(loom, record)
                 continue
-            parent = self.by_number[each.parent]
+            parent = self.by_number[record.parent]
             node = new_child(parent)
-            self._fill(node, each)
+            self._fill(node, record)
             parent.children.append(node)
         return loom
 
@@ -371,34 +371,34 @@ class ServerLoomSession(LoomSession):
             if (after := page.next) is None:
                 return
 
-    def _fill(self, node: Heddle, told: NodeObject) -> None:
+    def _fill(self, node: Heddle, data: NodeObject) -> None:
         from .._core.sampling.params import SamplingParams
         from ..loom.node import set_text, set_tokens
 
-        set_tokens(node, told.token_ids or [])
-        set_text(node, told.text)
-        node.id = told.id
-        node.logprobs = [parse_number(value, "a logprob") for value in told.logprobs or ()]
-        node.entropies = [parse_number(value, "an entropy") for value in told.entropies or ()]
-        legal = told.legal_logmass or ()
+        set_tokens(node, data.token_ids or [])
+        set_text(node, data.text)
+        node.id = data.id
+        node.logprobs = [parse_number(value, "a logprob") for value in data.logprobs or ()]
+        node.entropies = [parse_number(value, "an entropy") for value in data.entropies or ()]
+        legal = data.legal_logmass or ()
         node.legal_logmass = [parse_number(value, "a legal_logmass") for value in legal]
-        node.params = None if told.params is None else SamplingParams.from_dict(told.params)
-        node.finish_reason = told.finish_reason  # type: ignore[assignment]
-        node.stop_string, node.terminal = told.stop_string, told.ended
-        node.score = None if told.score is None else parse_number(told.score, "a score")
-        node.meta = dict(told.meta or {})
-        self.by_number[told.node] = node
-        self._numbers[told.id] = told.node
+        node.params = None if data.params is None else SamplingParams.from_dict(data.params)
+        node.finish_reason = data.finish_reason  # type: ignore[assignment]
+        node.stop_string, node.terminal = data.stop_string, data.ended
+        node.score = None if data.score is None else parse_number(data.score, "a score")
+        node.meta = dict(data.meta or {})
+        self.by_number[data.node] = node
+        self._numbers[data.id] = data.node
 
-    def _again(self) -> None:
-        """Read the loom anew; one stands where one stood, or at the nearest that is there."""
+    def _reload(self) -> None:
+        """Read the loom again. A removed current node is replaced by its nearest ancestor."""
         path = [self._numbers[node.id] for node in self.at.path]
         self.by_number = {}
         self.loom = self._read(self.client.loom(self.id))
         self.at = next(self.by_number[each] for each in reversed(path) if each in self.by_number)
 
     def numbers(self) -> Mapping[str, int]:
-        """Return number by id, of all nodes that were here."""
+        """Return node numbers by node id, also of removed nodes."""
         return self._numbers
 
     def _number(self, node: Heddle) -> int:
@@ -409,80 +409,85 @@ class ServerLoomSession(LoomSession):
     def grow(
         self, node: Heddle, n: int, sampling: dict[str, Any], *, force: bool
     ) -> GenerationStream:
-        """Begin to grow n branches at a node."""
+        """Start to generate n branches at a node."""
         options = _fields(sampling)
         assert self._model_handle is not None
         job = self.client.begin(
             self.id, self._number(node), n=n, force=force, model=self._model_handle.id, **options
         )
-        made: list[Heddle] = []
+        branches: list[Heddle] = []
         length = sum(len(each.tokens) for each in node.path)
         return GenerationStream(
             job.branches[0].node,
-            self._follow(node, job, made),
-            lambda: made,
+            self._follow(node, job, branches),
+            lambda: branches,
             lambda: f"reading {counted(length, 'token')} …",
         )
 
     def _follow(
-        self, parent: Heddle, job: JobReply, made: list[Heddle]
+        self, parent: Heddle, job: JobReply, branches: list[Heddle]
     ) -> Generator[Delta, None, None]:
         from ..lm.results import Delta
         from ..loom.node import new_child
         from ..service.client.growth import GrowthReader
 
-        began = time.monotonic()
+        start = time.monotonic()
         reader = GrowthReader(job)
-        sprouts = {each.branch: new_child(parent) for each in job.branches}
-        is_whole = False
+        nodes = {branch.branch: new_child(parent) for branch in job.branches}
+        is_complete = False
         try:
-            for name, told in self.client.events(job.job):
-                for each in reader.take(name, told):
+            for name, data in self.client.events(job.job):
+                for event in reader.take(name, data):
                     yield Delta(
-                        each.branch,
-                        sprouts[each.branch],
-                        each.token_ids,
-                        each.text,
-                        each.logprobs,
-                        each.finish_reason,  # type: ignore[arg-type]
+                        event.branch,
+                        nodes[event.branch],
+                        event.token_ids,
+                        event.text,
+                        event.logprobs,
+                        event.finish_reason,  # type: ignore[arg-type]
                     )
         except (GeneratorExit, KeyboardInterrupt):
             self.client.cancel(job.job)
-            for name, told in self.client.events(job.job):
-                reader.take(name, told)
+            for name, data in self.client.events(job.job):
+                reader.take(name, data)
             raise
         else:
-            is_whole = True
+            is_complete = True
         finally:
-            self._take_in(parent, job, made, is_told=not is_whole)
+            self._read_branches(parent, job, branches, ignores_errors=not is_complete)
             assert self._model_handle is not None
-            self._model_handle.count(reader.usage, time.monotonic() - began)
+            self._model_handle.count(reader.usage, time.monotonic() - start)
 
-    def _take_in(self, parent: Heddle, job: JobReply, made: list[Heddle], *, is_told: bool) -> None:
-        """Read what has become of the branches. is_told: an error is, and no other one matters."""
+    def _read_branches(
+        self, parent: Heddle, job: JobReply, branches: list[Heddle], *, ignores_errors: bool
+    ) -> None:
+        """Read finished branches from the server into `branches`.
+
+        ignores_errors: another error is being raised already.
+        """
         from ..loom.node import new_child
 
-        branches = {each.node: each.branch for each in job.branches}
+        branch_of = {branch.node: branch.branch for branch in job.branches}
         try:
-            found = [each for each in self._nodes(under=self._number(parent), depth=1)]
+            records = list(self._nodes(under=self._number(parent), depth=1))
         except WeftError:
-            if not is_told:
+            if not ignores_errors:
                 raise
             return
-        for told in found:
-            if told.node in branches and told.node not in self.by_number:
+        for record in records:
+            if record.node in branch_of and record.node not in self.by_number:
                 node = new_child(parent)
-                self._fill(node, told)
-                node.lineage = (branches[told.node],)
+                self._fill(node, record)
+                node.lineage = (branch_of[record.node],)
                 parent.children.append(node)
-                made.append(node)
+                branches.append(node)
 
     def add_user_text(
         self, node: Heddle, text: str, *, chat: bool | None = None, special: bool = False
     ) -> Heddle:
-        """Add what the user says at a node, and return it."""
+        """Add a text of the user below a node, and return the new node."""
         if not text:
-            raise ConfigError("there is nothing to say: the text is empty")
+            raise ConfigError("the text is empty")
         is_turn = self.loom.chat_template_used if chat is None else chat
         if is_turn:
             check_not_special(special)
@@ -491,11 +496,11 @@ class ServerLoomSession(LoomSession):
                     "this model has no chat template: it continues text and does not answer",
                     hint=self.model_handle.template_hint("--raw adds the text as it is"),
                 )
-        what = {"message": text} if is_turn else {"text": text, "special": special or None}
-        changed = self.client.add(self.id, self._number(node), **what)
-        return self._added(node, changed.added[0].node)
+        fields = {"message": text} if is_turn else {"text": text, "special": special or None}
+        change = self.client.add(self.id, self._number(node), **fields)
+        return self._add(node, change.added[0].node)
 
-    def _added(self, parent: Heddle, number: int) -> Heddle:
+    def _add(self, parent: Heddle, number: int) -> Heddle:
         from ..loom.node import new_child
 
         node = new_child(parent)
@@ -507,7 +512,7 @@ class ServerLoomSession(LoomSession):
         """Return the likeliest next tokens at a node."""
         from ..lm.results import Distribution, TokenProb
 
-        found = self.client.next_tokens(self.id, self._number(node), top=top).next
+        candidates = self.client.next_tokens(self.id, self._number(node), top=top).next
         return Distribution(
             TokenProb(
                 each.id,
@@ -517,15 +522,15 @@ class ServerLoomSession(LoomSession):
                 each.p,
                 each.rank,
             )
-            for each in found
+            for each in candidates
         )
 
     def pieces(self, node: Heddle) -> list[str]:
-        """Return the text of each of a node's tokens."""
+        """Return the text of each token of a node."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         tokens = self.client.tokens(self.id, self._number(node)).data
         last = len(tokens) - 1
-        return [decoder.decode(bytes(each.bytes), at == last) for at, each in enumerate(tokens)]
+        return [decoder.decode(bytes(token.bytes), i == last) for i, token in enumerate(tokens)]
 
     def export(
         self, node: Heddle, path: Path, format: str, scope: str, *, kv: bool, **options: Any
@@ -534,104 +539,106 @@ class ServerLoomSession(LoomSession):
         options = {name: value for name, value in options.items() if value}
         if kv or not options.keys() <= {"tint"}:
             raise Unsupported(
-                "a server exports without --kv, --top and --by; without WEFT_HOST it is done here"
+                "--kv, --top and --by cannot be used with a server; unset WEFT_HOST for them"
             )
         number = self._number(node)
         data = self.client.export(self.id, format, scope=scope, node=number, **options)
         write(path, data)
 
     def search(self, strategy: Strategy, options: dict[str, Any]) -> SearchResult:
-        """Search from the prompt on; where that is refused, the loom goes."""
+        """Search from the prompt; a loom whose search is rejected is deleted."""
         from ..search import SearchResult
         from ..search.core import Cost, Vote
 
         assert self._model_handle is not None
-        began = time.monotonic()
+        start = time.monotonic()
         try:
             job = self.client.begin_search(self.id, strategy=strategy.name, **options)
         except WeftError:
             self.discard()
             raise
         try:
-            ended = self.client.wait(job.job)
+            finished = self.client.wait(job.job)
         except KeyboardInterrupt:
             self.client.cancel(job.job)
-            self._again()
+            self._reload()
             raise
-        self._model_handle.count(ended.usage, time.monotonic() - began)
-        self._again()
-        told = ended.result or {}
-        best = self.by_number.get(told.get("best", 0), self.loom)
-        votes = tuple(Vote(each["answer"], (best,) * each["count"], 0.0) for each in told["votes"])
+        self._model_handle.count(finished.usage, time.monotonic() - start)
+        self._reload()
+        result = finished.result or {}
+        best = self.by_number.get(result.get("best", 0), self.loom)
+        votes = tuple(
+            Vote(vote["answer"], (best,) * vote["count"], 0.0) for vote in result["votes"]
+        )
         return SearchResult(
-            best, told["text"], self.loom, Cost(**told["cost"]), told["solved"], votes
+            best, result["text"], self.loom, Cost(**result["cost"]), result["solved"], votes
         )
 
-    # Keeping: the server does
+    # Saving: the server saves the loom
 
     def save(self) -> None:
-        """Nothing is left to be kept but where one stands."""
-        self.note()
+        """Store the current node; the server has saved everything else."""
+        self.remember()
 
     def discard(self) -> None:
-        """Forget a loom of which nothing came, or that was not to be kept."""
+        """Delete a loom that is empty, or that is not to be saved."""
         with suppress(WeftError):
             self.client.remove_loom(self.id, purge=True)
         self.name = ""
 
-    def note(self) -> None:
-        """Remember that this is the loom drawn last in this terminal, and where one stands."""
-        if self.name and (mark := terminal()):
-            self.client.note_drawn(mark, self.id, self._number(self.at))
+    def remember(self) -> None:
+        """Store this loom and its current node as the last ones of this terminal."""
+        if self.name and (terminal_id := terminal()):
+            self.client.note_drawn(terminal_id, self.id, self._number(self.at))
 
     def remove(self, nodes: Sequence[Heddle]) -> None:
-        """Take nodes away, with all below them."""
+        """Remove nodes, with all nodes below them."""
         first, *rest = map(self._number, nodes)
         self.client.remove(self.id, first, also=rest)
         for node in nodes:
             node.remove()
 
     def undo(self) -> UndoResult:
-        """Undo the last change of this loom that is not undone."""
-        return self._turned("done", self.client.undo)
+        """Undo the last operation that is not undone yet."""
+        return self._apply("done", self.client.undo)
 
     def redo(self) -> UndoResult:
-        """Do again what was undone last."""
-        return self._turned("undone", self.client.redo)
+        """Redo the operation that was undone last."""
+        return self._apply("undone", self.client.redo)
 
-    def _turned(self, state: str, turn: Callable[[str], Any]) -> UndoResult:
+    def _apply(self, state: str, operation: Callable[[str], Any]) -> UndoResult:
         operations = [each for each in self.client.history(self.id).data if each.state == state]
-        which = operations[0 if state == "done" else -1] if operations else None
+        logged = operations[0 if state == "done" else -1] if operations else None
         try:
-            changed = turn(self.id)
+            change = operation(self.id)
         except WeftError as error:
             raise StoreError(str(error), hint=error.hint) from error
-        self._again()
+        self._reload()
         return UndoResult(
-            changed.kind if which is None else which.kind,
-            [self.by_number[each.node] for each in changed.added],
-            [self.by_number[each.node] for each in changed.changed],
-            changed.removed,
+            change.kind if logged is None else logged.kind,
+            [self.by_number[node.node] for node in change.added],
+            [self.by_number[node.node] for node in change.changed],
+            change.removed,
         )
 
 
-def _row(told: LoomObject) -> LoomSummary:
-    changed = datetime.fromisoformat(told.changed).timestamp() if told.changed else 0.0
+def _summary(loom: LoomObject) -> LoomSummary:
+    changed = datetime.fromisoformat(loom.changed).timestamp() if loom.changed else 0.0
     return LoomSummary(
-        told.id,
-        told.name,
-        told.model,
-        told.engine,
-        told.prompt,
-        told.created,
+        loom.id,
+        loom.name,
+        loom.model,
+        loom.engine,
+        loom.prompt,
+        loom.created,
         changed,
-        told.n_nodes,
-        told.rev,
+        loom.n_nodes,
+        loom.rev,
     )
 
 
-def _is_same(model: ModelObject, source: str) -> bool:
-    """Whether a model is the one that a command means."""
+def _has_source(model: ModelObject, source: str) -> bool:
+    """Return True if `source` names this model by id, source or folder."""
     if source in (model.id, model.source):
         return True
     folder = Path(source)
@@ -639,14 +646,14 @@ def _is_same(model: ModelObject, source: str) -> bool:
 
 
 def _fields(sampling: dict[str, Any]) -> dict[str, Any]:
-    """Return sampling parameters as a request has them."""
+    """Convert sampling parameters to the fields of a request."""
     fields = {name: value for name, value in sampling.items() if value is not None}
     constraint = fields.pop("constraint", None)
     if constraint is not None:
-        told = dict(constraint.to_dict())
-        if "choice" in told:
-            told["choices"] = told.pop("choice")
-        fields |= told
+        constraint_fields = dict(constraint.to_dict())
+        if "choice" in constraint_fields:
+            constraint_fields["choices"] = constraint_fields.pop("choice")
+        fields |= constraint_fields
     if "stop" in fields and not isinstance(fields["stop"], str):
         fields["stop"] = list(fields["stop"])
     if not fields.get("stop", True):

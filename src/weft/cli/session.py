@@ -1,4 +1,4 @@
-"""An open loom, as verbs see it: its name, its numbers, where the reader stands, how it grows."""
+"""An open loom as verbs use it: its name, node numbers, current node, and operations."""
 
 from __future__ import annotations
 
@@ -20,32 +20,30 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class GenerationStream:
-    """Branches on their way. first: the number of the first one, the others follow it.
+    """Branches that are being generated."""
 
-    deltas: what comes; closing it keeps what came. made: the branches that there are, when it is
-    over. waiting: what to say until something comes.
-    """
-
-    first: int
-    deltas: Generator[Delta, None, object]
-    made: Callable[[], list[Heddle]]
-    waiting: Callable[[], str]
+    first: int  # number of the first branch; the others have the following numbers
+    deltas: Generator[Delta, None, object]  # closing it stops the generation and saves
+    branches: Callable[[], list[Heddle]]  # returns the branches once `deltas` is exhausted
+    status: Callable[[], str]  # returns a text to display before the first token
 
 
 @dataclass(slots=True)
 class UndoResult:
-    """An operation that was undone, or done again. kind: of it. removed: numbers."""
+    """The effect of an undo or redo on the tree."""
 
-    kind: str
+    kind: str  # kind of the operation that was undone or redone, such as "grow"
     added: list[Heddle]
     changed: list[Heddle]
-    removed: list[int]
+    removed: list[int]  # numbers of nodes
 
 
 class LoomSession(ABC):
-    """An open loom. name: "" as long as it is not kept. at: the node last read or grown.
+    """An open loom. Without a model handle it can only be read.
 
-    Without a grower it can be read only.
+    Attributes:
+        name: "" while the loom is not saved.
+        at: the current node, that is, the node last read or grown.
     """
 
     def __init__(self, loom: Loom, name: str, model_handle: ModelHandle | None = None) -> None:
@@ -56,53 +54,53 @@ class LoomSession(ABC):
 
     @property
     def model_handle(self) -> ModelHandle:
-        """The model that grows it."""
+        """The model that grows the loom."""
         assert self.optional_handle is not None
         return self.optional_handle
 
     @property
     @abstractmethod
     def model(self) -> str:
-        """What to load to grow it."""
+        """The source to load to grow the loom, as -m takes it."""
 
     # Numbers
 
     @abstractmethod
     def numbers(self) -> Mapping[str, int]:
-        """Return number by id; 0 is the prompt. A number is never given again."""
+        """Return node numbers by node id. The prompt is 0. Numbers are never reused."""
 
     def number(self, node: Heddle) -> int:
         """Return a node's number."""
         return self.numbers()[node.id]
 
-    def node(self, given: str | None) -> Heddle:
-        """Return the node with this number or id; None: where the reader stands."""
-        if given is None:
+    def node(self, name: str | None) -> Heddle:
+        """Return the node with this number or id; None means the current node."""
+        if name is None:
             return self.at
         numbers = self.numbers()
         last = max(numbers.values())
-        if not given.isdecimal() or len(given) > 9:
+        if not name.isdecimal() or len(name) > 9:
             try:
-                return self.loom.find(given)
+                return self.loom.find(name)
             except TreeError:
                 raise ConfigError(
-                    f"NODE is {given!r}; allowed is a number, 0 (the prompt) to {last}, or an id",
-                    hint="weft tree shows them",
+                    f"NODE is {name!r}; allowed is a number, 0 (the prompt) to {last}, or an id",
+                    hint="weft tree shows the nodes",
                 ) from None
         for node in self.loom.walk():
-            if numbers[node.id] == int(given):
+            if numbers[node.id] == int(name):
                 return node
-        if int(given) <= last:
+        if int(name) <= last:
             raise ConfigError(
-                f"node {given} is not in the loom any more", hint="weft tree draws what is there"
+                f"node {name} is not in the loom any more", hint="weft tree shows the nodes"
             )
         raise ConfigError(
-            f"there is no node {given}; allowed is 0 (the prompt) to {last}",
-            hint="weft tree draws it again",
+            f"there is no node {name}; allowed is 0 (the prompt) to {last}",
+            hint="weft tree shows the nodes",
         )
 
     def highest(self) -> int:
-        """Return the highest number of a node that was here."""
+        """Return the highest number given to a node so far."""
         return max(self.numbers().values())
 
     # GenerationStream
@@ -111,16 +109,16 @@ class LoomSession(ABC):
     def grow(
         self, node: Heddle, n: int, sampling: dict[str, Any], *, force: bool
     ) -> GenerationStream:
-        """Begin to grow n branches at a node. Raises: as `Heddle.stream`."""
+        """Start to generate n branches at a node. Raises: like `Heddle.stream`."""
 
     @abstractmethod
     def add_user_text(
         self, node: Heddle, text: str, *, chat: bool | None = None, special: bool = False
     ) -> Heddle:
-        """Add what the user says at a node, and return it.
+        """Add a text of the user below a node, and return the new node.
 
-        chat: as a turn, in which special tokens are letters; None: as the loom's prompt was given.
-        special: read those of a text that is no turn.
+        chat: True adds it as a chat turn, False as plain text, None like the loom's prompt.
+        special: parse special tokens in plain text. In a chat turn they are characters.
         """
 
     @abstractmethod
@@ -129,9 +127,9 @@ class LoomSession(ABC):
 
     @abstractmethod
     def pieces(self, node: Heddle) -> list[str]:
-        """Return the text of each of a node's tokens.
+        """Return the text of each token of a node.
 
-        A character that several tokens make stands with the last of them.
+        A character that consists of several tokens belongs to the last of them.
         """
 
     @abstractmethod
@@ -140,54 +138,54 @@ class LoomSession(ABC):
     ) -> None:
         """Write a part of the loom to a file; see `interchange.write`."""
 
-    # Keeping
+    # Saving
 
     @abstractmethod
     def save(self) -> None:
-        """Keep what has changed; what others wrote meanwhile is taken in."""
+        """Save changes, and merge what other processes have written."""
 
     @abstractmethod
     def discard(self) -> None:
-        """Forget a loom of which nothing came, or that was not to be kept."""
+        """Delete a loom that is empty, or that is not to be saved."""
 
     @abstractmethod
-    def note(self) -> None:
-        """Remember that this is the loom drawn last in this terminal, and where one stands."""
+    def remember(self) -> None:
+        """Store this loom and its current node as the last ones of this terminal."""
 
     @abstractmethod
     def remove(self, nodes: Sequence[Heddle]) -> None:
-        """Take nodes away, with all below them."""
+        """Remove nodes, with all nodes below them."""
 
     @abstractmethod
     def undo(self) -> UndoResult:
-        """Undo the last change of this loom that is not undone."""
+        """Undo the last operation that is not undone yet."""
 
     @abstractmethod
     def redo(self) -> UndoResult:
-        """Do again what was undone last."""
+        """Redo the operation that was undone last."""
 
     def try_save(self) -> bool:
-        """As `save`, where the result is worth showing even if it cannot be kept."""
+        """Like `save`, but print an error instead of raising it; return True if saved."""
         try:
             self.save()
         except StoreError as error:
             warn_not_saved(error)
             if self.name:
-                note = f"what was written before that is kept as {self.name}"
+                note = f"earlier nodes are saved as {self.name}"
                 TerminalWriter.for_stream(sys.stderr).line((note, "dim"))
             return False
         return True
 
-    def try_note(self) -> None:
-        """As `note`, for verbs that only read."""
+    def try_remember(self) -> None:
+        """Like `remember`, but print an error instead of raising it."""
         try:
-            self.note()
+            self.remember()
         except StoreError as error:
             warn_not_saved(error)
 
 
 def warn_not_saved(error: StoreError) -> None:
-    """Say that something was shown and not kept."""
+    """Print that a result could not be saved."""
     out = TerminalWriter.for_stream(sys.stderr)
     out.line(("not kept: ", "bold yellow"), str(error))
     if error.hint:
@@ -195,16 +193,16 @@ def warn_not_saved(error: StoreError) -> None:
 
 
 def likeliest(nodes: list[Heddle]) -> Heddle | None:
-    """Return the likeliest of some branches: where the reader goes on."""
+    """Return the branch with the highest mean logprob; None if there is none."""
     from ..loom.node import in_call_order
 
     return max(in_call_order(nodes), key=lambda node: node.mean_logprob, default=None)
 
 
 def check_not_special(special: bool) -> None:
-    """Refuse --special for what is said in a chat."""
+    """Raise ConfigError for --special with a chat turn."""
     if special:
         raise ConfigError(
-            "what is said in a chat is text, special tokens in it too",
-            hint="--raw --special gives the text as it is",
+            "--special cannot be used in a chat: special tokens in messages are plain text",
+            hint="--raw --special adds the text as it is",
         )

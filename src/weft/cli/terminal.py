@@ -1,4 +1,4 @@
-"""Which terminal this is: each has a loom of its own that was drawn last there."""
+"""An id for the terminal in which a command runs. Each terminal remembers its last loom."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from pathlib import Path
 
 
 def terminal() -> str:
-    """Return a mark of the terminal; "" where none can be told.
+    """Return an id of the terminal; "" if it cannot be determined.
 
-    On Linux and macOS it is the session: every window, tab, tmux pane and login over ssh has its
-    own, and what runs in one, scripts and pipelines too, has the same. A job without a terminal
-    (cron, a service, a step of CI) has one for its own length; so has what a container was
-    entered with, whose session is outside of it. On Windows it is the console.
+    On Linux and macOS this is the POSIX session. Every window, tab, tmux pane and ssh login has
+    its own, shared by the scripts and pipelines in it. A job without a terminal (cron, a service,
+    CI) has an id of its own. On Windows it is the console.
     """
-    marks = _console() if os.name == "nt" else _session()
-    if not marks:
+    parts = _console() if os.name == "nt" else _session()
+    if not parts:
         return ""
-    return hashlib.blake2b("\n".join(marks).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
 
 
 def _session() -> list[str]:
@@ -28,29 +27,28 @@ def _session() -> list[str]:
         return []
     if leader <= 0:
         return []
-    # A number is given again some day; when the leader began is not. macOS has no /proc: its
-    # terminals name their tabs instead.
-    began = _process_status(leader)[_BEGAN:][:1]
+    # Process ids are reused, so the start time of the leader is added. macOS has no /proc, but its
+    # terminals set an id for each tab.
+    start_time = _process_status(leader)[_START_TIME:][:1]
     boot = _read(Path("/proc/sys/kernel/random/boot_id")).strip()
-    return [str(leader), *began, boot or os.environ.get("TERM_SESSION_ID", "")]
+    return [str(leader), *start_time, boot or os.environ.get("TERM_SESSION_ID", "")]
 
 
 def _leader() -> int:
-    """Return the number of our session's leader, as /proc counts; 0 where it cannot be told.
+    """Return the session leader's process id in /proc; 0 if it cannot be determined.
 
-    A container without a /proc of its own sees that of the system around it, where all have other
-    numbers.
+    A container can see its host's /proc, in which its processes have other ids.
     """
     process, leader = os.getpid(), os.getsid(0)
-    told = _read(Path("/proc/self/stat")).partition(" ")[0]
-    if told and int(told) != process:
-        process = int(told)
+    proc_id = _read(Path("/proc/self/stat")).partition(" ")[0]
+    if proc_id and int(proc_id) != process:
+        process = int(proc_id)
         leader = int(_process_status(process)[_SESSION])
     return leader or _first_inside(process)
 
 
 def _first_inside(process: int) -> int:
-    """Return the first process of a session whose leader is outside of our container."""
+    """Return the first process inside this container, if the session leader is outside of it."""
     while status := _process_status(process):
         parent = int(status[_PARENT])
         if _process_status(parent)[_SESSION:][:1] != ["0"]:
@@ -59,8 +57,8 @@ def _first_inside(process: int) -> int:
     return 0
 
 
-# Where /proc/PID/stat says it, counted from behind the name.
-_PARENT, _SESSION, _BEGAN = 1, 3, 19
+# Indexes of fields in /proc/PID/stat, counted after the process name.
+_PARENT, _SESSION, _START_TIME = 1, 3, 19
 
 
 def _process_status(process: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""`weft undo` and `weft redo`: the changes of a loom, one after the other, back and forth."""
+"""`weft undo` and `weft redo`: step through the changes of a loom."""
 
 from __future__ import annotations
 
@@ -18,51 +18,53 @@ from .session import LoomSession, UndoResult
 def undo(
     loom: options.Loom = None, as_json: options.Json = False, verbose: options.Verbose = 0
 ) -> None:
-    """Take back the last change of a loom: growth, removal or edit.
+    """Undo the last change of a loom: growth, removal or edit.
 
-    Call it again for the change before that; weft redo goes the other way.
+    Repeat it for earlier changes; weft redo restores them.
     """
     with select_backend() as backend:
         session = backend.open(backend.resolve_name_to_change(loom, "undo"))
-        _tell(session, session.undo(), "undid", "weft redo", as_json=as_json)
+        _report(session, session.undo(), "undid", "weft redo", as_json=as_json)
 
 
 @handle_errors
 def redo(
     loom: options.Loom = None, as_json: options.Json = False, verbose: options.Verbose = 0
 ) -> None:
-    """Do again what weft undo took back last."""
+    """Redo the change that weft undo took back last."""
     with select_backend() as backend:
         session = backend.open(backend.resolve_name_to_change(loom, "redo"))
-        _tell(session, session.redo(), "did again", "weft undo", as_json=as_json)
+        _report(session, session.redo(), "did again", "weft undo", as_json=as_json)
 
 
-def _tell(session: LoomSession, result: UndoResult, did: str, other: str, *, as_json: bool) -> None:
+def _report(
+    session: LoomSession, result: UndoResult, action: str, inverse: str, *, as_json: bool
+) -> None:
     numbers = session.numbers()
     added = sorted(numbers[node.id] for node in result.added)
     changed = sorted(numbers[node.id] for node in result.changed)
     removed = sorted(result.removed)
-    session.try_note()
+    session.try_remember()
     if as_json:
-        told = {"kind": result.kind, "loom": session.name, "at": session.number(session.at)}
-        write_object({**told, "added": added, "changed": changed, "removed": removed})
+        report = {"kind": result.kind, "loom": session.name, "at": session.number(session.at)}
+        write_object({**report, "added": added, "changed": changed, "removed": removed})
         return
     parts = [
-        f"{counted(len(found), 'node')} {what} ({spans(found)})"
-        for what, found in (("back", added), ("changed", changed), ("gone", removed))
-        if found
+        f"{counted(len(nodes), 'node')} {change} ({spans(nodes)})"
+        for change, nodes in (("back", added), ("changed", changed), ("gone", removed))
+        if nodes
     ]
     out = TerminalWriter.for_stream(sys.stdout)
     out.line(
-        (f"{did} {result.kind}", "bold"), f" in {session.name}: {', '.join(parts) or 'nothing'}"
+        (f"{action} {result.kind}", "bold"), f" in {session.name}: {', '.join(parts) or 'nothing'}"
     )
     out.line()
     show_tree(out, session, result.added or result.changed)
-    hints.suggest(other.split(), ["weft", "tree"])
+    hints.suggest(inverse.split(), ["weft", "tree"])
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """Return ascending numbers shortly: 1, 4-7."""
+    """Abbreviate ascending numbers, such as "1, 4-7"."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][-1] + 1:

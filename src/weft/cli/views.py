@@ -1,4 +1,4 @@
-"""`weft tree`, `weft read`, `weft next`: a loom, a path's text, what may come next."""
+"""`weft tree`, `weft read` and `weft next`: show a loom, a path, or the next tokens."""
 
 from __future__ import annotations
 
@@ -31,23 +31,27 @@ def tree(
     loom: options.OptionalLoom = None,
     named: options.Loom = None,
     top: Annotated[
-        int, typer.Option("--top", help="Draw so many children of a node, best scores first.")
+        int,
+        typer.Option(
+            "--top",
+            help="Draw at most this many children of a node, best scores first; 0 draws all.",
+        ),
     ] = 0,
     as_json: options.Json = False,
     verbose: options.Verbose = 0,
 ) -> None:
     """Draw a loom with the numbers of its nodes.
 
-    They are the numbers that grow, read, next, rm and export take.
+    The commands grow, read, next, rm and export take these numbers.
     """
     if loom is not None and named is not None and loom != named:
-        raise ConfigError(f"two looms are named: {loom} and {named}; one is drawn")
+        raise ConfigError(f"two looms are given: {loom} and {named}; give one")
     with open_session(loom or named) as session:
         show_loom(session, top, as_json=as_json)
 
 
 def show_loom(session: LoomSession, top: int, *, as_json: bool) -> None:
-    """Draw a loom, or write it as an object."""
+    """Draw a loom, or write it as a JSON object."""
     top = check_int("--top", top, 0)
     if as_json:
         from ..service.store.json_output import tree_object
@@ -55,21 +59,21 @@ def show_loom(session: LoomSession, top: int, *, as_json: bool) -> None:
         write_object(
             tree_object(session.loom, session.name, session.model, session.at, session.numbers())
         )
-        session.try_note()
+        session.try_remember()
         return
     out = TerminalWriter.for_stream(sys.stdout)
     path = frozenset(each.id for each in session.at.path[1:])
     out.lines(Picture(out, below_root(session), path=path, top=top).lines(session.loom))
     out.line()
-    out.facts(facts_of(session))
-    session.try_note()
-    advise(session)
+    out.facts(summary_of(session))
+    session.try_remember()
+    suggest_for_tree(session)
 
 
-def facts_of(session: LoomSession) -> str:
-    """Return what a loom holds, in one line."""
+def summary_of(session: LoomSession) -> str:
+    """Return the loom's name, counts and model in one line."""
     nodes = list(session.loom.walk())
-    held = sum(len(node.tokens) for node in nodes)
+    n_tokens = sum(len(node.tokens) for node in nodes)
     depth: dict[str, int] = {}
     unshared = 0
     for node in nodes:
@@ -80,17 +84,17 @@ def facts_of(session: LoomSession) -> str:
     n_leaves = session.loom.count_leaves()
     return (
         f"{session.name} · {counted(len(nodes) - 1, 'node')}, {counted(n_leaves, 'path')} · "
-        f"{counted(held, 'token')} ({unshared} unshared) · {session.model}"
+        f"{counted(n_tokens, 'token')} ({unshared} unshared) · {session.model}"
     )
 
 
-def advise(session: LoomSession) -> None:
-    """Suggest what to do with the tree."""
+def suggest_for_tree(session: LoomSession) -> None:
+    """Suggest commands for a tree."""
     numbers = session.numbers()
     leaves = session.loom.leaves
     at = session.at if session.at is not session.loom else leaves[0]
-    begin = (at.parent or session.loom) if at.terminal else at
-    commands = [["weft", "grow", str(numbers[begin.id]), "-n", "4"]]
+    start = (at.parent or session.loom) if at.terminal else at
+    commands = [["weft", "grow", str(numbers[start.id]), "-n", "4"]]
     if at is not session.loom:
         commands.append(["weft", "read", str(numbers[at.id])])
     hints.suggest(*commands, ["weft", "export", f"{session.name}.html"])
@@ -106,14 +110,14 @@ def read(
 ) -> None:
     """Read a path as one text.
 
-    One then stands at its end: `weft run -c` and `weft chat -c` go on from there.
+    Its end becomes the current node, from which weft run -c and weft chat -c continue.
     """
     with open_session(loom) as session:
         read_node(session, node, color, as_json=as_json)
 
 
 def read_node(session: LoomSession, node: str | None, color: Tint | None, *, as_json: bool) -> None:
-    """Write a path, or an object of it; the reader stands at its end."""
+    """Write a path as text or JSON; its end becomes the current node."""
     at = session.at = session.node(node)
     if as_json:
         from ..service.store.json_output import path_object
@@ -121,7 +125,7 @@ def read_node(session: LoomSession, node: str | None, color: Tint | None, *, as_
         write_object(path_object(at, session.name, written(at.path[1:]), session.numbers()))
     else:
         show_path(TerminalWriter.for_stream(sys.stdout), session, at, color)
-    session.try_note()
+    session.try_remember()
     if not as_json:
         number = str(session.number(at))
         if at.terminal:
@@ -137,7 +141,7 @@ def show_path(
     node: Heddle,
     tint: Tint | None = None,
 ) -> None:
-    """Write the prompt, what follows down to the node, and how it ended."""
+    """Write the prompt, the path down to the node, and how the node ended."""
     prompt = session.loom.user_prompt or session.loom.text
     if session.loom.chat_template_used:
         if out.is_terminal:
@@ -153,9 +157,9 @@ def show_path(
         _write(out, written(node.path[1:]))
     else:
         _write(out, prompt + written(node.path[1:]))
-    # Into a file or a pipe goes the text alone.
-    about = out if out.is_terminal or tint is not None else TerminalWriter.for_stream(sys.stderr)
-    if about is out:
+    # Piped output contains only the text.
+    summary = out if out.is_terminal or tint is not None else TerminalWriter.for_stream(sys.stderr)
+    if summary is out:
         out.line()
     sampled = [each for each in node.path if each.logprobs]
     n_tokens = sum(len(each.tokens) for each in sampled)
@@ -164,11 +168,11 @@ def show_path(
         counted(n_tokens, "token"),
     ]
     facts.append(ending(node))
-    about.facts(" · ".join(filter(None, facts)))
+    summary.facts(" · ".join(filter(None, facts)))
 
 
 def ending(node: Heddle) -> str:
-    """Return how a node ended, in words."""
+    """Return the reason why a node ended, in words."""
     if node.terminal:
         return "ended"
     return {
@@ -184,15 +188,15 @@ def _show_tinted(
 ) -> None:
     from rich.text import Text
 
-    whole = Text()
-    for each in node.path[1:]:
-        said = said_at(each)
-        whole.append_text(
-            color_tokens(out, session.pieces(each), each, scale)
-            if said is None
-            else out.text((f"\n\n> {said}\n\n", "bold"))
+    text = Text()
+    for part in node.path[1:]:
+        message = said_at(part)
+        text.append_text(
+            color_tokens(out, session.pieces(part), part, scale)
+            if message is None
+            else out.text((f"\n\n> {message}\n\n", "bold"))
         )
-    out.block("", whole)
+    out.block("", text)
 
 
 def _write(out: TerminalWriter, text: str) -> None:
@@ -205,7 +209,7 @@ def _write(out: TerminalWriter, text: str) -> None:
 @handle_errors
 def next_(
     node: options.OptionalNode = None,
-    top: Annotated[int, typer.Option("--top", help="How many tokens.")] = 10,
+    top: Annotated[int, typer.Option("--top", help="Number of tokens.")] = 10,
     loom: options.Loom = None,
     model: options.OwnModel = None,
     engine: options.Engine = "auto",
@@ -216,45 +220,50 @@ def next_(
     """Show the likeliest next tokens at a node."""
     with open_with_model(loom, model, engine, kv_budget) as session:
         at = session.at = session.node(node)
-        found = session.next(at, top)
+        distribution = session.next(at, top)
         if as_json:
             from ..service.store.json_output import next_object
 
             write_object(
                 next_object(
-                    at, session.name, found, session.numbers(), session.model_handle.stats()
+                    at, session.name, distribution, session.numbers(), session.model_handle.stats()
                 )
             )
-            session.try_note()
+            session.try_remember()
             return
         out = TerminalWriter.for_stream(sys.stdout)
-        show_next(out, session, at, found)
+        show_next(out, session, at, distribution)
         out.line()
         out.facts(str(session.model_handle.stats()))
-        session.try_note()
+        session.try_remember()
         number = str(session.number(at))
-        other = other_way(session, found)
-        take = [["weft", "grow", number, *other, "-n", "4"]] if other else []
-        hints.suggest(*take, ["weft", "read", number], ["weft", "tree"])
+        token_text = second_token(session, distribution)
+        grow = [["weft", "grow", number, *token_text, "-n", "4"]] if token_text else []
+        hints.suggest(*grow, ["weft", "read", number], ["weft", "tree"])
 
 
-def other_way(session: LoomSession, found: Distribution) -> list[str]:
-    """Return how to take the second likeliest token, where it is one that can be typed."""
-    if len(found) < 2 or found[1].p < 0.01 or session.model_handle.is_stop_token(found[1].id):
+def second_token(session: LoomSession, distribution: Distribution) -> list[str]:
+    """Return arguments that add the second likeliest token; empty if it cannot be typed."""
+    if len(distribution) < 2 or distribution[1].p < 0.01:
         return []
-    text = found[1].text
+    second = distribution[1]
+    if session.model_handle.is_stop_token(second.id):
+        return []
+    text = second.text
     if not TerminalWriter.for_stream(sys.stderr).is_as_typed(text) or "\ufffd" in text:
         return []
     return ["--raw", text] if session.loom.chat_template_used else [text]
 
 
-def show_next(out: TerminalWriter, session: LoomSession, node: Heddle, found: Distribution) -> None:
-    """Write the table with its bars."""
+def show_next(
+    out: TerminalWriter, session: LoomSession, node: Heddle, distribution: Distribution
+) -> None:
+    """Write a table of the next tokens with bars."""
     number = session.number(node)
     head = f"after node {number}: " if number else "after the prompt: "
     out.line((head, "bold"), out.fit(_end_of(node), out.width - len(head) - 1))
     out.line()
-    show_distribution(out, found)
+    show_distribution(out, distribution)
 
 
 def _end_of(node: Heddle) -> str:
