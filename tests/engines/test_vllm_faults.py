@@ -200,7 +200,7 @@ def test_an_engine_of_somebody_else_is_used_and_stays_theirs() -> None:
         (node,) = await loom.agrow(max_tokens=12, temperature=0)
         assert node.text == want.text
         assert len(node.logprobs) == len(node.tokens)
-        with pytest.raises(Unsupported, match="generates whole runs only"):
+        with pytest.raises(Unsupported, match="generates complete runs only"):
             await AsyncLM(lm).next_token_logprobs(ids)
         with pytest.raises(Unsupported, match="typical_p"):
             await loom.agrow(typical_p=0.5)

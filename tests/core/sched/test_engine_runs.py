@@ -222,7 +222,7 @@ def test_without_steps_everything_else_is_refused_by_name() -> None:
     )
     rig = Rig(engine)
     place = rig.place(PROMPT)
-    with pytest.raises(Unsupported, match="generates whole runs only.*next-token"):
+    with pytest.raises(Unsupported, match="generates complete runs only.*next-token"):
         rig.submit(Extend(place, (), (Logits(5),)))
     with pytest.raises(Unsupported, match="cannot honour typical_p=0.9"):
         rig.submit(run(place, 0, typical_p=0.9))
@@ -389,8 +389,8 @@ def test_a_run_that_the_engine_cannot_cancel_is_over_all_the_same() -> None:
 
 def test_a_run_whose_sampler_cannot_see_the_prompt_fails_alone() -> None:
     class Blind(Sampler):
-        def prime(self, tokens: Any) -> None:
-            raise Boom("prime")
+        def add_prompt(self, tokens: Any) -> None:
+            raise Boom("add_prompt")
 
     rig = Rig(fake())
     item = run(rig.place(PROMPT), 0, repetition_penalty=1.2)
@@ -429,7 +429,7 @@ def test_scores_alone_are_taken_without_steps_where_the_engine_scores() -> None:
     rig = Rig(engine)
     place = rig.place(PROMPT)
     rig.drive(Extend(place, (), (Scores(1, 5),)))
-    with pytest.raises(Unsupported, match="whole runs only: no next-token distributions, no"):
+    with pytest.raises(Unsupported, match="complete runs only: no next-token distributions, no"):
         rig.submit(Extend(place, (), (Scores(1, 5, top=2),)))
     assert why_not_generated(run(place).sampler, None) == "anything but steps"
     rig.finish()

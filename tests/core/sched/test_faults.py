@@ -332,8 +332,8 @@ def test_work_that_cannot_even_be_undone_is_answered(monkeypatch: pytest.MonkeyP
 class Blind(Sampler):
     """Cannot see a prompt."""
 
-    def prime(self, tokens: Sequence[int]) -> None:
-        raise Boom("prime")
+    def add_prompt(self, tokens: Sequence[int]) -> None:
+        raise Boom("add_prompt")
 
 
 def test_a_sampler_that_fails_before_its_first_draw_fails_alone(make: MakeRig) -> None:

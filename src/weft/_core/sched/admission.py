@@ -1,5 +1,6 @@
-"""Who may have KV now: pin, check room, evict, check again, and last park the youngest; and how
-much there is, where an engine has less memory than was promised.
+"""Admission of jobs: pin paths, check the slot budget, evict, and as a last resort preempt.
+
+`MemoryPressure` lowers the limits while an engine has less memory than it reported.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from .jobs import Job
 from .queues import JobQueues
 
 _log = logging.getLogger(__name__)
-RELAX_S = 10.0  # then more is tried again: who had the memory may have given it back
-_MAX_RELAX_S = 80.0  # if they have not, it is tried half as often each time
+RELAX_S = 10.0  # after this time the limits are removed: other processes may have freed memory
+_MAX_RELAX_S = 80.0  # the time doubles up to this each time that memory is still short
 
 
 class Admission:
-    """Gives jobs their paths, and lines the slots of their next tokens.
+    """Pins the paths of jobs, and reserves the slots of the next tokens of sequences.
 
-    A job is admitted whole or not at all; a younger one never overtakes one that waits. An admitted
-    job's paths are pinned, absent tokens included, so whatever is admitted can be computed without
-    asking again.
+    A job is admitted completely or not at all. A younger job never overtakes one that waits. The
+    paths of an admitted job are pinned, absent tokens included, so everything admitted can be
+    computed without checking the budget again.
     """
 
     def __init__(self, queues: JobQueues) -> None:
@@ -36,9 +37,11 @@ class Admission:
         )
 
     def admit(self, *, may_evict: bool) -> int:
-        """Admit from the head of the queue while there is room; return how many were looked at.
+        """Admit jobs from the head of the queue while slots are free; return how many were
+        processed.
 
-        may_evict: no step is in flight; otherwise a job that needs others' room waits for it.
+        may_evict: no step is in flight. If False, a job that needs eviction waits for the step in
+        flight.
         """
         n = 0
         while (job := self.queues.head()) is not None:
@@ -62,11 +65,11 @@ class Admission:
     def _try_admit(self, job: Job, may_evict: bool) -> str:
         budget = self.tree.budget
         counts = self._pin_paths(job)
-        # Others grow meanwhile, and a run will want its first slots.
+        # Admitted jobs grow, and a run needs its first slots.
         reserve = budget.growth if self.queues.admitted else 0
         if (budget.is_exceeded or self._is_short(reserve)) and self.queues.sequences.close_idle():
             self._unpin_paths(job)
-            counts = self._pin_paths(job)  # its own lines may have been idle
+            counts = self._pin_paths(job)  # the sequences that were closed may be its own
         if budget.is_exceeded or self._is_short(reserve):
             if not may_evict:
                 self._unpin_paths(job)
@@ -89,7 +92,7 @@ class Admission:
         return "admitted"
 
     def _is_short(self, reserve: int) -> bool:
-        """Whether no eviction could make enough room, with a slot spare for each admitted job."""
+        """Return True if no eviction could free enough slots, with `reserve` slots to spare."""
         capacity = self.tree.budget.capacity
         return capacity is not None and self.tree.budget.unevictable + reserve > capacity
 
@@ -104,7 +107,7 @@ class Admission:
     def offload_idle(self, n_slots: int | None) -> None:
         """Copy unpinned KV beyond `n_slots` to the host, least recently used first.
 
-        The copies have slots that the device has free, so none is lost. Only between steps.
+        The device has free slots for these copies, so none is lost. Only between steps.
         """
         if n_slots is None:
             return
@@ -117,13 +120,15 @@ class Admission:
                 return
             tree.drop(victim, offload=True)
 
-    # Room for what the next step writes -------------------------------------------------------
+    # Slots for the next step ------------------------------------------------------------------
 
     def reserve_slots(self, reserve: Callable[[], None], *, in_flight: bool) -> bool:
-        """Make room for what `reserve` asks for; False: what is in flight must land first.
+        """Make room for the slots that `reserve` asks for.
 
-        Evicts, then parks the youngest job, last fails the only one; `reserve` is asked again after
-        each, as jobs are gone.
+        Evicts, then preempts the youngest job, and at last fails the only one. Calls `reserve`
+        after each of these, as jobs may have gone.
+
+        Returns False if the step in flight must finish first.
         """
         if self.tree.fragments is None:
             return True
@@ -144,9 +149,9 @@ class Admission:
                 return True
 
     def _preempt_youngest(self) -> bool:
-        """Park the youngest admitted job; the last one makes do with a slot more, or fails.
+        """Preempt the youngest admitted job; the only one gets one slot more, or fails.
 
-        Returns whether a job is gone.
+        Returns True if a job was removed.
         """
         job = max(self.queues.admitted, key=lambda job: job.age)
         if len(self.queues.admitted) > 1:
@@ -163,15 +168,15 @@ class Admission:
         return True
 
     def kv_full(self, job: Job) -> KVFull:
-        """Say that a job's paths do not fit even alone."""
+        """Return the error for a job whose paths do not fit even alone."""
         budget = self.tree.budget
         capacity = budget.capacity or 0
         needed = job.longest_path()
         limit = f"the KV budget of {capacity} slots ({budget.resident} hold KV now)"
         hint = "load the model with a larger kv_budget, or use a shorter path"
         if self.pressure.limits_slots:
-            limit = f"the {capacity} slots that there is memory for now"
-            hint = "close what else takes memory on the device, or use a shorter path"
+            limit = f"the {capacity} slots that fit into memory now"
+            hint = "free memory on the device, or use a shorter path"
         by_hand = self.tree.n_user_pinned()
         if budget.max_paths is not None and (
             budget.capacity is None or needed + by_hand <= capacity
@@ -180,53 +185,60 @@ class Admission:
         n = job.n_paths()
         what = "this path" if n == 1 else f"these {n} paths together"
         if by_hand:
-            limit += f" beside {by_hand} slots that are pinned by hand"
+            limit += f" next to {by_hand} slots that are pinned by hand"
             hint = f"unpin paths, {hint}"
         return KVFull(
             f"{what} of {needed} tokens cannot fit in {limit}",
             needed=needed,
             capacity=capacity,
-            # What there is memory for now may be more later; what was asked for stays.
+            # The limit of a memory shortage may rise later; the configured budget does not.
             never_fits=needed > capacity > 0 and not self.pressure.limits_slots,
             hint=hint,
         )
 
 
 class MemoryPressure:
-    """Keeps the steps to what an engine finds memory for, which others may take on the same device.
+    """Limits step size and KV slots while the engine runs out of memory.
 
-    most: tokens that a step may have; None: as many as ever.
+    Other programs may use memory of the same device. The limits are removed after some seconds.
+
+    max_step_tokens: maximum tokens of a step; None means no limit.
     """
 
     def __init__(self, budget: SlotBudget, *, splits_rows: bool) -> None:
-        """cuts_rows: a row may be run in parts, of which each is held."""
+        """splits_rows: a row may be run in several chunks whose KV is kept."""
         self.max_step_tokens: int | None = None
         self._splits_rows = splits_rows
         self._budget = budget
         self._configured = budget.capacity
-        self._is_guess = False  # that the room is smaller; else the engine has said it
+        self._is_guess = False  # True if Weft lowered the budget, False if the engine reported it
         self._since: float | None = None
         self._relaxed = -_MAX_RELAX_S
         self._relax_s = RELAX_S
 
     @property
     def limits_slots(self) -> bool:
-        """Whether the room is smaller than was asked for."""
+        """True if the budget is smaller than configured."""
         return self._budget.capacity != self._configured
 
     def reduce(self, error: BaseException, n_rows: int, n_tokens: int, min_slots: int) -> bool:
-        """Ask for less, if it was memory that a step of this size wanted; False: it was not, or
-        there is nothing less to ask for.
+        """Lower the limits after an error of a step of this size.
 
-        least: slots that the oldest job needs, about. Each time it is less, so who does the step
-        again comes to an end.
+        Each call lowers them further, so retries come to an end.
+
+        Args:
+            error: what the step raised.
+            n_rows, n_tokens: the size of the step.
+            min_slots: approximate slots that the oldest job needs.
+
+        Returns: False if memory was not short, or nothing can be lowered.
         """
         if isinstance(error, KVFull) and self._lower_slots(error, min_slots):
             pass
         elif isinstance(error, KVFull) or is_out_of_memory(error):
             had_less = self.max_step_tokens is not None
             is_less = self._halve_step(n_rows, n_tokens)
-            # Where that does not do, or cannot be, KV that can be computed again goes.
+            # If smaller steps do not help or are impossible, drop KV that can be recomputed.
             if (had_less or not is_less) and not self._halve_slots(min_slots) and not is_less:
                 return False
         else:
@@ -236,8 +248,8 @@ class MemoryPressure:
             self._relax_s = RELAX_S
         self._since = now
         _log.warning(
-            "no memory for a step of %d tokens, which is done again: for %d s, %s tokens a step at"
-            " most, and %s slots of KV: %s",
+            "no memory for a step of %d tokens, which is retried: for %d s, at most %s tokens a"
+            " step and %s slots of KV: %s",
             n_tokens,
             self._relax_s,
             self.max_step_tokens or "any number of",
@@ -247,25 +259,28 @@ class MemoryPressure:
         return True
 
     def _halve_step(self, n_rows: int, n_tokens: int) -> bool:
-        """Halve the tokens of a step, if one can be smaller."""
+        """Halve the tokens of a step; return False if it cannot be smaller."""
         if self.max_step_tokens == 1 or (n_rows <= 1 and (n_tokens <= 1 or not self._splits_rows)):
             return False
         self.max_step_tokens = max(min(n_tokens, self.max_step_tokens or n_tokens) // 2, 1)
         return True
 
     def _halve_slots(self, min_slots: int) -> bool:
-        """Lower the room to half of what is held: most engines give the memory of the rest back."""
+        """Lower the budget to half of the used slots; most engines then free the memory of the
+        rest.
+        """
         budget = self._budget
-        held = budget.resident + budget.tails
-        capacity = max(held // 2, min_slots + budget.growth)
-        if capacity >= (held if budget.capacity is None else min(held, budget.capacity)):
+        used = budget.resident + budget.tails
+        capacity = max(used // 2, min_slots + budget.growth)
+        if capacity >= (used if budget.capacity is None else min(used, budget.capacity)):
             return False
         budget.capacity, self._is_guess = capacity, True
         return True
 
     def grow(self, needed: int) -> bool:
-        """Give work that is alone the slots that it must have, if nobody knows that they are not
-        there; return whether it has more now.
+        """Raise a budget that Weft lowered by a guess to the slots that a lone job needs.
+
+        Returns True if the budget has grown.
         """
         budget = self._budget
         limit = needed if self._configured is None else min(needed, self._configured)
@@ -275,10 +290,13 @@ class MemoryPressure:
         return True
 
     def _lower_slots(self, error: KVFull, min_slots: int) -> bool:
-        """Lower the room to what the engine says that it has; where that is no less, by as much as
-        it lacks: something that the room does not count took them."""
+        """Lower the budget to the capacity that the engine reports.
+
+        If that is not less, lower it by the missing slots: something that the budget does not count
+        uses memory.
+        """
         budget = self._budget
-        # What would not do for the oldest job is what there is now: more may be made.
+        # A capacity below the oldest job's need is temporary: KV can be freed.
         if budget.capacity is None or error.capacity < min_slots:
             return False
         capacity, is_guess = min(budget.capacity, error.capacity), False
@@ -290,12 +308,12 @@ class MemoryPressure:
         return True
 
     def relax(self) -> None:
-        """Ask for all again, if it is long enough ago."""
+        """Remove the limits once they are old enough."""
         if self._since is not None and time.monotonic() - self._since > self._relax_s:
             self.reset()
             self._relaxed = time.monotonic()
             self._relax_s = min(2 * self._relax_s, _MAX_RELAX_S)
 
     def reset(self) -> None:
-        """Ask for all again."""
+        """Remove the limits."""
         self.max_step_tokens, self._budget.capacity, self._since = None, self._configured, None

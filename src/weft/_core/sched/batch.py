@@ -1,4 +1,4 @@
-"""One planned step: which rows go into which model call, and what is done with the answers."""
+"""A scheduled step: the rows of each model call, and how their outputs are processed."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ if TYPE_CHECKING:
 
 
 class BatchPart(ABC):
-    """Some rows of a model call, and what to do with the answer.
+    """Rows of one model call that belong together, and the processing of their outputs.
 
-    namespace: the adapter that its rows name. output, first_row, first_logit: where its answers
-    are, once it is launched. kept: its logits rows that others may ask for, once it has landed;
-    kept_in, first_kept: where the engine has them. error: what went wrong with this part alone.
-    hangs: the rows kept are hung on the tree.
+    namespace: the LoRA adapter of its rows.
+
+    in_tree: its logits rows are attached to the token tree.
     """
 
     in_tree = False
@@ -35,38 +34,40 @@ class BatchPart(ABC):
     def __init__(self, namespace: str | None) -> None:
         self.namespace = namespace
         self.launched = False
-        self.error: Exception | None = None
-        self.output: Output | None = None
+        self.error: Exception | None = None  # an error of this part alone
+        self.output: Output | None = None  # set by the launch, with the two offsets into it
         self.first_row = 0
         self.first_logit = 0
-        self.stored: list[LogitsRow] = []
+        self.stored: list[
+            LogitsRow
+        ] = []  # its rows in the logits cache, once the step has finished
         self.stored_in: RetainedLogits | None = None
         self.first_stored = 0
 
     @abstractmethod
     def rows(self) -> list[Row]:
-        """Return the rows that the engine is to run."""
+        """Return the rows for the engine."""
 
     @abstractmethod
     def n_logits(self) -> int:
-        """Return how many logits rows they ask for."""
+        """Return how many logits rows they request."""
 
     @abstractmethod
     def jobs(self) -> Iterable[Job]:
-        """Return the jobs that fail when the step does."""
+        """Return the jobs that fail if the step fails."""
 
     def n_stored(self) -> int:
-        """Return how many of its logits rows, the first ones, others may ask for."""
+        """Return how many of its logits rows, counted from the first, go into the logits cache."""
         return 0
 
     def draw(self) -> None:
-        """Start drawing from the output, once all steps before have landed; does not wait."""
+        """Start drawing from the output, after all earlier steps have finished; does not wait."""
 
     def wait(self) -> None:
-        """Wait for what was drawn. Raises what made it fail."""
+        """Wait for the draws; raises their error."""
 
     def attempt(self, action: Callable[[], None]) -> None:
-        """Do something that may fail for this part alone."""
+        """Call `action`; an error fails this part alone."""
         if self.error is None:
             try:
                 action()
@@ -75,15 +76,15 @@ class BatchPart(ABC):
 
     @abstractmethod
     def process_outputs(self, queues: JobQueues) -> None:
-        """Give out what the step brought. Under the lock, once the step has landed."""
+        """Give the outputs to the jobs. Under the lock, after the step has finished."""
 
     @abstractmethod
     def discard(self, queues: JobQueues) -> None:
-        """Undo what the part has written or promised: its step failed, and nothing runs."""
+        """Revert what the part has written or marked, after its step failed and nothing runs."""
 
 
 class SequencePart(BatchPart):
-    """A part whose rows are the next tokens of lines."""
+    """A part whose rows are the next tokens of sequences."""
 
     @abstractmethod
     def n_tokens(self) -> int:
@@ -91,36 +92,38 @@ class SequencePart(BatchPart):
 
 
 class DecodePart(SequencePart):
-    """The next row of each of some runs, and a draw from each."""
+    """The next row of several runs, and a draw from each."""
 
     def __init__(self, runs: Sequence[RunJob], rows: list[Row], queues: JobQueues) -> None:
         super().__init__(rows[0].adapter)
         self.runs = runs
         self._rows = rows
         self._n_tokens = 0
-        self._positions: list[int] = []  # the positions of what is drawn
-        self._forced: dict[int, list[int]] = {}  # by number of the run
-        self._known_next: set[int] = set()  # those whose next token is forced, too: not drawn
+        self._positions: list[int] = []  # the position of each drawn token
+        self._forced: dict[int, list[int]] = {}  # index of a run → forced tokens in its row
+        self._known_next: set[int] = set()  # indices of runs whose next token is forced: no draw
         self._queues = queues
         self._overlap = queues.info.async_scheduling
         self._sampler: BatchSampler | None = None
         if not self._overlap:
             self._sampler = queues.run_samplers.get([run.sampler for run in runs])
             self._sampler.prepare(queues.info.n_vocab)
-        self._drawing: list[int] | None = None  # numbers of the runs that draw; None: all
+        self._drawing: list[int] | None = None  # indices of the runs that draw; None: all
         self._draws: Draws | None = None
         self._result: DrawResult | None = None
         for run, row in zip(runs, rows, strict=True):
             run.outstanding += 1
-            if row.logits_at is LAST_LOGITS:  # one token, mostly
+            if row.logits_at is LAST_LOGITS:  # the usual case: one token
                 self._n_tokens += 1
                 self._positions.append(row.position + 1)
             else:
                 self._add_long_row(run, row, queues)
 
     def _add_long_row(self, run: RunJob, row: Row, queues: JobQueues) -> None:
-        """Count a row of forced tokens, or of a whole path: hidden engines run these."""
-        self._n_tokens += row.n_tokens if queues.counts_rows_whole else 1 + len(run.forced)
+        """Count a row with forced tokens, or with a full path for engines without prefix
+        caching.
+        """
+        self._n_tokens += row.n_tokens if queues.counts_full_rows else 1 + len(run.forced)
         if run.forced or run.deferred:
             if run.deferred:
                 self._known_next.add(len(self._positions))
@@ -136,7 +139,7 @@ class DecodePart(SequencePart):
         return self._n_tokens
 
     def n_logits(self) -> int:
-        return len(self._rows)  # one of each
+        return len(self._rows)  # one per row
 
     def jobs(self) -> Iterable[Job]:
         return self.runs
@@ -152,7 +155,9 @@ class DecodePart(SequencePart):
             )
 
     def _draw_overlapped(self, output: Output) -> None:
-        """Draw for the runs that go on: the step before, which may have ended some, has landed."""
+        """Draw for the runs that continue; the previous step, which may have ended some, has
+        finished.
+        """
         runs = enumerate(self.runs)
         drawing = [
             number for number, run in runs if run.is_wanted and number not in self._known_next
@@ -203,7 +208,7 @@ class DecodePart(SequencePart):
                 queues.handle_error(run, error)
 
     def _expand_drawn(self) -> list[DrawnToken]:
-        """Return what was drawn, an entry a run; anything for those that did not draw."""
+        """Return one entry per run; the entries of runs that did not draw are placeholders."""
         assert self._drawing is not None
         drawn = [DrawnToken(0, 0.0, 0.0)] * len(self.runs)
         if self._result is not None:
@@ -219,14 +224,14 @@ class DecodePart(SequencePart):
         for number, run in enumerate(self.runs):
             run.outstanding -= 1
             self._clear_future(run)
-            if number in self._forced:  # its sampler is past them: they are to be run as they are
+            if number in self._forced:  # the sampler has accepted them already: run them again
                 run.deferred, run.n_forced = [*self._forced[number], *run.deferred], 0
 
 
 class FirstTokenPart(BatchPart):
-    """The first draw of each of some runs, from rows that others of the step bring, or kept ones.
+    """First draws of several runs, from rows of this step or from cached rows.
 
-    Nothing fails with it: runs that it gives nothing draw by themselves.
+    An error fails no run: runs without a result draw by themselves later.
     """
 
     def __init__(
@@ -236,7 +241,9 @@ class FirstTokenPart(BatchPart):
         queues: JobQueues,
         places: Sequence[tuple[PrefillChunk, int]] = (),
     ) -> None:
-        """places: for each run the part that brings its row, and which of its tokens' row it is."""
+        """places: for each run, the chunk that computes its row, and the token of the chunk. Empty:
+        draw from cached rows.
+        """
         super().__init__(namespace)
         self._runs = runs
         self._places = places
@@ -278,12 +285,12 @@ class FirstTokenPart(BatchPart):
         self.discard(queues)
 
     def discard(self, queues: JobQueues) -> None:
-        if not self._places:  # the others are looked at when their rows are there
+        if not self._places:  # runs with a place are checked when their rows arrive
             queues.first_draws += self._runs
 
 
 class ForwardBatch:
-    """One model call of a step: all parts of one adapter."""
+    """One model call of a step: all parts of one LoRA adapter."""
 
     def __init__(self, parts: Sequence[BatchPart]) -> None:
         self.parts = parts
@@ -291,7 +298,7 @@ class ForwardBatch:
         self.n_logits = 0
 
     def launch(self, engine: Engine, *, draws: bool) -> None:
-        """Call the model, and start what draws from its answer, if that is to be now."""
+        """Call the model; if `draws`, start the draws too."""
         rows: list[Row] = []
         for part in self.parts:
             part.first_row, part.first_logit = len(rows), self.n_logits
@@ -306,19 +313,19 @@ class ForwardBatch:
                 part.attempt(part.draw)
 
     def draw(self) -> None:
-        """Start what draws from the model's answer."""
+        """Start the draws from the model's output."""
         for part in self.parts:
             part.attempt(part.draw)
 
     def wait(self) -> None:
-        """Wait for the model, and for the draws. Raises what made the model fail."""
+        """Wait for the model and the draws; raises the model's error."""
         if self.output is not None:
             self.output.synchronize()
         for part in self.parts:
             part.attempt(part.wait)
 
     def store_logits(self, cache: LogitsCache) -> None:
-        """Keep the logits rows that somebody may ask for."""
+        """Add the logits rows that may be requested later to the cache."""
         n_stored = sum([part.n_stored() for part in self.parts])
         if not n_stored:
             return
@@ -328,7 +335,7 @@ class ForwardBatch:
             indices = [part.first_logit + i for part in self.parts for i in range(part.n_stored())]
         kept, first = self.output.retain(indices), 0
         in_tree: list[tuple[BatchPart, int]] = []
-        numbers: list[int] = []  # of the rows that are hung: there may be very many parts of one
+        numbers: list[int] = []  # rows for the tree; one call adds them, as parts may be many
         for part in self.parts:
             n = part.n_stored()
             if n:
@@ -346,24 +353,25 @@ class ForwardBatch:
 
 
 class ScheduledStep:
-    """A step on its way. `error` is what made it fail."""
+    """The batches of one step. `error` is the exception that failed it."""
 
     def __init__(self, parts: Sequence[BatchPart]) -> None:
         by_name: dict[str | None, list[BatchPart]] = {}
         for part in parts:
             by_name.setdefault(part.namespace, []).append(part)
-        self.batches = [ForwardBatch(some) for some in by_name.values()]
+        self.batches = [ForwardBatch(members) for members in by_name.values()]
         self.parts = parts
         self.error: BaseException | None = None
 
     def size(self) -> tuple[int, int]:
-        """Return how many rows it has, and how many tokens."""
+        """Return the numbers of rows and of tokens."""
         rows = [row for part in self.parts for row in part.rows()]
         return len(rows), sum([row.n_tokens for row in rows])
 
     def memory_error(self) -> Exception | None:
-        """Return what a part that has landed lacked, if that was memory: then nothing of the step
-        is given out, and all of it can be done again.
+        """Return the out-of-memory error of a part, if there is one.
+
+        Then no output of the step is processed, and all of it can be retried.
         """
         for part in self.parts:
             error = part.error
@@ -372,7 +380,7 @@ class ScheduledStep:
         return None
 
     def synchronize(self) -> None:
-        """Wait for what a failed step, or one launched from it, has on the device."""
+        """Wait until the device is done with a failed step, or with one launched after it."""
         for batch in self.batches:
             if batch.output is not None:
                 with suppress(Exception):
@@ -380,7 +388,7 @@ class ScheduledStep:
 
 
 def as_forward_error(error: BaseException) -> WeftError:
-    """Return what the tickets of a failed step get."""
+    """Return the error for the tickets of a failed step."""
     if isinstance(error, WeftError):
         return error
     wrapped = ForwardError(f"the model call failed: {type(error).__name__}: {error}")

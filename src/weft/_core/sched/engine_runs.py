@@ -1,4 +1,4 @@
-"""Runs that the engine generates by itself: handed over, heard of, and ended early."""
+"""Runs that the engine generates with its own loop: submitting, events and cancellation."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ _log = logging.getLogger(__name__)
 
 
 class EngineRunJob(RunJob):
-    """A run that the engine generates: waiting to be handed over, then heard of until it ends.
+    """A run that the engine generates by itself.
 
-    family: what it has in common with its siblings, while it waits. flight: what it is on its way
-    as; None while it waits.
+    sibling_key: equal for runs that can be submitted together, while it waits.
+
+    in_flight: the submitted run that it is part of; None while it waits.
     """
 
     can_preempt = False
@@ -41,10 +42,10 @@ class EngineRunJob(RunJob):
         self.engine_runs = engine_runs
         self.sibling_key: MergeKey = None
         self.in_flight: InFlightRun | None = None
-        self._reported: tuple[bool, bool] | None = None  # whether logprobs, entropies are told
+        self._reported: tuple[bool, bool] | None = None  # whether it has logprobs, and entropies
 
     def prepare(self) -> None:
-        """Claim the path, of which nothing has to be known here."""
+        """Claim the path, without any KV."""
         claim = PathClaim(self, self.sequence.base)
         claim.needs_kv = False
         self.claims = [claim]
@@ -56,7 +57,7 @@ class EngineRunJob(RunJob):
             self.engine_runs.add(self)
 
     def to_request(self, queues: JobQueues) -> GenerationRequest:
-        """Return what the engine is asked for, with this run as its only sibling."""
+        """Return the request for the engine, with this run as its only sibling."""
         sampler, sequence = self.sampler, self.sequence
         params = replace(sampler.params, n=1, seed=None, max_tokens=1)
         n_left = min(self.limit, queues.n_ctx - sequence.depth)
@@ -65,7 +66,7 @@ class EngineRunJob(RunJob):
         return GenerationRequest(ids, params, (sampler.stream,), n_left, self.stops, name)
 
     def process_event(self, event: GenerationEvent, queues: JobQueues) -> None:
-        """Go on by what the engine tells; after its end nothing more is heard."""
+        """Process an event of the engine; events after the last one are ignored."""
         known = (event.logprobs is not None, event.entropies is not None)
         n = len(event.tokens)
         logprobs = [None] * n if event.logprobs is None else event.logprobs
@@ -99,7 +100,7 @@ class EngineRunJob(RunJob):
         self.end_all(event.end or "error", queues)
 
     def _clear_unreported(self, known: tuple[bool, bool]) -> tuple[bool, bool]:
-        """Figures that are not told of every token are those of none."""
+        """Clear values that the engine does not report for every token; return what is left."""
         assert self._reported is not None
         both = (known[0] and self._reported[0], known[1] and self._reported[1])
         for member in self.members:
@@ -118,7 +119,7 @@ class EngineRunJob(RunJob):
         super().stop(queues)
 
     def merge_key(self) -> MergeKey:
-        """Return what runs have in common that are siblings of one prompt."""
+        """Return a key that is equal for runs that are siblings of one prompt."""
         cursor = self.claims[0].cursor
         params = replace(self.sampler.params, n=1, seed=None, max_tokens=1)
         length = None if self.sampler.greedy else self.limit  # of greedy ones the longest goes
@@ -126,7 +127,7 @@ class EngineRunJob(RunJob):
 
 
 class InFlightRun:
-    """Siblings on their way: which job is which, and which of them are not over yet."""
+    """A submitted request: its jobs, and the indices of siblings that have not ended."""
 
     def __init__(self, jobs: Sequence[EngineRunJob]) -> None:
         self.jobs: list[EngineRunJob | None] = list(jobs)
@@ -135,33 +136,34 @@ class InFlightRun:
 
 
 class EngineRunQueue:
-    """The runs that an engine generates by itself, under the scheduler's lock but for `tell`.
+    """Waiting and submitted runs of an engine with its own loop.
 
-    n_away: siblings there that are not over.
+    Under the scheduler's lock, except `_on_event` and `wake`.
+
+    n_in_flight: siblings in the engine that have not ended.
     """
 
     def __init__(self, generator: EngineGenerator) -> None:
         self._generator = generator
         self.n_in_flight = 0
-        # Those that wait for room there; families and their members in the order they came, which
-        # is that of their age.
+        # Jobs that wait for a free place in the engine; groups of siblings, oldest first.
         self._waiting: dict[MergeKey, dict[EngineRunJob, None]] = {}
-        self._n_awaited = 0  # jobs on their way that somebody waits for
+        self._n_awaited = 0  # jobs in flight whose results are wanted
         self._events: deque[tuple[InFlightRun, GenerationEvent]] = deque()
         self._changed = threading.Event()
 
     @property
     def is_idle(self) -> bool:
-        """Nobody waits for news."""
+        """True if no job waits for an event."""
         return not self._waiting and not self._n_awaited
 
     def add(self, job: EngineRunJob) -> None:
-        """Let a job wait for its turn."""
+        """Queue a job for submission."""
         job.sibling_key = job.merge_key()
         self._waiting.setdefault(job.sibling_key, {})[job] = None
 
     def _remove_waiting(self, job: EngineRunJob) -> None:
-        """A job waits no longer."""
+        """Remove a job from the queue."""
         sibling_key = self._waiting.get(job.sibling_key)
         if sibling_key is not None:
             sibling_key.pop(job, None)
@@ -169,7 +171,7 @@ class EngineRunQueue:
                 del self._waiting[job.sibling_key]
 
     def cancel(self, job: EngineRunJob) -> None:
-        """A job is over: what of it is on its way is not wanted any more."""
+        """Remove a job that has ended, and cancel its run in the engine."""
         self._remove_waiting(job)
         in_flight, job.in_flight = job.in_flight, None
         if in_flight is None:
@@ -180,21 +182,21 @@ class EngineRunQueue:
         if number in in_flight.open and in_flight.handle is not None:
             try:
                 self._generator.cancel(in_flight.handle, number)
-            except Exception as error:  # it runs to its end there; nobody hears of it
+            except Exception as error:  # the run goes on in the engine; its events are ignored
                 _log.warning("a run could not be cancelled: %r", error)
 
     def wake(self) -> None:
-        """End a wait; any thread."""
+        """End a `wait`; any thread."""
         self._changed.set()
 
     def wait(self, seconds: float) -> None:
-        """Wait until there is news, or so long. Without the lock."""
+        """Wait for an event, at most `seconds`. Without the lock."""
         self._changed.wait(seconds)
 
-    # Handing over
+    # Submitting
 
     def submit_waiting(self, queues: JobQueues) -> int:
-        """Hand over what may go, the oldest first; return how often something did, or failed."""
+        """Submit runs while the engine has free places, oldest first; return how many requests."""
         n_sent = 0
         while self._waiting and self.n_in_flight < self._generator.max_in_flight:
             self._submit(self._siblings(queues), queues)
@@ -202,10 +204,10 @@ class EngineRunQueue:
         return n_sent
 
     def _siblings(self, queues: JobQueues) -> list[EngineRunJob]:
-        """Take the oldest waiting job, with its siblings as far as there is room."""
+        """Remove the oldest waiting job from the queue, with as many siblings as fit."""
         sibling_key = next(iter(self._waiting.values()))
         first = next(iter(sibling_key))
-        if first.sampler.greedy:  # all say the same
+        if first.sampler.greedy:  # all siblings give the same tokens
             for job in list(sibling_key)[1:]:
                 self._remove_waiting(job)
                 first.absorb(job, queues)
@@ -239,14 +241,14 @@ class EngineRunQueue:
         self.n_in_flight += len(jobs)
         self._n_awaited += len(jobs)
 
-    # Hearing
+    # Events
 
     def _on_event(self, in_flight: InFlightRun, event: GenerationEvent) -> None:
         self._events.append((in_flight, event))
         self._changed.set()
 
     def process_events(self, queues: JobQueues) -> int:
-        """Give what was told to the jobs; return how many events there were."""
+        """Give queued events to their jobs; return their number."""
         self._changed.clear()
         n_heard = 0
         while self._events:
@@ -262,13 +264,13 @@ class EngineRunQueue:
 
 
 def _prime(job: EngineRunJob, queues: JobQueues) -> None:
-    """Let penalties see the prompt."""
+    """Add the prompt to the counts of penalties."""
     if job.sampler.needs_host:
         job.sampler.add_prompt(job.sequence.base.ids())
 
 
 def check_steps_needed(items: Iterable[Item], engine: Engine) -> None:
-    """Raise Unsupported for work that an engine without steps cannot do."""
+    """Raise Unsupported for items that an engine without steps cannot run."""
     name, scores = engine.info.name, engine.info.capabilities.scoring
     for item in items:
         if scores and isinstance(item, Extend) and _is_scoring(item):
@@ -278,55 +280,57 @@ def check_steps_needed(items: Iterable[Item], engine: Engine) -> None:
         why = why_not_generated(item.sampler, engine.native)
         if why is not None:
             raise Unsupported(
-                f"{engine.info.model} on the {name} engine generates whole runs only, and cannot"
+                f"{engine.info.model} on the {name} engine generates complete runs only, and cannot"
                 f" honour {why}"
             )
 
 
 def no_steps_error(engine: Engine) -> Unsupported:
-    """Return what is raised for work that needs the steps an engine does not have."""
+    """Return the error for work that needs single steps, which the engine does not have."""
     info = engine.info
     measuring = "" if info.capabilities.scoring else ", no measuring"
     return Unsupported(
-        f"{info.model} on the {info.name} engine generates whole runs only: no next-token"
+        f"{info.model} on the {info.name} engine generates complete runs only: no next-token"
         f" distributions{measuring}, no branches that are committed token by token",
         hint="load the model itself, by another engine, for what needs single steps",
     )
 
 
 def check_steps(params: SamplingParams, engine: Engine) -> None:
-    """Raise Unsupported for an engine without steps, and for what its rows do not carry."""
+    """Raise Unsupported if the engine has no steps, or its rows do not suffice for the
+    parameters.
+    """
     if not engine.info.capabilities.steps:
         raise no_steps_error(engine)
     check_params(params, engine)
 
 
 def check_raw_logits(items: Iterable[Item], engine: Engine) -> None:
-    """Raise Unsupported for runs that would need the logits of an engine that has none, raw."""
+    """Raise Unsupported for runs that need raw logits, which the engine does not have."""
     for item in items:
         if isinstance(item, Run) and why_not_generated(item.sampler, engine.native) is not None:
             check_params(item.sampler.params, engine)
 
 
 def check_params(params: SamplingParams, engine: Engine) -> None:
-    """Raise Unsupported for parameters that cannot be honoured by the engine's rows."""
+    """Raise Unsupported for parameters that need raw logits, if the engine has none."""
     if params.repetition_penalty != 1 and not engine.info.capabilities.raw_logits:
         raise Unsupported(
             f"{engine.info.model} gives log-probabilities and no raw logits, whose signs a"
-            " repetition_penalty asks for: it works in whole runs only. Take presence_penalty or"
+            " repetition_penalty asks for: it works in complete runs only. Take presence_penalty or"
             " frequency_penalty"
         )
 
 
 def _is_scoring(item: Extend) -> bool:
-    """Whether nothing is wanted but the scores of given tokens."""
+    """Return True if the item only requests scores of given tokens."""
     return bool(item.wants) and all(
         isinstance(want, Scores) and not want.top for want in item.wants
     )
 
 
 def why_not_generated(sampler: Sampler, generator: EngineGenerator | None) -> str | None:
-    """Say why the engine cannot generate a run by itself; None: it can."""
+    """Return why the engine cannot generate a run by itself; None if it can."""
     if generator is None:
         return "anything but steps"
     if sampler.resumed:

@@ -583,7 +583,7 @@ class CommitJob(Job):
 
     def share(self, budget: int, queues: JobQueues) -> int:
         """Return the line before which a step stops: `budget` tokens on, all of one adapter."""
-        if queues.runs_whole_paths:
+        if queues.runs_full_paths:
             costs = accumulate(sequence.depth + 1 for sequence in self.item.sequences[self.next :])
             budget = max(sum(1 for _ in takewhile(lambda cost: cost <= budget, costs)), 1)
         if not self._is_mixed:
@@ -631,7 +631,7 @@ class CommitPart(SequencePart):
             sequence.row(queues.tree, (token,), len(sequence.tokens)) for sequence, token in pairs
         ]
         self._n_tokens = len(self._rows)
-        if queues.runs_whole_paths:
+        if queues.runs_full_paths:
             self._n_tokens = sum([row.n_tokens for row in self._rows])
         self._samplers = item.samplers[first:last]
         drawing = [sampler for sampler in self._samplers if sampler is not None]

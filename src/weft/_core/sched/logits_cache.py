@@ -1,4 +1,4 @@
-"""The one store of logits rows, for all faces: a budget of bytes, fetched when somebody reads."""
+"""The LRU cache of logits rows of an LM, with a budget in bytes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from ..kv.place import Cursor, Node, node_at
 
 
 class LogitsRow:
-    """Raw logits after one path: where the engine keeps them until somebody reads.
+    """Raw logits after one path. They stay in the engine until the first read.
 
-    Whoever holds it holds no numbers for sure: the store forgets the least recently read ones, and
-    `LogitsCache.read` gives None then. node, depth: where it hangs in the tree, if it does.
+    A reference does not keep the logits alive: the cache evicts the least recently used rows, and
+    `LogitsCache.read` then returns None.
+
+    node, depth: where the row is attached to the tree; node is None if it is not.
     """
 
     __slots__ = (
@@ -33,7 +35,7 @@ class LogitsRow:
 
     def __init__(self) -> None:
         self._array: Any = None
-        self._shared: HostLogits | None = None  # the same, as it is lent
+        self._shared: HostLogits | None = None  # `_array` for `pin`, created on first use
         self._step_logits: _StepLogits | None = None
         self._index = 0
         self._entry: _LRUEntry | None = None
@@ -42,14 +44,16 @@ class LogitsRow:
 
 
 class PinnedLogits(NamedTuple):
-    """A row for work that needs it: its numbers stay, whatever the store forgets meanwhile."""
+    """A row whose logits stay readable even after its eviction from the cache."""
 
     row: LogitsRow
     at: RetainedRow
 
 
 class _StepLogits:
-    """What the engine keeps of a step, for rows that nobody has read; None once it has to go."""
+    """Logits of one step that the engine retains, for rows that were not read; None after
+    eviction.
+    """
 
     __slots__ = ("__weakref__", "_entry", "kept")
 
@@ -59,17 +63,18 @@ class _StepLogits:
 
 
 class _LRUEntry(weakref.ref[Any]):
-    """The place of a row, or of rows, in the order of use; its callback tells when it is gone."""
+    """The LRU entry of a row or of a step; its weakref callback queues it for removal."""
 
     __slots__ = ("n_bytes",)
     n_bytes: int
 
 
 class LogitsCache:
-    """Logits rows, the least recently used out first, at most `budget_bytes` of them.
+    """LRU cache of logits rows, at most `budget_bytes` of them.
 
-    Rows of the tree's places hang on its nodes (`Node.rows`), and keep their tokens known; a branch
-    holds its own. The store itself holds none. Any thread may call; `lock` is the scheduler's.
+    Rows of places in the tree are attached to nodes (`Node.logits_rows`) and keep their tokens
+    known. A branch refers to its own rows. The cache itself has only weak references. Any thread
+    may call.
     """
 
     def __init__(
@@ -79,10 +84,10 @@ class LogitsCache:
         on_last_evicted: Callable[[Node], None],
         lock: threading.RLock,
     ) -> None:
-        """forget: told of nodes that lost their last row."""
+        """on_last_evicted: called with nodes that lost their last row. lock: the scheduler's."""
         self.budget_bytes = budget_bytes
         self.used_bytes = 0
-        self.n_clears = 0  # what was drawn from rows before is forgotten with them
+        self.n_clears = 0  # callers drop values derived from rows when this changes
         self._row_bytes = 4 * n_vocab
         self._on_last_evicted = on_last_evicted
         self._lock = lock
@@ -93,10 +98,14 @@ class LogitsCache:
     def add(
         self, kept: RetainedLogits, indices: Sequence[int], n_total: int, *, in_tree: bool
     ) -> list[LogitsRow]:
-        """Return rows `indices` of what a step keeps; `shrink` is called after all of them.
+        """Add rows of a step's retained logits. Call `evict_excess` after the last call for a step.
 
-        n_kept: how many rows that is in all. hung: each is to be hung on the tree, and forgotten by
-        itself; the others are forgotten together.
+        Args:
+            kept: the retained logits.
+            indices: the rows of `kept` to add.
+            n_total: how many rows of `kept` are added in all calls together.
+            in_tree: each row will be attached to the tree and is evicted alone. Otherwise the rows
+                are evicted together.
         """
         rows = [LogitsRow() for _ in indices]
         row_bytes, step_logits = kept.n_bytes // n_total, _StepLogits(kept)
@@ -109,9 +118,9 @@ class LogitsCache:
         return rows
 
     def set(self, row: LogitsRow, logits: Any, *, keep: bool = False) -> None:
-        """Give a row its numbers: float32 [V], not to be written to any more.
+        """Set the logits of a row: float32 [V], which the caller must not modify afterwards.
 
-        wanted: it is read right after, so it stays for now, however small the budget is.
+        keep: the row is read right after this, so do not evict it now.
         """
         with self._lock:
             row._array, row._step_logits, row._shared = _read_only(logits), None, None
@@ -119,9 +128,9 @@ class LogitsCache:
             self.evict_excess(row if keep else None)
 
     def read(self, row: LogitsRow) -> Any | None:
-        """Return a row's numbers, float32 [V], read-only; None once the room was needed.
+        """Return the logits of a row, float32 [V], read-only; None if it was evicted.
 
-        Raises: ForwardError where the engine does not give them, and the row is forgotten.
+        Raises: ForwardError if the engine does not return the row; it is evicted then.
         """
         with self._lock:
             step_logits, row._step_logits = row._step_logits, None
@@ -130,7 +139,7 @@ class LogitsCache:
                 if id(step_logits._entry) in self._order:
                     self._order.move_to_end(id(step_logits._entry))
                 self._touch(row, self._row_bytes)
-                del step_logits  # with the last of its rows it goes, before anything else has to
+                del step_logits  # frees the step's logits with its last row, before eviction
                 self.evict_excess()
                 return array
             if row._entry is not None:
@@ -138,17 +147,18 @@ class LogitsCache:
             return row._array
 
     def _fetch(self, row: LogitsRow, kept: RetainedLogits) -> Any:
+        """Copy a row from the engine."""
         try:
             return _read_only(kept.logits(row._index))
         except Exception as error:
             self.evict(row)
             if isinstance(error, WeftError):
                 raise
-            said = f"{type(error).__name__}: {error}"
-            raise ForwardError(f"the engine did not give a row it keeps: {said}") from error
+            reason = f"{type(error).__name__}: {error}"
+            raise ForwardError(f"the engine did not return a row it retains: {reason}") from error
 
     def pin(self, row: LogitsRow) -> PinnedLogits | None:
-        """Return a row where it is; None once the room was needed."""
+        """Return the row without copying it; None if it was evicted."""
         with self._lock:
             step_logits = row._step_logits
             if step_logits is None or step_logits.kept is None:
@@ -159,50 +169,51 @@ class LogitsCache:
                     row._shared = HostLogits([array])
                 return PinnedLogits(row, RetainedRow(row._shared, 0))
             entry = row._entry or step_logits._entry
-            assert entry is not None  # what is kept is counted, until it has to go
+            assert entry is not None  # retained logits have an entry until they are evicted
             self._order.move_to_end(id(entry))
             return PinnedLogits(row, RetainedRow(step_logits.kept, row._index))
 
     def read_pinned(self, pinned: PinnedLogits) -> Any:
-        """Return the numbers of a lent row: float32 [V], read-only; the same to all who read it."""
+        """Return the logits of a pinned row: float32 [V], read-only, one array for all callers."""
         array = self.read(pinned.row)
         return _read_only(pinned.at.logits()) if array is None else array
 
     def attach(self, cursor: Cursor, row: LogitsRow) -> None:
-        """Hang a row on the tree, instead of one that hung there."""
+        """Attach a row to the tree, instead of the row attached there."""
         node, depth = cursor
         node = node_at(node, depth)
         if node.parent is None:
             return
         if node.logits_rows is None:
             node.logits_rows = {}
-        known = node.logits_rows.get(depth)
-        if known is not None:
-            known.node = None
+        previous = node.logits_rows.get(depth)
+        if previous is not None:
+            previous.node = None
         row.node, row.depth = node, depth
         node.logits_rows[depth] = row
 
     def get(self, cursor: Cursor) -> Any | None:
-        """Return the numbers at a place, as `read` does."""
+        """Return the logits at a place, as `read` does."""
         row = self.find(cursor)
         return None if row is None else self.read(row)
 
     def find(self, cursor: Cursor) -> LogitsRow | None:
-        """Return the row that hangs at a place."""
+        """Return the row attached at a place."""
         node, depth = cursor
         node = node_at(node, depth)
         return node.logits_rows.get(depth) if node.logits_rows else None
 
     def clear(self) -> None:
-        """Forget all rows."""
+        """Evict all rows."""
         self.n_clears += 1
         for entry in list(self._order.values()):
             self._evict_entry(entry)
 
     def evict_excess(self, protected: LogitsRow | None = None) -> None:
-        """Forget what nobody holds, then the least recently used, until the budget holds.
+        """Remove rows without references, then evict the least recently used ones down to the
+        budget.
 
-        spared: a row that was used last, and stays for now.
+        protected: the most recently used row, which stays.
         """
         while self._collected:
             self._remove(self._collected.popleft())
@@ -222,7 +233,7 @@ class LogitsCache:
         self._remove(entry)
 
     def _touch(self, counted: LogitsRow | _StepLogits, n_bytes: int) -> None:
-        """Count a row, or an output, as the one used last."""
+        """Mark a row, or a step's logits, as most recently used."""
         entry, order = counted._entry, self._order
         if entry is not None and id(entry) in order:
             self.used_bytes -= entry.n_bytes
@@ -238,7 +249,7 @@ class LogitsCache:
             self.used_bytes -= entry.n_bytes
 
     def evict(self, row: LogitsRow) -> None:
-        """Forget a row's numbers, whoever holds it; under the lock."""
+        """Drop the logits of a row, also if it is referenced. Under the lock."""
         self._remove(row._entry)
         row._array = row._step_logits = row._entry = row._shared = None
         node, row.node = row.node, None

@@ -1,4 +1,4 @@
-"""What one event loop hands over to the driver, and how it hears of what is done."""
+"""Bridge between an asyncio event loop and the driver: batches submissions and wake-ups."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-MAX_PER_PASS = 64  # calls that begin, and tasks that wake, in one pass of a loop
+MAX_PER_PASS = 64  # calls that start, and tasks that wake, in one iteration of an event loop
 
 
 class EventLoopBridge:
-    """What one event loop hands over, and the tasks of it that wait.
+    """Submissions and waiting tasks of one event loop.
 
-    No pass of the loop is long, and none waits for a lock that is held during a step: of many calls
-    TURNS begin in one pass, and of many answers it hears TURNS in one. No timers.
+    No iteration of the loop is long, and none waits for the scheduler's lock. In one iteration, at
+    most MAX_PER_PASS calls start and MAX_PER_PASS tasks wake. There are no timers.
     """
 
     def __init__(self, enter: Callable[[list[Any]], None]) -> None:
-        """enter: called with all jobs that the loop hands over, once a pass of it adds none."""
+        """enter: called with all jobs that the loop submits, after an iteration that adds none."""
         self._enter = enter
         self._jobs: list[Any] = []
         self._delayed: deque[asyncio.Future[None]] = deque()
-        self._n_started = 0  # calls whose turn was in this pass
-        self._to_wake: deque[asyncio.Future[None]] = deque()  # futures to set, from any thread
-        self._is_scheduled = False  # the loop will look at them
+        self._n_started = 0  # calls started in this iteration
+        self._to_wake: deque[asyncio.Future[None]] = deque()  # filled by any thread
+        self._is_scheduled = False  # the loop will call `_wake_fired`
 
-    # Handing over
+    # From the loop to the driver
 
     def start_call(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None] | None:
-        """Return what a call must wait for before it begins; None: nothing."""
+        """Return a future that a call must await before it starts; None to start now."""
         if self._n_started < MAX_PER_PASS and not self._delayed:
             self._n_started += 1
             if self._n_started == 1:
@@ -45,7 +45,7 @@ class EventLoopBridge:
             loop.call_soon(self._start_delayed, loop)
 
     def submit(self, loop: asyncio.AbstractEventLoop, jobs: list[Any]) -> None:
-        """Let jobs enter together with all others of the calls that begin now."""
+        """Submit jobs together with those of all other calls of this iteration."""
         if not self._jobs:
             loop.call_soon(self._submit_jobs, loop, len(jobs))
         self._jobs += jobs
@@ -57,29 +57,29 @@ class EventLoopBridge:
         jobs, self._jobs = self._jobs, []
         self._enter(jobs)
 
-    # Hearing
+    # From the driver to the loop
 
     def schedule_wake(self, future: asyncio.Future[None]) -> None:
-        """Let a future of the loop be set after this step; any thread."""
+        """Queue a future of the loop to be set by the next `flush`; any thread."""
         self._to_wake.append(future)
 
     def flush(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Tell the loop to look at what was fired; any thread."""
+        """Wake the loop if futures are queued; any thread."""
         if self._to_wake and not self._is_scheduled:
             self._is_scheduled = True
             try:
                 loop.call_soon_threadsafe(self._wake_fired, loop)
-            except RuntimeError:  # the loop was closed; nobody is left to hear it
+            except RuntimeError:  # the loop is closed, so no task waits
                 self._to_wake.clear()
 
     def _wake_fired(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._is_scheduled = False  # before looking: what comes from now on calls again
+        self._is_scheduled = False  # reset first: later entries must schedule another call
         _set_results(self._to_wake)
         self.flush(loop)
 
 
 def _set_results(futures: deque[asyncio.Future[None]]) -> int:
-    """Set the first futures that somebody waits for, TURNS at most; return how many."""
+    """Set the first futures that are not done, at most MAX_PER_PASS; return their number."""
     n = 0
     while futures and n < MAX_PER_PASS:
         future = futures.popleft()
@@ -90,7 +90,7 @@ def _set_results(futures: deque[asyncio.Future[None]]) -> int:
 
 
 class Waiter:
-    """A future that is fired once tickets are done, or when somebody says so."""
+    """A future that is set once its tickets are done, or by `wake`."""
 
     __slots__ = ("_bridge", "_pending", "future")
     _pending: set[Any] | tuple[()]
@@ -105,12 +105,12 @@ class Waiter:
             ticket.on_done(self)
 
     def __call__(self, ticket: Any) -> None:
-        """A ticket is done."""
+        """Note that a ticket is done."""
         if self._pending:
             self._pending.discard(ticket)
         if not self._pending:
             self.wake()
 
     def wake(self) -> None:
-        """Let the task go on that waits; any thread."""
+        """Set the future in the event loop; any thread."""
         self._bridge.schedule_wake(self.future)

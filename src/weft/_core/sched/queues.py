@@ -1,4 +1,4 @@
-"""Where jobs stand: queued, admitted, and what the admitted ones wait for."""
+"""States of jobs: waiting, admitted, running, and the claims that admitted jobs wait for."""
 
 from __future__ import annotations
 
@@ -25,29 +25,25 @@ Given = ParamSpec("Given")
 
 
 class BatchSamplerCache:
-    """The chain of the samplers that drew last: mostly the same ones draw again."""
+    """Cache of the last BatchSampler: the same samplers usually draw together again."""
 
     def __init__(self) -> None:
         self._sampler: BatchSampler | None = None
 
     def get(self, samplers: Sequence[Sampler]) -> BatchSampler:
-        """Return the chain of these samplers; the kept one where they step together again."""
+        """Return the BatchSampler of these samplers, the cached one if they are the same."""
         if self._sampler is None or self._sampler.samplers != tuple(samplers):
             self._sampler = BatchSampler(samplers)
         return self._sampler
 
     def clear(self) -> None:
-        """Hold nothing of samplers that are gone."""
+        """Drop the cached sampler."""
         self._sampler = None
 
 
 class JobQueues:
-    """All jobs of a scheduler, under its lock.
-
-    queue: by age, not admitted. admitted: with their paths pinned. fresh: claims to look at.
-    waiting: claims that no part works for yet. first: runs whose first token can be drawn;
-    late_firsts: those of them that the next step draws. live: runs that step. commits: those under
-    way.
+    """All jobs of a scheduler by state, and the components that move them on. Under the scheduler's
+    lock.
     """
 
     def __init__(
@@ -63,40 +59,40 @@ class JobQueues:
         self.info = info = engine.info
         self.counters = counters
         self.n_ctx = n_ctx
-        # Hidden engines are given whole paths, of which most may be known to them.
-        self.runs_whole_paths = info.no_prefix_cache and not info.caches_state
-        self.counts_rows_whole = self.runs_whole_paths or tree.fragments is not None
+        # Engines that hide their KV get the full path in every row.
+        self.runs_full_paths = info.no_prefix_cache and not info.caches_state
+        self.counts_full_rows = self.runs_full_paths or tree.fragments is not None
         self.logits_cache = logits_cache
         self.prefill = PrefillPlanner(
             tree, logits_cache, n_to_run=engine.n_tokens_to_run if info.no_prefix_cache else None
         )
-        self.to_join: list[Place] = []
+        self.to_join: list[Place] = []  # places whose node chains may be joined
         self.sequences = SequenceRegistry(tree, self.to_join.append)
-        self.waiting: list[tuple[int, Job]] = []
-        self.admitted: dict[Job, None] = {}
-        self.to_check: dict[PathClaim, None] = {}
-        self.unscheduled: dict[PathClaim, None] = {}
-        self.first_draws: list[RunJob] = []
-        self.deferred_first_draws: list[RunJob] = []
-        self.running: dict[RunJob, None] = {}
-        self.commits: dict[CommitJob, None] = {}
+        self.waiting: list[tuple[int, Job]] = []  # heap of jobs without admission, by age
+        self.admitted: dict[Job, None] = {}  # jobs whose paths are pinned
+        self.to_check: dict[PathClaim, None] = {}  # claims that may have become complete
+        self.unscheduled: dict[PathClaim, None] = {}  # claims that no chunk works for yet
+        self.first_draws: list[RunJob] = []  # runs that can draw their first token
+        self.deferred_first_draws: list[RunJob] = []  # runs whose first draw the next step does
+        self.running: dict[RunJob, None] = {}  # runs that decode in every step
+        self.commits: dict[CommitJob, None] = {}  # admitted commits
         self.run_samplers = BatchSamplerCache()
         self.commit_samplers = BatchSamplerCache()
-        self.n_transitions = 0  # jobs that were parked or ended, claims that were complete
-        self._greedy: dict[MergeKey, RunJob] = {}  # those that wait for their first draw
+        self.n_transitions = 0  # count of preempted and ended jobs and of completed claims
+        self._greedy: dict[MergeKey, RunJob] = {}  # runs that wait for their first draw
 
     @property
     def is_idle(self) -> bool:
-        """No job is here."""
+        """True if there is no job."""
         return self.head() is None and not self.admitted
 
     def jobs(self) -> list[Job]:
-        """Return all jobs, the oldest first."""
+        """Return all jobs, oldest first."""
         queued = [job for _, job in self.waiting if not job.done]
         return sorted([*queued, *self.admitted], key=lambda job: job.age)
 
     def min_slots(self) -> int:
-        """Return how many slots the oldest admitted job needs, beside what is pinned by hand."""
+        """Return how many slots the oldest admitted job needs, pins by hand included."""
         if not self.admitted:
             return 0
         job = min(self.admitted, key=lambda job: job.age)
@@ -108,10 +104,10 @@ class JobQueues:
         own = sum([len(sequence.tokens) + 1 for sequence in sequences])
         return sum([len(node.tokens) for node in nodes]) + own
 
-    # Coming and going -------------------------------------------------------------------------
+    # Job states -------------------------------------------------------------------------------
 
     def add(self, job: Job) -> None:
-        """Queue a job; parked ones go back to their place by age."""
+        """Queue a job; a preempted job returns to its place by age."""
         heapq.heappush(self.waiting, (job.age, job))
 
     def head(self) -> Job | None:
@@ -121,7 +117,7 @@ class JobQueues:
         return self.waiting[0][1] if self.waiting else None
 
     def admit(self, job: Job) -> None:
-        """Let the job at the head, whose paths are pinned, start."""
+        """Start the job at the head of the queue, whose paths are pinned."""
         heapq.heappop(self.waiting)
         job.admitted = True
         self.admitted[job] = None
@@ -131,7 +127,7 @@ class JobQueues:
             self.handle_error(job, error)
 
     def preempt(self, job: Job) -> None:
-        """Send an admitted job back: its KV becomes evictable, what it made is kept."""
+        """Return an admitted job to the queue: its KV becomes evictable, its tokens stay."""
         job.preempt(self)
         self._release(job)
         self.counters.preempted += 1
@@ -139,8 +135,9 @@ class JobQueues:
         self.add(job)
 
     def preempt_all(self) -> None:
-        """Send all admitted jobs back, of which nothing is in flight: they go on from what is
-        known, the oldest first, as far as there is room now.
+        """Preempt all admitted jobs; none may have a part in flight.
+
+        They continue from their known tokens, oldest first, as far as memory allows.
         """
         self.first_draws, self.deferred_first_draws = [], []
         for job in list(self.admitted):
@@ -148,7 +145,7 @@ class JobQueues:
                 self.guard(job, self.preempt, job)
 
     def fail(self, job: Job, error: WeftError) -> None:
-        """End a job with an error; what it has in flight must land first."""
+        """End a job with an error; if it has parts in flight, after these have finished."""
         if job.done:
             return
         if job.outstanding:
@@ -160,13 +157,13 @@ class JobQueues:
         self.end(job)
 
     def end(self, job: Job) -> None:
-        """Take a job whose tickets are answered out of everything."""
+        """Remove a job whose tickets are resolved from all states."""
         job.done = True
         self.n_transitions += 1
         self._release(job)
         if not self.running:
             self.run_samplers.clear()
-        # No cycles: what the job held is let go now, not when the collector comes by.
+        # Break reference cycles, so that the job's objects are freed now.
         for claim in job.claims:
             claim.requests = []
         job.claims = []
@@ -185,7 +182,7 @@ class JobQueues:
     def guard(
         self, job: Job, action: Callable[Given, Value], *given: Given.args, **more: Given.kwargs
     ) -> Value | None:
-        """Do something for a job; what goes wrong in it fails this job and no other."""
+        """Call `action` for a job; an exception fails this job and no other."""
         if job.done:
             return None
         try:
@@ -195,13 +192,13 @@ class JobQueues:
             return None
 
     def handle_error(self, job: Job, error: Exception) -> None:
-        """Fail a job by what went wrong in it."""
+        """Fail a job because of an exception."""
         if not isinstance(error, WeftError):
             _log.warning("work failed outside the model call: %r", error)
         self.fail(job, as_forward_error(error))
 
     def insert(self, place: Place) -> None:
-        """Put a place into the tree; where the engine cannot split a node for it, it waits."""
+        """Insert a place into the tree; if the engine cannot split a node, it stays pending."""
         try:
             self.tree.place(place)
         except Exception as error:
@@ -210,16 +207,16 @@ class JobQueues:
     # Claims -----------------------------------------------------------------------------------
 
     def recheck(self, claim: PathClaim) -> None:
-        """Something changed for a claim: see whether it has all it wants."""
+        """Mark a claim as changed: it may be complete now."""
         if claim.pin is not None:
             self.to_check[claim] = None
 
     def advance(self) -> None:
-        """Let jobs go on whose claims have all they want; the others wait for parts."""
+        """Continue jobs whose claims are complete; queue the other claims for chunks."""
         while self.to_check or self.first_draws:
             fresh, self.to_check = self.to_check, {}
             for claim in fresh:
-                try:  # as `guard` has it: many come by here each step
+                try:  # inlined `guard`: this runs for many claims in each step
                     self._advance(claim)
                 except Exception as error:
                     self.handle_error(claim.job, error)
@@ -237,11 +234,13 @@ class JobQueues:
             self.unscheduled[claim] = None
 
     def prefill_order(self, budget: int) -> list[tuple[PathClaim, int]]:
-        """Return the claims that parts are packed for, and how many tokens each may have.
+        """Return the claims to plan chunks for, each with its token budget.
 
-        budget: tokens of the step. The oldest first; but where it does not do for all, half of it
-        goes to those that need the fewest: nobody waits for all of a book that somebody else has
-        brought, and the book is read, too. Claims of one path need it once.
+        The oldest come first. If the budget is too small for all, half of it goes to the shortest
+        ones, so short prompts do not wait for a long one.
+        Claims of one path count once.
+
+        budget: prefill tokens of the step.
         """
         claims = sorted(self.unscheduled, key=lambda claim: claim.job.age)
         if len(claims) > 1:
@@ -266,7 +265,9 @@ class JobQueues:
     # First draws ------------------------------------------------------------------------------
 
     def merge_greedy(self, run: RunJob) -> bool:
-        """Let an equal greedy run that has not begun carry this one; return whether it does."""
+        """Merge a run into an equal greedy run that has not started; return True if it was
+        merged.
+        """
         key = run.merge_key()
         if key is None:
             return False
@@ -278,7 +279,7 @@ class JobQueues:
         return True
 
     def _draw_first_tokens(self, runs: list[RunJob]) -> None:
-        """Draw the first token of runs from the logits at their places."""
+        """Draw the first tokens of runs from their prompts' logits."""
         if not runs:
             return
         self._greedy = {key: run for key, run in self._greedy.items() if run not in set(runs)}
@@ -301,7 +302,7 @@ class JobQueues:
             )
             batch = draw_at(sampler, at, ends, kept=False)
             result = self._draw_from(list(numbers), batch)
-        except Exception as error:  # one of them cannot draw: find it, the others go on
+        except Exception as error:  # retry one by one, so that only the failing run fails
             for run in runs if len(runs) > 1 else []:
                 self._draw_first_tokens([run])
             if len(runs) == 1:
@@ -316,11 +317,11 @@ class JobQueues:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            return batch.on_host([row.logits() for row in rows])  # a row at a time
+            return batch.on_host([row.logits() for row in rows])  # copies one row at a time
 
     def first_token_parts(self, parts: Sequence[PrefillChunk]) -> list[BatchPart]:
-        """Return parts that draw the first tokens of runs from the rows that these parts bring."""
-        found: dict[str | None, list[tuple[RunJob, tuple[PrefillChunk, int]]]] = {}
+        """Return parts that draw first tokens of runs from rows that these chunks compute."""
+        by_name: dict[str | None, list[tuple[RunJob, tuple[PrefillChunk, int]]]] = {}
         for part in parts:
             for request, first, _ in part.answers_for:
                 run = request.claim.job
@@ -328,16 +329,16 @@ class JobQueues:
                     self.guard(run, run.prime, self)
                     if not run.done:
                         place = (part, first - part.start)
-                        found.setdefault(part.namespace, []).append((run, place))
+                        by_name.setdefault(part.namespace, []).append((run, place))
         return [
             FirstTokenPart(name, [run for run, _ in pairs], self, [place for _, place in pairs])
-            for name, pairs in found.items()
+            for name, pairs in by_name.items()
         ]
 
     def deferred_first_token_parts(self) -> list[BatchPart]:
-        """Return the part that draws the first tokens of runs from rows that were kept, if any."""
+        """Return the part that draws first tokens of runs from cached rows, if there are any."""
         runs = [run for run in self.deferred_first_draws if run.admitted]
         self.deferred_first_draws = []
         for run in runs:
-            run.draws_alone = True  # should this go wrong
+            run.draws_alone = True  # if this draw fails
         return [FirstTokenPart(None, runs, self)] if runs else []

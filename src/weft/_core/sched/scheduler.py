@@ -1,4 +1,7 @@
-"""The scheduler: every model call of an LM is one of its steps."""
+"""The scheduler: every model call of an LM is one of its steps.
+
+A step reads as in vLLM and SGLang: schedule, launch, wait, process outputs (`Scheduler.step`).
+"""
 
 from __future__ import annotations
 
@@ -30,22 +33,32 @@ from .queues import JobQueues
 from .work import Counters, Extend, Item, Run, Ticket
 
 _log = logging.getLogger(__name__)
-ENGINE_WAIT_S = 0.02  # how long a step that has nothing to run waits for runs that are abroad
-CommitShare = tuple[CommitJob, int, int]  # what a step runs of a commit: lines first … last - 1
+# A step without work waits this long for events of runs that the engine generates.
+ENGINE_WAIT_S = 0.02
+# A commit, and the range of its sequences that a step runs: first … last - 1.
+CommitShare = tuple[CommitJob, int, int]
 
 
 class Scheduler:
-    """Takes items, runs steps, answers tickets.
+    """Schedules items into steps, runs the steps and resolves the tickets.
 
-    `submit` may be called by any thread; `step` by one at a time (see `driver`). The lock is held
-    while planning and delivering, never during a model call.
+    `submit` may be called by any thread. `step` is called by one thread at a time (see `driver`).
+    The scheduler holds the lock while it schedules and processes outputs, never during a model
+    call.
     """
 
     def __init__(
         self, engine: Engine, tree: TokenTree, *, n_ctx: int, n_batch: int, row_cache_bytes: int
     ) -> None:
-        """n_ctx: tokens a path may have. n_batch: tokens a step may run; where the engine says how
-        many it takes (`max_num_batched_tokens`), so many beside the next ones of runs and commits.
+        """Create the scheduler of one engine.
+
+        Args:
+            engine: runs the steps.
+            tree: the token tree, empty.
+            n_ctx: maximum tokens of a path.
+            n_batch: maximum prefill tokens of a step. If the engine has `max_num_batched_tokens`,
+                decoded tokens come on top, up to that limit.
+            row_cache_bytes: budget of the logits cache.
         """
         self.engine = engine
         self.tree = tree
@@ -70,9 +83,9 @@ class Scheduler:
         self._ages = itertools.count(1)
 
     def submit(self, items: Sequence[Item], *, atomic: bool = False) -> list[Ticket]:
-        """Queue items; their tickets are answered by later steps. Cost: O(items), no model call.
+        """Queue items; later steps resolve their tickets. Cost: O(items), no model call.
 
-        atomic: all items (extends only) succeed, or all fail and nothing has changed.
+        atomic: all items (extends only) succeed, or all fail and nothing changes.
         """
         tickets, jobs = self.prepare(items, atomic=atomic)
         self.enqueue(jobs)
@@ -81,7 +94,7 @@ class Scheduler:
     def prepare(
         self, items: Sequence[Item], *, atomic: bool = False
     ) -> tuple[list[Ticket], list[Job]]:
-        """Return tickets, and the jobs that answer them once these have entered. Takes no lock."""
+        """Return tickets, and the jobs that resolve them once they are enqueued. Takes no lock."""
         if atomic and not all(isinstance(item, Extend) for item in items):
             raise ConfigError("an atomic call takes extends only; submit runs on their own")
         if self.dropped_namespaces:
@@ -96,7 +109,7 @@ class Scheduler:
         return tickets, [self._job_of(group) for group in groups if group]
 
     def _job_of(self, group: list[Ticket]) -> Job:
-        """Return the job of tickets that are answered together."""
+        """Return the job of tickets that are resolved together."""
         item, age = group[0].item, next(self._ages)
         if self.engine_runs is not None and isinstance(item, Run):
             if why_not_generated(item.sampler, self.engine.native) is None:
@@ -104,7 +117,7 @@ class Scheduler:
         return new_job(age, group)
 
     def enqueue(self, jobs: list[Job]) -> None:
-        """Let jobs in; no step sees some of them without the others. Takes no lock."""
+        """Add jobs to the inbox; a step sees all of them or none. Takes no lock."""
         if jobs:
             self._inbox.append(jobs)
             if self.engine_runs is not None:
@@ -112,21 +125,22 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is queued, waiting, live or in flight."""
+        """True if nothing is queued, waiting, running or in flight."""
         return not self._inbox and self.in_flight is None and self.queues.is_idle
 
     @property
     def n_queued(self) -> int:
-        """How many jobs, about, have not been admitted yet."""
+        """The approximate number of jobs that are not admitted yet."""
         return len(self._inbox) + len(self.queues.waiting)
 
     def step(self) -> None:
-        """Run one step: take in, admit, plan, launch, land, deliver.
+        """Run one step: admit, schedule, launch, wait, process outputs.
 
-        An overlapping engine's step is delivered by the next call, after that has launched its own,
-        which draws last: its samplers have seen every token before.
-        A failed model call fails its own tickets; any other failure of the engine, say for want of
-        memory, fails the work that met it. Later calls work.
+        With an overlapping engine, the next call processes the outputs of this step after it has
+        launched its own. Its draws start last, so that samplers have accepted every earlier token.
+
+        A failed model call fails its own tickets. Any other error of the engine, such as running
+        out of memory, fails only the work that caused it. Later calls work.
         """
         try:
             self._step()
@@ -155,8 +169,9 @@ class Scheduler:
             self._wait_for_engine_runs()
 
     def _admit_work(self) -> tuple[int, int]:
-        """Drain the inbox and admit jobs. Return the number of events, and of transitions before
-        them.
+        """Drain the inbox and admit jobs.
+
+        Returns the number of events, and the count of transitions before them.
         """
         self.check_weights()
         self.admission.pressure.relax()
@@ -178,10 +193,10 @@ class Scheduler:
         else:
             self.engine_runs.wait(ENGINE_WAIT_S)
 
-    # Take in ----------------------------------------------------------------------------------
+    # Inbox ------------------------------------------------------------------------------------
 
     def drain_inbox(self) -> int:
-        """Drain what others left: released places, cancellations, new jobs; return how many."""
+        """Process released places, cancellations and new jobs; return their number."""
         if self.sequences.released:
             self.sequences.close_released()
         self.tree.drain_released()
@@ -202,38 +217,42 @@ class Scheduler:
         for job in jobs:
             self.queues.add(job)
             for name, message in self.dropped_namespaces.items():
-                if name in job.namespaces():  # it went since this was prepared
+                if name in job.namespaces():  # dropped after the job was prepared
                     self.queues.fail(job, StaleHandle(message))
 
     def close_idle_sequences(self) -> None:
-        """Take in, and close every idle line: what is held then is what work needs."""
+        """Drain the inbox and close idle sequences, so that only running work uses
+        unevictable KV.
+        """
         self.drain_inbox()
         self.sequences.close_idle()
 
     def check_weights(self) -> None:
-        """Forget what was computed with weights that are no longer the same.
+        """Drop KV and logits that were computed with weights that have changed since.
 
-        Under the lock. What runs now is not cut short: what is left of it goes when it has ended.
+        Called under the lock. Running work is not interrupted; its caches are dropped after it has
+        ended.
         """
         if self.in_flight is None and not self.queues.admitted and self.weights_changed():
-            _log.info("the model's weights were changed: KV and logits are forgotten")
+            _log.info("the model's weights have changed: cached KV and logits are dropped")
             self._weights = self.engine.weights_version()
             self._clear_caches()
             self.engine.refresh_weights()
 
     def _waits_for_old_weights(self) -> bool:
-        """Whether work waits for what runs with other weights: it begins when all of that is gone,
-        or it would meet KV of both for as long as there is always something that runs.
+        """Return True while new jobs must wait for jobs that run with the old weights.
+
+        Otherwise a steady stream of jobs would mix KV of both versions for an unlimited time.
         """
         queues = self.queues
         return bool(queues.admitted) and queues.head() is not None and self.weights_changed()
 
     def weights_changed(self) -> bool:
-        """Whether somebody has changed the model's weights in place since the last look."""
+        """Return True if the model's weights were changed in place since the last check."""
         return self.engine.weights_version() != self._weights
 
     def clear(self) -> None:
-        """Forget all KV and logits that no running work needs; between steps, under the lock."""
+        """Drop all KV and logits that no running work needs. Between steps, under the lock."""
         self.admission.pressure.reset()
         self._clear_caches()
         self.engine.clear_caches()
@@ -243,14 +262,17 @@ class Scheduler:
         self.tree.clear()
         self.logits_cache.clear()
 
-    # Plan -------------------------------------------------------------------------------------
+    # Schedule ---------------------------------------------------------------------------------
 
     def _schedule(self) -> ScheduledStep | None:
-        """Choose the rows of the next step; None when there are none, or others must land first."""
+        """Choose the rows of the next step.
+
+        Returns None if there are none, or if the step in flight must finish first.
+        """
         queues = self.queues
         queues.advance()
         n_batch, n_step = self._budgets()
-        # Live runs must not starve those that begin.
+        # Keep a part of the budget for prefill, so that running requests do not starve new ones.
         others = queues.unscheduled or queues.commits
         min_prefill = min(max(n_batch // 4, 1), n_batch - 1) if others else 0
         runs = self._ready_runs(n_step - min_prefill) if queues.running else []
@@ -259,24 +281,24 @@ class Scheduler:
             used = self._n_budget_tokens(runs) + sum([len(run.forced) for run in runs])
             shares = self._shares(max(n_step - used, min_prefill))
         if runs or shares:
-            before, in_flight = queues.n_transitions, self.in_flight is not None
-            reserve = partial(self._reserve, runs, shares, before)
+            n_before, in_flight = queues.n_transitions, self.in_flight is not None
+            reserve = partial(self._reserve, runs, shares, n_before)
             if not self.admission.reserve_slots(reserve, in_flight=in_flight):
                 return None
         sequence_parts = (
             [*self._decode_parts(runs), *self._commit_parts(shares)] if runs or shares else []
         )
-        if self.queues.runs_whole_paths:
-            again = [part.n_tokens() - part.n_logits() for part in sequence_parts]
-            self.counters.recomputed += sum(again)
+        if self.queues.runs_full_paths:
+            n_recomputed = [part.n_tokens() - part.n_logits() for part in sequence_parts]
+            self.counters.recomputed += sum(n_recomputed)
         parts: list[BatchPart] = [*sequence_parts]
         if queues.unscheduled:
             n_left = min(n_batch, n_step - sum([part.n_tokens() for part in sequence_parts]))
-            if self.engine.info.no_prefix_cache:  # a long path may have been more than its share
+            if self.engine.info.no_prefix_cache:  # one long path may exceed the budget of decoding
                 n_left = max(n_left, min_prefill)
             if runs and self.engine.info.device == "cpu":
-                # There a token costs as much beside others as alone: those that are live would
-                # stand still for as long as it takes to read a whole batch.
+                # Tokens of a batch cost as much as single ones on a CPU: prefill of a full batch
+                # would delay all running requests.
                 n_left = min(n_left, min_prefill)
             brought = queues.prefill.plan(queues.prefill_order(n_left), n_left, queues)
             parts += [*brought, *queues.first_token_parts(brought)]
@@ -286,34 +308,35 @@ class Scheduler:
         self.counters.prefilled += computed
         self.counters.recomputed += reread
         if not parts:
-            queues.advance()  # what the row store just answered
+            queues.advance()  # the cache may have answered some requests
             return None
         return ScheduledStep(parts)
 
     def _budgets(self) -> tuple[int, int]:
-        """Return how many tokens of those that wait, and in all, a step may have now."""
+        """Return the token budgets of the next step: for prefill, and in total."""
         budget = self.admission.pressure.max_step_tokens
         if budget is None:
             return self.n_batch, self.n_step
         return min(self.n_batch, budget), min(self.n_step, budget)
 
     def _ready_runs(self, budget: int) -> list[RunJob]:
-        """Return the runs whose next token can be run now, `budget` tokens of them.
+        """Return the runs that can decode now, at most `budget` tokens of them.
 
-        The oldest, so that tails are short-lived. Where whole paths run there are none: all go on
-        in turn, and one longer than `budget` goes alone.
+        The oldest runs come first, so that tails stay short-lived. An engine without prefix caching
+        has no
+        tails: there all runs take turns, and a path longer than `budget` runs alone.
         """
         queues = self.queues
         ready = [run for run in queues.running if run.can_step(self.n_ctx)]
         if self.in_flight is not None:
             ready = [run for run in ready if run.sequence.is_open or self._can_open(run)]
-        if self.queues.runs_whole_paths:
+        if self.queues.runs_full_paths:
             ready.sort(key=lambda run: (run.n_drawn, run.age))
             costs = itertools.accumulate([run.sequence.depth for run in ready])
             ready = ready[: max(bisect_right(list(costs), budget), 1)]
         elif len(ready) > budget:
             ready = heapq.nsmallest(budget, ready, key=lambda run: run.age)
-        # Of many runs nearly all are open, and free to draw what they like.
+        # Most runs are open already and have no constraint: skip the loop for them.
         begun = [
             run for run in ready if run.sampler.matcher is not None or not run.sequence.is_open
         ]
@@ -327,19 +350,19 @@ class Scheduler:
         return [run for run in ready if not run.done] if begun else ready
 
     def _n_budget_tokens(self, runs: list[RunJob]) -> int:
-        """Return how many tokens of a step's budget the next tokens of runs take."""
-        if self.queues.runs_whole_paths:
+        """Return how many tokens of the budget one decoding step of these runs uses."""
+        if self.queues.runs_full_paths:
             return sum([run.sequence.depth for run in runs])
         return len(runs)
 
     def _can_open(self, run: RunJob) -> bool:
-        """Whether nothing in flight writes where a run's line begins."""
+        """Return True if no part in flight writes the node where the run's sequence starts."""
         (claim,) = run.claims
         assert claim.cursor is not None
         return not self.queues.prefill.is_being_written(claim.cursor)
 
     def _shares(self, budget: int) -> list[CommitShare]:
-        """Return what the step may run of the commits, `budget` tokens at most."""
+        """Return the sequences of commits that the step can run, at most `budget` tokens."""
         shares = []
         for job in list(self.queues.commits):
             if job.n_waiting or job.outstanding or budget <= 0:
@@ -354,18 +377,18 @@ class Scheduler:
             if not job.done:
                 shares.append((job, job.next, last))
                 budget -= last - job.next
-                if self.queues.runs_whole_paths:
+                if self.queues.runs_full_paths:
                     budget -= sum(
                         [sequence.depth for sequence in job.item.sequences[job.next : last]]
                     )
         return shares
 
-    def _reserve(self, runs: list[RunJob], shares: list[CommitShare], before: int) -> None:
-        """Ask the room for the slots of a step, as far as its jobs are still here.
+    def _reserve(self, runs: list[RunJob], shares: list[CommitShare], n_before: int) -> None:
+        """Reserve the slots of a step for the jobs that are still admitted.
 
-        before: the desk's count of moves when all of them were.
+        n_before: `JobQueues.n_transitions` when all of them were.
         """
-        if self.queues.n_transitions != before:
+        if self.queues.n_transitions != n_before:
             runs[:] = [run for run in runs if run in self.queues.running]
             shares[:] = [share for share in shares if share[0] in self.queues.commits]
         for run in runs:
@@ -375,7 +398,7 @@ class Scheduler:
                 sequence.reserve(self.tree, 1)
 
     def _decode_parts(self, runs: list[RunJob]) -> list[SequencePart]:
-        """Return a part an adapter, for runs that are still here."""
+        """Return one part per LoRA adapter for runs that are still admitted."""
         by_name: dict[str | None, tuple[list[RunJob], list[Row]]] = {}
         for run in runs:
             try:
@@ -395,10 +418,10 @@ class Scheduler:
         parts = [queues.guard(share[0], CommitPart, *share, queues) for share in shares]
         return [part for part in parts if part is not None]
 
-    # Launch, land, deliver --------------------------------------------------------------------
+    # Launch, wait, process outputs ------------------------------------------------------------
 
     def _launch(self, step: ScheduledStep | None) -> tuple[list[ScheduledStep], float]:
-        """Call the model for a step, and put the step in flight if the engine overlaps steps.
+        """Call the model for a step; if the engine overlaps steps, put the step in flight.
 
         Returns the steps to wait for now, and the seconds that the calls took.
         """
@@ -457,8 +480,10 @@ class Scheduler:
             raise step.error
 
     def _store_logits(self, step: ScheduledStep) -> None:
-        """Keep the rows that somebody may ask for; what goes wrong fails the call's parts, or the
-        step where it was memory: then it is done again.
+        """Add the step's logits rows to the cache.
+
+        An error fails the parts of the batch. If memory is short, it fails the step, which is then
+        retried.
         """
         for batch in step.batches:
             try:
@@ -469,7 +494,7 @@ class Scheduler:
         step.error = step.memory_error()
 
     def _process_part(self, part: BatchPart) -> None:
-        """Give out what a part brought; what goes wrong fails its jobs alone."""
+        """Give the outputs of a part to its jobs; an error fails only these jobs."""
         part_error = part.error
         if part_error is None:
             try:
@@ -483,22 +508,23 @@ class Scheduler:
             self.queues.fail(job, as_forward_error(part_error))
 
     def _fail_step(self, step: ScheduledStep, raised: BaseException) -> None:
-        """Undo a step, and the one launched from its draws, and fail all their tickets; or do what
-        wanted memory again, with less of it.
+        """Undo a step, and the step launched from its draws, and fail their tickets.
+
+        If memory is short, preempt all jobs instead and retry with smaller steps or fewer slots.
         """
         after, self.in_flight = self.in_flight, None
         steps = [step] if after is None else [step, after]
         jobs: dict[Job, None] = {}
-        for each in steps:
-            each.synchronize()
-            for part in each.parts:
+        for failed_step in steps:
+            failed_step.synchronize()
+            for part in failed_step.parts:
                 jobs.update(dict.fromkeys(part.jobs()))
                 part.discard(self.queues)
         for job in jobs:
             self.queues.guard(job, job.finish_failed_step, self.queues)
         if self.admission.pressure.reduce(raised, *step.size(), self.queues.min_slots()):
             if self.admission.pressure.max_step_tokens is not None:
-                self.logits_cache.clear()  # they lie where there is no memory, mostly
+                self.logits_cache.clear()  # cached logits usually occupy the memory that is short
             self.queues.preempt_all()
             return
         error = as_forward_error(raised)
@@ -506,11 +532,11 @@ class Scheduler:
             self.queues.fail(job, error)
 
     def _join_node_chains(self) -> None:
-        """Join long chains of small nodes, as far as no launched step reads them."""
+        """Join long chains of short nodes, except nodes that a launched step reads."""
         to_join = self.queues.to_join
         if not to_join:
             return
-        # A place that waits may come again.
+        # A place may be queued more than once.
         places, busy = {place.cursor: place for place in to_join}, self._fragments_in_flight()
         to_join.clear()
         for cursor, place in places.items():
@@ -532,23 +558,25 @@ class Scheduler:
         return busy
 
     def finish_in_flight(self) -> None:
-        """Deliver the step that is in flight, if there is one."""
+        """Wait for the step in flight, if there is one, and process its outputs."""
         in_flight, self.in_flight = self.in_flight, None
         if in_flight is not None:
             self._wait(in_flight)
             self._process_outputs(in_flight)
 
-    # When something is wrong ------------------------------------------------------------------
+    # Errors -----------------------------------------------------------------------------------
 
     def _fail_stuck_jobs(self) -> None:
-        """A step that could do nothing would be repeated for ever: fail what waits."""
+        """Fail all jobs when a step could do nothing for them, instead of retrying without end."""
         error = WeftError("the scheduler cannot go on with this work; please report this as a bug")
         with self.lock:
             for job in self.queues.jobs():
                 self.queues.fail(job, error)
 
     def _recover(self, error: BaseException) -> None:
-        """Fail all that is open after an error that nobody foresaw; undo what steps promised."""
+        """Fail all jobs after an unexpected error, and revert what steps have marked or
+        reserved.
+        """
         _log.exception("a step failed outside the model call", exc_info=error)
         in_flight, self.in_flight = self.in_flight, None
         if in_flight is not None:
@@ -562,25 +590,27 @@ class Scheduler:
                 try:
                     self.queues.fail(job, failed)
                 except Exception:
-                    _log.exception("and its work could not be undone")
+                    _log.exception("and the state of its job could not be undone")
                     for ticket in job.tickets():
                         ticket.resolve(error=failed)
                     self.queues.end(job)
 
     def abandon(self, error: BaseException) -> None:
-        """Answer all tickets with an error and touch nothing else: the state may be half-made."""
+        """Resolve all tickets with an error and touch nothing else: the state may be
+        inconsistent.
+        """
         failed: BaseException = error
         if not isinstance(error, StaleHandle):
             failed = WeftError(f"the scheduler failed: {type(error).__name__}: {error}")
             failed.__cause__ = error
         with self.lock:
-            arrived = [jobs for jobs in self._inbox if isinstance(jobs, list)]
-            for job in [*itertools.chain(*arrived), *self.queues.jobs()]:
+            queued = [jobs for jobs in self._inbox if isinstance(jobs, list)]
+            for job in [*itertools.chain(*queued), *self.queues.jobs()]:
                 for ticket in job.tickets():
                     ticket.resolve(error=failed)
 
     def close(self) -> None:
-        """Fail everything that is not done and forget all KV; the engine stays open."""
+        """Fail all unfinished jobs and drop all KV; the engine stays open."""
         self.finish_in_flight()
         with self.lock:
             self.drain_inbox()
@@ -591,12 +621,13 @@ class Scheduler:
             self.tree.clear()
             self.logits_cache.clear()
 
-    # Namespaces that are gone -----------------------------------------------------------------
+    # Dropped namespaces -----------------------------------------------------------------------
 
     def drop_namespace(self, namespace: str, message: str) -> None:
-        """Fail all work in a namespace with StaleHandle, refuse it from now on, and drop its KV.
+        """Fail all work in a namespace with StaleHandle, reject later work, and drop its KV.
 
-        Between steps, under the lock: no row of it is ever formed again. Cost: O(open jobs + tree).
+        Called between steps, under the lock. No later step has a row of it. Cost: O(open jobs +
+        tree).
         """
         self.drain_inbox()
         self.dropped_namespaces[namespace] = message
@@ -607,11 +638,11 @@ class Scheduler:
         self.tree.clear(namespace=namespace)
         for name in self.dropped_namespaces:
             root = self.tree.roots.get(name)
-            if root is not None and not root.children:  # else places still hold tokens of it
+            if root is not None and not root.children:  # else places still refer to its tokens
                 del self.tree.roots[name]
 
     def _check_not_dropped(self, items: Sequence[Item]) -> None:
-        """Raise StaleHandle for work in a namespace that is gone."""
+        """Raise StaleHandle for items in a dropped namespace."""
         for item in items:
             for name in item.namespaces():
                 if name is not None and name in self.dropped_namespaces:

@@ -1,4 +1,4 @@
-"""A line: a path that goes on token by token in a private tail. Runs and commits have one each."""
+"""Token sequences that runs and branches extend token by token, each in a private tail."""
 
 from __future__ import annotations
 
@@ -16,21 +16,24 @@ if TYPE_CHECKING:
     from .jobs import Job
 
 _log = logging.getLogger(__name__)
-LAST_LOGITS = (0,)  # the logits of a row of one token
+LAST_LOGITS = (0,)  # `Row.logits_at` of a row with one token
 
 
 class TokenSequence:
-    """Known tokens after a place: `base`, then `tokens`.
+    """Tokens after a place: `base`, then `tokens`.
 
-    While it is open the path is pinned, and the slots of its tokens, as far as they were run, are
-    in a tail of its own that content matching does not see. Closed, they are in the tree, and
-    `base` is the place after them. What the engine cannot keep is computed again when the line goes
-    on.
+    An open sequence has its path pinned. The KV of its tokens, as far as they were run, is in a
+    private tail that prefix matching does not see. A closed sequence has its KV in the tree, and
+    `base` is the place after it. KV that the engine cannot keep is recomputed when the sequence
+    continues.
 
         root ── base ──┤├── tokens that were run (tail) ──┤├── tokens to run ──┤
 
-    job: what runs it now. lease: who goes on with it, where that is no job. seen: a job has had its
-    path before.
+    job: the job that runs it now.
+
+    lease: the owner's lease, if a branch owns it.
+
+    was_admitted: a job had its path admitted before.
     """
 
     __slots__ = (
@@ -56,32 +59,33 @@ class TokenSequence:
         self._pin: Cursor | None = None
         self._row: Row | None = None
         self._epoch = -1
-        self._ids: list[int] = []  # of the path to `base`; hidden engines only
+        self._ids: list[int] = []  # of the path to `base`; only for engines that hide their KV
 
     @property
     def depth(self) -> int:
-        """Tokens of the path, those to run included."""
+        """Number of tokens of the path, including those to run."""
         return self.base.depth + len(self.tokens)
 
     @property
     def is_open(self) -> bool:
-        """It has its path pinned."""
+        """True if its path is pinned."""
         return self._pin is not None
 
     def end(self) -> Place:
-        """Return the place after its tokens, whatever of it is in the tree."""
+        """Return the place after its last token, which need not be in the tree."""
         if not self.tokens:
             return self.base
         return Place(self.base.holds, self.base.namespace, self.base, tuple(self.tokens))
 
     def n_in_tail(self) -> int:
-        """Return how many of its own tokens its tail has the KV of."""
+        """Return how many of its own tokens have KV in the tail."""
         return 0 if self.tail is None else min(self.tail.fragment.length, len(self.tokens))
 
     def cached_depth(self, path: Container[Node], ids: list[int]) -> int:
-        """Return the depth down to which its tail has the KV of a path, 0 for none of it.
+        """Return the depth of `path` down to which the tail has its KV; 0 if it has none of it.
 
-        path: the nodes of what the tree knows of the path, its root too. ids: all of its tokens.
+        path: the nodes of the known part of the path, its root included. ids: all token ids of the
+        path.
         """
         if self.tail is None:
             return 0
@@ -92,7 +96,9 @@ class TokenSequence:
         return depth + same if same else 0
 
     def open(self, tree: TokenTree) -> None:
-        """Pin the path, which is resident, and start a tail; an open line stays as it is."""
+        """Pin the path, which is resident, and create a tail; does nothing if the sequence is
+        open.
+        """
         if self._pin is not None:
             return
         cursor = tree.cut(tree.place(self.base))
@@ -108,7 +114,7 @@ class TokenSequence:
         self._pin = pin
 
     def reserve(self, tree: TokenTree, n: int) -> None:
-        """Ask the room for n more slots; it may be over then."""
+        """Reserve n more slots; the budget may be exceeded afterwards."""
         tail = self.tail
         if tail is not None and tail.fragment.length + n > tail.reserved:
             tree.budget.reserve(tail, tail.fragment.length + n)
@@ -120,10 +126,10 @@ class TokenSequence:
         n_before: int,
         scored: tuple[ScoreSpan, ...] = (),
     ) -> Row:
-        """Return the engine's row that runs `tokens` after the line's first `n_before` own ones.
+        """Return the engine's row that runs `tokens` after the first `n_before` own tokens.
 
-        One token, unless some of them are scored (counted from the row's first one). The same
-        object every step, while it can be.
+        It is the same object in every step while the path does not change. scored: spans counted
+        from the row's first token; a row without spans has one token.
         """
         tail = self.tail
         if tail is None:
@@ -142,7 +148,7 @@ class TokenSequence:
     def _full_row(
         self, tokens: Sequence[int] | FutureTokens, n_before: int, scored: tuple[ScoreSpan, ...]
     ) -> Row:
-        """Hidden engines: the whole path every step."""
+        """Return a row of the full path, for engines that hide their KV."""
         assert not isinstance(tokens, FutureTokens)
         ids = [*self._ids, *self.tokens[:n_before], *tokens]
         first = len(ids) - len(tokens)
@@ -150,9 +156,9 @@ class TokenSequence:
         return Row((), ids, 0, None, (len(ids) - 1,), scored, self.base.namespace)
 
     def trim(self, tree: TokenTree, n: int) -> None:
-        """Forget the tail's slots from n on.
+        """Drop the tail's slots from n on.
 
-        Where the engine cannot, the tail is given up: the tokens before stay known.
+        If the engine cannot, drop the tail; the first n tokens stay known.
         """
         tail = self.tail
         if tail is None or tail.fragment.length <= n:
@@ -163,9 +169,9 @@ class TokenSequence:
             self.drop(tree)
 
     def close(self, tree: TokenTree) -> None:
-        """Move the tail into the tree and let the path go; a closed line stays as it is.
+        """Move the tail into the tree and unpin the path; does nothing if the sequence is closed.
 
-        Tokens whose slots the engine does not take over are known all the same.
+        Tokens stay known even if the engine cannot keep their KV.
         """
         self.trim(tree, len(self.tokens))
         pin, tail = self._pin, self.tail
@@ -183,14 +189,14 @@ class TokenSequence:
         tree.unpin(pin)
 
     def _advance_base(self, tree: TokenTree, n: int) -> list[int]:
-        """Let the place be the one after the first n own tokens; return these."""
+        """Move `base` behind the first n own tokens; return these tokens."""
         run, self.tokens = self.tokens[:n], self.tokens[n:]
         if run:
             self.base = Place(tree.holds, self.base.namespace, self.base, run)
         return run
 
     def drop(self, tree: TokenTree) -> None:
-        """Forget the tail and let the path go; the tokens stay."""
+        """Drop the tail and unpin the path; the tokens stay."""
         tail, pin = self.tail, self._pin
         self.tail = self._pin = self._row = None
         if tail is not None:
@@ -200,22 +206,23 @@ class TokenSequence:
 
 
 class Lease(weakref.ref[Any]):
-    """Who goes on with a line; its callback tells when nobody does, and is no Python code."""
+    """Weak reference to the owner of a sequence; its callback queues the sequence for closing."""
 
     __slots__ = ("sequence",)
     sequence: TokenSequence
 
 
 class SequenceRegistry:
-    """The lines that go on a token a call: a branch has one while it is committed to.
+    """Sequences of branches, which last longer than one job.
 
-    An idle one may be closed at any time. opened: those that are. gone: leases of lines that were
-    released, or whose owners are gone. All but `begin` and `release` is called under the
-    scheduler's lock.
+    An idle sequence may be closed at any time. All methods but `create` and `release` are called
+    under the scheduler's lock.
+
+    opened: open sequences. released: leases of sequences that were released or lost their owners.
     """
 
     def __init__(self, tree: TokenTree, join: Callable[[Place], None]) -> None:
-        """join: told of places whose chains may be joined."""
+        """join: called with places whose node chains may be joined."""
         self.tree = tree
         self.opened: dict[TokenSequence, None] = {}
         self._join = join
@@ -223,7 +230,7 @@ class SequenceRegistry:
         self.released: deque[Any] = deque()
 
     def create(self, owner: Any, place: Place) -> TokenSequence:
-        """Return a line at a place, for as long as `owner` lives."""
+        """Return a new sequence at a place that lasts as long as `owner`."""
         sequence = TokenSequence(place)
         lease = sequence.lease = Lease(owner, self.released.append)
         lease.sequence = sequence
@@ -231,44 +238,44 @@ class SequenceRegistry:
         return sequence
 
     def release(self, sequence: TokenSequence) -> Place:
-        """Go on with a line no longer; return the place at its end. Its KV is there at once."""
+        """End a lease; return the place at the sequence's end. Its KV can be used at once."""
         with self.tree.holds.lock:
             self.released.append(sequence.lease)
             return sequence.end()
 
     def is_leased(self, sequence: TokenSequence) -> bool:
-        """Whether somebody goes on with it."""
+        """Return True if the sequence has an owner."""
         return id(sequence.lease) in self._leases
 
     def open(self, sequence: TokenSequence) -> None:
-        """Open a line, and know it as open."""
+        """Open a sequence and register it."""
         sequence.open(self.tree)
         self.opened[sequence] = None
 
     def close(self, sequence: TokenSequence) -> None:
-        """Close a line; its KV can be found, read and evicted by others."""
+        """Close a sequence; others can find, read and evict its KV then."""
         self.opened.pop(sequence, None)
         if sequence.is_open:
             sequence.close(self.tree)
             self._join(sequence.base)
 
     def close_released(self) -> None:
-        """Close the lines that were released, or whose owners are gone."""
+        """Close sequences that were released or lost their owners."""
         busy = []
         while self.released:
             lease = self.released.popleft()
             if lease.sequence.job is not None:
                 busy.append(lease)
             elif self._leases.pop(id(lease), None) is not None:
-                lease.sequence.lease = None  # else Python's collector of cycles would have to come
+                lease.sequence.lease = None  # breaks a reference cycle
                 self.close(lease.sequence)
         self.released.extend(busy)
 
     def n_cached(self, place: Place) -> int:
-        """Return how many tokens of a path have KV, in the tree or in lines; changes nothing.
+        """Return how many tokens of a path have KV, in the tree or in tails; changes nothing.
 
-        What a step in flight computes is not there yet. Cost: O(nodes + tokens not in the tree);
-        where some have no KV there, O(depth + open lines).
+        KV that a step in flight computes does not count. Cost: O(nodes + tokens not in the tree),
+        plus O(depth + open sequences) if KV is missing in the tree.
         """
         tree = self.tree
         if tree.fragments is None:
@@ -282,7 +289,7 @@ class SequenceRegistry:
         return max(n, *(sequence.cached_depth(path, ids) for sequence in self.opened))
 
     def close_idle(self) -> bool:
-        """Close all idle lines; return whether there were any."""
+        """Close all idle sequences; return True if there were any."""
         n_open = len(self.opened)
         self.close_released()
         for sequence in [sequence for sequence in self.opened if sequence.job is None]:

@@ -1,4 +1,4 @@
-"""What faces ask of the scheduler: extends and runs, and the tickets that answer them."""
+"""Work items that callers submit to the scheduler, and the tickets that return their results."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ FinishReason = Literal["stop", "length", "context", "cancelled", "interrupted", 
 
 
 class Logits(NamedTuple):
-    """Want the raw logits after the path's first `depth` tokens.
+    """Request the raw logits after the path's first `depth` tokens.
 
-    Answered by float32 [V], read-only: other callers get the same array. kept: answered by the
-    store's LogitsRow, wherever the engine has its numbers. lent: answered by a RetainedRow, where
-    the
-    row is now: it stays there for as long as that is held.
+    The result is a read-only float32 array [V], shared with other callers.
+
+    cached: return the cache's LogitsRow instead, which does not copy from the device.
+
+    pinned: return a RetainedRow instead. The row stays where it is while the caller refers to
+    it.
     """
 
     depth: int
@@ -33,9 +35,10 @@ class Logits(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Want the path's own tokens first+0, first+1, … last-1 scored (absolute depths, first >= 1).
+    """Request scores of the path's own tokens first … last - 1 (absolute depths, first >= 1).
 
-    Answered by one `engines.base.Score` over last - first targets, with the `top` likeliest ids.
+    The result is one `engines.base.Score` over last - first targets, with the `top` most likely
+    ids.
     """
 
     first: int
@@ -48,9 +51,9 @@ Want = Logits | Scores
 
 @dataclass(slots=True, eq=False)
 class Extend:
-    """Run `tokens` after `place` and answer `wants`; depths may lie anywhere on the whole path.
+    """Run `tokens` after `place` and return the values in `wants`, at any depths of the full path.
 
-    No tokens: a read. The result is a list, one answer a want.
+    Without tokens it is a read. The result is a list with one value per entry of `wants`.
     """
 
     place: Place
@@ -58,20 +61,21 @@ class Extend:
     wants: tuple[Want, ...] = ()
 
     def namespaces(self) -> list[str | None]:
-        """Return whose tree it works in."""
+        """Return the namespace of the tree that it works in."""
         return [self.place.namespace]
 
 
-# Called after each token of a run, under the scheduler's lock: why the run ends, or None to go on.
+# Called after each token of a run, under the scheduler's lock. Returns why the run ends, or None.
 Sink = Callable[["RunState"], FinishReason | None]
 
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """Generate after `place`: to a stop id, a limit, or the sink's word.
+    """Generate tokens after `place` until a stop id, the limit, or the sink ends the run.
 
-    stop_ids: end tokens; the one drawn is not part of the result.
-    sink: see Sink; exceptions raised by it fail this run only.
+    stop_ids: end tokens; a drawn one is not part of the result.
+
+    sink: see `Sink`. An exception that it raises fails this run only.
     """
 
     place: Place
@@ -81,16 +85,17 @@ class Run:
     sink: Sink | None = None
 
     def namespaces(self) -> list[str | None]:
-        """Return whose tree it works in."""
+        """Return the namespace of the tree that it works in."""
         return [self.place.namespace]
 
 
 @dataclass(slots=True, eq=False)
 class Commit:
-    """Run one token after each of some lines, all or none: a failure changes none of them.
+    """Run one token after each of several sequences, atomically: a failure changes none of them.
 
-    samplers: draw the token after that from the same step; None draws nothing.
-    The result is one `jobs.Committed` a line.
+    samplers: draw the next token from the same step; None draws nothing.
+
+    The result is one `jobs.Committed` per sequence.
     """
 
     sequences: Sequence[TokenSequence]
@@ -98,7 +103,7 @@ class Commit:
     samplers: Sequence[Sampler | None]
 
     def namespaces(self) -> list[str | None]:
-        """Return whose trees it works in."""
+        """Return the namespaces of the trees that it works in."""
         return [sequence.base.namespace for sequence in self.sequences]
 
 
@@ -106,11 +111,13 @@ Item = Extend | Run | Commit
 
 
 class RunState:
-    """The tokens of a run so far; lists grow in step. Sinks read it, nobody else writes it.
+    """Tokens of a run so far, for sinks to read; the lists grow together.
 
-    logprobs, entropies: one a token; empty where the engine does not tell them.
-    legal_logmass: under a constraint one a token, and one for an end token that was drawn; empty
-    otherwise. See `RunResult`.
+    logprobs, entropies: one per token; empty if the engine does not report them.
+
+    legal_logmass: under a constraint one per token, and one for a drawn end token; otherwise empty.
+    See `RunResult`.
+
     ended_by: the stop id that ended the run, if one did; its logprob is not recorded.
     """
 
@@ -127,15 +134,17 @@ class RunState:
 
 @dataclass(slots=True, eq=False)
 class RunResult:
-    """What a run made. `end` is the place after its last token, held for the caller.
+    """The result of a run. A cancelled run has one too (finish_reason "cancelled"), with its tokens
+    so far.
 
-    logprobs, entropies: raw, full vocabulary, nats; one a token, or empty where the engine does
-    not tell them.
-    legal_logmass: under a constraint, the log of the model's raw probability of all tokens that
-    constraint and bans allowed, in nats: one a token, and one more for a drawn end token where the
-    text could go on. A token that the constraint forces has its own logprob. Empty without a
-    constraint.
-    A cancelled run is a result too (finish_reason "cancelled"), with what it had made.
+    end: the place after its last token.
+
+    logprobs, entropies: raw, over the full vocabulary, in nats. One per token; empty if the engine
+    does not report them.
+
+    legal_logmass: under a constraint, the log of the model's raw probability of all allowed tokens,
+    in nats. One per token, and one more for a drawn end token if the text could continue. A token
+    that the constraint forces has its own logprob. Empty without a constraint.
     """
 
     tokens: list[int]
@@ -148,10 +157,10 @@ class RunResult:
 
 
 class Ticket:
-    """The answer to one item, when it comes. Callbacks run under the scheduler's lock.
+    """The future result of one item. Callbacks run under the scheduler's lock.
 
-    reused: how many of the item's path tokens had their KV when its work began; None before that,
-    and on engines that keep their KV to themselves.
+    reused: how many of the item's path tokens had KV at its first admission. None before that, and
+    for engines that do not expose their KV.
     """
 
     __slots__ = (
@@ -170,7 +179,7 @@ class Ticket:
 
     def __init__(self, item: Item, inbox: deque[Any]) -> None:
         self.item: Any = item
-        self.job: Job | None = None  # the scheduler's
+        self.job: Job | None = None  # the job that resolves it
         self.reused: int | None = None
         self._inbox = inbox
         self.done = False
@@ -181,14 +190,14 @@ class Ticket:
         self._callbacks: list[Callable[[Ticket], None]] = []
 
     def cancel(self, reason: FinishReason = "cancelled") -> None:
-        """Ask for an early end, at the next step. A run keeps what it made, an extend raises."""
+        """Request an early end, at the next step. A run keeps its tokens, an extend raises."""
         if not (self.done or self.cancelled):
             self.cancel_reason = reason
             self.cancelled = True
             self._inbox.append(self)
 
     def result(self) -> Any:
-        """Return the answer or raise the error; only when `done`."""
+        """Return the result or raise the error; only when `done`."""
         if self.error is not None:
             raise self.error
         if not self.done:
@@ -196,18 +205,18 @@ class Ticket:
         return self.value
 
     def on_done(self, callback: Callable[[Ticket], None]) -> None:
-        """Call back once done (now, if it is)."""
+        """Call `callback` once the ticket is done; immediately if it is."""
         self._callbacks.append(callback)
-        if self.done and callback in self._callbacks:  # answered meanwhile, on another thread
+        if self.done and callback in self._callbacks:  # another thread resolved it meanwhile
             self._callbacks.remove(callback)
             callback(self)
 
     def resolve(self, value: Any = None, error: BaseException | None = None) -> None:
-        """Set the answer once; the scheduler's part."""
+        """Set the result or the error once. Called by the scheduler."""
         if self.done:
             return
         self.value, self.error, self.done = value, error, True
-        self.job = None  # no cycle: a dropped ticket frees its places at once
+        self.job = None  # breaks the reference cycle, so that a dropped ticket frees its places
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback(self)
@@ -215,15 +224,14 @@ class Ticket:
 
 @dataclass(slots=True)
 class Counters:
-    """What a scheduler has done so far: tokens, steps, and seconds a phase (wall clock)."""
+    """Totals of a scheduler since its start; seconds are wall clock."""
 
-    prefilled: int = 0
-    reused: int = 0
-    decoded: int = 0
-    recomputed: int = 0
-    steps: int = 0
-    preempted: int = 0
-    evicted: int = 0
-    plan_s: float = 0.0
-    forward_s: float = 0.0
-    deliver_s: float = 0.0
+    prefilled: int = 0  # prompt tokens computed
+    reused: int = 0  # prompt tokens whose KV was cached
+    decoded: int = 0  # tokens drawn or committed
+    recomputed: int = 0  # tokens computed a second time
+    steps: int = 0  # steps finished
+    preempted: int = 0  # jobs preempted
+    plan_s: float = 0.0  # seconds spent scheduling
+    forward_s: float = 0.0  # seconds spent in the engine
+    deliver_s: float = 0.0  # seconds spent processing outputs
