@@ -118,3 +118,21 @@ def test_every_file_of_code_that_a_page_names_is_there(page: Path) -> None:
     named = set(NAMED.findall(page.read_text(encoding="utf-8")))
     paths = {name: f"src/{name}" if name.startswith("weft/") else name for name in named}
     assert [name for name, path in sorted(paths.items()) if not (ROOT / path).is_file()] == []
+
+
+# A path below src/weft in backquotes: `loom/grow.py`, `_core/kv/`, `engines/base.py`.
+PATH_IN_PACKAGE = re.compile(r"`((?:_?[a-z]\w*/)+(?:\w+\.py)?|[a-z_]+\.py)`")
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "design").glob("*.md")), ids=lambda page: page.name)
+def test_every_path_that_a_design_page_names_exists(page: Path) -> None:
+    source = ROOT / "src" / "weft"
+    folders = [source, *(path for path in source.rglob("*") if path.is_dir()), ROOT]
+    names = set(PATH_IN_PACKAGE.findall(page.read_text(encoding="utf-8")))
+    missing = [n for n in sorted(names) if not any((folder / n).exists() for folder in folders)]
+    assert missing == []
+
+
+def test_the_structure_page_names_paths() -> None:
+    page = (DOCS / "design" / "structure.md").read_text(encoding="utf-8")
+    assert len(PATH_IN_PACKAGE.findall(page)) > 30
