@@ -290,13 +290,13 @@ def test_what_is_kept_is_told_though_its_job_is_cancelled_meanwhile(
     served: Served, shared: Shared
 ) -> None:
     rev = shared.client.get(f"{shared.base}/nodes").json()["rev"]
-    live = served.service.looms.open_one(shared.id)
+    live = served.service.looms.get_open(shared.id)
     assert live is not None
 
     async def work() -> None:
         async with live.lock:
             live.kept.loom.add(" there")
-            keeping = asyncio.create_task(live.keep(Attribution("run")))
+            keeping = asyncio.create_task(live.commit(Attribution("run")))
             await asyncio.sleep(0)  # it has begun, in a thread
             keeping.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -311,7 +311,7 @@ def test_what_is_undone_before_it_begins_to_grow_is_not_grown(
     served: Served, shared: Shared
 ) -> None:
     (added,) = shared.post("/nodes", 201, text=" there")["added"]
-    live = served.service.looms.open_one(shared.id)
+    live = served.service.looms.get_open(shared.id)
     assert live is not None
     served.on_loop(live.lock.acquire())
     with ThreadPoolExecutor(2) as pool:  # each waits for the lock, and the growth once more

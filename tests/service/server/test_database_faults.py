@@ -94,7 +94,7 @@ def test_a_loom_that_is_purged_while_it_grows_is_let_go_of(tmp_path: Path) -> No
     with serving(ServerConfig(port=0, db=f"sqlite:///{tmp_path}/weft.db")) as served:
         client, service = served.client, served.service
         loom = client.post("/api/v1/looms", json={"prompt": "a"}).json()["id"]
-        live = service.looms.open_one(loom)
+        live = service.looms.get_open(loom)
         assert live is not None
         body = {"n": 2, "max_tokens": 4000, "logit_bias": NO_END}
         job = client.post(f"/api/v1/looms/{loom}/nodes/0/generate", json=body).json()["job"]

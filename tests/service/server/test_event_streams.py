@@ -358,7 +358,7 @@ def test_one_who_does_not_read_holds_up_nobody_and_nothing_grows_for_him(
 ) -> None:
     """He comes back to the state as it is, and to what goes on after it."""
     loom = served.client.post("/api/v1/looms", json={"prompt": "Once upon a time"}).json()["id"]
-    live = served.service.looms.open_one(loom)
+    live = served.service.looms.get_open(loom)
     assert live is not None
     monkeypatch.setattr(live.feed, "_max_events", 40)  # of 2,048: so many events take minutes
     path = f"/api/v1/looms/{loom}/events?tokens=true"

@@ -200,14 +200,14 @@ def test_a_loom_that_has_a_pin_stays_open_though_nobody_uses_it(
     served: Served, client: Client
 ) -> None:
     loom, (node,) = made(client)
-    live = served.service.looms.open_one(loom)
+    live = served.service.looms.get_open(loom)
     assert live is not None
     assert live.is_idle
     client.handle_kv(loom, node, "pin")
     assert not live.is_idle
     live.is_stale = True  # what was not kept, say: it is opened anew
     assert pinned(client, loom) == [node]
-    assert served.service.looms.open_one(loom) is not live
+    assert served.service.looms.get_open(loom) is not live
 
 
 def test_many_pin_and_unpin_at_once(served: Served, client: Client) -> None:

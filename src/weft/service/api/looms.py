@@ -56,7 +56,7 @@ class CreateLoom(RequestModel):
     meta: Json = Field(default_factory=dict, description="Notes as JSON.")
 
     @model_validator(mode="after")
-    def _one(self) -> CreateLoom:
+    def _check_exclusive_fields(self) -> CreateLoom:
         given = [
             name for name in ("prompt", "messages", "token_ids") if getattr(self, name) is not None
         ]

@@ -118,7 +118,7 @@ class AddNode(RequestModel):
     special: bool = Field(default=False, description="Recognize special tokens in the text.")
 
     @model_validator(mode="after")
-    def _one(self) -> AddNode:
+    def _check_exclusive_fields(self) -> AddNode:
         given = [
             name
             for name in ("text", "texts", "token_ids", "message")
@@ -143,7 +143,7 @@ class EditNode(RequestModel):
     meta: Json | None = Field(default=None, description="Notes as JSON; replaces all of them.")
 
     @model_validator(mode="after")
-    def _one(self) -> EditNode:
+    def _check_exclusive_fields(self) -> EditNode:
         if self.text is not None and self.message is not None:
             raise ValueError("text and message exclude each other")
         return self
@@ -171,7 +171,7 @@ class GrowFields(SamplingFields):
     model: str | None = Field(default=None, description="A loaded model; null: the loom's own.")
 
     @model_validator(mode="after")
-    def _one_answer(self) -> GrowFields:
+    def _check_delivery(self) -> GrowFields:
         if self.stream and self.wait:
             raise ValueError("stream and wait exclude each other")
         return self
@@ -252,7 +252,7 @@ class MeasureText(RequestModel):
     special: bool = Field(default=False, description="Recognize special tokens in the text.")
 
     @model_validator(mode="after")
-    def _one(self) -> MeasureText:
+    def _check_exclusive_fields(self) -> MeasureText:
         if self.text is not None and self.token_ids is not None:
             raise ValueError("text and token_ids exclude each other")
         return self
@@ -318,7 +318,7 @@ class ForkNode(RequestModel):
     text: str | None = Field(default=None, description="The text that replaces the rest.")
 
     @model_validator(mode="after")
-    def _one(self) -> ForkNode:
+    def _check_exclusive_fields(self) -> ForkNode:
         if self.token_id is not None and self.text is not None:
             raise ValueError("token_id and text exclude each other")
         return self
@@ -335,7 +335,7 @@ class SplitNode(RequestModel):
     )
 
     @model_validator(mode="after")
-    def _one(self) -> SplitNode:
+    def _check_exclusive_fields(self) -> SplitNode:
         if (self.at_token is None) == (self.at_char is None):
             raise ValueError("give one of at_token and at_char")
         return self
@@ -354,7 +354,7 @@ class ClipNode(RequestModel):
     )
 
     @model_validator(mode="after")
-    def _one(self) -> ClipNode:
+    def _check_exclusive_fields(self) -> ClipNode:
         if (self.keep is None) == (self.drop is None):
             raise ValueError("give one of keep and drop")
         return self

@@ -77,7 +77,7 @@ class SamplingFields(RequestModel):
     lark: str | None = Field(default=None, description="Generate text of this Lark grammar.")
 
     @model_validator(mode="after")
-    def _one_constraint(self) -> SamplingFields:
+    def _check_single_constraint(self) -> SamplingFields:
         given = [name for name in _CONSTRAINTS if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"{given[0]} and {given[1]} exclude each other; give one constraint")

@@ -134,14 +134,14 @@ def error_from_object(
             message, rev=details.get("rev"), code=code or "revision_mismatch", hint=hint
         )
     if kind is errors.QueueFull:
-        after = _seconds((headers or {}).get("retry-after"))
+        after = _retry_after_s((headers or {}).get("retry-after"))
         return errors.QueueFull(message, retry_after_s=after, hint=hint)
     if not issubclass(kind, WeftError):
         kind = errors.CapacityError
     return kind(message, hint=hint)
 
 
-def _seconds(given: str | None) -> float:
+def _retry_after_s(given: str | None) -> float:
     try:
         return max(float(given or 1), 0)
     except ValueError:

@@ -51,7 +51,9 @@ def load_model(source: str, **options: Any) -> ApiCall[_jobs.JobReply]:
     """Start to load a model, as a job; wait=True returns when it is loaded. options: of
     `LoadModel`.
     """
-    return _post("/models", _request(_models.LoadModel, source=source, **options), _jobs.JobReply)
+    return _post(
+        "/models", _build_request(_models.LoadModel, source=source, **options), _jobs.JobReply
+    )
 
 
 def unload_model(id: str, *, force: bool = False) -> ApiCall[_models.ModelList]:
@@ -62,13 +64,15 @@ def unload_model(id: str, *, force: bool = False) -> ApiCall[_models.ModelList]:
 def tokenize(text: str, **options: Any) -> ApiCall[_models.TokenizeReply]:
     """Return the tokens of a text. options: of `TokenizeText`."""
     return _post(
-        "/tokenize", _request(_models.TokenizeText, text=text, **options), _models.TokenizeReply
+        "/tokenize",
+        _build_request(_models.TokenizeText, text=text, **options),
+        _models.TokenizeReply,
     )
 
 
 def detokenize(token_ids: Sequence[int], **options: Any) -> ApiCall[_models.DetokenizeReply]:
     """Return the text of tokens. options: of `DetokenizeIds`."""
-    request = _request(_models.DetokenizeIds, token_ids=list(token_ids), **options)
+    request = _build_request(_models.DetokenizeIds, token_ids=list(token_ids), **options)
     return _post("/detokenize", request, _models.DetokenizeReply)
 
 
@@ -76,7 +80,7 @@ def apply_template(
     messages: Sequence[dict[str, Any]], **options: Any
 ) -> ApiCall[_models.ApplyTemplateReply]:
     """Return the prompt of a chat. options: of `ApplyTemplate`."""
-    request = _request(_models.ApplyTemplate, messages=list(messages), **options)
+    request = _build_request(_models.ApplyTemplate, messages=list(messages), **options)
     return _post("/apply_template", request, _models.ApplyTemplateReply)
 
 
@@ -105,22 +109,24 @@ def looms(
 
 def create_loom(prompt: str | None = None, **options: Any) -> ApiCall[_looms.LoomObject]:
     """Create a loom. options: of `CreateLoom`: model, messages, token_ids, system, name, …"""
-    return _post("/looms", _request(_looms.CreateLoom, prompt=prompt, **options), _looms.LoomObject)
+    return _post(
+        "/looms", _build_request(_looms.CreateLoom, prompt=prompt, **options), _looms.LoomObject
+    )
 
 
 def loom(loom: str) -> ApiCall[_looms.LoomObject]:
     """Return one loom."""
-    return _get(_loom(loom), _looms.LoomObject)
+    return _get(_loom_path(loom), _looms.LoomObject)
 
 
 def edit_loom(loom: str, **changes: Any) -> ApiCall[_looms.LoomObject]:
     """Rename a loom, or change its notes. changes: of `EditLoom`."""
-    return _patch(_loom(loom), _request(_looms.EditLoom, **changes), _looms.LoomObject)
+    return _patch(_loom_path(loom), _build_request(_looms.EditLoom, **changes), _looms.LoomObject)
 
 
 def remove_loom(loom: str, *, purge: bool = False) -> ApiCall[_looms.LoomObject]:
     """Remove a loom. `restore_looms` restores it, unless it is purged."""
-    return _delete(_loom(loom), _looms.LoomObject, purge=purge or None)
+    return _delete(_loom_path(loom), _looms.LoomObject, purge=purge or None)
 
 
 def restore_looms(
@@ -133,17 +139,17 @@ def restore_looms(
 
 def undo(loom: str) -> ApiCall[_nodes.Changed]:
     """Undo a loom's last operation."""
-    return _post(f"{_loom(loom)}/undo", None, _nodes.Changed)
+    return _post(f"{_loom_path(loom)}/undo", None, _nodes.Changed)
 
 
 def redo(loom: str) -> ApiCall[_nodes.Changed]:
     """Redo the operation that was undone last."""
-    return _post(f"{_loom(loom)}/redo", None, _nodes.Changed)
+    return _post(f"{_loom_path(loom)}/redo", None, _nodes.Changed)
 
 
 def history(loom: str, *, limit: int = 50) -> ApiCall[_looms.OperationList]:
     """Return a loom's operations, latest first."""
-    return _get(f"{_loom(loom)}/history", _looms.OperationList, limit=limit)
+    return _get(f"{_loom_path(loom)}/history", _looms.OperationList, limit=limit)
 
 
 def search_loom(
@@ -157,7 +163,7 @@ def search_loom(
 ) -> ApiCall[_looms.HitList]:
     """Return the nodes of a loom whose text matches. filter: "bookmarked", "model", "leaf", …"""
     params = {"regex": regex or None, "case": case or None, "filter": list(filter) or None}
-    return _get(f"{_loom(loom)}/search", _looms.HitList, q=text, limit=limit, **params)
+    return _get(f"{_loom_path(loom)}/search", _looms.HitList, q=text, limit=limit, **params)
 
 
 def find(words: str, *, loom: str | None = None, limit: int = 50) -> ApiCall[_looms.HitList]:
@@ -173,7 +179,7 @@ def export(
     options: options of the format.
     """
     params = {"format": format, "scope": scope, "node": node, **options}
-    return ApiCall("GET", f"{_ROOT}{_loom(loom)}/export", bytes, params, is_json=False)
+    return ApiCall("GET", f"{_ROOT}{_loom_path(loom)}/export", bytes, params, is_json=False)
 
 
 def import_looms(
@@ -190,14 +196,14 @@ def import_looms(
 
 def drawn_last(mark: str) -> ApiCall[_terminals.LastLoom]:
     """Return the loom shown last in a terminal."""
-    return _get(f"/terminals/{_part(mark)}", _terminals.LastLoom)
+    return _get(f"/terminals/{_path_part(mark)}", _terminals.LastLoom)
 
 
 def note_drawn(mark: str, loom: str, node: int = 0) -> ApiCall[_terminals.LastLoom]:
     """Record that a loom was shown in a terminal."""
-    request = _request(_terminals.SetLastLoom, loom=loom, node=node)
+    request = _build_request(_terminals.SetLastLoom, loom=loom, node=node)
     body, read = _body(request), _terminals.LastLoom.model_validate
-    return ApiCall("PUT", f"{_ROOT}/terminals/{_part(mark)}", read, body=body)
+    return ApiCall("PUT", f"{_ROOT}/terminals/{_path_part(mark)}", read, body=body)
 
 
 # Nodes
@@ -220,7 +226,7 @@ def nodes(
     """
     params = {"depth": depth, "fields": list(fields) or None, "since": since, "after": after}
     only = None if nodes is None else list(nodes)
-    path = f"{_loom(loom)}/nodes"
+    path = f"{_loom_path(loom)}/nodes"
     return _get(path, _nodes.NodePage, under=under, limit=limit, nodes=only, **params)
 
 
@@ -229,12 +235,12 @@ def tree(
 ) -> ApiCall[_looms.LoomTree]:
     """Return a small tree, nested."""
     params = {"depth": depth, "fields": list(fields) or None}
-    return _get(f"{_loom(loom)}/tree", _looms.LoomTree, under=under, **params)
+    return _get(f"{_loom_path(loom)}/tree", _looms.LoomTree, under=under, **params)
 
 
 def node(loom: str, node: Node, *, fields: Iterable[str] = ()) -> ApiCall[_nodes.NodeObject]:
     """Return one node."""
-    return _get(_node(loom, node), _nodes.NodeObject, fields=list(fields) or None)
+    return _get(_node_path(loom, node), _nodes.NodeObject, fields=list(fields) or None)
 
 
 def path(
@@ -242,18 +248,18 @@ def path(
 ) -> ApiCall[_nodes.PathReply]:
     """Return the path to a node. how: "text", "tokens", "messages" or "nodes"."""
     params = {"as": how, "below_root": below_root or None}
-    return _get(f"{_node(loom, node)}/path", _nodes.PathReply, **params)
+    return _get(f"{_node_path(loom, node)}/path", _nodes.PathReply, **params)
 
 
 def tokens(loom: str, node: Node, *, top: int | None = None) -> ApiCall[_nodes.TokenList]:
     """Return a node's tokens with their statistics. top: alternatives per token; runs the model."""
-    return _get(f"{_node(loom, node)}/tokens", _nodes.TokenList, top=top)
+    return _get(f"{_node_path(loom, node)}/tokens", _nodes.TokenList, top=top)
 
 
 def add(loom: str, parent: Node = 0, **options: Any) -> ApiCall[_nodes.Changed]:
     """Add a child with a given text. options: of `AddNode`: text, texts, token_ids, message, …"""
-    request = _request(_nodes.AddNode, parent=parent, **options)
-    return _post(f"{_loom(loom)}/nodes", request, _nodes.Changed)
+    request = _build_request(_nodes.AddNode, parent=parent, **options)
+    return _post(f"{_loom_path(loom)}/nodes", request, _nodes.Changed)
 
 
 def edit(
@@ -262,7 +268,9 @@ def edit(
     """Change a node. changes: of `EditNode`. rev: the last revision you have read; Conflict if
     newer.
     """
-    return _patch(_node(loom, node), _request(_nodes.EditNode, **changes), _nodes.Changed, rev=rev)
+    return _patch(
+        _node_path(loom, node), _build_request(_nodes.EditNode, **changes), _nodes.Changed, rev=rev
+    )
 
 
 def remove(
@@ -277,45 +285,51 @@ def remove(
 
     also: more nodes, in the same operation.
     """
-    return _delete(_node(loom, node), _nodes.Changed, rev=rev, what=what, also=list(also) or None)
+    return _delete(
+        _node_path(loom, node), _nodes.Changed, rev=rev, what=what, also=list(also) or None
+    )
 
 
 def fork(loom: str, node: Node, at_token: int, **options: Any) -> ApiCall[_nodes.Changed]:
     """Add a sibling that shares a node's first tokens. options: of `ForkNode`."""
-    request = _request(_nodes.ForkNode, at_token=at_token, **options)
-    return _post(f"{_node(loom, node)}/fork", request, _nodes.Changed)
+    request = _build_request(_nodes.ForkNode, at_token=at_token, **options)
+    return _post(f"{_node_path(loom, node)}/fork", request, _nodes.Changed)
 
 
 def split(loom: str, node: Node, **options: Any) -> ApiCall[_nodes.Changed]:
     """Split a node in two. options: of `SplitNode`."""
-    request = _request(_nodes.SplitNode, **options)
-    return _post(f"{_node(loom, node)}/split", request, _nodes.Changed)
+    request = _build_request(_nodes.SplitNode, **options)
+    return _post(f"{_node_path(loom, node)}/split", request, _nodes.Changed)
 
 
 def merge(loom: str, node: Node) -> ApiCall[_nodes.Changed]:
     """Merge a node with its parent, whose only child it is."""
-    return _post(f"{_node(loom, node)}/merge", None, _nodes.Changed)
+    return _post(f"{_node_path(loom, node)}/merge", None, _nodes.Changed)
 
 
 def clip(loom: str, node: Node, **options: Any) -> ApiCall[_nodes.Changed]:
     """Keep a node's first tokens. options: of `ClipNode`."""
-    return _post(f"{_node(loom, node)}/clip", _request(_nodes.ClipNode, **options), _nodes.Changed)
+    return _post(
+        f"{_node_path(loom, node)}/clip", _build_request(_nodes.ClipNode, **options), _nodes.Changed
+    )
 
 
 def move(loom: str, node: Node, parent: Node, **options: Any) -> ApiCall[_nodes.Changed]:
     """Move a node below another one. options: of `MoveNode`."""
-    request = _request(_nodes.MoveNode, parent=parent, **options)
-    return _post(f"{_node(loom, node)}/move", request, _nodes.Changed)
+    request = _build_request(_nodes.MoveNode, parent=parent, **options)
+    return _post(f"{_node_path(loom, node)}/move", request, _nodes.Changed)
 
 
 def loom_kv(loom: str) -> ApiCall[_models.LoomKv]:
     """Return how many nodes of a loom have KV, and its size."""
-    return _get(f"{_loom(loom)}/kv", _models.LoomKv)
+    return _get(f"{_loom_path(loom)}/kv", _models.LoomKv)
 
 
 def forget_kv(loom: str, *, keep: Node | None = None) -> ApiCall[_models.LoomKv]:
     """Evict the KV of a loom, except for the path to `keep`, pinned nodes and growing ones."""
-    return _post(f"{_loom(loom)}/kv", _request(_nodes.ForgetKv, keep=keep), _models.LoomKv)
+    return _post(
+        f"{_loom_path(loom)}/kv", _build_request(_nodes.ForgetKv, keep=keep), _models.LoomKv
+    )
 
 
 def handle_kv(loom: str, node: Node, op: str) -> ApiCall[_nodes.NodeObject]:
@@ -324,7 +338,9 @@ def handle_kv(loom: str, node: Node, op: str) -> ApiCall[_nodes.NodeObject]:
     "warm" computes the KV of the path; "pin" also protects it until "unpin". "offload" moves the KV
     of the node's own tokens to the host; "evict" frees it.
     """
-    return _post(f"{_node(loom, node)}/kv", _request(_nodes.KvRequest, op=op), _nodes.NodeObject)
+    return _post(
+        f"{_node_path(loom, node)}/kv", _build_request(_nodes.KvRequest, op=op), _nodes.NodeObject
+    )
 
 
 # Model queries and growth
@@ -333,14 +349,16 @@ def handle_kv(loom: str, node: Node, op: str) -> ApiCall[_nodes.NodeObject]:
 def next_tokens(loom: str, node: Node = 0, **options: Any) -> ApiCall[_nodes.NextReply]:
     """Return the likeliest next tokens at a node. options: of `NextTokens`: top, candidates, …"""
     return _post(
-        f"{_node(loom, node)}/next", _request(_nodes.NextTokens, **options), _nodes.NextReply
+        f"{_node_path(loom, node)}/next",
+        _build_request(_nodes.NextTokens, **options),
+        _nodes.NextReply,
     )
 
 
 def measure(loom: str, node: Node, **options: Any) -> ApiCall[_nodes.MeasureReply]:
     """Return the log-probabilities of a text at a node. options: of `MeasureText`."""
-    request = _request(_nodes.MeasureText, **options)
-    return _post(f"{_node(loom, node)}/score", request, _nodes.MeasureReply)
+    request = _build_request(_nodes.MeasureText, **options)
+    return _post(f"{_node_path(loom, node)}/score", request, _nodes.MeasureReply)
 
 
 def begin(loom: str, node: Node = 0, **options: Any) -> ApiCall[_jobs.JobReply]:
@@ -348,26 +366,30 @@ def begin(loom: str, node: Node = 0, **options: Any) -> ApiCall[_jobs.JobReply]:
 
     `deltas` follows the job; wait=True returns when all branches have ended.
     """
-    request = _request(_nodes.GrowNode, **options)
-    return _post(f"{_node(loom, node)}/generate", request, _jobs.JobReply)
+    request = _build_request(_nodes.GrowNode, **options)
+    return _post(f"{_node_path(loom, node)}/generate", request, _jobs.JobReply)
 
 
 def begin_many(
     loom: str, nodes: Sequence[Node] | None = None, **options: Any
 ) -> ApiCall[_jobs.JobReply]:
     """Like `begin`, for several nodes in one batch; None: all leaves that have not ended."""
-    request = _request(_nodes.GrowNodes, nodes=None if nodes is None else list(nodes), **options)
-    return _post(f"{_loom(loom)}/generate", request, _jobs.JobReply)
+    request = _build_request(
+        _nodes.GrowNodes, nodes=None if nodes is None else list(nodes), **options
+    )
+    return _post(f"{_loom_path(loom)}/generate", request, _jobs.JobReply)
 
 
 def begin_search(loom: str, **options: Any) -> ApiCall[_jobs.JobReply]:
     """Start a search for an answer, as a job. options: of `StartRun`: strategy, node, n, …"""
-    return _post(f"{_loom(loom)}/runs", _request(_jobs.StartRun, **options), _jobs.JobReply)
+    return _post(
+        f"{_loom_path(loom)}/runs", _build_request(_jobs.StartRun, **options), _jobs.JobReply
+    )
 
 
 def runs(loom: str, *, limit: int = 20) -> ApiCall[_jobs.JobList]:
     """Return a loom's searches with their rounds, newest first."""
-    return _get(f"{_loom(loom)}/runs", _jobs.JobList, limit=limit)
+    return _get(f"{_loom_path(loom)}/runs", _jobs.JobList, limit=limit)
 
 
 # Jobs
@@ -380,29 +402,33 @@ def jobs() -> ApiCall[_jobs.JobList]:
 
 def job(id: str) -> ApiCall[_jobs.JobObject]:
     """Return one job."""
-    return _get(_job(id), _jobs.JobObject)
+    return _get(_job_path(id), _jobs.JobObject)
 
 
 def cancel(id: str, branches: Iterable[int] | None = None) -> ApiCall[_jobs.JobObject]:
     """End a job, or some of its branches; generated tokens are kept."""
     indices = None if branches is None else list(branches)
-    return _post(f"{_job(id)}/cancel", _request(_jobs.CancelJob, branches=indices), _jobs.JobObject)
+    return _post(
+        f"{_job_path(id)}/cancel",
+        _build_request(_jobs.CancelJob, branches=indices),
+        _jobs.JobObject,
+    )
 
 
 def forget_job(id: str) -> ApiCall[_jobs.JobList]:
     """Remove an ended job from the list; its nodes stay."""
-    return _delete(_job(id), _jobs.JobList)
+    return _delete(_job_path(id), _jobs.JobList)
 
 
 def events_of(id: str) -> str:
     """Return the path of a job's events."""
-    return f"{_ROOT}{_job(id)}/events"
+    return f"{_ROOT}{_job_path(id)}/events"
 
 
 # Helpers --------------------------------------------------------------------------------------
 
 
-def _request(kind: type[Request], **fields: Any) -> Request:
+def _build_request(kind: type[Request], **fields: Any) -> Request:
     if fields.get("stream"):
         raise ConfigError("leave stream out: `deltas` and `events` follow a job")
     if "logit_bias" in fields:
@@ -429,19 +455,19 @@ def _json_biases(biases: Any) -> Any:
     }
 
 
-def _loom(name: str) -> str:
-    return f"/looms/{_part(name)}"
+def _loom_path(name: str) -> str:
+    return f"/looms/{_path_part(name)}"
 
 
-def _node(loom: str, node: Node) -> str:
-    return f"{_loom(loom)}/nodes/{_part(str(node))}"
+def _node_path(loom: str, node: Node) -> str:
+    return f"{_loom_path(loom)}/nodes/{_path_part(str(node))}"
 
 
-def _job(id: str) -> str:
-    return f"/jobs/{_part(id)}"
+def _job_path(id: str) -> str:
+    return f"/jobs/{_path_part(id)}"
 
 
-def _part(name: str) -> str:
+def _path_part(name: str) -> str:
     if not name or name in (".", ".."):
         raise ConfigError(f"{name!r} is not a valid name")
     return quote(name, safe="")

@@ -59,11 +59,11 @@ class GrowthReader:
     def take(self, name: str, data: dict[str, Any]) -> list[BranchDelta]:
         """Return the deltas of an event."""
         if name == "job":
-            self._begin(data)
+            self._add_branches(data)
         elif name == "tok":
-            return self._tokens(data["t"])
+            return self._token_deltas(data["t"])
         elif name == "branch":
-            return self._end(data["branch"], data["finish_reason"])
+            return self._end_deltas(data["branch"], data["finish_reason"])
         elif name == "snapshot":
             return self._caught_up(data)
         elif name == "done":
@@ -74,12 +74,12 @@ class GrowthReader:
                 self.usage = TokenUsage.model_validate(data["usage"])
         return []
 
-    def _begin(self, data: dict[str, Any]) -> None:
+    def _add_branches(self, data: dict[str, Any]) -> None:
         for branch in data.get("branches", ()):
             self._nodes[branch["branch"]] = branch["node"]
             self._n_shown.setdefault(branch["branch"], 0)
 
-    def _tokens(self, entries: list[list[Any]]) -> list[BranchDelta]:
+    def _token_deltas(self, entries: list[list[Any]]) -> list[BranchDelta]:
         by_branch: dict[int, list[list[Any]]] = {}
         for entry in entries:
             by_branch.setdefault(entry[0], []).append(entry)
@@ -98,7 +98,7 @@ class GrowthReader:
             tuple(parse_number(entry[4], "an entropy") for entry in tokens if entry[4] is not None),
         )
 
-    def _end(self, branch: int, reason: str | None) -> list[BranchDelta]:
+    def _end_deltas(self, branch: int, reason: str | None) -> list[BranchDelta]:
         if branch in self._ended:
             return []
         self._ended.add(branch)
@@ -106,7 +106,7 @@ class GrowthReader:
 
     def _caught_up(self, data: dict[str, Any]) -> list[BranchDelta]:
         """Return deltas for missed events: the rest of each text, then the ends."""
-        self._begin(data)
+        self._add_branches(data)
         deltas = []
         for entry in data.get("texts", ()):
             branch, text = entry["branch"], entry["text"]
@@ -115,5 +115,5 @@ class GrowthReader:
                 deltas.append(BranchDelta(branch, self._nodes.get(branch, -1), rest))
         for entry in data.get("branches", ()):
             if entry.get("finish_reason") is not None:
-                deltas += self._end(entry["branch"], entry["finish_reason"])
+                deltas += self._end_deltas(entry["branch"], entry["finish_reason"])
         return deltas

@@ -42,7 +42,7 @@ class Ingress:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or (body := await read_body(receive)) is None:
             return
-        call = asyncio.create_task(self._send_on(scope, body, send))
+        call = asyncio.create_task(self._forward_with_retries(scope, body, send))
         gone = asyncio.create_task(until_gone(receive))
         try:
             await asyncio.wait([call, gone], return_when=asyncio.FIRST_COMPLETED)
@@ -53,11 +53,11 @@ class Ingress:
                 task.cancel()
             await asyncio.gather(call, gone, return_exceptions=True)
 
-    async def _send_on(self, scope: Scope, body: bytes, send: Send) -> None:
+    async def _forward_with_retries(self, scope: Scope, body: bytes, send: Send) -> None:
         attempts = MAX_ATTEMPTS if scope["method"] in READS else 1
         for remaining in reversed(range(attempts)):
             try:
-                await self._route(scope, body, send)
+                await self._forward(scope, body, send)
                 return
             except _LOST as error:
                 if scope.get("weft.began"):
@@ -80,7 +80,7 @@ class Ingress:
                 pass
         return key.key
 
-    async def _route(self, scope: Scope, body: bytes, send: Send) -> None:
+    async def _forward(self, scope: Scope, body: bytes, send: Send) -> None:
         forwarded = plain(scope)
         forwarded["headers"] = [
             *(header for header in forwarded["headers"] if header[0] != b"x-request-id"),

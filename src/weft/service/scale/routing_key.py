@@ -79,15 +79,15 @@ def routing_key(path: str, body: bytes = b"") -> RoutingKey:
     for prefix in _LOOM_PREFIXES:
         if parts[: len(prefix)] == prefix and len(parts) > len(prefix):
             name = parts[len(prefix)]
-            return RoutingKey() if name in _FIXED else _loom_key(name)
+            return RoutingKey() if name in _FIXED else _key_of_loom(name)
     if parts[:3] == _JOBS and len(parts) > 3:
-        return _matched(_JOB, parts[3])
+        return _match_key(_JOB, parts[3])
     if parts[0] == "node" and len(parts) > 1:
-        return _matched(_NODE, parts[1] if not body else _json_fields(body).get("node_id"))
+        return _match_key(_NODE, parts[1] if not body else _json_fields(body).get("node_id"))
     return _prompt_key(_json_fields(body)) if parts[0] == "v1" else RoutingKey()
 
 
-def _loom_key(given: str) -> RoutingKey:
+def _key_of_loom(given: str) -> RoutingKey:
     return RoutingKey(given, is_name=not _ID.fullmatch(given))
 
 
@@ -99,7 +99,7 @@ def repeated_key(headers: Iterable[tuple[bytes, bytes]]) -> str:
     return hashlib.sha256(value).hexdigest()[:32] if value else ""
 
 
-def _matched(pattern: re.Pattern[str], given: object) -> RoutingKey:
+def _match_key(pattern: re.Pattern[str], given: object) -> RoutingKey:
     match = pattern.match(given) if isinstance(given, str) else None
     return RoutingKey() if match is None else RoutingKey(match[1])
 
@@ -120,16 +120,16 @@ def _prompt_key(fields: dict[str, Any]) -> RoutingKey:
     """
     options = fields.get("loom")
     if isinstance(options, dict) and isinstance(options.get("loom"), str):
-        return _loom_key(options["loom"])
+        return _key_of_loom(options["loom"])
     prompt = next((fields[name] for name in _STATELESS if fields.get(name)), None)
     if prompt is None:
         return RoutingKey()
-    model, text = json.dumps(fields.get("model")), json.dumps(_opening(prompt))
+    model, text = json.dumps(fields.get("model")), json.dumps(_chat_head(prompt))
     heads = [hashlib.sha256(f"{model} {text[:n]}".encode()).hexdigest()[:32] for n in HEADS]
     return RoutingKey(heads[0], heads=tuple(heads))
 
 
-def _opening(given: Any) -> Any:
+def _chat_head(given: Any) -> Any:
     if not isinstance(given, list):
         return given
     for end, message in enumerate(given, 1):

@@ -36,7 +36,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 # All are async: FastAPI runs others in a thread, which competes with the model's thread.
-async def _actor(
+async def _actor_header(
     x_weft_actor: Annotated[
         str | None,
         Header(max_length=64, description="The user, for the loom's log.", pattern=r"^[ -~]*$"),
@@ -45,7 +45,7 @@ async def _actor(
     return x_weft_actor or "http"
 
 
-async def _if_match(
+async def _if_match_header(
     if_match: Annotated[
         str | None,
         Header(description="The last revision you have read; 409 if the node changed after it."),
@@ -64,7 +64,7 @@ async def _if_match(
     return int(match[1])
 
 
-async def _last_event(
+async def _last_event_header(
     last_event_id: Annotated[
         str | None,
         Header(description="The id of the last event received; the stream resumes after it."),
@@ -96,7 +96,7 @@ async def check_query_names(request: Request) -> None:
     allowed = _queries(request.scope["route"].dependant)
     for name in request.query_params:
         if name not in allowed:
-            raise _unknown_query(name, allowed)
+            raise _unknown_query_error(name, allowed)
 
 
 def _queries(dependant: Dependant) -> list[str]:
@@ -106,7 +106,7 @@ def _queries(dependant: Dependant) -> list[str]:
     return list(dict.fromkeys([*own, *inherited]))
 
 
-def _unknown_query(name: str, allowed: list[str]) -> RequestError:
+def _unknown_query_error(name: str, allowed: list[str]) -> RequestError:
     matches = difflib.get_close_matches(name, allowed, n=1)
     suggestion = f"Did you mean {matches[0]}? " if matches else ""
     hint = f"Allowed are: {', '.join(allowed)}" if allowed else "This call has none"
@@ -118,9 +118,9 @@ def _unknown_query(name: str, allowed: list[str]) -> RequestError:
     )
 
 
-Actor = Annotated[str, Depends(_actor)]
-IfMatch = Annotated[int | None, Depends(_if_match)]
-LastEvent = Annotated[int | None, Depends(_last_event)]
+Actor = Annotated[str, Depends(_actor_header)]
+IfMatch = Annotated[int | None, Depends(_if_match_header)]
+LastEvent = Annotated[int | None, Depends(_last_event_header)]
 LoomName = Annotated[str, Path(max_length=300, description="A loom's name or id.")]
 NodeName = Annotated[str, Path(max_length=64, description="A node's number or id.")]
 JobName = Annotated[str, Path(max_length=64, description="A job's id.")]

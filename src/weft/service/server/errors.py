@@ -85,9 +85,9 @@ def error_response(
 def serialize_error(error: BaseException, request_id: str = "") -> tuple[int, Json, dict[str, str]]:
     """Return the status, the error object and the headers for an error."""
     if isinstance(error, RequestValidationError):
-        error = _from_validation(error)
+        error = _from_validation_error(error)
     if isinstance(error, HTTPException):
-        error = _from_http(error)
+        error = _from_http_exception(error)
     headers: dict[str, str] = {}
     param: str | None = getattr(error, "param", None)
     details: Json = {}
@@ -97,7 +97,7 @@ def serialize_error(error: BaseException, request_id: str = "") -> tuple[int, Js
     elif isinstance(error, WeftError) or errors.is_out_of_memory(error):
         outcome = map_error(error)
         status, kind, code = outcome.status, outcome.kind, outcome.code
-        details = _details(error)
+        details = _error_details(error)
         if isinstance(error, errors.KVFull) and error.never_fits:  # clients would retry a 503
             status, kind = 400, "invalid_request_error"
     else:
@@ -129,7 +129,7 @@ def _param_in_message(message: str, names: Collection[str]) -> str | None:
     return name if rest.startswith(("is ", "has ")) and name in names else None
 
 
-def _details(error: BaseException) -> Json:
+def _error_details(error: BaseException) -> Json:
     if isinstance(error, errors.ContextOverflow) and error.n_ctx:
         return {"n_prompt_tokens": error.n_tokens, "n_ctx": error.n_ctx}
     if isinstance(error, errors.KVFull) and error.capacity:
@@ -139,10 +139,10 @@ def _details(error: BaseException) -> Json:
     return {}
 
 
-def _from_validation(error: RequestValidationError) -> RequestError:
+def _from_validation_error(error: RequestValidationError) -> RequestError:
     """Return the error for the first wrong field."""
     causes = _causes(error.errors())
-    first, param = causes[0], _field(causes[0])
+    first, param = causes[0], _field_name(causes[0])
     code = "invalid_parameter"
     if first["type"] == "extra_forbidden":
         code, message = "unsupported_parameter", f"{param} is not a parameter of this call"
@@ -158,7 +158,9 @@ def _from_validation(error: RequestValidationError) -> RequestError:
         # A field with several allowed types has one reason per type.
         reasons = [each["msg"].removeprefix("Value error, ") for each in causes]
         reasons = [
-            reason for reason, each in zip(reasons, causes, strict=True) if _field(each) == param
+            reason
+            for reason, each in zip(reasons, causes, strict=True)
+            if _field_name(each) == param
         ]
         message = f"{param or 'the body'}{shown}: {', or '.join(dict.fromkeys(reasons))}"
     return RequestError(
@@ -172,14 +174,14 @@ def _causes(faults: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     Pydantic reports errors for every member of a union; those of other members only say that the
     type differs.
     """
-    place = _field(faults[0])
-    nested = [each for each in faults if _field(each).startswith(f"{place}.")] if place else []
+    place = _field_name(faults[0])
+    nested = [each for each in faults if _field_name(each).startswith(f"{place}.")] if place else []
     causes = [each for each in nested if not each["type"].endswith("_type")]
     return causes or nested or faults
 
 
 @cache
-def _fields() -> frozenset[str]:
+def _native_field_names() -> frozenset[str]:
     """Return the names of all fields of native requests."""
     kinds: list[type[RequestModel]] = [RequestModel]
     for kind in kinds:
@@ -192,7 +194,7 @@ _WHERE = ("body", "query", "path", "header")
 _TRIED = re.compile(r"(?:str|int|float|bool|none|[A-Z]\w*|constrained-\w+|.*\[.*)")
 
 
-def _field(error: Mapping[str, Any]) -> str:
+def _field_name(error: Mapping[str, Any]) -> str:
     place = [str(part) for part in error["loc"] if part not in _WHERE]
     return ".".join(part for part in place if not _TRIED.fullmatch(part))
 
@@ -203,7 +205,7 @@ _APIS = (
 )
 
 
-def _from_http(error: HTTPException) -> RequestError:
+def _from_http_exception(error: HTTPException) -> RequestError:
     codes = {404: "no_such_route", 405: "method_not_allowed", 413: "body_too_large"}
     code = codes.get(error.status_code, "invalid_request")
     message = {
@@ -244,7 +246,7 @@ def handle_errors(app: FastAPI) -> None:
     async def handle(request: Request, error: Exception) -> JSONResponse:
         if isinstance(error, HTTPException) and error.status_code == 405:
             error.headers = {"Allow": ", ".join(_methods(request))}
-        names = [*request.query_params, *_fields()]
+        names = [*request.query_params, *_native_field_names()]
         request_id: str = request.scope.get("weft.request_id", "")
         return error_response(error, request_id, request.scope["path"], names)
 

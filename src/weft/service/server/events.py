@@ -40,8 +40,8 @@ class EventLog:
         max_events: maximum number of stored events.
         max_bytes: maximum of their estimated size.
         also: called with each event; may be set to None.
-        begin: the id before the first event. A log that replaces another must start above its ids,
-            so that no reader resumes in the wrong log.
+        start_id: the id before the first event. A log that replaces another must start above its
+            ids, so that no reader resumes in the wrong log.
     """
 
     def __init__(
@@ -51,14 +51,14 @@ class EventLog:
         max_events: int = 2048,
         max_bytes: int = 1 << 20,
         also: Callable[[str, Json], object] | None = None,
-        begin: int = 0,
+        start_id: int = 0,
     ) -> None:
         self.also = also
         self._snapshot = snapshot
         self._max_events, self._max_bytes = max_events, max_bytes
         self._kept: deque[tuple[SentEvent, int]] = deque()
         self._n_bytes = 0
-        self._last = begin
+        self._last = start_id
         self._waiting: dict[asyncio.Future[None], None] = {}
         self.n_readers = 0
         self.is_over = False
@@ -116,7 +116,7 @@ class EventLog:
                 yield frame(SentEvent("snapshot", self._snapshot(), after))
             at = after
             while True:
-                if events := self._since(at):
+                if events := self._events_after(at):
                     yield b"".join(map(frame, events))
                     at = events[-1].id or at
                 elif self.is_over:
@@ -131,7 +131,7 @@ class EventLog:
         finally:
             self.n_readers -= 1
 
-    def _since(self, at: int) -> list[SentEvent]:
+    def _events_after(self, at: int) -> list[SentEvent]:
         first = self._last - len(self._kept) + 1
         if at > self._last or at < first - 1:  # from another log, or already dropped
             return [SentEvent("snapshot", self._snapshot(), self._last)]
@@ -198,13 +198,13 @@ class EventStream(StreamingResponse):
         pings = None if self._ping is None else Pings(send, self._ping, self._ping_s)
         try:
             async for piece in self._pieces:
-                await send(_body(piece))
+                await send(_body_message(piece))
                 if pings is not None:
                     pings.put_off()
         finally:
             if pings is not None:
                 pings.end()
-        await send(_body(b"", more=False))
+        await send(_body_message(b"", more=False))
 
 
 class Pings:
@@ -247,10 +247,10 @@ class Pings:
 
     async def _send_ping(self) -> None:
         with suppress(OSError):  # the client has disconnected; the sender of the pieces handles it
-            await self._send(_body(self._piece))
+            await self._send(_body_message(self._piece))
 
 
-def _body(piece: bytes, *, more: bool = True) -> Json:
+def _body_message(piece: bytes, *, more: bool = True) -> Json:
     return {"type": "http.response.body", "body": piece, "more_body": more}
 
 
@@ -272,7 +272,7 @@ async def until_gone(request: Request, work: Awaitable[Value]) -> Value:
     The request's body must have been read.
     """
     task = asyncio.ensure_future(work)
-    disconnected = asyncio.ensure_future(_disconnected(request))
+    disconnected = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
         await asyncio.wait([task, disconnected], return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -284,6 +284,6 @@ async def until_gone(request: Request, work: Awaitable[Value]) -> Value:
         await asyncio.gather(task, disconnected, return_exceptions=True)
 
 
-async def _disconnected(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass

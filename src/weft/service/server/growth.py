@@ -219,13 +219,13 @@ class GrowthTask:
         wanted = None if branches is None else {index - self.first for index in branches}
         for pending in self.growth.branches:
             if (wanted is None or pending.index in wanted) and not pending.over:
-                self._end(pending, reason)
+                self._cancel_branch(pending, reason)
 
-    def _end(self, pending: PendingBranch, reason: FinishReason) -> None:
+    def _cancel_branch(self, pending: PendingBranch, reason: FinishReason) -> None:
         if pending.ticket is not None:
             pending.ticket.cancel(reason)
         elif not self.is_over:  # not submitted yet: retry
-            asyncio.get_running_loop().call_later(TICK_S, self._end, pending, reason)
+            asyncio.get_running_loop().call_later(TICK_S, self._cancel_branch, pending, reason)
 
     def drop_below(self, top: Heddle) -> None:
         """Cancel growth below a node that is about to be removed, and discard its tokens."""
@@ -237,5 +237,5 @@ class GrowthTask:
             if not pending.over and any(pending.child is node for node in nodes):
                 pending.over = True
                 pending.child.finish_reason = "cancelled"
-                self._end(pending, "cancelled")
+                self._cancel_branch(pending, "cancelled")
                 self._announce_ends([pending])

@@ -157,12 +157,14 @@ class IdempotencyMiddleware:
             await _replay(first, send)
             return
         # Only requests that ask to be cancelled then learn that their client has disconnected.
-        after_body = receive if fields.get("on_disconnect") == "cancel" else _never
-        work = scope["app"].state.service.spawn(self._do(key, first, scope, body, after_body))
+        after_body = receive if fields.get("on_disconnect") == "cancel" else _wait_forever
+        work = scope["app"].state.service.spawn(
+            self._run_and_record(key, first, scope, body, after_body)
+        )
         for message in await asyncio.shield(work):
             await send(message)
 
-    async def _do(
+    async def _run_and_record(
         self, key: bytes, first: RecordedResponse, scope: Scope, body: bytes, after_body: Receive
     ) -> list[Message]:
         messages: list[Message] = []
@@ -261,7 +263,7 @@ def _key_error(status: int, code: str, message: str, hint: str) -> RequestError:
     return RequestError(status, code, message, param=HEADER, hint=hint)
 
 
-async def _never() -> Message:
+async def _wait_forever() -> Message:
     await asyncio.get_running_loop().create_future()
     raise AssertionError("the future is never resolved")
 

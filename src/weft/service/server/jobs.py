@@ -81,9 +81,9 @@ class ServerJob:
     async def _run(self, work: Coroutine[Any, Any, None], end: JobEnd) -> None:
         try:
             await work
-            self.status = self._end_of(None)
+            self.status = self._final_status(None)
         except BaseException as error:
-            self.status = self._end_of(error)
+            self.status = self._final_status(error)
             if self.status == "failed":
                 self.error = error
                 if not isinstance(error, WeftError):
@@ -93,7 +93,7 @@ class ServerJob:
                 raise
         finally:
             self.ended = time.time()
-            self._ended_branches = self._branches()
+            self._ended_branches = self._branch_dicts()
             done: Json = {"job": self.id, "status": self.status}
             if self.usage is not None:
                 done["usage"] = self.usage.model_dump()
@@ -106,13 +106,13 @@ class ServerJob:
             self.done.set()
             end(self.error if self.status in ("ok", "failed") else Cancelled(self.status))
 
-    def _end_of(self, error: BaseException | None) -> Status:
+    def _final_status(self, error: BaseException | None) -> Status:
         was_ended = self._task is not None and self._reason != "cancelled"
         if isinstance(error, asyncio.CancelledError | Cancelled):
             return "interrupted" if was_ended else "cancelled"
         if error is not None:
             return "failed"
-        reasons = {each["finish_reason"] for each in self._branches()}
+        reasons = {each["finish_reason"] for each in self._branch_dicts()}
         if reasons and reasons <= {"cancelled", "interrupted"}:
             return "interrupted" if "interrupted" in reasons else "cancelled"
         return "ok"
@@ -134,7 +134,7 @@ class ServerJob:
     async def wait(self) -> None:
         await self.done.wait()
 
-    def _branches(self) -> list[Json]:
+    def _branch_dicts(self) -> list[Json]:
         return [
             data for growth in self.branches for data in growth.to_dicts()
         ] or self._ended_branches
@@ -160,7 +160,7 @@ class ServerJob:
                 "loom": self.loom,
                 "model": self.model,
                 "seed": self.seed,
-                "branches": [BranchObject(**each) for each in self._branches()],
+                "branches": [BranchObject(**each) for each in self._branch_dicts()],
                 "progress": self.progress,
                 "usage": self.usage,
                 "result": self.result,

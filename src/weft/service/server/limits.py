@@ -41,7 +41,7 @@ class MaxBodySizeMiddleware:
             if name == b"content-length" and (not value.isdigit() or int(value[:20]) > limit):
                 if value.isdigit() and int(value[:20]) <= limit + _LINGER_BYTES:
                     await _drain_body(receive, int(value))
-                raise _too_large(limit)
+                raise _too_large_error(limit)
         n_received = 0
 
         async def count() -> Message:
@@ -52,7 +52,7 @@ class MaxBodySizeMiddleware:
                 if n_received > limit:
                     if message.get("more_body"):
                         await _drain_body(receive, 2 * _LINGER_BYTES)
-                    raise _too_large(limit)
+                    raise _too_large_error(limit)
             return message
 
         await self.app(scope, count, send)
@@ -69,7 +69,7 @@ async def _drain_body(receive: Receive, n_bytes: int) -> None:
             n_bytes -= len(message.get("body", b""))
 
 
-def _too_large(limit: int) -> HTTPException:
+def _too_large_error(limit: int) -> HTTPException:
     # NOTE: FastAPI reads the body and passes on no other class. The rest of the body is not read.
     detail = f"the body is larger than the limit of {limit} bytes"
     return HTTPException(413, detail, {"Connection": "close"})

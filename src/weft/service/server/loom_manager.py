@@ -76,7 +76,7 @@ class LoomManager:
             if not any(given in (each.id, each.name) for each in removed):
                 raise
             hint = "POST /api/v1/looms/restore restores the looms removed last"
-            raise _no_loom(given, hint) from error
+            raise _no_loom_error(given, hint) from error
         if len(self._rows) >= MAX_OPEN:
             self._rows.clear()
         self._rows[given] = time.monotonic(), row
@@ -99,7 +99,7 @@ class LoomManager:
         Raises: NotFound; ModelMismatch; RequestError while its model is loading.
         """
         row = await self.row(given)
-        live = await self._opened(row, model, grows)
+        live = await self._open(row, model, grows)
         live.n_users += 1
         try:
             async with live.lock:
@@ -112,7 +112,7 @@ class LoomManager:
                 del self._live[row.id]
                 live.release()
 
-    async def _opened(self, row: LoomSummary, model: str | None, grows: bool) -> OpenLoom:
+    async def _open(self, row: LoomSummary, model: str | None, grows: bool) -> OpenLoom:
         opening = self._opening.setdefault(row.id, asyncio.Lock())
         async with opening:
             live = self._live.get(row.id)
@@ -165,10 +165,10 @@ class LoomManager:
         live = self._live[kept.id] = OpenLoom(kept, lm, self.ticker)
         return live
 
-    def open_ones(self) -> list[OpenLoom]:
+    def open_looms(self) -> list[OpenLoom]:
         return list(self._live.values())
 
-    def open_one(self, loom_id: str) -> OpenLoom | None:
+    def get_open(self, loom_id: str) -> OpenLoom | None:
         """Return a loom if it is open here, else None."""
         return self._live.get(loom_id)
 
@@ -242,5 +242,5 @@ def _needs_other(live: OpenLoom, lm: LM | None, grows: bool) -> bool:
     return True
 
 
-def _no_loom(given: str, hint: str = "") -> NotFound:
+def _no_loom_error(given: str, hint: str = "") -> NotFound:
     return NotFound(f"there is no loom {given!r:.120}", what="loom", hint=hint)

@@ -218,7 +218,7 @@ class ModelRegistry:
             try:
                 lm = await self._load_and_evict(model, report)
             except BaseException as error:
-                self._failed(model, error)
+                self._handle_failure(model, error)
                 raise
             if self._models.get(model.name) is not model:  # unloaded meanwhile
                 await asyncio.to_thread(lm.close)
@@ -234,7 +234,7 @@ class ModelRegistry:
         _log.info("loaded model %s on the %s engine", model.name, lm.info.name)
         _warn_of_budget(model.name, lm)
 
-    def _failed(self, model: ServedModel, error: BaseException) -> None:
+    def _handle_failure(self, model: ServedModel, error: BaseException) -> None:
         """Restore the previous model of the name, or record the error. Raises: WeftError for any
         error.
         """
@@ -309,7 +309,7 @@ class ModelRegistry:
         evicted = self._to_evict(new, n_bytes)
         if evicted and not self._fits_now(n_bytes):
             if not _fits_machine(evicted, n_bytes):
-                raise self._no_room(new, n_bytes)
+                raise self._no_room_error(new, n_bytes)
             await self._evict(evicted, new)
         lm = await asyncio.to_thread(self._load, new.request, progress)
         try:
@@ -328,7 +328,7 @@ class ModelRegistry:
         evicted: list[ServedModel] = []
         while not self._has_room(loaded, evicted, n_bytes):
             if not idle:
-                raise self._no_room(new, n_bytes)
+                raise self._no_room_error(new, n_bytes)
             evicted.append(idle.pop(0))
         return evicted
 
@@ -357,7 +357,7 @@ class ModelRegistry:
         is_in_budget = budget is None or sum(model.n_bytes for model in left) + n_bytes <= budget
         return is_in_budget and len(left) < self.config.model_limit
 
-    def _no_room(self, new: ServedModel, n_bytes: int) -> RequestError:
+    def _no_room_error(self, new: ServedModel, n_bytes: int) -> RequestError:
         return RequestError(
             503,
             "out_of_memory",
@@ -381,12 +381,12 @@ class ModelRegistry:
         if source in self.config.models or source in (EMBEDDED, SMOLLM2):
             return
         if is_url(source):
-            raise _not_allowed("URLs of other servers can be given only at server start")
+            raise _not_allowed_error("URLs of other servers can be given only at server start")
         if is_path(source):
             if not is_below(source, self.config.model_roots):
-                raise _not_allowed("the path is not below a folder given with --model-root")
+                raise _not_allowed_error("the path is not below a folder given with --model-root")
         elif not self.config.hub:
-            raise _not_allowed("Hub models need --allow-hub")
+            raise _not_allowed_error("Hub models need --allow-hub")
 
     async def close(self) -> None:
         """Close all models; idempotent."""
@@ -396,7 +396,7 @@ class ModelRegistry:
                 await asyncio.to_thread(model.lm.close)
 
 
-def _not_allowed(why: str) -> RequestError:
+def _not_allowed_error(why: str) -> RequestError:
     return RequestError(403, "model_not_allowed", f"this model may not be loaded here: {why}")
 
 

@@ -179,20 +179,20 @@ class TrimRequest(N8Request):
 @router.post("/load_model")
 async def load_model(body: LoadModelRequest, service: ServiceDep) -> Json:
     """Load a model if it is not loaded yet; its id is its path."""
-    if _model(service, body.model_path) is None:
+    if _find_model(service, body.model_path) is None:
         model = service.models.register(ModelRequest(body.model_path))
         await asyncio.shield(service.spawn(service.models.load(model)))
-    await _ready(service, body.model_path)
+    await _ready_model(service, body.model_path)
     return {"model_id": body.model_path}
 
 
-def _model(service: Service, given: str) -> ServedModel | None:
+def _find_model(service: Service, given: str) -> ServedModel | None:
     matches = (each for each in service.models if given in (each.source, each.name))
     return next((each for each in matches if each.state != "failed"), None)
 
 
-async def _ready(service: Service, given: str) -> tuple[ServedModel, LM]:
-    model = _model(service, given)
+async def _ready_model(service: Service, given: str) -> tuple[ServedModel, LM]:
+    model = _find_model(service, given)
     if model is None:
         raise RequestError(400, "model_not_found", f"Model path not found: {given!r:.200}")
     return model, (await service.models.available(model.name)).ready()
@@ -201,7 +201,7 @@ async def _ready(service: Service, given: str) -> tuple[ServedModel, LM]:
 @router.post("/create_loom")
 async def create_loom(body: CreateLoomRequest, service: ServiceDep) -> Json:
     """Create a loom from a prompt."""
-    model, lm = await _ready(service, body.model_id)
+    model, lm = await _ready_model(service, body.model_id)
     return await _store_loom(service, model, lambda: Loom(lm, body.prompt))
 
 
@@ -219,14 +219,14 @@ async def _store_loom(service: Service, model: ServedModel, make: Callable[[], L
 @router.get("/loom/{loom_id}")
 async def read_loom(loom_id: str, service: ServiceDep) -> Response:
     """Return a loom as nested nodes."""
-    async with _loom(service, loom_id) as live:
+    async with _open_loom(service, loom_id) as live:
         return await _nested(live, live.kept.loom)
 
 
 @router.get("/loom/{loom_id}/export")
 async def export_loom(loom_id: str, service: ServiceDep) -> Response:
     """Return a loom as nested nodes, with their tokens: `/looms/import` reads them."""
-    async with _loom(service, loom_id) as live:
+    async with _open_loom(service, loom_id) as live:
         return await _nested(live, live.kept.loom, with_tokens=True)
 
 
@@ -242,14 +242,14 @@ async def list_looms(service: ServiceDep) -> list[Json]:
 @router.post("/looms/import")
 async def import_loom(body: ImportLoomRequest, service: ServiceDep) -> Json:
     """Create a loom from an exported one. No chat template is applied."""
-    model, lm = await _ready(service, body.model_id)
+    model, lm = await _ready_model(service, body.model_id)
     return await _store_loom(service, model, lambda: _imported(lm, body.loom_data))
 
 
 @router.post("/looms/{loom_id}/rename")
 async def rename_loom(loom_id: str, body: RenameLoomRequest, service: ServiceDep) -> Json:
     """Change a loom's id; its nodes keep theirs."""
-    row = await _row(service, loom_id)
+    row = await _loom_row(service, loom_id)
     await asyncio.to_thread(service.looms.library.rename, row.name, body.new_id)
     service.looms.forget_rows()
     return {"old_loom_id": row.name, "new_loom_id": body.new_id}
@@ -258,13 +258,13 @@ async def rename_loom(loom_id: str, body: RenameLoomRequest, service: ServiceDep
 @router.delete("/looms/{loom_id}")
 async def delete_loom(loom_id: str, service: ServiceDep) -> Json:
     """Delete a loom and its nodes. `weft rm --undo` restores it."""
-    row = await _row(service, loom_id)
+    row = await _loom_row(service, loom_id)
     await asyncio.to_thread(service.looms.library.remove, [row.id])
     service.looms.removed(row.id)
     return {"deleted_loom_id": row.name, "deleted_root_heddle_id": f"{row.id}-0"}
 
 
-async def _row(service: Service, loom_id: str) -> LoomSummary:
+async def _loom_row(service: Service, loom_id: str) -> LoomSummary:
     try:
         return await service.looms.row(loom_id)
     except NotFound as error:
@@ -272,8 +272,8 @@ async def _row(service: Service, loom_id: str) -> LoomSummary:
 
 
 @asynccontextmanager
-async def _loom(service: Service, loom_id: str) -> AsyncIterator[OpenLoom]:
-    row = await _row(service, loom_id)
+async def _open_loom(service: Service, loom_id: str) -> AsyncIterator[OpenLoom]:
+    row = await _loom_row(service, loom_id)
     async with service.looms.open_locked(row.id) as live:
         yield live
 
@@ -282,7 +282,7 @@ async def _loom(service: Service, loom_id: str) -> AsyncIterator[OpenLoom]:
 
 
 @asynccontextmanager
-async def _node(
+async def _open_node(
     service: Service, node_id: str, *, grows: bool = False
 ) -> AsyncIterator[tuple[OpenLoom, Heddle]]:
     """Open the loom of a node and hold its lock. Raises: NotFound."""
@@ -298,21 +298,21 @@ async def _node(
         raise NotFound("Node not found", what="node") from error
 
 
-def _id(live: OpenLoom, node: Heddle) -> str:
+def _node_id(live: OpenLoom, node: Heddle) -> str:
     return f"{live.kept.id}-{live.number(node)}"
 
 
-def _ids(live: OpenLoom, nodes: Sequence[Heddle]) -> list[str]:
-    return [_id(live, node) for node in nodes]
+def _node_ids(live: OpenLoom, nodes: Sequence[Heddle]) -> list[str]:
+    return [_node_id(live, node) for node in nodes]
 
 
 async def _nested(live: OpenLoom, top: Heddle, *, with_tokens: bool = False) -> Response:
     """Return nested nodes as a response. Built without a JSON library, which limits the depth."""
-    text = await live.call(lambda: "".join(_written(live, top, with_tokens=with_tokens)))
+    text = await live.call(lambda: "".join(_nested_json(live, top, with_tokens=with_tokens)))
     return Response(text, media_type="application/json")
 
 
-def _written(live: OpenLoom, top: Heddle, *, with_tokens: bool) -> list[str]:
+def _nested_json(live: OpenLoom, top: Heddle, *, with_tokens: bool) -> list[str]:
     out: list[str] = []
     stack: list[Heddle | str] = [top]
     while stack:
@@ -321,7 +321,7 @@ def _written(live: OpenLoom, top: Heddle, *, with_tokens: bool) -> list[str]:
             out.append(node)
             continue
         data: Json = {
-            "node_id": _id(live, node),
+            "node_id": _node_id(live, node),
             "text": node.text,
             "display_text": node.display_text(),
             "terminal": node.terminal,
@@ -338,12 +338,12 @@ def _written(live: OpenLoom, top: Heddle, *, with_tokens: bool) -> list[str]:
 @router.get("/node/{node_id}")
 async def read_node(node_id: str, service: ServiceDep) -> Json:
     """Return a node."""
-    async with _node(service, node_id) as (live, node):
+    async with _open_node(service, node_id) as (live, node):
         return {
             "node_id": node_id,
             "text": node.text,
             "display_text": node.display_text(),
-            "children_ids": _ids(live, node.children),
+            "children_ids": _node_ids(live, node.children),
             "terminal": node.terminal,
         }
 
@@ -351,7 +351,7 @@ async def read_node(node_id: str, service: ServiceDep) -> Json:
 @router.get("/node/{node_id}/subtree")
 async def read_subtree(node_id: str, service: ServiceDep) -> Response:
     """Return a node and its descendants, nested."""
-    async with _node(service, node_id) as (live, node):
+    async with _open_node(service, node_id) as (live, node):
         return await _nested(live, node)
 
 
@@ -361,8 +361,8 @@ async def ramify(body: RamifyRequest, service: ServiceDep) -> Response | Json:
     line.
     """
     if body.text is not None:
-        return await _add(body, service)
-    async with _node(service, body.node_id) as (live, node):
+        return await _add_texts(body, service)
+    async with _open_node(service, body.node_id) as (live, node):
         loom, number = live.kept.id, live.number(node)
         n_prompt, is_ended = len(node.get_prefix_tokens()), node.terminal
     job: ServerJob | None = None
@@ -373,7 +373,7 @@ async def ramify(body: RamifyRequest, service: ServiceDep) -> Response | Json:
         )
         children = [pending.child for each in job.branches for pending in each.growth.branches]
     if body.stream:
-        lines = _lines(service, job, loom, children, n_prompt)
+        lines = _stream_lines(service, job, loom, children, n_prompt)
         return StreamingResponse(lines, media_type="application/json")
     if job is not None:
         await job.done.wait()
@@ -383,7 +383,7 @@ async def ramify(body: RamifyRequest, service: ServiceDep) -> Response | Json:
     return {"node_id": body.node_id, "created_children": ids}
 
 
-async def _add(body: RamifyRequest, service: Service) -> Json:
+async def _add_texts(body: RamifyRequest, service: Service) -> Json:
     texts = [body.text] if isinstance(body.text, str) else body.text or []
     check_limit("text", len(texts), service.config.limits.texts)
     if body.stream:
@@ -392,7 +392,7 @@ async def _add(body: RamifyRequest, service: Service) -> Json:
             "invalid_parameter",
             "stream applies to generation only; leave it out when adding texts",
         )
-    async with _node(service, body.node_id, grows=True) as (live, node):
+    async with _open_node(service, body.node_id, grows=True) as (live, node):
         live.check_not_growing(node)
 
         def add() -> None:
@@ -406,20 +406,22 @@ async def _add(body: RamifyRequest, service: Service) -> Json:
                 raise
 
         change = await live.change("add", add, ACTOR)
-        return {"node_id": body.node_id, "created_children": _ids(live, change.added)}
+        return {"node_id": body.node_id, "created_children": _node_ids(live, change.added)}
 
 
 async def _existing_ids(service: Service, loom: str, children: Sequence[Heddle]) -> list[str]:
     """Return the ids of the children that are in the tree."""
     async with service.looms.open_locked(loom) as live:
-        return _ids(live, [child for child in children if live.number(child) > 0 and _is_in(child)])
+        return _node_ids(
+            live, [child for child in children if live.number(child) > 0 and _is_in_tree(child)]
+        )
 
 
-def _is_in(child: Heddle) -> bool:
+def _is_in_tree(child: Heddle) -> bool:
     return child.parent is not None and any(each is child for each in child.parent.children)
 
 
-async def _lines(
+async def _stream_lines(
     service: Service,
     job: ServerJob | None,
     loom: str,
@@ -433,12 +435,12 @@ async def _lines(
             await asyncio.wait_for(job.done.wait(), TICK_S)
         if (n_tokens := sum(len(child.tokens) for child in children)) > n_sent:
             n_sent = n_tokens
-            yield _line({"type": "update", **_progress(children)})
+            yield _json_line({"type": "update", **_progress(children)})
     final: Json = {"type": "final", **_progress(children)}
     if job is not None and job.error is not None:
         final = {"type": "error", "detail": serialize_error(job.error)[1]["message"]}
     ids = await _existing_ids(service, loom, children)
-    yield _line(
+    yield _json_line(
         {
             **final,
             "generated_lengths": [len(child.tokens) for child in children],
@@ -458,7 +460,7 @@ def _progress(children: Sequence[Heddle]) -> Json:
     }
 
 
-def _line(data: Json) -> bytes:
+def _json_line(data: Json) -> bytes:
     return (json.dumps(data, ensure_ascii=False) + "\n").encode("utf-8", "replace")
 
 
@@ -477,7 +479,7 @@ async def trim_node(body: TrimRequest, service: ServiceDep) -> Json:
 
 
 async def _cut(service: Service, node_id: str, kind: str, cut: Callable[[Heddle], Any]) -> None:
-    async with _node(service, node_id, grows=True) as (live, node):
+    async with _open_node(service, node_id, grows=True) as (live, node):
         live.check_nothing_grows(node)
         live.drop_growing(node)
         await live.change(kind, lambda: cut(node), ACTOR)
@@ -486,12 +488,12 @@ async def _cut(service: Service, node_id: str, kind: str, cut: Callable[[Heddle]
 @router.delete("/node/{node_id}")
 async def delete_node(node_id: str, service: ServiceDep) -> Json:
     """Remove a node and its descendants."""
-    async with _node(service, node_id) as (live, node):
+    async with _open_node(service, node_id) as (live, node):
         if node.parent is None:
             raise RequestError(400, "root_not_deletable", "Cannot delete root node")
         if live.is_growing(node):
             live.check_nothing_grows(node)
-        descendants = [_id(live, other) for other in preorder(node) if other is not node]
+        descendants = [_node_id(live, other) for other in preorder(node) if other is not node]
         live.drop_growing(node)
         await live.change("remove", node.remove, ACTOR)
         return {"node_id": node_id, "deleted_children": descendants}
@@ -511,7 +513,7 @@ def _imported(lm: LM, data: Json) -> Loom:
 
     Raises: ConfigError for an invalid tree.
     """
-    ids = _ids_of(lm, data, is_root=True)
+    ids = _imported_token_ids(lm, data, is_root=True)
     loom = Loom(lm, ids)
     loom.terminal = bool(data.get("terminal", False))
     stack: list[tuple[Heddle, Json, int]] = [(loom, data, 0)]
@@ -523,7 +525,7 @@ def _imported(lm: LM, data: Json) -> Loom:
         if depth > _MAX_DEPTH:
             raise ConfigError(f"loom_data is nested deeper than {_MAX_DEPTH} nodes")
         for child in children:
-            added = node.add(_ids_of(lm, child))
+            added = node.add(_imported_token_ids(lm, child))
             added.terminal = bool(child.get("terminal", False))
             if added.terminal:
                 added.finish_reason = "stop"
@@ -531,7 +533,7 @@ def _imported(lm: LM, data: Json) -> Loom:
     return loom
 
 
-def _ids_of(lm: LM, fields: Json, *, is_root: bool = False) -> list[int]:
+def _imported_token_ids(lm: LM, fields: Json, *, is_root: bool = False) -> list[int]:
     text, tokens = fields.get("text", ""), fields.get("tokens")
     if not isinstance(text, str):
         raise ConfigError("loom_data: 'text' of a node is a text")

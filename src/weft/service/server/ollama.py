@@ -63,12 +63,12 @@ class JsonRoute(APIRoute):
 router = APIRouter(prefix="/api", tags=["ollama"], route_class=JsonRoute, responses=_ERRORS)
 
 
-def _line(chunk: Json) -> bytes:
+def _json_line(chunk: Json) -> bytes:
     return f"{json_of(chunk)}\n".encode("utf-8", "replace")
 
 
 _NOTHING = ChatDelta("", "", ())
-_NDJSON = StreamFormat("application/x-ndjson", _line, None, b"")
+_NDJSON = StreamFormat("application/x-ndjson", _json_line, None, b"")
 _SAME = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop")
 _PENALTIES = {
     "repeat_penalty": "repetition_penalty",
@@ -264,7 +264,7 @@ async def chat(body: OllamaChat, request: Request, service: ServiceDep) -> Respo
         return OllamaCall(body, await body.chat(messages, body.tools, lm, service))
 
     if not body.messages:
-        return _loaded(body, service)
+        return _loaded_response(body, service)
     return await _run(body, request, service, plan)
 
 
@@ -276,7 +276,7 @@ async def generate(body: OllamaGenerate, request: Request, service: ServiceDep) 
         return OllamaCall(body, await body.plan(lm, service))
 
     if not body.prompt:
-        return _loaded(body, service)
+        return _loaded_response(body, service)
     return await _run(body, request, service, plan)
 
 
@@ -294,17 +294,17 @@ async def _run(
     )
 
 
-def _loaded(body: OllamaRequest, service: Service) -> Json:
+def _loaded_response(body: OllamaRequest, service: Service) -> Json:
     service.models.lm(_model_id(body.model))
     return {**_chunk(body, _NOTHING), "done": True, "done_reason": "load"}
 
 
-def _time(seconds: float) -> str:
+def _ollama_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
 def _chunk(body: OllamaRequest, delta: ChatDelta) -> Json:
-    head: Json = {"model": body.model, "created_at": _time(time.time())}
+    head: Json = {"model": body.model, "created_at": _ollama_time(time.time())}
     thinking = {"thinking": delta.reasoning} if delta.reasoning else {}
     if isinstance(body, OllamaGenerate):
         return {**head, "response": delta.content, **thinking}
@@ -336,25 +336,25 @@ class OllamaCall:
         """Run the call and return the answer."""
         async for _ in self.runs.news():
             pass
-        return {**self._chunk(self._new()), **self._end()}
+        return {**self._chunk(self._new_delta()), **self._final_fields()}
 
     async def chunks(self) -> AsyncGenerator[Json, None]:
         """Run the call and yield what is new, and finally the counts."""
         async with aclosing(self.runs.news()) as news:
             async for _ in news:
-                if delta := self._new():
+                if delta := self._new_delta():
                     yield {**self._chunk(delta), "done": False}
-        yield {**self._chunk(_NOTHING), **self._end()}
+        yield {**self._chunk(_NOTHING), **self._final_fields()}
 
     def _chunk(self, delta: ChatDelta) -> Json:
         return _chunk(self._body, delta)
 
-    def _new(self) -> ChatDelta:
+    def _new_delta(self) -> ChatDelta:
         if isinstance(self._call, ChatCall):
             return self._call.turns[0].new()
         return ChatDelta(self.runs.replies[0].piece(), "", ())
 
-    def _end(self) -> Json:
+    def _final_fields(self) -> Json:
         usage = CallUsage(self.runs.replies)
         total = time.perf_counter_ns() - self._began
         first = min(int(1e9 * (self.runs.first_token_s or 0.0)), total)
@@ -390,7 +390,7 @@ async def version() -> dict[str, str]:
 @router.get("/tags")
 async def tags(service: ServiceDep) -> dict[str, list[Json]]:
     """List the loaded models."""
-    return {"models": [_listed(model) for model in service.models if model.lm is not None]}
+    return {"models": [_model_entry(model) for model in service.models if model.lm is not None]}
 
 
 @router.post("/show")
@@ -405,7 +405,7 @@ async def show(body: ShowRequest, service: ServiceDep) -> Json:
     ]
     return {
         "details": _DETAILS,
-        "modified_at": _time(model.created),
+        "modified_at": _ollama_time(model.created),
         "template": lm.text.chat_template or "",
         "model_info": {"general.architecture": "weft", "weft.context_length": lm.n_ctx},
         "capabilities": ["completion", *capabilities],
@@ -415,11 +415,11 @@ async def show(body: ShowRequest, service: ServiceDep) -> Json:
 _DETAILS: Json = {"format": "", "family": "", "families": [], "parameter_size": ""}
 
 
-def _listed(model: ServedModel) -> Json:
+def _model_entry(model: ServedModel) -> Json:
     return {
         "name": model.name,
         "model": model.name,
-        "modified_at": _time(model.created),
+        "modified_at": _ollama_time(model.created),
         "size": model.n_bytes,
         "size_vram": model.n_bytes,
         "digest": "",

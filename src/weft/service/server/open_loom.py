@@ -74,9 +74,9 @@ class OpenLoom:
         self.lm = lm
         self.ticker = ticker
         self.lock = asyncio.Lock()
-        begin = int(1000 * time.time())  # above any event id that an earlier log can have used
-        self.events = EventLog(self._snapshot, max_events=1024, also=self.notify, begin=begin)
-        self.feed = EventLog(self._feed_snapshot, begin=begin)
+        start_id = int(1000 * time.time())  # above any event id that an earlier log can have used
+        self.events = EventLog(self._snapshot, max_events=1024, also=self.notify, start_id=start_id)
+        self.feed = EventLog(self._feed_snapshot, start_id=start_id)
         self.jobs: list[ServerJob] = []
         self.growing: list[GrowthTask] = []
         self.pins = NodePins()
@@ -84,8 +84,8 @@ class OpenLoom:
         self.n_users = 0
         self.first_rev = kept.rev
         self.is_stale = False  # the tree differs from the database: reopen the loom
-        self._numbering = Coalescer(self.lock, self._number)
-        self._appending = Coalescer(self.lock, self._make_all_durable)
+        self._numbering = Coalescer(self.lock, self._number_nodes)
+        self._appending = Coalescer(self.lock, self._append_all)
         self._committing = Coalescer(self.lock, self._commit_growth)
         self._synced = 0.0
         self._name = (
@@ -216,7 +216,7 @@ class OpenLoom:
         """
         return [node for each in self.growing if each not in but for node in each.ended]
 
-    async def keep(self, author: Attribution, of: Sequence[GrowthTask] = ()) -> None:
+    async def commit(self, author: Attribution, of: Sequence[GrowthTask] = ()) -> None:
         """Commit the nodes of growth tasks as one operation; the caller holds the lock.
 
         Ended nodes of other tasks are left for their own commits. Raises: StoreError.
@@ -229,11 +229,11 @@ class OpenLoom:
         try:
             await self.run_and_publish(commit)
         except LeaseLost:
-            self._lose()
+            self._interrupt_growth()
             raise
         except StoreUnavailable as error:
             self._uncommitted = author
-            self._begin_flushing()
+            self._start_flushing()
             # NOTE: a failed edit is reverted; generated nodes stay in memory until they are saved.
             why = f"generated nodes are in the server's memory and not saved yet: {error}"
             raise StoreUnavailable(why, hint=_SAVED_LATER) from error
@@ -256,7 +256,7 @@ class OpenLoom:
             own = [each for each in over if each.author.alone == author]
             pending = [branch for each in own for branch in each.growth.branches]
             if not all(self.kept.has(branch.child) for branch in pending):
-                await self.keep(own[0].author if len(own) == 1 else author, own)
+                await self.commit(own[0].author if len(own) == 1 else author, own)
 
     async def commit_finished(self) -> None:
         """Commit ended nodes, each job's as its own operation, so that an edit contains only
@@ -265,12 +265,12 @@ class OpenLoom:
         The caller holds the lock. Raises: StoreError.
         """
         if self._uncommitted is not None:
-            await self.keep(self._uncommitted)
+            await self.commit(self._uncommitted)
         for task in list(self.growing):
             if not all(map(self.kept.has, task.ended)):
-                await self.keep(task.author, [task])
+                await self.commit(task.author, [task])
 
-    def _lose(self) -> None:
+    def _interrupt_growth(self) -> None:
         """Interrupt all growth: another server has taken over the loom."""
         self.is_stale = True
         for branches in list(self.growing):
@@ -280,10 +280,10 @@ class OpenLoom:
         """Record which nodes a change touched, and publish the change."""
         others = change.others
         if others is not None:
-            self._note(change.rev, "sync", *others)
-        self._note(change.rev, change.kind, change.added, change.changed, change.removed)
+            self._publish_changes(change.rev, "sync", *others)
+        self._publish_changes(change.rev, change.kind, change.added, change.changed, change.removed)
 
-    def _note(
+    def _publish_changes(
         self,
         rev: int,
         kind: str,
@@ -411,14 +411,14 @@ class OpenLoom:
 
     # Growing
 
-    def begin(self, branches: GrowthTask) -> None:
+    def register_growth(self, branches: GrowthTask) -> None:
         """Register a growth task, and start writing its tokens to the database."""
         self.growing.append(branches)
-        self._begin_flushing()
+        self._start_flushing()
 
-    def _begin_flushing(self) -> None:
+    def _start_flushing(self) -> None:
         if self._flusher is None:
-            self._flusher = asyncio.create_task(self._flush())
+            self._flusher = asyncio.create_task(self._flush_loop())
 
     async def number_new(self, branches: GrowthTask) -> None:
         """Assign numbers to the nodes of a growth task; concurrent calls share one write.
@@ -439,19 +439,19 @@ class OpenLoom:
             branches.growth.abandon("cancelled")
             raise
 
-    async def _number(self, tasks: list[GrowthTask]) -> None:
+    async def _number_nodes(self, tasks: list[GrowthTask]) -> None:
         for task in tasks:
             task.parent_removed = not all(is_below(node, self.kept.loom) for node in task.nodes)
         nodes = [node for task in tasks if not task.parent_removed for node in task.nodes]
         await self.call(partial(self.kept.append, nodes))
 
-    def end(self, branches: GrowthTask) -> None:
+    def unregister_growth(self, branches: GrowthTask) -> None:
         """Unregister a growth task after its commit."""
         self.growing.remove(branches)
         branches.is_over = True
         self.used = time.monotonic()
 
-    async def _flush(self) -> None:
+    async def _flush_loop(self) -> None:
         try:
             while self.growing or self._uncommitted is not None:
                 await asyncio.sleep(_FLUSH_S)
@@ -466,7 +466,7 @@ class OpenLoom:
         """Retry a commit that failed because the database was unavailable."""
         if self._uncommitted is not None:
             try:
-                await self.keep(self._uncommitted)
+                await self.commit(self._uncommitted)
             except StoreUnavailable as error:
                 _log.warning("loom %s is not saved yet: %s", self.kept.name, error)
             except StoreError as error:
@@ -480,7 +480,7 @@ class OpenLoom:
         if nodes:
             await self._appending.do(nodes)
 
-    async def _make_all_durable(self, batches: list[Sequence[Heddle]]) -> None:
+    async def _append_all(self, batches: list[Sequence[Heddle]]) -> None:
         await self.append_tokens([node for batch in batches for node in batch])
 
     async def append_tokens(self, nodes: Sequence[Heddle]) -> None:
@@ -494,7 +494,7 @@ class OpenLoom:
             await self.call(partial(self.kept.append, nodes))
         except LeaseLost as error:
             _log.warning("loom %s: %s", self.kept.name, error)
-            self._lose()
+            self._interrupt_growth()
         except (StoreError, QueueFull) as error:
             _log.warning("tokens are not saved yet: %s", error)
 

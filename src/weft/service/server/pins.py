@@ -62,7 +62,7 @@ class NodePins:
         """Move pins to the current paths of their nodes. Cost: O(pins) if nothing moved."""
         released: list[Pin] = []
         for node_id, (pin, place) in list(self._pins.items()):
-            node = _find(kept, node_id) if pin.is_pinned else None
+            node = _find_node(kept, node_id) if pin.is_pinned else None
             end = None if node is None else _place_of(node)
             if end is place:
                 continue
@@ -74,7 +74,7 @@ class NodePins:
             if node is not None and end is not None:
                 self._replace_pin(node, end, pin)
         if released:
-            for node in () if change is None else _touched(change):
+            for node in () if change is None else _changed_nodes(change):
                 self._inherit_path(node, released)
         for pin in released:
             pin.unpin()
@@ -103,7 +103,7 @@ class NodePins:
                 return
 
 
-def _find(kept: StoredLoom, node_id: str) -> Heddle | None:
+def _find_node(kept: StoredLoom, node_id: str) -> Heddle | None:
     try:
         return kept.node(node_id)
     except ConfigError:
@@ -118,7 +118,7 @@ def _place_of(node: Heddle) -> Place | None:
         return None
 
 
-def _touched(change: Change) -> Iterable[Heddle]:
+def _changed_nodes(change: Change) -> Iterable[Heddle]:
     others = change.others
     yield from () if others is None else (*others.added, *others.changed)
     yield from change.added

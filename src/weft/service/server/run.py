@@ -75,7 +75,7 @@ class Stoppable(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self.service = service
-        self.service.when_hopeless = self._give_up
+        self.service.when_hopeless = self._stop_with_error
         self.error: WeftError | None = None
         self.is_stopping = False
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -96,17 +96,17 @@ class Stoppable(uvicorn.Server):
             signal.raise_signal(sig)
             return
         self.is_stopping = True
-        self.loop.call_soon_threadsafe(self._stop)
+        self.loop.call_soon_threadsafe(self._start_draining)
 
-    def _give_up(self, error: WeftError) -> None:
+    def _stop_with_error(self, error: WeftError) -> None:
         if not self.is_stopping:
             self.error = error
-            self._stop()
+            self._start_draining()
 
-    def _stop(self) -> None:
-        self._stopping = asyncio.ensure_future(self._drain())
+    def _start_draining(self) -> None:
+        self._stopping = asyncio.ensure_future(self._drain_and_exit())
 
-    async def _drain(self) -> None:
+    async def _drain_and_exit(self) -> None:
         try:
             await self.service.drain()
         finally:
@@ -134,10 +134,10 @@ def bind(host: str, port: int) -> socket.socket:
             raise
         return listener
     except (OSError, UnicodeError) as error:
-        raise _cannot_bind(host, port, error) from error
+        raise _bind_error(host, port, error) from error
 
 
-def _cannot_bind(host: str, port: int, error: Exception) -> ConfigError:
+def _bind_error(host: str, port: int, error: Exception) -> ConfigError:
     number = getattr(error, "errno", None)
     if number == errno.EADDRINUSE:
         return ConfigError(

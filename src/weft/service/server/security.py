@@ -155,13 +155,13 @@ class APIKeyAuth:
         if self._hash is None:
             return False
         if digest is None:
-            raise self._refusal("missing_api_key", "an API key is needed")
+            raise self._unauthorized_error("missing_api_key", "an API key is needed")
         if not hmac.compare_digest(digest, self._hash):
-            raise self._refusal("invalid_api_key", "the API key is wrong")
+            raise self._unauthorized_error("invalid_api_key", "the API key is wrong")
         return False
 
     @staticmethod
-    def _refusal(code: str, message: str) -> RequestError:
+    def _unauthorized_error(code: str, message: str) -> RequestError:
         return RequestError(
             401,
             code,

@@ -70,9 +70,9 @@ class Service:
             await asyncio.to_thread(self.open)
         self.looms.start()
         loads = [self.spawn(self._load(model)) for model in self._initial_models]
-        self.spawn(self._report(loads))
+        self.spawn(self._report_loaded(loads))
 
-    async def _report(self, loads: list[asyncio.Task[None]]) -> None:
+    async def _report_loaded(self, loads: list[asyncio.Task[None]]) -> None:
         if loads:
             await asyncio.wait(loads)
         loaded = [model.name for model in self._initial_models if model.lm is not None]
@@ -93,10 +93,10 @@ class Service:
         """Run a task in the background: its errors are logged, and it ends with the server."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._task_ended)
         return task
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _task_ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("%s", error, exc_info=None if isinstance(error, WeftError) else error)

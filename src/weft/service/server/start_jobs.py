@@ -76,7 +76,7 @@ async def start_growth(
             branches = await plan_growth(
                 live, job, nodes, params, actor, force=request.force, first=request.first_branch
             )
-        stack.callback(live.end, branches)
+        stack.callback(live.unregister_growth, branches)
         await live.number_new(branches)
         stack.callback(live.jobs.remove, job)
         live.jobs.append(job)
@@ -123,19 +123,19 @@ async def plan_growth(
     """
     nodes = list(nodes)
     if not nodes:  # all leaves were requested, and all have ended
-        raise _all_ended()
+        raise _all_ended_error()
     plan_branches = partial(plan, nodes, params, force=force, streamed=True, first=first)
     # A thread competes with the model's; planning a few branches inline is faster.
     growth = plan_branches() if is_quick(nodes, params) else await live.call(plan_branches)
     if not growth.branches:
-        raise _all_ended()
+        raise _all_ended_error()
     author = Attribution(job.kind, actor, job.id, job.model)
     branches = GrowthTask(live, growth, job.events, author, job.first_branch)
-    live.begin(branches)
+    live.register_growth(branches)
     return branches
 
 
-def _all_ended() -> Terminal:
+def _all_ended_error() -> Terminal:
     return Terminal(
         'all of these nodes have ended; grow them anyway with "force": true, or add text to one',
         hint='"force": true',
@@ -243,10 +243,10 @@ class SearchTask:
         options = strategy.options(request.breadth, request.n, **given)
         # The strategy checks its options in the first step.
         self._steps = strategy.steps(lm, node, progress=self._levels.append, **options)
-        self._work = self._next(None)
-        await self._keep(actor)
+        self._work = self._step(None)
+        await self._commit(actor)
 
-    def _next(self, given: Any) -> Any:
+    def _step(self, given: Any) -> Any:
         try:
             return self._steps.send(given)
         except StopIteration as end:
@@ -259,15 +259,15 @@ class SearchTask:
             with closing(self._steps):
                 while not isinstance(work, SearchResult):
                     if isinstance(work, Grow):
-                        step_result = await self._grow(lm, work, actor)
+                        step_result = await self._grow_round(lm, work, actor)
                     else:
                         step_result = await self._run_other(work)
                     async with self.live.lock:
                         if isinstance(work, Grow):
                             self._check_not_removed([*work.rows, *step_result])
-                        work = self._next(step_result)
+                        work = self._step(step_result)
                         # Nodes that the search added itself are committed with this call.
-                        await self._keep(actor)
+                        await self._commit(actor)
                         self._publish_rounds()
             self._cost = work.cost
             name = self.live.kept.name
@@ -286,21 +286,21 @@ class SearchTask:
             self.job.usage = self._usage()
             async with self.live.lock:
                 try:
-                    await self._keep(actor)
+                    await self._commit(actor)
                 finally:
                     self._release_growth()
                 if self.job.result is not None:
                     self.job.result["best"] = self.live.number(work.best)
 
-    async def _keep(self, actor: str) -> None:
+    async def _commit(self, actor: str) -> None:
         """Commit the nodes of the search, and no others. The caller holds the lock."""
         author = Attribution("run", actor, self.job.id, self.job.model)
-        await self.live.keep(author, self._grown)
+        await self.live.commit(author, self._grown)
         self._release_growth()
 
     def _release_growth(self) -> None:
         for branches in self._grown:
-            self.live.end(branches)
+            self.live.unregister_growth(branches)
         self._grown = []
 
     async def _run_other(self, work: Any) -> Any:
@@ -308,7 +308,7 @@ class SearchTask:
         self._has_other_work = True
         return await work.arun()
 
-    async def _grow(self, lm: LM, work: Grow, actor: str) -> list[Heddle]:
+    async def _grow_round(self, lm: LM, work: Grow, actor: str) -> list[Heddle]:
         """Grow the nodes of a round, as `Heddle.grow` would, and publish their tokens."""
         live, rows = self.live, list(work.rows)
         self._check_not_removed(rows)

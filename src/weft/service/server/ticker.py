@@ -38,7 +38,7 @@ class Ticker:
         woken: asyncio.Future[None] = loop.create_future()
 
         def wake(_: asyncio.Future[None]) -> None:
-            _set(woken)
+            _resolve(woken)
 
         over.add_done_callback(wake)
         self._waiting.append((loop.time() + TICK_S / 2, woken))
@@ -58,11 +58,11 @@ class Ticker:
             self._cost_s += _NEW * (cost_s - self._cost_s)
         self._used_s = used_s
         while waiting and waiting[0][0] <= now:
-            _set(waiting.popleft()[1])
+            _resolve(waiting.popleft()[1])
         # Woken streams wait again soon: for the tick after the next at the latest.
         self._timer = loop.call_later(self.tick_s, self._tick, loop) if waiting else None
 
 
-def _set(future: asyncio.Future[None]) -> None:
+def _resolve(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)

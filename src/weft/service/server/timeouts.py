@@ -24,7 +24,7 @@ class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Start the timer for the headers of the first request."""
         super().connection_made(transport)
-        self._start()
+        self._start_timer()
 
     def data_received(self, data: bytes) -> None:
         """Process bytes, and restart the timer if the request is incomplete."""
@@ -32,26 +32,26 @@ class TimedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         is_head = self.cycle is None or self.cycle.response_complete
         if is_head and self._timer is not None:
             return
-        self._stop()
+        self._stop_timer()
         if is_head or self.cycle.more_body:
-            self._start()
+            self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timer."""
         super().connection_lost(exc)
-        self._stop()
+        self._stop_timer()
 
-    def _start(self) -> None:
-        self._timer = self.loop.call_later(REQUEST_S, self._expired)
+    def _start_timer(self) -> None:
+        self._timer = self.loop.call_later(REQUEST_S, self._on_timeout)
 
-    def _stop(self) -> None:
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _expired(self) -> None:
+    def _on_timeout(self) -> None:
         if self.flow.read_paused:  # the application is slow, not the client
-            self._start()
+            self._start_timer()
             return
         self._timer = None
         _log.info("closing a connection: no complete request within %g s", REQUEST_S)

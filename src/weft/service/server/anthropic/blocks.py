@@ -113,7 +113,7 @@ def chat_messages(system: TextBlocks | None, messages: Sequence[BlockMessage]) -
                     f" {' or '.join(allowed)}",
                 )
         for turn in _turns(message):
-            _add(chat, turn)
+            _append_turn(chat, turn)
     return chat
 
 
@@ -126,29 +126,29 @@ def _turns(message: BlockMessage) -> list[Json]:
     """Return a message as chat messages: results of calls become messages of their own."""
     blocks = message.content
     turn: Json = {"role": message.role, "content": text_of(blocks)}
-    results = [_result(block) for block in blocks if block.type == "tool_result"]
+    results = [_tool_message(block) for block in blocks if block.type == "tool_result"]
     if results and not turn["content"]:
         return results
     if thinking := "".join(block.thinking for block in blocks if block.type == "thinking"):
         turn["reasoning_content"] = thinking
-    if calls := [_call(block) for block in blocks if block.type == "tool_use"]:
+    if calls := [_chat_call(block) for block in blocks if block.type == "tool_use"]:
         turn["tool_calls"] = calls
     return [*results, turn]
 
 
-def _result(block: ToolResultBlock) -> Json:
+def _tool_message(block: ToolResultBlock) -> Json:
     prefix = "Error: " if block.is_error else ""
     content = prefix + text_of(block.content or ())
     return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}
 
 
-def _call(block: ToolUseBlock) -> Json:
+def _chat_call(block: ToolUseBlock) -> Json:
     arguments = json.dumps(block.input, ensure_ascii=False)
     function = {"name": block.name, "arguments": arguments}
     return {"id": block.id, "type": "function", "function": function}
 
 
-def _add(messages: list[Json], turn: Json) -> None:
+def _append_turn(messages: list[Json], turn: Json) -> None:
     last = messages[-1] if messages else None
     if last is None or last["role"] != turn["role"] or turn["role"] not in ("user", "assistant"):
         messages.append(turn)

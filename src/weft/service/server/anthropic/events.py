@@ -27,11 +27,11 @@ class BlockWriter:
         """Add the new part of a turn; return the events."""
         events: list[Json] = []
         if delta.reasoning:
-            events += self._text("thinking", delta.reasoning)
+            events += self._write_text("thinking", delta.reasoning)
         if delta.content:
-            events += self._text("text", delta.content)
+            events += self._write_text("text", delta.content)
         for call in delta.calls:
-            events += self._call(call)
+            events += self._write_call(call)
         return events
 
     def close(self) -> list[Json]:
@@ -40,32 +40,34 @@ class BlockWriter:
             return []
         events = []
         if self._open == "thinking":
-            events.append(self._delta({"type": "signature_delta", "signature": ""}))
+            events.append(self._delta_event({"type": "signature_delta", "signature": ""}))
         self._open = None
         return [*events, {"type": "content_block_stop", "index": len(self.content) - 1}]
 
-    def _text(self, kind: str, text: str) -> list[Json]:
+    def _write_text(self, kind: str, text: str) -> list[Json]:
         events: list[Json] = []
         if self._open != kind:
             signature = {"signature": ""} if kind == "thinking" else {}
-            events += [*self.close(), self._start({"type": kind, kind: "", **signature})]
+            events += [*self.close(), self._start_block({"type": kind, kind: "", **signature})]
             self._open = kind
         self.content[-1][kind] += text
-        return [*events, self._delta({"type": f"{kind}_delta", kind: text})]
+        return [*events, self._delta_event({"type": f"{kind}_delta", kind: text})]
 
-    def _call(self, call: ToolCall) -> list[Json]:
+    def _write_call(self, call: ToolCall) -> list[Json]:
         events = self.close()
         name = call.id or f"toolu_{secrets.token_hex(12)}"
-        events.append(self._start({"type": "tool_use", "id": name, "name": call.name, "input": {}}))
+        events.append(
+            self._start_block({"type": "tool_use", "id": name, "name": call.name, "input": {}})
+        )
         self.content[-1]["input"] = json.loads(call.arguments)
         self._open = "tool_use"
-        delta = self._delta({"type": "input_json_delta", "partial_json": call.arguments})
+        delta = self._delta_event({"type": "input_json_delta", "partial_json": call.arguments})
         return [*events, delta, *self.close()]
 
-    def _start(self, block: Json) -> Json:
+    def _start_block(self, block: Json) -> Json:
         self.content.append(dict(block))
         index = len(self.content) - 1
         return {"type": "content_block_start", "index": index, "content_block": block}
 
-    def _delta(self, delta: Json) -> Json:
+    def _delta_event(self, delta: Json) -> Json:
         return {"type": "content_block_delta", "index": len(self.content) - 1, "delta": delta}

@@ -236,7 +236,7 @@ class MessagesRequest(CountRequest):
 
     @field_validator("thread")
     @classmethod
-    def _without_thread(cls, value: Any) -> None:
+    def _reject_thread(cls, value: Any) -> None:
         if value is not None:
             # These details make Anthropic's SDK send the full conversation instead.
             raise RequestError(
@@ -277,7 +277,7 @@ async def create(body: MessagesRequest, request: Request, service: ServiceDep) -
             chat.check(service)
             call = await ChatCall.begin(chat, lm, name, service, fits_context=True)
         except RequestError as error:
-            error.param = _renamed(error.param)
+            error.param = _rename_param(error.param)
             raise
         return MessagesCall(body, call, name)
 
@@ -305,12 +305,12 @@ async def count_tokens(body: CountRequest, service: ServiceDep) -> TokenCount:
         try:
             prompt = await asyncio.to_thread(body.chat(lm).prompt, lm)
         except RequestError as error:
-            error.param = _renamed(error.param)
+            error.param = _rename_param(error.param)
             raise
     return TokenCount(input_tokens=len(prompt.ids))
 
 
-def _renamed(param: str | None) -> str | None:
+def _rename_param(param: str | None) -> str | None:
     return None if param is None else _NAMES.get(param, param)
 
 
@@ -335,8 +335,8 @@ class MessagesCall:
     async def answer(self) -> MessageReply:
         """Run the call and return the message."""
         await self.runs.finish()
-        self._new()
-        return MessageReply.model_validate(self._message(**self._stop()))
+        self._new_events()
+        return MessageReply.model_validate(self._message(**self._stop_fields()))
 
     async def chunks(self) -> AsyncGenerator[Json, None]:
         """Run the call and yield its events."""
@@ -347,18 +347,18 @@ class MessagesCall:
                     yield {"type": "message_start", "message": self._message()}
                     yield _PING
                     is_first = False
-                for event in self._new():
+                for event in self._new_events():
                     yield event
-        yield {"type": "message_delta", "delta": self._stop(), "usage": self._usage()}
+        yield {"type": "message_delta", "delta": self._stop_fields(), "usage": self._usage()}
         yield {"type": "message_stop"}
 
-    def _new(self) -> list[Json]:
+    def _new_events(self) -> list[Json]:
         """Return the events for what is new."""
         (reply,), (turn,) = self.runs.replies, self._call.turns
         events = self._writer.write(turn.new())
         return [*events, *self._writer.close()] if reply.is_over else events
 
-    def _stop(self) -> Json:
+    def _stop_fields(self) -> Json:
         (reply,), (turn,) = self.runs.replies, self._call.turns
         stop_string = reply.node.stop_string
         reason = turn.finish_reason(turn.n_calls)

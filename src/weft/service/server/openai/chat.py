@@ -353,17 +353,17 @@ class ChatCall:
         usage = {"usage": None} if self.body.includes_usage else {}
         first = await self._prompt_fields()
         for reply in self.runs.replies:
-            choice = _piece(reply, {"role": "assistant", "content": ""})
+            choice = _chunk_choice(reply, {"role": "assistant", "content": ""})
             yield {**self.head, "choices": [choice], **first, **usage}
             first = {}
         async with aclosing(self.runs.news()) as news:
             async for moved in news:
-                for choice in await self._new(moved):
+                for choice in await self._new_choices(moved):
                     yield {**self.head, "choices": [choice], **usage}
         if usage:
             yield {**self.head, "choices": [], "usage": CallUsage(self.runs.replies).chat()}
 
-    async def _new(self, changed: Sequence[ChoiceRun]) -> list[Json]:
+    async def _new_choices(self, changed: Sequence[ChoiceRun]) -> list[Json]:
         """Return the new parts of choices, with their logprobs."""
         parts = [(reply, *reply.new_tokens()) for reply in changed]
         scores = await self.score(parts)
@@ -375,17 +375,17 @@ class ChatCall:
                 delta = _delta(step.delta, n_calls)
                 n_calls += len(step.delta.calls)
                 if delta or step.scored or (self.body.return_token_ids and step.tokens):
-                    choice = _piece(reply, delta, self._chat_logprobs(step.scored))
+                    choice = _chunk_choice(reply, delta, self._chat_logprobs(step.scored))
                     if self.body.return_token_ids:
                         choice["token_ids"] = list(step.tokens)
                     choices.append(choice)
             if reply.is_over:
                 reason = turn.finish_reason(turn.n_calls)
-                choices.append({**_piece(reply, {}), "finish_reason": reason})
+                choices.append({**_chunk_choice(reply, {}), "finish_reason": reason})
         return choices
 
 
-def _piece(reply: ChoiceRun, delta: Json, logprobs_object: Json | None = None) -> Json:
+def _chunk_choice(reply: ChoiceRun, delta: Json, logprobs_object: Json | None = None) -> Json:
     return {
         "index": reply.index,
         "delta": delta,

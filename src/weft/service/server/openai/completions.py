@@ -260,7 +260,7 @@ class Completion:
     ) -> Json:
         """Return a choice; without a reply it is only the echoed prompt, or empty."""
         echo = self.prompts[prompt].text if self.body.echo else ""
-        head = self._echoed(prompt, prompt_scores)
+        head = self._echoed_scores(prompt, prompt_scores)
         choice: Json = {
             "index": index,
             "text": echo + ("" if reply is None else reply.text),
@@ -280,7 +280,7 @@ class Completion:
             )
         return choice
 
-    def _echoed(
+    def _echoed_scores(
         self, prompt: int, prompt_scores: Sequence[list[ScoredToken]]
     ) -> Sequence[ScoredToken]:
         return prompt_scores[prompt] if self.body.echo and self.logprobs is not None else ()
@@ -324,7 +324,7 @@ class Completion:
         """Run the call and yield chunks of single choices."""
         usage = {"usage": None} if self.body.includes_usage else {}
         first = {} if self.body.loom is None else {"loom": self.runs.to_dict()}
-        async with aclosing(self._pieces()) as pieces:
+        async with aclosing(self._stream_choices()) as pieces:
             async for choice in pieces:
                 for part in _by_token(choice):
                     yield {**self._head, "choices": [part], **first, **usage}
@@ -332,7 +332,7 @@ class Completion:
         if usage:
             yield {**self._head, "choices": [], "usage": self._usage()}
 
-    async def _pieces(self) -> AsyncGenerator[Json, None]:
+    async def _stream_choices(self) -> AsyncGenerator[Json, None]:
         if self.body.echo or self.body.prompt_logprobs is not None or not self.runs.replies:
             prompt_scores = await self._score_prompts()
             n = self.body.n_choices
@@ -341,10 +341,10 @@ class Completion:
                 yield {**piece, "finish_reason": None if self.runs.replies else "length"}
         async with aclosing(self.runs.news()) as news:
             async for changed in news:
-                for piece in await self._new(changed):
+                for piece in await self._new_choices(changed):
                     yield piece
 
-    async def _new(self, changed: Sequence[ChoiceRun]) -> list[Json]:
+    async def _new_choices(self, changed: Sequence[ChoiceRun]) -> list[Json]:
         """Return the new parts of choices, with their logprobs."""
         parts = [self._new_tokens(reply) for reply in changed]
         scores = await self._score(parts)

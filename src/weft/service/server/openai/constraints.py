@@ -36,11 +36,11 @@ _CLASSES = {
 _LARK_START = re.compile(r"^\s*[?!]?start\s*(\[[^\]]*\]|\.-?\d+)?\s*:(?!:=)", re.M)
 
 
-def _regex(pattern: str, _: Whitespace) -> Constraint:
+def _regex_constraint(pattern: str, _: Whitespace) -> Constraint:
     return Regex(re.sub(r"(?s)\\(.)", lambda escape: _CLASSES.get(escape[1], escape[0]), pattern))
 
 
-def _grammar(text: str, _: Whitespace) -> Constraint:
+def _grammar_constraint(text: str, _: Whitespace) -> Constraint:
     """Return Lark for a text that defines `start`, as vLLM allows; otherwise GBNF."""
     return Lark(text) if _LARK_START.search(text) else GBNF(text)
 
@@ -61,7 +61,7 @@ class StructuralTag(OpenAIModel):
     triggers: list[str]
 
 
-def _structural_tag(value: dict[str, Any] | str, _: Whitespace) -> Constraint:
+def _tag_constraint(value: dict[str, Any] | str, _: Whitespace) -> Constraint:
     try:
         tag = StructuralTag.model_validate(json.loads(value) if isinstance(value, str) else value)
     except ValidationError as error:
@@ -77,10 +77,10 @@ def _structural_tag(value: dict[str, Any] | str, _: Whitespace) -> Constraint:
 _KINDS: Mapping[str, Callable[[Any, Whitespace], Constraint]] = {
     "json": lambda schema, whitespace: JsonSchema(schema, whitespace=whitespace),
     "json_object": lambda _, whitespace: JsonSchema({"type": "object"}, whitespace=whitespace),
-    "regex": _regex,
+    "regex": _regex_constraint,
     "choice": lambda texts, _: Choice(texts),
-    "grammar": _grammar,
-    "structural_tag": _structural_tag,
+    "grammar": _grammar_constraint,
+    "structural_tag": _tag_constraint,
 }
 # The kind of each field that states one constraint. `structured_outputs` has a field per kind.
 _FIELDS: Mapping[str, str] = {
@@ -141,7 +141,7 @@ class ResponseFormat(OpenAIModel):
             return None
         if self.type == "structural_tag":
             return check_field(
-                "response_format", lambda: _structural_tag(given, "flexible"), "invalid_grammar"
+                "response_format", lambda: _tag_constraint(given, "flexible"), "invalid_grammar"
             )
         if self.type == "json_schema" and len(given) != 1:
             raise unsupported(
@@ -232,19 +232,21 @@ class ConstraintFields(OpenAIModel):
         form = None if self.response_format is None else self.response_format.constraint()
         if form is not None:
             yield TextConstraint("response_format", form)
-        _check_pattern("guided_whitespace_pattern", self.guided_whitespace_pattern)
+        _reject_whitespace_pattern("guided_whitespace_pattern", self.guided_whitespace_pattern)
         for param, kind in _FIELDS.items():
-            yield from _given(param, kind, getattr(self, param), "flexible")
+            yield from _field_constraint(param, kind, getattr(self, param), "flexible")
         options = self.structured_outputs
         if options is None:
             return
-        _check_pattern("structured_outputs.whitespace_pattern", options.whitespace_pattern)
+        _reject_whitespace_pattern(
+            "structured_outputs.whitespace_pattern", options.whitespace_pattern
+        )
         whitespace: Whitespace = "compact" if options.disable_any_whitespace else "flexible"
         for kind, value in options.model_dump(by_alias=True).items():
-            yield from _given(f"structured_outputs.{kind}", kind, value, whitespace)
+            yield from _field_constraint(f"structured_outputs.{kind}", kind, value, whitespace)
 
 
-def _check_pattern(param: str, pattern: str | None) -> None:
+def _reject_whitespace_pattern(param: str, pattern: str | None) -> None:
     if pattern:
         raise unsupported(
             param,
@@ -253,7 +255,9 @@ def _check_pattern(param: str, pattern: str | None) -> None:
         )
 
 
-def _given(param: str, kind: str, value: Any, whitespace: Whitespace) -> Iterator[TextConstraint]:
+def _field_constraint(
+    param: str, kind: str, value: Any, whitespace: Whitespace
+) -> Iterator[TextConstraint]:
     """Yield the constraint of a field, unless the field has a neutral value or is an option."""
     create = _KINDS.get(kind)
     if create is not None and value not in _NEUTRAL:

@@ -70,7 +70,7 @@ class EmbeddingRequest(OpenAIModel):
 async def embed(body: EmbeddingRequest, request: Request, service: ServiceDep) -> Response:
     """Return a normalized vector for each text."""
     texts = body.texts
-    _check(texts, service)
+    _check_limits(texts, service)
     await service.models.available(body.model)
     with service.work("embedding", body.model) as lm:
         n_embd = lm.info.n_embd
@@ -78,7 +78,7 @@ async def embed(body: EmbeddingRequest, request: Request, service: ServiceDep) -
             raise unsupported(
                 "dimensions", f"is {body.dimensions}; this model's vectors have {n_embd}"
             )
-        vectors = await until_gone(request, _embed(lm, texts))
+        vectors = await until_gone(request, _embed_in_batches(lm, texts))
         n_tokens = await asyncio.to_thread(lambda: sum(_n_tokens(lm, text) for text in texts))
         name = service.models.get(body.model).name
     data = [
@@ -91,12 +91,12 @@ async def embed(body: EmbeddingRequest, request: Request, service: ServiceDep) -
     return to_response(EmbeddingList(object="list", data=data, model=name, usage=usage))
 
 
-def _check(texts: Texts, service: Service) -> None:
+def _check_limits(texts: Texts, service: Service) -> None:
     service.check_accepting()
     check_limit("input", len(texts), max(service.config.limits.texts, 2048))
 
 
-async def _embed(lm: LM, texts: Texts) -> list[NDArray[np.float32]]:
+async def _embed_in_batches(lm: LM, texts: Texts) -> list[NDArray[np.float32]]:
     vectors: list[NDArray[np.float32]] = []
     for at in range(0, len(texts), _BATCH):
         batch = texts[at : at + _BATCH]

@@ -29,43 +29,43 @@ class OutputWriter:
         """Add the new part of a turn, with the logprobs of its tokens; return the events."""
         events: Events = []
         if delta.reasoning:
-            events += self._text("reasoning", delta.reasoning, ())
+            events += self._write_text("reasoning", delta.reasoning, ())
         if delta.content or logprobs:
-            events += self._text("message", delta.content, logprobs)
+            events += self._write_text("message", delta.content, logprobs)
         for call in delta.calls:
-            events += self._call(call)
+            events += self._write_call(call)
         return events
 
     def close(self, status: str) -> Events:
         """Close the turn and return the last events. An empty turn has an empty message."""
         events: Events = []
         if not self.output:
-            events += self._begin("message")
-        return [*events, *self._end(status)]
+            events += self._start_item("message")
+        return [*events, *self._end_item(status)]
 
     def _is_open(self, kind: str) -> bool:
         return self._open is not None and self._open["type"] == kind
 
-    def _place(self, *, part: bool = True) -> Json:
+    def _position(self, *, part: bool = True) -> Json:
         assert self._open is not None
         place = {"item_id": self._open["id"], "output_index": len(self.output) - 1}
         return {**place, "content_index": 0} if part else place
 
-    def _text(self, kind: str, text: str, logprobs: Sequence[Json]) -> Events:
+    def _write_text(self, kind: str, text: str, logprobs: Sequence[Json]) -> Events:
         events: Events = []
         if not self._is_open(kind):
-            events += [*self._end("completed"), *self._begin(kind)]
+            events += [*self._end_item("completed"), *self._start_item(kind)]
         assert self._open is not None
         part = self._open["content"][0]
         part["text"] += text
         if kind == "reasoning":
-            events.append(("response.reasoning_text.delta", {**self._place(), "delta": text}))
+            events.append(("response.reasoning_text.delta", {**self._position(), "delta": text}))
             return events
         part["logprobs"] += logprobs
-        data = {**self._place(), "delta": text, "logprobs": list(logprobs)}
+        data = {**self._position(), "delta": text, "logprobs": list(logprobs)}
         return [*events, ("response.output_text.delta", data)]
 
-    def _begin(self, kind: str) -> Events:
+    def _start_item(self, kind: str) -> Events:
         if kind == "reasoning":
             item: Json = {"id": self._new_id("rs"), "type": kind, "summary": []}
             part: Json = {"type": "reasoning_text", "text": ""}
@@ -80,15 +80,15 @@ class OutputWriter:
                 "response.output_item.added",
                 {"output_index": len(self.output) - 1, "item": empty_item},
             ),
-            ("response.content_part.added", {**self._place(), "part": _copied(part)}),
+            ("response.content_part.added", {**self._position(), "part": _copied(part)}),
         ]
 
-    def _end(self, status: str) -> Events:
+    def _end_item(self, status: str) -> Events:
         if self._open is None:
             return []
         item, self._open["status"] = self._open, status
         (part,) = item["content"]
-        place = self._place()
+        place = self._position()
         data: Json = {**place, "text": part["text"]}
         kind = "reasoning_text"
         if item["type"] == "message":
@@ -100,8 +100,8 @@ class OutputWriter:
             ("response.output_item.done", {"output_index": place["output_index"], "item": item}),
         ]
 
-    def _call(self, call: ToolCall) -> Events:
-        events = self._end("completed")
+    def _write_call(self, call: ToolCall) -> Events:
+        events = self._end_item("completed")
         item: Json = {
             "id": self._new_id("fc"),
             "type": "function_call",

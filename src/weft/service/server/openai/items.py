@@ -59,7 +59,7 @@ class InputItem(OpenAIModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_null(cls, given: Any) -> Any:
+    def _drop_nulls(cls, given: Any) -> Any:
         if not isinstance(given, Mapping):
             return given
         fields = {name: value for name, value in given.items() if value is not None}
@@ -116,7 +116,7 @@ def as_messages(
         if item.type == "reasoning":
             reasoning += item.text(number, item.content)
         elif item.type == "function_call":
-            _add_call(messages, number, item, reasoning)
+            _append_call(messages, number, item, reasoning)
             reasoning = ""
         elif item.type == "function_call_output":
             if item.call_id is None:
@@ -124,12 +124,12 @@ def as_messages(
             output = item.text(number, item.output)
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": output})
         else:
-            messages.append(_message(number, item, reasoning))
+            messages.append(_chat_message(number, item, reasoning))
             reasoning = ""
     return messages
 
 
-def _message(number: int, item: InputItem, reasoning: str) -> Json:
+def _chat_message(number: int, item: InputItem, reasoning: str) -> Json:
     if item.role is None:
         raise invalid(f"input[{number}].role", f"input[{number}].role is missing")
     message: Json = {"role": item.role, "content": item.text(number, item.content)}
@@ -138,7 +138,7 @@ def _message(number: int, item: InputItem, reasoning: str) -> Json:
     return message
 
 
-def _add_call(messages: list[Json], number: int, item: InputItem, reasoning: str) -> None:
+def _append_call(messages: list[Json], number: int, item: InputItem, reasoning: str) -> None:
     if not item.name:
         raise invalid(f"input[{number}].name", f"input[{number}].name is missing")
     if not messages or messages[-1]["role"] != "assistant":

@@ -299,10 +299,10 @@ def apply_rule(body: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
         own_name = name if field is None else field.alias
         if own_name is not None and (field is None or own_name in own):
             if kept.setdefault(own_name, value) != value:
-                raise _differ({name, names[own_name]} - {own_name}, own_name)
+                raise _conflict_error({name, names[own_name]} - {own_name}, own_name)
             names[own_name] = name
         elif field is not None and not _is_neutral(value, field):
-            raise _rejected(name, value, field)
+            raise _unsupported_error(name, value, field)
     return kept
 
 
@@ -374,12 +374,12 @@ def _is_neutral(value: Any, field: KnownField) -> bool:
     return any(value == other and kind is isinstance(other, bool) for other in field.neutral)
 
 
-def _differ(foreign: set[str], own_name: str) -> RequestError:
+def _conflict_error(foreign: set[str], own_name: str) -> RequestError:
     name = min(foreign)
     return invalid(name, f"{name} and {own_name} are the same parameter, but their values differ")
 
 
-def _rejected(name: str, value: Any, field: KnownField) -> RequestError:
+def _unsupported_error(name: str, value: Any, field: KnownField) -> RequestError:
     allowed = f", or send {' or '.join(map(repr, field.neutral))}" if field.neutral else ""
     return unsupported(
         name,

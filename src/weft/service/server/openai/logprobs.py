@@ -56,7 +56,7 @@ async def of_prompts(
     requests: list[ScoreRequest] = [
         (place, [], 1, ids[1:]) for place, ids in zip(places, paths, strict=True)
     ]
-    scores = await _read(lm, requests, request)
+    scores = await _score(lm, requests, request)
     return [[ScoredToken(ids[0], None), *rest] for ids, rest in zip(paths, scores, strict=True)]
 
 
@@ -79,14 +79,14 @@ async def of_replies(
         place = parent.place
         path = [*reply.tokens[:first], *tokens]
         requests.append((place, path, place.depth + first, list(tokens)))
-    return await _read(lm, requests, request)
+    return await _score(lm, requests, request)
 
 
 def _has_logprobs(reply: ChoiceRun, first: int, tokens: Sequence[int]) -> bool:
     return first + len(tokens) <= len(reply.logprobs)
 
 
-async def _read(
+async def _score(
     lm: LM, requests: Sequence[ScoreRequest], request: LogprobsRequest
 ) -> list[list[ScoredToken]]:
     """Score the requested tokens in one batch."""
@@ -106,13 +106,13 @@ async def _read(
     if tickets:
         await lm.adrive(tickets)
     scores = (
-        _ranked(ticket.result(), targets, request)
+        _to_scored_tokens(ticket.result(), targets, request)
         for ticket, targets in zip(tickets, all_targets, strict=True)
     )
     return [next(scores) if targets else [] for *_, targets in requests]
 
 
-def _ranked(
+def _to_scored_tokens(
     answers: Sequence[Any], targets: Sequence[int], request: LogprobsRequest
 ) -> list[ScoredToken]:
     score: Score = answers[0]
@@ -150,15 +150,19 @@ def chat_logprobs(lm: LM, scored: Sequence[ScoredToken]) -> list[dict[str, Any]]
     """Return scores as a chat's `logprobs.content`. The chosen token is one of the top ones."""
     return [
         {
-            **_entry(lm, each.token, each.logprob or 0.0),
-            "top_logprobs": [_entry(lm, *one) for one in _with_chosen(each)],
-            **({"asked": [_entry(lm, *one) for one in each.requested]} if each.requested else {}),
+            **_logprob_entry(lm, each.token, each.logprob or 0.0),
+            "top_logprobs": [_logprob_entry(lm, *one) for one in _with_chosen(each)],
+            **(
+                {"asked": [_logprob_entry(lm, *one) for one in each.requested]}
+                if each.requested
+                else {}
+            ),
         }
         for each in scored
     ]
 
 
-def _entry(lm: LM, token: int, logprob: float) -> dict[str, Any]:
+def _logprob_entry(lm: LM, token: int, logprob: float) -> dict[str, Any]:
     spelled = list(lm.text.token_bytes(token))
     return {"token": token_name(lm, token), "logprob": finite(logprob), "bytes": spelled}
 

@@ -75,7 +75,7 @@ class ChatMessage(OpenAIModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_null(cls, given: Any) -> Any:
+    def _drop_nulls(cls, given: Any) -> Any:
         if not isinstance(given, Mapping):
             return given
         fields = {name: value for name, value in given.items() if value is not None}
@@ -90,7 +90,9 @@ class ChatMessage(OpenAIModel):
         message: Json = {"role": "system" if self.role == "developer" else self.role}
         content = self.content
         if isinstance(content, list):
-            content = "\n".join(_text_of(number, place, part) for place, part in enumerate(content))
+            content = "\n".join(
+                _part_text(number, place, part) for place, part in enumerate(content)
+            )
         if content is None and not self.tool_calls:
             content = self.refusal or ""
         message["content"] = content
@@ -108,7 +110,7 @@ class ChatMessage(OpenAIModel):
         return message
 
 
-def _text_of(number: int, place: int, part: TextPart) -> str:
+def _part_text(number: int, place: int, part: TextPart) -> str:
     if part.type in ("text", "input_text", "output_text") and part.text is not None:
         return part.text
     if part.type == "refusal" and part.refusal is not None:
@@ -136,15 +138,18 @@ class TemplateFields(NamedTuple):
             if variables.get(name) is False and not template_reads(template, name):
                 del variables[name]
         check_field("chat_template_kwargs", lambda: check_variables(template, list(variables)))
-        given = {**self._thinking(template), **self._read(template, "verbosity", "medium")}
+        given = {
+            **self._reasoning_variables(template),
+            **self._variable(template, "verbosity", "medium"),
+        }
         return {**given, **variables}
 
-    def _thinking(self, template: str) -> dict[str, Any]:
+    def _reasoning_variables(self, template: str) -> dict[str, Any]:
         switch = next((name for name in _THINKING if template_reads(template, name)), None)
         effort = self.reasoning_effort
         variables: dict[str, Any] = {}
         if switch is None or template_reads(template, "reasoning_effort"):
-            variables = self._read(template, "reasoning_effort", "none", "minimal")
+            variables = self._variable(template, "reasoning_effort", "none", "minimal")
         elif effort is not None and effort != "minimal":
             variables = {switch: effort != "none"}
         if self.enable_thinking is None:
@@ -155,7 +160,7 @@ class TemplateFields(NamedTuple):
             check_field("enable_thinking", lambda: check_variables(template, ["enable_thinking"]))
         return variables
 
-    def _read(self, template: str, name: str, *neutral: str) -> dict[str, Any]:
+    def _variable(self, template: str, name: str, *neutral: str) -> dict[str, Any]:
         value = getattr(self, name)
         if value is None or (value in neutral and not template_reads(template, name)):
             return {}

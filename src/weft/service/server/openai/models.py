@@ -46,7 +46,7 @@ async def models(service: ServiceDep) -> ListedModels:
     """List the loaded and evicted models; the first answers requests without a model."""
     ready = [model for model in service.models if model.state in ("ready", "evicted")]
     ready.sort(key=lambda model: model.name != service.models.default)
-    data = [_object(model) for model in ready]
+    data = [_listed_model(model) for model in ready]
     first, last = (data[0].id, data[-1].id) if data else (None, None)
     return ListedModels(data=data, first_id=first, last_id=last)
 
@@ -55,10 +55,10 @@ async def models(service: ServiceDep) -> ListedModels:
 @router.get("/models/{model:path}")
 async def one_model(model: str, service: ServiceDep) -> ListedModel:
     """Return a model."""
-    return _object(service.models.get(model))
+    return _listed_model(service.models.get(model))
 
 
-def _object(model: ServedModel) -> ListedModel:
+def _listed_model(model: ServedModel) -> ListedModel:
     length: Any = (
         None if model.lm is None or model.lm.n_ctx == UNKNOWN_CONTEXT_LENGTH else model.lm.n_ctx
     )

@@ -41,13 +41,13 @@ class SavedCompletion:
     async def begin(self, growth: Growth) -> None:
         """Assign numbers to the choices before they grow. The caller holds the loom's lock."""
         branches = GrowthTask(self.live, growth, EventLog(dict), Attribution("grow", ACTOR))
-        self.live.begin(branches)
+        self.live.register_growth(branches)
         self._branches = branches
         try:
             await self.live.call(lambda: self.live.kept.append(branches.nodes))
         except BaseException:
             growth.abandon("cancelled")
-            self.live.end(branches)
+            self.live.unregister_growth(branches)
             raise
 
     async def end(self) -> None:
@@ -68,9 +68,9 @@ class SavedCompletion:
         async with live.lock:
             branches.growth.abandon("cancelled")
             try:
-                await live.keep(branches.author, [branches])
+                await live.commit(branches.author, [branches])
             finally:
-                live.end(branches)
+                live.unregister_growth(branches)
 
     def to_dict(self, nodes: Sequence[Heddle]) -> Json:
         """Return the loom, the parent, and the numbers of the choices' nodes."""
@@ -117,7 +117,7 @@ async def open_target_node(
         kept_loom = await asyncio.to_thread(create)
         loom_name = service.looms.put(kept_loom, served.ready()).kept.id
     async with service.looms.open_locked(loom_name, model=model, grows=True) as live:
-        start = _start(live, options.parent)
+        start = _start_node(live, options.parent)
         path_ids = start.get_prefix_tokens()
         prompt = _Prompt(
             path_ids if ids is None else ids, None if is_exact else served.ready().text
@@ -145,7 +145,7 @@ async def open_target_node(
         yield SavedCompletion(service, live, node)
 
 
-def _start(live: OpenLoom, parent: str | None) -> Heddle:
+def _start_node(live: OpenLoom, parent: str | None) -> Heddle:
     if parent is None:
         return live.kept.loom
     try:
@@ -182,7 +182,7 @@ class _Prompt:
             if n > n_matched and not ahead:
                 deepest, n_matched = node, n
             for child in reversed(node.children):
-                position = self._after(child.tokens, n, ahead) if child.tokens else None
+                position = self._advance(child.tokens, n, ahead) if child.tokens else None
                 if position is not None:
                     stack.append((child, position))
         return deepest, n_matched
@@ -191,10 +191,10 @@ class _Prompt:
         """Return the number of prompt tokens that match these tokens; None if the prompt
         differs.
         """
-        position = self._after(tokens, 0, b"")
+        position = self._advance(tokens, 0, b"")
         return None if position is None or position[1] else position[0]
 
-    def _after(self, tokens: list[int], n: int, ahead: bytes) -> tuple[int, bytes] | None:
+    def _advance(self, tokens: list[int], n: int, ahead: bytes) -> tuple[int, bytes] | None:
         ids, special, text = self.ids, self._special, self._text
         end = n + len(tokens)
         if not ahead and ids[n:end] == tokens:

@@ -52,11 +52,11 @@ class TextPrompt:
         for number, token in enumerate(self.ids):
             offsets.append(min(at, end))
             # A begin token that the tokenizer added is not part of the given text.
-            is_silent = number == 0 and token == bos and self._is_added()
+            is_silent = number == 0 and token == bos and self._has_added_bos()
             at += 0 if is_silent else len(stream.push(token))
         return offsets
 
-    def _is_added(self) -> bool:
+    def _has_added_bos(self) -> bool:
         bos = self._lm.text.token_text(self.ids[0])
         return self._given is not None and not self._given.startswith(bos)
 
@@ -69,13 +69,13 @@ def read_prompts(lm: LM, given: Given, *, adds_begin: bool = True) -> list[TextP
     Raises: RequestError for an empty text without a begin token; ContextOverflow.
     """
     if given is None or isinstance(given, str):
-        return [_of_text(lm, given or "", adds_begin)]
+        return [_text_prompt(lm, given or "", adds_begin)]
     if isinstance(given[0], int):
         return [TextPrompt(lm, [token for token in given if isinstance(token, int)], None)]
     prompts = []
     for prompt in given:
         if isinstance(prompt, str):
-            prompts.append(_of_text(lm, prompt, adds_begin))
+            prompts.append(_text_prompt(lm, prompt, adds_begin))
         elif isinstance(prompt, list):
             prompts.append(TextPrompt(lm, prompt, None))
     return prompts
@@ -86,7 +86,7 @@ def is_short(given: Given) -> bool:
     return given is None or (isinstance(given, str) and len(given) <= _SHORT)
 
 
-def _of_text(lm: LM, text: str, adds_begin: bool) -> TextPrompt:
+def _text_prompt(lm: LM, text: str, adds_begin: bool) -> TextPrompt:
     check_field("prompt", lambda: lm.check_length(text))
     add_bos = None if adds_begin else False
     ids = lm.text.encode(text, special=True, add_bos=add_bos)

@@ -34,7 +34,7 @@ def check_one_kind(value: object) -> object:
     """Validate that a list has only texts, only token ids, or only lists. Raises: ValueError."""
     if not isinstance(value, list):
         return value
-    kinds = sorted({_kind(item) for item in value})
+    kinds = sorted({_kind_name(item) for item in value})
     if len(kinds) > 1:
         raise ValueError(
             f"it mixes {' and '.join(kinds)}; allowed are a text, texts, token ids, or lists of"
@@ -43,7 +43,7 @@ def check_one_kind(value: object) -> object:
     return value
 
 
-def _kind(value: object) -> str:
+def _kind_name(value: object) -> str:
     kinds = {str: "texts", int: "token ids", list: "lists"}
     return kinds.get(type(value), f"{value!r:.20}")
 
@@ -206,9 +206,9 @@ class GeneratingRequest(RequestFields, OpenAISampling):
         for name in _SAME:
             value = getattr(self, name)
             if value is not None:
-                given[name] = _checked(name, value)
+                given[name] = _check_parameter(name, value)
         if self.top_k is not None:
-            given["top_k"] = _checked("top_k", max(self.top_k, 0))
+            given["top_k"] = _check_parameter("top_k", max(self.top_k, 0))
         if self.stop is not None:
             stop = [text for text in _as_list(self.stop) if text]  # clients send empty ones
             given["stop"] = stop
@@ -301,7 +301,7 @@ def _spellings(lm: LM, word: str) -> frozenset[tuple[int, ...]]:
     return frozenset(map(tuple, (*spelled, text.continuation(f" {word}"))))
 
 
-def _checked(name: str, value: Any) -> Any:
+def _check_parameter(name: str, value: Any) -> Any:
     return check_field(name, lambda: PARAMETERS[name].check(name, value))
 
 

@@ -179,7 +179,7 @@ class ResponseRequest(ConstraintFields, OpenAISampling):
             "temperature": self.temperature,
             "top_p": self.top_p,
             "tools": [_chat_tool(tool) for tool in self.tools] if self.tools else None,
-            "tool_choice": _choice(self.tool_choice),
+            "tool_choice": _chat_tool_choice(self.tool_choice),
             "parallel_tool_calls": self.parallel_tool_calls,
             **self._constraints(),
             **{name: getattr(self, name) for name in OpenAISampling.model_fields},
@@ -226,7 +226,7 @@ def _chat_tool(tool: ResponseTool) -> Json:
     return {"type": "function", "function": function}
 
 
-def _choice(choice: Any) -> Any:
+def _chat_tool_choice(choice: Any) -> Any:
     if isinstance(choice, ResponseToolChoice):
         return {"type": "function", "function": {"name": choice.name}}
     return choice
@@ -244,7 +244,7 @@ async def respond(body: ResponseRequest, request: Request, service: ServiceDep) 
         except RequestError as error:
             is_own = (error.param or "").startswith("response_format")
             if not is_own or body.response_format is None:
-                error.param = _renamed(error.param)
+                error.param = _rename_param(error.param)
             raise
 
     return await run_call(
@@ -252,7 +252,7 @@ async def respond(body: ResponseRequest, request: Request, service: ServiceDep) 
     )
 
 
-def _renamed(param: str | None) -> str | None:
+def _rename_param(param: str | None) -> str | None:
     if param is None:
         return None
     return re.sub(r"^[^.\[]+", lambda name: _NAMES.get(name[0], name[0]), param)
@@ -379,7 +379,7 @@ class ResponseCall:
 
     def _store(self, status: str) -> None:
         if self._key is not None:
-            store(self._key, self._node, self._context, self._object(status))
+            store(self._key, self._node, self._context, self._response_fields(status))
 
     def release(self) -> None:
         """Cancel the choice if it is still running."""
@@ -393,12 +393,12 @@ class ResponseCall:
         """Run the call and return the response."""
         if self._key is None:
             await self.call.runs.finish()
-            await self._new()
+            await self._new_events()
         else:
             async with aclosing(self._events()) as events:
                 async for _ in events:
                     pass
-        return ResponseObject.model_validate(self._object(self._status()))
+        return ResponseObject.model_validate(self._response_fields(self._status()))
 
     async def chunks(self) -> AsyncGenerator[Json, None]:
         """Run the call and yield its events."""
@@ -410,17 +410,17 @@ class ResponseCall:
             return {"type": kind, "sequence_number": number - 1, **data}
 
         try:
-            yield event("response.created", {"response": self._object("in_progress")})
-            yield event("response.in_progress", {"response": self._object("in_progress")})
+            yield event("response.created", {"response": self._response_fields("in_progress")})
+            yield event("response.in_progress", {"response": self._response_fields("in_progress")})
             async with aclosing(self._events()) as events:
                 async for kind, data in events:
                     yield event(kind, data)
             status = self._status()
-            yield event(f"response.{status}", {"response": self._object(status)})
+            yield event(f"response.{status}", {"response": self._response_fields(status)})
         except WeftError as error:
             error_object = serialize_error(error)[1]
             failed = {
-                **self._object("failed"),
+                **self._response_fields("failed"),
                 "error": {"code": "server_error", "message": error_object["message"]},
             }
             yield event("response.failed", {"response": failed})
@@ -429,10 +429,10 @@ class ResponseCall:
         """Run the call and yield the events of its items; the response is stored at the end."""
         async with aclosing(self.call.runs.news()) as news:
             async for _ in news:
-                for event in await self._new():
+                for event in await self._new_events():
                     yield event
 
-    async def _new(self) -> list[tuple[str, Json]]:
+    async def _new_events(self) -> list[tuple[str, Json]]:
         """Return the events for what is new."""
         (reply,), (turn,) = self.call.runs.replies, self.call.turns
         first, tokens = reply.new_tokens()
@@ -452,7 +452,7 @@ class ResponseCall:
         (reply,) = self.call.runs.replies
         return "incomplete" if reply.finish_reason == "length" else "completed"
 
-    def _object(self, status: str) -> Json:
+    def _response_fields(self, status: str) -> Json:
         body = self.body
         is_over = status in ("completed", "incomplete")
         tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
@@ -476,7 +476,7 @@ class ResponseCall:
             "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort},
             "store": self._key is not None,
             "temperature": self.call.params.temperature,
-            "text": {"format": self._format()},
+            "text": {"format": self._text_format_fields()},
             "tool_choice": choice.model_dump()
             if isinstance(choice, OpenAIModel)
             else choice or "auto",
@@ -490,7 +490,7 @@ class ResponseCall:
             "metadata": body.metadata or {},
         }
 
-    def _format(self) -> Json:
+    def _text_format_fields(self) -> Json:
         form = None if self.body.text is None else self.body.text.format
         if form is None:
             return {"type": "text"}

@@ -82,19 +82,19 @@ class ChatTurn:
 
     def _parsed(self, length: int, *, is_partial: bool) -> ChatDelta:
         text = self._reply.text[:length]
-        reads_calls = self._reads_calls and (not self._has_format or self._begins_calls(text))
+        reads_calls = self._reads_calls and (not self._has_format or self._may_be_calls(text))
         parsed = self._prompt.parse(text, is_partial=is_partial, reads_calls=reads_calls)
-        if self._has_format and not {call.name for call in parsed.tool_calls} <= self._names:
+        if self._has_format and not {call.name for call in parsed.tool_calls} <= self._tool_names:
             parsed = self._prompt.parse(text, is_partial=is_partial, reads_calls=False)
         return ChatDelta(parsed.content, parsed.reasoning, parsed.tool_calls)
 
-    def _begins_calls(self, text: str) -> bool:
+    def _may_be_calls(self, text: str) -> bool:
         calls = self._prompt.form.calls
         marker = calls.marker if calls is not None else ""
         return text.startswith(marker) or marker.startswith(text)
 
     @cached_property
-    def _names(self) -> set[str]:
+    def _tool_names(self) -> set[str]:
         return {tool["function"]["name"] for tool in self._prompt.tools}
 
     def new(self) -> ChatDelta:

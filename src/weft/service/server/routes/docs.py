@@ -29,17 +29,19 @@ async def read_docs() -> Response:
     )
 
 
-def _serve(name: str, kind: str) -> None:
+def _add_file_route(name: str, kind: str) -> None:
     async def read_file() -> Response:
-        return Response(_read(name), media_type=kind, headers={"Cache-Control": "max-age=3600"})
+        return Response(
+            _read_file(name), media_type=kind, headers={"Cache-Control": "max-age=3600"}
+        )
 
     router.add_api_route(f"/{name}", read_file, methods=["GET"])
 
 
 @cache
-def _read(name: str) -> bytes:
+def _read_file(name: str) -> bytes:
     return files("fastapi_swagger.resources").joinpath(name).read_bytes()
 
 
 for _name, _kind in _FILES.items():
-    _serve(_name, _kind)
+    _add_file_route(_name, _kind)

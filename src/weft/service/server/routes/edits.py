@@ -56,10 +56,12 @@ async def add_node(loom: LoomName, body: AddNode, service: ServiceDep, actor: Ac
     async with service.looms.open_locked(loom, grows=True) as live:
         parent = live.node(body.parent)
         live.check_not_growing(parent)
-        return await changed(live, "add", lambda: _add(live, parent, body), actor, status=201)
+        return await changed(
+            live, "add", lambda: _add_children(live, parent, body), actor, status=201
+        )
 
 
-def _add(live: OpenLoom, parent: Heddle, body: AddNode) -> None:
+def _add_children(live: OpenLoom, parent: Heddle, body: AddNode) -> None:
     special = body.special or None
     if body.message is not None:
         add_message(parent, body.message)
@@ -104,10 +106,12 @@ async def edit_node(
                 return model_response(changed_reply(live, change), rev=live.kept.rev)
             if if_match is not None:
                 expected = ExpectedRevision(tree_node, live.kept.rev)  # this call has changed it
-        return await changed(live, "edit", lambda: _edit(tree_node, body), actor, expected=expected)
+        return await changed(
+            live, "edit", lambda: _apply_edit(tree_node, body), actor, expected=expected
+        )
 
 
-def _edit(node: Heddle, body: EditNode) -> None:
+def _apply_edit(node: Heddle, body: EditNode) -> None:
     if body.text is not None:
         if body.in_place:
             node.text = body.text

@@ -36,9 +36,9 @@ async def read_kv(
     reply = KvList(data=data)
     if looms:
         reply.looms = []
-        for live in service.looms.open_ones():
+        for live in service.looms.open_looms():
             async with live.lock:
-                if service.looms.open_one(live.kept.id) is not live:  # closed in the meantime
+                if service.looms.get_open(live.kept.id) is not live:  # closed in the meantime
                     continue
                 reply.looms.append(await live.call(partial(loom_kv, service, live)))
     return model_response(reply)

@@ -62,7 +62,7 @@ async def list_looms(
     rows = await asyncio.to_thread(
         lambda: looms.library.looms(search=search, limit=limit + 1, after=after)
     )
-    data = [to_loom_entry(row, looms.open_one(row.id)) for row in rows[:limit]]
+    data = [to_loom_entry(row, looms.get_open(row.id)) for row in rows[:limit]]
     return model_response(
         LoomPage(data=data, next=rows[limit - 1].name if len(rows) > limit else None)
     )
@@ -124,7 +124,7 @@ async def restore_looms(
     except StoreError as error:
         raise RequestError(409, "nothing_to_restore", str(error)) from error
     rows = [await service.looms.row(name) for _, name in names]
-    data = [to_loom_entry(row, service.looms.open_one(row.id)) for row in rows]
+    data = [to_loom_entry(row, service.looms.get_open(row.id)) for row in rows]
     return model_response(RestoredLooms(data=data, names=[old_name for old_name, _ in names]))
 
 

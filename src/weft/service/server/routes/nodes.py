@@ -98,9 +98,11 @@ async def list_nodes(
         wants_changes = since is not None and (after is None or has_changes_cursor)
         changes = live.since(since) if since is not None and wants_changes else None
         if has_changes_cursor and changes is None:
-            raise _page_gone("the changes since that revision are no longer known")
+            raise _page_gone_error("the changes since that revision are no longer known")
         page = await live.call(
-            lambda: _page(live, live.node(under), depth, fields or [], changes, limit, after, nodes)
+            lambda: _node_page(
+                live, live.node(under), depth, fields or [], changes, limit, after, nodes
+            )
         )
         return json_response(page, rev=live.kept.rev)
 
@@ -108,11 +110,11 @@ async def list_nodes(
 _CHANGES = "~"  # suffix of `next` on pages of changes
 
 
-def _page_gone(why: str) -> RequestError:
+def _page_gone_error(why: str) -> RequestError:
     return RequestError(409, "page_gone", why, hint="start over without after")
 
 
-def _page(
+def _node_page(
     live: OpenLoom,
     top: Heddle,
     depth: int | None,
@@ -129,7 +131,7 @@ def _page(
         matches = (name in (str(live.number(node)), node.id) for node in nodes)
         at = next((i for i, is_match in enumerate(matches) if is_match), None)
         if at is None:
-            raise _page_gone("the last node of the previous page no longer exists")
+            raise _page_gone_error("the last node of the previous page no longer exists")
         nodes = nodes[at + 1 :]
     removed: list[int] = []
     if changes is not None:
@@ -162,7 +164,7 @@ async def read_tree(
 ) -> Response:
     """Return the tree as nested objects; for trees of at most 2,000 nodes."""
     async with service.looms.open_locked(loom) as live:
-        tree = await live.call(lambda: _nested(live, live.node(under), depth, fields or []))
+        tree = await live.call(lambda: _nested_nodes(live, live.node(under), depth, fields or []))
         data = {"loom": live.kept.id, "rev": live.kept.rev, "tree": tree}
         return json_response(data, rev=live.kept.rev)
 
@@ -170,7 +172,9 @@ async def read_tree(
 _MAX_NESTED, _MAX_LEVELS = 2000, 400
 
 
-def _nested(live: OpenLoom, top: Heddle, depth: int | None, fields: list[Field]) -> dict[str, Any]:
+def _nested_nodes(
+    live: OpenLoom, top: Heddle, depth: int | None, fields: list[Field]
+) -> dict[str, Any]:
     nodes = within(live, top, depth)
     if len(nodes) > _MAX_NESTED:
         raise RequestError(
@@ -223,10 +227,12 @@ async def read_path(
     """Return the path to a node, the root first."""
     async with service.looms.open_locked(loom) as live:
         tree_node = live.node(node)
-        return json_response(await live.call(lambda: _path(live, tree_node, as_, below_root)))
+        return json_response(
+            await live.call(lambda: _path_fields(live, tree_node, as_, below_root))
+        )
 
 
-def _path(live: OpenLoom, node: Heddle, format: str, below_root: bool) -> dict[str, Any]:
+def _path_fields(live: OpenLoom, node: Heddle, format: str, below_root: bool) -> dict[str, Any]:
     path, first = node.path, int(below_root)
     data: dict[str, Any] = {
         "node": live.number(node),

@@ -46,7 +46,7 @@ async def read_page(
     accept_encoding: Annotated[str, Header()] = "",
 ) -> Response:
     """Return the page; the URL fragment selects the loom."""
-    return _file("index.html", if_none_match, accept_encoding)
+    return _file_response("index.html", if_none_match, accept_encoding)
 
 
 @router.get("/assets/{name}")
@@ -56,11 +56,11 @@ async def read_asset(
     accept_encoding: Annotated[str, Header()] = "",
 ) -> Response:
     """Return a script, a style sheet, a font or a licence."""
-    return _file(f"assets/{name}", if_none_match, accept_encoding)
+    return _file_response(f"assets/{name}", if_none_match, accept_encoding)
 
 
-def _file(name: str, if_none_match: str | None, encodings: str) -> Response:
-    entry = _read().get(name)
+def _file_response(name: str, if_none_match: str | None, encodings: str) -> Response:
+    entry = _read_files().get(name)
     if entry is None:
         raise RequestError(404, "no_such_route", "the page has no such file")
     content, gzipped, tag, kind = entry
@@ -84,7 +84,7 @@ def _file(name: str, if_none_match: str | None, encodings: str) -> Response:
 
 
 @cache
-def _read() -> dict[str, tuple[bytes, bytes | None, str, str]]:
+def _read_files() -> dict[str, tuple[bytes, bytes | None, str, str]]:
     """Return the files by name: content, gzipped content, ETag and media type."""
     files = {}
     for path in sorted(BUILT.rglob("*")):

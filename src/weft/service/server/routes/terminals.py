@@ -19,7 +19,7 @@ Mark = Annotated[str, Path(min_length=1, max_length=64, description="The termina
 @router.get("/terminals/{mark}", response_model=LastLoom)
 async def read_drawn(mark: Mark, service: ServiceDep) -> Response:
     """Return the loom shown last in a terminal."""
-    return model_response(await asyncio.to_thread(_drawn, service, mark))
+    return model_response(await asyncio.to_thread(_last_loom, service, mark))
 
 
 @router.put("/terminals/{mark}", response_model=LastLoom)
@@ -27,10 +27,10 @@ async def note_drawn(mark: Mark, body: SetLastLoom, service: ServiceDep) -> Resp
     """Record that a loom was shown in a terminal."""
     row = await service.looms.row(body.loom)
     await asyncio.to_thread(service.looms.library.set_last_loom, mark, row.id, body.node)
-    return model_response(await asyncio.to_thread(_drawn, service, mark))
+    return model_response(await asyncio.to_thread(_last_loom, service, mark))
 
 
-def _drawn(service: Service, mark: str) -> LastLoom:
+def _last_loom(service: Service, mark: str) -> LastLoom:
     library = service.looms.library
     own, other = library.last_loom(mark), library.last_loom_anywhere()
     return LastLoom(
