@@ -56,9 +56,9 @@ def test_markdown_has_front_matter_and_one_path_or_the_whole_list(weft, tmp_path
 
 
 def test_markdown_shows_marks_as_they_are() -> None:
-    from weft.service.interchange.prose import escaped
+    from weft.service.interchange.text_export import escape_markdown
 
-    assert escaped("- *a* <b>\n# c") == "\\- \\*a\\* \\<b\\>\n\\# c"
+    assert escape_markdown("- *a* <b>\n# c") == "\\- \\*a\\* \\<b\\>\n\\# c"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ConfigError, WeftError
-from ..service.interchange.said import said_at
+from ..service.interchange.user_text import user_text_of
 from ..viz.lanes import BETWEEN, NullDisplay, TextDisplay
 from ..viz.terminal import TerminalWriter
 from . import hints, options
@@ -231,7 +231,7 @@ class Chat:
         hints.warn_if_poor(self.model_handle.source, answers)
         is_kept = session.try_save()
         if self.as_json:
-            message = said_at(node) or session.loom.user_prompt
+            message = user_text_of(node) or session.loom.user_prompt
             write_growth(session, answers, is_kept=is_kept, said=message)
         typed = self._choose(session, node) if answers else None
         self.out.line((f"going on from {session.number(session.at)}", "dim"))
@@ -268,14 +268,14 @@ class Chat:
         session.at = node.parent
         if session.name:
             session.try_remember()
-        self.out.line((f"back before: {said_at(node) or node.text}", "dim"))
+        self.out.line((f"back before: {user_text_of(node) or node.text}", "dim"))
 
     def _last_message(self) -> Heddle | None:
         """Return the node with the user's last message."""
         if self.session is None:
             return None
         path = self.session.at.path
-        return next((node for node in reversed(path) if said_at(node) is not None), path[0])
+        return next((node for node in reversed(path) if user_text_of(node) is not None), path[0])
 
     def show_so_far(self) -> None:
         """Write the path of a chat that is continued."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..loom import Heddle
-from ..service.interchange.said import said_at
+from ..service.interchange.user_text import user_text_of
 
 
 class ChatNode(Heddle):
@@ -11,5 +11,5 @@ class ChatNode(Heddle):
 
     def display_text(self) -> str:
         """Return the node's text, or "> " and the user message."""
-        message = said_at(self)
+        message = user_text_of(self)
         return self.text if message is None else f"> {message}"

@@ -124,7 +124,7 @@ def _options(format: str, *, color: Tint | None, top: int, by: str | None) -> di
         return {"tint": _TINTS[color or Tint.PROB], "top": top}
     if by is None:
         return {}
-    from ..service.interchange.pairs import ranking
+    from ..service.interchange.preference_pairs import ranking
 
     ranking(by, lambda node: None)  # raises before a loom is opened
     return {"by": by}

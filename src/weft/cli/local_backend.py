@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, ModelLoadError, ModelMismatch, StoreError
-from ..service.interchange.said import SAID
+from ..service.interchange.user_text import USER_TEXT_KEY
 from ..viz.outline import counted
 from ..viz.terminal import TerminalWriter
 from .backend import Backend, ImportResult, check_has_tokens
@@ -425,7 +425,7 @@ class LocalLoomSession(LoomSession):
                 hint=self.model_handle.template_hint("--raw adds the text as it is"),
             )
         message = node.add(self._lm.turn_delta([{"role": "user", "content": text}]))
-        message.meta[SAID] = text
+        message.meta[USER_TEXT_KEY] = text
         return message
 
     def next(self, node: Heddle, top: int = 10) -> Distribution:

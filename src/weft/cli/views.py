@@ -9,7 +9,7 @@ import typer
 
 from .._core.validation import check_int
 from ..errors import ConfigError
-from ..service.interchange.said import said_at, written
+from ..service.interchange.user_text import joined_text, user_text_of
 from ..viz.color_scale import ColorScale
 from ..viz.outline import counted
 from ..viz.terminal import TerminalWriter, write_object
@@ -122,7 +122,7 @@ def read_node(session: LoomSession, node: str | None, color: Tint | None, *, as_
     if as_json:
         from ..service.store.json_output import path_object
 
-        write_object(path_object(at, session.name, written(at.path[1:]), session.numbers()))
+        write_object(path_object(at, session.name, joined_text(at.path[1:]), session.numbers()))
     else:
         show_path(TerminalWriter.for_stream(sys.stdout), session, at, color)
     session.try_remember()
@@ -154,9 +154,9 @@ def show_path(
         out.line()
         _show_tinted(out, session, node, tint.scale)
     elif session.loom.chat_template_used:
-        _write(out, written(node.path[1:]))
+        _write(out, joined_text(node.path[1:]))
     else:
-        _write(out, prompt + written(node.path[1:]))
+        _write(out, prompt + joined_text(node.path[1:]))
     # Piped output contains only the text.
     summary = out if out.is_terminal or tint is not None else TerminalWriter.for_stream(sys.stderr)
     if summary is out:
@@ -190,7 +190,7 @@ def _show_tinted(
 
     text = Text()
     for part in node.path[1:]:
-        message = said_at(part)
+        message = user_text_of(part)
         text.append_text(
             color_tokens(out, session.pieces(part), part, scale)
             if message is None

@@ -24,9 +24,9 @@ __all__ = [
 
 if TYPE_CHECKING:
     from .exporters import EXPORTERS, export, write
+    from .import_tree import ImportLimits, Knot, Sketch, linked
     from .importers import IMPORTERS, ImportReport, read, recognise
     from .scope import Scope
-    from .sketch import ImportLimits, Knot, Sketch, linked
     from .turns import messages_of
 
 __getattr__ = lazy_getattr(
@@ -35,7 +35,7 @@ __getattr__ = lazy_getattr(
         "exporters": "EXPORTERS export write",
         "importers": "IMPORTERS ImportReport read recognise",
         "scope": "Scope",
-        "sketch": "Knot ImportLimits Sketch linked",
+        "import_tree": "Knot ImportLimits Sketch linked",
         "turns": "messages_of",
     },
 )

@@ -8,7 +8,7 @@ from typing import Any
 from ..._core.atomic_files import repr_short
 from ...errors import FormatError
 from .fields import Json, list_of, parent_of, record_of, text_of, without
-from .sketch import Entry, Knot, Sketch, linked
+from .import_tree import Entry, Knot, Sketch, linked
 
 _NO_TEXT = "parts of messages that are no text were left out"
 _EMPTY = "messages without text were left out"
@@ -34,7 +34,7 @@ def _conversation(given: object, where: str) -> Sketch:
     ranks: dict[str, int] = {}
     for node_id, each in mapping.items():
         node = record_of(each, f"node {repr_short(node_id)}")
-        knot = _mapped(node, node_id, notes)
+        knot = _mapping_knot(node, node_id, notes)
         entries.append(Entry(node_id, parent_of(node.get("parent"), node_id), knot))
         children = list_of(node, "children", node_id)
         ranks |= {child: rank for rank, child in enumerate(children) if isinstance(child, str)}
@@ -44,13 +44,13 @@ def _conversation(given: object, where: str) -> Sketch:
     while at in mapping and not mapping[at].get("message"):
         at = parent_of(mapping[at].get("parent"), at)
         break
-    sketch = linked(_spliced(entries, notes), at=at, title=text_of(data, "title", where))
+    sketch = linked(_without_empty(entries, notes), at=at, title=text_of(data, "title", where))
     sketch.imported = without(data, ("mapping", "current_node", "title"))
     sketch.notes += notes
     return sketch
 
 
-def _mapped(node: Json, node_id: str, notes: Counter[str]) -> Knot:
+def _mapping_knot(node: Json, node_id: str, notes: Counter[str]) -> Knot:
     message = node.get("message")
     rest = {"id": node_id, **without(node, ("id", "parent", "children", "message"))}
     if message is None:
@@ -65,7 +65,7 @@ def _mapped(node: Json, node_id: str, notes: Counter[str]) -> Knot:
     return Knot(text, role=role if isinstance(role, str) else None, imported=imported)
 
 
-def _spliced(entries: list[Entry], notes: Counter[str]) -> list[Entry]:
+def _without_empty(entries: list[Entry], notes: Counter[str]) -> list[Entry]:
     """Return the messages that say something; what follows the others moves up to their parents."""
     by_id = {entry.id: entry for entry in entries}
     kept = {entry.id for entry in entries if entry.knot.text or "tool_calls" in entry.knot.imported}
@@ -136,7 +136,10 @@ def chats(data: Any) -> list[Sketch]:
         where = f"chat {index}"
         messages = each["messages"] if isinstance(each, dict) else each
         notes = Counter[str]()
-        knots = [_said(each, f"message {at} of {where}", notes) for at, each in enumerate(messages)]
+        knots = [
+            _message_knot(each, f"message {at} of {where}", notes)
+            for at, each in enumerate(messages)
+        ]
         first = _key(knots[0])
         sketch = sketches.setdefault(first, Sketch())
         sketch.notes += notes
@@ -156,7 +159,7 @@ def chats(data: Any) -> list[Sketch]:
     return list(sketches.values())
 
 
-def _said(message: Json, where: str, notes: Counter[str]) -> Knot:
+def _message_knot(message: Json, where: str, notes: Counter[str]) -> Knot:
     text = content_text(message.get("content"), where, notes)
     imported = without(message, ("role", "content"))
     return Knot(text, role=message["role"], imported=imported)

@@ -14,8 +14,8 @@ from .scope import Scope
 
 if TYPE_CHECKING:
     from ...loom import Heddle
-    from .extract import Extract
-    from .pairs import Label
+    from .preference_pairs import Label
+    from .selection import Selection
 
 
 class Exporter(NamedTuple):
@@ -35,14 +35,14 @@ class Exporter(NamedTuple):
     refused: Mapping[Scope, str] = {}
 
 
-def loom_lines(part: Extract, *, bookmark: Label | None = None) -> Iterator[str]:
+def loom_lines(part: Selection, *, bookmark: Label | None = None) -> Iterator[str]:
     """Yield a `.loom.json`; where a model's folder lies on this machine is left out.
 
     bookmark: nodes' labels, which stand in their meta there: whoever keeps the file has them again.
     None: what stands in the meta.
     """
     from ..store.file import chunks
-    from .pairs import BOOKMARK
+    from .preference_pairs import BOOKMARK
 
     if bookmark is not None:
         for node in part.loom.walk():
@@ -57,7 +57,7 @@ def loom_lines(part: Extract, *, bookmark: Label | None = None) -> Iterator[str]
 
 
 def page(
-    part: Extract, *, tint: str = "probability", top: int = 0, mark: Heddle | None = None
+    part: Selection, *, tint: str = "probability", top: int = 0, mark: Heddle | None = None
 ) -> Iterator[str]:
     """Yield an HTML page; see `Heddle.to_html`. mark: a node of the loom that is exported."""
     from ...viz import to_html
@@ -68,14 +68,14 @@ def page(
     yield to_html(part.top, tint=tint, top=top, mark=marked, numbers=part.numbers)
 
 
-def digraph(part: Extract, *, limit: int | None = None) -> Iterator[str]:
+def digraph(part: Selection, *, limit: int | None = None) -> Iterator[str]:
     """Yield a graph in Graphviz's language; see `Heddle.to_dot`."""
     from ...viz import to_dot
 
     yield to_dot(part.top, limit=limit)
 
 
-def flowchart(part: Extract, *, limit: int | None = 150) -> Iterator[str]:
+def flowchart(part: Selection, *, limit: int | None = 150) -> Iterator[str]:
     """Yield a Mermaid flowchart; see `Heddle.to_mermaid`."""
     from ...viz import to_mermaid
 
@@ -85,7 +85,7 @@ def flowchart(part: Extract, *, limit: int | None = 150) -> Iterator[str]:
 def _by(module: str, name: str) -> Callable[..., Iterator[str]]:
     """Return the function of that name; its module is imported when it is called."""
 
-    def write(part: Extract, **options: Any) -> Iterator[str]:
+    def write(part: Selection, **options: Any) -> Iterator[str]:
         lines: Iterator[str] = getattr(import_module(f".{module}", __package__), name)(
             part, **options
         )
@@ -104,14 +104,14 @@ EXPORTERS: Mapping[str, Exporter] = {
     each.name: each
     for each in (
         Exporter("json", ".json", _JSON, "a loom, whole", _TREE, loom_lines, _MARKS),
-        Exporter("text", ".txt", "text/plain", "the text", _PATH, _by("prose", "text_lines")),
+        Exporter("text", ".txt", "text/plain", "the text", _PATH, _by("text_export", "text_lines")),
         Exporter(
             "markdown",
             ".md",
             "text/markdown",
             "the text, or a nested list",
             _PATH,
-            _by("prose", "markdown_lines"),
+            _by("text_export", "markdown_lines"),
             frozenset({"name"}),
         ),
         Exporter(
@@ -147,7 +147,7 @@ EXPORTERS: Mapping[str, Exporter] = {
             "text/csv",
             "a row a node",
             _TREE,
-            _by("table", "node_rows"),
+            _by("csv_export", "node_rows"),
             _MARKS,
         ),
         Exporter(
@@ -156,7 +156,7 @@ EXPORTERS: Mapping[str, Exporter] = {
             "text/csv",
             "a row a token",
             _TREE,
-            _by("table", "token_rows"),
+            _by("csv_export", "token_rows"),
             frozenset({"ranks"}),
         ),
         Exporter(
@@ -173,7 +173,7 @@ EXPORTERS: Mapping[str, Exporter] = {
             _LINES,
             "preference pairs of siblings",
             _TREE,
-            _by("pairs", "pair_lines"),
+            _by("preference_pairs", "pair_lines"),
             frozenset({"by", "bookmark"}),
             {_PATH: _NO_SIBLINGS},
         ),
@@ -206,7 +206,7 @@ def scope_of(exporter: Exporter, node: Heddle, scope: str | None = None) -> Scop
     tree. Raises: ConfigError for an unknown name.
     """
     if scope is not None:
-        return Scope.of(scope)
+        return Scope.from_name(scope)
     return Scope.TREE if node.parent is None and node.children else exporter.default
 
 
@@ -241,9 +241,9 @@ def export(
     chosen = scope_of(exporter, node, scope)
     if chosen in exporter.refused:
         raise ConfigError(f"{format} of a {chosen}: {exporter.refused[chosen]}")
-    from .extract import extract_of
+    from .selection import select
 
-    return exporter.write(extract_of(node, chosen, numbers), **options)
+    return exporter.write(select(node, chosen, numbers), **options)
 
 
 def write(

@@ -16,7 +16,7 @@ from .fields import (
     text_of,
     without,
 )
-from .sketch import Entry, Knot, Sketch, linked
+from .import_tree import Entry, Knot, Sketch, linked
 
 _MARK = "bookmark"
 

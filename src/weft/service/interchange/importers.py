@@ -16,7 +16,7 @@ from ...loom import Heddle, Loom
 from ..store import file as native
 from ..store import sidecar
 from . import chats, flat, nested
-from .sketch import ImportLimits, Planted, Sketch, check_limits, planted
+from .import_tree import ImportedLoom, ImportLimits, Sketch, build_loom, check_limits
 
 if TYPE_CHECKING:
     from ...lm.lm import LM
@@ -28,11 +28,11 @@ _LIMITS = ImportLimits()
 
 
 class Importer(NamedTuple):
-    """A format. is_it: whether a file's JSON is of it. sketches: the trees in it."""
+    """A format. matches: whether a file's JSON is of it. sketches: the trees in it."""
 
     name: str
     about: str
-    is_it: Callable[[object], bool]
+    matches: Callable[[object], bool]
     sketches: Callable[[Any], list[Sketch]]
 
 
@@ -65,7 +65,7 @@ class ImportReport(NamedTuple):
     stood.
     """
 
-    looms: tuple[Planted, ...]
+    looms: tuple[ImportedLoom, ...]
     recognised_as: str
     n_nodes: int
     dropped: tuple[str, ...]
@@ -73,7 +73,7 @@ class ImportReport(NamedTuple):
 
 def formats() -> list[str]:
     """Return the names of all formats that can be imported, those of other packages too."""
-    return [NATIVE, *IMPORTERS, *_others()]
+    return [NATIVE, *IMPORTERS, *_other_importers()]
 
 
 def recognise(data: object) -> str:
@@ -81,10 +81,10 @@ def recognise(data: object) -> str:
     if isinstance(data, dict) and data.get("format") == native.FORMAT:
         return NATIVE
     for each in IMPORTERS.values():
-        if each.is_it(data):
+        if each.matches(data):
             return each.name
-    for name in _others():
-        if _asked(name, data) is not None:
+    for name in _other_importers():
+        if _call_importer(name, data) is not None:
             return name
     raise FormatError(
         f"no format that is known here looks like this; known are {', '.join(formats())}",
@@ -124,32 +124,32 @@ def read(
         name = recognise(data) if format == "auto" else format
         classes = (loom_class, heddle_class or loom_class.heddle_class)
         if name == NATIVE:
-            found = _own(data, lm, limits, force, *classes)
+            found = _read_native(data, lm, limits, force, *classes)
             if is_path and lm is not None:
                 notice = sidecar.try_load(found.looms[0].loom, source)  # type: ignore[arg-type]
                 found = found._replace(dropped=(*found.dropped, *([notice] if notice else [])))
             return found
-        data, n_halves = _whole(data)
-        sketches = _sketched(name, data)
+        data, n_halves = _without_surrogates(data)
+        sketches = _parse_trees(name, data)
         if n_halves:
             sketches[0].notes["halves of characters are U+FFFD now"] += n_halves
         check_limits(sketches, limits)
         for sketch in sketches:
             sketch.lift()
-        looms = tuple(planted(sketch, lm, name, *classes) for sketch in sketches)
+        looms = tuple(build_loom(sketch, lm, name, *classes) for sketch in sketches)
         n_nodes = sum(len(sketch.knots) for sketch in sketches)
-        return ImportReport(looms, name, n_nodes, tuple(_told(sketches)))
+        return ImportReport(looms, name, n_nodes, tuple(_note_lines(sketches)))
 
 
 def _parsed(source: object, limits: ImportLimits) -> object:
     if isinstance(source, str | os.PathLike):
         source = atomic_files.read(source, most=limits.n_bytes)
     if not isinstance(source, bytes | bytearray | memoryview):
-        _refuse_unsavable(source)
+        _check_serializable(source)
         return source
     atomic_files.check_size(len(source), limits.n_bytes)
     data = _json(bytes(source))
-    _refuse_unsavable(data)
+    _check_serializable(data)
     return data
 
 
@@ -190,7 +190,7 @@ def _line(line: bytes, number: int) -> object:
         raise FormatError(f"line {number} is no JSON: {problem}") from problem
 
 
-def _refuse_unsavable(data: object) -> None:
+def _check_serializable(data: object) -> None:
     """Refuse what could be read, but not written again: numbers beyond floats, too deep a nest."""
     try:
         json.dumps(data, allow_nan=False)
@@ -200,7 +200,7 @@ def _refuse_unsavable(data: object) -> None:
         raise FormatError("it is nested too deeply") from None
 
 
-def _whole(data: object) -> tuple[object, int]:
+def _without_surrogates(data: object) -> tuple[object, int]:
     """Return JSON without halves of characters, which no tokenizer takes, and how many there were.
 
     Programs that cut texts by UTF-16 leave such halves.
@@ -214,7 +214,7 @@ def _whole(data: object) -> tuple[object, int]:
     return data, 0
 
 
-def _own(
+def _read_native(
     data: object,
     lm: LM | None,
     limits: ImportLimits,
@@ -226,13 +226,13 @@ def _own(
     if isinstance(nodes, list) and len(nodes) > limits.n_nodes:
         raise FormatError(f"it has {len(nodes)} nodes; an import takes {limits.n_nodes} at most")
     loom = native.load_json(data, lm, force=force, loom_class=loom_class, heddle_class=heddle_class)
-    return ImportReport((Planted("", loom, loom),), NATIVE, len(nodes or ()), loom.dropped)
+    return ImportReport((ImportedLoom("", loom, loom),), NATIVE, len(nodes or ()), loom.dropped)
 
 
-def _sketched(name: str, data: object) -> list[Sketch]:
+def _parse_trees(name: str, data: object) -> list[Sketch]:
     """Return the trees in a file. What an importer cannot read is a FormatError, whatever it is."""
     try:
-        found = IMPORTERS[name].sketches(data) if name in IMPORTERS else _asked(name, data)
+        found = IMPORTERS[name].sketches(data) if name in IMPORTERS else _call_importer(name, data)
     except WeftError:
         raise
     except atomic_files.PARSE_ERRORS as error:
@@ -242,7 +242,7 @@ def _sketched(name: str, data: object) -> list[Sketch]:
     return found
 
 
-def _told(sketches: Sequence[Sketch]) -> Iterator[str]:
+def _note_lines(sketches: Sequence[Sketch]) -> Iterator[str]:
     notes: Counter[str] = Counter()
     for sketch in sketches:
         notes += sketch.notes
@@ -250,11 +250,11 @@ def _told(sketches: Sequence[Sketch]) -> Iterator[str]:
         yield f"{n} {what}"
 
 
-def _others() -> list[str]:
+def _other_importers() -> list[str]:
     return [point.name for point in entry_points(group=ENTRY_POINT_GROUP)]
 
 
-def _asked(name: str, data: object) -> list[Sketch] | None:
+def _call_importer(name: str, data: object) -> list[Sketch] | None:
     """Return what another package's importer makes of it: None for what is none of its files."""
     (point,) = entry_points(group=ENTRY_POINT_GROUP, name=name)
     found: list[Sketch] | None = point.load()(data)

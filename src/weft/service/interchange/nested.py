@@ -8,7 +8,7 @@ from typing import Any
 from ..._core.atomic_files import repr_short
 from ...errors import FormatError
 from .fields import Json, list_of, record_of, text_of, without
-from .sketch import Knot, Sketch
+from .import_tree import Knot, Sketch
 
 _N8LOOM = ("terminal", "node_id", "display_text")
 _READ = ("text", "children", "terminal")

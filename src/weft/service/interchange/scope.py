@@ -15,10 +15,10 @@ class Scope(StrEnum):
     TREE = "tree"
 
     @classmethod
-    def of(cls, given: str) -> Scope:
+    def from_name(cls, name: str) -> Scope:
         """Return the scope of this name. Raises: ConfigError."""
         try:
-            return cls(given)
+            return cls(name)
         except ValueError:
             allowed = ", ".join(cls)
-            raise ConfigError(f"scope is {given!r}; allowed are {allowed}") from None
+            raise ConfigError(f"scope is {name!r}; allowed are {allowed}") from None

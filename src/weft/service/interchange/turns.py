@@ -8,13 +8,13 @@ from typing import Any
 
 from ...loom import Heddle, Loom
 from ...loom.loom import MESSAGES
-from .extract import Extract
-from .said import said_at
 from .scope import Scope
+from .selection import Selection
+from .user_text import user_text_of
 
 ROLE = "role"  # in a node's meta: whose message of a chat its text is
 # Of an imported message, what stands beside role and content and belongs to it.
-BESIDE = ("name", "tool_calls", "tool_call_id")
+MESSAGE_FIELDS = ("name", "tool_calls", "tool_call_id")
 
 Message = dict[str, Any]
 
@@ -25,11 +25,11 @@ def messages_of(path: Sequence[Heddle]) -> list[Message]:
     What is said at a node with a role is a message of its own; other text is the assistant's, and a
     prompt without a chat template the user's.
     """
-    found = _asked(path[0])
+    found = _prompt_messages(path[0])
     for node in path[1:]:
-        said, role = said_at(node), node.meta.get(ROLE)
-        if said is not None:
-            found.append({"role": "user", "content": said})
+        user_text, role = user_text_of(node), node.meta.get(ROLE)
+        if user_text is not None:
+            found.append({"role": "user", "content": user_text})
         elif isinstance(role, str):
             found.append(_message(node, role))
         elif found and found[-1]["role"] == "assistant":
@@ -39,7 +39,7 @@ def messages_of(path: Sequence[Heddle]) -> list[Message]:
     return found
 
 
-def _asked(root: Heddle) -> list[Message]:
+def _prompt_messages(root: Heddle) -> list[Message]:
     role = root.meta.get(ROLE)
     if isinstance(role, str):
         return [_message(root, role)]
@@ -53,21 +53,21 @@ def _asked(root: Heddle) -> list[Message]:
 
 def _message(node: Heddle, role: str) -> Message:
     imported = node.meta.get("imported")
-    beside = imported if isinstance(imported, dict) else {}
-    more = {name: beside[name] for name in BESIDE if name in beside}
+    fields = imported if isinstance(imported, dict) else {}
+    more = {name: fields[name] for name in MESSAGE_FIELDS if name in fields}
     content = None if not node.text and "tool_calls" in more else node.text
     return {"role": role, "content": content, **more}
 
 
-def ends(part: Extract) -> list[Heddle]:
+def path_ends(part: Selection) -> list[Heddle]:
     """Return where the paths of a part end: its node, or the leaves below it, in order."""
     return [part.node] if part.scope is Scope.PATH else part.node.leaves
 
 
-def message_lines(part: Extract) -> Iterator[str]:
+def message_lines(part: Selection) -> Iterator[str]:
     """Yield a JSON object a path: {"messages": […]}. Paths that say the same are one line."""
     seen = set()
-    for end in ends(part):
+    for end in path_ends(part):
         line = json.dumps({"messages": messages_of(end.path)}, ensure_ascii=False)
         if line not in seen:
             seen.add(line)

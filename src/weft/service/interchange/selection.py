@@ -13,7 +13,7 @@ from .scope import Scope
 
 
 @dataclass(frozen=True, slots=True)
-class Extract:
+class Selection:
     """A copy of what is exported; the loom it came from may go on growing.
 
     node: the path's end or the subtree's top, in the copy; its root where the scope is the tree.
@@ -31,7 +31,7 @@ class Extract:
         return self.node if self.scope is Scope.SUBTREE else self.loom
 
 
-def extract_of(node: Heddle, scope: Scope, numbers: Mapping[str, int] | None = None) -> Extract:
+def select(node: Heddle, scope: Scope, numbers: Mapping[str, int] | None = None) -> Selection:
     """Return what of a node's loom is in the scope, with its ids. Changes nothing.
 
     numbers: children stand in the order of these; None: as they were asked for.
@@ -60,7 +60,7 @@ def extract_of(node: Heddle, scope: Scope, numbers: Mapping[str, int] | None = N
             _fill(new, child)
             child_list(target).append(new)
             stack.append((child, new))
-    return Extract(copied, found, scope, numbers)
+    return Selection(copied, found, scope, numbers)
 
 
 def _in_order(node: Heddle, numbers: Mapping[str, int]) -> list[Heddle]:

@@ -14,7 +14,7 @@ from ...loom.loom import Prompt, read_prompt
 from ...loom.model_binding import ModelBinding
 from ...loom.node import DISPLAY, child_list, encode_after, new_child, set_text
 from ..store.file import NO_MODEL
-from .pairs import BOOKMARK
+from .preference_pairs import BOOKMARK
 from .turns import ROLE
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def linked(entries: Iterable[Entry], *, at: str | None = None, title: str = "") 
     return sketch
 
 
-class Planted(NamedTuple):
+class ImportedLoom(NamedTuple):
     """A loom that was imported. title: what the file calls it. at: where its reader stood."""
 
     title: str
@@ -159,13 +159,13 @@ def check_limits(sketches: Sequence[Sketch], limits: ImportLimits) -> None:
             )
 
 
-def planted(
+def build_loom(
     sketch: Sketch,
     lm: LM | None,
     recognised_as: str,
     loom_class: type[L],
     heddle_class: type[Heddle],
-) -> Planted:
+) -> ImportedLoom:
     """Return a sketch as a loom: with an LM of tokens, else of texts. Its notes get more.
 
     The prompt is taken as it is, never templated; the texts below as what goes on after it.
@@ -185,7 +185,7 @@ def planted(
     for node, knot in zip(nodes, sketch.knots, strict=True):
         _note(node, knot)
     loom.meta[IMPORTED] = {"format": recognised_as, **sketch.imported, **root.imported}
-    return Planted(sketch.title, loom, nodes[sketch.at])
+    return ImportedLoom(sketch.title, loom, nodes[sketch.at])
 
 
 def _prompt_ids(sketch: Sketch, lm: LM) -> list[int]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from ...errors import ConfigError
 from ...loom import Heddle
-from .extract import Extract
+from .selection import Selection
 from .turns import ROLE, messages_of
 
 Rank = Callable[[Heddle], float | None]
@@ -37,7 +37,7 @@ def ranking(by: str | Rank, bookmark: Label) -> Rank:
 
 
 def pair_lines(
-    part: Extract, *, by: str | Rank = "score", bookmark: Label = bookmark_of
+    part: Selection, *, by: str | Rank = "score", bookmark: Label = bookmark_of
 ) -> Iterator[str]:
     """Yield a JSON object a pair: {"prompt", "chosen", "rejected"}, as trainers read it.
 
@@ -74,7 +74,7 @@ def _siblings(node: Heddle, rank: Rank) -> Iterator[tuple[Heddle, Heddle]]:
             yield chosen, child
 
 
-def _is_chat(part: Extract) -> bool:
+def _is_chat(part: Selection) -> bool:
     return part.loom.chat_template_used or ROLE in part.loom.meta
 
 

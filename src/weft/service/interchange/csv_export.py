@@ -11,8 +11,8 @@ from typing import Any
 from ...errors import ConfigError
 from ...loom import Heddle
 from ...viz.tokens import p_of, rank_tokens
-from .extract import Extract
-from .pairs import Label, bookmark_of
+from .preference_pairs import Label, bookmark_of
+from .selection import Selection
 
 NODE_COLUMNS = (
     "node", "id", "parent", "height", "text", "n_tokens", "logprob", "mean_logprob", "mean_p",
@@ -24,12 +24,12 @@ TOKEN_COLUMNS = (
 _BATCH = 256  # nodes whose ranks are held at one time
 
 
-def node_rows(part: Extract, *, bookmark: Label = bookmark_of) -> Iterator[str]:
+def node_rows(part: Selection, *, bookmark: Label = bookmark_of) -> Iterator[str]:
     """Yield a head and a row a node. What is not known of a node is empty."""
     return _csv(NODE_COLUMNS, _node_rows(part, bookmark))
 
 
-def _node_rows(part: Extract, bookmark: Label) -> Iterator[list[Any]]:
+def _node_rows(part: Selection, bookmark: Label) -> Iterator[list[Any]]:
     heights: dict[str, int] = {}
     shown = {node.id for node in _nodes(part)}
     for node in part.loom.walk():
@@ -38,12 +38,12 @@ def _node_rows(part: Extract, bookmark: Label) -> Iterator[list[Any]]:
             yield _node_row(part, node, heights[node.id], bookmark)
 
 
-def _nodes(part: Extract) -> Iterator[Heddle]:
+def _nodes(part: Selection) -> Iterator[Heddle]:
     """Yield the path's nodes, the subtree's, or all."""
     return part.top.walk()
 
 
-def _node_row(part: Extract, node: Heddle, height: int, bookmark: Label) -> list[Any]:
+def _node_row(part: Selection, node: Heddle, height: int, bookmark: Label) -> list[Any]:
     logprobs, entropies = node.logprobs, node.entropies
     return [
         part.numbers.get(node.id),
@@ -66,7 +66,7 @@ def _node_row(part: Extract, node: Heddle, height: int, bookmark: Label) -> list
     ]
 
 
-def token_rows(part: Extract, *, ranks: bool = False) -> Iterator[str]:
+def token_rows(part: Selection, *, ranks: bool = False) -> Iterator[str]:
     """Yield a head and a row a token. position: on the path, the prompt's first token being 0.
 
     ranks: ask the model for the rank of each sampled token (0: the likeliest), one forward over
@@ -77,7 +77,7 @@ def token_rows(part: Extract, *, ranks: bool = False) -> Iterator[str]:
     return _csv(TOKEN_COLUMNS, _token_rows(part, ranks))
 
 
-def _token_rows(part: Extract, ranks: bool) -> Iterator[list[Any]]:
+def _token_rows(part: Selection, ranks: bool) -> Iterator[list[Any]]:
     starts: dict[str, int] = {}
     waiting: list[Heddle] = []
     for node in part.loom.walk():
@@ -92,7 +92,7 @@ def _token_rows(part: Extract, ranks: bool) -> Iterator[list[Any]]:
 
 
 def _rows_of(
-    part: Extract, nodes: list[Heddle], starts: dict[str, int], ranks: bool
+    part: Selection, nodes: list[Heddle], starts: dict[str, int], ranks: bool
 ) -> Iterator[list[Any]]:
     by_node = rank_tokens(nodes, 1) if ranks else {}
     text = None if part.loom.lm is None else part.loom.lm.text

@@ -7,15 +7,15 @@ from pathlib import Path
 
 from ...loom import Heddle
 from ...viz.text import draw, folded, node_label
-from .extract import Extract
-from .said import written
 from .scope import Scope
+from .selection import Selection
 from .turns import ROLE, messages_of
+from .user_text import joined_text
 
 _INDENT = 10  # levels of a list that are indented: deeper ones would run out of the page
 
 
-def text_lines(part: Extract) -> Iterator[str]:
+def text_lines(part: Selection) -> Iterator[str]:
     """Yield the path's text as it is, or a drawing of the tree."""
     if part.scope is Scope.PATH:
         yield path_text(part).rstrip("\n") + "\n"
@@ -23,27 +23,27 @@ def text_lines(part: Extract) -> Iterator[str]:
     yield from (f"{line}\n" for line in draw(part.loom, node=node_label))
 
 
-def path_text(part: Extract) -> str:
+def path_text(part: Selection) -> str:
     """Return prompt and path as one text; a chat's prompt stands apart."""
     loom, path = part.loom, part.node.path
     if any(ROLE in node.meta for node in path):
         return "\n\n".join(f"{m['role']}: {m['content'] or ''}" for m in messages_of(path))
     if not loom.chat_template_used:
-        return (loom.user_prompt or loom.text) + written(path[1:])
-    return f"> {loom.user_prompt}\n\n{written(path[1:]).lstrip()}"
+        return (loom.user_prompt or loom.text) + joined_text(path[1:])
+    return f"> {loom.user_prompt}\n\n{joined_text(path[1:]).lstrip()}"
 
 
-def markdown_lines(part: Extract, *, name: str = "") -> Iterator[str]:
+def markdown_lines(part: Selection, *, name: str = "") -> Iterator[str]:
     """Yield front matter with model and seeds, then the path, or the tree as a nested list."""
     lines = [*_front_matter(part, name), ""]
     if part.scope is Scope.PATH:
         lines += _path_rows(part)
     else:
-        lines += listed(part.loom)
+        lines += markdown_list(part.loom)
     yield "\n".join(lines).rstrip() + "\n"
 
 
-def _front_matter(part: Extract, name: str) -> list[str]:
+def _front_matter(part: Selection, name: str) -> list[str]:
     loom = part.loom
     made = [each.params.seed for each in loom.walk() if each.params is not None]
     seeds = sorted({seed for seed in made if seed is not None})
@@ -74,23 +74,23 @@ def json_text(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _path_rows(part: Extract) -> list[str]:
+def _path_rows(part: Selection) -> list[str]:
     path = part.node.path
     if any(ROLE in node.meta for node in path):
         said = ((m["role"], m["content"] or "") for m in messages_of(path))
         return [row for role, content in said for row in (f"**{role}**", "", content, "")]
     asked = (part.loom.user_prompt or part.loom.text).split("\n")
-    return [*(f"> {row}".rstrip() for row in asked), "", written(path[1:]).strip("\n")]
+    return [*(f"> {row}".rstrip() for row in asked), "", joined_text(path[1:]).strip("\n")]
 
 
-def listed(root: Heddle) -> list[str]:
+def markdown_list(root: Heddle) -> list[str]:
     """Return a tree as a nested list of Markdown; leaves with equal texts are one item, ×n."""
     lines: list[str] = []
     stack = [([root], 0)]
     while stack:
         equal, depth = stack.pop()
         indent = "  " * min(depth, _INDENT)
-        rows = escaped(node_label(equal[0]).strip()).split("\n")
+        rows = escape_markdown(node_label(equal[0]).strip()).split("\n")
         rows[-1] += f" (×{len(equal)})" if len(equal) > 1 else ""
         lines += [f"{indent}- {rows[0]}", *(f"{indent}  {row}" for row in rows[1:])]
         below = folded(equal[0].children, node_label, None)
@@ -98,7 +98,7 @@ def listed(root: Heddle) -> list[str]:
     return lines
 
 
-def escaped(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """Return text that a list item of Markdown shows as it is."""
     rows = []
     for row in text.split("\n"):
