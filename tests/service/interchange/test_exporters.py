@@ -188,7 +188,7 @@ def test_a_loom_of_texts_is_exported_in_all_but_tokens() -> None:
     loom.add("y").score = 0
     for format in EXPORTERS:
         if format == "tokens":
-            with pytest.raises(ConfigError, match="loom is of texts"):
+            with pytest.raises(ConfigError, match="loom has texts"):
                 given(loom, format)
         else:
             assert given(loom, format)

@@ -222,7 +222,7 @@ def test_several_roots_orphans_and_loops_are_told() -> None:
     found = read({"state": {"n": {"nodes": nodes}}})
     assert tree_of(found.looms[0].loom) == ("", (("A", ()), ("B", ())))
     told = " · ".join(found.dropped)
-    assert "1 nodes whose parent is not in the file" in told
+    assert "1 nodes without a parent in the file" in told
     assert "2 nodes that are their own ancestors" in told
 
 
@@ -231,7 +231,7 @@ def test_half_a_character_is_replaced_and_told() -> None:
     for lm in (None, model()):
         found = read(data, lm)
         assert tree_of(found.looms[0].loom) == ("a\ufffd", (("\ufffdb", ()),))
-        assert found.dropped == ("2 halves of characters are U+FFFD now",)
+        assert found.dropped == ("2 lone surrogates were replaced by U+FFFD",)
 
 
 def test_our_own_file_needs_its_model(tmp_path: Path) -> None:
@@ -273,9 +273,9 @@ BROKEN: list[tuple[Any, str]] = [
     (b'[\n  {"a": 1},\n  {"b"', "it is no JSON: Expecting ':' delimiter: line 3 column 7"),
     (b"[1,\n2", "it is no JSON: Expecting ',' delimiter: line 2 column 2"),
     (b"[NaN]", "no JSON"),
-    (b'{"text": "a", "children": [], "x": 1e999}', "cannot be kept"),
-    ([], "no format that is known"),
-    ({"nodes": []}, "no format that is known"),
+    (b'{"text": "a", "children": [], "x": 1e999}', "cannot be saved as JSON"),
+    ([], "matches no import format"),
+    ({"nodes": []}, "matches no import format"),
     ({"text": "a", "children": 5}, "'children' of node 0 is 5"),
     ({"text": "a", "children": [{"text": 5}]}, "'text' of node 1 is 5"),
     ({"text": "a", "children": [5]}, "node 1 is 5"),

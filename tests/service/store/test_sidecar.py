@@ -257,7 +257,7 @@ def test_what_cannot_be_saved_is_said_and_the_loom_is_there(lm: LM, tmp_path: Pa
     with pytest.raises(StoreError, match="cannot write"):
         loom.save(tmp_path / FILE, kv=True)
     assert Loom.open(tmp_path / FILE).tokens == [300, 301]
-    with pytest.raises(ConfigError, match="kv is for json"):
+    with pytest.raises(ConfigError, match="kv needs the json format"):
         write(loom, tmp_path / "a.md", kv=True)
     hidden = LM(HiddenFake(lm.engine), lm.text)
     with pytest.raises(Unsupported):

@@ -1,4 +1,4 @@
-"""Looms that leave for other programs' formats, and come in from them."""
+"""Import and export: looms in the formats of other programs."""
 
 from __future__ import annotations
 

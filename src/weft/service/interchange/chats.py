@@ -1,4 +1,4 @@
-"""Importers of chats: messages one after the other, and conversations that branch."""
+"""Importers of chats: lists of messages, and conversations with branches."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from ...errors import FormatError
 from .fields import Json, list_of, parent_of, record_of, text_of, without
 from .import_tree import Entry, Knot, Sketch, linked
 
-_NO_TEXT = "parts of messages that are no text were left out"
+_NO_TEXT = "message parts without text were left out"
 _EMPTY = "messages without text were left out"
 
 
 def is_conversation(data: object) -> bool:
-    """Whether this is a conversation with a `mapping` of messages, or a list of them."""
+    """Return True for a conversation with a `mapping` of messages, or a list of them."""
     first = data[0] if isinstance(data, list) and data else data
     return isinstance(first, dict) and isinstance(first.get("mapping"), dict)
 
 
 def conversations(data: Any) -> list[Sketch]:
-    """Read conversations that branch, as chat services export them."""
+    """Read conversations with branches, as chat services export them."""
     given = data if isinstance(data, list) else [data]
     return [_conversation(each, f"conversation {index}") for index, each in enumerate(given)]
 
@@ -32,8 +32,8 @@ def _conversation(given: object, where: str) -> Sketch:
     notes = Counter[str]()
     entries: list[Entry] = []
     ranks: dict[str, int] = {}
-    for node_id, each in mapping.items():
-        node = record_of(each, f"node {repr_short(node_id)}")
+    for node_id, value in mapping.items():
+        node = record_of(value, f"node {repr_short(node_id)}")
         knot = _mapping_knot(node, node_id, notes)
         entries.append(Entry(node_id, parent_of(node.get("parent"), node_id), knot))
         children = list_of(node, "children", node_id)
@@ -66,20 +66,20 @@ def _mapping_knot(node: Json, node_id: str, notes: Counter[str]) -> Knot:
 
 
 def _without_empty(entries: list[Entry], notes: Counter[str]) -> list[Entry]:
-    """Return the messages that say something; what follows the others moves up to their parents."""
+    """Return the messages with content; those below an empty one move up to its parent."""
     by_id = {entry.id: entry for entry in entries}
     kept = {entry.id for entry in entries if entry.knot.text or "tool_calls" in entry.knot.imported}
     notes[_EMPTY] += sum(entry.knot.role is not None and entry.id not in kept for entry in entries)
-    stands: dict[str, str | None] = {}
+    target_of: dict[str, str | None] = {}
 
     def nearest(at: str | None) -> str | None:
         passed: list[str] = []
-        while at in by_id and at not in kept and at not in stands and at not in passed:
+        while at in by_id and at not in kept and at not in target_of and at not in passed:
             passed.append(at)
             at = by_id[at].parent
-        found = stands.get(at, at) if at is not None and at not in passed else None
-        stands.update(dict.fromkeys(passed, found))
-        return found
+        target = target_of.get(at, at) if at is not None and at not in passed else None
+        target_of.update(dict.fromkeys(passed, target))
+        return target
 
     return [entry._replace(parent=nearest(entry.parent)) for entry in entries if entry.id in kept]
 
@@ -109,7 +109,7 @@ def content_text(content: object, where: str, notes: Counter[str]) -> str:
 
 
 def is_chat(data: object) -> bool:
-    """Whether this is a list of chat messages, an object with one, or a list of such objects."""
+    """Return True for a list of chat messages, an object with one, or a list of such objects."""
     if isinstance(data, dict):
         return _are_messages(data.get("messages"))
     if not isinstance(data, list) or not data:
@@ -128,17 +128,17 @@ def _are_messages(value: object) -> bool:
 
 
 def chats(data: Any) -> list[Sketch]:
-    """Read chat messages. Chats that begin with the same message are paths of one tree."""
+    """Read chat messages. Chats with the same first message become paths of one tree."""
     given = data if isinstance(data, list) and not _are_messages(data) else [data]
     sketches: dict[str, Sketch] = {}
-    known: dict[tuple[str, int, str], int] = {}  # of a tree: message by parent and what it says
-    for index, each in enumerate(given):
+    index_of: dict[tuple[str, int, str], int] = {}  # by tree, parent and content
+    for index, chat in enumerate(given):
         where = f"chat {index}"
-        messages = each["messages"] if isinstance(each, dict) else each
+        messages = chat["messages"] if isinstance(chat, dict) else chat
         notes = Counter[str]()
         knots = [
-            _message_knot(each, f"message {at} of {where}", notes)
-            for at, each in enumerate(messages)
+            _message_knot(message, f"message {at} of {where}", notes)
+            for at, message in enumerate(messages)
         ]
         first = _key(knots[0])
         sketch = sketches.setdefault(first, Sketch())
@@ -146,14 +146,14 @@ def chats(data: Any) -> list[Sketch]:
         at = -1
         for knot in knots:
             place = (first, at, _key(knot))
-            if place not in known:
+            if place not in index_of:
                 knot.parent = at
-                known[place] = sketch.add(knot)
-            at = known[place]
+                index_of[place] = sketch.add(knot)
+            at = index_of[place]
         sketch.at = at
-        if isinstance(each, dict):
-            sketch.title = sketch.title or text_of(each, "title", where)
-            more = without(each, ("messages", "title"))
+        if isinstance(chat, dict):
+            sketch.title = sketch.title or text_of(chat, "title", where)
+            more = without(chat, ("messages", "title"))
             if more:
                 sketch.knots[at].imported.setdefault("chat", more)
     return list(sketches.values())

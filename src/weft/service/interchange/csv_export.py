@@ -1,4 +1,4 @@
-"""A part of a loom as CSV: a row a node, or a row a token."""
+"""A part of a loom as CSV: a row per node, or a row per token."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ NODE_COLUMNS = (
 TOKEN_COLUMNS = (
     "node", "id", "index", "position", "token_id", "token", "logprob", "p", "entropy", "rank",
 )  # fmt: skip
-_BATCH = 256  # nodes whose ranks are held at one time
+_BATCH = 256  # nodes whose ranks are in memory at one time
 
 
 def node_rows(part: Selection, *, bookmark: Label = bookmark_of) -> Iterator[str]:
-    """Yield a head and a row a node. What is not known of a node is empty."""
+    """Yield a header and a row per node; unknown values are empty."""
     return _csv(NODE_COLUMNS, _node_rows(part, bookmark))
 
 
@@ -39,7 +39,7 @@ def _node_rows(part: Selection, bookmark: Label) -> Iterator[list[Any]]:
 
 
 def _nodes(part: Selection) -> Iterator[Heddle]:
-    """Yield the path's nodes, the subtree's, or all."""
+    """Yield the nodes of the path or subtree, or all."""
     return part.top.walk()
 
 
@@ -67,13 +67,17 @@ def _node_row(part: Selection, node: Heddle, height: int, bookmark: Label) -> li
 
 
 def token_rows(part: Selection, *, ranks: bool = False) -> Iterator[str]:
-    """Yield a head and a row a token. position: on the path, the prompt's first token being 0.
+    """Yield a header and a row per token.
 
-    ranks: ask the model for the rank of each sampled token (0: the likeliest), one forward over
-    each node's tokens. Raises: ConfigError for `ranks` without a model, and for a loom of texts.
+    position: index on the path, from the prompt's first token.
+
+    ranks: let the model compute the rank of each sampled token (0: the likeliest), by one forward
+    over each node's tokens.
+
+    Raises: ConfigError for `ranks` without a model, and for a loom of texts.
     """
     if not any(node.tokens for node in _nodes(part)):
-        raise ConfigError("this loom is of texts, which have no tokens; csv gives a row a node")
+        raise ConfigError("this loom has texts without tokens; csv writes a row per node")
     return _csv(TOKEN_COLUMNS, _token_rows(part, ranks))
 
 
@@ -115,12 +119,12 @@ def _rows_of(
 
 
 def _csv(head: Iterable[str], rows: Iterable[list[Any]]) -> Iterator[str]:
-    held = io.StringIO()
-    writer = csv.writer(held, lineterminator="\n")
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(head)
     for row in rows:
-        yield held.getvalue()
-        held.seek(0)
-        held.truncate()
+        yield buffer.getvalue()
+        buffer.seek(0)
+        buffer.truncate()
         writer.writerow(row)
-    yield held.getvalue()
+    yield buffer.getvalue()

@@ -1,4 +1,4 @@
-"""The formats that a loom is exported in, and the two calls that do it."""
+"""Export formats, and the calls `export` and `write`."""
 
 from __future__ import annotations
 
@@ -19,27 +19,22 @@ if TYPE_CHECKING:
 
 
 class Exporter(NamedTuple):
-    """A format. write: yields the file's text; options: the keywords that it takes.
-
-    default: the scope that such a file is mostly wanted for. refused: scopes that it cannot have,
-    and why.
-    """
+    """An export format."""
 
     name: str
-    suffix: str
+    suffix: str  # of files, with the dot
     media_type: str
-    about: str
+    about: str  # a description of a few words
     default: Scope
-    write: Callable[..., Iterator[str]]
-    options: frozenset[str] = frozenset()
-    refused: Mapping[Scope, str] = {}
+    write: Callable[..., Iterator[str]]  # yields the text of a selection
+    options: frozenset[str] = frozenset()  # keywords of `write`
+    refused: Mapping[Scope, str] = {}  # unsupported scopes, with the reason
 
 
 def loom_lines(part: Selection, *, bookmark: Label | None = None) -> Iterator[str]:
-    """Yield a `.loom.json`; where a model's folder lies on this machine is left out.
+    """Yield a `.loom.json`, without the local path of the model's folder.
 
-    bookmark: nodes' labels, which stand in their meta there: whoever keeps the file has them again.
-    None: what stands in the meta.
+    bookmark: returns a node's label, which is written to its meta; None: keep the labels in meta.
     """
     from ..store.file import chunks
     from .preference_pairs import BOOKMARK
@@ -59,7 +54,7 @@ def loom_lines(part: Selection, *, bookmark: Label | None = None) -> Iterator[st
 def page(
     part: Selection, *, tint: str = "probability", top: int = 0, mark: Heddle | None = None
 ) -> Iterator[str]:
-    """Yield an HTML page; see `Heddle.to_html`. mark: a node of the loom that is exported."""
+    """Yield an HTML page; see `Heddle.to_html`. mark: a node of the original loom."""
     from ...viz import to_html
 
     marked = None
@@ -69,7 +64,7 @@ def page(
 
 
 def digraph(part: Selection, *, limit: int | None = None) -> Iterator[str]:
-    """Yield a graph in Graphviz's language; see `Heddle.to_dot`."""
+    """Yield a Graphviz digraph; see `Heddle.to_dot`."""
     from ...viz import to_dot
 
     yield to_dot(part.top, limit=limit)
@@ -99,11 +94,11 @@ _JSON, _LINES = "application/json", "application/jsonl"
 _MARKS = frozenset({"bookmark"})
 _NO_SIBLINGS = "a path has no siblings to compare; export a subtree or the tree"
 
-# By name; the first of a suffix is what the suffix means.
+# By name; a suffix selects the first format that has it.
 EXPORTERS: Mapping[str, Exporter] = {
     each.name: each
     for each in (
-        Exporter("json", ".json", _JSON, "a loom, whole", _TREE, loom_lines, _MARKS),
+        Exporter("json", ".json", _JSON, "a complete loom", _TREE, loom_lines, _MARKS),
         Exporter("text", ".txt", "text/plain", "the text", _PATH, _by("text_export", "text_lines")),
         Exporter(
             "markdown",
@@ -182,16 +177,16 @@ EXPORTERS: Mapping[str, Exporter] = {
 
 
 def exporter_of(format: str | None, path: str | os.PathLike[str] | None = None) -> Exporter:
-    """Return the format of this name, or the one that a file's suffix means.
+    """Return the format with this name, or the one of a file's suffix.
 
-    Raises: ConfigError for an unknown name, and for a suffix of another format.
+    Raises: ConfigError for an unknown name or suffix.
     """
     suffix = "" if path is None else Path(path).suffix.lower()
     if format is None:
-        for each in EXPORTERS.values():
-            if each.suffix == suffix:
-                return each
-        suffixes = " ".join(dict.fromkeys(each.suffix for each in EXPORTERS.values()))
+        for exporter in EXPORTERS.values():
+            if exporter.suffix == suffix:
+                return exporter
+        suffixes = " ".join(dict.fromkeys(exporter.suffix for exporter in EXPORTERS.values()))
         name = "" if path is None else Path(path).name
         raise ConfigError(f"{name} ends in none of {suffixes}")
     if format not in EXPORTERS:
@@ -200,10 +195,11 @@ def exporter_of(format: str | None, path: str | os.PathLike[str] | None = None) 
 
 
 def scope_of(exporter: Exporter, node: Heddle, scope: str | None = None) -> Scope:
-    """Return the scope with this name; if `name` is None, the format's default.
+    """Return the scope with this name; None: the format's default.
 
-    The path to a prompt contains none of its branches, so a prompt with branches defaults to the
-    tree. Raises: ConfigError for an unknown name.
+    The path to a prompt has no branches, so a prompt with branches defaults to the tree.
+
+    Raises: ConfigError for an unknown name.
     """
     if scope is not None:
         return Scope.from_name(scope)
@@ -220,17 +216,23 @@ def export(
 ) -> Iterator[str]:
     """Return a part of a node's loom in a format, as pieces of text. Changes nothing.
 
-    What is written is copied before this returns: the loom may grow on while it is read.
+    The part is copied before this call returns, so the loom may grow while it is written.
 
     Args:
-        scope: "path", the prompt to this node; "subtree", that and all below it (of pictures and
-            tables, only what is below); "tree", the whole loom. None: the format's default, see
-            `EXPORTERS`; of a loom that has branches the tree.
-        numbers: of nodes by id, where they have any; children stand in their order.
-        options: those of the format: `name` of markdown; `tint`, `top`, `mark` of html; `limit` of
-            dot and mermaid; `ranks` of tokens; `by` of pairs; `bookmark` of json, csv and pairs.
+        node: the end of the path, or the top of the subtree.
+        format: a key of `EXPORTERS`.
+        scope: "path", "subtree" or "tree", see `Scope`. Drawings and tables of a subtree leave out
+            the path. None: the format's default, see `EXPORTERS`; the tree for a prompt with
+            branches.
+        numbers: node numbers by id; children are ordered by them.
+        options: keywords of the format. markdown: `name`. html: `tint`, `top`, `mark`. dot,
+            mermaid: `limit`. tokens: `ranks`. pairs: `by`. json, csv, pairs: `bookmark`.
 
-    Raises: ConfigError for an unknown format, a scope it cannot have, or an option it has not.
+    Returns: an iterator of text.
+
+    Raises: ConfigError for an unknown format, a scope or an option that the format does not
+    support.
+
     Cost: O(nodes of the loom).
     """
     exporter = exporter_of(format)
@@ -256,15 +258,20 @@ def write(
     kv: bool = False,
     **options: Any,
 ) -> None:
-    """Write what `export` gives to a file; afterwards it is the old one or the new one, whole.
+    """Write the output of `export` to a file, atomically.
 
-    format: None: what the file's suffix means. kv: of json, write the KV beside it, as `Loom.save`.
-    Raises: as `export`; StoreError when it cannot be written; Unsupported for `kv` on an engine
-    whose KV no file holds, the loom being written then.
+    Args:
+        path: the file to write.
+        format: a key of `EXPORTERS`; None: by the file's suffix.
+        kv: with json, write the KV to a second file, as `Loom.save` does.
+        scope, numbers, options: as for `export`.
+
+    Raises: as `export`; StoreError if the file cannot be written. Unsupported for `kv` on an engine
+    whose KV cannot be stored; the loom is written.
     """
     exporter = exporter_of(format, path)
     if kv and exporter.name != "json":
-        raise ConfigError(f"kv is for json, which is opened again to grow, not for {exporter.name}")
+        raise ConfigError(f"kv needs the json format, which can be opened; not {exporter.name}")
     pieces = export(node, exporter.name, scope=scope, numbers=numbers, **options)
     atomic_files.write(path, pieces)
     if kv:

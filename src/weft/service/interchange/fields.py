@@ -1,4 +1,4 @@
-"""Values of files that other programs wrote: taken if they are as expected, else named."""
+"""Validated reading of values in files of other programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Json = dict[str, Any]
 
 
 def text_of(record: Mapping[str, Any], name: str, where: str) -> str:
-    """Return a text; "" where it is null or not there. Raises: FormatError."""
+    """Return a text; "" if it is null or missing. Raises: FormatError."""
     value = record.get(name)
     if value is None:
         return ""
@@ -23,11 +23,11 @@ def text_of(record: Mapping[str, Any], name: str, where: str) -> str:
 
 
 def id_of(value: object, where: str) -> str:
-    """Return an id as text; some files have numbers for ids. Raises: FormatError."""
+    """Return an id as text; some files use numbers. Raises: FormatError."""
     if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
         return str(value)
     raise FormatError(
-        f"the id of {where} is {repr_short(value)}; a text or a whole number belongs there"
+        f"the id of {where} is {repr_short(value)}; a text or an integer belongs there"
     )
 
 
@@ -44,7 +44,7 @@ def record_of(value: object, where: str) -> Json:
 
 
 def list_of(record: Mapping[str, Any], name: str, where: str) -> list[Any]:
-    """Return a list; empty where it is null or not there. Raises: FormatError."""
+    """Return a list; [] if it is null or missing. Raises: FormatError."""
     value = record.get(name)
     if value is None:
         return []
@@ -54,17 +54,17 @@ def list_of(record: Mapping[str, Any], name: str, where: str) -> list[Any]:
 
 
 def rating_of(value: object) -> float | None:
-    """Return a score, if it is a number."""
+    """Return a score; None if it is no finite number."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     try:
-        found = float(value) if is_number else math.nan  # type: ignore[arg-type]
+        rating = float(value) if is_number else math.nan  # type: ignore[arg-type]
     except OverflowError:
         return None
-    return found if math.isfinite(found) else None
+    return rating if math.isfinite(rating) else None
 
 
 def without(record: Mapping[str, Any], names: Iterable[str]) -> Json:
-    """Return what a file says besides the fields that were read, less what says nothing."""
+    """Return the non-empty values of a record except the named ones."""
     read = frozenset(names)
     return {
         name: value

@@ -22,7 +22,7 @@ _MARK = "bookmark"
 
 
 def is_loomsidian(data: object) -> bool:
-    """Whether this is the plugin's `data.json`: a state a note, each with nodes."""
+    """Return True for the plugin's `data.json`: a state per note, each with nodes."""
     state = data.get("state") if isinstance(data, dict) else None
     if not isinstance(state, dict) or not state:
         return False
@@ -30,7 +30,7 @@ def is_loomsidian(data: object) -> bool:
 
 
 def loomsidian(data: Any) -> list[Sketch]:
-    """Read all notes' trees. The plugin's settings, where API keys are, stay out."""
+    """Read the trees of all notes. The plugin's settings, with its API keys, are ignored."""
     sketches = []
     for note, state in data["state"].items():
         where = f"the note {repr_short(note)}"
@@ -67,17 +67,17 @@ def _pairs(nodes: object, where: str) -> Iterator[tuple[str, Json]]:
         raise FormatError(
             f"'nodes' of {where} is {repr_short(nodes)}; an object or a list belongs there"
         )
-    for index, each in enumerate(nodes):
+    for index, item in enumerate(nodes):
         name = f"node {index} of {where}"
-        if isinstance(each, list) and len(each) == 2:
-            yield id_of(each[0], name), record_of(each[1], name)
+        if isinstance(item, list) and len(item) == 2:
+            yield id_of(item[0], name), record_of(item[1], name)
         else:
-            node = record_of(each, name)
+            node = record_of(item, name)
             yield id_of(node.get("id"), name), node
 
 
 def is_basemode(data: object) -> bool:
-    """Whether this is basemode-loom's export: a list of nodes with parent_id and root_id."""
+    """Return True for basemode-loom's export: a list of nodes with parent_id and root_id."""
     nodes = data.get("nodes") if isinstance(data, dict) else None
     first = nodes[0] if isinstance(nodes, list) and nodes else None
     return isinstance(first, dict) and "parent_id" in first and "root_id" in first

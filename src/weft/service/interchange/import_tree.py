@@ -1,4 +1,4 @@
-"""A tree as another program's file has it, and the loom that it becomes."""
+"""The tree of an imported file, and the loom that is built from it."""
 
 from __future__ import annotations
 
@@ -20,54 +20,44 @@ from .turns import ROLE
 if TYPE_CHECKING:
     from ...lm.lm import LM
 
-IMPORTED = "imported"  # in meta: what of the file Weft has no word for
+IMPORTED = "imported"  # key in meta: values of the file without an equivalent in Weft
 L = TypeVar("L", bound=Loom)
 
 
 @dataclass(frozen=True, slots=True)
 class ImportLimits:
-    """What an import may be at most: bytes, nodes of all its trees, and nodes on a path."""
+    """Limits of an import: size of the file, nodes of all its trees, and nodes on a path."""
 
     n_bytes: int = 512 << 20
     n_nodes: int = 1_000_000
-    height: int = 100_000
+    height: int = 100_000  # nodes on a path
 
 
 @dataclass(slots=True)
 class Knot:
-    """A node of a sketch: a text that goes on after its parent's.
-
-    parent: the index of one before it; -1 for the root. role: of a chat message.
-    display_text: what is shown instead of the text. imported: what else the file says of it.
-    """
+    """A node of a `Sketch`: a text that continues its parent's."""
 
     text: str
-    parent: int = -1
-    terminal: bool = False
+    parent: int = -1  # index of a node before it; -1 for the root
+    terminal: bool = False  # it ended with an end token
     score: float | None = None
-    role: str | None = None
-    display_text: str | None = None
-    bookmark: str | None = None
-    imported: dict[str, Any] = field(default_factory=dict)
+    role: str | None = None  # of a chat message
+    display_text: str | None = None  # shown instead of the text
+    bookmark: str | None = None  # its label
+    imported: dict[str, Any] = field(default_factory=dict)  # other values of the file
 
 
 @dataclass(slots=True)
 class Sketch:
-    """A tree of texts: parents first, the root at 0. What an importer returns.
-
-    at: the index of the node where its reader stood. special: special tokens in the texts were
-    written by a model's template or by the model, and are read as such. notes: what was left out
-    or put otherwise, each with how often. user_prompt: the user's text, if the root's text is a
-    rendered chat template; None if the root's text is the prompt.
-    """
+    """A tree of texts, which an importer returns: parents first, the root at index 0."""
 
     title: str = ""
     knots: list[Knot] = field(default_factory=list)
-    at: int = 0
-    special: bool = False
-    imported: dict[str, Any] = field(default_factory=dict)
-    notes: Counter[str] = field(default_factory=Counter)
-    user_prompt: str | None = None
+    at: int = 0  # index of the node where the file's reader was
+    special: bool = False  # parse special tokens in the texts; a template or a model wrote them
+    imported: dict[str, Any] = field(default_factory=dict)  # other values of the file
+    notes: Counter[str] = field(default_factory=Counter)  # omissions and changes, with counts
+    user_prompt: str | None = None  # the user's text, if the root's text is a rendered template
 
     def add(self, knot: Knot) -> int:
         """Append a node and return its index."""
@@ -75,7 +65,7 @@ class Sketch:
         return len(self.knots) - 1
 
     def lift(self) -> None:
-        """Make the one child of an empty root the root: it is what the tree begins with."""
+        """Make the only child of an empty root the root, because its text is the prompt."""
         if self.knots[0].text or sum(knot.parent == 0 for knot in self.knots) != 1:
             return
         empty = self.knots.pop(0)
@@ -87,33 +77,39 @@ class Sketch:
 
 
 class Entry(NamedTuple):
-    """A node of a file that lists them with their parents' ids."""
+    """A node of a file whose nodes name their parents by id."""
 
     id: str
     parent: str | None
     knot: Knot
 
 
-_ORPHAN = "nodes whose parent is not in the file stand at the top"
+_ORPHAN = "nodes without a parent in the file are at the top"
 _LOOP = "nodes that are their own ancestors were left out"
 _ROOTS = "trees in one are below an empty prompt"
 
 
 def linked(entries: Iterable[Entry], *, at: str | None = None, title: str = "") -> Sketch:
-    """Return a sketch of nodes that name their parents, in any order; siblings keep theirs.
+    """Return a sketch of nodes that name their parents, in any order; siblings keep their order.
 
-    Several roots get an empty one above them. Raises: FormatError for an id that is given twice.
+    If there are several roots, an empty root is added above them.
+
+    Args:
+        at: id of the node where the file's reader was.
+        title: title of the tree.
+
+    Raises: FormatError for a duplicate id.
     """
-    found: dict[str, Entry] = {}
+    by_id: dict[str, Entry] = {}
     for entry in entries:
-        if entry.id in found:
+        if entry.id in by_id:
             raise FormatError(f"two nodes have the id {repr_short(entry.id)}; the file is broken")
-        found[entry.id] = entry
+        by_id[entry.id] = entry
     sketch = Sketch(title)
     below: dict[str | None, list[Entry]] = {}
-    for entry in found.values():
+    for entry in by_id.values():
         parent = entry.parent
-        if parent is not None and parent not in found:
+        if parent is not None and parent not in by_id:
             sketch.notes[_ORPHAN] += 1
             parent = None
         below.setdefault(parent, []).append(entry)
@@ -131,13 +127,17 @@ def linked(entries: Iterable[Entry], *, at: str | None = None, title: str = "") 
         index = sketch.add(entry.knot)
         sketch.at = index if entry.id == at else sketch.at
         stack.extend((child, index) for child in reversed(below.get(entry.id, ())))
-    if n_reached < len(found):
-        sketch.notes[_LOOP] += len(found) - n_reached
+    if n_reached < len(by_id):
+        sketch.notes[_LOOP] += len(by_id) - n_reached
     return sketch
 
 
 class ImportedLoom(NamedTuple):
-    """A loom that was imported. title: what the file calls it. at: where its reader stood."""
+    """An imported loom.
+
+    title: its title in the file; "" for none.
+    at: the node where the file's reader was.
+    """
 
     title: str
     loom: Loom
@@ -145,7 +145,7 @@ class ImportedLoom(NamedTuple):
 
 
 def check_limits(sketches: Sequence[Sketch], limits: ImportLimits) -> None:
-    """Refuse trees that are beyond the limits. Raises: FormatError."""
+    """Raise FormatError for trees beyond the limits."""
     n_nodes = sum(len(sketch.knots) for sketch in sketches)
     if n_nodes > limits.n_nodes:
         raise FormatError(f"it has {n_nodes} nodes; an import takes {limits.n_nodes} at most")
@@ -166,16 +166,16 @@ def build_loom(
     loom_class: type[L],
     heddle_class: type[Heddle],
 ) -> ImportedLoom:
-    """Return a sketch as a loom: with an LM of tokens, else of texts. Its notes get more.
+    """Return a sketch as a loom: of tokens with an LM, else of texts. May add notes to the sketch.
 
-    The prompt is taken as it is, never templated; the texts below as what goes on after it.
+    The prompt is never templated; the texts below it are tokenized as continuations.
     """
     root = sketch.knots[0]
     binding = ModelBinding(lm, lm, None if lm is None else lm.tokenizer, is_text=lm is None)
     is_templated = sketch.user_prompt is not None
-    asked = root.text if sketch.user_prompt is None else sketch.user_prompt
-    made = Prompt([] if lm is None else _prompt_ids(sketch, lm), asked, is_templated)
-    loom = loom_class.restored(binding, made, heddle_class)
+    user_prompt = root.text if sketch.user_prompt is None else sketch.user_prompt
+    prompt = Prompt([] if lm is None else _prompt_ids(sketch, lm), user_prompt, is_templated)
+    loom = loom_class.restored(binding, prompt, heddle_class)
     loom.saved_by = NO_MODEL
     nodes: list[Heddle] = [loom]
     for knot in sketch.knots[1:]:
@@ -191,7 +191,7 @@ def build_loom(
 def _prompt_ids(sketch: Sketch, lm: LM) -> list[int]:
     text = sketch.knots[0].text
     if not text:
-        return lm.text.encode("")  # a begin token, where the tokenizer writes one
+        return lm.text.encode("")  # the BOS token, if the tokenizer adds one
     return read_prompt(lm.text, text, template=False, special=sketch.special).ids
 
 
@@ -202,7 +202,7 @@ def _child(parent: Heddle, text: str, sketch: Sketch, lm: LM | None) -> Heddle:
     else:
         node = new_child(parent, encode_after(parent, text, sketch.special) if text else [])
         if node.text != text:
-            sketch.notes["texts read otherwise in this model's tokens"] += 1
+            sketch.notes["texts differ after tokenizing them for this model"] += 1
     child_list(parent).append(node)
     return node
 

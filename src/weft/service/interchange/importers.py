@@ -1,4 +1,4 @@
-"""The formats that are imported, which of them a file is, and the call that reads it."""
+"""Import formats, their recognition, and the call `read`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,18 @@ from .import_tree import ImportedLoom, ImportLimits, Sketch, build_loom, check_l
 if TYPE_CHECKING:
     from ...lm.lm import LM
 
-# Third parties add importers here: name = "module:function".
+# Other packages add importers here: name = "module:function".
 ENTRY_POINT_GROUP = "weft.importers"
 NATIVE = "weft"
 _LIMITS = ImportLimits()
 
 
 class Importer(NamedTuple):
-    """A format. matches: whether a file's JSON is of it. sketches: the trees in it."""
+    """An import format.
+
+    matches: returns True if a file's JSON has this format.
+    sketches: returns the trees in it.
+    """
 
     name: str
     about: str
@@ -36,7 +40,7 @@ class Importer(NamedTuple):
     sketches: Callable[[Any], list[Sketch]]
 
 
-# By name; a file is the first of these that it looks like.
+# By name; a file has the first format that matches it.
 IMPORTERS: Mapping[str, Importer] = {
     each.name: each
     for each in (
@@ -59,10 +63,13 @@ IMPORTERS: Mapping[str, Importer] = {
 
 
 class ImportReport(NamedTuple):
-    """What was read. n_nodes: of all looms. dropped: what was left out or put otherwise, in words.
+    """The result of an import.
 
-    looms: each with the title that the file gives it ("" for none), and the node where its reader
-    stood.
+    looms: the imported looms; each has `title`, `loom`, and `at`, the node where the file's reader
+    was.
+    recognised_as: name of the format.
+    n_nodes: number of nodes of all looms.
+    dropped: what was left out or changed, a sentence each.
     """
 
     looms: tuple[ImportedLoom, ...]
@@ -72,22 +79,22 @@ class ImportReport(NamedTuple):
 
 
 def formats() -> list[str]:
-    """Return the names of all formats that can be imported, those of other packages too."""
+    """Return the names of all import formats, including those of other packages."""
     return [NATIVE, *IMPORTERS, *_other_importers()]
 
 
 def recognise(data: object) -> str:
-    """Return which format a file's JSON is of. Raises: FormatError for none that is known."""
+    """Return the format of a file's JSON. Raises: FormatError if it matches no format."""
     if isinstance(data, dict) and data.get("format") == native.FORMAT:
         return NATIVE
-    for each in IMPORTERS.values():
-        if each.matches(data):
-            return each.name
+    for importer in IMPORTERS.values():
+        if importer.matches(data):
+            return importer.name
     for name in _other_importers():
         if _call_importer(name, data) is not None:
             return name
     raise FormatError(
-        f"no format that is known here looks like this; known are {', '.join(formats())}",
+        f"the file matches no import format; known are {', '.join(formats())}",
         hint="a package can add one, by an entry point of weft.importers",
     )
 
@@ -102,19 +109,27 @@ def read(
     loom_class: type[Loom] = Loom,
     heddle_class: type[Heddle] | None = None,
 ) -> ImportReport:
-    """Read the looms that a file of Weft's or of another program holds.
+    """Read the looms in a file of Weft or of another program.
 
-    Texts without token ids become tokens of the LM, the prompt as it is, never through a chat
-    template; without an LM they are a loom of texts. What a file says and Weft has no word for is
-    in `meta["imported"]`.
+    With an LM, texts without token ids are tokenized; the prompt never uses a chat template.
+    Without an LM, they become a loom of texts. Values of the file without an equivalent in Weft are
+    kept in `meta["imported"]`.
 
     Args:
-        source: a path, a file's bytes, or the JSON that was in it.
-        format: a name of `formats()`; "auto" recognises it.
-        force: as for `Loom.open`: take token ids of another model.
+        source: a path, a file's bytes, or its parsed JSON.
+        lm: the model of the looms; None: looms without a model.
+        format: a name of `formats()`; "auto" recognizes it.
+        limits: maximum size of the import.
+        force: as for `Loom.open`: accept token ids of another model.
+        loom_class, heddle_class: classes of the roots, and of the nodes below.
 
-    Raises: FormatError for what is no such file, is broken, or beyond the limits; StoreError when
-    it cannot be read; ModelMismatch for a loom of another model; ConfigError for an unknown format.
+    Returns: an ImportReport.
+
+    Raises:
+        FormatError: the file has no such format, is broken, or exceeds the limits.
+        StoreError: the file cannot be read.
+        ModelMismatch: another model saved the loom.
+        ConfigError: an unknown format.
     """
     if format != "auto" and format not in formats():
         raise ConfigError(f"format is {format!r}; allowed are auto, {', '.join(formats())}")
@@ -124,15 +139,15 @@ def read(
         name = recognise(data) if format == "auto" else format
         classes = (loom_class, heddle_class or loom_class.heddle_class)
         if name == NATIVE:
-            found = _read_native(data, lm, limits, force, *classes)
+            report = _read_native(data, lm, limits, force, *classes)
             if is_path and lm is not None:
-                notice = sidecar.try_load(found.looms[0].loom, source)  # type: ignore[arg-type]
-                found = found._replace(dropped=(*found.dropped, *([notice] if notice else [])))
-            return found
-        data, n_halves = _without_surrogates(data)
+                notice = sidecar.try_load(report.looms[0].loom, source)  # type: ignore[arg-type]
+                report = report._replace(dropped=(*report.dropped, *([notice] if notice else [])))
+            return report
+        data, n_surrogates = _without_surrogates(data)
         sketches = _parse_trees(name, data)
-        if n_halves:
-            sketches[0].notes["halves of characters are U+FFFD now"] += n_halves
+        if n_surrogates:
+            sketches[0].notes["lone surrogates were replaced by U+FFFD"] += n_surrogates
         check_limits(sketches, limits)
         for sketch in sketches:
             sketch.lift()
@@ -154,7 +169,7 @@ def _parsed(source: object, limits: ImportLimits) -> object:
 
 
 def _json(data: bytes) -> object:
-    """Return a file's JSON; of JSON lines a list."""
+    """Return a file's JSON; a list for JSON lines."""
     try:
         return atomic_files.parse_json(data)
     except ValueError as problem:
@@ -169,9 +184,9 @@ def _json(data: bytes) -> object:
 
 
 def _is_lines(data: bytes) -> bool:
-    """Whether what is no JSON as a whole is one a line: the first of them is an object or a list.
+    """Return True if a file that is no JSON has JSON lines: its first line is an object or a list.
 
-    Of one JSON over many lines, which breaks off, that is not so: its own break is told.
+    False for one JSON text over many lines that is cut off, so that its own error is reported.
     """
     lines = [line for line in data.splitlines() if line.strip()]
     try:
@@ -191,19 +206,19 @@ def _line(line: bytes, number: int) -> object:
 
 
 def _check_serializable(data: object) -> None:
-    """Refuse what could be read, but not written again: numbers beyond floats, too deep a nest."""
+    """Raise FormatError for data that cannot be written again: NaN, or nesting that is too deep."""
     try:
         json.dumps(data, allow_nan=False)
     except (ValueError, TypeError) as error:
-        raise FormatError(f"it cannot be kept: {error}") from error
+        raise FormatError(f"it cannot be saved as JSON: {error}") from error
     except RecursionError:
         raise FormatError("it is nested too deeply") from None
 
 
 def _without_surrogates(data: object) -> tuple[object, int]:
-    """Return JSON without halves of characters, which no tokenizer takes, and how many there were.
+    """Return JSON with lone surrogates replaced by U+FFFD, and their number.
 
-    Programs that cut texts by UTF-16 leave such halves.
+    Programs that cut texts by UTF-16 units create them, and tokenizers reject them.
     """
     text = json.dumps(data, ensure_ascii=False)
     try:
@@ -230,16 +245,17 @@ def _read_native(
 
 
 def _parse_trees(name: str, data: object) -> list[Sketch]:
-    """Return the trees in a file. What an importer cannot read is a FormatError, whatever it is."""
+    """Return the trees in a file. Any error of an importer becomes a FormatError."""
     try:
-        found = IMPORTERS[name].sketches(data) if name in IMPORTERS else _call_importer(name, data)
+        importer = IMPORTERS.get(name)
+        sketches = _call_importer(name, data) if importer is None else importer.sketches(data)
     except WeftError:
         raise
     except atomic_files.PARSE_ERRORS as error:
         raise FormatError(f"this is no file of {name}, or it is broken: {error!r:.200}") from error
-    if not found or not all(sketch.knots for sketch in found):
+    if not sketches or not all(sketch.knots for sketch in sketches):
         raise FormatError(f"there are no trees of {name} in it")
-    return found
+    return sketches
 
 
 def _note_lines(sketches: Sequence[Sketch]) -> Iterator[str]:
@@ -255,7 +271,7 @@ def _other_importers() -> list[str]:
 
 
 def _call_importer(name: str, data: object) -> list[Sketch] | None:
-    """Return what another package's importer makes of it: None for what is none of its files."""
+    """Return the trees of another package's importer; None if the file is not of its format."""
     (point,) = entry_points(group=ENTRY_POINT_GROUP, name=name)
-    found: list[Sketch] | None = point.load()(data)
-    return found
+    sketches: list[Sketch] | None = point.load()(data)
+    return sketches

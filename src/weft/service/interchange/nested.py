@@ -1,4 +1,4 @@
-"""Importers of trees whose nodes hold their children: N8Loom's export, and Python loom's files."""
+"""Importers of nested trees: N8Loom's export, and files of the Python loom."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .import_tree import Knot, Sketch
 
 _N8LOOM = ("terminal", "node_id", "display_text")
 _READ = ("text", "children", "terminal")
-# What N8Loom displays for a prompt that went through a chat template.
+# N8Loom's display text of a prompt with a chat template.
 _DISPLAYED = re.compile(r"Prompt: (.*)\n\nResponse:\n\n", re.DOTALL)
 # Names of control tokens: <|im_start|>user, <start_of_turn>user, </s>, [INST].
 _CONTROL = re.compile(
@@ -22,12 +22,12 @@ _CONTROL = re.compile(
 
 
 def is_n8loom(data: object) -> bool:
-    """Whether this is what the existing tree library exports."""
+    """Return True for N8Loom's export."""
     return is_nested(data) and any(name in data for name in _N8LOOM)  # type: ignore[operator]
 
 
 def n8loom(data: Any) -> list[Sketch]:
-    """Read nested text, children and terminal. Texts are templated already: never again."""
+    """Read nested text, children and terminal. The texts are already templated."""
     sketch = _walked(data)
     sketch.special = True
     root = sketch.knots[0]
@@ -40,7 +40,7 @@ def n8loom(data: Any) -> list[Sketch]:
 
 
 def is_python_loom(data: object) -> bool:
-    """Whether this is a file of the Python loom: a root that nests, with chapters and memories."""
+    """Return True for a file of the Python loom: a nested root, with chapters and memories."""
     return isinstance(data, dict) and is_nested(data.get("root"))
 
 
@@ -56,12 +56,12 @@ def python_loom(data: Any) -> list[Sketch]:
 
 
 def is_nested(data: object) -> bool:
-    """Whether this is a node that holds text and children, and no more is known of it."""
+    """Return True for a node with text and children and nothing else that identifies a format."""
     return isinstance(data, dict) and isinstance(data.get("text"), str) and "children" in data
 
 
 def nested(data: Any) -> list[Sketch]:
-    """Read nested text and children, as older files of the Python loom have them."""
+    """Read nested text and children, as in older files of the Python loom."""
     return [_walked(data)]
 
 

@@ -1,4 +1,4 @@
-"""Preference pairs as JSON: siblings of which one is liked better than the other."""
+"""Preference pairs as JSON: two siblings, of which one is preferred."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from .turns import ROLE, messages_of
 Rank = Callable[[Heddle], float | None]
 Label = Callable[[Heddle], str | None]
 
-BOOKMARK = "bookmark"  # in a node's meta: its label
+BOOKMARK = "bookmark"  # key in a node's meta: its label
 
 
 def bookmark_of(node: Heddle) -> str | None:
-    """Return a node's bookmark; None where it has none."""
+    """Return a node's bookmark; None without one."""
     label = node.meta.get(BOOKMARK)
     return None if not label else label if isinstance(label, str) else BOOKMARK
 
 
 def ranking(by: str | Rank, bookmark: Label) -> Rank:
-    """Return what ranks siblings. by: "score", "bookmark" (bookmarked ones first), or a function.
+    """Return a function that ranks siblings.
+
+    by: "score", "bookmark" (bookmarked ones first), or a function of a node.
 
     Raises: ConfigError.
     """
@@ -39,12 +41,12 @@ def ranking(by: str | Rank, bookmark: Label) -> Rank:
 def pair_lines(
     part: Selection, *, by: str | Rank = "score", bookmark: Label = bookmark_of
 ) -> Iterator[str]:
-    """Yield a JSON object a pair: {"prompt", "chosen", "rejected"}, as trainers read it.
+    """Yield a JSON object per pair: {"prompt", "chosen", "rejected"}, the format of trainers.
 
-    Of the children of a node the best is chosen, and each that ranks lower and says something else
-    is rejected once. A loom of chat turns gives messages, another gives texts.
+    Of each node's children, the best is chosen. Each other text with a lower rank is rejected once.
+    A loom of chat turns gives messages, others give texts.
 
-    Raises: ConfigError where no siblings differ.
+    Raises: ConfigError if no siblings differ.
     """
     rank, is_chat = ranking(by, bookmark), _is_chat(part)
     lines = [
@@ -53,7 +55,7 @@ def pair_lines(
         for chosen, rejected in _siblings(node, rank)
     ]
     if not lines:
-        name = by if isinstance(by, str) else "what the function says"
+        name = by if isinstance(by, str) else "the function"
         raise ConfigError(
             f"no siblings differ by {name}, so there are no preference pairs to write",
             hint="give nodes scores, or choose what ranks them: score, bookmark, or a function",
@@ -67,10 +69,10 @@ def _siblings(node: Heddle, rank: Rank) -> Iterator[tuple[Heddle, Heddle]]:
     if not ranked:
         return
     best, chosen = max(ranked, key=lambda each: each[0])
-    told = {chosen.text}
+    texts = {chosen.text}
     for value, child in ranked:
-        if value < best and child.text not in told:
-            told.add(child.text)
+        if value < best and child.text not in texts:
+            texts.add(child.text)
             yield chosen, child
 
 
@@ -82,12 +84,13 @@ def _pair(node: Heddle, chosen: Heddle, rejected: Heddle, is_chat: bool) -> dict
     if not is_chat:
         prompt = "".join(each.text for each in node.path)
         return {"prompt": prompt, "chosen": chosen.text, "rejected": rejected.text}
-    asked = messages_of(node.path)
-    told = [messages_of(each.path) for each in (chosen, rejected)]
-    # An answer that goes on with one begun before: trainers want that one whole.
-    shared = len(asked) if all(each[: len(asked)] == asked for each in told) else len(asked) - 1
+    context = messages_of(node.path)
+    answers = [messages_of(each.path) for each in (chosen, rejected)]
+    # Both may continue an answer that the prompt contains: trainers need that answer complete.
+    extends_prompt = all(messages[: len(context)] == context for messages in answers)
+    shared = len(context) if extends_prompt else len(context) - 1
     return {
-        "prompt": asked[:shared],
-        "chosen": told[0][shared:],
-        "rejected": told[1][shared:],
+        "prompt": context[:shared],
+        "chosen": answers[0][shared:],
+        "rejected": answers[1][shared:],
     }

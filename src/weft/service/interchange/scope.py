@@ -1,4 +1,4 @@
-"""How much of a loom is exported."""
+"""The part of a loom to export."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from ...errors import ConfigError
 
 
 class Scope(StrEnum):
-    """path: prompt to node; subtree: that and all below the node; tree: the whole loom."""
+    """The part of a loom to export.
+
+    path: from the prompt to a node.
+    subtree: the path and all nodes below it.
+    tree: the full loom.
+    """
 
     PATH = "path"
     SUBTREE = "subtree"

@@ -1,4 +1,4 @@
-"""A path, a subtree or the whole tree, as a loom of its own."""
+"""A copy of a path, a subtree or the full tree, as a loom of its own."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .scope import Scope
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A copy of what is exported; the loom it came from may go on growing.
+    """A copy of the part of a loom to export; the original may grow meanwhile.
 
-    node: the path's end or the subtree's top, in the copy; its root where the scope is the tree.
-    numbers: of nodes, by id.
+    node: the end of the path, or the top of the subtree, in the copy; the root for a tree.
+    numbers: node numbers by id.
     """
 
     loom: Loom
@@ -27,14 +27,15 @@ class Selection:
 
     @property
     def top(self) -> Heddle:
-        """Where a picture begins: at a subtree's top, else at the root."""
+        """The node to draw from: the top of a subtree, else the root."""
         return self.node if self.scope is Scope.SUBTREE else self.loom
 
 
 def select(node: Heddle, scope: Scope, numbers: Mapping[str, int] | None = None) -> Selection:
-    """Return what of a node's loom is in the scope, with its ids. Changes nothing.
+    """Copy the part of a node's loom in the scope, with its ids. Changes nothing.
 
-    numbers: children stand in the order of these; None: as they were asked for.
+    numbers: the order of children; None: the order of their calls.
+
     Raises: ConfigError for a node that is in no loom. Cost: O(nodes in the loom).
     """
     path = node.path
@@ -47,10 +48,10 @@ def select(node: Heddle, scope: Scope, numbers: Mapping[str, int] | None = None)
     kept = {above.id: below for above, below in zip(path, path[1:], strict=False)}
     copied = _root(loom)
     stack: list[tuple[Heddle, Heddle]] = [(loom, copied)]
-    found: Heddle = copied
+    selected: Heddle = copied
     while stack:
         source, target = stack.pop()
-        found = target if source is node else found
+        selected = target if source is node else selected
         if scope is not Scope.TREE and source.id in kept and source is not node:
             below = [kept[source.id]]
         else:
@@ -60,7 +61,7 @@ def select(node: Heddle, scope: Scope, numbers: Mapping[str, int] | None = None)
             _fill(new, child)
             child_list(target).append(new)
             stack.append((child, new))
-    return Selection(copied, found, scope, numbers)
+    return Selection(copied, selected, scope, numbers)
 
 
 def _in_order(node: Heddle, numbers: Mapping[str, int]) -> list[Heddle]:
@@ -68,8 +69,8 @@ def _in_order(node: Heddle, numbers: Mapping[str, int]) -> list[Heddle]:
 
 
 def _root(loom: Loom) -> Loom:
-    made = Prompt(loom.tokens, loom.user_prompt, loom.chat_template_used)
-    copied = type(loom).restored(rebind(loom), made, loom.heddle_class)
+    prompt = Prompt(loom.tokens, loom.user_prompt, loom.chat_template_used)
+    copied = type(loom).restored(rebind(loom), prompt, loom.heddle_class)
     copied.created = loom.created
     if loom.lm is None:
         copied.saved_by = loom.saved_by

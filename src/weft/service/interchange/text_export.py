@@ -12,11 +12,11 @@ from .selection import Selection
 from .turns import ROLE, messages_of
 from .user_text import joined_text
 
-_INDENT = 10  # levels of a list that are indented: deeper ones would run out of the page
+_INDENT = 10  # maximum number of indented levels of a list, to limit its width
 
 
 def text_lines(part: Selection) -> Iterator[str]:
-    """Yield the path's text as it is, or a drawing of the tree."""
+    """Yield the path's text, or a drawing of the tree."""
     if part.scope is Scope.PATH:
         yield path_text(part).rstrip("\n") + "\n"
         return
@@ -24,7 +24,7 @@ def text_lines(part: Selection) -> Iterator[str]:
 
 
 def path_text(part: Selection) -> str:
-    """Return prompt and path as one text; a chat's prompt stands apart."""
+    """Return prompt and path as one text; a chat's prompt is a separate paragraph."""
     loom, path = part.loom, part.node.path
     if any(ROLE in node.meta for node in path):
         return "\n\n".join(f"{m['role']}: {m['content'] or ''}" for m in messages_of(path))
@@ -45,8 +45,8 @@ def markdown_lines(part: Selection, *, name: str = "") -> Iterator[str]:
 
 def _front_matter(part: Selection, name: str) -> list[str]:
     loom = part.loom
-    made = [each.params.seed for each in loom.walk() if each.params is not None]
-    seeds = sorted({seed for seed in made if seed is not None})
+    all_seeds = [each.params.seed for each in loom.walk() if each.params is not None]
+    seeds = sorted({seed for seed in all_seeds if seed is not None})
     lines = ["---", *([f"loom: {_scalar(name)}"] if name else []), f"model: {_scalar(model(loom))}"]
     if seeds:
         lines.append(f"seeds: [{', '.join(map(str, seeds))}]")
@@ -54,7 +54,7 @@ def _front_matter(part: Selection, name: str) -> list[str]:
 
 
 def model(root: Heddle) -> str:
-    """Return the name of the model that a loom is of, without the folder where it lies."""
+    """Return the name of a loom's model, without the path of its folder."""
     noted = root.meta.get("model")
     if not isinstance(noted, str) or not noted:
         noted = root.saved_by.name if root.lm is None else root.lm.info.model  # type: ignore[attr-defined]
@@ -62,13 +62,13 @@ def model(root: Heddle) -> str:
 
 
 def _scalar(text: str) -> str:
-    """Return a text as YAML reads it: as it is, or in quotes where YAML would see more in it."""
+    """Return a text as a YAML scalar, quoted if necessary."""
     plain = all(c.isalnum() or c in "-_./@+ " for c in text) and text[:1].isalnum()
     return text if plain and text == text.strip() else json_text(text)
 
 
 def json_text(text: str) -> str:
-    """Return a text in double quotes, as JSON and YAML read it."""
+    """Return a text in double quotes, valid in JSON and YAML."""
     import json
 
     return json.dumps(text, ensure_ascii=False)
@@ -77,14 +77,14 @@ def json_text(text: str) -> str:
 def _path_rows(part: Selection) -> list[str]:
     path = part.node.path
     if any(ROLE in node.meta for node in path):
-        said = ((m["role"], m["content"] or "") for m in messages_of(path))
-        return [row for role, content in said for row in (f"**{role}**", "", content, "")]
-    asked = (part.loom.user_prompt or part.loom.text).split("\n")
-    return [*(f"> {row}".rstrip() for row in asked), "", joined_text(path[1:]).strip("\n")]
+        messages = ((m["role"], m["content"] or "") for m in messages_of(path))
+        return [row for role, content in messages for row in (f"**{role}**", "", content, "")]
+    prompt = (part.loom.user_prompt or part.loom.text).split("\n")
+    return [*(f"> {row}".rstrip() for row in prompt), "", joined_text(path[1:]).strip("\n")]
 
 
 def markdown_list(root: Heddle) -> list[str]:
-    """Return a tree as a nested list of Markdown; leaves with equal texts are one item, ×n."""
+    """Return a tree as a nested Markdown list; leaves with equal texts are one item, ×n."""
     lines: list[str] = []
     stack = [([root], 0)]
     while stack:
@@ -99,7 +99,7 @@ def markdown_list(root: Heddle) -> list[str]:
 
 
 def escape_markdown(text: str) -> str:
-    """Return text that a list item of Markdown shows as it is."""
+    """Return the text escaped for an item of a Markdown list."""
     rows = []
     for row in text.split("\n"):
         marked = "".join(f"\\{c}" if c in "\\`*_[]<>#|" else c for c in row)

@@ -1,4 +1,4 @@
-"""A path as the turns of a chat; chat messages as JSON, a line a path."""
+"""A path as chat messages, and as a JSON line per path."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .scope import Scope
 from .selection import Selection
 from .user_text import user_text_of
 
-ROLE = "role"  # in a node's meta: whose message of a chat its text is
-# Of an imported message, what stands beside role and content and belongs to it.
+ROLE = "role"  # key in a node's meta: the role of a chat message
+# Further fields of an imported message.
 MESSAGE_FIELDS = ("name", "tool_calls", "tool_call_id")
 
 Message = dict[str, Any]
@@ -22,21 +22,21 @@ Message = dict[str, Any]
 def messages_of(path: Sequence[Heddle]) -> list[Message]:
     """Return a path, from the root on, as chat messages.
 
-    What is said at a node with a role is a message of its own; other text is the assistant's, and a
-    prompt without a chat template the user's.
+    A node with a role, or with a user text, is a message of its own. Other text belongs to the
+    assistant, and a prompt without a chat template to the user.
     """
-    found = _prompt_messages(path[0])
+    messages = _prompt_messages(path[0])
     for node in path[1:]:
         user_text, role = user_text_of(node), node.meta.get(ROLE)
         if user_text is not None:
-            found.append({"role": "user", "content": user_text})
+            messages.append({"role": "user", "content": user_text})
         elif isinstance(role, str):
-            found.append(_message(node, role))
-        elif found and found[-1]["role"] == "assistant":
-            found[-1] = {**found[-1], "content": (found[-1]["content"] or "") + node.text}
+            messages.append(_message(node, role))
+        elif messages and messages[-1]["role"] == "assistant":
+            messages[-1] = {**messages[-1], "content": (messages[-1]["content"] or "") + node.text}
         else:
-            found.append({"role": "assistant", "content": node.text})
-    return found
+            messages.append({"role": "assistant", "content": node.text})
+    return messages
 
 
 def _prompt_messages(root: Heddle) -> list[Message]:
@@ -46,7 +46,7 @@ def _prompt_messages(root: Heddle) -> list[Message]:
     if isinstance(root, Loom) and root.chat_template_used:
         noted = root.meta.get(MESSAGES)
         return list(noted) if noted else [{"role": "user", "content": root.user_prompt}]
-    # As it was typed: a model's begin token is no part of what somebody says.
+    # The user's text, without the model's BOS token.
     text = (root.user_prompt if isinstance(root, Loom) else "") or root.text
     return [{"role": "user", "content": text}] if text else []
 
@@ -60,15 +60,15 @@ def _message(node: Heddle, role: str) -> Message:
 
 
 def path_ends(part: Selection) -> list[Heddle]:
-    """Return where the paths of a part end: its node, or the leaves below it, in order."""
+    """Return the ends of a part's paths: its node, or the leaves below it, in order."""
     return [part.node] if part.scope is Scope.PATH else part.node.leaves
 
 
 def message_lines(part: Selection) -> Iterator[str]:
-    """Yield a JSON object a path: {"messages": […]}. Paths that say the same are one line."""
-    seen = set()
+    """Yield a JSON object per path: {"messages": […]}. Equal paths give one line."""
+    lines = set()
     for end in path_ends(part):
         line = json.dumps({"messages": messages_of(end.path)}, ensure_ascii=False)
-        if line not in seen:
-            seen.add(line)
+        if line not in lines:
+            lines.add(line)
             yield line + "\n"

@@ -1,4 +1,4 @@
-"""What the user said in a chat, noted on its nodes."""
+"""The user's texts in a chat, stored in the meta of their nodes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ...loom import Heddle
 
-USER_TEXT_KEY = "said"  # in a node's meta: what the user said, without the template around it
+USER_TEXT_KEY = "said"  # key in a node's meta: the user's text without the template
 
 
 def user_text_of(node: Heddle) -> str | None:
-    """Return what the user said at this node; None for what a model made or was added as text."""
+    """Return the user's text of a node; None for generated and added text."""
     user_text = node.meta.get(USER_TEXT_KEY)
     return user_text if isinstance(user_text, str) else None
 
 
 def joined_text(nodes: Sequence[Heddle]) -> str:
-    """Return the text of nodes below a root, turns set apart."""
+    """Return the text of nodes below a root; user texts are separate paragraphs."""
     parts = []
     for node in nodes:
         user_text = user_text_of(node)
