@@ -160,7 +160,7 @@ def test_a_server_that_says_nothing_is_given_up(server: Started) -> None:
     retry_policy = {"first_s": 0.3, "retries": 1, "manners": capabilities}
     with weft.load(server.base, TINY, engine_options=retry_policy) as lm:
         server.fault(*[{"kind": "hang", "seconds": 1.0}] * 2)
-        with pytest.raises(ForwardError, match=r"nothing came for too long \(2 tries\)"):
+        with pytest.raises(ForwardError, match=r"no data arrived before the timeout \(2 tries\)"):
             grown(lm)
 
 
@@ -225,7 +225,7 @@ def test_no_redirect_takes_the_key_to_another_host(locked: Started, server: Star
     with weft.load(locked.base, TINY, token=KEY) as lm:
         n_before = len(server.seen()["bodies"])
         locked.fault({"kind": "redirect", "to": f"{server.base}/completions"})
-        with pytest.raises(ForwardError, match=f"sends requests on to {server.base}"):
+        with pytest.raises(ForwardError, match=f"redirects to {server.base}"):
             grown(lm)
         assert len(server.seen()["bodies"]) == n_before
 
@@ -363,7 +363,7 @@ def test_another_text_on_that_second_try_is_an_error(server: Started, lm: LM) ->
     say, seeds = native.builder.body, itertools.count()
     native.builder.body = lambda *given, **more: {**say(*given, **more), "seed": next(seeds)}
     server.fault(broken("break", 20))
-    with pytest.raises(ForwardError, match="another text when it was asked again"):
+    with pytest.raises(ForwardError, match="another text when it was requested again"):
         Loom(lm, PROMPT).grow(n=1, max_tokens=60, constraint=Regex("[0-9]{40}"), temperature=5.0)
 
 

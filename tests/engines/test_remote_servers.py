@@ -197,7 +197,7 @@ def test_given_text_is_scored_or_refused(lm: LM, plain: LM) -> None:
 def test_penalties_act_as_ours_or_are_refused(lm: LM, plain: LM, params: dict[str, Any]) -> None:
     loom = Loom(lm, PROMPTS[0])
     if not is_vllm(lm) and "logit_bias" not in params:
-        with pytest.raises(Unsupported, match="does not do exactly that"):
+        with pytest.raises(Unsupported, match="do not do exactly that"):
             loom.grow(n=1, temperature=0, max_tokens=20, **params)
         return
     (node,) = loom.grow(n=1, temperature=0, max_tokens=30, **params)
@@ -246,7 +246,7 @@ def test_single_steps_where_rows_are_whole(other: OtherServer, plain: LM) -> Non
     with weft.load(other.base, TINY, n_ctx=2048) as lm:
         gives_rows = is_vllm(lm)
     if not gives_rows:
-        with pytest.raises(Unsupported, match="whole rows"):
+        with pytest.raises(Unsupported, match="full rows"):
             weft.load(other.base, TINY, n_ctx=2048, engine_options=options)
         return
     with weft.load(other.base, TINY, engine_options=options) as lm:

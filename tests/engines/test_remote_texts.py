@@ -17,7 +17,7 @@ from shallow import TINY
 from stand_in_server import Started, standing_in
 from weft import Branch, Loom, search
 from weft.constraints import Regex
-from weft.engines.remote.text_pieces import END, PieceTokenizer, pieces_of, spelled
+from weft.engines.remote.text_pieces import END, PieceTokenizer, piece_bytes, pieces_of
 from weft.errors import ConfigError, EngineUnavailable, ForwardError, ModelMismatch, Unsupported
 from weft.lm.lm import LM
 
@@ -64,7 +64,7 @@ def test_pieces_are_the_text(text: str) -> None:
 
 @given(st.binary())
 def test_any_bytes_have_pieces(raw: bytes) -> None:
-    assert b"".join(map(spelled, pieces_of(raw))) == raw
+    assert b"".join(map(piece_bytes, pieces_of(raw))) == raw
 
 
 def test_the_tree_stands_on_the_server_s_tokens(lm: LM, plain: LM) -> None:
@@ -166,7 +166,7 @@ def test_an_answer_that_has_begun_is_refused_where_it_cannot(chatty: Started) ->
         with pytest.raises(Unsupported, match="middle of an answer"):
             node.grow(n=1, temperature=0, max_tokens=6)
         chatty.fault({"kind": "break", "at": 3})
-        with pytest.raises(ForwardError, match="cannot go on after 3 tokens"):
+        with pytest.raises(ForwardError, match="cannot continue after 3 tokens"):
             Loom(lm, STORY).grow(n=1, temperature=0, max_tokens=6)
         chatty.fault({"kind": "break", "at": 0})
         assert Loom(lm, STORY).grow(n=1, temperature=0, max_tokens=6)[0].text == node.text
@@ -180,7 +180,7 @@ def test_roles_that_somebody_typed_are_letters(chatty: Started) -> None:
 
 
 def test_the_end_is_a_token_without_text() -> None:
-    assert spelled(END) == b""
+    assert piece_bytes(END) == b""
     assert END in PieceTokenizer(is_chat=True).stop_ids
 
 

@@ -17,7 +17,7 @@ from weft.engines.generation import GenerationRequest
 from weft.engines.remote.address import Address
 from weft.engines.remote.dialect import DIALECTS, ServerCapabilities, dialect_of
 from weft.engines.remote.request_builder import RequestBuilder
-from weft.engines.remote.responses import Events, ProtocolError, read_deltas
+from weft.engines.remote.responses import EventStreamParser, ProtocolError, read_deltas
 from weft.engines.remote.token_matching import TokenMatcher
 from weft.errors import ConfigError, ForwardError
 from weft.lm.lm import LM
@@ -34,15 +34,15 @@ def text() -> Tokenizer:
 
 
 def test_an_address_is_read_and_written() -> None:
-    found = Address.read("HTTP://Host:8000/v1/#org/name:tag?tokenizer=./a b&most=3")
+    found = Address.parse("HTTP://Host:8000/v1/#org/name:tag?tokenizer=./a b&most=3")
     assert found.base == "http://host:8000/v1"
     assert found.model == "org/name:tag"
     assert found.options == {"tokenizer": "./a b", "most": "3"}
-    assert Address.read(found.with_model(found.model)) == found
+    assert Address.parse(found.with_model(found.model)) == found
     odd = Address("http://host/v1", "m", {"tokenizer": "./100% a&b=c+d#e?", "most": "3"})
-    assert Address.read(odd.with_model("m")) == odd
-    assert Address.read("http://[::1]:80/v1").base == "http://[::1]:80/v1"
-    assert Address.read("https://host/v1", "m").with_model("m") == "https://host/v1#m"
+    assert Address.parse(odd.with_model("m")) == odd
+    assert Address.parse("http://[::1]:80/v1").base == "http://[::1]:80/v1"
+    assert Address.parse("https://host/v1", "m").with_model("m") == "https://host/v1#m"
 
 
 @pytest.mark.parametrize(
@@ -57,13 +57,13 @@ def test_an_address_is_read_and_written() -> None:
 )
 def test_what_is_no_address_is_refused_without_its_secrets(url: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
-        Address.read(url)
+        Address.parse(url)
     assert "hunter2" not in str(caught.value)
 
 
 def test_two_models_are_one_too_many() -> None:
     with pytest.raises(ConfigError, match="two models: 'a' in the address and model='b'"):
-        Address.read("http://host/v1#a", "b")
+        Address.parse("http://host/v1#a", "b")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_openais_key_goes_to_encrypted_addresses_and_to_this_machine(
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-openai")
     monkeypatch.delenv("WEFT_API_KEY", raising=False)
-    address = Address.read(url)
+    address = Address.parse(url)
     assert address.key(None) == ("sk-openai" if may_have_openais else None)
     monkeypatch.setenv("WEFT_API_KEY", "sk-weft")
     assert address.key(None) == "sk-weft"
@@ -93,7 +93,7 @@ def test_openais_key_goes_to_encrypted_addresses_and_to_this_machine(
 def test_a_key_that_is_none_is_refused_unseen() -> None:
     for key in ("two words", "sk-ä", "sk\nx: y"):
         with pytest.raises(ConfigError) as caught:
-            Address.read("http://host/v1").key(key)
+            Address.parse("http://host/v1").key(key)
         assert key not in str(caught.value)
 
 
@@ -234,9 +234,9 @@ def test_messages_come_whole_however_they_are_cut(messages: list[Any], size: int
         b"data: " + json.dumps(each, ensure_ascii=False).encode() + b"\r\n\r\n" for each in messages
     )
     raw += b"data: [DONE]\n\ndata: {}\n\n"
-    events, found = Events(), []
+    events, found = EventStreamParser(), []
     for at in range(0, len(raw), size):
-        found += events.take(raw[at : at + size])
+        found += events.feed(raw[at : at + size])
     assert found == messages
     assert events.is_done
 
@@ -267,7 +267,7 @@ def test_logprobs_that_are_no_numbers_are_absent(text: Tokenizer) -> None:
 
 def test_an_id_beyond_the_vocabulary_is_another_model_s(text: Tokenizer) -> None:
     (told,) = read_deltas({"choices": [{"text": "a", "token_ids": [text.n_vocab]}]})
-    with pytest.raises(ForwardError, match="the tokenizer made for this model"):
+    with pytest.raises(ForwardError, match="the tokenizer of this model"):
         TokenMatcher(text, text.n_vocab).tokens(told)
 
 

@@ -1,4 +1,4 @@
-"""`Address`: where a server is, which of its models is meant, and who may have the key."""
+"""`Address`: a server's base address, the model on it, and who may receive the key."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from ...errors import ConfigError
 
-_PLAIN = "/:@~+ ,()\\"  # what needs no quoting in an option's value
+_PLAIN = "/:@~+ ,()\\"  # characters that need no quoting in an option's value
 OPTIONS = (
     *("tokenizer", "api", "n_ctx", "dialect", "most", "together", "steps", "connect_s", "first_s"),
     *("between_s", "retries"),
@@ -38,9 +38,11 @@ class Address:
 
     `ollama:NAME` stands for `http://127.0.0.1:11434/v1#NAME`.
 
-    model: its name for the model; "" for the only one it has. options: what stands behind a `?` of
-    the fragment, as text: `http://host:8000/v1#model?tokenizer=./folder`; before it, too, where
-    they are options by their names.
+    Attributes:
+        base: the address without query and fragment.
+        model: the server's name of the model; "" for its only model.
+        options: options after a `?` in the fragment, as text:
+            `http://host:8000/v1#model?tokenizer=./folder`. The query may also contain them.
     """
 
     base: str
@@ -48,8 +50,12 @@ class Address:
     options: dict[str, str]
 
     @classmethod
-    def read(cls, url: str, model: str = "") -> Address:
-        """Return the parts of an address. Raises: ConfigError, which shows no secret of it."""
+    def parse(cls, url: str, model: str = "") -> Address:
+        """Parse an address.
+
+        Raises:
+            ConfigError: the address is invalid; the message shows no secret of it.
+        """
         try:
             if url.lower().startswith(OLLAMA_SCHEME):
                 url = f"{ollama_url()}#{url[len(OLLAMA_SCHEME) :]}"
@@ -58,23 +64,23 @@ class Address:
         except ValueError as error:
             raise ConfigError(f"the server's address cannot be read: {error}") from None
         if not host:
-            raise ConfigError(f"{url!r} names no host; an address is http://host:8000/v1#model")
-        asked = [each for each in parts.query.split("&") if each]
+            raise ConfigError(f"{url!r} has no host; an address is http://host:8000/v1#model")
+        query = [each for each in parts.query.split("&") if each]
         if parts.username is not None or any(
-            each.partition("=")[0] not in OPTIONS for each in asked
+            each.partition("=")[0] not in OPTIONS for each in query
         ):
             raise ConfigError(
-                "the server's address has a user, a password or a query; these would stand in saved"
-                " looms. Give a key by token=… or WEFT_API_KEY; options that an address may have"
-                f" are {', '.join(OPTIONS)}"
+                "the server's address has a user, a password or a query; saved looms would contain"
+                " these. Pass a key by token=… or WEFT_API_KEY; allowed options of an address are"
+                f" {', '.join(OPTIONS)}"
             )
         name, _, rest = parts.fragment.partition("?")
         if model and name and model != name:
             raise ConfigError(f"two models: {name!r} in the address and model={model!r}; give one")
-        shown = f"[{host}]" if ":" in host else host
-        place = shown if port is None else f"{shown}:{port}"
-        base = f"{parts.scheme.lower()}://{place}{parts.path.rstrip('/')}"
-        pairs = (each.partition("=") for each in [*asked, *rest.split("&")] if each)
+        host = f"[{host}]" if ":" in host else host
+        netloc = host if port is None else f"{host}:{port}"
+        base = f"{parts.scheme.lower()}://{netloc}{parts.path.rstrip('/')}"
+        pairs = (each.partition("=") for each in [*query, *rest.split("&")] if each)
         return cls(base, model or name, {unquote(key): unquote(value) for key, _, value in pairs})
 
     @property
@@ -89,12 +95,12 @@ class Address:
 
     @property
     def is_encrypted(self) -> bool:
-        """Nobody on the way can read what is sent."""
+        """True if requests are encrypted."""
         return self.base.startswith("https:")
 
     @property
-    def is_here(self) -> bool:
-        """It is this machine."""
+    def is_loopback(self) -> bool:
+        """True if the server is on this machine."""
         name = urlsplit(self.base).hostname or ""
         try:
             return ipaddress.ip_address(name).is_loopback
@@ -102,24 +108,29 @@ class Address:
             return name == "localhost"
 
     def with_model(self, model: str) -> str:
-        """Return the whole address again, with this name."""
+        """Return the full address with options and this model name."""
         pairs = ((name, quote(value, safe=_PLAIN)) for name, value in self.options.items())
         rest = "&".join(f"{name}={value}" for name, value in pairs)
         return f"{self.base}#{model}" + (f"?{rest}" if rest else "")
 
     def short_name(self, model: str) -> str:
-        """Return what to call a model of this server: no folders, which servers often name."""
+        """Return a display name for a model of this server, without folders, which servers often
+        include.
+        """
         return f"{model.rstrip('/').rpartition('/')[2] or model} @ {self.host}"
 
     def key(self, token: str | None) -> str | None:
-        """Return the key to send: the one given, WEFT_API_KEY, or OPENAI_API_KEY.
+        """Return the key to send: the given one, WEFT_API_KEY, or OPENAI_API_KEY.
 
-        The last is some other service's as a rule: it goes to encrypted addresses and to this
-        machine only. Raises: ConfigError for what no header can hold, without showing it.
+        OPENAI_API_KEY usually belongs to another service. It is sent only to encrypted addresses
+        and to this machine.
+
+        Raises:
+            ConfigError: the key cannot be sent in a header; the message does not show it.
         """
         key = token or os.environ.get("WEFT_API_KEY")
-        if not key and (self.is_encrypted or self.is_here):
+        if not key and (self.is_encrypted or self.is_loopback):
             key = os.environ.get("OPENAI_API_KEY")
         if key and not _KEY.fullmatch(key):
-            raise ConfigError("the key has characters that no key has: spaces or letters like ä")
+            raise ConfigError("the key has invalid characters; allowed are printable ASCII")
         return key or None

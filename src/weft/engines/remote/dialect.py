@@ -1,4 +1,4 @@
-"""What kinds of servers honour beyond OpenAI's protocol, and how that is said to each."""
+"""Features of kinds of servers beyond OpenAI's protocol, and their names for them."""
 
 from __future__ import annotations
 
@@ -12,37 +12,41 @@ Order = Literal["first", "last", "either"]
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One kind of server. What it is silent about is not asked for, and refused by name.
+    """One kind of server. Features not listed here are not requested, and rejected by name."""
 
-    owners: what `owned_by` says in its list of models. neutral: fields sent with every request, or
-    the server's own defaults would draw. params: our parameters that it honours exactly, and its
-    names for them. order: where its temperature stands, before the filters or after them.
-    samplers: our filters in the words of a server that lets the request order them.
-    ask_ids: the field that asks for token ids. stop_ids: the one that names end tokens.
-    keep_stop: fields that leave a stop string in the text. seeded: equal seeds give equal texts.
-    constraints: the form in which it takes them. may_continue: its chat goes on from the middle of
-    an answer. top: how many likeliest tokens are asked for so that it tells logprobs at all.
-    row: fields that ask for the logprobs of all tokens, named by their ids. most: requests it works
-    on at once, if it breaks others off. drops_letters: with logprobs, those that are several tokens
-    are missing from its streams. chat_only: its completions do not continue raw text.
-    """
-
+    # Name of the dialect.
     name: str
+    # Values of `owned_by` in the server's list of models.
     owners: tuple[str, ...] = ()
+    # Fields sent with every request, to override the server's own sampling defaults.
     neutral: Mapping[str, Any] = field(default_factory=dict)
+    # Weft's parameters that the server honours exactly → its names.
     params: Mapping[str, str] = field(default_factory=dict)
+    # Position of the temperature: before the filters or after them.
     order: Order = "first"
+    # The filters' names, for a server whose requests can order them.
     samplers: tuple[str, ...] = ()
+    # Field that requests token ids; "" if there is none.
     ask_ids: str = ""
+    # Field for end tokens; "" if there is none.
     stop_ids: str = ""
+    # Fields that keep a stop string in the text.
     keep_stop: Mapping[str, Any] = field(default_factory=dict)
+    # Equal seeds give equal texts.
     seeded: bool = False
+    # Format of constraints; "" if the server has none.
     constraints: Literal["", "structured_outputs", "gbnf"] = ""
+    # Its chat protocol can continue an unfinished answer.
     may_continue: bool = False
+    # Number of likeliest tokens to request, so that the server returns logprobs at all.
     top: int = 1
+    # Fields that request logprobs of the full vocabulary, by token id.
     row: Mapping[str, Any] = field(default_factory=dict)
-    most: int | None = None
-    drops_letters: bool = False
+    # Maximum number of concurrent requests, if the server cancels others; None: no limit.
+    max_concurrent: int | None = None
+    # With logprobs, streams omit characters that are several tokens.
+    drops_split_chars: bool = False
+    # Its completions do not continue raw text.
     chat_only: bool = False
 
 
@@ -57,7 +61,7 @@ PLAIN = Dialect("openai", params=_STANDARD)
 VLLM = Dialect(
     "vllm",
     owners=("vllm",),
-    # NOTE: what is not said comes from the model's generation_config.json over there.
+    # NOTE: for omitted fields the server uses the model's generation_config.json.
     neutral={"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0},
     params={
         **_STANDARD,
@@ -84,7 +88,7 @@ SGLANG = Dialect(
     keep_stop={"no_stop_trim": True},
     may_continue=True,
 )
-# Its presence and frequency penalties count the prompt, ours do not.
+# Its presence and frequency penalties count the prompt; Weft's do not.
 LLAMA_SERVER = Dialect(
     "llama-server",
     owners=("llamacpp",),
@@ -106,7 +110,7 @@ LLAMA_SERVER = Dialect(
     seeded=True,
     constraints="gbnf",
 )  # fmt: skip
-# Its penalties look back 64 tokens, whatever is asked for; a request breaks off the one before.
+# Its penalties always cover 64 tokens. A new request cancels the one before.
 LLAMA_CPP_PYTHON = Dialect(
     "llama-cpp-python",
     owners=("me",),
@@ -115,8 +119,8 @@ LLAMA_CPP_PYTHON = Dialect(
     order="last",
     seeded=True,
     constraints="gbnf",
-    most=1,
-    drops_letters=True,
+    max_concurrent=1,
+    drops_split_chars=True,
 )
 # Ollama puts the prompt of a completion into the model's chat template. Requests cannot set top_k:
 # Ollama uses 40 unless the Modelfile sets another value. Its penalties count the prompt.
@@ -134,26 +138,28 @@ DIALECTS = {
 
 
 def dialect_of(owner: str) -> Dialect:
-    """Return the dialect of the server that calls itself so in its list of models."""
+    """Return the dialect of the server with this `owned_by` in its list of models."""
     return next((each for each in DIALECTS.values() if owner in each.owners), PLAIN)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerCapabilities:
-    """What one server does, found out at load or told by whoever knows.
+    """Features of one server, detected at load or passed by the caller."""
 
-    api: the protocol it speaks. takes_ids: prompts may be token ids. gives_ids: it names the ids
-    of what it generates. n: it honours several choices of one prompt. logprobs: it tells those of
-    what it draws. raw: they are of raw logits at every temperature. echo: it scores a given prompt.
-    chat: what it does by the other protocol, by which messages go; None: it has none, or what grows
-    is the model's tokens, which a chat protocol has no words for.
-    """
-
+    # Protocol of its requests.
     api: Api = "completions"
+    # Prompts may be token ids.
     takes_ids: bool = False
+    # Responses have the ids of generated tokens.
     gives_ids: bool = False
+    # It returns several choices of one prompt.
     n: bool = False
+    # It returns logprobs of generated tokens.
     logprobs: bool = False
+    # The logprobs are those of raw logits at every temperature.
     raw: bool = False
+    # It scores a given prompt.
     echo: bool = False
+    # Features of its chat protocol, used for messages; None if it has none, or if a tokenizer is
+    # given, because a chat protocol has no prompts of tokens.
     chat: ServerCapabilities | None = None

@@ -1,4 +1,4 @@
-"""`RemoteEngine`: a model behind an address, with its KV, its sampling and its weights."""
+"""`RemoteEngine`: a model behind an address; the server has its weights, KV and sampling."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ..capabilities import OWN
 from ..hub import EMBEDDED, SMOLLM2, tokenizer_of
 from .address import Address
 from .dialect import ServerCapabilities
-from .probe import ServerInfo, find
+from .probe import ServerInfo, probe_server
 from .remote_logprobs import RemoteLogprobs
 from .request_builder import RequestBuilder
 from .requests import RemoteRuns
@@ -34,21 +34,21 @@ from .text_pieces import PieceTokenizer
 from .token_matching import TokenMatcher
 from .transport import RetryPolicy, Transport
 
-MOST = 64
+MAX_CONCURRENT = 64
 
 
 class RemoteEngine(Engine):
-    """A server of OpenAI's completions or chat protocol. Made by `load`."""
+    """A server of OpenAI's completions or chat protocol. Created by `load`."""
 
     fragments = None
 
     def __init__(
         self,
         transport: Transport,
-        found: ServerInfo,
+        server: ServerInfo,
         text: Tokenizer,
         *,
-        most: int,
+        max_concurrent: int,
         together: bool,
         n_ctx: int | None,
         steps: bool,
@@ -56,35 +56,39 @@ class RemoteEngine(Engine):
         is_pieces = isinstance(text, PieceTokenizer)
         self._transport = transport
         self._text = text
-        self._builder = RequestBuilder(found.model, found.dialect, found.capabilities, text)
+        self._builder = RequestBuilder(server.model, server.dialect, server.capabilities, text)
         n_vocab = 0 if is_pieces else text.n_vocab
-        self._rows = RemoteLogprobs(transport, self._builder, n_vocab=n_vocab, most=most)
+        self._rows = RemoteLogprobs(
+            transport, self._builder, n_vocab=n_vocab, max_concurrent=max_concurrent
+        )
         if steps:
             n_vocab = transport.run(_width(self._rows, text, transport.address.base))
-            self._rows = RemoteLogprobs(transport, self._builder, n_vocab=n_vocab, most=most)
+            self._rows = RemoteLogprobs(
+                transport, self._builder, n_vocab=n_vocab, max_concurrent=max_concurrent
+            )
         self.info = EngineInfo(
             name="remote",
-            model=transport.address.short_name(found.model),
+            model=transport.address.short_name(server.model),
             n_layers=0,
             n_vocab=n_vocab,
-            context_length=found.n_ctx or n_ctx or UNKNOWN_CONTEXT_LENGTH,
+            context_length=server.n_ctx or n_ctx or UNKNOWN_CONTEXT_LENGTH,
             kv_bytes_per_token=0,
             dtype="the server's",
-            fingerprint=_fingerprint(found, text),
+            fingerprint=_fingerprint(server, text),
             device=transport.address.host,
             kv="hidden",
-            capabilities=_capabilities_of(found, steps=steps),
-            temperature_first=found.dialect.order == "first",
+            capabilities=_capabilities_of(server, steps=steps),
+            temperature_first=server.dialect.order == "first",
             own_random=True,
             extra={
-                "address": transport.address.with_model(found.model),
-                "server": found.dialect.name,
-                "manners": found.capabilities,
+                "address": transport.address.with_model(server.model),
+                "server": server.dialect.name,
+                "manners": server.capabilities,
             },
         )
-        spelling = TokenMatcher(text, n_vocab)
+        matcher = TokenMatcher(text, n_vocab)
         self.native: RemoteRuns = RemoteRuns(
-            transport, self._builder, spelling, most=most, together=together
+            transport, self._builder, matcher, max_in_flight=max_concurrent, together=together
         )
 
     @classmethod
@@ -99,7 +103,7 @@ class RemoteEngine(Engine):
         dialect: str = "auto",
         api: str = "auto",
         manners: ServerCapabilities | None = None,
-        most: int = MOST,
+        most: int = MAX_CONCURRENT,
         together: bool | None = None,
         steps: bool = False,
         connect_s: float = 10.0,
@@ -108,17 +112,26 @@ class RemoteEngine(Engine):
         retries: int = 4,
         proxy: str | None = None,
     ) -> RemoteEngine:
-        """Ask a server what it is and does; see docs/remote.md.
+        """Connect to a server and probe its features; see docs/remote.md.
 
-        url: `http://host:8000/v1`, and behind a # the model and further options of these:
-        `…/v1#model?tokenizer=./folder`. tokenizer: None grows text alone. dialect: what kind of
-        server it is, and api: "completions" or "chat", where they are not to be found out. manners:
-        what it does; nothing is asked then. most: siblings on their way at once. together: siblings
-        share a request. steps: ask for whole rows of logprobs, too, which a vLLM server gives
-        that was started with `--max-logprobs -1`: all faces work then, each step at the price of a
-        row of JSON. connect_s, first_s, between_s, retries: see `RetryPolicy`.
+        Args:
+            url: `http://host:8000/v1`, optionally with a model and options in the fragment:
+                `…/v1#model?tokenizer=./folder`.
+            model: the server's name of the model; "" for its only model.
+            token: API key.
+            tokenizer: the model's tokenizer; None to grow text without one.
+            n_ctx: context length, if the server does not report it.
+            dialect: kind of server; "auto" to detect it.
+            api: "completions", "chat", or "auto" to detect it.
+            manners: features of the server; the probe is skipped then.
+            most: maximum number of siblings in flight.
+            together: siblings share a request; None to decide by the server's seeds.
+            steps: request logprobs of the full vocabulary, too, from a vLLM server that was started
+                with `--max-logprobs -1`. All interfaces work then; each step costs one row of JSON.
+            connect_s: see `RetryPolicy`, like `first_s`, `between_s` and `retries`.
+            proxy: URL of an HTTP proxy.
         """
-        address = Address.read(url, model)
+        address = Address.parse(url, model)
         given: dict[str, Any] = {
             "n_ctx": n_ctx, "dialect": dialect, "api": api, "most": most, "together": together,
             "steps": steps,
@@ -132,8 +145,8 @@ class RemoteEngine(Engine):
         retry_policy = _retry_policy(given)
         transport = Transport(address, address.key(token), retry_policy, proxy)
         try:
-            found = transport.run(
-                find(
+            server = transport.run(
+                probe_server(
                     transport,
                     address.model,
                     tokenizer,
@@ -143,26 +156,28 @@ class RemoteEngine(Engine):
                 )
             )
             most = check_int("most", given["most"], 1)
-            if found.dialect.most is not None:
-                most = min(most, found.dialect.most)
+            if server.dialect.max_concurrent is not None:
+                most = min(most, server.dialect.max_concurrent)
             shared = given["together"]
-            if shared and not found.capabilities.n:
-                raise Unsupported(f"{address.base} gives one choice a request: leave together out")
-            if shared is None:  # where seeds count, each text must depend on its own alone
-                shared = found.capabilities.n and not found.dialect.seeded
-            is_chat = found.capabilities.api == "chat" or found.capabilities.chat is not None
+            if shared and not server.capabilities.n:
+                raise Unsupported(
+                    f"{address.base} returns one choice per request: leave out together"
+                )
+            if shared is None:  # with seeds, each text must depend only on its own seed
+                shared = server.capabilities.n and not server.dialect.seeded
+            is_chat = server.capabilities.api == "chat" or server.capabilities.chat is not None
             if given["steps"] and (
-                tokenizer is None or not found.dialect.row or not found.capabilities.takes_ids
+                tokenizer is None or not server.dialect.row or not server.capabilities.takes_ids
             ):
                 raise Unsupported(
-                    f"{address.base} is no server of whole rows (steps): these are vLLM's, started"
+                    f"{address.base} does not return full rows (steps): use a vLLM server started"
                     " with --max-logprobs -1, with tokenizer=… here"
                 )
             return cls(
                 transport,
-                found,
-                tokenizer or PieceTokenizer(is_chat=is_chat, made_from=found.root),
-                most=most,
+                server,
+                tokenizer or PieceTokenizer(is_chat=is_chat, base_model=server.root),
+                max_concurrent=most,
                 together=bool(shared),
                 steps=bool(given["steps"]),
                 n_ctx=None if given["n_ctx"] is None else check_int("n_ctx", given["n_ctx"], 1),
@@ -177,8 +192,8 @@ class RemoteEngine(Engine):
     def sampling_defaults(self) -> ModelDefaults:
         """Return the defaults of the model; in chats the server chooses the sampling.
 
-        With `steps` Weft draws some tokens itself. Chats then use `CHAT_SAMPLING`, without filters
-        that the server applies in another way.
+        With `steps`, Weft samples some tokens itself. Chats then use `CHAT_SAMPLING`, without
+        filters that the server applies differently.
         """
         first = self.info.temperature_first
         if not self.info.capabilities.steps:
@@ -192,9 +207,11 @@ class RemoteEngine(Engine):
         return ModelDefaults(SamplingParams(), chat)
 
     def forward(self, rows: Sequence[Row]) -> HostOutput:
-        """Run rows where the server gives whole rows (`steps`), else score given tokens by echo.
+        """Run rows if the server returns logprobs of the full vocabulary (`steps`); else score by
+        echo.
 
-        Cost: a request a place, `most` at once; the server prefills what it has not cached.
+        Cost: one request per position, `most` at once. The server prefills tokens that it has not
+        cached.
         """
         if self._transport.is_closed:
             raise ForwardError("this engine is closed; load it again")
@@ -202,13 +219,13 @@ class RemoteEngine(Engine):
             raise Unsupported(f"{self.info.model} has no adapters")
         self._check(rows)
         if self.info.capabilities.steps:
-            return self._transport.run(self._rows.whole(rows))
+            return self._transport.run(self._rows.full_logits(rows))
         if not self.info.capabilities.scoring or any(row.logits_at for row in rows):
-            raise Unsupported(f"{self.info.model} gives no logits rows")
-        return self._transport.run(self._rows.scored(rows))
+            raise Unsupported(f"{self.info.model} returns no logits")
+        return self._transport.run(self._rows.score(rows))
 
     def _check(self, rows: Sequence[Row]) -> None:
-        """Refuse rows that are no paths of this model."""
+        """Reject rows that are not valid paths of this model."""
         for row in rows:
             ids = [] if isinstance(row.tokens, FutureTokens) else list(row.tokens)
             n_vocab = self.info.n_vocab
@@ -229,49 +246,53 @@ class RemoteEngine(Engine):
 
 
 async def _width(rows: RemoteLogprobs, text: Tokenizer, base: str) -> int:
-    """Return how many tokens a whole row has. Raises: Unsupported where rows are not whole."""
+    """Return the number of logprobs in a full row.
+
+    Raises:
+        Unsupported: the server does not return full rows.
+    """
     try:
-        found = await rows.likeliest(text.continuation("The")[:4])
+        logprobs = await rows.top_logprobs(text.continuation("The")[:4])
     except ForwardError as error:
         raise Unsupported(
-            f"{error}; whole rows (steps) want a vLLM server started with --max-logprobs -1"
+            f"{error}; full rows (steps) need a vLLM server started with --max-logprobs -1"
         ) from None
-    mass = sum(map(math.exp, found.values()))
+    mass = sum(map(math.exp, logprobs.values()))
     if (
-        sorted(found) != list(range(len(found)))
-        or len(found) < text.n_vocab
+        sorted(logprobs) != list(range(len(logprobs)))
+        or len(logprobs) < text.n_vocab
         or abs(mass - 1) > 0.01
     ):
         raise Unsupported(
-            f"{base} gives {len(found)} logprobs of a row, with {mass:.3f} of its probability;"
-            f" whole rows (steps) have {text.n_vocab} or more: start it with --max-logprobs -1"
+            f"{base} returns {len(logprobs)} logprobs of a row, with {mass:.3f} of its probability;"
+            f" full rows (steps) have {text.n_vocab} or more: start it with --max-logprobs -1"
         )
-    return len(found)
+    return len(logprobs)
 
 
-def _capabilities_of(found: ServerInfo, *, steps: bool) -> Capabilities:
-    capabilities = found.capabilities
+def _capabilities_of(server: ServerInfo, *, steps: bool) -> Capabilities:
+    capabilities = server.capabilities
     return replace(
         OWN["remote"],
         steps=steps,
         raw_logits=False,
         scoring=steps or (capabilities.echo and capabilities.takes_ids),
-        continues=capabilities.api == "completions" or found.dialect.may_continue,
-        grammar="Weft" if steps else OWN["remote"].grammar if found.dialect.constraints else "",
+        continues=capabilities.api == "completions" or server.dialect.may_continue,
+        grammar="Weft" if steps else OWN["remote"].grammar if server.dialect.constraints else "",
     )
 
 
-def _fingerprint(found: ServerInfo, text: Tokenizer) -> str:
-    """Return what marks this server's model: its name there, and whose tokens paths are.
+def _fingerprint(server: ServerInfo, text: Tokenizer) -> str:
+    """Return a fingerprint of the model's name on the server and of the tokenizer.
 
-    The address is no part of it: a server may move. That two servers' models of one name are the
-    same one cannot be seen from here.
+    It does not depend on the address, because a server may move. Equal names on two servers may
+    denote different models; this cannot be detected.
     """
-    mark = hashlib.sha256(f"remote\0{found.model}\0{found.capabilities.api}\0".encode())
+    digest = hashlib.sha256(f"remote\0{server.model}\0{server.capabilities.api}\0".encode())
     if not isinstance(text, PieceTokenizer):
-        for each in text.vocab_bytes:
-            mark.update(each + b"\0")
-    return f"remote-{mark.hexdigest()[:32]}"
+        for token_bytes in text.vocab_bytes:
+            digest.update(token_bytes + b"\0")
+    return f"remote-{digest.hexdigest()[:32]}"
 
 
 def _retry_policy(given: dict[str, Any]) -> RetryPolicy:
@@ -306,8 +327,8 @@ _READ: dict[str, Callable[[str], Any]] = {
 
 
 def _with_texts(given: dict[str, Any], texts: dict[str, str]) -> dict[str, Any]:
-    """Return the options with those that stand in the address."""
-    found = dict(given)
+    """Return the options, updated by those of the address."""
+    options = dict(given)
     for name, text in texts.items():
         if name == "tokenizer":
             continue
@@ -315,7 +336,7 @@ def _with_texts(given: dict[str, Any], texts: dict[str, str]) -> dict[str, Any]:
             allowed = ", ".join(["tokenizer", *_READ])
             raise ConfigError(f"the address has the option {name!r}; allowed are {allowed}")
         try:
-            found[name] = _READ[name](text)
+            options[name] = _READ[name](text)
         except ValueError:
-            raise ConfigError(f"the address says {name}={text}, which is no value for it") from None
-    return found
+            raise ConfigError(f"the address has {name}={text}, which is invalid") from None
+    return options

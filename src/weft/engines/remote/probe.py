@@ -1,4 +1,4 @@
-"""What a server is found to do, by a few small requests when it is loaded."""
+"""Detection of a server's features by a few small requests at load."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..._core.tokens.tokenizer import Tokenizer
 from ...errors import ConfigError, EngineUnavailable, ModelLoadError, Unsupported
 from .address import OLLAMA_PORT, Address
 from .dialect import DIALECTS, OLLAMA, PLAIN, Dialect, ServerCapabilities, dialect_of
-from .responses import ChoiceDelta, ProtocolError, likeliest, read_deltas
+from .responses import ChoiceDelta, ProtocolError, read_deltas, top_logprobs
 from .transport import ReadTimeout, RetryPolicy, Transport, TransportError
 
 _log = logging.getLogger("weft.engines.remote")
 _TEXT = "The quick brown fox jumps over the lazy dog and"
-_SURE = 1e-3  # logprobs of one token in two answers are level to that where they are of one kind
-# What is left out of the first question, from trial to trial, until the server takes it.
+_SURE = 1e-3  # maximum difference of equal logprobs in two responses
+# Features in the first request, from try to try, until the server accepts one.
 _TRIALS = (
     {"ids", "echo", "logprobs"},
     {"ids", "logprobs"},
@@ -31,9 +31,14 @@ _TRIALS = (
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """A server's model and manners. n_ctx: tokens a path may have; None where it does not say.
+    """A server's model and features.
 
-    root: what its list of models says the model was made from.
+    Args:
+        model: the server's name of the model.
+        dialect: kind of server.
+        capabilities: features of the server.
+        n_ctx: context length; None if the server does not report it.
+        root: base model in the server's list of models.
     """
 
     model: str
@@ -43,7 +48,7 @@ class ServerInfo:
     root: str = ""
 
 
-async def find(
+async def probe_server(
     transport: Transport,
     model: str,
     text: Tokenizer | None,
@@ -51,27 +56,38 @@ async def find(
     capabilities: ServerCapabilities | None,
     api: str,
 ) -> ServerInfo:
-    """Return what a server is. Raises: EngineUnavailable, ModelLoadError, ConfigError, Unsupported.
+    """Return the model and the features of a server.
 
-    manners: what is known already; nothing is generated then. Cost: GET /models, then at most seven
-    requests of one or two tokens, three as a rule; without a tokenizer at most four more.
+    Cost: GET /models, then up to seven requests of one or two tokens, usually three. Without a
+    tokenizer, up to four more.
+
+    Args:
+        transport: connection to the server.
+        model: the server's name of the model; "" for its only model.
+        text: the model's tokenizer, or None.
+        dialect: kind of server, or "auto".
+        capabilities: known features; nothing is generated then.
+        api: "completions", "chat" or "auto".
+
+    Raises:
+        EngineUnavailable, ModelLoadError, ConfigError, Unsupported: the server cannot be used.
     """
-    found = await _listed(transport, model)
+    server = await _listed(transport, model)
     if dialect != "auto":
         if dialect not in DIALECTS:
             raise ConfigError(
                 f"dialect is {dialect!r}; allowed are auto, {', '.join(sorted(DIALECTS))}"
             )
-        found = replace(found, dialect=DIALECTS[dialect])
+        server = replace(server, dialect=DIALECTS[dialect])
     if capabilities is not None:
-        return replace(found, capabilities=capabilities)
-    if found.dialect is OLLAMA:
+        return replace(server, capabilities=capabilities)
+    if server.dialect is OLLAMA:
         _log.info("Ollama draws from the 40 likeliest tokens unless its Modelfile sets top_k")
-    return replace(found, capabilities=await _Questions(transport, found, text).capabilities(api))
+    return replace(server, capabilities=await _Prober(transport, server, text).capabilities(api))
 
 
 async def _listed(transport: Transport, model: str) -> ServerInfo:
-    """Choose the model by the server's own list."""
+    """Return the model from the server's list."""
     try:
         listed = await models_of(transport)
     except TransportError as fault:
@@ -106,10 +122,13 @@ def _no_such_model(transport: Transport, model: str, listed: list[ServerInfo]) -
 def list_models(url: str, token: str | None = None) -> tuple[Address, list[ServerInfo]]:
     """Return a server's address, with /v1 if needed, and the models that the server lists.
 
-    Raises: ConfigError for an invalid address; EngineUnavailable if the server does not answer.
     Cost: one or two requests.
+
+    Raises:
+        ConfigError: the address is invalid.
+        EngineUnavailable: the server does not answer.
     """
-    address = Address.read(url)
+    address = Address.parse(url)
     transport = Transport(address, address.key(token), RetryPolicy(retries=0))
     try:
         listed = transport.run(models_of(transport))
@@ -121,7 +140,11 @@ def list_models(url: str, token: str | None = None) -> tuple[Address, list[Serve
 
 
 async def models_of(transport: Transport) -> list[ServerInfo]:
-    """Return the models that a server lists, with their metadata. Raises: Fault."""
+    """Return the models that a server lists, with their metadata.
+
+    Raises:
+        TransportError: the request failed.
+    """
     data = await _list(transport)
     entries = data.get("data") if isinstance(data, dict) else None
     listed = [_info(e) for e in entries or () if isinstance(e, dict) and type(e.get("id")) is str]
@@ -152,7 +175,7 @@ async def _is_ollama(transport: Transport) -> bool:
 
 
 async def _list(transport: Transport) -> Any:
-    """Return the server's list of models; an address without /v1 may have it there."""
+    """Return the server's list of models; try the address with /v1 if there is none."""
     try:
         return await _with_retries(
             transport, lambda: transport.get(transport.address.base + "/models")
@@ -172,15 +195,15 @@ async def _list(transport: Transport) -> Any:
 
 
 async def _with_retries(transport: Transport, ask: Any) -> Any:
-    """Ask again while the server says that it is busy, or still loading."""
+    """Retry while the server reports that it is busy or loading."""
     for tries in range(transport.retry_policy.retries + 1):
         try:
             return await ask()
         except TransportError as fault:
-            is_busy = fault.may_pass and fault.status in (429, 503)
+            is_busy = fault.is_transient and fault.status in (429, 503)
             if not is_busy or tries == transport.retry_policy.retries:
                 raise
-            await asyncio.sleep(transport.retry_policy.pause_s(tries, fault.asked_s))
+            await asyncio.sleep(transport.retry_policy.pause_s(tries, fault.retry_after_s))
     raise AssertionError("unreachable")
 
 
@@ -193,17 +216,17 @@ def _unavailable(transport: Transport, fault: TransportError) -> EngineUnavailab
     return EngineUnavailable(f"{transport.address.base}: {fault}", hint=hint)
 
 
-class _Questions:
-    """The questions. What a server refuses it does not do."""
+class _Prober:
+    """Requests that detect features. A feature that the server rejects is not used."""
 
-    def __init__(self, transport: Transport, found: ServerInfo, text: Tokenizer | None) -> None:
+    def __init__(self, transport: Transport, server: ServerInfo, text: Tokenizer | None) -> None:
         self.transport = transport
-        self.found = found
+        self.server = server
         self.text = text
         self.ids = [] if text is None else text.continuation(_TEXT)
 
     async def capabilities(self, api: str) -> ServerCapabilities:
-        if self.found.dialect.chat_only:
+        if self.server.dialect.chat_only:
             if api == "completions":
                 raise Unsupported(
                     f"completions of {self.transport.address.base} go through the chat template, so"
@@ -211,61 +234,62 @@ class _Questions:
                 )
             api = "chat"
         if api != "chat":
-            found = await self._completions()
-            if found is not None:
-                return found if api == "completions" else await self._beside(found)
+            completions = await self._completions()
+            if completions is not None:
+                return completions if api == "completions" else await self._with_chat(completions)
             if api == "completions":
                 raise Unsupported(
                     f"{self.transport.address.base} has no completions; try api='chat'"
                 )
         if self.text is not None:
             raise Unsupported(
-                f"{self.transport.address.base} speaks the chat protocol only, in which prompts are"
-                " messages and no tokens: leave tokenizer= out; what grows is text then"
+                f"{self.transport.address.base} has only the chat protocol, whose prompts are"
+                " messages, not tokens: leave out tokenizer= to grow text"
             )
         try:
             return await self._chat()
         except TransportError as fault:
             raise _unavailable(self.transport, fault) from None
 
-    async def _beside(self, found: ServerCapabilities) -> ServerCapabilities:
-        """Ask for the chat protocol beside completions: without a tokenizer messages go by it."""
+    async def _with_chat(self, completions: ServerCapabilities) -> ServerCapabilities:
+        """Probe the chat protocol, too: without a tokenizer, messages use it."""
         if self.text is not None:
-            return found
+            return completions
         try:
             chat = await self._chat()
-            # Its logprobs are made by the same code; chats are not asked hot once more.
-            return replace(found, chat=replace(chat, raw=chat.logprobs and found.raw))
+            # The server computes logprobs of both protocols alike: no further request.
+            raw = chat.logprobs and completions.raw
+            return replace(completions, chat=replace(chat, raw=raw))
         except TransportError as fault:
             if fault.status is None or fault.status in (401, 403):
                 raise _unavailable(self.transport, fault) from None
-            return found  # it has none, or the model has no template
+            return completions  # no chat protocol, or the model has no template
 
     async def _completions(self) -> ServerCapabilities | None:
-        """Ask for one token, with all that may be asked for, then with less."""
-        refused: TransportError | None = None
+        """Request one token with all features, then with fewer."""
+        last_error: TransportError | None = None
         for wants in _TRIALS:
             if "ids" in wants and not self.ids:
                 continue
             try:
-                told = await self._first(wants)
+                delta = await self._first(wants)
             except TransportError as fault:
-                if fault.status in (404, 405) and not _names_model(fault, self.found.model):
+                if fault.status in (404, 405) and not _names_model(fault, self.server.model):
                     return None
                 is_final = isinstance(fault, ReadTimeout) or fault.status in (401, 403)
-                if is_final or _names_model(fault, self.found.model):
+                if is_final or _names_model(fault, self.server.model):
                     raise _unavailable(self.transport, fault) from None
-                refused = fault
+                last_error = fault
                 continue
-            if told is not None:
-                return await self._second(self._seen(wants, told), told)
-        assert refused is not None
-        raise _unavailable(self.transport, refused)
+            if delta is not None:
+                return await self._second(self._capabilities_from(wants, delta), delta)
+        assert last_error is not None
+        raise _unavailable(self.transport, last_error)
 
     async def _first(self, wants: set[str]) -> ChoiceDelta | None:
-        """Return the one choice of an answer; None for what is no answer to this question."""
+        """Return the one choice of a response; None if the response does not match the request."""
         body: dict[str, Any] = {
-            "model": self.found.model,
+            "model": self.server.model,
             "prompt": self.ids if "ids" in wants else _TEXT,
             "max_tokens": 1,
             "temperature": 0,
@@ -273,11 +297,11 @@ class _Questions:
         if "echo" in wants:
             body["echo"] = True
         if "logprobs" in wants:
-            body["logprobs"] = self.found.dialect.top
-        if self.found.dialect.ask_ids:
-            body[self.found.dialect.ask_ids] = True
-        told = await self._ask("/completions", body)
-        return told[0] if len(told) == 1 else None  # many: each id was taken for a prompt
+            body["logprobs"] = self.server.dialect.top
+        if self.server.dialect.ask_ids:
+            body[self.server.dialect.ask_ids] = True
+        deltas = await self._ask("/completions", body)
+        return deltas[0] if len(deltas) == 1 else None  # many: each id was taken for a prompt
 
     async def _ask(self, path: str, body: dict[str, Any]) -> list[ChoiceDelta]:
         return _choices(await self._data(path, body))
@@ -285,21 +309,21 @@ class _Questions:
     async def _data(self, path: str, body: dict[str, Any]) -> Any:
         return await _with_retries(self.transport, lambda: self.transport.post(path, body))
 
-    def _seen(self, wants: set[str], told: ChoiceDelta) -> ServerCapabilities:
-        """Return what the first answer shows."""
-        n_scored = len(told.logprobs or ())
+    def _capabilities_from(self, wants: set[str], delta: ChoiceDelta) -> ServerCapabilities:
+        """Return the features that the first response shows."""
+        n_scored = len(delta.logprobs or ())
         echoes = "echo" in wants and n_scored > len(self.ids) > 0 and "ids" in wants
-        gives_ids = told.ids is not None and self.text is not None
-        said = told.text
+        gives_ids = delta.ids is not None and self.text is not None
+        text = delta.text
         if echoes and self.text is not None:
-            asked = self.text.decode(self.ids).strip()
-            named = b"".join((told.names or [])[: len(self.ids)]).decode(errors="replace")
-            if _letters(named) != _letters(asked):
-                self._wrong(self.ids, named, asked)
-            said = said.strip().removeprefix(asked)  # some leave the prompt's text out
+            prompt = self.text.decode(self.ids).strip()
+            named = b"".join((delta.names or [])[: len(self.ids)]).decode(errors="replace")
+            if _without_spaces(named) != _without_spaces(prompt):
+                self._raise_wrong_tokenizer(self.ids, named, prompt)
+            text = text.strip().removeprefix(prompt)  # some servers omit the prompt's text
         if gives_ids:
-            new = told.ids or []
-            self._check(new[len(self.ids) :] if new[: len(self.ids)] == self.ids else new, said)
+            new = delta.ids or []
+            self._check(new[len(self.ids) :] if new[: len(self.ids)] == self.ids else new, text)
         return ServerCapabilities(
             takes_ids="ids" in wants,
             gives_ids=gives_ids,
@@ -307,32 +331,32 @@ class _Questions:
             echo=echoes,
         )
 
-    def _check(self, new: list[int], said: str) -> None:
-        """Refuse a tokenizer by which the new tokens are another text than the server's."""
+    def _check(self, new: list[int], text: str) -> None:
+        """Reject a tokenizer whose text for the new tokens differs from the server's."""
         assert self.text is not None
-        ours = self.text.decode(each for each in new if each not in self.text.special_ids)
-        if "\ufffd" in said or "\ufffd" in ours or not said.strip():
+        decoded = self.text.decode(each for each in new if each not in self.text.special_ids)
+        if "\ufffd" in text or "\ufffd" in decoded or not text.strip():
             return
-        if said.strip() not in ours.strip() and ours.strip() not in said.strip():
-            self._wrong(new, said, ours)
+        if text.strip() not in decoded.strip() and decoded.strip() not in text.strip():
+            self._raise_wrong_tokenizer(new, text, decoded)
 
-    def _wrong(self, ids: list[int], said: str, ours: str) -> NoReturn:
+    def _raise_wrong_tokenizer(self, ids: list[int], text: str, decoded: str) -> NoReturn:
         raise ConfigError(
-            f"wrong tokenizer: tokens {ids} are {ours!r} by it, and {said!r:.200} for the server;"
-            f" give the one made for {self.found.model}"
+            f"wrong tokenizer: it decodes tokens {ids} as {decoded!r}, the server as"
+            f" {text!r:.200}; pass the tokenizer of {self.server.model}"
         )
 
     async def _second(
         self, capabilities: ServerCapabilities, first: ChoiceDelta
     ) -> ServerCapabilities:
-        """Ask for two hot choices: is n honoured, and are logprobs of raw logits?"""
+        """Request two choices at a high temperature to detect `n` and raw logprobs."""
         body = {
-            "model": self.found.model,
+            "model": self.server.model,
             "prompt": self.ids if capabilities.takes_ids else _TEXT,
             "max_tokens": 1,
             "temperature": 2.0,
             "seed": 1,
-            **self.found.dialect.neutral,
+            **self.server.dialect.neutral,
         }
         if capabilities.logprobs:
             body["logprobs"] = 5
@@ -342,39 +366,43 @@ class _Questions:
                 data = await self._data("/completions", {**body, **more})
             except TransportError:
                 continue
-            told = _choices(data)
-            raw = capabilities.logprobs and _is_raw(first, likeliest(data))
-            return replace(capabilities, n=len(told) == 2, raw=raw)
+            deltas = _choices(data)
+            raw = capabilities.logprobs and _is_raw(first, top_logprobs(data))
+            return replace(capabilities, n=len(deltas) == 2, raw=raw)
         return capabilities
 
     async def _chat(self) -> ServerCapabilities:
-        """Return what the chat protocol does. Raises: Fault where the server does not speak it."""
+        """Return the features of the chat protocol.
+
+        Raises:
+            TransportError: the server does not support it.
+        """
         body: dict[str, Any] = {
-            "model": self.found.model,
+            "model": self.server.model,
             "messages": [{"role": "user", "content": "Say yes."}],
             "max_tokens": 1,
             "temperature": 1.0,
         }
         wants: list[dict[str, Any]]
-        figures = {"logprobs": True, "top_logprobs": 1}
-        wants = [{**figures, "n": 2}, figures, {"n": 2}, {}]
-        refused: TransportError | None = None
+        with_logprobs = {"logprobs": True, "top_logprobs": 1}
+        wants = [{**with_logprobs, "n": 2}, with_logprobs, {"n": 2}, {}]
+        last_error: TransportError | None = None
         for more in wants:
             try:
-                told = await self._ask("/chat/completions", {**body, **more})
+                deltas = await self._ask("/chat/completions", {**body, **more})
             except TransportError as fault:
                 if fault.status in (None, 401, 403, 404, 405):
                     raise
-                refused = fault
+                last_error = fault
                 continue
-            has_logprobs = any(each.logprobs for each in told)
-            return ServerCapabilities(api="chat", n=len(told) == 2, logprobs=has_logprobs)
-        assert refused is not None
-        raise refused
+            has_logprobs = any(each.logprobs for each in deltas)
+            return ServerCapabilities(api="chat", n=len(deltas) == 2, logprobs=has_logprobs)
+        assert last_error is not None
+        raise last_error
 
 
-def _letters(text: str) -> str:
-    """Return a text without spaces, as which tokenizers write them in their own ways."""
+def _without_spaces(text: str) -> str:
+    """Return a text without spaces, which tokenizers write differently."""
     return "".join(text.replace("\u2581", " ").replace("\u0120", " ").split())
 
 
@@ -390,7 +418,7 @@ def _choices(data: Any) -> list[ChoiceDelta]:
 
 
 def _is_raw(cold: ChoiceDelta, hot: list[dict[str, float]]) -> bool:
-    """Whether the token drawn at temperature 0 is told to be as likely at 2."""
+    """Return True if the token drawn at temperature 0 has the same logprob at 2."""
     if not cold.names or not cold.logprobs or cold.logprobs[-1] is None:
         return False
     name, logprob = cold.names[-1].decode(errors="replace"), cold.logprobs[-1]

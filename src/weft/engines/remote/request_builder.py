@@ -1,4 +1,4 @@
-"""`RequestBuilder`: how a run is said to a server, and what of it cannot be said."""
+"""`RequestBuilder`: requests in a server's dialect, and parameters that the dialect lacks."""
 
 from __future__ import annotations
 
@@ -17,17 +17,21 @@ from .text_pieces import GIVE_TOKENIZER, PieceTokenizer
 _NEUTRAL = SamplingParams()
 _FILTERS = tuple(name for name, of in PARAMETERS.items() if of.is_filter)
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-_MOST_BIAS = 100.0  # servers of the protocol cut what is beyond
-_CHAT_TOP = {"logprobs": True, "top_logprobs": 1}  # some tell none without the second
+_MAX_BIAS = 100.0  # servers of the protocol clip larger values
+_CHAT_TOP = {"logprobs": True, "top_logprobs": 1}  # some servers need both to return any
 # Other servers' names of parameters → Weft's names.
 _OURS = {"repeat_penalty": "repetition_penalty", "repeat_last_n": "penalty_last_n"}
-_SEED = 2**31 - 1  # the widest that all of them take
+_SEED = 2**31 - 1  # the largest seed that all servers accept
 
 
 class RequestBuilder:
-    """One server's requests, in its dialect.
+    """Builds the requests for one model of a server.
 
-    model: its name there. text: of the tree, whose tokens paths are.
+    Args:
+        model: the server's name of the model.
+        dialect: kind of server.
+        capabilities: features of the server.
+        text: tokenizer of the tree.
     """
 
     def __init__(
@@ -41,49 +45,50 @@ class RequestBuilder:
         other = capabilities.chat if isinstance(text, PieceTokenizer) else None
         self._chat = None if other is None else RequestBuilder(model, dialect, other, text)
 
-    def of(self, tokens: Sequence[int]) -> RequestBuilder:
-        """Return how runs after these tokens are said: a chat goes as messages."""
-        if self._chat is not None and PieceTokenizer.is_messages(tokens):
+    def for_path(self, tokens: Sequence[int]) -> RequestBuilder:
+        """Return the builder for runs after these tokens: chats are sent as messages."""
+        if self._chat is not None and PieceTokenizer.has_roles(tokens):
             return self._chat
         return self
 
-    # What cannot be said
+    # Unsupported parameters
 
     def unsupported_params(self, params: SamplingParams) -> str | None:
-        """Say which of the parameters the server would not honour exactly; None: all."""
+        """Return the first parameter that the server would not honour exactly; None if none."""
         is_greedy = params.temperature == 0
-        asked = [
+        used = [
             name
             for name in (*_FILTERS, *_PENALTIES)
             if getattr(params, name) != getattr(_NEUTRAL, name)
             and not (is_greedy and name in _FILTERS)
         ]
-        if params.penalty_last_n is not None and any(name in _PENALTIES for name in asked):
-            asked.append("penalty_last_n")
-        for name in asked:
+        if params.penalty_last_n is not None and any(name in _PENALTIES for name in used):
+            used.append("penalty_last_n")
+        for name in used:
             if name not in self.dialect.params:
-                shown = f"{name}={getattr(params, name)!r}"
+                value = getattr(params, name)
                 return (
-                    f"{shown}: a server of the kind {self.dialect.name!r} does not do exactly that"
+                    f"{name}={value!r}: servers of the kind {self.dialect.name!r} do not do exactly"
+                    " that"
                 )
-        return self._bias(params) or self._order(params, asked) or self._constraint(params)
+        return self._bias(params) or self._order(params, used) or self._constraint(params)
 
     def _bias(self, params: SamplingParams) -> str | None:
         if not params.logit_bias:
             return None
         if "logit_bias" not in self.dialect.params:
-            return f"logit_bias: a server of the kind {self.dialect.name!r} ignores it"
+            return f"logit_bias: servers of the kind {self.dialect.name!r} ignore it"
         if isinstance(self.text, PieceTokenizer):
             return f"logit_bias without the model's tokenizer; give {GIVE_TOKENIZER}"
-        wrong = [(t, v) for t, v in params.logit_bias if not abs(v) <= _MOST_BIAS]
+        wrong = [(t, v) for t, v in params.logit_bias if not abs(v) <= _MAX_BIAS]
         if wrong:
             token, bias = wrong[0]
             return f"a logit_bias of {bias} (token {token}): servers take -100 to 100"
         return None
 
-    def _order(self, params: SamplingParams, asked: Sequence[str]) -> str | None:
+    def _order(self, params: SamplingParams, used: Sequence[str]) -> str | None:
         order = self.dialect.order
-        cut = [name for name in asked if name in _FILTERS and name != "top_k"]
+        cut = [name for name in used if name in _FILTERS and name != "top_k"]
         if order == "first" and {"top_p", "min_p"} <= set(cut):
             return (
                 f"min_p together with top_p: {self.dialect.name} applies them in another order;"
@@ -104,44 +109,44 @@ class RequestBuilder:
             return None
         kind = type(params.constraint).__name__
         try:
-            said = self._constrained(params.constraint)
+            fields = self._constrained(params.constraint)
         except GrammarError as error:
-            return f"the constraint {kind}, which cannot be said as a grammar: {error}"
-        if said is None:
-            return f"the constraint {kind}: a server of the kind {self.dialect.name!r} takes none"
+            return f"the constraint {kind}, which has no grammar: {error}"
+        if fields is None:
+            return f"the constraint {kind}: servers of the kind {self.dialect.name!r} have none"
         return None
 
     def _constrained(self, constraint: Any) -> dict[str, Any] | None:
-        """Return the fields of a constraint; None for one that the server does not take."""
-        said: dict[str, Any] = {}
+        """Return the fields of a constraint; None if the server does not support it."""
+        fields: dict[str, Any] = {}
         if isinstance(constraint, GBNF):
-            said["grammar"] = constraint.text
+            fields["grammar"] = constraint.text
         elif isinstance(constraint, JsonSchema):
-            said["grammar"] = constraint.gbnf()
+            fields["grammar"] = constraint.gbnf()
         elif isinstance(constraint, Choice):
-            said["grammar"] = "root ::= " + " | ".join(map(_quoted, constraint.texts))
+            fields["grammar"] = "root ::= " + " | ".join(map(_quoted, constraint.texts))
         elif isinstance(constraint, Regex) and self.dialect.constraints == "structured_outputs":
-            said["regex"] = constraint.pattern
-        if not said or not self.dialect.constraints:
+            fields["regex"] = constraint.pattern
+        if not fields or not self.dialect.constraints:
             return None
-        return said if self.dialect.constraints == "gbnf" else {"structured_outputs": said}
+        return fields if self.dialect.constraints == "gbnf" else {"structured_outputs": fields}
 
-    # What is said
+    # Requests
 
     def may_continue(self) -> bool:
-        """Whether an answer that has begun can be asked to go on."""
+        """Return True if the server can continue an unfinished answer."""
         return self.capabilities.api == "completions" or self.dialect.may_continue
 
     def must_replay(self, params: SamplingParams) -> bool:
-        """Whether a text that broke off is asked for from its beginning.
+        """Return True if a broken text must be requested again from its start.
 
-        What a constraint and these penalties count begins with the request.
+        The server counts for a constraint or these penalties from the start of the request.
         """
         counts = params.presence_penalty or params.frequency_penalty
         return bool(counts) or params.constraint is not None
 
     def shows_logprobs(self, params: SamplingParams) -> bool:
-        """Whether what the server tells are logprobs of the raw distribution."""
+        """Return True if the server's logprobs are those of the raw distribution."""
         if not self.capabilities.logprobs:
             return False
         changed = params.logit_bias or params.constraint is not None
@@ -155,7 +160,11 @@ class RequestBuilder:
         return self.capabilities.raw or (params.temperature in (0, 1) and not changed)
 
     def prompt(self, tokens: Sequence[int]) -> dict[str, Any]:
-        """Return the fields of a path. Raises: Unsupported for a chat's unfinished answer."""
+        """Return the fields of a prompt.
+
+        Raises:
+            Unsupported: the server cannot continue a chat's unfinished answer.
+        """
         text = self.text
         if self.capabilities.api == "chat":
             assert isinstance(text, PieceTokenizer)
@@ -164,18 +173,18 @@ class RequestBuilder:
                 if messages[-1]["content"]:
                     if not self.dialect.may_continue:
                         raise Unsupported(
-                            f"chats of the kind {self.dialect.name!r} cannot go on from the middle"
-                            " of an answer; grow it in one piece, answer it, or give the model's"
-                            f" tokenizer: {GIVE_TOKENIZER}",
+                            f"chats of the kind {self.dialect.name!r} cannot continue from the"
+                            " middle of an answer; generate it at once, answer it, or pass the"
+                            f" model's tokenizer: {GIVE_TOKENIZER}",
                             hint="-m 'URL?tokenizer=./folder'",
                         )
-                    going_on = {"continue_final_message": True, "add_generation_prompt": False}
-                    return {"messages": messages, **going_on}
+                    options = {"continue_final_message": True, "add_generation_prompt": False}
+                    return {"messages": messages, **options}
                 messages.pop()
             return {"messages": messages}
         if self.capabilities.takes_ids:
             return {"prompt": list(tokens)}
-        # The server puts its own begin token in front of a text.
+        # The server adds its own begin token to a text.
         begins = bool(tokens) and tokens[0] == text.bos_token_id
         return {"prompt": text.decode(tokens[begins:], first=True)}
 
@@ -186,11 +195,16 @@ class RequestBuilder:
         streams: Sequence[int],
         n_left: int,
         *,
-        figures: bool = True,
+        with_logprobs: bool = True,
     ) -> dict[str, Any]:
-        """Return the request for siblings that go on after these tokens.
+        """Return the request for siblings that continue these tokens.
 
-        figures: ask for logprobs, where the server tells them.
+        Args:
+            run: the generation request.
+            tokens: full path, including tokens generated so far.
+            streams: random stream of each sibling.
+            n_left: maximum number of new tokens.
+            with_logprobs: request logprobs, if the server returns them.
         """
         params, dialect, capabilities = run.params, self.dialect, self.capabilities
         body: dict[str, Any] = {
@@ -204,8 +218,8 @@ class RequestBuilder:
             body["n"] = len(streams)
         if params.temperature:
             body["seed"] = streams[0] & _SEED
-        body |= self._drawing(params)
-        if capabilities.logprobs and figures:
+        body |= self._sampling_fields(params)
+        if capabilities.logprobs and with_logprobs:
             body |= _CHAT_TOP if capabilities.api == "chat" else {"logprobs": dialect.top}
         if capabilities.gives_ids and dialect.ask_ids:
             body[dialect.ask_ids] = True
@@ -221,29 +235,29 @@ class RequestBuilder:
         """Return the temperature and the dialect's neutral fields, except `params.unset`."""
         unset = set(params.unset)
         if "repetition_penalty" not in unset:
-            unset.discard("penalty_last_n")  # or the penalty would look back as the server says
+            unset.discard("penalty_last_n")  # else the server's default range would apply
         fields = {**self.dialect.neutral, "temperature": params.temperature}
         return {name: value for name, value in fields.items() if _OURS.get(name, name) not in unset}
 
-    def _drawing(self, params: SamplingParams) -> dict[str, Any]:
-        said: dict[str, Any] = {}
+    def _sampling_fields(self, params: SamplingParams) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
         names = (*_PENALTIES, *(_FILTERS if params.temperature else ()), "penalty_last_n")
         for name in names:
             value = getattr(params, name)
-            # A neutral value that the call gives replaces the server's own.
+            # A neutral value that the caller passed replaces the server's default.
             is_given = bool(params.unset) and name not in params.unset and value is not None
             if name in self.dialect.params and (is_given or value != getattr(_NEUTRAL, name)):
-                said[self.dialect.params[name]] = value
+                fields[self.dialect.params[name]] = value
         if params.logit_bias:
-            said["logit_bias"] = {str(token): bias for token, bias in params.logit_bias}
+            fields["logit_bias"] = {str(token): bias for token, bias in params.logit_bias}
         if self.dialect.samplers and not params.unset:
             cut = list(self.dialect.samplers)
             order = ["temperature", *cut] if params.temperature_first else [*cut, "temperature"]
-            said["samplers"] = ["penalties", *order]
-        return said
+            fields["samplers"] = ["penalties", *order]
+        return fields
 
-    def scored(self, tokens: Sequence[int]) -> dict[str, Any]:
-        """Return the request for the logprobs of a whole path's tokens."""
+    def echo_body(self, tokens: Sequence[int]) -> dict[str, Any]:
+        """Return the request for the logprobs of a full path's tokens."""
         return {
             "model": self.model,
             "prompt": list(tokens),
@@ -253,7 +267,7 @@ class RequestBuilder:
             "logprobs": self.dialect.top,
         }
 
-    def row(self, tokens: Sequence[int]) -> dict[str, Any]:
+    def full_logprobs_body(self, tokens: Sequence[int]) -> dict[str, Any]:
         """Return the request for the logprobs of all tokens after a path."""
         return {
             "model": self.model,

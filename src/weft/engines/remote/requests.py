@@ -1,4 +1,4 @@
-"""`RemoteRuns`: whole runs as requests, their answers told as they come, and what breaks mended."""
+"""`RemoteRuns`: generation requests over HTTP, with retries and resumed streams."""
 
 from __future__ import annotations
 
@@ -20,32 +20,39 @@ from ..generation import (
 )
 from .request_builder import RequestBuilder
 from .responses import ChoiceDelta, ProtocolError, read_deltas
-from .token_matching import Figures, TokenMatcher
-from .transport import ConnectionLost, Transport, TransportError, give_up_error
+from .token_matching import Logprobs, TokenMatcher
+from .transport import ConnectionLost, Transport, TransportError, final_error
 
 _log = logging.getLogger("weft.engines")
-_GOLDEN = 0x9E3779B97F4A7C15  # another seed for what is asked for again
+_GOLDEN = 0x9E3779B97F4A7C15  # changes the seed of a request for the rest of a text
 
 
 @dataclass(eq=False, slots=True)
 class RequestChoice:
-    """One sibling on its way: what was told of it, and the request that brings it now.
+    """One sibling of a running request.
 
-    known: what that request will bring once more.
+    Attributes:
+        number: index of the sibling.
+        stream: random stream of its seed.
+        tokens: tokens received so far.
+        replayed: tokens that the current request will return again.
+        is_finished: its last event was reported.
+        request: the current request.
     """
 
     number: int
     stream: int
     tokens: list[int] = field(default_factory=list)
-    known: list[int] = field(default_factory=list)
-    is_over: bool = False
+    replayed: list[int] = field(default_factory=list)
+    is_finished: bool = False
     request: StreamingRequest | None = None
 
 
 class RemoteRun:
-    """One `GenerationRequest` on its way. Touched by the wire's thread alone.
+    """A running `GenerationRequest`. Only the transport's thread uses it.
 
-    Whoever started it holds it: once nobody does, its requests are broken off.
+    The caller that started it keeps the only strong reference. When that is released, its requests
+    are cancelled.
     """
 
     def __init__(
@@ -53,21 +60,21 @@ class RemoteRun:
     ) -> None:
         self.run = run
         self.builder = builder
-        # What the server tells is what a logprob is here.
+        # The server's logprobs are those of the raw distribution.
         self.shows_logprobs = builder.shows_logprobs(run.params)
         self.choices = [RequestChoice(number, stream) for number, stream in enumerate(run.streams)]
         self._on_event = on_event
 
     def report(self, choice: RequestChoice, event: GenerationEvent) -> None:
-        """Pass news on, until the last of a sibling."""
-        if choice.is_over:
+        """Report an event, unless the sibling has finished."""
+        if choice.is_finished:
             return
         choice.tokens += event.tokens
-        choice.is_over = event.is_last
+        choice.is_finished = event.is_last
         self._on_event(event)
 
     def cancel(self, number: int) -> None:
-        """End a sibling; the request goes with the last one that it is for."""
+        """End a sibling. A request is cancelled with its last sibling."""
         choice = self.choices[number]
         self.report(choice, GenerationEvent(number, end="cancelled"))
         if choice.request is not None:
@@ -75,37 +82,45 @@ class RemoteRun:
 
 
 class RemoteRuns(EngineGenerator):
-    """The generation loop over there. together: siblings share a request."""
+    """Generation loop of the server.
+
+    Args:
+        transport: connection to the server.
+        builder: builder of the requests.
+        matcher: conversion of responses to tokens.
+        max_in_flight: maximum number of siblings at once.
+        together: siblings share a request.
+    """
 
     def __init__(
         self,
         transport: Transport,
         builder: RequestBuilder,
-        spelling: TokenMatcher,
+        matcher: TokenMatcher,
         *,
-        most: int,
+        max_in_flight: int,
         together: bool,
     ) -> None:
         self.transport = transport
         self.builder = builder
-        self.spelling = spelling
-        self.max_in_flight = most
+        self.matcher = matcher
+        self.max_in_flight = max_in_flight
         self.together = together
 
     def unsupported_params(self, params: SamplingParams) -> str | None:
         return self.builder.unsupported_params(params)
 
     def start(self, request: GenerationRequest, on_event: EventCallback) -> RemoteRun:
-        builder = self.builder.of(request.tokens)
-        builder.prompt(request.tokens)  # or it cannot be asked for at all
+        builder = self.builder.for_path(request.tokens)
+        builder.prompt(request.tokens)  # raises if the prompt is not supported
         remote_run = RemoteRun(request, on_event, builder)
-        # Who stops by a string that the server cuts off is stopped from here, each at its own time.
-        is_cut = request.params.stop and not self.builder.dialect.keep_stop
-        together = self.together and builder.capabilities.n and not is_cut
+        # If the server removes stop strings, the host ends each sibling at its own time.
+        is_stopped_here = request.params.stop and not self.builder.dialect.keep_stop
+        together = self.together and builder.capabilities.n and not is_stopped_here
         groups = [remote_run.choices] if together else [[choice] for choice in remote_run.choices]
         ref = weakref.ref(remote_run)
         requests = [StreamingRequest(self, ref, group, builder) for group in groups]
-        self.transport.call(lambda: _begin(requests))
+        self.transport.call(lambda: _start_all(requests))
         return remote_run
 
     def cancel(self, handle: RemoteRun, sibling: int) -> None:
@@ -114,14 +129,14 @@ class RemoteRuns(EngineGenerator):
 
 
 class MissingTextError(Exception):
-    """A token came without text, and its text will not come; see `Dialect.drops_letters`."""
+    """A token has no text, and its text will not follow; see `Dialect.drops_split_chars`."""
 
 
 class StreamingRequest:
-    """One request after the other, until some siblings of a run are over.
+    """Consecutive requests until some siblings of a run have finished.
 
-    A stream that breaks is asked for again from where it broke, siblings apart: what was told stays
-    told, and no token twice.
+    A broken stream is requested again from its last token, one request per sibling. Reported tokens
+    are kept, and no token is reported twice.
     """
 
     def __init__(
@@ -136,11 +151,11 @@ class StreamingRequest:
         self.remote_run = remote_run
         self.choices = choices
         self.tries = 0
-        self._figures = True  # logprobs are asked for
+        self._wants_logprobs = True
         self._task: asyncio.Task[None] | None = None
 
-    def begin(self) -> None:
-        """Go, on the wire's thread."""
+    def start(self) -> None:
+        """Start the first request, on the transport's thread."""
         remote_run = self.remote_run()
         if remote_run is None:
             return
@@ -151,36 +166,36 @@ class StreamingRequest:
         weakref.finalize(remote_run, _cancel_soon, loop, task).atexit = False
 
     def stop_if_idle(self) -> None:
-        """Break the request off once nobody waits for it."""
-        if self._task is not None and all(choice.is_over for choice in self.choices):
+        """Cancel the request if all its siblings have finished."""
+        if self._task is not None and all(choice.is_finished for choice in self.choices):
             self._task.cancel()
 
-    def _open(self) -> list[RequestChoice]:
-        return [choice for choice in self.choices if not choice.is_over]
+    def _unfinished(self) -> list[RequestChoice]:
+        return [choice for choice in self.choices if not choice.is_finished]
 
     async def _run(self) -> None:
         transport = self.runs.transport
         try:
-            while choices := self._open():
+            while choices := self._unfinished():
                 if self._is_full(choices):
                     continue
                 n_before = sum(len(choice.tokens) for choice in choices)
                 try:
-                    await self._once(choices)
-                    if not self._open():
+                    await self._stream(choices)
+                    if not self._unfinished():
                         return
                     raise ConnectionLost("its answer ended before the text did")
                 except MissingTextError:
-                    self._figures = False
+                    self._wants_logprobs = False
                 except (TransportError, ProtocolError) as fault:
                     if sum(len(choice.tokens) for choice in choices) > n_before:
                         self.tries = 0
                     elif isinstance(fault, ConnectionLost) and not self.tries:
-                        fault = await self._why(choices) or fault
+                        fault = await self._find_error(choices) or fault
                     if not await self._may_retry(fault):
                         return
                     if len(choices) > 1 and any(choice.tokens for choice in self.choices):
-                        self._part()
+                        self._split()
                         return
         except asyncio.CancelledError:
             if transport.is_closed:
@@ -188,12 +203,12 @@ class StreamingRequest:
             raise
         except WeftError as error:
             self._fail(error)
-        except Exception as error:  # a fault of ours: nobody must wait for ever
+        except Exception as error:  # a bug: fail the run, so that its caller does not wait forever
             _log.exception("a request to %s failed", transport.address.base)
             self._fail(error)
 
     def _is_full(self, choices: list[RequestChoice]) -> bool:
-        """End siblings that have all their tokens, in the count of ours; whether there were any."""
+        """End siblings that have max_tokens tokens. Return True if there were any."""
         remote_run = self.remote_run()
         full = []
         if remote_run is not None:
@@ -202,33 +217,35 @@ class StreamingRequest:
                 remote_run.report(choice, GenerationEvent(choice.number, end="length"))
         return bool(full)
 
-    def _part(self) -> None:
-        """Let each sibling go on by itself, from where it is."""
-        for choice in self._open():
+    def _split(self) -> None:
+        """Continue each sibling with a request of its own."""
+        for choice in self._unfinished():
             request = StreamingRequest(self.runs, self.remote_run, [choice], self.builder)
             request.tries = self.tries
-            request.begin()
+            request.start()
 
     async def _may_retry(self, fault: TransportError | ProtocolError) -> bool:
-        """Wait before the next try; or fail what is open, and say so."""
-        if not self._open():
+        """Wait before the next try and return True; or fail all unfinished siblings."""
+        if not self._unfinished():
             return False
         transport, tries = self.runs.transport, self.tries
-        may_pass = fault.may_pass
-        told = [choice for choice in self._open() if choice.tokens]
+        is_transient = fault.is_transient
+        started = [choice for choice in self._unfinished() if choice.tokens]
         why = f"{transport.address.base}: {fault}"
-        if told and not self.builder.may_continue():
-            n = len(told[0].tokens)
-            self._fail(ForwardError(f"{why}; a chat server cannot go on after {n} tokens of text"))
+        if started and not self.builder.may_continue():
+            n = len(started[0].tokens)
+            self._fail(
+                ForwardError(f"{why}; a chat server cannot continue after {n} tokens of text")
+            )
             return False
-        if not may_pass or tries >= transport.retry_policy.retries:
+        if not is_transient or tries >= transport.retry_policy.retries:
             often = f" ({tries + 1} tries)" if tries else ""
-            hint = "what was grown before is kept; start the server again and go on"
+            hint = "generated tokens are kept; start the server again and continue"
             base = transport.address.base
-            self._fail(give_up_error(base, fault, often, hint if may_pass else ""))
+            self._fail(final_error(base, fault, often, hint if is_transient else ""))
             return False
-        asked_s = fault.asked_s if isinstance(fault, TransportError) else None
-        pause_s = transport.retry_policy.pause_s(tries, asked_s)
+        retry_after_s = fault.retry_after_s if isinstance(fault, TransportError) else None
+        pause_s = transport.retry_policy.pause_s(tries, retry_after_s)
         _log.info("%s; trying again in %.1f s", why, pause_s)
         self.tries += 1
         await asyncio.sleep(pause_s)
@@ -237,13 +254,17 @@ class StreamingRequest:
     def _fail(self, error: Exception) -> None:
         remote_run = self.remote_run()
         if remote_run is not None:
-            for choice in self._open():
+            for choice in self._unfinished():
                 remote_run.report(choice, GenerationEvent(choice.number, error=error))
 
     # One request
 
-    async def _once(self, choices: list[RequestChoice]) -> None:
-        """Ask, and tell what comes. Raises: Fault, Garbled."""
+    async def _stream(self, choices: list[RequestChoice]) -> None:
+        """Send one request and report its events.
+
+        Raises:
+            TransportError, ProtocolError: the request failed.
+        """
         body = self._body(choices)
         messages = self.runs.transport.messages(self.builder.path, body)
         try:
@@ -252,20 +273,21 @@ class StreamingRequest:
                 if remote_run is None:
                     return
                 for message in some:
-                    for told in read_deltas(message):
-                        if not 0 <= told.index < len(choices):
-                            raise ProtocolError(f"choice {told.index} of {len(choices)} came")
-                        self._hear(remote_run, choices[told.index], told)
-                del (
-                    remote_run
-                )  # what comes after the last text is read, so that the connection stays
+                    for delta in read_deltas(message):
+                        if not 0 <= delta.index < len(choices):
+                            raise ProtocolError(
+                                f"a response has choice {delta.index} of {len(choices)}"
+                            )
+                        self._process_delta(remote_run, choices[delta.index], delta)
+                # The rest of the stream is read, so that the connection can be reused.
+                del remote_run
         finally:
             await messages.aclose()
 
-    async def _why(self, choices: list[RequestChoice]) -> TransportError | None:
-        """Ask for one token, not as a stream: some servers swallow errors where one has begun.
+    async def _find_error(self, choices: list[RequestChoice]) -> TransportError | None:
+        """Return the server's permanent error for this request; None if a retry may succeed.
 
-        Returns what the server refuses for good; None: it may go on.
+        Requests one token without streaming, because some servers hide errors in a started stream.
         """
         body = {**self._body(choices[:1]), "stream": False, "max_tokens": 1}
         for _ in range(2):  # the server may be closing the connection that the stream broke on
@@ -274,37 +296,41 @@ class StreamingRequest:
             except ConnectionLost:
                 continue
             except (TransportError, ProtocolError) as fault:
-                return fault if isinstance(fault, TransportError) and not fault.may_pass else None
+                return (
+                    fault if isinstance(fault, TransportError) and not fault.is_transient else None
+                )
             break
         return None
 
     def _body(self, choices: list[RequestChoice]) -> dict[str, Any]:
         remote_run = self.remote_run()
         assert remote_run is not None  # its end cancels this
-        run, told = remote_run.run, choices[0].tokens
+        run, prior = remote_run.run, choices[0].tokens
         for choice in choices:
-            choice.known = []
+            choice.replayed = []
         if self.builder.must_replay(run.params):
             for choice in choices:
-                choice.known = list(choice.tokens)
-            told = []
-        streams = [choice.stream ^ (len(told) * _GOLDEN) for choice in choices]
-        left = run.max_tokens - len(told)
-        tokens = [*run.tokens, *told]
-        return self.builder.body(run, tokens, streams, left, figures=self._figures)
+                choice.replayed = list(choice.tokens)
+            prior = []
+        streams = [choice.stream ^ (len(prior) * _GOLDEN) for choice in choices]
+        left = run.max_tokens - len(prior)
+        tokens = [*run.tokens, *prior]
+        return self.builder.body(run, tokens, streams, left, with_logprobs=self._wants_logprobs)
 
-    def _hear(self, remote_run: RemoteRun, choice: RequestChoice, told: ChoiceDelta) -> None:
-        if self._figures and self.builder.dialect.drops_letters:
-            if told.finish is None and told.names == [b""]:
+    def _process_delta(
+        self, remote_run: RemoteRun, choice: RequestChoice, delta: ChoiceDelta
+    ) -> None:
+        if self._wants_logprobs and self.builder.dialect.drops_split_chars:
+            if delta.finish is None and delta.names == [b""]:
                 raise MissingTextError
-        tokens, logprobs = self.runs.spelling.tokens(told)
+        tokens, logprobs = self.runs.matcher.tokens(delta)
         if not remote_run.shows_logprobs:
             logprobs = None
-        if choice.known:
-            tokens, logprobs = _beyond(choice, tokens, logprobs)
+        if choice.replayed:
+            tokens, logprobs = _skip_replayed(choice, tokens, logprobs)
         event = GenerationEvent(choice.number, tokens, logprobs)
-        if told.finish is not None:
-            event = self._last(remote_run.run, choice, told, tokens, logprobs)
+        if delta.finish is not None:
+            event = self._last(remote_run.run, choice, delta, tokens, logprobs)
         if event.tokens or event.is_last:
             remote_run.report(choice, event)
 
@@ -312,54 +338,58 @@ class StreamingRequest:
         self,
         run: GenerationRequest,
         choice: RequestChoice,
-        told: ChoiceDelta,
+        delta: ChoiceDelta,
         tokens: list[int],
-        logprobs: Figures,
+        logprobs: Logprobs,
     ) -> GenerationEvent:
-        """Return the news that a sibling is over, without its end token."""
-        ended_by = told.ended_by if told.ended_by in run.stop_ids else None
+        """Return the last event of a sibling, without its end token."""
+        ended_by = delta.ended_by if delta.ended_by in run.stop_ids else None
         if tokens and tokens[-1] in run.stop_ids:
             ended_by = tokens[-1]
             tokens, logprobs = tokens[:-1], None if logprobs is None else logprobs[:-1]
         event = GenerationEvent(choice.number, tokens, logprobs, ended_by=ended_by)
-        if told.finish in ("stop", "eos", "end_turn"):
-            if ended_by is None and not told.is_stopped:
+        if delta.finish in ("stop", "eos", "end_turn"):
+            if ended_by is None and not delta.is_stopped:
                 event = replace(event, ended_by=self._end_id(run))
             return replace(event, end="stop")
-        if told.finish == "length":
+        if delta.finish == "length":
             n_all = len(choice.tokens) + len(tokens)
             is_short = self.builder.capabilities.gives_ids and n_all < run.max_tokens
             end: NativeEnd = "context" if is_short else "length"
             return replace(event, end=end)
-        why = f"{self.runs.transport.address.base} ended a text by {told.finish!r}"
+        why = f"{self.runs.transport.address.base} ended a text by {delta.finish!r}"
         return replace(event, error=ForwardError(why))
 
     def _end_id(self, run: GenerationRequest) -> int | None:
-        """Return the end token of an end that was told without its name."""
-        usual = self.runs.spelling.text.eos_token_id
+        """Return the end token of an end that the response does not name."""
+        usual = self.runs.matcher.text.eos_token_id
         return usual if usual in run.stop_ids else min(run.stop_ids, default=None)
 
 
-def _beyond(
-    choice: RequestChoice, tokens: list[int], logprobs: Figures
-) -> tuple[list[int], Figures]:
-    """Return what is new of tokens that begin with known ones. Raises: ForwardError for others."""
-    n = min(len(choice.known), len(tokens))
-    if tokens[:n] != choice.known[:n]:
+def _skip_replayed(
+    choice: RequestChoice, tokens: list[int], logprobs: Logprobs
+) -> tuple[list[int], Logprobs]:
+    """Return the tokens after those that were replayed.
+
+    Raises:
+        ForwardError: the replayed tokens differ.
+    """
+    n = min(len(choice.replayed), len(tokens))
+    if tokens[:n] != choice.replayed[:n]:
         raise ForwardError(
-            "the stream broke, and the server wrote another text when it was asked again; what a"
-            " constraint or a penalty has counted cannot be gone on from the middle"
+            "the stream broke, and the server generated another text when it was requested again;"
+            " with a constraint or a penalty, a text cannot be continued from the middle"
         )
-    del choice.known[:n]
+    del choice.replayed[:n]
     return tokens[n:], None if logprobs is None else logprobs[n:]
 
 
-def _begin(requests: Sequence[StreamingRequest]) -> None:
+def _start_all(requests: Sequence[StreamingRequest]) -> None:
     for request in requests:
-        request.begin()
+        request.start()
 
 
 def _cancel_soon(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
-    """Break a request off that nobody waits for any more; any thread."""
+    """Cancel a request whose run was released; may be called from any thread."""
     if not loop.is_closed():
         loop.call_soon_threadsafe(task.cancel)

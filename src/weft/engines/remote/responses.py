@@ -1,4 +1,4 @@
-"""Parse the responses of servers, in their several forms, into `ChoiceDelta`."""
+"""Parsing of responses, in the formats of different servers, into `ChoiceDelta`."""
 
 from __future__ import annotations
 
@@ -23,25 +23,29 @@ _N_TOKENS = re.compile(
     r"requested (?:tokens )?\(?(\d{1,12})|(?:request|prompt|input) \((\d{1,12}) tokens",
     re.IGNORECASE,
 )
-MOST_BYTES = 64 << 20  # of one message
+MAX_BYTES = 64 << 20  # size of one message
 
 
 class ProtocolError(Exception):
-    """What came is not what the protocol says, or an error in the place of text.
+    """A response that violates the protocol, or that contains an error instead of text.
 
-    may_pass: it may be otherwise next time. overflow: the error is that a path is too long.
+    Args:
+        is_transient: a retry may succeed.
+        overflow: the error is a path that is too long.
     """
 
     def __init__(
-        self, message: str, *, may_pass: bool = True, overflow: Overflow | None = None
+        self, message: str, *, is_transient: bool = True, overflow: Overflow | None = None
     ) -> None:
         super().__init__(message)
-        self.may_pass = may_pass
+        self.is_transient = is_transient
         self.overflow = overflow
 
 
 class Overflow(NamedTuple):
-    """How long a path is, and may be, in the server's tokens; 0 where it does not say."""
+    """Length and maximum length of a path, in the server's tokens; 0 if the server does not report
+    it.
+    """
 
     n_tokens: int
     n_ctx: int
@@ -49,32 +53,39 @@ class Overflow(NamedTuple):
 
 @dataclass(slots=True)
 class ChoiceDelta:
-    """What one message says of one choice.
+    """New content of one choice in one message."""
 
-    names: each new token's text; ids: its id; logprobs: its natural log-probability, None for a
-    prompt's first. Each is None where it is not told. finish: why the choice is over. ended_by: the
-    id of the end token, where it is told apart. is_stopped: a stop string ended it.
-    """
-
+    # Index of the choice.
     index: int
+    # New text.
     text: str
+    # Text of each new token; None if not reported.
     names: list[bytes] | None = None
+    # Id of each new token; None if not reported.
     ids: list[int] | None = None
+    # Natural log-probability of each new token, None for a prompt's first; None if not reported.
     logprobs: list[float | None] | None = None
+    # Finish reason; None while the choice continues.
     finish: str | None = None
+    # Id of the end token, if it is reported separately.
     ended_by: int | None = None
+    # A stop string ended the choice.
     is_stopped: bool = False
 
 
 def read_deltas(data: Any) -> Iterator[ChoiceDelta]:
-    """Yield what a message says, a choice at a time. Raises: Garbled."""
+    """Yield the content of a message, one choice at a time.
+
+    Raises:
+        ProtocolError: the message is invalid, or an error.
+    """
     if not isinstance(data, dict):
-        raise ProtocolError(f"a message is {data!r:.60}; an object belongs there")
+        raise ProtocolError(f"a message is {data!r:.60}; it must be an object")
     if data.get("error"):
-        told = overflow_of(data)
-        is_final = told is not None or _is_refusal(data["error"])
+        overflow = overflow_of(data)
+        is_final = overflow is not None or _is_client_error(data["error"])
         raise ProtocolError(
-            f"the server says: {error_text(data)}", may_pass=not is_final, overflow=told
+            f"the server says: {error_text(data)}", is_transient=not is_final, overflow=overflow
         )
     choices = data.get("choices")
     if not isinstance(choices, list):
@@ -93,13 +104,13 @@ def _choice(choice: dict[str, Any]) -> ChoiceDelta:
     if ids is None:
         ids = choice.get("response_token_ids")
     names, logprobs = None, None
-    figures = choice.get("logprobs")
-    if figures and isinstance(figures.get("content"), list):
-        names, logprobs, own = _content(figures["content"])
+    entry = choice.get("logprobs")
+    if entry and isinstance(entry.get("content"), list):
+        names, logprobs, own = _content(entry["content"])
         ids = own if ids is None else ids
-    elif figures and isinstance(figures.get("tokens"), list):
-        names = [str(name).encode() for name in figures["tokens"]]
-        logprobs = [_number(value) for value in figures.get("token_logprobs") or ()]
+    elif entry and isinstance(entry.get("tokens"), list):
+        names = [str(name).encode() for name in entry["tokens"]]
+        logprobs = [_number(value) for value in entry.get("token_logprobs") or ()]
     if names is not None and (logprobs is None or len(logprobs) != len(names)):
         logprobs = None
     reason = choice.get("stop_reason", choice.get("matched_stop"))
@@ -118,107 +129,115 @@ def _choice(choice: dict[str, Any]) -> ChoiceDelta:
 def _content(
     content: list[dict[str, Any]],
 ) -> tuple[list[bytes], list[float | None], list[int] | None]:
-    """Return names, logprobs and ids of the form that chats have."""
+    """Return names, logprobs and ids from the format of the chat protocol."""
     names = [
         bytes(each["bytes"]) if each.get("bytes") is not None else str(each["token"]).encode()
         for each in content
     ]
-    ids = [each.get("id") for each in content]
-    known = [each for each in ids if type(each) is int]
+    ids = [number for each in content if type(number := each.get("id")) is int]
     logprobs = [_number(each.get("logprob")) for each in content]
-    return names, logprobs, known if len(known) == len(ids) else None
+    return names, logprobs, ids if len(ids) == len(content) else None
 
 
-def likeliest(data: Any) -> list[dict[str, float]]:
-    """Return the likeliest tokens at the end of each choice, as far as they are told."""
-    found = []
+def top_logprobs(data: Any) -> list[dict[str, float]]:
+    """Return the likeliest tokens at the end of each choice, as far as they are present."""
+    result = []
     for choice in data.get("choices") or ():
-        figures = choice.get("logprobs") or {}
-        content, tops = figures.get("content"), figures.get("top_logprobs")
+        entry = choice.get("logprobs") or {}
+        content, tops = entry.get("content"), entry.get("top_logprobs")
         try:
             if content:
                 top = content[-1].get("top_logprobs") or ()
-                found.append({str(each["token"]): float(each["logprob"]) for each in top})
+                result.append({str(each["token"]): float(each["logprob"]) for each in top})
             elif tops and tops[-1]:
-                found.append({str(name): float(value) for name, value in tops[-1].items()})
+                result.append({str(name): float(value) for name, value in tops[-1].items()})
         except (TypeError, ValueError, KeyError, AttributeError):
             continue
-    return found
+    return result
 
 
 def _number(value: Any) -> float | None:
-    found = math.nan if value is None else float(value)
-    return None if math.isnan(found) else found
+    number = math.nan if value is None else float(value)
+    return None if math.isnan(number) else number
 
 
 def error_text(data: Any) -> str:
-    """Return the words of an error, whatever form it has."""
-    told = data.get("error") if isinstance(data, dict) and data.get("error") else data
-    if isinstance(told, dict):
-        told = told.get("message") or told.get("detail") or told.get("msg") or told
-    text = told if isinstance(told, str) else json.dumps(told, default=str)
+    """Return the text of an error in any format."""
+    error = data.get("error") if isinstance(data, dict) and data.get("error") else data
+    if isinstance(error, dict):
+        error = error.get("message") or error.get("detail") or error.get("msg") or error
+    text = error if isinstance(error, str) else json.dumps(error, default=str)
     return " ".join(text.split())[:300]
 
 
 def overflow_of(data: Any) -> Overflow | None:
-    """Return what an error says of a path that is too long; None for any other error."""
+    """Return the lengths in an error about a path that is too long; None for other errors."""
     error = data.get("error", data) if isinstance(data, dict) else data
     fields = error if isinstance(error, dict) else {}
     text = error_text(data)
-    marks = (str(fields.get("code")), str(fields.get("type")))
-    if not any(mark in _OVERFLOWS for mark in marks) and not _TOO_LONG.search(text):
+    codes = (str(fields.get("code")), str(fields.get("type")))
+    if not any(code in _OVERFLOWS for code in codes) and not _TOO_LONG.search(text):
         return None
     return Overflow(
-        _figure(fields.get("n_prompt_tokens"), _N_TOKENS, text),
-        _figure(fields.get("n_ctx"), _N_CTX, text),
+        _count(fields.get("n_prompt_tokens"), _N_TOKENS, text),
+        _count(fields.get("n_ctx"), _N_CTX, text),
     )
 
 
-def _figure(told: Any, pattern: re.Pattern[str], text: str) -> int:
-    found = pattern.search(text)
-    if type(told) is int:
-        return told
-    return int(next(filter(None, found.groups()))) if found else 0
+def _count(value: Any, pattern: re.Pattern[str], text: str) -> int:
+    match = pattern.search(text)
+    if type(value) is int:
+        return value
+    return int(next(filter(None, match.groups()))) if match else 0
 
 
-def _is_refusal(error: Any) -> bool:
+def _is_client_error(error: Any) -> bool:
     code = error.get("code") if isinstance(error, dict) else None
     return type(code) is int and 400 <= code < 500 and code not in (408, 425, 429)
 
 
-class Events:
-    """Messages out of a stream of server-sent events, whatever pieces it comes in.
+class EventStreamParser:
+    """Parses server-sent events from chunks of any size.
 
-    is_done: the one that says so has come. A stream that ends without it just ends: whoever reads
-    knows what is missing.
+    Attributes:
+        is_done: the final message has been received. A stream without it ends early; the caller
+            detects missing content.
     """
 
     def __init__(self) -> None:
         self.is_done = False
         self._rest = b""
 
-    def take(self, chunk: bytes) -> list[Any]:
-        """Return the messages that a piece completes. Raises: Garbled."""
+    def feed(self, chunk: bytes) -> list[Any]:
+        """Return the messages that a chunk completes.
+
+        Raises:
+            ProtocolError: a message is not valid JSON, or a line is too long.
+        """
         lines = (self._rest + chunk).split(b"\n")
         self._rest = lines.pop()
-        if len(self._rest) > MOST_BYTES:
-            raise ProtocolError(f"a line of more than {MOST_BYTES >> 20} MiB")
-        found: list[Any] = []
+        if len(self._rest) > MAX_BYTES:
+            raise ProtocolError(f"a line of more than {MAX_BYTES >> 20} MiB")
+        messages: list[Any] = []
         for line in lines:
-            # NOTE: one message a line is what all servers send; comments keep a connection open.
+            # NOTE: all servers send one message per line; comments keep a connection open.
             if not line.startswith(b"data:") or self.is_done:
                 continue
-            told = line[5:].strip()
-            if told == _DONE:
+            content = line[5:].strip()
+            if content == _DONE:
                 self.is_done = True
-            elif told:
-                found.append(parsed(told))
-        return found
+            elif content:
+                messages.append(parse_json(content))
+        return messages
 
 
-def parsed(text: bytes) -> Any:
-    """Return what a message holds. Raises: Garbled."""
+def parse_json(text: bytes) -> Any:
+    """Parse a message.
+
+    Raises:
+        ProtocolError: the message is not valid JSON.
+    """
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"{text[:60]!r} is no JSON: {error}") from None
+        raise ProtocolError(f"{text[:60]!r} is not JSON: {error}") from None

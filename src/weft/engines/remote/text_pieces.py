@@ -1,7 +1,7 @@
-"""`PieceTokenizer`: a tree without a tokenizer, over pieces of text as a server names its tokens.
+"""`PieceTokenizer`: trees without a tokenizer, over pieces of text as a server names its tokens.
 
-A piece's id is its bytes, read as a number behind a leading 1, so that no table is needed: a saved
-loom is read by any process. Roles of a chat are ids of their own, behind a leading 2.
+A piece's id is its bytes, read as a number with a leading 1. No table is needed, so any process can
+read a saved loom. Roles of a chat have ids with a leading 2.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ..._core.tokens.text import TextStream
 from ..._core.tokens.tokenizer import Tokenizer
 from ...errors import ConfigError, Unsupported
 
-MOST_BYTES = 64
+MAX_BYTES = 64
 GIVE_TOKENIZER = "tokenizer=…, or in the address: -m 'URL?tokenizer=./folder'"
-N_PIECES = 3 << (8 * MOST_BYTES)  # one more than the highest id
+N_PIECES = 3 << (8 * MAX_BYTES)  # one more than the highest id
 _WORDS = re.compile(rb"\s*\S+|\s+")
 _ROLE = re.compile(r"<\|(system|user|assistant|tool)\|>")
 _ROLE_NAMES = re.compile(r"(<\|(?:system|user|assistant|tool)\|>)")
@@ -30,7 +30,7 @@ _TEMPLATE = (
 
 
 def piece_id(piece: bytes) -> int:
-    """Return the id of a piece of at most 64 bytes; of none, too."""
+    """Return the id of a piece of at most 64 bytes, also of an empty one."""
     return int.from_bytes(b"\x01" + piece, "big")
 
 
@@ -42,8 +42,8 @@ END = _role_id("")
 ROLES = {_role_id(role): role for role in ("system", "user", "assistant", "tool")}
 
 
-def spelled(token_id: int) -> bytes:
-    """Return a piece's bytes; a role as it is written in prompts; b"" for the end."""
+def piece_bytes(token_id: int) -> bytes:
+    """Return a piece's bytes; a role as it is written in prompts; b"" for the end token."""
     if token_id in ROLES:
         return f"<|{ROLES[token_id]}|>".encode()
     raw = token_id.to_bytes(max((token_id.bit_length() + 7) // 8, 1), "big")
@@ -51,22 +51,23 @@ def spelled(token_id: int) -> bytes:
 
 
 def is_piece(token_id: int) -> bool:
-    """Whether an id is a piece's, a role's or the end's."""
+    """Return True if an id is that of a piece, a role or the end token."""
     if token_id in ROLES or token_id == END:
         return True
     n_bytes = (token_id.bit_length() + 7) // 8
-    return token_id > 0 and n_bytes <= MOST_BYTES + 1 and token_id >> (8 * (n_bytes - 1)) == 1
+    return token_id > 0 and n_bytes <= MAX_BYTES + 1 and token_id >> (8 * (n_bytes - 1)) == 1
 
 
 class PieceTokenizer(Tokenizer):
-    """What the faces ask of a tokenizer, as far as text alone can answer.
+    """Tokenizer methods that work on text alone; the others raise Unsupported.
 
-    is_chat: prompts are messages, which the server's own template puts into words. made_from: what
-    the server says that its model is; its tokenizer may be there, too.
+    Args:
+        is_chat: prompts are messages, which the server's own template renders.
+        base_model: the server's name of the base model, whose repository may have the tokenizer.
     """
 
-    def __init__(self, *, is_chat: bool, made_from: str = "") -> None:
-        where = f" (the server's model is {made_from})" if made_from else ""
+    def __init__(self, *, is_chat: bool, base_model: str = "") -> None:
+        where = f" (the server's model is {base_model})" if base_model else ""
         self._needs = f"needs the model's tokenizer; give {GIVE_TOKENIZER}{where}"
         self._special_tokens = {}
         self.chat_template = _TEMPLATE if is_chat else None
@@ -98,7 +99,7 @@ class PieceTokenizer(Tokenizer):
         return frozenset(ROLES)
 
     def fewest(self, text: str) -> int:
-        """Return 0: nobody tells how a server cuts text."""
+        """Return 0: the server's tokenization is unknown."""
         return 0
 
     def encode(self, text: str, *, special: bool = False, add_bos: bool | None = None) -> list[int]:
@@ -116,13 +117,13 @@ class PieceTokenizer(Tokenizer):
         return ids
 
     def decode(self, ids: Iterable[int], *, first: bool = False) -> str:
-        return b"".join(map(spelled, ids)).decode(errors="replace")
+        return b"".join(map(piece_bytes, ids)).decode(errors="replace")
 
     def stream(self, *, first: bool = False) -> TextStream:
         return PieceStream()
 
     def token_bytes(self, token_id: int) -> bytes:
-        return spelled(token_id)
+        return piece_bytes(token_id)
 
     def spelling(self, token_id: int) -> str:
         return self.token_text(token_id)
@@ -136,41 +137,41 @@ class PieceTokenizer(Tokenizer):
         return ids
 
     @staticmethod
-    def is_messages(ids: Iterable[int]) -> bool:
-        """Whether a path has roles in it: somebody said it as a chat."""
+    def has_roles(ids: Iterable[int]) -> bool:
+        """Return True if a path contains roles: it is a chat."""
         return any(token in ROLES for token in ids)
 
     def messages(self, ids: Sequence[int]) -> list[dict[str, str]]:
-        """Return the chat that a path is; the last one may be an answer's beginning, or empty."""
-        found: list[tuple[str, list[int]]] = []
+        """Return the messages of a path. The last one may be the start of an answer, or empty."""
+        messages: list[tuple[str, list[int]]] = []
         for token in ids:
             if token in ROLES:
-                found.append((ROLES[token], []))
+                messages.append((ROLES[token], []))
             elif token != END:
-                if not found:
-                    found.append(("user", []))
-                found[-1][1].append(token)
-        return [{"role": role, "content": self.decode(some)} for role, some in found]
+                if not messages:
+                    messages.append(("user", []))
+                messages[-1][1].append(token)
+        return [{"role": role, "content": self.decode(content)} for role, content in messages]
 
 
 def pieces_of(text: bytes) -> list[int]:
-    """Return the ids of a text, a word each."""
+    """Return the ids of a text, one per word."""
     ids = []
     for match in _WORDS.finditer(text):
         word = match[0]
-        ids += [piece_id(word[at : at + MOST_BYTES]) for at in range(0, len(word), MOST_BYTES)]
+        ids += [piece_id(word[at : at + MAX_BYTES]) for at in range(0, len(word), MAX_BYTES)]
     return ids
 
 
 class PieceStream(TextStream):
-    """A `TextStream` of pieces: ids are spelled, not looked up."""
+    """A `TextStream` of pieces, whose ids contain their bytes."""
 
     def __init__(self) -> None:
         super().__init__(())
         self._text = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_id: int) -> str:
-        return self._text.decode(spelled(token_id))
+        return self._text.decode(piece_bytes(token_id))
 
     def peek(self, token_id: int) -> str:
         return self.clone().push(token_id)

@@ -1,4 +1,4 @@
-"""`TokenMatcher`: which tokens of ours a server's words are."""
+"""`TokenMatcher`: matches a server's text, token names and ids with the tokenizer's ids."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from functools import cached_property
 from ..._core.tokens.tokenizer import Tokenizer
 from ...errors import ForwardError
 from .responses import ChoiceDelta
-from .text_pieces import MOST_BYTES, PieceTokenizer, piece_id
+from .text_pieces import MAX_BYTES, PieceTokenizer, piece_id
 
-Figures = list[float] | None
+Logprobs = list[float] | None
 
 
 class TokenMatcher:
-    """Turns what is told of new text into tokens, with a logprob each where that is known.
+    """Converts new text to tokens, with a logprob each if known.
 
-    Ids are taken as they are; names of tokens are looked up by their bytes; text alone is
-    tokenised as what goes on after other text, and has no logprobs.
+    Ids are used unchanged. Names of tokens are looked up by their bytes. Text alone is tokenized as
+    a continuation, without logprobs.
     """
 
     def __init__(self, text: Tokenizer, n_vocab: int) -> None:
@@ -24,54 +24,53 @@ class TokenMatcher:
         self.n_vocab = n_vocab
         self.is_pieces = isinstance(text, PieceTokenizer)
 
-    def tokens(self, told: ChoiceDelta) -> tuple[list[int], Figures]:
-        """Return the new tokens, the end token among them where it was told as one."""
-        if told.ids is not None and not self.is_pieces:
-            wrong = [each for each in told.ids if not 0 <= each < self.n_vocab]
+    def tokens(self, delta: ChoiceDelta) -> tuple[list[int], Logprobs]:
+        """Return the new tokens, including the end token if the server returned it as one."""
+        if delta.ids is not None and not self.is_pieces:
+            wrong = [each for each in delta.ids if not 0 <= each < self.n_vocab]
             if wrong:
                 raise ForwardError(
-                    f"the server generated token {wrong[0]}, and the tokenizer has {self.n_vocab};"
-                    " give the tokenizer made for this model"
+                    f"the server generated token {wrong[0]}, but the tokenizer has {self.n_vocab};"
+                    " pass the tokenizer of this model"
                 )
-            return told.ids, _figures(told, len(told.ids))
-        named = self._named(told)
+            return delta.ids, _complete_logprobs(delta, len(delta.ids))
+        named = self._named(delta)
         if named is not None:
             return named
-        return (self.text.continuation(told.text) if told.text else []), None
+        return (self.text.continuation(delta.text) if delta.text else []), None
 
-    def _named(self, told: ChoiceDelta) -> tuple[list[int], Figures] | None:
-        """Return the tokens by their names, where these are the text."""
-        names = told.names
+    def _named(self, delta: ChoiceDelta) -> tuple[list[int], Logprobs] | None:
+        """Return the tokens by their names, if the names form the text."""
+        names = delta.names
         if names is None:
             return None
-        is_end = told.finish is not None and bool(names)
-        if is_end and (not names[-1] or not self._fits(names, told)):
+        is_end = delta.finish is not None and bool(names)
+        if is_end and (not names[-1] or not self._fits(names, delta)):
             names = names[:-1]  # the end token, which may have a name and has no text
-        if not self._fits(names, told):
+        if not self._fits(names, delta):
             return None
         if self.is_pieces:
-            if any(len(name) > MOST_BYTES for name in names):
+            if any(len(name) > MAX_BYTES for name in names):
                 return None
-            return [piece_id(name) for name in names], _figures(told, len(names))
-        ids = [self._by_bytes.get(name) for name in names]
-        known = [each for each in ids if each is not None]
-        return (known, _figures(told, len(known))) if len(known) == len(ids) else None
+            return [piece_id(name) for name in names], _complete_logprobs(delta, len(names))
+        matches = [self._by_bytes.get(name) for name in names]
+        ids = [each for each in matches if each is not None]
+        return (ids, _complete_logprobs(delta, len(ids))) if len(ids) == len(matches) else None
 
     @staticmethod
-    def _fits(names: list[bytes], told: ChoiceDelta) -> bool:
-        return b"".join(names) == told.text.encode()
+    def _fits(names: list[bytes], delta: ChoiceDelta) -> bool:
+        return b"".join(names) == delta.text.encode()
 
     @cached_property
     def _by_bytes(self) -> dict[bytes, int]:
-        found: dict[bytes, int] = {}
+        ids: dict[bytes, int] = {}
         for token, name in enumerate(self.text.vocab_bytes):
             if name and token not in self.text.special_ids:
-                found.setdefault(name, token)
-        return found
+                ids.setdefault(name, token)
+        return ids
 
 
-def _figures(told: ChoiceDelta, n: int) -> Figures:
-    """Return the logprobs of the first n tokens; None unless all of them are told."""
-    found = (told.logprobs or [])[:n]
-    known = [each for each in found if each is not None]
-    return known if len(known) == n else None
+def _complete_logprobs(delta: ChoiceDelta, n: int) -> Logprobs:
+    """Return the logprobs of the first n tokens; None unless all of them are known."""
+    logprobs = [each for each in (delta.logprobs or [])[:n] if each is not None]
+    return logprobs if len(logprobs) == n else None

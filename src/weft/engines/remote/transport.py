@@ -1,4 +1,4 @@
-"""HTTP to one server, on its own thread: retries, errors, and the API key."""
+"""HTTP to one server, on its own thread: retries, errors and the API key."""
 
 from __future__ import annotations
 
@@ -18,22 +18,33 @@ import httpx2
 
 from ...errors import ContextOverflow, ForwardError, StaleHandle, WeftError
 from .address import Address
-from .responses import MOST_BYTES, Events, Overflow, ProtocolError, error_text, overflow_of, parsed
+from .responses import (
+    MAX_BYTES,
+    EventStreamParser,
+    Overflow,
+    ProtocolError,
+    error_text,
+    overflow_of,
+    parse_json,
+)
 
 Value = TypeVar("Value")
 _BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
-_MOST_SAID = 1 << 16  # bytes of an error that are read
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.25, 30.0
+_MAX_ERROR_BYTES = 1 << 16  # bytes of an error that are read
+_FIRST_WAIT_S, _MAX_WAIT_S = 0.25, 30.0
 _JSON = {"content-type": "application/json", "accept-encoding": "identity"}
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long to wait, in seconds, and how often to try again after a fault.
+    """Timeouts in seconds, and retries after transient errors.
 
-    connect_s: for a connection. first_s: for the first message of an answer, queueing over there
-    included. between_s: between two messages. retries: in a row, without a new token.
-    wait_s: a server that asks to be left alone for longer is not waited for.
+    Attributes:
+        connect_s: timeout of a connection.
+        first_s: timeout of the first message of a response, including the server's queue.
+        between_s: timeout between two messages.
+        retries: maximum number of consecutive retries without a new token.
+        wait_s: maximum `Retry-After` that is followed.
     """
 
     connect_s: float = 10.0
@@ -42,40 +53,43 @@ class RetryPolicy:
     retries: int = 4
     wait_s: float = 120.0
 
-    def pause_s(self, tries: int, asked_s: float | None) -> float:
-        """Return how long to wait before the next try; `tries` were made."""
-        longest = min(_FIRST_WAIT_S * 2**tries, _LONGEST_WAIT_S)
-        pause = longest * random.uniform(0.5, 1.0)  # or all would come back at once
-        return pause if asked_s is None else asked_s + pause * 0.1
+    def pause_s(self, tries: int, retry_after_s: float | None) -> float:
+        """Return the pause before the next try, after `tries` retries."""
+        longest = min(_FIRST_WAIT_S * 2**tries, _MAX_WAIT_S)
+        pause = longest * random.uniform(0.5, 1.0)  # so that clients do not retry at once
+        return pause if retry_after_s is None else retry_after_s + pause * 0.1
 
 
 class TransportError(Exception):
-    """A request that brought no answer, or not all of it.
+    """A request without a response, or with an incomplete one.
 
-    may_pass: it may be otherwise next time. status: of the answer; None without one. asked_s: how
-    long the server asks to be left alone. overflow: a path is too long for it.
+    Args:
+        is_transient: a retry may succeed.
+        status: status of the response; None without one.
+        retry_after_s: the server's `Retry-After`.
+        overflow: the error is a path that is too long.
     """
 
     def __init__(
         self,
         message: str,
         *,
-        may_pass: bool = True,
+        is_transient: bool = True,
         status: int | None = None,
-        asked_s: float | None = None,
+        retry_after_s: float | None = None,
         overflow: Overflow | None = None,
     ) -> None:
         super().__init__(message)
-        self.may_pass = may_pass
+        self.is_transient = is_transient
         self.status = status
-        self.asked_s = asked_s
+        self.retry_after_s = retry_after_s
         self.overflow = overflow
 
 
-def give_up_error(
+def final_error(
     base: str, fault: TransportError | ProtocolError, often: str = "", hint: str = ""
 ) -> WeftError:
-    """Return the error of a request that nobody tries again."""
+    """Return the error of a request that is not retried."""
     message = f"{base}: {fault}{often}"
     if fault.overflow is None:
         return ForwardError(message, hint=hint)
@@ -89,17 +103,18 @@ def give_up_error(
 
 
 class ReadTimeout(TransportError):
-    """Nothing came for as long as somebody was to wait."""
+    """No message arrived before the timeout."""
 
 
 class ConnectionLost(TransportError):
-    """The connection ended before the answer did."""
+    """The connection ended before the response did."""
 
 
 class Transport:
-    """Requests to one server. Coroutines run on its thread; `run` and `spawn` bring them there.
+    """Requests to one server. Coroutines run on its thread; `run` and `call` submit work from
+    others.
 
-    The key stands in the client's headers and nowhere else; no answer leads to another host.
+    The key is only in the client's headers, and redirects are not followed.
     """
 
     def __init__(
@@ -112,7 +127,7 @@ class Transport:
         self._client = httpx2.AsyncClient(
             headers=headers,
             proxy=proxy,
-            # NOTE: a proxy of the environment may read what is not encrypted, the key included.
+            # NOTE: a proxy of the environment could read unencrypted requests and the key.
             trust_env=address.is_encrypted,
             timeout=httpx2.Timeout(None, connect=retry_policy.connect_s),
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=32),
@@ -126,11 +141,11 @@ class Transport:
         self.stop = weakref.finalize(self, _stop, self._loop, self._thread, self._client)
 
     def __repr__(self) -> str:
-        return f"<Wire to {self.address.base}>"
+        return f"<Transport to {self.address.base}>"
 
     @property
     def is_closed(self) -> bool:
-        """`stop` was called, or this is a fork of the process that has the thread."""
+        """True after `stop`, and in a fork of the process that has the thread."""
         return not (self.stop.alive and self._thread.is_alive())
 
     # From other threads
@@ -148,7 +163,11 @@ class Transport:
             raise
 
     def call(self, action: Callable[[], object]) -> None:
-        """Call something on the thread, soon. Raises: StaleHandle once closed."""
+        """Schedule a call on the thread.
+
+        Raises:
+            StaleHandle: the transport is closed.
+        """
         if self.is_closed:
             raise StaleHandle("this engine is closed; load it again")
         self._loop.call_soon_threadsafe(action)
@@ -156,42 +175,53 @@ class Transport:
     # On the thread
 
     async def get(self, url: str) -> Any:
-        """Return the JSON at a whole address. Raises: Fault."""
-        return await self._whole("GET", url, None)
+        """Return the JSON at a full URL.
+
+        Raises:
+            TransportError: the request failed.
+        """
+        return await self._json("GET", url, None)
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
-        """Return the JSON that answers a request. Raises: Fault."""
-        return await self._whole("POST", self.address.base + path, body)
+        """Return the JSON response of a request.
 
-    async def _whole(self, method: str, url: str, body: dict[str, Any] | None) -> Any:
+        Raises:
+            TransportError: the request failed.
+        """
+        return await self._json("POST", self.address.base + path, body)
+
+    async def _json(self, method: str, url: str, body: dict[str, Any] | None) -> Any:
         async with self._open(method, url, body) as response:
             async with asyncio.timeout(self.retry_policy.first_s):
-                return parsed(await _read(response, MOST_BYTES))
+                return parse_json(await _read(response, MAX_BYTES))
 
     async def messages(self, path: str, body: dict[str, Any]) -> AsyncGenerator[list[Any], None]:
-        """Yield the messages that answer a request, as many at once as come. Raises: Fault.
+        """Yield the messages of a streamed response, in lists of those that arrive together.
 
-        Close it to break the answer off; the server hears of that.
+        Closing the generator closes the connection, which cancels the request on the server.
+
+        Raises:
+            TransportError: the request failed.
         """
         loop, retry_policy = asyncio.get_running_loop(), self.retry_policy
         async with self._open("POST", self.address.base + path, body) as response:
             if response.headers.get("content-type", "").startswith("application/json"):
-                whole = await _read(response, MOST_BYTES)  # it does not stream: all at once
-                yield [parsed(whole)]
+                body_bytes = await _read(response, MAX_BYTES)  # the server does not stream
+                yield [parse_json(body_bytes)]
                 return
-            events = Events()
-            # A timer is set anew now and then, not for every message; so it waits a tenth longer.
+            events = EventStreamParser()
+            # The timeout is reset occasionally, not for every message, so it is a tenth longer.
             pause_s = retry_policy.between_s / 10
-            again = 0.0
+            next_reset = 0.0
             async with asyncio.timeout(retry_policy.first_s) as limit:
                 async for chunk in response.aiter_raw():
-                    found = events.take(chunk)
-                    if found:
-                        yield found
+                    messages = events.feed(chunk)
+                    if messages:
+                        yield messages
                         now = loop.time()
-                        if now >= again:
+                        if now >= next_reset:
                             limit.reschedule(now + retry_policy.between_s + pause_s)
-                            again = now + pause_s
+                            next_reset = now + pause_s
 
     @asynccontextmanager
     async def _open(
@@ -204,7 +234,7 @@ class Transport:
                 response = await self._client.send(request, stream=True)
             try:
                 if response.status_code != 200:
-                    raise await self._refused(response)
+                    raise await self._status_error(response)
                 yield response
             finally:
                 await response.aclose()
@@ -213,7 +243,7 @@ class Transport:
         except ProtocolError as error:
             raise TransportError(str(error)) from None
         except TimeoutError:
-            raise ReadTimeout("it does not go on: nothing came for too long") from None
+            raise ReadTimeout("no data arrived before the timeout") from None
         except httpx2.ConnectError as error:
             raise TransportError(f"it does not answer: {error}") from None
         except httpx2.ConnectTimeout:
@@ -223,34 +253,34 @@ class Transport:
         except httpx2.HTTPError as error:
             raise ConnectionLost(f"the connection broke: {error or type(error).__name__}") from None
         except (httpx2.InvalidURL, httpx2.UnsupportedProtocol) as error:
-            raise TransportError(f"the address cannot be asked: {error}", may_pass=False) from None
+            raise TransportError(f"the address is invalid: {error}", is_transient=False) from None
 
-    async def _refused(self, response: httpx2.Response) -> TransportError:
-        """Return what to say of an answer that is none; the key is in no word of it."""
+    async def _status_error(self, response: httpx2.Response) -> TransportError:
+        """Return the error of a response with an error status, without the key."""
         status = response.status_code
         if response.is_redirect:
             to = response.headers.get("location", "nowhere")
             return TransportError(
-                f"it sends requests on to {self._clean(to)}; give that address instead",
-                may_pass=False,
+                f"it redirects to {self._clean(to)}; use that address instead",
+                is_transient=False,
                 status=status,
             )
         async with asyncio.timeout(self.retry_policy.connect_s):
-            raw = await _read(response, _MOST_SAID)
+            raw = await _read(response, _MAX_ERROR_BYTES)
         overflow = None
         try:
             data = json.loads(raw)
-            said, overflow = error_text(data), overflow_of(data)
+            text, overflow = error_text(data), overflow_of(data)
         except ValueError:
-            said = " ".join(raw[:200].decode(errors="replace").split())
-        asked_s = _seconds(response.headers.get("retry-after"))
+            text = " ".join(raw[:200].decode(errors="replace").split())
+        retry_after_s = _seconds(response.headers.get("retry-after"))
         return TransportError(
-            f"it answers {status}: {self._clean(said) or response.reason_phrase}",
-            may_pass=status in _BUSY
+            f"it answers {status}: {self._clean(text) or response.reason_phrase}",
+            is_transient=status in _BUSY
             and overflow is None
-            and (asked_s or 0) <= self.retry_policy.wait_s,
+            and (retry_after_s or 0) <= self.retry_policy.wait_s,
             status=status,
-            asked_s=asked_s,
+            retry_after_s=retry_after_s,
             overflow=overflow,
         )
 
@@ -258,19 +288,19 @@ class Transport:
         return text.replace(self._secret, "…") if self._secret else text
 
 
-async def _read(response: httpx2.Response, most: int) -> bytes:
-    """Return a body, as far as it goes and is read: an endless one must not fill the memory."""
-    found, n_bytes = [], 0
+async def _read(response: httpx2.Response, max_bytes: int) -> bytes:
+    """Return a body up to `max_bytes`; an endless one must not fill the memory."""
+    chunks, n_bytes = [], 0
     async for chunk in response.aiter_bytes():
-        found.append(chunk)
+        chunks.append(chunk)
         n_bytes += len(chunk)
-        if n_bytes > most:
+        if n_bytes > max_bytes:
             break
-    return b"".join(found)[:most]
+    return b"".join(chunks)[:max_bytes]
 
 
 def _seconds(header: str | None) -> float | None:
-    """Return what a Retry-After header asks for; None for none that can be read."""
+    """Return the delay of a Retry-After header; None if it is invalid."""
     if header is None:
         return None
     try:
@@ -297,7 +327,7 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 def _stop(
     loop: asyncio.AbstractEventLoop, thread: threading.Thread, client: httpx2.AsyncClient
 ) -> None:
-    """End all requests, then the thread."""
+    """Cancel all requests, then stop the thread."""
 
     async def end() -> None:
         tasks = [each for each in asyncio.all_tasks(loop) if each is not asyncio.current_task()]
