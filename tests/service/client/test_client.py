@@ -112,7 +112,7 @@ def route_of(schema: dict[str, Any], asked: ApiCall[Any]) -> tuple[str, dict[str
 
 
 @pytest.mark.parametrize("name", described())
-def test_every_request_is_one_of_the_servers(schema: dict[str, Any], name: str) -> None:
+def test_every_client_call_matches_a_route(schema: dict[str, Any], name: str) -> None:
     asked = made(name)
     _, route = route_of(schema, asked)
     build = described()[name]
@@ -180,7 +180,7 @@ def test_a_loom_is_made_grown_read_and_undone(client: Client) -> None:
     assert [each.name for each in client.restore_looms().data] == [loom]
 
 
-def test_numbers_of_a_program_are_the_numbers_that_they_are(client: Client) -> None:
+def test_numpy_numbers_are_sent_as_json_numbers(client: Client) -> None:
     loom = client.create_loom("Once").id
     given = {"n": np.int64(2), "top_p": np.float32(0.5), "seed": np.uint64(3), "stop": ("x", "y")}
     bias = {5: np.float32(-1), 7: 2}
@@ -195,7 +195,7 @@ def test_numbers_of_a_program_are_the_numbers_that_they_are(client: Client) -> N
             client.begin(loom, n=wrong)
 
 
-def test_a_token_is_banned_and_nothing_else_is_left_as_here(client: Client) -> None:
+def test_infinite_logit_bias_works_as_in_process(client: Client) -> None:
     loom = client.create_loom("Once").id
     with weft.load("tiny") as lm:
         here = weft.Loom(lm, "Once")
@@ -234,7 +234,7 @@ def test_the_async_client_does_the_same(served: Served) -> None:
     assert asyncio.run(walk()).count("length") == 2
 
 
-def test_leaving_a_growth_early_keeps_what_came(client: Client) -> None:
+def test_leaving_a_growth_early_keeps_generated_tokens(client: Client) -> None:
     loom = client.create_loom("Once upon a time", template=False).id
     with closing(client.grow(loom, n=2, max_tokens=1500, logit_bias=NO_END)) as deltas:
         next(deltas)
@@ -244,7 +244,7 @@ def test_leaving_a_growth_early_keeps_what_came(client: Client) -> None:
     assert [each.finish_reason for each in nodes[1:]] == ["cancelled"] * 2
 
 
-def test_a_stream_that_breaks_goes_on_where_it_was(served: Served) -> None:
+def test_broken_stream_is_resumed(served: Served) -> None:
     """Through a door between that closes after so many bytes, again and again."""
     with door(served.url, n_bytes=3000) as url, Client(url) as client:
         loom = client.create_loom("Tell me a story about a fox.").id
@@ -255,7 +255,7 @@ def test_a_stream_that_breaks_goes_on_where_it_was(served: Served) -> None:
         assert [node.text for node in client.nodes(loom).data[1:]] == texts
 
 
-def test_a_job_that_a_restart_has_lost_is_told_with_the_place_of_its_text(served: Served) -> None:
+def test_job_lost_in_a_restart_names_the_nodes_with_its_text(served: Served) -> None:
     async def deltas(job: JobReply) -> None:
         async with AsyncClient(served.url) as client:
             async for _ in client.deltas(job):
@@ -326,7 +326,7 @@ class door:
                     left -= len(data) if target is asker else 0
 
 
-def test_who_missed_too_much_is_told_the_rest_of_each_text() -> None:
+def test_snapshot_after_missed_events_has_the_rest_of_each_text() -> None:
     branches = [BranchObject(branch=0, node=1, id="a", parent=0)]
     reader = GrowthReader(JobReply(job="j", status="running", branches=branches))
     first = reader.take("tok", {"t": [[0, 5, "One ", -0.5, 0.1]]})
@@ -341,7 +341,7 @@ def test_who_missed_too_much_is_told_the_rest_of_each_text() -> None:
 
 
 @pytest.mark.parametrize("kind", [each for each in ERROR_MAPPINGS if each is not MemoryError])
-def test_an_error_of_the_server_is_the_error_that_would_be_raised_here(kind: Any) -> None:
+def test_server_error_is_raised_as_the_library_error(kind: Any) -> None:
     outcome = ERROR_MAPPINGS[kind]
     told = {"message": "so", "type": outcome.kind, "code": outcome.code, "hint": "do"}
     error = error_from_object(told, outcome.status)
@@ -349,7 +349,7 @@ def test_an_error_of_the_server_is_the_error_that_would_be_raised_here(kind: Any
     assert (str(error), error.hint) == ("so", "do")
 
 
-def test_what_an_error_carries_comes_with_it(client: Client) -> None:
+def test_error_details_are_restored(client: Client) -> None:
     loom = client.create_loom("Once", template=False).id
     with pytest.raises(errors.NotFound) as missing:
         client.loom("no such")
@@ -380,13 +380,13 @@ def test_what_an_error_carries_comes_with_it(client: Client) -> None:
     assert busy.retry_after_s == 7
 
 
-def test_names_of_any_kind_reach_their_loom(client: Client) -> None:
+def test_any_loom_name_reaches_its_loom(client: Client) -> None:
     for name in ("ünïcode ✓", "a?b#c%20d", "dots..and.more"):
         client.create_loom("Once", template=False, name=name)
         assert client.loom(name).name == name
 
 
-def test_no_server_is_told_at_once_and_a_stream_is_given_up_in_the_end(
+def test_missing_server_fails_at_once_and_stream_gives_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with socket.socket() as taken:  # and nobody listens there
@@ -446,7 +446,7 @@ def first_asks(url: str) -> dict[str, BaseException]:
     return became
 
 
-def test_a_server_that_takes_the_connection_and_is_silent_is_told_as_none(
+def test_silent_server_is_unreachable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Within seconds, whatever is asked first; the time itself is not waited for here."""
@@ -459,7 +459,7 @@ def test_a_server_that_takes_the_connection_and_is_silent_is_told_as_none(
             assert "WEFT_HOST" in error.hint
 
 
-def test_who_is_there_is_asked_once_and_all_else_may_take_its_time(
+def test_server_is_verified_once_with_a_short_timeout(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Client(served.url) as client:
@@ -496,7 +496,7 @@ def test_who_is_there_is_asked_once_and_all_else_may_take_its_time(
         b"500 oh",
     ],
 )
-def test_another_program_at_the_address_is_told_as_such_whatever_it_answers(said: bytes) -> None:
+def test_other_program_at_the_address_is_reported(said: bytes) -> None:
     with answering(said) as url:
         for name, error in first_asks(url).items():
             assert isinstance(error, errors.Unreachable), (name, error)

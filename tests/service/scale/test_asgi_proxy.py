@@ -15,7 +15,7 @@ from weft.service.server.asgi import read_body
 SCOPE: dict[str, Any] = {"type": "http", "method": "POST", "path": "/", "headers": []}
 
 
-def test_what_an_app_sends_comes_in_pieces() -> None:
+def test_app_messages_are_forwarded_in_batches() -> None:
     came = asyncio.Event()
 
     async def echo(scope: Any, receive: Any, send: Any) -> None:
@@ -37,7 +37,7 @@ def test_what_an_app_sends_comes_in_pieces() -> None:
     assert [message.get("body") for message in second] == [b"!"]
 
 
-def test_an_error_comes_after_what_was_sent() -> None:
+def test_app_error_is_raised_after_its_messages() -> None:
     async def broken(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         raise OSError("gone")
@@ -52,7 +52,7 @@ def test_an_error_comes_after_what_was_sent() -> None:
     assert [message["status"] for message in asyncio.run(run())] == [200]
 
 
-def test_an_app_learns_that_its_client_is_gone() -> None:
+def test_app_is_notified_of_a_disconnected_client() -> None:
     seen: list[str] = []
 
     async def patient(scope: Any, receive: Any, send: Any) -> None:
@@ -64,7 +64,7 @@ def test_an_app_learns_that_its_client_is_gone() -> None:
     assert seen == ["http.disconnect"]
 
 
-def test_an_app_that_does_not_listen_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_app_that_ignores_the_disconnect_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asgi_proxy, "GONE_S", 0.05)
     ended: list[bool] = []
 
@@ -86,7 +86,7 @@ async def first_piece_only(app: Callable[..., Awaitable[None]]) -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-def test_a_body_that_is_cut_off_is_none() -> None:
+def test_incomplete_body_is_none() -> None:
     parts = iter(
         [{"type": "http.request", "body": b"x", "more_body": True}, {"type": "http.disconnect"}]
     )
@@ -97,6 +97,6 @@ def test_a_body_that_is_cut_off_is_none() -> None:
     assert asyncio.run(read_body(receive)) is None
 
 
-def test_a_scope_leaves_the_server_s_objects_behind() -> None:
+def test_forwarded_scope_has_no_server_objects() -> None:
     sent = plain({**SCOPE, "app": object(), "state": {}, "extensions": {}})
     assert sent == SCOPE

@@ -24,7 +24,7 @@ needs_ray = pytest.mark.skipif(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("proxy", [[], ["--haproxy"]], ids=["ray's proxy", "haproxy"])
-def test_a_replica_that_is_killed_loses_nothing(proxy: list[str]) -> None:
+def test_killed_replica_loses_nothing(proxy: list[str]) -> None:
     try:
         programs()
     except Unavailable as error:

@@ -46,11 +46,11 @@ def test_requests_for_one_loom_have_its_key(path: str) -> None:
         ("/v1/completions", {"prompt": "x", "loom": {"loom": LOOM}}),
     ],
 )
-def test_a_loom_may_stand_in_the_body(path: str, fields: dict[str, object]) -> None:
+def test_loom_in_the_body_is_the_key(path: str, fields: dict[str, object]) -> None:
     assert routing_key(path, body(**fields) if fields else b"") == RoutingKey(LOOM)
 
 
-def test_every_route_of_a_loom_a_node_or_a_job_says_which(tmp_path: Path) -> None:
+def test_every_route_of_a_loom_node_or_job_has_its_key(tmp_path: Path) -> None:
     app = create_app(ServerConfig(db=f"sqlite:///{tmp_path}/weft.db"))
     given = {"loom": LOOM, "loom_id": LOOM, "job": f"jb_{LOOM}_1", "node_id": f"{LOOM}-1"}
     seen = 0
@@ -66,7 +66,7 @@ def test_every_route_of_a_loom_a_node_or_a_job_says_which(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("path", ["/api/v1/looms/my%20loom/generate", "/loom/my loom"])
-def test_a_loom_s_name_is_told_from_its_id(path: str) -> None:
+def test_loom_name_is_distinguished_from_its_id(path: str) -> None:
     assert routing_key(path) == RoutingKey("my loom", is_name=True)
 
 
@@ -86,7 +86,7 @@ def test_a_loom_s_name_is_told_from_its_id(path: str) -> None:
         "/v1/models",
     ],
 )
-def test_requests_for_no_loom_go_anywhere(path: str) -> None:
+def test_requests_without_a_loom_have_no_key(path: str) -> None:
     assert routing_key(path) == RoutingKey()
 
 
@@ -100,7 +100,7 @@ def test_prompts_with_one_head_have_one_key() -> None:
     assert not one.is_name
 
 
-def test_few_shot_prompts_meet_until_their_replica_is_busy() -> None:
+def test_few_shot_prompts_share_a_replica_until_it_is_busy() -> None:
     shots = "Translate to French.\nsea otter => loutre de mer\n" * 6
     keys = [
         routing_key("/v1/completions", body(model="a", prompt=f"{shots}{number}" * 20))

@@ -320,7 +320,7 @@ def test_key_is_taken_from_x_api_key() -> None:
         assert status(**{"x-api-key": KEY}) == (200, None)
 
 
-def test_client_that_leaves_a_stream_ends_its_run(served: Served) -> None:
+def test_disconnected_client_cancels_its_run(served: Served) -> None:
     body = {"messages": SUM, "max_tokens": 1000, "stream": True, "temperature": 5}
     with served.client.stream("POST", MESSAGES, json=body) as answer:
         next(answer.iter_lines())

@@ -49,9 +49,7 @@ def end(run: ChoiceRun, stop: str | None) -> None:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_pieces_never_have_a_stop_string_before_the_end_of_the_run_is_known(
-    lm: LM, text: str
-) -> None:
+def test_pieces_never_contain_a_stop_string(lm: LM, text: str) -> None:
     random_ = random.Random(text)
     for _ in range(40):
         stops = random_.sample(STOPS, k=2)
@@ -76,7 +74,7 @@ def test_pieces_never_have_a_stop_string_before_the_end_of_the_run_is_known(
         assert streamed.finish_reason == whole.finish_reason
 
 
-def test_a_choice_whose_run_is_lost_after_a_stop_string_ends_by_it(lm: LM) -> None:
+def test_choice_with_a_stop_string_ends_if_its_run_is_lost(lm: LM) -> None:
     run = choice(lm, ["there"])
     tokens = lm.tokenize("hello there", add_bos=False)
     run.grow(tokens, [0.0] * len(tokens))

@@ -89,6 +89,6 @@ def test_the_origins_of_the_page_may_be_allowed() -> None:
 
 
 @pytest.mark.parametrize("origin", ["null", "*", "http://a/b", "a", "://a", "http://"])
-def test_what_is_no_origin_is_refused(origin: str) -> None:
+def test_invalid_origin_is_rejected(origin: str) -> None:
     with pytest.raises(ConfigError, match="origin is"):
         ServerConfig(origins=(origin,))

@@ -114,7 +114,7 @@ def read(shared: Shared, until: Any, begun: threading.Event | None = None, **que
     return came
 
 
-def test_an_edit_while_others_grow_is_undone_alone(shared: Shared) -> None:
+def test_undo_of_an_edit_keeps_concurrent_growth(shared: Shared) -> None:
     first, second = shared.grow()
     (added,) = shared.post("/nodes", 201, text=" there")["added"]
     assert shared.log() == [("create", "first", 1), ("grow", "done", 1), ("add", "done", 1)]
@@ -127,7 +127,7 @@ def test_an_edit_while_others_grow_is_undone_alone(shared: Shared) -> None:
     assert shared.post("/undo")["removed"] == [second]
 
 
-def test_undo_and_redo_leave_alone_what_others_are_growing(shared: Shared) -> None:
+def test_undo_and_redo_keep_growing_nodes(shared: Shared) -> None:
     (added,) = shared.post("/nodes", 201, text=" there")["added"]
     first, second = shared.grow()
     assert shared.post("/undo")["removed"] == [added["node"]]
@@ -139,7 +139,7 @@ def test_undo_and_redo_leave_alone_what_others_are_growing(shared: Shared) -> No
     assert shared.there() == [0, added["node"]]
 
 
-def test_what_a_job_that_goes_on_has_done_is_not_undone_under_it(shared: Shared) -> None:
+def test_operations_of_a_running_job_are_not_undone(shared: Shared) -> None:
     shared.grow()
     (added,) = shared.post("/nodes", 201, text=" there")["added"]
     shared.post("/undo")
@@ -150,9 +150,7 @@ def test_what_a_job_that_goes_on_has_done_is_not_undone_under_it(shared: Shared)
     assert shared.post("/undo")["removed"]
 
 
-def test_a_search_beside_another_growth_is_undone_alone_from_anywhere(
-    shared: Shared, file: Path
-) -> None:
+def test_undo_of_a_search_keeps_concurrent_growth(shared: Shared, file: Path) -> None:
     (added,) = shared.post("/nodes", 201, text=" there")["added"]
     left = [0, added["node"], *shared.grow(added["node"])]
     shared.post("/runs", strategy="tot", breadth=2, n=3, seed=1, wait=True, budget_tokens=300)
@@ -175,7 +173,7 @@ def test_a_search_beside_another_growth_is_undone_alone_from_anywhere(
     assert sorted(shared.post("/undo")["removed"]) == left[2:]
 
 
-def test_a_search_is_not_undone_while_it_goes_on_and_ends_where_its_nodes_go(
+def test_running_search_is_not_undone_and_ends_if_its_nodes_are_removed(
     shared: Shared,
 ) -> None:
     asked = {"strategy": "beam", "breadth": 2, "seed": 3, "budget_tokens": 6000, "max_tokens": 40}
@@ -191,7 +189,7 @@ def test_a_search_is_not_undone_while_it_goes_on_and_ends_where_its_nodes_go(
     assert shared.there() == [0]
 
 
-def test_two_jobs_are_told_in_order_and_gone_on_with_in_the_middle_of_both(
+def test_feed_of_two_jobs_is_ordered_and_resumable(
     shared: Shared,
 ) -> None:
     seen: Told = []
@@ -230,7 +228,7 @@ def test_two_jobs_are_told_in_order_and_gone_on_with_in_the_middle_of_both(
     assert sorted(shared.post("/undo")["removed"]) in ([1, 2], [3, 4], [1, 2, 3, 4])
 
 
-def test_a_node_that_ended_and_was_removed_is_not_found_while_its_job_goes_on(
+def test_removed_node_of_a_running_job_is_not_found(
     shared: Shared,
 ) -> None:
     first, _ = shared.grow()
@@ -238,7 +236,7 @@ def test_a_node_that_ended_and_was_removed_is_not_found_while_its_job_goes_on(
     assert shared.client.get(f"{shared.base}/nodes/{first}").status_code == 404
 
 
-def test_who_changed_a_bookmark_is_in_the_log(shared: Shared) -> None:
+def test_bookmark_change_is_logged_with_its_actor(shared: Shared) -> None:
     shared.client.patch(
         f"{shared.base}/nodes/0", json={"bookmark": "x"}, headers={"X-Weft-Actor": "me"}
     )
@@ -246,7 +244,7 @@ def test_who_changed_a_bookmark_is_in_the_log(shared: Shared) -> None:
     assert (rows[0]["kind"], rows[0]["actor"]) == ("bookmark", "me")
 
 
-def test_a_character_that_is_not_whole_is_in_no_snapshot(served: Served, shared: Shared) -> None:
+def test_snapshot_has_no_incomplete_character(served: Served, shared: Shared) -> None:
     asked = {"n": 4, "max_tokens": 1500, "choices": ["\N{GRINNING FACE}" * 200]}
     job = served.service.jobs.get(shared.post("/nodes/0/generate", 202, **asked)["job"])
 
@@ -260,7 +258,7 @@ def test_a_character_that_is_not_whole_is_in_no_snapshot(served: Served, shared:
     assert {text.strip("\N{GRINNING FACE}") for text in texts} == {""}
 
 
-def test_a_long_question_holds_up_nobody_in_its_loom(
+def test_long_query_does_not_block_its_loom(
     served: Served, shared: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ThreadPoolExecutor(1) as pool:
@@ -273,9 +271,7 @@ def test_a_long_question_holds_up_nobody_in_its_loom(
         assert len(asked.result()["candidates"]) == 64
 
 
-def test_a_new_name_from_elsewhere_is_told_while_something_grows(
-    shared: Shared, file: Path
-) -> None:
+def test_rename_by_another_process_is_published_during_growth(shared: Shared, file: Path) -> None:
     shared.grow()
     with ThreadPoolExecutor(1) as pool, Library(f"sqlite:///{file}") as other:
         for turn in range(2):
@@ -286,9 +282,7 @@ def test_a_new_name_from_elsewhere_is_told_while_something_grows(
             assert came.result()[-1][2]["name"] == f"{turn}-{shared.id}"
 
 
-def test_what_is_kept_is_told_though_its_job_is_cancelled_meanwhile(
-    served: Served, shared: Shared
-) -> None:
+def test_commit_is_published_if_its_job_is_cancelled(served: Served, shared: Shared) -> None:
     rev = shared.client.get(f"{shared.base}/nodes").json()["rev"]
     live = served.service.looms.get_open(shared.id)
     assert live is not None
@@ -307,9 +301,7 @@ def test_what_is_kept_is_told_though_its_job_is_cancelled_meanwhile(
     assert [each["text"] for each in page["data"]][1:] == [" there"]
 
 
-def test_what_is_undone_before_it_begins_to_grow_is_not_grown(
-    served: Served, shared: Shared
-) -> None:
+def test_branch_undone_before_its_start_does_not_grow(served: Served, shared: Shared) -> None:
     (added,) = shared.post("/nodes", 201, text=" there")["added"]
     live = served.service.looms.get_open(shared.id)
     assert live is not None

@@ -23,7 +23,7 @@ with weft.load("tiny") as _lm:
     NO_END = {str(token): -1e6 for token in _lm.text.stop_ids}
 
 
-def test_what_has_grown_outlives_an_edit_that_could_not_be_kept(tmp_path: Path) -> None:
+def test_failed_edit_keeps_generated_nodes(tmp_path: Path) -> None:
     file = tmp_path / "weft.db"
     with serving(ServerConfig(port=0, db=f"sqlite:///{file}")) as served:
         client, database = served.client, served.service.looms.library.database
@@ -69,7 +69,7 @@ def test_what_has_grown_outlives_an_edit_that_could_not_be_kept(tmp_path: Path) 
         assert sorted(client.post(f"{loom}/undo").json()["removed"]) == [2, 3]
 
 
-def test_without_its_database_a_server_is_not_ready(tmp_path: Path) -> None:
+def test_server_without_database_is_not_ready(tmp_path: Path) -> None:
     file, away = tmp_path / "weft.db", tmp_path / "away.db"
     with serving(ServerConfig(port=0, db=f"sqlite:///{file}")) as served:
         file.rename(away)
@@ -90,7 +90,7 @@ def library_nodes(file: Path) -> list[tuple[int, int | None, str | None]]:
         rows.close()
 
 
-def test_a_loom_that_is_purged_while_it_grows_is_let_go_of(tmp_path: Path) -> None:
+def test_loom_purged_during_growth_is_released(tmp_path: Path) -> None:
     with serving(ServerConfig(port=0, db=f"sqlite:///{tmp_path}/weft.db")) as served:
         client, service = served.client, served.service
         loom = client.post("/api/v1/looms", json={"prompt": "a"}).json()["id"]
@@ -111,7 +111,7 @@ def test_a_loom_that_is_purged_while_it_grows_is_let_go_of(tmp_path: Path) -> No
         assert service.n_works == 0
 
 
-def test_readers_of_a_loom_that_is_opened_anew_come_again(tmp_path: Path) -> None:
+def test_readers_of_a_reopened_loom_reconnect(tmp_path: Path) -> None:
     """A change that could not be kept is in no tree; who listens must not listen to a dead one."""
     file = tmp_path / "weft.db"
     with serving(ServerConfig(port=0, db=f"sqlite:///{file}")) as served:
@@ -143,7 +143,7 @@ def test_readers_of_a_loom_that_is_opened_anew_come_again(tmp_path: Path) -> Non
         assert client.patch(f"{loom}/nodes/0", json={"score": 1}).status_code == 200
 
 
-def test_a_growth_that_could_not_begin_leaves_nothing_growing(tmp_path: Path) -> None:
+def test_failed_start_leaves_nothing_growing(tmp_path: Path) -> None:
     file = tmp_path / "weft.db"
     with serving(ServerConfig(port=0, db=f"sqlite:///{file}")) as served:
         client, database = served.client, served.service.looms.library.database
@@ -176,7 +176,7 @@ def test_a_growth_that_could_not_begin_leaves_nothing_growing(tmp_path: Path) ->
             rows.close()
 
 
-def test_branches_that_no_model_takes_are_over() -> None:
+def test_branches_rejected_by_the_model_are_ended() -> None:
     async def work() -> None:
         lm = weft.load("tiny")
         params = SamplingParams.resolve({"n": 2}, lm.defaults)
@@ -189,7 +189,7 @@ def test_branches_that_no_model_takes_are_over() -> None:
     asyncio.run(work())
 
 
-def test_a_search_that_the_server_ended_is_interrupted_and_kept(tmp_path: Path) -> None:
+def test_search_at_shutdown_is_interrupted_and_saved(tmp_path: Path) -> None:
     db = f"sqlite:///{tmp_path}/weft.db"
     with serving(ServerConfig(port=0, db=db, grace_s=0.0)) as served:
         client = served.client

@@ -13,7 +13,7 @@ from weft.service.store.library import Library
 from weft.service.store.tables import nodes, pieces
 
 
-def test_an_end_is_told_when_it_is_durable_with_all_its_tokens(tmp_path: Path) -> None:
+def test_end_event_follows_the_write_of_all_tokens(tmp_path: Path) -> None:
     """Others of the job go on: what has ended waits for no commit of theirs."""
     db = f"sqlite:///{tmp_path}/weft.db"
     with serving(ServerConfig(port=0, db=db)) as server, Library(db) as library:
@@ -57,7 +57,7 @@ def durable_end(library: Library, number: int) -> tuple[str | None, str | None, 
     return reason, stop, is_terminal
 
 
-def test_who_followed_the_server_before_is_told_the_state_anew(tmp_path: Path) -> None:
+def test_reader_of_an_earlier_server_gets_a_snapshot(tmp_path: Path) -> None:
     """However much has happened since: another server's events are not those that were missed."""
     config = ServerConfig(port=0, db=f"sqlite:///{tmp_path}/weft.db")
     with serving(config) as server:

@@ -59,7 +59,7 @@ def timeless() -> asyncio.AbstractEventLoop:
 # One beat ---------------------------------------------------------------------------------------
 
 
-def test_all_who_wait_go_on_at_once() -> None:
+def test_tick_wakes_all_waiters_at_once() -> None:
     async def work() -> None:
         loop, wait = asyncio.get_running_loop(), Ticker()
         never: asyncio.Future[None] = loop.create_future()
@@ -78,7 +78,7 @@ def test_all_who_wait_go_on_at_once() -> None:
     run(work)
 
 
-def test_who_has_just_told_waits_for_half_a_tick_at_least() -> None:
+def test_waiter_waits_at_least_half_a_tick() -> None:
     async def work() -> None:
         loop, wait = asyncio.get_running_loop(), Ticker()
         never: asyncio.Future[None] = loop.create_future()
@@ -92,7 +92,7 @@ def test_who_has_just_told_waits_for_half_a_tick_at_least() -> None:
     run(work)
 
 
-def test_nobody_waits_for_a_beat_when_all_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_stream_does_not_wait_for_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ticker, "TICK_S", 20.0)
 
     async def work() -> None:
@@ -109,7 +109,7 @@ def test_nobody_waits_for_a_beat_when_all_is_over(monkeypatch: pytest.MonkeyPatc
     run(work)
 
 
-def test_what_is_dear_to_tell_is_told_less_often_and_soon_as_often_again() -> None:
+def test_expensive_ticks_are_less_frequent_and_recover() -> None:
     async def work() -> None:
         loop, wait = asyncio.get_running_loop(), Ticker()
         never: asyncio.Future[None] = loop.create_future()
@@ -132,7 +132,7 @@ def test_what_is_dear_to_tell_is_told_less_often_and_soon_as_often_again() -> No
 # One write for many -----------------------------------------------------------------------------
 
 
-def test_what_waits_for_a_lock_is_done_in_one_go() -> None:
+def test_coalescer_runs_waiting_items_in_one_batch() -> None:
     async def work() -> None:
         done: list[list[int]] = []
 
@@ -152,7 +152,7 @@ def test_what_waits_for_a_lock_is_done_in_one_go() -> None:
     run(work)
 
 
-def test_who_is_cancelled_takes_nobody_along() -> None:
+def test_cancelled_caller_does_not_cancel_the_batch() -> None:
     """The one who does it for all, and one who only waits, go away in the middle."""
 
     async def work() -> None:
@@ -182,7 +182,7 @@ def test_who_is_cancelled_takes_nobody_along() -> None:
     run(work)
 
 
-def test_many_calls_that_end_at_once_are_kept_by_few_writes(
+def test_calls_that_end_together_share_writes(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     n, writes = 24, {"append": 0, "commit": 0}
@@ -227,7 +227,7 @@ def test_many_calls_that_end_at_once_are_kept_by_few_writes(
 # Readers ----------------------------------------------------------------------------------------
 
 
-def test_readers_that_vanish_leave_nothing_in_a_log() -> None:
+def test_disconnected_readers_leave_nothing_in_a_log() -> None:
     async def work() -> None:
         log = EventLog(dict)
         log.put("a", {})
@@ -251,7 +251,7 @@ def test_readers_that_vanish_leave_nothing_in_a_log() -> None:
     run(work)
 
 
-def test_a_stream_is_pinged_where_nothing_comes_and_only_there() -> None:
+def test_only_idle_streams_are_pinged() -> None:
     async def work() -> None:
         sent: list[bytes] = []
 
@@ -281,7 +281,7 @@ def test_a_stream_is_pinged_where_nothing_comes_and_only_there() -> None:
 # At /v1 -----------------------------------------------------------------------------------------
 
 
-def test_tokens_that_texts_stand_for_are_counted_as_one_by_one() -> None:
+def test_covered_tokens_equal_those_counted_one_by_one() -> None:
     def naive(reply: ChoiceRun, length: int) -> int:
         if reply.is_cut and length >= len(reply.text):
             return sum(1 for begin in [0, *reply.ends[:-1]] if begin < length)
@@ -302,7 +302,7 @@ def test_tokens_that_texts_stand_for_are_counted_as_one_by_one() -> None:
                         assert reply.n_covered(length) == naive(reply, length)
 
 
-def test_a_long_stream_tells_each_token_once_and_20_times_a_second_at_most(served: Served) -> None:
+def test_stream_has_each_token_once_at_most_20_times_a_second(served: Served) -> None:
     loom = served.client.post("/api/v1/looms", json={"prompt": "Once upon a time"}).json()["id"]
     body = {"stream": True, "max_tokens": 120, "logit_bias": no_end(served)}
     began, n_events, n_tokens = time.monotonic(), 0, 0
@@ -320,7 +320,7 @@ def test_a_long_stream_tells_each_token_once_and_20_times_a_second_at_most(serve
 # Slow readers -----------------------------------------------------------------------------------
 
 
-def test_a_log_is_no_larger_than_it_may_be_whatever_is_told() -> None:
+def test_log_stays_within_its_limits() -> None:
     log = EventLog(dict, max_events=1024, max_bytes=1 << 20)
     for _ in range(100):
         log.put("change", {"added": [{"text": "x" * 100_000}]})
@@ -332,7 +332,7 @@ def test_a_log_is_no_larger_than_it_may_be_whatever_is_told() -> None:
     assert sum(16 * 200 for _ in log._kept) < 1.2 * (1 << 20)
 
 
-def test_who_reads_slowly_holds_one_piece_and_is_told_the_state_anew() -> None:
+def test_slow_reader_gets_a_snapshot() -> None:
     async def work() -> None:
         log = EventLog(lambda: {"state": log.last}, max_events=4096, max_bytes=8 << 20)
         for at in range(4000):
@@ -353,7 +353,7 @@ def test_who_reads_slowly_holds_one_piece_and_is_told_the_state_anew() -> None:
     run(work)
 
 
-def test_one_who_does_not_read_holds_up_nobody_and_nothing_grows_for_him(
+def test_reader_that_stops_reading_blocks_nobody(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """He comes back to the state as it is, and to what goes on after it."""

@@ -35,7 +35,7 @@ def n_looms(served: Served) -> int:
     return len(served.client.get("/api/v1/looms", params={"limit": 200}).json()["data"])
 
 
-def test_what_is_sent_again_is_answered_again_and_done_once(served: Served) -> None:
+def test_repeated_request_gets_the_first_response(served: Served) -> None:
     first = post(served, "a1", prompt="Once")
     before = n_looms(served)
     again = post(served, "a1", prompt="Once")
@@ -51,7 +51,7 @@ def test_what_is_sent_again_is_answered_again_and_done_once(served: Served) -> N
 
 
 @pytest.mark.parametrize("other", ["body", "path", "query"])
-def test_another_request_under_a_key_is_refused(served: Served, other: str) -> None:
+def test_key_of_another_request_is_rejected(served: Served, other: str) -> None:
     key = f"b-{other}"
     assert post(served, key, prompt="Once").status_code == 201
     answer = post(
@@ -64,7 +64,7 @@ def test_another_request_under_a_key_is_refused(served: Served, other: str) -> N
     assert answer.json()["error"]["param"] == "Idempotency-Key"
 
 
-def test_a_request_that_runs_still_is_not_begun_again(served: Served) -> None:
+def test_repeat_of_a_running_request_is_rejected(served: Served) -> None:
     loom = post(served, None, prompt="Once upon a time").json()["id"]
     path, answers = f"/looms/{loom}/nodes/0/generate", []
     ends = served.service.models.lm().text.stop_ids
@@ -82,14 +82,14 @@ def test_a_request_that_runs_still_is_not_begun_again(served: Served) -> None:
     assert len(served.client.get(f"/api/v1/looms/{loom}/nodes").json()["data"]) == 2
 
 
-def test_what_failed_leaves_its_key_free(served: Served) -> None:
+def test_failed_request_frees_its_key(served: Served) -> None:
     assert code(post(served, "d1", promt="Once")) == (400, "unsupported_parameter")
     assert post(served, "d1", prompt="Once").status_code == 201
     assert code(post(served, "d2", "/looms/none/undo")) == (404, "loom_not_found")
     assert code(post(served, "d2", "/looms/none/undo")) == (404, "loom_not_found")
 
 
-def test_a_request_whose_client_goes_is_done_and_told_when_it_comes_again(served: Served) -> None:
+def test_request_of_a_disconnected_client_completes_for_its_retry(served: Served) -> None:
     loom = post(served, None, prompt="Once upon a time").json()["id"]
     path = f"/looms/{loom}/nodes/0/generate"
     body = b'{"max_tokens": 40, "wait": true, "seed": 3}'
@@ -112,7 +112,7 @@ def test_a_request_whose_client_goes_is_done_and_told_when_it_comes_again(served
     assert len(served.client.get(f"/api/v1/looms/{loom}/nodes").json()["data"]) == 2
 
 
-def test_what_cannot_be_answered_again_is_refused_by_name(served: Served) -> None:
+def test_key_on_an_unsupported_request_is_rejected_by_name(served: Served) -> None:
     loom = post(served, None, prompt="Once").json()["id"]
     path = f"/looms/{loom}/nodes/0/generate"
     refused = (400, "idempotency_unsupported")
@@ -129,7 +129,7 @@ def test_what_cannot_be_answered_again_is_refused_by_name(served: Served) -> Non
     assert served.client.get("/api/v1/looms", headers={"Idempotency-Key": "x" * 999}).is_success
 
 
-def test_the_schema_says_where_keys_are_taken(served: Served) -> None:
+def test_schema_documents_routes_with_keys(served: Served) -> None:
     schema = served.client.get("/openapi.json").json()
     assert served.client.get("/openapi.json").json() == schema
     for path, methods in schema["paths"].items():
@@ -139,7 +139,7 @@ def test_the_schema_says_where_keys_are_taken(served: Served) -> None:
             assert told.count("Idempotency-Key") == is_taken, (method, path)
 
 
-def test_a_completion_of_the_openai_api_is_answered_again(served: Served) -> None:
+def test_repeated_openai_completion_gets_the_first_response(served: Served) -> None:
     body = {"model": "tiny", "prompt": "Once", "max_tokens": 4}
     told = [
         served.client.post("/v1/completions", json=body, headers={"Idempotency-Key": "g1"})
@@ -148,7 +148,7 @@ def test_a_completion_of_the_openai_api_is_answered_again(served: Served) -> Non
     assert told[0].json() == told[1].json()
 
 
-def test_the_keys_of_callers_are_apart() -> None:
+def test_keys_of_different_callers_are_distinct() -> None:
     config = ServerConfig(port=0, api_key=KEY)
     with serving(config) as served:
         first = post(served, "a", prompt="Once")
@@ -163,7 +163,7 @@ def test_the_keys_of_callers_are_apart() -> None:
         assert answer.status_code == 401
 
 
-def test_answers_are_bounded_in_number_size_and_time() -> None:
+def test_stored_responses_are_bounded_in_number_size_and_time() -> None:
     now = [1000.0]
     answers = IdempotencyStore(lambda: now[0])
 
@@ -230,9 +230,7 @@ def whole(line: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_the_client_sends_what_broke_once_more_and_it_is_done_once(
-    served: Served, is_async: bool
-) -> None:
+def test_client_retries_a_broken_post_that_runs_once(served: Served, is_async: bool) -> None:
     way, before = Breaking(served.url), n_looms(served)
     way.start()
 

@@ -30,14 +30,14 @@ def make(served: Served, prompt: str = "Once upon a time", **more: Any) -> str:
     "format",
     ["json", "text", "markdown", "html", "dot", "mermaid", "csv", "tokens", "messages"],
 )
-def test_a_loom_goes_out_in_every_format(served: Served, format: str) -> None:
+def test_loom_is_exported_in_every_format(served: Served, format: str) -> None:
     loom = make(served, name=f"out {format}")
     answer = served.client.get(f"/api/v1/looms/{loom}/export", params={"format": format})
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-disposition"].startswith('attachment; filename="out-')
 
 
-def test_what_went_out_comes_in_the_same(served: Served) -> None:
+def test_exported_loom_is_imported_unchanged(served: Served) -> None:
     loom = make(served)
     file = served.client.get(f"/api/v1/looms/{loom}/export").content
     told = served.client.post("/api/v1/import", content=file, params={"name": "again"}).json()
@@ -54,7 +54,7 @@ def test_what_went_out_comes_in_the_same(served: Served) -> None:
     assert nodes[0] == nodes[1]
 
 
-def test_bookmarks_go_out_and_come_in(served: Served) -> None:
+def test_bookmarks_are_exported_and_imported(served: Served) -> None:
     loom = make(served)
     for node, label in ((1, "the best"), (2, "")):
         path = f"/api/v1/looms/{loom}/nodes/{node}"
@@ -70,7 +70,7 @@ def test_bookmarks_go_out_and_come_in(served: Served) -> None:
     assert served.client.get(f"/api/v1/looms/{third}").json()["bookmarks"] == {"2": ""}
 
 
-def test_a_tree_of_another_program_comes_in_and_grows(served: Served) -> None:
+def test_imported_tree_of_another_program_grows(served: Served) -> None:
     tree = {"text": "Once", "children": [{"text": " upon", "children": [], "terminal": False}]}
     told = served.client.post("/api/v1/import", content=json.dumps(tree)).json()
     (loom,) = told["looms"]
@@ -81,7 +81,7 @@ def test_a_tree_of_another_program_comes_in_and_grows(served: Served) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[1, 2]", b'{"a": NaN}', b"\xff\xfe", b"[" * 5000])
-def test_what_is_no_loom_is_refused(served: Served, body: bytes) -> None:
+def test_import_of_another_file_is_rejected(served: Served, body: bytes) -> None:
     answer = served.client.post("/api/v1/import", content=body)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unknown_format")
 
@@ -133,9 +133,7 @@ def several(roots: Path) -> Iterator[Served]:
         "C:\\models\\x",
     ],
 )
-def test_only_what_was_allowed_is_loaded_by_request(
-    several: Served, roots: Path, source: str
-) -> None:
+def test_requests_load_only_allowed_models(several: Served, roots: Path, source: str) -> None:
     given = {"source": source.replace("{roots}", str(roots))}
     answer = several.client.post("/api/v1/models", json=given)
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "model_not_allowed")
@@ -160,7 +158,7 @@ def test_models_are_loaded_used_and_unloaded(several: Served, roots: Path) -> No
     assert client.post(f"/api/v1/looms/{loom}/nodes/0/generate", json=body).status_code == 200
 
 
-def test_a_model_that_cannot_be_loaded_says_why(several: Served, roots: Path) -> None:
+def test_failed_load_has_its_reason(several: Served, roots: Path) -> None:
     (roots / "in" / "broken").mkdir(exist_ok=True)
     given = {"source": str(roots / "in" / "broken")}
     job = several.client.post("/api/v1/models", json=given).json()["job"]
@@ -174,7 +172,7 @@ def test_a_model_that_cannot_be_loaded_says_why(several: Served, roots: Path) ->
     several.client.delete("/api/v1/models/broken").raise_for_status()
 
 
-def test_texts_become_tokens_and_texts_again(served: Served) -> None:
+def test_tokenize_and_detokenize_round_trip(served: Served) -> None:
     client = served.client
     told = client.post("/api/v1/tokenize", json={"text": "über 🦊"}).json()
     assert b"".join(bytes(each["bytes"]) for each in told["tokens"]).decode().endswith("über 🦊")

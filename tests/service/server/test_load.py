@@ -33,7 +33,7 @@ def wait_for_rest(server: Served, n_works: int = 0) -> None:
     assert server.service.n_works == n_works
 
 
-def test_too_many_jobs_are_told_when_to_come_back(small: Served) -> None:
+def test_too_many_jobs_get_retry_after(small: Served) -> None:
     loom = small.client.post("/api/v1/looms", json={"prompt": "Once"}).json()["id"]
     path = f"/api/v1/looms/{loom}/nodes/0/generate"
     body = {"max_tokens": 1500, "logit_bias": no_end(small)}
@@ -48,7 +48,7 @@ def test_too_many_jobs_are_told_when_to_come_back(small: Served) -> None:
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_body_that_is_too_large_is_refused(small: Served, chunked: bool) -> None:
+def test_too_large_body_is_rejected(small: Served, chunked: bool) -> None:
     body = b'{"prompt": "' + b"x" * 3000 + b'"}'
     content = iter([body[:100], body[100:]]) if chunked else body
     headers = {"Content-Type": "application/json"}
@@ -57,7 +57,7 @@ def test_a_body_that_is_too_large_is_refused(small: Served, chunked: bool) -> No
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_refused_body_that_comes_late_is_let_come(small: Served, chunked: bool) -> None:
+def test_late_rejected_body_is_drained(small: Served, chunked: bool) -> None:
     """What came after the connection was closed would throw the answer away."""
     host, port = small.url.removeprefix("http://").split(":")
     length = "Transfer-Encoding: chunked" if chunked else "Content-Length: 6000"
@@ -76,7 +76,7 @@ def test_a_refused_body_that_comes_late_is_let_come(small: Served, chunked: bool
         assert b" 413 " in client.recv(4096)
 
 
-def test_a_body_a_little_beyond_a_large_limit_is_let_come_to_its_end() -> None:
+def test_body_slightly_over_the_limit_is_drained() -> None:
     """Clients that send on until they are read would be told that the connection is gone."""
     limit = ServerLimits().body_bytes
     with serving(wait=False) as server:
@@ -92,7 +92,7 @@ def test_a_body_a_little_beyond_a_large_limit_is_let_come_to_its_end() -> None:
             assert b" 413 " in client.recv(4096)
 
 
-def test_a_gigabyte_is_refused_before_it_comes(small: Served) -> None:
+def test_gigabyte_body_is_rejected_by_its_length(small: Served) -> None:
     host, port = small.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=60) as client:
         head = f"POST /api/v1/import HTTP/1.1\r\nHost: {host}\r\nContent-Length: {1 << 30}\r\n\r\n"
@@ -100,7 +100,7 @@ def test_a_gigabyte_is_refused_before_it_comes(small: Served) -> None:
         assert b" 413 " in client.recv(4096)
 
 
-def test_a_path_that_is_longer_than_the_kv_budget_is_refused_for_good(
+def test_path_longer_than_the_kv_budget_is_400(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with serving(ServerConfig(port=0, kv_budget="256KiB")) as server:
@@ -177,10 +177,10 @@ def leaves_nothing(server: Served, n: int) -> None:
     assert server.client.get("/healthz").status_code == 200
 
 
-def test_clients_that_vanish_leave_nothing_behind(served: Served) -> None:
+def test_disconnected_clients_leave_nothing_behind(served: Served) -> None:
     leaves_nothing(served, 60)
 
 
 @pytest.mark.slow
-def test_a_thousand_clients_that_vanish_leave_nothing_behind(served: Served) -> None:
+def test_thousand_disconnected_clients_leave_nothing_behind(served: Served) -> None:
     leaves_nothing(served, 1000)

@@ -58,7 +58,7 @@ def complete(served: Served, model: str) -> tuple[int, Json]:
     return answer.status_code, answer.json()
 
 
-def test_a_load_evicts_by_request_loaded_models_only_and_a_call_loads_them_again(
+def test_load_evicts_requested_models_and_calls_reload_them(
     served: Served, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     load(served, folder / "small", "a")

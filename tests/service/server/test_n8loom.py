@@ -35,7 +35,7 @@ def loom_of(served: Served, root: str) -> str:
     return str(next(each["loom_id"] for each in looms if each["root_heddle_id"] == root))
 
 
-def test_the_known_page_can_do_all_it_does(served: Served) -> None:
+def test_n8looms_page_calls_all_succeed(served: Served) -> None:
     """Load, create, grow as a stream, extend, delete, export, import, rename."""
     assert call(served, "POST", "/load_model", model_path="tiny") == {"model_id": "tiny"}
     made = call(served, "POST", "/create_loom", model_id="tiny", prompt=PROMPT)
@@ -104,7 +104,7 @@ def test_texts_are_children_in_their_order(served: Served, root: str) -> None:
     assert texts == [" Hello", " a", " b"]
 
 
-def test_clip_and_trim_drop_what_stands_below(served: Served, root: str) -> None:
+def test_clip_and_trim_drop_descendants(served: Served, root: str) -> None:
     (node,) = call(served, "POST", "/node/ramify", node_id=root, n=1)["created_children"]
     (below,) = call(served, "POST", "/node/ramify", node_id=node, n=1)["created_children"]
     whole = call(served, "GET", f"/node/{node}")["text"]
@@ -119,7 +119,7 @@ def test_clip_and_trim_drop_what_stands_below(served: Served, root: str) -> None
     assert len(text) < len(whole)
 
 
-def test_what_grew_is_what_the_known_library_grows(served: Served, root: str) -> None:
+def test_growth_equals_the_n8loom_library(served: Served, root: str) -> None:
     made = call(
         served, "POST", "/node/ramify", node_id=root, n=2, seed=7, temp=0.9, max_tokens=12,
         min_p=0.1, top_p=0.9, stop_strings=["the"],
@@ -132,7 +132,7 @@ def test_what_grew_is_what_the_known_library_grows(served: Served, root: str) ->
     assert texts == [node.text for node in wanted]
 
 
-def test_the_tokens_are_the_truth_of_what_is_exported(served: Served) -> None:
+def test_import_prefers_the_exported_tokens(served: Served) -> None:
     """Tokens that no tokenizer would write for their text come back as they were."""
     lm = served.service.models.lm()
     odd = [lm.tokenize(letter, add_bos=False)[0] for letter in "the"]
@@ -148,7 +148,7 @@ def test_the_tokens_are_the_truth_of_what_is_exported(served: Served) -> None:
     assert back["children"][0]["text"] == "fox"
 
 
-def test_the_native_surface_sees_the_same_loom(served: Served, root: str) -> None:
+def test_native_api_sees_the_same_loom(served: Served, root: str) -> None:
     loom = loom_of(served, root)
     (made,) = call(served, "POST", "/node/ramify", node_id=root, n=1)["created_children"]
     number = made.rpartition("-")[2]
@@ -213,7 +213,7 @@ def test_growing_at_once_loses_nothing(served: Served, root: str) -> None:
         ("POST", "/node/trim", {"node_id": "ROOT", "token_trim": -1}, 422, "token_trim"),
     ],
 )
-def test_mistakes_are_told_as_details(
+def test_errors_have_the_detail_format(
     served: Served, method: str, path: str, body: Any, status: int, detail: str
 ) -> None:
     made = call(served, "POST", "/create_loom", model_id="tiny", prompt=PROMPT)
@@ -228,7 +228,7 @@ def test_mistakes_are_told_as_details(
     assert detail in str(answer.json()["detail"])
 
 
-def test_a_rejected_body_is_told_as_openapi_says(served: Served) -> None:
+def test_rejected_body_has_the_documented_format(served: Served) -> None:
     schemas = served.client.get("/openapi.json").json()["components"]["schemas"]
     answer = served.client.post("/node/ramify", json={"node_id": 1, "other": 2})
     assert answer.status_code == 422

@@ -89,7 +89,7 @@ def test_a_loom_is_made_grown_and_read(desk: Desk) -> None:
     assert [node["text"] for node in again["nodes"]] == [node["text"] for node in told["nodes"]]
 
 
-def test_a_node_that_has_ended_says_how_it_is_grown_all_the_same(served: Served) -> None:
+def test_growing_an_ended_node_hints_at_force(served: Served) -> None:
     desk = Desk(served, "What is 37 + 58?")
     with weft.load("tiny") as lm:
         at_once = {str(token): 100 for token in lm.text.stop_ids}
@@ -104,7 +104,7 @@ def test_a_node_that_has_ended_says_how_it_is_grown_all_the_same(served: Served)
     assert desk.post(path, wait=True, max_tokens=2, **json.loads(f"{{{error['hint']}}}"))["nodes"]
 
 
-def test_a_second_level_prefills_nothing_again(served: Served) -> None:
+def test_second_level_reuses_the_prefix(served: Served) -> None:
     """Growing 4 x 4 x 4 reads the prompt once."""
     desk = Desk(served, "Use 4 9 10 13 to make 24. " * 8)
     before = served.client.get("/api/v1/kv").json()["data"][0]["prefilled"]
@@ -117,7 +117,7 @@ def test_a_second_level_prefills_nothing_again(served: Served) -> None:
     assert len(desk.nodes(limit=1000)) == 1 + 4 + 16 + 64
 
 
-def test_a_stream_tells_every_token_once(desk: Desk) -> None:
+def test_stream_has_every_token_once(desk: Desk) -> None:
     body = {"n": 3, "max_tokens": 30, "stream": True, "temperature": 1.5, "seed": 1}
     texts: dict[int, str] = {}
     tokens: dict[int, list[int]] = {}
@@ -145,7 +145,7 @@ def test_a_stream_tells_every_token_once(desk: Desk) -> None:
         assert ends[branch["branch"]]["finish_reason"] == node["finish_reason"]
 
 
-def test_a_stream_goes_on_where_it_broke_off(desk: Desk) -> None:
+def test_stream_resumes_after_the_last_event(desk: Desk) -> None:
     job = desk.post("/nodes/0/generate", 202, n=2, max_tokens=200)["job"]
     seen: list[Event] = []
     path = f"/api/v1/jobs/{job}/events"
@@ -164,7 +164,7 @@ def test_a_stream_goes_on_where_it_broke_off(desk: Desk) -> None:
     )
 
 
-def test_who_comes_too_late_gets_the_state(desk: Desk) -> None:
+def test_late_reader_gets_a_snapshot(desk: Desk) -> None:
     job = desk.post("/nodes/0/generate", 202, n=2, max_tokens=5, wait=False)["job"]
     path = f"/api/v1/jobs/{job}/events"
     with desk.client.stream("GET", path, params={"after": 10**9}) as answer:
@@ -202,7 +202,7 @@ def test_growing_nodes_are_read_while_they_grow(served: Served, desk: Desk) -> N
     desk.client.post(f"/api/v1/jobs/{told['job']}/cancel")
 
 
-def test_removing_what_grows_keeps_nothing_of_it(served: Served, desk: Desk) -> None:
+def test_removing_a_growing_node_discards_its_tokens(served: Served, desk: Desk) -> None:
     (top,) = desk.grow(n=1)
     path = f"/nodes/{top['node']}/generate"
     told = desk.post(path, 202, n=2, force=True, **desk.endless(served))
@@ -224,14 +224,14 @@ def test_a_job_outlives_its_client(desk: Desk) -> None:
     assert node["finish_reason"] in ("length", "stop")
 
 
-def test_a_job_ends_with_its_client_where_that_was_asked_for(served: Served, desk: Desk) -> None:
+def test_on_disconnect_cancel_ends_the_job(served: Served, desk: Desk) -> None:
     body = {"stream": True, "on_disconnect": "cancel", **desk.endless(served)}
     with desk.client.stream("POST", f"{desk.base}/nodes/0/generate", json=body) as answer:
         _, _, job = next(events(answer.iter_lines()))
     assert desk.until_ended(job["job"])["status"] == "cancelled"
 
 
-def test_edits_are_operations_that_undo_takes_back(desk: Desk) -> None:
+def test_undo_reverts_each_edit(desk: Desk) -> None:
     (node,) = desk.grow(n=1, max_tokens=12, seed=3)
     number, text = node["node"], node["text"]
     split = desk.post(f"/nodes/{number}/split", at_token=5)
@@ -258,7 +258,7 @@ def test_edits_are_operations_that_undo_takes_back(desk: Desk) -> None:
     assert len(desk.nodes()) == 3
 
 
-def test_an_edit_makes_a_sibling_unless_it_is_to_stand_in_place(desk: Desk) -> None:
+def test_edit_adds_a_sibling_unless_in_place(desk: Desk) -> None:
     (node,) = desk.grow(n=1)
     path = f"{desk.base}/nodes/{node['node']}"
     made = desk.client.patch(path, json={"text": " there was a fox"}).json()
@@ -272,7 +272,7 @@ def test_an_edit_makes_a_sibling_unless_it_is_to_stand_in_place(desk: Desk) -> N
     assert [(hit["node"], hit["spans"]) for hit in found] == [(node["node"], [[4, 7]])]
 
 
-def test_of_two_edits_of_one_node_the_second_is_told_of_the_first(desk: Desk) -> None:
+def test_second_edit_of_a_node_with_an_old_rev_conflicts(desk: Desk) -> None:
     one, other = desk.grow(n=2)
     seen = desk.client.get(f"{desk.base}/nodes/{one['node']}").headers["etag"]
     path = f"{desk.base}/nodes/{one['node']}"
@@ -287,7 +287,7 @@ def test_of_two_edits_of_one_node_the_second_is_told_of_the_first(desk: Desk) ->
     assert desk.client.patch(path, json={"score": 3}, headers=headers).status_code == 200
 
 
-def test_since_tells_only_what_changed(desk: Desk) -> None:
+def test_since_returns_only_changed_nodes(desk: Desk) -> None:
     one, other = desk.grow(n=2)
     rev = desk.get("/nodes")["rev"]
     desk.client.patch(f"{desk.base}/nodes/{one['node']}", json={"score": 1})
@@ -314,7 +314,7 @@ def test_pages_are_the_tree_in_order(desk: Desk) -> None:
     assert [node["node"] for node in tree["nodes"]] == tree["children"]
 
 
-def test_next_tells_candidates_and_what_is_left(desk: Desk) -> None:
+def test_next_returns_candidates_and_the_rest(desk: Desk) -> None:
     told = desk.post("/nodes/0/next", top=5, candidates=[0], temperature=0.5, top_k=2)
     assert [each["rank"] for each in told["next"]] == [0, 1, 2, 3, 4]
     assert sum(each["p"] for each in told["next"]) + told["rest"] == pytest.approx(1)
@@ -323,7 +323,7 @@ def test_next_tells_candidates_and_what_is_left(desk: Desk) -> None:
     assert told["entropy"] > 0
 
 
-def test_a_nodes_own_text_is_measured_as_it_was_drawn(desk: Desk) -> None:
+def test_score_of_a_nodes_own_text_equals_its_logprobs(desk: Desk) -> None:
     (node,) = desk.grow(n=1, seed=5)
     own = desk.get(f"/nodes/{node['node']}", fields="tokens")
     told = desk.post(f"/nodes/{node['node']}/score")
@@ -344,7 +344,7 @@ def test_tokens_of_a_constrained_node_have_their_legal_logmass(desk: Desk) -> No
     assert desk.get(f"/nodes/{free['node']}", fields="tokens")["legal_logmass"] == []
 
 
-def test_a_pattern_that_takes_for_ever_is_refused(desk: Desk) -> None:
+def test_slow_pattern_is_rejected(desk: Desk) -> None:
     desk.post("/nodes", status=201, text="a" * 60 + "!")
     told = desk.get("/search", status=400, q="(a|aa)+$", regex=True)
     assert told["error"]["code"] == "pattern_too_slow"
@@ -364,7 +364,7 @@ def test_a_path_is_read_as_text_tokens_and_messages(desk: Desk) -> None:
     assert messages[0] == {"role": "user", "content": "Once upon a time"}
 
 
-def test_kv_is_warmed_and_forgotten_by_hand(served: Served) -> None:
+def test_kv_is_warmed_and_evicted_by_request(served: Served) -> None:
     desk = Desk(served, "What only this test asks")
     (node,) = desk.grow(n=1)
     path = f"/nodes/{node['node']}/kv"
@@ -373,7 +373,7 @@ def test_kv_is_warmed_and_forgotten_by_hand(served: Served) -> None:
     assert desk.get("/kv")["hot"] == 1
 
 
-def test_an_event_of_another_log_is_not_gone_on_from(served: Served) -> None:
+def test_event_id_of_another_log_gets_a_snapshot(served: Served) -> None:
     """A page that slept while the server was started anew knows ids of a log that is gone."""
     desk = Desk(served, "What nobody has followed yet")
     desk.post("/nodes", 201, text=" a", parent=0)
@@ -382,7 +382,7 @@ def test_an_event_of_another_log_is_not_gone_on_from(served: Served) -> None:
         assert "event: snapshot" in [next(lines := feed.iter_lines()), next(lines)]
 
 
-def test_kv_of_cold_branches_is_forgotten_and_the_path_stays(served: Served) -> None:
+def test_forget_kv_keeps_the_given_path(served: Served) -> None:
     desk = Desk(served, "What another test asks alone")
     first, second = desk.grow(n=2)
     before = served.client.get("/api/v1/kv", params={"looms": True}).json()
@@ -396,7 +396,7 @@ def test_kv_of_cold_branches_is_forgotten_and_the_path_stays(served: Served) -> 
     assert desk.post("/kv")["hot"] == 0  # others may share the first tokens
 
 
-def test_a_body_that_does_not_say_it_is_json_is_told_so(served: Served) -> None:
+def test_body_without_json_content_type_is_reported(served: Served) -> None:
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     answer = served.client.post("/api/v1/looms", content=b'{"prompt": "Hi"}', headers=form)
     assert answer.status_code == 400
@@ -439,9 +439,7 @@ def test_looms_are_listed_renamed_removed_and_restored(served: Served) -> None:
     assert (taken.status_code, taken.json()["error"]["code"]) == (409, "name_taken")
 
 
-def test_what_is_told_of_a_loom_is_no_older_than_what_was_done_here(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loom_metadata_includes_own_writes(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """The database is asked for names a moment apart; a short growth is over within it."""
     monkeypatch.setattr("weft.service.server.loom_manager.FRESH_S", 600.0)
     assert desk.get()["n_nodes"] == 1
@@ -457,7 +455,7 @@ def test_what_is_told_of_a_loom_is_no_older_than_what_was_done_here(
     assert desk.client.delete(desk.base).json()["n_nodes"] == 3
 
 
-def test_changes_are_told_to_who_listens(served: Served, desk: Desk) -> None:
+def test_changes_are_sent_to_readers(served: Served, desk: Desk) -> None:
     came: list[Event] = []
     begun = threading.Event()
 
@@ -496,7 +494,7 @@ def read_feed(
     return came
 
 
-def test_everything_in_a_loom_is_told_over_one_connection(desk: Desk) -> None:
+def test_feed_has_changes_and_job_events(desk: Desk) -> None:
     begun = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(read_feed, desk, "change", begun)
@@ -520,7 +518,7 @@ def test_everything_in_a_loom_is_told_over_one_connection(desk: Desk) -> None:
     assert change["children"] == {"0": [node["node"] for node in nodes]}
 
 
-def test_who_joins_a_loom_that_grows_is_told_what_there_is(served: Served, desk: Desk) -> None:
+def test_new_feed_reader_gets_a_snapshot_of_the_growth(served: Served, desk: Desk) -> None:
     job = desk.post("/nodes/0/generate", status=202, n=1, **desk.endless(served))["job"]
     (first,) = read_feed(desk, "snapshot")
     (growing,) = first[2]["jobs"]
@@ -530,14 +528,14 @@ def test_who_joins_a_loom_that_grows_is_told_what_there_is(served: Served, desk:
     desk.client.post(f"/api/v1/jobs/{job}/cancel")
 
 
-def test_who_was_away_is_told_the_state_anew(desk: Desk) -> None:
+def test_resuming_feed_reader_gets_a_snapshot(desk: Desk) -> None:
     (first,) = read_feed(desk, "snapshot")
     desk.grow(n=1)  # while nobody listens
     again = read_feed(desk, "snapshot", after=first[0])
     assert again[0][2]["rev"] > first[2]["rev"]
 
 
-def test_a_new_name_is_told(desk: Desk) -> None:
+def test_rename_is_published(desk: Desk) -> None:
     begun = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         came = pool.submit(read_feed, desk, "renamed", begun)
@@ -546,7 +544,7 @@ def test_a_new_name_is_told(desk: Desk) -> None:
         assert came.result()[-1][2]["name"] == f"new-{desk.loom['id']}"
 
 
-def test_since_tells_the_order_of_children_too(desk: Desk) -> None:
+def test_since_includes_reordered_parents(desk: Desk) -> None:
     first, second = desk.grow(n=2)
     rev = desk.client.get(f"{desk.base}/nodes").json()["rev"]
     desk.client.delete(f"{desk.base}/nodes/{first['node']}")
@@ -567,7 +565,7 @@ def test_since_tells_the_order_of_children_too(desk: Desk) -> None:
         ("/api/v1/nowhere", "no_such_route"),
     ],
 )
-def test_what_is_not_there_is_told_by_its_kind(served: Served, path: str, code: str) -> None:
+def test_missing_object_has_the_code_of_its_kind(served: Served, path: str, code: str) -> None:
     answer = served.client.get(path)
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, code)
 
@@ -592,7 +590,7 @@ def test_an_unknown_node_is_not_found(desk: Desk, node: str) -> None:
         ({"stream": True, "wait": True}, None),
     ],
 )
-def test_a_wrong_parameter_is_refused_by_name(desk: Desk, body: Json, param: str | None) -> None:
+def test_wrong_parameter_is_rejected_by_name(desk: Desk, body: Json, param: str | None) -> None:
     answer = desk.client.post(f"{desk.base}/nodes/0/generate", json=body)
     assert answer.status_code == 400, answer.text
     told = answer.json()["error"]
@@ -602,7 +600,7 @@ def test_a_wrong_parameter_is_refused_by_name(desk: Desk, body: Json, param: str
 
 
 @pytest.mark.parametrize("value", [True, "2", 2.5, None])
-def test_what_is_no_number_is_not_taken_for_one(desk: Desk, value: object) -> None:
+def test_non_numbers_are_rejected_as_numbers(desk: Desk, value: object) -> None:
     wrong: list[Json] = [{"n": value}] if value is None else [{"n": value}, {"max_tokens": value}]
     if isinstance(value, bool | str):
         wrong += [{"temperature": value}, {"logit_bias": {"5": value}}]
@@ -613,7 +611,7 @@ def test_what_is_no_number_is_not_taken_for_one(desk: Desk, value: object) -> No
     assert told["param"].startswith("token_ids")
 
 
-def test_a_whole_number_is_a_float_and_a_word_or_a_number_is_no_truth(desk: Desk) -> None:
+def test_integer_is_a_float_but_not_a_boolean(desk: Desk) -> None:
     desk.grow(n=1, temperature=1, top_p=1, logit_bias={"5": 1})
     desk.grow(n=1.0, max_tokens=2.0)  # what JSON's schema calls an integer
     desk.grow(n=1, logit_bias={"5": "-inf", "6": "inf"})  # as nodes tell them
@@ -633,9 +631,7 @@ def test_a_whole_number_is_a_float_and_a_word_or_a_number_is_no_truth(desk: Desk
         ("/runs", {"strategy": "guess"}, "strategy"),
     ],
 )
-def test_what_the_library_refuses_is_told_by_its_parameter_too(
-    desk: Desk, path: str, body: Json, param: str
-) -> None:
+def test_library_error_names_its_parameter(desk: Desk, path: str, body: Json, param: str) -> None:
     (node,) = desk.grow(n=1)
     told = desk.post(path.format(node=node["node"]), status=400, **body)["error"]
     assert (told["code"], told["param"]) == ("invalid_parameter", param)
@@ -643,7 +639,7 @@ def test_what_the_library_refuses_is_told_by_its_parameter_too(
     assert desk.get("/export", status=400, format="x")["error"]["param"] == "format"
 
 
-def test_advice_over_http_can_be_followed_over_http(desk: Desk) -> None:
+def test_http_hints_name_http_requests(desk: Desk) -> None:
     hint = desk.get("/nodes/99", status=404)["error"]["hint"]
     assert hint == f"GET {desk.base}/nodes lists them"
     hint = desk.client.get("/api/v1/looms/no-such").json()["error"]["hint"]
@@ -664,7 +660,7 @@ def test_a_fork_is_no_copy_of_its_node(desk: Desk) -> None:
     assert longer["text"].startswith(node["text"])
 
 
-def test_every_native_route_refuses_a_query_parameter_that_it_does_not_take(served: Served) -> None:
+def test_every_native_route_rejects_unknown_query_parameters(served: Served) -> None:
     routes = [
         (
             method,
@@ -685,7 +681,7 @@ def test_every_native_route_refuses_a_query_parameter_that_it_does_not_take(serv
         assert set(re.findall(r"[\w]+", told["message"].partition("re: ")[2])) == queries
 
 
-def test_an_unknown_query_parameter_is_told_with_the_near_one_beside_what_is_known(
+def test_unknown_query_parameter_suggests_a_similar_one(
     desk: Desk,
 ) -> None:
     told = desk.get("/nodes", status=400, dept=0)["error"]
@@ -696,7 +692,7 @@ def test_an_unknown_query_parameter_is_told_with_the_near_one_beside_what_is_kno
     assert desk.client.get("/v1/models", params={"api-version": "1"}).status_code == 200
 
 
-def test_some_of_a_nodes_tokens_are_told_as_they_were_drawn(desk: Desk) -> None:
+def test_sampled_probabilities_of_some_tokens(desk: Desk) -> None:
     (node,) = desk.grow(n=1, seed=5, temperature=0.5, top_k=2)
     path = f"/nodes/{node['node']}/tokens"
     whole = desk.get(path, top=2, sampled=True)["data"]
@@ -710,14 +706,14 @@ def test_some_of_a_nodes_tokens_are_told_as_they_were_drawn(desk: Desk) -> None:
     assert "p_sampled" not in desk.get(path)["data"][0]
 
 
-def test_a_prompt_is_measured_but_for_its_first_token(desk: Desk) -> None:
+def test_prompt_tokens_after_the_first_have_logprobs(desk: Desk) -> None:
     first, *rest = desk.get("/nodes/0/tokens", top=1)["data"]
     assert first["logprob"] is None
     assert all(each["logprob"] <= 0 and each["rank"] >= 0 for each in rest)
     assert desk.get("/nodes/0/tokens", top=1, first=2, last=3)["data"] == rest[1:2]
 
 
-def test_a_message_is_said_anew_beside_itself_and_in_place(desk: Desk) -> None:
+def test_message_is_edited_as_sibling_and_in_place(desk: Desk) -> None:
     (answer,) = desk.grow(n=1)
     said = desk.post("/nodes", 201, parent=answer["node"], message="Why?")["added"][0]
     patch = f"{desk.base}/nodes/{said['node']}"
@@ -733,9 +729,7 @@ def test_a_message_is_said_anew_beside_itself_and_in_place(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("template", [True, False])
-def test_a_prompt_is_given_anew_in_the_form_it_was_made_with(
-    served: Served, template: bool
-) -> None:
+def test_edited_prompt_uses_the_chat_template_again(served: Served, template: bool) -> None:
     desk = Desk(served, "One thing", template=template)
     other = Desk(served, "Another thing", template=template)
     edit = {"message": "Another thing", "in_place": True}
@@ -749,7 +743,7 @@ def test_a_prompt_is_given_anew_in_the_form_it_was_made_with(
     assert "more than one message" in refused.json()["error"]["message"]
 
 
-def test_what_came_back_is_not_told_to_be_gone(desk: Desk) -> None:
+def test_restored_nodes_are_not_in_removed(desk: Desk) -> None:
     one, other = desk.grow(n=2)
     rev = desk.get("/nodes")["rev"]
     desk.client.delete(f"{desk.base}/nodes/{one['node']}")
@@ -761,7 +755,7 @@ def test_what_came_back_is_not_told_to_be_gone(desk: Desk) -> None:
     assert desk.get("/nodes", since=page["rev"] + 1000)["whole"]  # of another past
 
 
-def test_what_has_changed_comes_in_pages_too(served: Served, desk: Desk) -> None:
+def test_changed_nodes_are_paged(served: Served, desk: Desk) -> None:
     made = desk.grow(n=5)
     rev = desk.get("/nodes")["rev"]
     desk.client.delete(f"{desk.base}/nodes/{made[0]['node']}")
@@ -789,7 +783,7 @@ def test_what_has_changed_comes_in_pages_too(served: Served, desk: Desk) -> None
     desk.client.post(f"/api/v1/jobs/{growing['job']}/cancel")
 
 
-def test_a_prompt_that_an_undo_brings_back_is_the_prompt_again(desk: Desk) -> None:
+def test_undo_restores_the_prompt(desk: Desk) -> None:
     before = desk.get("/nodes/0")["text"]
     for edit in ({"message": "Another thing"}, {"text": "Quite another"}):
         answer = desk.client.patch(f"{desk.base}/nodes/0", json={**edit, "in_place": True})
@@ -840,7 +834,7 @@ HALF = "a\\ud800b"
         ("POST", "/api/v1/looms", '{"prompt": "x", "meta": {"x": Infinity}}', "meta"),
     ],
 )  # fmt: skip
-def test_what_is_no_text_and_no_number_is_refused_by_its_field(
+def test_lone_surrogates_and_nan_are_rejected_by_field(
     desk: Desk, method: str, path: str, body: str, param: str
 ) -> None:
     """And leaves nothing behind that a later change would stumble over."""
@@ -857,7 +851,7 @@ def test_what_is_no_text_and_no_number_is_refused_by_its_field(
     assert desk.client.patch(f"{desk.base}/nodes/0", json={"score": 1}).status_code == 200
 
 
-def test_notes_may_have_halves_of_characters(desk: Desk) -> None:
+def test_notes_may_have_lone_surrogates(desk: Desk) -> None:
     answer = desk.client.patch(
         f"{desk.base}/nodes/0",
         content='{"meta": {"x": "\\ud800"}}',
@@ -867,7 +861,7 @@ def test_notes_may_have_halves_of_characters(desk: Desk) -> None:
     assert desk.get("/nodes/0", fields="meta")["meta"] == {"x": "\ud800"}
 
 
-def test_an_edit_that_fails_in_the_middle_leaves_nothing(desk: Desk) -> None:
+def test_failed_edit_changes_nothing(desk: Desk) -> None:
     (node,) = desk.grow(n=1)
     before = desk.nodes(fields="tokens")
     too_long = {"at_token": 2, "text": "word " * 6000}
@@ -879,7 +873,7 @@ def test_an_edit_that_fails_in_the_middle_leaves_nothing(desk: Desk) -> None:
     assert desk.nodes(fields="tokens") == [{**before[0], "score": 1.0}, *before[1:]]
 
 
-def test_below_a_full_context_nothing_is_grown() -> None:
+def test_growth_at_a_full_context_is_rejected() -> None:
     """Branches without a token would stand there, one for each that was asked for."""
     with serving(ServerConfig(port=0, n_ctx=12)) as served:
         desk = Desk(served, "a b c d e f", template=False)
@@ -902,6 +896,6 @@ def test_below_a_full_context_nothing_is_grown() -> None:
         ("/v1/completions", "POST"),
     ],
 )
-def test_a_wrong_method_is_told_all_methods(served: Served, path: str, allowed: str) -> None:
+def test_wrong_method_lists_allowed_methods(served: Served, path: str, allowed: str) -> None:
     answer = served.client.put(path)
     assert (answer.status_code, answer.headers["allow"]) == (405, allowed)

@@ -130,13 +130,13 @@ def test_tools_are_called(chats: Served) -> None:
     assert made["prompt_eval_count"] > post(chats, CHAT, tools=[ADD])["prompt_eval_count"]
 
 
-def test_thinking_is_apart(chats: Served) -> None:
+def test_thinking_is_a_field_of_its_own(chats: Served) -> None:
     made = post(chats, CHAT, think=True)
     assert made["message"]["thinking"]
     assert "thinking" not in post(chats, CHAT, think=False)["message"]
 
 
-def test_without_messages_or_prompt_the_model_is_looked_up(served: Served) -> None:
+def test_request_without_prompt_checks_the_model(served: Served) -> None:
     assert post(served, CHAT, messages=[])["done_reason"] == "load"
     assert post(served, GENERATE, prompt="", keep_alive="5m")["response"] == ""
 

@@ -34,7 +34,7 @@ def events_of(text: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("path", "body"), REQUESTS)
-def test_what_clients_send_is_answered(served: Served, path: str, body: dict[str, Any]) -> None:
+def test_recorded_client_requests_succeed(served: Served, path: str, body: dict[str, Any]) -> None:
     answer = served.client.post(path, json=body)
     assert answer.status_code == 200, answer.text
     if not body.get("stream"):

@@ -33,7 +33,7 @@ def nodes(served: Served, loom: str) -> dict[int, dict[str, Any]]:
     return {each["node"]: each for each in found}
 
 
-def test_the_choices_are_nodes_of_a_new_loom(served: Served) -> None:
+def test_choices_are_nodes_of_a_new_loom(served: Served) -> None:
     plain = post(served, COMPLETION, prompt=PROMPT, n=3, seed=3, max_tokens=6)
     made = post(served, COMPLETION, prompt=PROMPT, n=3, seed=3, max_tokens=6, loom={"save": True})
     texts = [choice["text"] for choice in made["choices"]]
@@ -90,9 +90,7 @@ def spelled(served: Served, **loom: Any) -> tuple[dict[str, Any], list[dict[str,
 
 
 @pytest.mark.parametrize("is_named", [False, True], ids=["found", "named"])
-def test_an_answer_that_comes_back_as_text_is_the_tokens_that_were_drawn(
-    served: Served, is_named: bool
-) -> None:
+def test_answer_sent_back_as_text_matches_generated_tokens(served: Served, is_named: bool) -> None:
     first, turns = spelled(served, save=True)
     (node,) = first["loom"]["nodes"]
     place = {"loom": first["loom"]["loom"]}
@@ -114,7 +112,7 @@ def test_an_answer_that_comes_back_as_text_is_the_tokens_that_were_drawn(
     assert len(made["prompt_logprobs"]) == len(path) == made["usage"]["prompt_tokens"]
 
 
-def test_a_text_is_found_where_its_tokens_reach_over_nodes(served: Served) -> None:
+def test_text_matches_across_node_boundaries(served: Served) -> None:
     """An answer is cut short within a word, and a prompt has the whole word."""
     begun = "Once upon a time ("
     text = weft.load("tiny").text
@@ -137,7 +135,7 @@ def test_a_text_is_found_where_its_tokens_reach_over_nodes(served: Served) -> No
     assert nodes(served, place["loom"])[made["loom"]["parent"]]["parent"] == 0
 
 
-def test_a_text_goes_on_from_a_node(served: Served) -> None:
+def test_prompt_continues_a_given_node(served: Served) -> None:
     made = post(served, COMPLETION, prompt=PROMPT, max_tokens=4, loom={"save": True})["loom"]
     (parent,) = made["nodes"]
     place = {"loom": made["name"], "parent": str(parent)}
@@ -162,7 +160,7 @@ def test_a_text_goes_on_from_a_node(served: Served) -> None:
         ({"prompt": PROMPT, "loom": {"unknown": 1}}, 400, "loom.unknown"),
     ],
 )
-def test_what_cannot_be_kept_is_refused(
+def test_unsupported_loom_options_are_rejected(
     served: Served, body: dict[str, Any], status: int, param: str | None
 ) -> None:
     kept = post(served, COMPLETION, prompt=PROMPT, max_tokens=1, loom={"save": True})["loom"]
@@ -175,7 +173,7 @@ def test_what_cannot_be_kept_is_refused(
     assert nodes(served, kept["loom"]) == before
 
 
-def test_what_a_client_left_behind_is_kept(served: Served) -> None:
+def test_tokens_of_an_abandoned_stream_are_saved(served: Served) -> None:
     body = {
         "messages": [{"role": "user", "content": weft.samples.story}],
         "ignore_eos": True,
@@ -207,7 +205,7 @@ def test_what_a_client_left_behind_is_kept(served: Served) -> None:
     assert served.service.n_works == 0
 
 
-def test_kept_figures_are_those_of_the_call(served: Served) -> None:
+def test_saved_logprobs_equal_those_of_the_call(served: Served) -> None:
     asked: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 5, "seed": 8, "logprobs": 2}
     plain = post(served, COMPLETION, **asked)["choices"][0]["logprobs"]
     kept = post(served, COMPLETION, **asked, loom={"save": True})["choices"][0]["logprobs"]
@@ -215,7 +213,7 @@ def test_kept_figures_are_those_of_the_call(served: Served) -> None:
     assert kept["token_logprobs"] == pytest.approx(plain["token_logprobs"], abs=1e-5)
 
 
-def test_a_stream_ends_when_what_it_goes_on_from_is_removed(served: Served) -> None:
+def test_stream_ends_if_its_parent_is_removed(served: Served) -> None:
     made = post(served, COMPLETION, prompt=PROMPT, max_tokens=4, loom={"save": True})["loom"]
     place = {"loom": made["loom"], "parent": str(made["nodes"][0])}
     body = {"max_tokens": 1500, "ignore_eos": True, "stream": True, "loom": place, "n": 2}

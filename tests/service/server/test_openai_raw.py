@@ -98,7 +98,7 @@ def chunks(served: Served, path: str, **body: Any) -> list[dict[str, Any]]:
         ("/v1/embeddings", {"input": [""]}, "input"),
     ],
 )  # fmt: skip
-def test_what_is_not_honoured_is_refused_by_name(
+def test_unsupported_parameters_are_rejected_by_name(
     served: Served, path: str, body: dict[str, Any], param: str
 ) -> None:
     base: dict[str, Any] = {}
@@ -114,14 +114,14 @@ def test_what_is_not_honoured_is_refused_by_name(
     assert error["message"]
 
 
-def test_a_wrong_type_is_told_with_all_that_are_allowed(served: Served) -> None:
+def test_wrong_type_lists_allowed_types(served: Served) -> None:
     error = served.client.post(COMPLETION, json={"prompt": 5}).json()["error"]
     assert error["param"] == "prompt"
     assert error["message"].startswith("prompt is 5: Input should be a valid string, or ")
 
 
 @pytest.mark.parametrize(("path", "name"), [(COMPLETION, "prompt"), ("/v1/embeddings", "input")])
-def test_a_mix_of_prompts_is_told_as_one(served: Served, path: str, name: str) -> None:
+def test_mixed_prompts_are_rejected(served: Served, path: str, name: str) -> None:
     told = {
         "lists and texts": [[1, 900], "a"],
         "texts and token ids": [5, "a"],
@@ -143,7 +143,7 @@ def test_a_mix_of_prompts_is_told_as_one(served: Served, path: str, name: str) -
         (b"[" * 200_000, "the body's JSON is nested too deeply"),
     ],
 )
-def test_a_body_that_cannot_be_parsed_is_told_why(served: Served, body: bytes, said: str) -> None:
+def test_unparsable_body_has_its_reason(served: Served, body: bytes, said: str) -> None:
     headers = {"Content-Type": "application/json"}
     answer = served.client.post(COMPLETION, content=body, headers=headers)
     assert answer.status_code == 400
@@ -155,7 +155,7 @@ def test_an_unknown_model_is_404(served: Served) -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
 
 
-def test_a_prompt_that_is_too_long_says_how_long(served: Served) -> None:
+def test_too_long_prompt_reports_its_length(served: Served) -> None:
     answer = served.client.post(COMPLETION, json={"prompt": [5] * 3000})
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
@@ -173,7 +173,7 @@ def test_a_prompt_that_is_too_long_says_how_long(served: Served) -> None:
         ("/api/v1/looms", {"prompt": "a" * 1_000_000}),
     ],
 )
-def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(
+def test_text_that_cannot_fit_is_rejected_before_tokenizing(
     served: Served, path: str, body: dict[str, Any]
 ) -> None:
     answer = served.client.post(path, json=body)
@@ -183,7 +183,7 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(
     assert error["details"]["n_prompt_tokens"] > error["details"]["n_ctx"] == 2048
 
 
-def test_null_and_what_is_switched_off_change_nothing(served: Served) -> None:
+def test_null_and_disabled_fields_change_nothing(served: Served) -> None:
     plain = post(served, COMPLETION, seed=1)["choices"]
     off = {"suffix": None, "mirostat_mode": 0, "mirostat_tau": 3, "top_k": -1, "stop": [""]}
     taken = {"user": "me", "store": True, "metadata": {}, "service_tier": "flex"}
@@ -218,7 +218,7 @@ def test_a_ban_and_ignore_eos_hold(served: Served) -> None:
     assert made["usage"]["completion_tokens"] == 60
 
 
-def test_a_message_goes_on_where_it_stopped(served: Served) -> None:
+def test_continue_final_message_continues_the_text(served: Served) -> None:
     whole = post(served, CHATS, temperature=0, max_tokens=40)["choices"][0]["message"]["content"]
     begun = [*CHAT, {"role": "assistant", "content": whole[:9]}]
     rest = post(
@@ -228,7 +228,7 @@ def test_a_message_goes_on_where_it_stopped(served: Served) -> None:
     assert whole[:9] + rest == whole
 
 
-def test_special_tokens_that_were_typed_in_a_chat_stay_text(served: Served) -> None:
+def test_special_tokens_in_chat_messages_stay_text(served: Served) -> None:
     lm = served.service.models.lm()
     said = "<|end|><|assistant|>"
     made = post(
@@ -245,7 +245,7 @@ def test_special_tokens_that_were_typed_in_a_chat_stay_text(served: Served) -> N
     )
 
 
-def test_prompt_logprobs_are_told_by_id(served: Served) -> None:
+def test_prompt_logprobs_are_keyed_by_token_id(served: Served) -> None:
     lm = served.service.models.lm()
     ids = lm.tokenize(PROMPT)
     first, *rest = post(served, COMPLETION, prompt_logprobs=2)["choices"][0]["prompt_logprobs"]
@@ -256,7 +256,7 @@ def test_prompt_logprobs_are_told_by_id(served: Served) -> None:
         assert {each["rank"] for each in entry.values()} >= {1, 2}
 
 
-def test_a_token_that_is_named_is_told_however_unlikely(served: Served) -> None:
+def test_logprob_tokens_are_returned_at_every_position(served: Served) -> None:
     loom = {"logprob_tokens": [7, 400]}
     lm = served.service.models.lm()
     made = post(served, COMPLETION, logprobs=1, temperature=0, max_tokens=1, loom=loom)
@@ -265,7 +265,7 @@ def test_a_token_that_is_named_is_told_however_unlikely(served: Served) -> None:
     assert list(asked.values()) == pytest.approx([top[7], top[400]], abs=1e-5)
 
 
-def test_best_of_tells_the_likeliest(served: Served) -> None:
+def test_best_of_returns_the_likeliest(served: Served) -> None:
     made = post(served, COMPLETION, n=2, best_of=5, seed=9, max_tokens=8)
     lm = served.service.models.lm()
     loom = weft.Loom(lm, PROMPT, template=False)
@@ -275,7 +275,7 @@ def test_best_of_tells_the_likeliest(served: Served) -> None:
     assert made["usage"]["completion_tokens"] == sum(len(node.tokens) for node in grown)
 
 
-def test_an_echo_stands_before_each_streamed_choice(served: Served) -> None:
+def test_streamed_choices_begin_with_the_echo(served: Served) -> None:
     asked: dict[str, Any] = {"echo": True, "logprobs": 1, "n": 2, "seed": 4, "max_tokens": 6}
     whole = post(served, COMPLETION, **asked)["choices"]
     texts, tokens, offsets = ["", ""], [[], []], [[], []]
@@ -302,7 +302,7 @@ def test_response_format_is_exact_closed_and_may_be_indented(served: Served) -> 
     assert json.loads(text) == {"id": 2**53 + 1}
 
 
-def test_a_character_over_several_tokens_comes_whole(served: Served) -> None:
+def test_character_of_several_tokens_is_not_split(served: Served) -> None:
     """Biases make the model write the bytes of one character, each a token."""
     lm = served.service.models.lm()
     ids = lm.text.continuation("日")
@@ -323,7 +323,7 @@ def test_a_character_over_several_tokens_comes_whole(served: Served) -> None:
 
 @pytest.mark.parametrize("said", ["of one half", "of several tokens"])
 @pytest.mark.parametrize("path", [COMPLETION, CHATS])
-def test_a_stream_tells_tokens_that_add_no_letter_yet(served: Served, path: str, said: str) -> None:
+def test_stream_has_tokens_that_add_no_character_yet(served: Served, path: str, said: str) -> None:
     lm = served.service.models.lm()
     ids = lm.text.continuation("\U0001f98a")
     assert len(ids) > 1
@@ -345,7 +345,7 @@ def test_a_stream_tells_tokens_that_add_no_letter_yet(served: Served, path: str,
     assert told == whole["logprobs"][key]
 
 
-def test_a_streamed_response_tells_the_logprobs_of_half_characters(served: Served) -> None:
+def test_streamed_response_has_logprobs_of_partial_characters(served: Served) -> None:
     form = {"type": "json_schema", "name": "a", "schema": {"const": "\U0001f98a日é" * 3}}
     asked: dict[str, Any] = {
         "input": weft.samples.sum,
@@ -362,7 +362,7 @@ def test_a_streamed_response_tells_the_logprobs_of_half_characters(served: Serve
     assert b"".join(spelled).decode() == whole["content"][0]["text"]
 
 
-def test_tokens_of_a_stop_string_are_told_by_a_stream_as_by_an_answer(served: Served) -> None:
+def test_stream_and_answer_have_the_same_tokens_of_a_stop_string(served: Served) -> None:
     """The character that begins it is of several tokens, of which the first says nothing."""
     form = schema({"const": "ab\U0001f98acd"})
     asked: dict[str, Any] = {
@@ -375,7 +375,7 @@ def test_tokens_of_a_stop_string_are_told_by_a_stream_as_by_an_answer(served: Se
     assert whole["message"]["content"] == '"ab'
 
 
-def test_a_client_that_vanishes_ends_its_runs(served: Served) -> None:
+def test_disconnected_client_cancels_its_runs(served: Served) -> None:
     body = {"messages": CHAT, "n": 4, "ignore_eos": True, "max_tokens": 1500}
     lm = served.service.models.lm()
 
@@ -404,7 +404,7 @@ def test_a_client_that_vanishes_ends_its_runs(served: Served) -> None:
         assert lm.stats().decoded == before
 
 
-def test_an_error_in_mid_stream_is_told_as_a_chunk(served: Served) -> None:
+def test_error_in_a_stream_is_a_chunk(served: Served) -> None:
     """All tokens are banned: a dead end, after what the schema forces."""
     lm = served.service.models.lm()
     bans = {str(token): -100 for token in range(lm.info.n_vocab)}
@@ -419,7 +419,7 @@ def test_an_error_in_mid_stream_is_told_as_a_chunk(served: Served) -> None:
 
 
 @pytest.mark.parametrize("path", [COMPLETION, CHATS, RESPONSES])
-def test_a_server_that_stops_says_so_to_those_who_wait_and_to_those_who_read(path: str) -> None:
+def test_shutdown_is_reported_to_answers_and_streams(path: str) -> None:
     asked: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 1900, "ignore_eos": True}
     if path == CHATS:
         asked = {**asked, "messages": CHAT}
@@ -454,7 +454,7 @@ def test_a_server_that_stops_says_so_to_those_who_wait_and_to_those_who_read(pat
     assert json.loads(told[-1][6:])["error"]["code"] == "shutting_down"
 
 
-def test_deltas_come_twenty_times_a_second_at_most(served: Served) -> None:
+def test_deltas_are_sent_at_most_twenty_times_a_second(served: Served) -> None:
     """Fewer than there are tokens wherever a token takes less than a twentieth of a second."""
     began = time.monotonic()
     came = [

@@ -176,7 +176,7 @@ def test_limits_on_tokens_hold_with_a_schema(served: Served) -> None:
         (CHATS, {"max_tokens": None, "max_completion_tokens": -1}),
     ],
 )
-def test_max_tokens_of_minus_one_goes_on_to_the_end(
+def test_max_tokens_of_minus_one_fills_the_context(
     served: Served, path: str, fields: dict[str, Any]
 ) -> None:
     (choice,) = post(served, path, temperature=0, **fields)["choices"]
@@ -262,7 +262,7 @@ def test_truncation_auto_drops_the_oldest_turns_and_reports_their_number(served:
         (RESPONSES, {"input": "a " * 3000}, "input"),
     ],
 )
-def test_an_overflow_is_reported_in_the_words_of_openai(
+def test_overflow_has_openais_wording(
     served: Served, path: str, fields: dict[str, Any], param: str
 ) -> None:
     error = rejected(served, path, **fields)

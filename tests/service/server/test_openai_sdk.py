@@ -85,7 +85,7 @@ def test_models_are_listed(client: OpenAI) -> None:
         client.models.retrieve("big")
 
 
-def test_a_greedy_completion_is_what_grow_gives(client: OpenAI, lm: weft.LM) -> None:
+def test_greedy_completion_equals_grow(client: OpenAI, lm: weft.LM) -> None:
     made = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=12, temperature=0)
     grown = weft.Loom(lm, PROMPT, template=False).grow(max_tokens=12, temperature=0)[0]
     assert made.choices[0].text == grown.text
@@ -95,7 +95,7 @@ def test_a_greedy_completion_is_what_grow_gives(client: OpenAI, lm: weft.LM) -> 
     assert made.usage.completion_tokens == 12
 
 
-def test_choice_i_is_what_grow_gives_of_seed_plus_i(client: OpenAI, lm: weft.LM) -> None:
+def test_choice_i_equals_grow_with_seed_plus_i(client: OpenAI, lm: weft.LM) -> None:
     made = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=8, n=3, seed=40)
     loom = weft.Loom(lm, PROMPT, template=False)
     texts = [loom.grow(max_tokens=8, seed=40 + i)[0].text for i in range(3)]
@@ -104,7 +104,7 @@ def test_choice_i_is_what_grow_gives_of_seed_plus_i(client: OpenAI, lm: weft.LM)
     assert [choice.text for choice in again.choices] == texts
 
 
-def test_a_chat_is_what_grow_gives(client: OpenAI, lm: weft.LM) -> None:
+def test_chat_equals_grow(client: OpenAI, lm: weft.LM) -> None:
     made = client.chat.completions.create(model="tiny", messages=SUM, seed=7)
     grown = weft.Loom(lm, samples.sum).grow(seed=7)[0]
     assert made.choices[0].message.content == grown.text
@@ -112,7 +112,7 @@ def test_a_chat_is_what_grow_gives(client: OpenAI, lm: weft.LM) -> None:
     assert made.choices[0].finish_reason == "stop"
 
 
-def test_the_second_call_finds_the_prompts_kv(client: OpenAI) -> None:
+def test_second_call_reuses_the_prompts_kv(client: OpenAI) -> None:
     messages = [{"role": "user", "content": "What is 12 + 34, and what is 56 + 12?"}]
     usages = []
     for _ in range(2):
@@ -127,7 +127,7 @@ def test_the_second_call_finds_the_prompts_kv(client: OpenAI) -> None:
     assert second == n
 
 
-def test_several_prompts_and_choices_come_in_order(client: OpenAI, lm: weft.LM) -> None:
+def test_choices_of_several_prompts_are_ordered(client: OpenAI, lm: weft.LM) -> None:
     prompts = [PROMPT, samples.opening + " a fox"]
     made = client.completions.create(model="tiny", prompt=prompts, n=2, max_tokens=4, seed=1)
     texts = [
@@ -144,7 +144,7 @@ def test_several_prompts_and_choices_come_in_order(client: OpenAI, lm: weft.LM) 
     assert one.choices[0].text == texts[0]
 
 
-def test_a_stream_says_what_the_call_says(client: OpenAI) -> None:
+def test_completion_stream_equals_the_answer(client: OpenAI) -> None:
     asked: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "n": 3, "seed": 5, "max_tokens": 24}
     whole = client.completions.create(**asked)
     texts, reasons, usages = ["", "", ""], dict[int, str](), []
@@ -164,7 +164,7 @@ def test_a_stream_says_what_the_call_says(client: OpenAI) -> None:
     assert usages[:-1] == [None] * (len(usages) - 1)
 
 
-def test_a_chats_stream_says_what_the_call_says(client: OpenAI) -> None:
+def test_chat_stream_equals_the_answer(client: OpenAI) -> None:
     asked: dict[str, Any] = {"model": "tiny", "messages": SUM, "n": 2, "seed": 5}
     whole = client.chat.completions.create(**asked)
     texts, reasons = ["", ""], ["", ""]
@@ -195,7 +195,7 @@ def test_the_async_client_streams_many_calls_at_once(served: Served) -> None:
     assert texts == [loom.grow(max_tokens=8, seed=seed)[0].text for seed in range(6)]
 
 
-def test_echoed_logprobs_are_what_measure_gives(client: OpenAI, lm: weft.LM) -> None:
+def test_echoed_logprobs_equal_measure(client: OpenAI, lm: weft.LM) -> None:
     made = client.completions.create(
         model="tiny", prompt=PROMPT, max_tokens=0, echo=True, logprobs=0
     )
@@ -211,7 +211,7 @@ def test_echoed_logprobs_are_what_measure_gives(client: OpenAI, lm: weft.LM) -> 
     assert figures.text_offset == [0, 0, 4, 9, 11]
 
 
-def test_a_choices_figures_are_those_of_one_forward_over_it(client: OpenAI, lm: weft.LM) -> None:
+def test_choice_logprobs_equal_one_forward_pass(client: OpenAI, lm: weft.LM) -> None:
     made = client.completions.create(
         model="tiny", prompt=PROMPT, n=3, seed=2, max_tokens=6, logprobs=3, echo=True,
         extra_body={"return_token_ids": True},
@@ -237,7 +237,7 @@ def test_a_choices_figures_are_those_of_one_forward_over_it(client: OpenAI, lm: 
         assert all(choice.text[at:].startswith(name) for name, at in pairs)
 
 
-def test_a_streams_figures_are_those_of_the_call(client: OpenAI) -> None:
+def test_stream_logprobs_equal_the_answers(client: OpenAI) -> None:
     asked: dict[str, Any] = {
         "model": "tiny", "messages": SUM, "seed": 3, "max_tokens": 12,
         "logprobs": True, "top_logprobs": 2,
@@ -254,7 +254,7 @@ def test_a_streams_figures_are_those_of_the_call(client: OpenAI) -> None:
         assert bytes(one.bytes).decode() == one.token
 
 
-def test_a_stop_string_is_no_text_wherever_tokens_cut_it(client: OpenAI) -> None:
+def test_stop_string_is_removed_at_any_token_boundary(client: OpenAI) -> None:
     asked: dict[str, Any] = {"model": "tiny", "messages": SUM, "temperature": 0}
     whole = client.chat.completions.create(**asked).choices[0].message.content
     stop = whole[6:11]
@@ -270,14 +270,14 @@ def test_a_stop_string_is_no_text_wherever_tokens_cut_it(client: OpenAI) -> None
     assert streamed == made.choices[0].message.content
 
 
-def test_parse_gives_the_object_of_a_schema(client: OpenAI) -> None:
+def test_sdk_parse_returns_the_object_of_a_schema(client: OpenAI) -> None:
     made = client.chat.completions.parse(
         model="tiny", messages=OWL, response_format=Owl, temperature=0
     )
     assert isinstance(made.choices[0].message.parsed, Owl)
 
 
-def test_a_json_object_is_one(client: OpenAI) -> None:
+def test_json_object_format_returns_an_object(client: OpenAI) -> None:
     made = client.chat.completions.create(
         model="tiny", messages=OWL, response_format={"type": "json_object"}, temperature=0
     )
@@ -307,7 +307,7 @@ def test_a_required_tool_is_called_validly(tools_client: OpenAI) -> None:
     assert after.choices[0].message.tool_calls is None
 
 
-def test_a_streamed_call_is_the_same(tools_client: OpenAI) -> None:
+def test_streamed_tool_call_equals_the_answer(tools_client: OpenAI) -> None:
     asked: dict[str, Any] = {
         "model": "chatty", "messages": SUM, "tools": TOOLS, "temperature": 0, "max_tokens": 100,
         "tool_choice": {"type": "function", "function": {"name": "add"}},
@@ -323,7 +323,7 @@ def test_a_streamed_call_is_the_same(tools_client: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("max_tokens", [42, 55, 70])
-def test_a_later_call_that_is_cut_is_not_told_and_the_cut_is(
+def test_truncated_later_call_is_omitted_with_finish_length(
     tools_client: OpenAI, max_tokens: int
 ) -> None:
     """The text ends within the second call: the first is there, and "length" says the rest."""
@@ -344,7 +344,7 @@ def test_a_later_call_that_is_cut_is_not_told_and_the_cut_is(
     assert [call.function.arguments for call in calls] == ["{}"]
 
 
-def test_a_response_tells_whole_calls_and_that_it_is_incomplete(tools_client: OpenAI) -> None:
+def test_incomplete_response_has_only_complete_calls(tools_client: OpenAI) -> None:
     now: Any = {"type": "function", "name": "now", "parameters": {"type": "object"}}
     made = tools_client.responses.create(
         model="chatty", input=samples.sum, tools=[now], tool_choice="required", temperature=0,
@@ -353,7 +353,7 @@ def test_a_response_tells_whole_calls_and_that_it_is_incomplete(tools_client: Op
     assert (made.status, [item.type for item in made.output]) == ("incomplete", ["function_call"])
 
 
-def test_what_was_thought_is_told_apart(tools_client: OpenAI) -> None:
+def test_reasoning_is_a_field_of_its_own(tools_client: OpenAI) -> None:
     asked: dict[str, Any] = {
         "model": "chatty", "messages": SUM, "max_tokens": 12, "temperature": 0,
         "extra_body": {"chat_template_kwargs": {"enable_thinking": True}},
@@ -368,7 +368,7 @@ def test_what_was_thought_is_told_apart(tools_client: OpenAI) -> None:
     assert (thought, said) == (message.model_extra["reasoning_content"], message.content)
 
 
-def test_embeddings_are_the_models(client: OpenAI, lm: weft.LM) -> None:
+def test_embeddings_equal_the_models(client: OpenAI, lm: weft.LM) -> None:
     texts = ["a fox", "an owl"]
     wanted = lm.embed(texts)
     packed = client.embeddings.create(model="tiny", input=texts)  # the SDK asks for base64
@@ -381,7 +381,7 @@ def test_embeddings_are_the_models(client: OpenAI, lm: weft.LM) -> None:
     assert packed.usage.prompt_tokens == sum(len(lm.tokenize(text)) for text in texts)
 
 
-def test_a_response_is_the_chats_answer(client: OpenAI) -> None:
+def test_response_equals_the_chats_answer(client: OpenAI) -> None:
     chat = (
         client.chat.completions.create(model="tiny", messages=SUM, temperature=0, max_tokens=40)
         .choices[0]

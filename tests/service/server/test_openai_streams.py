@@ -190,13 +190,13 @@ class Turn:
 
 
 @pytest.mark.parametrize("sizes", [[1] * 7, [7], [3, 4], [2, 2, 2, 1]])
-def test_text_that_looked_like_a_mark_is_delivered_with_its_own_tokens(sizes: list[int]) -> None:
+def test_text_that_looked_like_a_marker_keeps_its_tokens(sizes: list[int]) -> None:
     texts = ["a ", "<", "tool", "", "s>", " b", "<tool"]
     assert Turn(texts).steps(sizes) == [(text, text, "", True) for text in texts]
 
 
 @pytest.mark.parametrize("sizes", [[1] * 7, [7], [3, 4]])
-def test_tokens_of_marks_deliver_nothing(sizes: list[int]) -> None:
+def test_tokens_of_markers_add_no_text(sizes: list[int]) -> None:
     texts = ["<think>\n", "so", "\n</", "think>\n", "\n", "", "yes"]
     assert Turn(texts).steps(sizes) == [
         ("<think>\n", "", "", False),

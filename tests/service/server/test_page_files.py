@@ -10,7 +10,7 @@ from serving import Served
 from weft.service.server.routes.page import BUILT
 
 
-def test_the_page_is_at_the_root_and_asks_nobody_else(served: Served) -> None:
+def test_page_loads_nothing_from_other_hosts(served: Served) -> None:
     answer = served.client.get("/")
     assert answer.status_code == 200
     assert answer.headers["Content-Type"].startswith("text/html")
@@ -26,7 +26,7 @@ def test_the_page_is_at_the_root_and_asks_nobody_else(served: Served) -> None:
         assert served.client.get(path).status_code == 200, path
 
 
-def test_what_is_known_is_not_sent_again(served: Served) -> None:
+def test_known_etag_gets_304(served: Served) -> None:
     first = served.client.get("/")
     again = served.client.get("/", headers={"If-None-Match": first.headers["ETag"]})
     assert (again.status_code, again.content) == (304, b"")
@@ -38,16 +38,16 @@ def test_what_is_known_is_not_sent_again(served: Served) -> None:
 
 
 @pytest.mark.parametrize("path", ["/assets/nothing.js", "/assets/..%2findex.html", "/assets/"])
-def test_nothing_but_its_files_is_there(served: Served, path: str) -> None:
+def test_only_the_pages_files_are_served(served: Served, path: str) -> None:
     assert served.client.get(path).status_code == 404
 
 
-def test_the_page_of_before_leads_to_this_one(served: Served) -> None:
+def test_n8looms_page_address_redirects(served: Served) -> None:
     answer = served.client.get("/static/index.html", follow_redirects=False)
     assert answer.headers["Location"] == "/"
 
 
-def test_the_docs_ask_nobody_else(served: Served) -> None:
+def test_docs_load_nothing_from_other_hosts(served: Served) -> None:
     page = served.client.get("/docs").text
     linked = re.findall(r'(?:src|href)="([^"]+)"', page)
     assert len(linked) == 3

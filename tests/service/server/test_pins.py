@@ -69,7 +69,7 @@ def press(client: Client) -> None:
         client.handle_kv(client.create_loom(f"{i} {2 * LONG}").id, 0, "warm")
 
 
-def test_a_pinned_node_outlasts_pressure_and_is_told(served: Served, client: Client) -> None:
+def test_pinned_node_survives_memory_pressure(served: Served, client: Client) -> None:
     loom, (first, second) = made(client, 2)
     told = client.handle_kv(loom, first, "pin").kv
     assert told is not None
@@ -96,7 +96,7 @@ def test_a_pinned_node_outlasts_pressure_and_is_told(served: Served, client: Cli
 
 
 @pytest.mark.parametrize("op", ["evict", "offload"])
-def test_what_is_pinned_is_neither_forgotten_nor_moved(client: Client, op: str) -> None:
+def test_pinned_kv_is_neither_evicted_nor_offloaded(client: Client, op: str) -> None:
     loom, (node,) = made(client)
     client.handle_kv(loom, node, "pin")
     for number, which in ((node, "is pinned"), (0, f"on the way to node {node}")):
@@ -106,7 +106,7 @@ def test_what_is_pinned_is_neither_forgotten_nor_moved(client: Client, op: str) 
     assert kv(client, loom, node).state == "hot"
 
 
-def test_kv_is_moved_to_the_host_and_comes_back(client: Client) -> None:
+def test_kv_is_offloaded_and_restored(client: Client) -> None:
     loom, (node,) = made(client)
     client.handle_kv(loom, node, "warm")
     told = client.handle_kv(loom, node, "offload").kv
@@ -163,7 +163,7 @@ def test_a_pin_follows_its_node_through_every_edit(served: Served, client: Clien
 
 
 @pytest.mark.parametrize("what", ["node", "loom", "purge", "unload"])
-def test_a_pin_ends_with_what_it_was_of(served: Served, client: Client, what: str) -> None:
+def test_pin_ends_with_its_node_loom_or_model(served: Served, client: Client, what: str) -> None:
     loom, (node,) = made(client)
     client.handle_kv(loom, node, "pin")
     assert must(served) > 0
@@ -179,7 +179,7 @@ def test_a_pin_ends_with_what_it_was_of(served: Served, client: Client, what: st
     assert must(served) == 0
 
 
-def test_a_memory_full_of_pins_says_so(client: Client) -> None:
+def test_pins_that_fill_the_memory_are_reported(client: Client) -> None:
     loom = client.create_loom("Short").id
     for i in range(8):
         node = client.add(loom, 0, text=f" {i} {LONG}").added[0].node
@@ -196,9 +196,7 @@ def test_a_memory_full_of_pins_says_so(client: Client) -> None:
     client.handle_kv(loom, node, "warm")
 
 
-def test_a_loom_that_has_a_pin_stays_open_though_nobody_uses_it(
-    served: Served, client: Client
-) -> None:
+def test_idle_loom_with_a_pin_stays_open(served: Served, client: Client) -> None:
     loom, (node,) = made(client)
     live = served.service.looms.get_open(loom)
     assert live is not None
@@ -210,7 +208,7 @@ def test_a_loom_that_has_a_pin_stays_open_though_nobody_uses_it(
     assert served.service.looms.get_open(loom) is not live
 
 
-def test_many_pin_and_unpin_at_once(served: Served, client: Client) -> None:
+def test_concurrent_pins_and_unpins(served: Served, client: Client) -> None:
     loom, nodes = made(client, 4)
 
     async def work() -> None:
@@ -226,7 +224,7 @@ def test_many_pin_and_unpin_at_once(served: Served, client: Client) -> None:
     assert pinned(client, loom) == []
 
 
-def test_offloading_where_nothing_is_kept_on_the_host_is_refused_by_name() -> None:
+def test_offload_without_host_budget_is_rejected_by_name() -> None:
     with serving(ServerConfig(port=0)) as server, Client(server.url) as client:
         loom, (node,) = made(client)
         with pytest.raises(Unsupported, match="loaded without offload"):
@@ -235,7 +233,7 @@ def test_offloading_where_nothing_is_kept_on_the_host_is_refused_by_name() -> No
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "op")
 
 
-def test_the_kv_of_several_nodes_is_told_at_once(client: Client) -> None:
+def test_kv_of_several_nodes_is_returned_at_once(client: Client) -> None:
     loom, grown = made(client, n=3)
     page = client.nodes(loom, nodes=[grown[2], 0, 999, grown[1]], fields=["kv"])
     assert [node.node for node in page.data] == [0, grown[1], grown[2]]
@@ -250,9 +248,7 @@ def test_the_kv_of_several_nodes_is_told_at_once(client: Client) -> None:
         client.nodes(loom, nodes=range(201))
 
 
-def test_a_pin_follows_where_there_is_no_room_for_both_paths(
-    served: Served, client: Client
-) -> None:
+def test_pin_follows_without_room_for_both_paths(served: Served, client: Client) -> None:
     loom, (node,) = made(client, prompt=3 * LONG)
     client.handle_kv(loom, node, "pin")
     before = must(served)

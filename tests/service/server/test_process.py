@@ -104,7 +104,7 @@ def running(home: Path, *options: str) -> Iterator[Process]:
 
 
 @pytest.mark.parametrize(("option", "opens"), [("--browser", True), ("--no-browser", False)])
-def test_the_page_is_opened_where_that_is_asked_for(
+def test_open_flag_opens_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, opens: bool
 ) -> None:
     browser, told = tmp_path / "browser", tmp_path / "told"
@@ -126,7 +126,7 @@ def test_the_page_is_opened_where_that_is_asked_for(
         (("tiny", "--n-ctx", "100000"), 2, "n_ctx is 100000"),
     ],
 )
-def test_without_any_model_of_its_start_it_ends_as_that_model_does(
+def test_server_exits_with_the_error_of_its_only_model(
     tmp_path: Path, options: tuple[str, ...], code: int, said: str
 ) -> None:
     command = [*SERVE, "--no-browser", *options]
@@ -138,7 +138,7 @@ def test_without_any_model_of_its_start_it_ends_as_that_model_does(
     assert "serving" not in ended.stderr
 
 
-def test_with_another_model_it_goes_on(tmp_path: Path) -> None:
+def test_server_continues_if_another_model_loads(tmp_path: Path) -> None:
     with running(tmp_path, "nope", "--also", "tiny") as server:
         models = server.client.get("/api/v1/models").json()["data"]
         assert {each["id"]: each["state"] for each in models} == {"nope": "failed", "tiny": "ready"}
@@ -160,7 +160,7 @@ def test_an_application_stays_without_any_model() -> None:
         assert served.client.get("/readyz").status_code == 200
 
 
-def test_a_page_that_listens_does_not_hold_up_a_stop(tmp_path: Path) -> None:
+def test_open_event_stream_does_not_delay_shutdown(tmp_path: Path) -> None:
     with running(tmp_path, "--grace", "100000") as server:  # it would hang for all of it
         loom = server.client.post("/api/v1/looms", json={"prompt": "Once"}).json()["id"]
         events = f"{server.url}/api/v1/looms/{loom}/events?tokens=true"
@@ -173,7 +173,7 @@ def test_a_page_that_listens_does_not_hold_up_a_stop(tmp_path: Path) -> None:
         assert (code, "Traceback" in said) == (0, False)
 
 
-def test_sigterm_lets_jobs_end_within_their_grace_and_keeps_the_rest(tmp_path: Path) -> None:
+def test_sigterm_waits_for_jobs_and_saves_the_rest(tmp_path: Path) -> None:
     with running(tmp_path, "--grace", "2") as server:
         loom = server.loom(n=8)
         server.until(lambda: all(node["n_tokens"] > 5 for node in server.nodes(loom)))
@@ -192,7 +192,7 @@ def test_sigterm_lets_jobs_end_within_their_grace_and_keeps_the_rest(tmp_path: P
         assert all(len(node.tokens) > 5 for node in nodes)
 
 
-def test_a_second_sigterm_ends_at_once(tmp_path: Path) -> None:
+def test_second_sigterm_exits_at_once(tmp_path: Path) -> None:
     with running(tmp_path, "--grace", "100000") as server:  # it would hang for all of it
         server.loom()
         server.popen.send_signal(signal.SIGTERM)
@@ -230,11 +230,11 @@ def killed(home: Path, n: int) -> None:
                 assert all(node.tokens for node in partial)
 
 
-def test_nothing_that_had_ended_is_lost_by_kill_9(tmp_path: Path) -> None:
+def test_kill_9_loses_no_ended_branch(tmp_path: Path) -> None:
     killed(tmp_path, 3)
 
 
-def test_a_branch_that_was_told_as_kept_is_what_it_was_told_after_kill_9(tmp_path: Path) -> None:
+def test_branch_reported_as_kept_is_unchanged_after_kill_9(tmp_path: Path) -> None:
     """Others of its job go on: their commit never comes. Some end at once, without a token."""
     told: list[dict[str, Any]] = []
     with running(tmp_path) as server:
@@ -264,5 +264,5 @@ def test_a_branch_that_was_told_as_kept_is_what_it_was_told_after_kill_9(tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_nothing_that_had_ended_is_lost_by_kill_9_often(tmp_path: Path) -> None:
+def test_repeated_kill_9_loses_no_ended_branch(tmp_path: Path) -> None:
     killed(tmp_path, 50)

@@ -12,7 +12,7 @@ from weft.service.server.run import bind
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
-def test_a_short_answer_does_not_wait_for_its_headers_to_be_acknowledged(host: str) -> None:
+def test_short_response_does_not_wait_for_acknowledged_headers(host: str) -> None:
     """A body that is written after its headers came 40 ms later, to every client that stays."""
     if host == "[::1]" and not socket.has_dualstack_ipv6():
         pytest.skip("this machine has no IPv6")
@@ -35,7 +35,7 @@ def test_a_short_answer_does_not_wait_for_its_headers_to_be_acknowledged(host: s
     assert asyncio.run(accepted())
 
 
-def test_a_port_that_is_taken_is_told() -> None:
+def test_port_in_use_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(ConfigError, match=f"port {port} of 127.0.0.1 is in use") as told:

@@ -24,7 +24,7 @@ def paths(server: Served) -> list[str]:
     return [*found, "/docs", "/openapi.json", "/nowhere"]
 
 
-def test_every_route_asks_for_the_key(locked: Served) -> None:
+def test_every_route_requires_the_key(locked: Served) -> None:
     import httpx2 as httpx
 
     with httpx.Client(base_url=locked.url, timeout=None) as nobody:
@@ -35,7 +35,7 @@ def test_every_route_asks_for_the_key(locked: Served) -> None:
 
 
 @pytest.mark.parametrize("key", ["x", KEY[:-1], KEY + "x", KEY.upper(), "é", "x" * 10_000])
-def test_a_wrong_key_is_refused(locked: Served, key: str) -> None:
+def test_wrong_key_is_rejected(locked: Served, key: str) -> None:
     answer = locked.client.get("/healthz", headers={"Authorization": f"Bearer {key}".encode()})
     assert answer.status_code == 401
     assert KEY not in answer.text
@@ -50,13 +50,13 @@ def test_a_browser_may_send_the_key_as_a_password(locked: Served) -> None:
 @pytest.mark.parametrize(
     "host", ["evil.example", "localhost.evil.example", "127.0.0.1@evil.example", "", "[::1"]
 )
-def test_a_host_that_is_not_ours_is_refused(served: Served, host: str) -> None:
+def test_unknown_host_is_rejected(served: Served, host: str) -> None:
     answer = served.client.get("/healthz", headers={"Host": host})
     assert answer.status_code in (400, 403)
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:8000", "[::1]:8000"])
-def test_names_of_this_machine_are_ours(served: Served, host: str) -> None:
+def test_loopback_names_are_accepted(served: Served, host: str) -> None:
     assert served.client.get("/healthz", headers={"Host": host}).status_code == 200
 
 
@@ -68,28 +68,28 @@ def test_names_of_this_machine_are_ours(served: Served, host: str) -> None:
         {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"},
     ],
 )
-def test_pages_of_other_origins_are_refused(served: Served, headers: dict[str, str]) -> None:
+def test_pages_of_other_origins_are_rejected(served: Served, headers: dict[str, str]) -> None:
     answer = served.client.get("/healthz", headers=headers)
     assert answer.json()["error"]["code"] == "origin_not_allowed"
     assert "access-control-allow-origin" not in answer.headers
 
 
-def test_the_own_page_may_ask(served: Served) -> None:
+def test_own_origin_is_accepted(served: Served) -> None:
     assert served.client.get("/healthz", headers={"Origin": served.url}).status_code == 200
 
 
-def test_beyond_this_machine_a_key_is_needed() -> None:
+def test_public_host_requires_a_key() -> None:
     for host in ("0.0.0.0", "::", "192.168.1.2", "weft.example"):
         with pytest.raises(ConfigError, match="API key"):
             ServerConfig(host=host)
     assert not ServerConfig(host="0.0.0.0", api_key=KEY).has_docs
 
 
-def test_a_key_is_in_no_representation() -> None:
+def test_key_is_in_no_repr() -> None:
     assert KEY not in repr(ServerConfig(api_key=KEY))
 
 
-def test_a_request_keeps_its_id(served: Served) -> None:
+def test_request_id_is_returned(served: Served) -> None:
     assert (
         served.client.get("/healthz", headers={"X-Request-Id": "a.b-1"}).headers["x-request-id"]
         == "a.b-1"

@@ -19,7 +19,7 @@ def loom(served: Served) -> str:
     return f"/api/v1/looms/{made['id']}"
 
 
-def test_a_seed_and_the_first_branch_grow_a_branch_again(served: Served, loom: str) -> None:
+def test_seed_and_first_branch_reproduce_a_branch(served: Served, loom: str) -> None:
     client = served.client
     asked = {"n": 3, "max_tokens": 12, "temperature": 1.3, "wait": True}
     made = client.post(f"{loom}/nodes/0/generate", json=asked).json()["nodes"]
@@ -39,7 +39,7 @@ def test_a_seed_and_the_first_branch_grow_a_branch_again(served: Served, loom: s
             for each in made] == [0, 1, 2]  # fmt: skip
 
 
-def test_a_node_tells_which_operation_brought_it(served: Served, loom: str) -> None:
+def test_node_has_the_operation_that_created_it(served: Served, loom: str) -> None:
     client = served.client
     added = client.post(
         f"{loom}/nodes", json={"text": " Well"}, headers={"X-Weft-Actor": "page"}
@@ -55,7 +55,7 @@ def test_a_node_tells_which_operation_brought_it(served: Served, loom: str) -> N
 
 
 @pytest.mark.parametrize("strategy", ["tot", "smc"])
-def test_a_search_tells_its_rounds_by_numbers(served: Served, loom: str, strategy: str) -> None:
+def test_search_rounds_name_nodes_by_number(served: Served, loom: str, strategy: str) -> None:
     """Also nodes that a round adds by itself, before anything below them grows."""
     client = served.client
     asked = {"strategy": strategy, "n": 3, "seed": 1, "budget_tokens": 500, "wait": True}
@@ -76,7 +76,7 @@ def test_a_search_tells_its_rounds_by_numbers(served: Served, loom: str, strateg
     assert next(each for each in every if each["id"] == job)["rounds"] is None
 
 
-def test_who_comes_in_the_middle_of_a_search_is_told_its_rounds(served: Served, loom: str) -> None:
+def test_late_reader_of_a_search_gets_its_rounds(served: Served, loom: str) -> None:
     client = served.client
     asked = {"strategy": "beam", "seed": 3, "budget_tokens": 20_000, "max_tokens": 40}
     job = client.post(f"{loom}/runs", json=asked).json()["job"]
@@ -96,14 +96,14 @@ def test_who_comes_in_the_middle_of_a_search_is_told_its_rounds(served: Served, 
     client.post(f"/api/v1/jobs/{job}/cancel")
 
 
-def test_strategies_tell_their_numbers_and_what_they_refuse(served: Served) -> None:
+def test_strategies_list_their_numbers_and_unsupported_parameters(served: Served) -> None:
     rows = {each["name"]: each for each in served.client.get("/api/v1/strategies").json()["data"]}
     assert rows["tot"]["breadth_default"] == 5
     assert rows["best-of-n"]["breadth"] is None
     assert "temperature" in rows["greedy"]["refused"]
 
 
-def test_a_candidate_is_told_with_how_greedy_decoding_goes_on(served: Served, loom: str) -> None:
+def test_candidates_have_their_greedy_continuations(served: Served, loom: str) -> None:
     client = served.client
     found = client.post(f"{loom}/nodes/0/next", json={"top": 3}).json()["next"]
     ids = [each["id"] for each in found]
@@ -119,7 +119,7 @@ def test_a_candidate_is_told_with_how_greedy_decoding_goes_on(served: Served, lo
     assert "ahead" not in with_none["candidates"][0]
 
 
-def test_a_node_tells_the_model_that_grew_it_and_not_the_loom_s(served: Served, loom: str) -> None:
+def test_node_has_the_model_that_grew_it(served: Served, loom: str) -> None:
     client = served.client
     client.post("/api/v1/models", json={"source": "tiny", "id": "other", "wait": True})
     asked = {"n": 1, "max_tokens": 3, "wait": True}

@@ -104,7 +104,7 @@ def test_continued_response_is_the_one_of_all_items(client: OpenAI) -> None:
         assert whole.usage.input_tokens == second.usage.input_tokens
 
 
-def test_unstored_response_goes_on_from_a_stored_one_and_is_not_found(
+def test_unstored_response_continues_a_stored_one_and_is_not_found(
     client: OpenAI, served: Served
 ) -> None:
     first = ask(client)
@@ -167,7 +167,7 @@ def test_deleted_response_is_not_found(client: OpenAI, served: Served) -> None:
     assert len(nodes(served, loom)) == n_before - 2  # its question, too
 
 
-def test_loom_goes_with_its_last_response_and_comes_back(client: OpenAI, served: Served) -> None:
+def test_deleting_the_last_response_removes_its_loom(client: OpenAI, served: Served) -> None:
     made = ask(client)
     client.responses.delete(made.id)
     assert served.client.get(f"/api/v1/looms/{place(made.id)[0]}").status_code == 404

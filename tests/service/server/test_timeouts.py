@@ -43,18 +43,18 @@ def until_closed(served: Served, *sent: bytes) -> list[bytes]:
 
 
 @pytest.mark.parametrize("half", HALVES)
-def test_half_a_request_is_closed(impatient: Served, half: str) -> None:
+def test_incomplete_request_is_closed(impatient: Served, half: str) -> None:
     assert until_closed(impatient, HALVES[half]) == [b""]
 
 
-def test_half_a_request_after_an_answered_one_is_closed(impatient: Served) -> None:
+def test_incomplete_second_request_is_closed(impatient: Served) -> None:
     whole = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
     first, rest = until_closed(impatient, whole, HALVES["half a head"])
     assert first.startswith(b"HTTP/1.1 200")
     assert b"HTTP/1.1" not in rest
 
 
-def test_an_answer_may_take_longer_than_a_request(
+def test_response_may_take_longer_than_the_request_timeout(
     impatient: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers: list[Any] = []

@@ -70,7 +70,7 @@ def test_a_loom_that_another_server_grows_is_busy(servers: tuple[Served, Served]
     assert "length" in reasons(one, loom)
 
 
-def test_a_server_that_was_away_has_lost_the_loom_and_says_so(
+def test_server_that_lost_the_lease_reports_it(
     servers: tuple[Served, Served], tmp_path: Path
 ) -> None:
     one, other = servers
@@ -108,7 +108,7 @@ def let_pass(folder: Path, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("for_good", [False, True])
-def test_readers_hear_of_a_loom_that_somebody_else_removed(tmp_path: Path, for_good: bool) -> None:
+def test_removal_by_another_server_is_published(tmp_path: Path, for_good: bool) -> None:
     db = f"sqlite:///{tmp_path}/weft.db"
     with serving(ServerConfig(port=0, db=db)) as server, Library(db) as library:
         made = server.client.post("/api/v1/looms", json={"prompt": "a"}).json()
@@ -130,7 +130,7 @@ def test_readers_hear_of_a_loom_that_somebody_else_removed(tmp_path: Path, for_g
         assert came == ["event: removed"]
 
 
-def test_an_edit_of_what_another_server_has_just_changed_is_told_so(
+def test_edit_of_a_node_changed_by_another_server_conflicts(
     servers: tuple[Served, Served],
 ) -> None:
     one, other = servers
@@ -151,7 +151,7 @@ def test_an_edit_of_what_another_server_has_just_changed_is_told_so(
         assert (told["score"], told["bookmark"]) == (score, None)
 
 
-def test_what_another_server_changes_before_an_edit_is_kept_refuses_it(
+def test_change_by_another_server_before_the_commit_conflicts(
     servers: tuple[Served, Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = servers
